@@ -1,0 +1,299 @@
+"""The archive as bytes: atomic write, integrity, reading. The format is in the README.
+
+A ``.pt`` written by ``torch.jit.save`` (a zip whose records share one top folder) with four records of ours below
+``extra/torchferry/``. The manifest is written last and holds the sha256 of every other record, torch's own
+included, so a record that was added, removed or changed is found before torch sees the file. torch is imported
+only by what needs it: looking at an archive does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exporter.contract import Contract, contract_from_json
+from exporter.errors import ArchiveError, OutputError
+
+if TYPE_CHECKING:
+    import torch
+
+CONTRACT = "torchferry/contract.json"
+CASES = "torchferry/cases.pt"
+GRAPH = "torchferry/graph.txt"
+MANIFEST = "torchferry/manifest.json"
+OURS = (CONTRACT, CASES, GRAPH, MANIFEST)
+# A zip of a few kB can expand to terabytes; no archive of ours comes near this.
+LARGEST = 16 * 2**30
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of one method and the outputs that eager mode gave, in the contract's order."""
+
+    name: str
+    method: str
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An archive whose records agree with its manifest."""
+
+    path: Path
+    contract: Contract
+    records: Mapping[str, int]
+    graph: str
+
+    def case_bytes(self) -> bytes:
+        with zipfile.ZipFile(self.path) as archive:
+            return archive.read(f"{_folder(archive.namelist(), self.path)}/extra/{CASES}")
+
+    def cases(self) -> tuple[Case, ...]:
+        """The stored cases; raises ``ArchiveError`` where they do not fit the contract."""
+        return unpack_cases(self.case_bytes(), self.contract, str(self.path))
+
+
+def pack_cases(cases: Sequence[Case]) -> bytes:
+    """``torch.save`` of ``"<case>/<method>/in/<i>"`` and ``".../out/<i>"`` to contiguous tensors of their own."""
+    import torch
+
+    tensors: dict[str, torch.Tensor] = {}
+    for case in cases:
+        for side, values in (("in", case.inputs), ("out", case.outputs)):
+            for i, value in enumerate(values):
+                tensors[f"{case.name}/{case.method}/{side}/{i}"] = value.detach().clone(
+                    memory_format=torch.contiguous_format
+                )
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    return buffer.getvalue()
+
+
+def unpack_cases(data: bytes, contract: Contract, where: str) -> tuple[Case, ...]:
+    import torch
+
+    try:
+        tensors: dict[str, torch.Tensor] = torch.load(io.BytesIO(data), weights_only=True)
+    except Exception as error:
+        raise ArchiveError("the stored cases cannot be read", where=where, got=str(error)) from None
+    found: dict[tuple[str, str], dict[tuple[str, int], torch.Tensor]] = {}
+    for key, value in tensors.items():
+        case, method, side, index = key.rsplit("/", 3)
+        found.setdefault((case, method), {})[(side, int(index))] = value
+    cases = []
+    for (name, method), values in found.items():
+        spec = contract.methods.get(method)
+        expected = (
+            {("in", i) for i in range(len(spec.inputs))}
+            | {("out", i) for i in range(len(spec.outputs))}
+            if spec
+            else set()
+        )
+        if spec is None or set(values) != expected:
+            raise ArchiveError(
+                f"case {name!r} does not fit the contract",
+                where=where,
+                got=f"method {method!r} with {sorted(values)}",
+                expected="one tensor for each input and output of a method of the contract",
+            )
+        inputs = tuple(values["in", i] for i in range(len(spec.inputs)))
+        outputs = tuple(values["out", i] for i in range(len(spec.outputs)))
+        cases.append(Case(name, method, inputs, outputs))
+    if not cases:
+        raise ArchiveError(
+            "the archive holds no cases", where=where, mend="export the model again"
+        )
+    return tuple(cases)
+
+
+def write(path: Path, module: Any, contract: Contract, cases: Sequence[Case], graph: str) -> None:
+    """Write all records to ``path``. For a file that appears only when it is whole, see ``replacing``."""
+    import torch
+
+    buffer = io.BytesIO()
+    extra = {
+        CONTRACT: contract.to_json().encode(),
+        CASES: pack_cases(cases),
+        GRAPH: graph.encode(),
+    }
+    torch.jit.save(module, buffer, _extra_files=extra)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        folder = _folder(archive.namelist(), path)
+        manifest = {
+            name.removeprefix(f"{folder}/"): hashlib.sha256(archive.read(name)).hexdigest()
+            for name in archive.namelist()
+        }
+        # A fixed date: zipfile would write the time of day into the record's header.
+        record = zipfile.ZipInfo(f"{folder}/extra/{MANIFEST}")
+        archive.writestr(record, _manifest_bytes(manifest))
+    path.write_bytes(buffer.getvalue())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside ``path`` to write to; it takes the place of ``path`` only if the block ends well."""
+    folder = path.parent
+    if path.is_dir():
+        raise OutputError(
+            "the output is a folder",
+            where=str(path),
+            expected="the name of a file",
+            mend=f"write {path / 'NAME.pt'}",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=folder)
+        os.close(handle)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    beside = Path(name)
+    try:
+        yield beside
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        beside.chmod(0o666 & ~umask)
+        beside.replace(path)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read(path: Path) -> Archive:
+    """Check every record against the manifest, then read the contract. Imports no torch.
+
+    Raises ``ArchiveError`` for a file that is missing, not an archive, damaged, or has records that the manifest
+    does not know; ``SchemaError`` for another schema.
+    """
+    where = str(path)
+    if not path.is_file():
+        raise ArchiveError(
+            "there is no archive",
+            where=where,
+            got="a folder" if path.is_dir() else "no such file",
+            expected="a .pt file that torchferry wrote",
+        )
+    if path.stat().st_size == 0:
+        raise ArchiveError(
+            "the archive is empty", where=where, got="0 bytes", mend="export it again"
+        )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _read(archive, path)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError, ValueError) as error:
+        raise ArchiveError(
+            "the archive is damaged, or is no TorchScript archive at all",
+            where=where,
+            got=str(error),
+            expected="a zip file as torch.jit.save writes it",
+            mend="copy it again (in binary mode), or export it again",
+        ) from None
+
+
+def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
+    where = str(path)
+    names = archive.namelist()
+    folder = _folder(names, path)
+    sizes = {info.filename.removeprefix(f"{folder}/"): info.file_size for info in archive.infolist()}
+    if len(sizes) != len(names):
+        raise ArchiveError("a record stands in the archive twice", where=where)
+    if sum(sizes.values()) > LARGEST:
+        raise ArchiveError(
+            "the archive's records expand to more than is plausible",
+            where=where,
+            got=f"{sum(sizes.values())} bytes",
+            expected=f"at most {LARGEST}",
+        )
+    missing = [name for name in OURS if f"extra/{name}" not in sizes]
+    if len(missing) == len(OURS):
+        raise ArchiveError(
+            "this file is not a torchferry archive",
+            where=where,
+            got="a TorchScript or other zip file without torchferry's records"
+            if "constants.pkl" in sizes or "data.pkl" in sizes
+            else "a zip file of something else",
+            expected=f"the record extra/{CONTRACT} and its companions",
+            mend="make it with `torchferry export`",
+        )
+    manifest_bytes = (
+        archive.read(f"{folder}/extra/{MANIFEST}") if MANIFEST not in missing else b"{}"
+    )
+    manifest = _parse_manifest(manifest_bytes, where)
+    listed = {*manifest, f"extra/{MANIFEST}"}
+    if missing or set(sizes) != listed:
+        gone = sorted({f"extra/{name}" for name in missing} | (listed - set(sizes)))
+        added = sorted(set(sizes) - listed) if not missing else []
+        raise ArchiveError(
+            "the archive does not have the records that its manifest names",
+            where=where,
+            got="; ".join(
+                text
+                for text in (
+                    f"missing: {', '.join(gone)}" if gone else "",
+                    f"added: {', '.join(added)}" if added else "",
+                )
+                if text
+            ),
+            mend="export it again",
+        )
+    for name, digest in manifest.items():
+        if hashlib.sha256(archive.read(f"{folder}/{name}")).hexdigest() != digest:
+            raise ArchiveError(
+                "a record of the archive was changed",
+                where=f"{where}, record {name}",
+                got="bytes whose sha256 is not the manifest's",
+                mend="copy it again, or export it again",
+            )
+    contract = contract_from_json(archive.read(f"{folder}/extra/{CONTRACT}"), where)
+    graph = archive.read(f"{folder}/extra/{GRAPH}").decode()
+    return Archive(path, contract, sizes, graph)
+
+
+def _folder(names: Sequence[str], path: Path) -> str:
+    folders = {name.split("/", 1)[0] for name in names}
+    if len(folders) != 1 or any("/" not in name for name in names):
+        raise ArchiveError(
+            "this file is not a TorchScript archive",
+            where=str(path),
+            got=f"a zip file with {len(folders)} top folders",
+            expected="one top folder, as torch.jit.save writes it",
+        )
+    return folders.pop()
+
+
+def _manifest_bytes(manifest: Mapping[str, str]) -> bytes:
+    return json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _parse_manifest(data: bytes, where: str) -> dict[str, str]:
+    try:
+        manifest = json.loads(data)
+        # One spelling only: otherwise a changed byte between two tokens would go unseen.
+        whole = isinstance(manifest, dict) and _manifest_bytes(manifest) == data
+    except ValueError:
+        whole, manifest = False, {}
+    if not whole:
+        raise ArchiveError("the manifest is damaged", where=where, mend="export it again")
+    return manifest
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return OutputError(
+        "the archive cannot be written",
+        where=str(path),
+        got=error.strerror or str(error),
+        expected="a folder that can be written, on a disk with room",
+        mend="name another output with -o, or free the disk",
+    )

@@ -1,0 +1,1 @@
+"""From a warmed-up module to a TorchScript module that calls nothing of the source library."""

@@ -1,0 +1,62 @@
+"""A tree of plain modules that holds a model's tensors, each once, under the names of the contract.
+
+``torch.jit.trace`` of a module that is registered in two places saves two classes of which the graph uses one, so
+a parameter that is set by its first name may be a dead copy. Tracing boxes instead gives every tensor one place.
+The boxes mirror the submodules, so that the saved graph keeps their structure and names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+import torch
+from torch import nn
+
+Run = Callable[..., tuple[torch.Tensor, ...]]
+METHOD = "forward_batch"
+
+
+class Box(nn.Module):
+    """Tensors of one submodule; what computes with them stays in the source's own modules."""
+
+
+class Root(Box):
+    """The traced module. ``run`` and ``scopes`` are kept out of the module tree on purpose."""
+
+    def __init__(self, run: Run, scopes: Mapping[nn.Module, str]) -> None:
+        super().__init__()
+        self._outside = (run, scopes)
+
+    def forward_batch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        run, scopes = self._outside
+        # The tracer keeps a submodule's calls together where it knows the submodule's path.
+        known = torch.jit._trace._trace_module_map
+        if known is not None:
+            known.update(scopes)
+        return run(*inputs)
+
+
+def build(named: nn.Module, run: Run, constants: Mapping[str, Sequence[torch.Tensor]]) -> Root:
+    """Boxes for ``named``; ``constants`` (by box path) become buffers ``constant_0``, ``constant_1``, ..."""
+    scopes: dict[nn.Module, str] = {}
+    root = Root(run, scopes)
+    placed: set[int] = set()
+    for path, module in named.named_modules():
+        box: nn.Module = root
+        for part in path.split(".") if path else ():
+            if part not in box._modules:
+                box.add_module(part, Box())
+            box = box.get_submodule(part)
+        if path:
+            scopes[module] = f"__module.{path}"
+        # A tensor under two names stays under the first, as named_parameters has it.
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in placed:
+                placed.add(id(parameter))
+                box.register_parameter(name, parameter)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) not in placed:
+                placed.add(id(buffer))
+                box.register_buffer(name, buffer)
+        for i, value in enumerate(constants.get(path, ())):
+            box.register_buffer(f"constant_{i}", value.detach().clone())
+    return root.eval()

@@ -1,0 +1,170 @@
+"""Constants of a traced graph: folded, held to the model's precision, lifted to buffers, pinned to a dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from exporter.capture.operators import graphs, location, nodes
+from exporter.contract import FLOATING
+from exporter.errors import CaptureError
+
+# What torch.tensor and torch.as_tensor leave behind in a trace, each with the constant as its first input.
+_COPIES = ("aten::to", "aten::detach", "aten::lift_fresh", "aten::clone")
+_SCALAR_TYPES = {
+    "Byte": torch.uint8,
+    "Char": torch.int8,
+    "Short": torch.int16,
+    "Int": torch.int32,
+    "Long": torch.int64,
+    "Half": torch.float16,
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "ComplexFloat": torch.complex64,
+    "ComplexDouble": torch.complex128,
+    "Bool": torch.bool,
+    "BFloat16": torch.bfloat16,
+}
+# torch._C._jit_scalar_type numbers, as graphs spell dtypes (c10/core/ScalarType.h)
+_CODES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+
+
+def tensor_constants(module: torch.jit.ScriptModule) -> Iterator[tuple[str, Any, Any]]:
+    """``(submodule path, graph, node)`` of every constant that holds a tensor, in a fixed order."""
+    for path, _, graph in graphs(module):
+        for node in list(nodes(graph)):
+            if node.kind() == "prim::Constant" and node.output().type().kind() == "TensorType":
+                yield path, graph, node
+
+
+def fold_copies(module: torch.jit.ScriptModule) -> None:
+    """``to`` and ``detach`` of a constant become the constant: they would bring it back to the traced device."""
+    for _, _, graph in graphs(module):
+        for node in list(nodes(graph)):
+            if node.kind() not in _COPIES:
+                continue
+            held, *options = node.inputs()
+            settings = [_constant(option) for option in options]
+            if not _is_tensor_constant(held.node()) or _UNKNOWN in settings:
+                continue
+            value = held.node().t("value")
+            dtypes = [s for s in settings if type(s) is int and s in _DTYPES]
+            if node.kind() == "aten::to" and dtypes:
+                value = value.to(_DTYPES[dtypes[0]])
+            folded = graph.create("prim::Constant", [], 1)
+            folded.t_("value", value.detach().clone())
+            folded.output().setType(torch._C.TensorType.get())
+            folded.copyMetadata(node)
+            folded.insertBefore(node)
+            node.output().replaceAllUsesWith(folded.output())
+            node.destroy()
+        torch._C._jit_pass_dce(graph)
+
+
+_UNKNOWN = object()
+
+
+def _constant(value: Any) -> Any:
+    node = value.node()
+    if node.mustBeNone():
+        return None
+    return value.toIValue() if node.kind() == "prim::Constant" else _UNKNOWN
+
+
+def _is_tensor_constant(node: Any) -> bool:
+    return node.kind() == "prim::Constant" and node.output().type().kind() == "TensorType"
+
+
+def lift(module: torch.jit.ScriptModule) -> None:
+    """Read every tensor constant from the buffer ``constant_<i>`` that stands ready in its box."""
+    children = dict(module.named_modules())
+    counts: dict[str, int] = {}
+    for path, graph, node in tensor_constants(module):
+        i = counts.get(path, 0)
+        counts[path] = i + 1
+        held, value = getattr(children[path], f"constant_{i}", None), node.t("value")
+        if held is None or held.shape != value.shape or held.dtype != value.dtype:
+            raise CaptureError(
+                "two traces of one model hold different constants",
+                where=location(node),
+                got=f"{value.dtype} {list(value.shape)}",
+                expected="no constant" if held is None else f"{held.dtype} {list(held.shape)}",
+                mend="make constants in __init__",
+            )
+        read = graph.create("prim::GetAttr", [next(graph.inputs())], 1)
+        read.s_("name", f"constant_{i}")
+        read.output().setType(torch._C.TensorType.get())
+        read.copyMetadata(node)
+        read.insertBefore(node)
+        node.output().replaceAllUsesWith(read.output())
+        node.destroy()
+
+
+def pin_dtypes(module: torch.jit.ScriptModule) -> None:
+    """Give ``zeros``, ``full``, ``arange``, ... without a dtype the one that the trace saw.
+
+    Left open, it would be the default dtype of whoever loads the file.
+    """
+    for _, _, graph in graphs(module):
+        for node in list(nodes(graph)):
+            if not node.kind().startswith("aten::") or node.outputsSize() != 1:
+                continue
+            inputs = list(node.inputs())
+            kind = node.output().type()
+            if kind.kind() != "TensorType" or any(
+                v.type().kind() == "TensorType" for v in inputs
+            ):
+                continue
+            names = [a.name for a in torch._C.parse_schema(node.schema()).arguments]
+            if "dtype" not in names:
+                continue
+            at = names.index("dtype")
+            if _constant(inputs[at]) is not None or kind.scalarType() not in _SCALAR_TYPES:
+                continue
+            graph.setInsertPoint(node)
+            pinned = graph.insertConstant(_CODES[_SCALAR_TYPES[kind.scalarType()]])
+            node.replaceInput(at, pinned)
+
+
+def refuse_lost_precision(module: torch.jit.ScriptModule, name: str, dtypes: list[str]) -> None:
+    """A constant that its dtype could not hold, in a wider model: ``torch.tensor(0.1)`` is float32 by default."""
+    order = {dtype: i for i, dtype in enumerate(FLOATING)}
+    floating = [dtype for dtype in dtypes if dtype in order]
+    if not floating:
+        return
+    widest = min(floating, key=order.__getitem__)
+    for path, _, node in tensor_constants(module):
+        value: torch.Tensor = node.t("value")
+        dtype = str(value.dtype).removeprefix("torch.")
+        if order.get(dtype, -1) <= order[widest] or not _rounded(value):
+            continue
+        raise CaptureError(
+            f"a constant of model {name!r} has the wrong dtype and has lost precision",
+            where=location(node) + (f", in submodule {path!r}" if path else ""),
+            got=f"{dtype} {value.flatten()[:4].tolist()} in a {widest} model",
+            expected=widest,
+            mend="make it with dtype=x.dtype, device=x.device, or as a buffer in __init__",
+        )
+
+
+def _rounded(value: torch.Tensor) -> bool:
+    """Whether a short decimal was meant that the dtype cannot hold: 0.1 was, 0.25 and 3.0 were not."""
+    digits = 7 if value.dtype == torch.float32 else 3
+    numbers = value.detach().cpu().to(torch.float64).flatten()
+    return any(float(f"{x:.{digits}g}") != x for x in numbers[torch.isfinite(numbers)].tolist())

@@ -1,0 +1,104 @@
+"""Operators that exist only where a source library is imported: rewritten by one table, or refused by name.
+
+A graph may call ``aten::`` and ``prim::``; whatever else it calls would save well and then load nowhere else.
+To teach torchferry an operator, add a row to ``REWRITES``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exporter.errors import OperatorError
+
+ALLOWED_NAMESPACES = ("aten", "prim")
+# A call back into Python: it runs where it was traced and nowhere else.
+PYTHON_CALLS = ("prim::PythonOp",)
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parents[1])
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """``operator`` becomes ``replacement``; both are TorchScript graphs with the same inputs and outputs."""
+
+    operator: str
+    pattern: str
+    replacement: str
+    reason: str
+
+
+REWRITES = (
+    Rewrite(
+        "neml2::opaque_pow",
+        "graph(%base, %exponent):\n  %y = neml2::opaque_pow(%base, %exponent)\n  return (%y)",
+        "graph(%base, %exponent):\n  %y : Tensor = aten::pow(%base, %exponent)\n  return (%y)",
+        "neml2/types/functions.py defines it as torch.pow behind a barrier against Inductor's fusion",
+    ),
+)
+
+
+def nodes(block: Any) -> Iterator[Any]:
+    """Every node of a graph or block, those of inner blocks included, in order."""
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from nodes(inner)
+
+
+def graphs(module: torch.jit.ScriptModule) -> Iterator[tuple[str, str, Any]]:
+    """``(submodule path, method, graph)`` of every method of every submodule."""
+    for path, child in module.named_modules():
+        compiled = child._c
+        for method in compiled._method_names():
+            yield path, method, compiled._get_method(method).graph
+
+
+def location(node: Any) -> str:
+    """``file:line`` of the innermost line of the user's (or the source library's) code that made a node."""
+    for line in node.sourceRange().splitlines():
+        match = re.match(r"(.+)\((\d+)\): ", line)
+        if match and not match[1].startswith((_TORCH, _OURS)):
+            return f"{match[1]}:{match[2]}"
+    return ""
+
+
+def rewrite_operators(module: torch.jit.ScriptModule) -> None:
+    for _, _, graph in graphs(module):
+        for row in REWRITES:
+            torch._C._jit_pass_custom_pattern_based_rewrite_graph(
+                row.pattern, row.replacement, graph
+            )
+
+
+def operators(module: torch.jit.ScriptModule) -> tuple[str, ...]:
+    """The operators that the graphs call, sorted; raises ``OperatorError`` for the first foreign one."""
+    kinds: set[str] = set()
+    for path, _, graph in graphs(module):
+        for node in nodes(graph):
+            kind = node.kind()
+            if kind in PYTHON_CALLS or kind.split("::")[0] not in ALLOWED_NAMESPACES:
+                raise _foreign(node, path)
+            kinds.add(kind)
+    return tuple(sorted(kinds))
+
+
+def _foreign(node: Any, path: str) -> OperatorError:
+    name = f"{node.kind()} {node.pyname()}" if node.kind() in PYTHON_CALLS else node.kind()
+    return OperatorError(
+        f"the graph calls {name}, which exists only where its library is imported",
+        where=location(node) + (f", in submodule {path!r}" if path else ""),
+        got=name,
+        expected=_names(f"{space}::" for space in ALLOWED_NAMESPACES) + " operators only",
+        mend="write the operation with torch's own operators, or add a row to REWRITES in "
+        "exporter/capture/operators.py",
+    )
+
+
+def _names(items: Iterable[str]) -> str:
+    return " and ".join(items)

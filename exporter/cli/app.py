@@ -1,0 +1,69 @@
+"""The console script: commands, and the one place that turns errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+import click
+import typer
+
+from exporter import __version__
+from exporter.cli import export, inspect, show, sweep, verify
+from exporter.cli.printing import print_error
+from exporter.errors import INTERRUPTED, TorchferryError
+
+app = typer.Typer(
+    name="torchferry",
+    help="Carry PyTorch models into other people's solvers: one verified TorchScript file.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("export")(export.command)
+app.command("show")(show.command)
+app.command("inspect")(inspect.command)
+app.command("verify")(verify.command)
+app.command("sweep")(sweep.command)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"torchferry {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    """Carry PyTorch models into other people's solvers: one verified TorchScript file."""
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code for these arguments. A bug of ours keeps its traceback and gives 1."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return app(arguments, standalone_mode=False) or 0
+    except TorchferryError as error:
+        print_error(error, as_json="--json" in arguments)
+        return error.exit_code
+    except click.exceptions.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        sys.stderr.write("interrupted: nothing was left behind\n")
+        return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

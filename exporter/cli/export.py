@@ -1,0 +1,82 @@
+"""``torchferry export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from exporter.cli.printing import out, print_json, print_listings, print_timings
+
+
+def command(
+    source: Annotated[
+        str,
+        typer.Argument(help="model.i, path/to/file.py:factory or package.module:factory", metavar="SOURCE"),
+    ],
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model of the input file; give it again for several.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The archive, or a folder for several models. Default: NAME.pt"),
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(help="OLD:NEW names of variables in the contract; * matches any text."),
+    ] = None,
+    inputs: Annotated[
+        Path | None, typer.Option(help="Warmup inputs by variable name: .pt, .npz or .json.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds for the process that verifies.")
+    ] = 600.0,
+    memory_limit: Annotated[float, typer.Option(help="GiB for the process that verifies.")] = 16.0,
+    timings: Annotated[bool, typer.Option("--timings", help="Print the seconds of each stage.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,
+) -> None:
+    """Export models to verified archives.
+
+    The model is warmed up in eager mode, traced, saved, and run again in a fresh process that cannot import its
+    source library. The file appears only if every number agrees with eager mode.
+
+    Examples:
+
+      torchferry export model.i --model eq -o eq.pt
+
+      torchferry export model.i --model a --model b -o archives/
+
+      torchferry export slash.i --model eq --rename 'state/*~1:old_state/*'
+
+      torchferry export net.py:make_model --inputs examples.npz -o net.pt
+    """
+    import torchferry
+    from exporter.pipeline import as_dict
+    from exporter.sources.resolve import is_python, listings
+    from runtime_checks.report import render
+
+    models = model or []
+    if not json and not is_python(source):
+        from exporter.sources.resolve import chosen_models
+
+        print_listings(listings(source, chosen_models(source, models)))
+    exported = torchferry.export(
+        source,
+        models=models,
+        output=str(output) if output is not None else None,
+        renames=rename or [],
+        inputs=inputs,
+        seed=seed,
+        time_limit=time_limit,
+        memory_limit=memory_limit,
+    )
+    if json:
+        print_json([as_dict(e) for e in exported])
+        return
+    for one in exported:
+        out.print(render(one.report))
+        out.print(f"wrote {one.path} ({one.path.stat().st_size} bytes)", soft_wrap=True)
+        if timings:
+            print_timings(one.seconds)

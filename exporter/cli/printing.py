@@ -1,0 +1,108 @@
+"""What the commands print: listings, contracts, timings, errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from exporter.archive import Archive
+from exporter.contract import TensorSpec
+from exporter.errors import TorchferryError
+
+if TYPE_CHECKING:
+    from exporter.sources.source import Listing
+
+out = Console()
+err = Console(stderr=True)
+
+
+def print_json(value: Any) -> None:
+    """Plain text on standard output, for machines: no colours, no wrapping."""
+    out.file.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def print_error(error: TorchferryError, *, as_json: bool) -> None:
+    if as_json:
+        report = getattr(error, "report", None)
+        details = error.as_dict() | ({"report": report.as_dict()} if report else {})
+        print_json(details)
+    err.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
+
+
+def shape_text(spec: TensorSpec, batch: str) -> str:
+    return "[" + ", ".join([*([batch] if batch else []), *map(str, spec.shape)]) + "]"
+
+
+def variables(title: str, specs: Sequence[TensorSpec], batch: str) -> Table:
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for column in ("name", "shape", "type", "dtype"):
+        table.add_column(column)
+    for spec in specs:
+        table.add_row(Text(spec.name), Text(shape_text(spec, batch)), spec.type, spec.dtype)
+    return table
+
+
+def print_listings(listings: Sequence[Listing], batch: str = "*batch") -> None:
+    for listing in listings:
+        out.print(Text("Name: ", style="bold") + Text(f"{listing.name} ({listing.kind})"))
+        out.print(variables("Inputs", listing.inputs, batch))
+        out.print(variables("Outputs", listing.outputs, batch))
+        if listing.parameters:
+            shapes = ", ".join(f"{n} {list(s)}" for n, s in listing.parameters.items())
+            out.print(Text(f"Parameters: {shapes}"))
+        if listing.note:
+            out.print(Text(f"Note: {listing.note}", style="yellow"))
+        out.print()
+
+
+def print_archive(opened: Archive) -> None:
+    contract = opened.contract
+    batch = "*batch" if contract.batch.ndim else ""
+    origin = contract.source
+    out.print(Text("Name: ", style="bold") + Text(contract.name))
+    out.print(Text(f"Source: {origin.kind} {origin.model!r}, {origin.library} {origin.version}"))
+    made = contract.created_with
+    out.print(Text(f"Made with: torchferry {made.torchferry}, torch {made.torch}, python {made.python}"))
+    out.print(variables("Inputs", contract.inputs, batch))
+    out.print(variables("Outputs", contract.outputs, batch))
+    for name, method in contract.methods.items():
+        takes, gives = ", ".join(method.inputs), ", ".join(map(str, method.outputs))
+        out.print(Text(f"Method {name}({takes}) -> {gives}"))
+    parameters = ", ".join(f"{p.name} {list(p.shape)} {p.dtype}" for p in contract.parameters)
+    out.print(Text(f"Parameters: {parameters or 'none'}"))
+    sizes = ", ".join(map(str, contract.batch.sizes)) or "whole, fixed shapes"
+    out.print(Text(f"Batch: verified at {sizes}"))
+    if contract.batch.limits:
+        out.print(Text(f"Batch limits: {contract.batch.limits}"))
+    bounds = ", ".join(
+        f"{d}: rtol {b.rtol:g}, atol {b.atol:g}" for d, b in contract.tolerance.dtypes.items()
+    )
+    out.print(Text(f"Tolerance: {bounds}"))
+    out.print(Text(f"Devices: {', '.join(contract.devices)}"))
+    out.print(Text(f"Operators: {', '.join(contract.operators)}"))
+    for finding in contract.findings:
+        where = f" at {finding.where}" if finding.where else ""
+        out.print(Text(f"Finding: {finding.check}{where}: {finding.what} ({finding.reason})"))
+    table = Table(title="Records", title_justify="left", show_edge=False, pad_edge=False)
+    table.add_column("record")
+    table.add_column("bytes", justify="right")
+    for name, size in opened.records.items():
+        table.add_row(Text(name), str(size))
+    out.print(table)
+
+
+def print_timings(seconds: Mapping[str, float]) -> None:
+    total = sum(seconds.values())
+    table = Table(title="Timings", title_justify="left", show_edge=False, pad_edge=False)
+    table.add_column("stage")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    for stage, value in seconds.items():
+        table.add_row(stage, f"{value:.3f}", f"{value / total:.1%}" if total else "")
+    table.add_row("total", f"{total:.3f}", "")
+    out.print(table)

@@ -1,0 +1,267 @@
+"""What an archive promises: names, shapes, dtypes, methods, tolerances. Knows no files and no torch.
+
+Schema 1. The text form is JSON; reading it is strict, so that a contract that was edited by hand or damaged
+is refused with the path of the field at fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from exporter.errors import ArchiveError, SchemaError, UsageError
+
+SCHEMA = 1
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+FLOATING = ("float64", "float32", "float16", "bfloat16")
+DTYPES = (*FLOATING, "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How inputs of one variable are drawn.
+
+    ``recorded``: a row that warmup saw, times ``1 + spread * u``, plus ``spread * scale * u``, with ``u`` uniform
+    in [-1, 1) and ``scale`` the largest magnitude that was seen; rows of all variables are picked together.
+    ``uniform``: in [low, high). ``fixed``: the recorded rows as they are (integers, booleans, ``spread`` 0).
+    """
+
+    kind: Literal["recorded", "uniform", "fixed"] = "uniform"
+    low: float = -1.0
+    high: float = 1.0
+    spread: float = 0.0
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One variable. ``shape`` is its own shape, without the batch dimensions that come before it."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = "float64"
+    type: str = "Tensor"
+    sampling: Sampling = field(default_factory=Sampling)
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise UsageError(
+                f"variable {self.name!r} has an unknown dtype",
+                got=repr(self.dtype),
+                expected=f"one of {', '.join(DTYPES)}",
+            )
+
+    def describe(self) -> str:
+        return f"{self.name}: {self.type}{list(self.shape)} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The variables of a torch module, declared by its author as ``module.signature``.
+
+    ``batch_ndim`` is 1 where every tensor has a leading batch dimension over independent elements, 0 where the
+    shapes are whole and fixed.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...] = ()
+    batch_ndim: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Mapping[str, Sequence[int] | TensorSpec],
+        outputs: Mapping[str, Sequence[int] | TensorSpec] | None = None,
+        *,
+        dtype: str = "float64",
+        batch_ndim: int = 1,
+    ) -> Signature:
+        """``Signature.of({"strain": (6,)}, {"stress": (6,)})``: own shapes by name, one dtype for all."""
+
+        def specs(by_name: Mapping[str, Sequence[int] | TensorSpec]) -> tuple[TensorSpec, ...]:
+            return tuple(
+                dataclasses.replace(shape, name=name)
+                if isinstance(shape, TensorSpec)
+                else TensorSpec(name, tuple(shape), dtype)
+                for name, shape in by_name.items()
+            )
+
+        return cls(specs(inputs), specs(outputs or {}), batch_ndim)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the model came from; ``sha256`` is of the input file."""
+
+    kind: str
+    library: str
+    version: str
+    model: str
+    sha256: str
+    refused_imports: tuple[str, ...] = ()
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``ndim`` 1: independent elements, any number of leading dimensions; 0: whole, fixed shapes.
+
+    ``sizes`` and ``ranks`` are those that verification ran; ``limits`` says what eager mode itself refused.
+    """
+
+    ndim: int
+    sizes: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    limits: str = ""
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """Names of what a method takes and returns, in call order; a Jacobian block is ``(output, input)``."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str | tuple[str, str], ...]
+    needs_grad: bool = False
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """A tensor that can be changed in place after loading; ``name`` is its attribute path in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Bounds:
+    rtol: float
+    atol: float
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """An output passes where ``|a - b| <= atol + rtol * |b|``; ``outputs`` overrides ``dtypes`` by name."""
+
+    dtypes: dict[str, Bounds] = field(
+        default_factory=lambda: {
+            "float64": Bounds(1e-10, 1e-12),
+            "float32": Bounds(1e-5, 1e-6),
+            "float16": Bounds(1e-2, 1e-3),
+            "bfloat16": Bounds(5e-2, 1e-2),
+            "complex128": Bounds(1e-10, 1e-12),
+            "complex64": Bounds(1e-5, 1e-6),
+        }
+    )
+    outputs: dict[str, Bounds] = field(default_factory=dict)
+    __pydantic_config__ = STRICT
+
+    def bounds(self, output: str, dtype: str) -> Bounds:
+        """Exact for dtypes without a tolerance: integers and booleans."""
+        return self.outputs.get(output) or self.dtypes.get(dtype) or Bounds(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a check saw and let pass, and why."""
+
+    check: str
+    what: str
+    where: str = ""
+    reason: str = ""
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class CreatedWith:
+    torchferry: str
+    torch: str
+    python: str
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Contract:
+    schema: int
+    name: str
+    source: Origin
+    created_with: CreatedWith
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batch: Batch
+    methods: dict[str, MethodSpec]
+    parameters: tuple[ParameterSpec, ...]
+    tolerance: Tolerance
+    devices: tuple[str, ...]
+    operators: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        for kind, specs in (("input", self.inputs), ("output", self.outputs)):
+            names = [spec.name for spec in specs]
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            if repeated:
+                raise UsageError(f"two {kind}s have one name", got=", ".join(map(repr, repeated)))
+        known_inputs = {spec.name for spec in self.inputs}
+        known_outputs = {spec.name for spec in self.outputs}
+        for method, spec in self.methods.items():
+            unknown = [name for name in spec.inputs if name not in known_inputs]
+            for output in spec.outputs:
+                of, by = (output, None) if isinstance(output, str) else output
+                unknown += [] if of in known_outputs else [of]
+                unknown += [] if by is None or by in known_inputs else [by]
+            if unknown:
+                raise UsageError(
+                    f"method {method!r} speaks of variables that the contract does not have",
+                    got=", ".join(map(repr, unknown)),
+                )
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+_ADAPTER = TypeAdapter(Contract)
+
+
+def contract_from_json(text: str | bytes, where: str) -> Contract:
+    """Raises ``SchemaError`` for another schema, ``ArchiveError`` for anything that is not a contract."""
+    try:
+        raw: Any = json.loads(text)
+    except ValueError as error:
+        raise ArchiveError("the contract is not JSON", where=where, got=str(error)) from None
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if isinstance(schema, int) and schema != SCHEMA:
+        writer = raw.get("created_with") or {}
+        version = writer.get("torchferry", "unknown") if isinstance(writer, dict) else "unknown"
+        raise SchemaError(
+            f"the archive is of schema {schema}",
+            where=where,
+            got=f"schema {schema}, written by torchferry {version}",
+            expected=f"schema {SCHEMA}",
+            mend=f"read it with torchferry {version} or newer, or export the model again with this version",
+        )
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(str(part) for part in first["loc"]) or "the whole text"
+        raise ArchiveError(
+            "the contract is broken",
+            where=f"{where}, field {path}",
+            got=f"{first['msg']} ({str(first.get('input'))[:80]})",
+            expected=f"a contract of schema {SCHEMA}",
+            mend="export the model again",
+        ) from None
+    except UsageError as error:
+        raise ArchiveError(f"the contract is broken: {error.what}", where=where) from None

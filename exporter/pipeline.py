@@ -1,0 +1,162 @@
+"""``export``: the only place that composes the stages, from a source to a verified archive."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import platform
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exporter import __version__, archive
+from exporter.archive import Case
+from exporter.capture.trace import capture, quiet_deprecations
+from exporter.cases import METHOD, fresh_cases, stored_cases
+from exporter.contract import (
+    SCHEMA,
+    Contract,
+    CreatedWith,
+    Finding,
+    MethodSpec,
+    ParameterSpec,
+    Tolerance,
+)
+from exporter.given import read_inputs
+from exporter.graph.text import graph_text
+from exporter.rename import Rename, renamed
+from exporter.sources import resolve
+from exporter.sources.source import Source
+from exporter.warmup import Warmup, warm_up
+
+# Verifies the archive at a path, with fresh cases of the model; raises where it does not hold.
+Verify = Callable[[Path, Sequence[Case]], Any]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One archive that was written and verified. ``seconds`` by stage, in order."""
+
+    path: Path
+    contract: Contract
+    report: Any
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def export(
+    source: str,
+    *,
+    models: Sequence[str] = (),
+    output: Path | None = None,
+    renames: Sequence[str] = (),
+    inputs: Path | None = None,
+    seed: int = 0,
+    verify: Verify,
+) -> list[Exported]:
+    """Export models of ``source``, each to a file that appears only once it has been verified.
+
+    ``output`` is the file, or a folder where several models are exported or it exists as one; the default is
+    ``NAME.pt`` here. Raises the errors of ``exporter.errors``; no file is left behind by a failure.
+    """
+    given = read_inputs(inputs) if inputs else None
+    rules = [Rename.parse(text) for text in renames]
+    names = resolve.chosen_models(source, models)
+    exported = []
+    for name in names:
+        clock = Clock()
+        with clock("load"):
+            loaded = resolve.load(source, name, given)
+        path = output_path(output, name, several=len(names) > 1)
+        exported.append(export_source(loaded, path, rules, seed, verify, clock))
+    return exported
+
+
+def export_source(
+    source: Source, path: Path, renames: Sequence[Rename], seed: int, verify: Verify, clock: Clock
+) -> Exported:
+    """The stages, one after the other. Draws of each stage have a seed of their own."""
+    with archive.replacing(path) as beside:
+        with clock("warmup"):
+            warm = warm_up(source, derived_seed(seed, "warmup"))
+        with clock("capture"):
+            module, operators = capture(warm, derived_seed(seed, "capture"))
+        with clock("cases"):
+            stored = stored_cases(warm, derived_seed(seed, "stored cases"))
+            fresh, findings = fresh_cases(warm, derived_seed(seed, "fresh cases"))
+        contract = renamed(contract_of(warm, operators, findings), renames)
+        with clock("write"), quiet_deprecations():
+            archive.write(beside, module, contract, stored, graph_text(module))
+        with clock("verify"):
+            report = verify(beside, fresh)
+    return Exported(path, contract, report, clock.seconds)
+
+
+def contract_of(
+    warm: Warmup, operators: tuple[str, ...], findings: tuple[Finding, ...]
+) -> Contract:
+    source = warm.source
+    outputs = warm.output_specs
+    return Contract(
+        schema=SCHEMA,
+        name=source.name,
+        source=source.origin,
+        created_with=CreatedWith(__version__, torch.__version__, platform.python_version()),
+        inputs=source.inputs,
+        outputs=outputs,
+        batch=warm.batch,
+        methods={
+            METHOD: MethodSpec(
+                tuple(s.name for s in source.inputs), tuple(s.name for s in outputs)
+            )
+        },
+        parameters=tuple(
+            ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
+            for name, p in source.named.named_parameters()
+        ),
+        tolerance=Tolerance(),
+        devices=("cpu",),
+        operators=operators,
+        findings=(*warm.findings, *findings),
+    )
+
+
+def output_path(output: Path | None, name: str, *, several: bool) -> Path:
+    file = f"{name}.pt"
+    if output is None:
+        return Path(file)
+    folder = several or output.is_dir() or str(output).endswith("/")
+    return output / file if folder and not (output.is_file() and not several) else output
+
+
+def derived_seed(seed: int, stage: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {stage}".encode()).digest()[:7], "big")
+
+
+class Clock:
+    """Seconds by stage: ``with clock("load"): ...``."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str):
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+
+def as_dict(exported: Exported) -> dict[str, Any]:
+    return {
+        "path": str(exported.path),
+        "name": exported.contract.name,
+        "report": exported.report.as_dict(),
+        "seconds": dict(exported.seconds),
+        "findings": [dataclasses.asdict(f) for f in exported.contract.findings],
+    }

@@ -1,0 +1,1 @@
+"""Where a model comes from: a NEML2 input file, or torch modules in Python."""

@@ -1,0 +1,331 @@
+"""NEML2 input files: the only file that imports neml2."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from exporter.contract import Origin, TensorSpec
+from exporter.errors import MissingRuntimeError, SourceError, UnsupportedError, first_line, near
+from exporter.given import Given, as_tensor, ordered
+from exporter.sources import neml2_history, neml2_layout
+from exporter.sources.source import Listing, Source
+
+# neml2-run computes in float64 unless told otherwise, and a literal like Scalar([0.1]) follows the default dtype.
+DTYPE = torch.float64
+IMPLICIT = "ImplicitUpdate"
+REFUSED = ("neml2", "nmhit", "pyzag", "exporter", "runtime_checks", "torchferry")
+
+
+class RawTensors(nn.Module):
+    """A neml2 model that takes and returns plain tensors; ``sub_batch`` dimensions belong to a variable's shape."""
+
+    def __init__(self, model: nn.Module, sub_batch: Mapping[str, int]) -> None:
+        super().__init__()
+        self.model = model
+        self._sub_batch = dict(sub_batch)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        types: Any = self.model.input_spec
+        wrapped = (
+            kind(tensor, sub_batch_ndim=self._sub_batch.get(name, 0))
+            for (name, kind), tensor in zip(types.items(), tensors, strict=True)
+        )
+        result = self.model(*wrapped)
+        return tuple(v.data for v in (result if isinstance(result, tuple) else (result,)))
+
+
+def model_names(path: Path) -> list[str]:
+    """Names of all models of an input file, in its order. Raises ``SourceError``."""
+    return _names(_parse(path), "Models")
+
+
+def driver_models(path: Path) -> list[str]:
+    """Models that a driver of the file names: the ones that the file is about."""
+    root = _parse(path)
+    return [n for n in (_driver_option(root, d, "model") for d in _names(root, "Drivers")) if n]
+
+
+def load(path: Path, name: str, given: Given | None) -> Source:
+    """One model of an input file. Warmup inputs: ``given``, else what the file's drivers feed it.
+
+    Raises ``SourceError`` for a file that does not parse or a name that is not there, ``UnsupportedError`` for an
+    implicit model, ``MissingRuntimeError`` where neml2 is missing or not built for this torch and the model needs
+    its compiled parts.
+    """
+    with _float64():
+        factory, model = _model(path, name)
+        refuse_implicit(model, name)
+        calls: list[neml2_history.Call]
+        if given is not None:
+            calls, findings = [_given_call(model, given, factory)], ()
+        else:
+            calls, findings = _recorded(path, name)
+        layout = neml2_layout.find(model, calls, factory.settings, RawTensors)
+    return Source(
+        name=name,
+        module=RawTensors(model, layout.sub_batch).eval(),
+        named=model,
+        inputs=layout.inputs,
+        outputs=tuple(TensorSpec(n, type=t.__name__) for n, t in model.output_spec.items()),
+        batch_ndim=layout.batch_ndim,
+        calls=layout.calls,
+        default_dtype=DTYPE,
+        findings=(*findings, *layout.findings),
+        origin=Origin(
+            kind="neml2",
+            library="neml2",
+            version=version(),
+            model=name,
+            sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+            refused_imports=REFUSED,
+        ),
+    )
+
+
+def listing(path: Path, name: str) -> Listing:
+    """Names, shapes and types of one model, without running it."""
+    with _float64():
+        factory, model = _model(path, name)
+
+    def specs(types: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
+        return tuple(
+            TensorSpec(n, (*(factory.settings.sub_batch_shape(n) or ()), *t.BASE_SHAPE), type=t.__name__)
+            for n, t in types.items()
+        )
+
+    note = "implicit: not exported yet" if is_implicit(model) else ""
+    parameters = {n: tuple(p.shape) for n, p in model.named_parameters()}
+    return Listing(
+        name, type(model).__name__, specs(model.input_spec), specs(model.output_spec), parameters, note
+    )
+
+
+def is_implicit(model: nn.Module) -> bool:
+    return any(type(m).__name__ == IMPLICIT for m in model.modules())
+
+
+def refuse_implicit(model: nn.Module, name: str) -> None:
+    if not is_implicit(model):
+        return
+    if not built_for_this_torch():
+        raise MissingRuntimeError(
+            f"model {name!r} needs neml2's compiled parts, which are not built for this torch",
+            where=f"neml2 {version()}, torch {torch.__version__}",
+            got="an error from neml2's own Newton solver at a batch of 2",
+            expected="a neml2 that was built against the installed torch",
+            mend="install torch 2.12.1 or older (python -m pip install 'torch<2.13'), or build neml2 {0} from its "
+            "sdist against torch {1}: python -m pip install --no-build-isolation --no-binary neml2 neml2=={0}".format(
+                version(), torch.__version__
+            ),
+        )
+    raise UnsupportedError(
+        f"model {name!r} is implicit",
+        where=f"it holds an {IMPLICIT}, which solves a nonlinear system at every call",
+        expected="an explicit model",
+        mend="export the models of its equation system on their own; implicit models are not exported yet",
+    )
+
+
+@functools.cache
+def built_for_this_torch() -> bool:
+    """Whether neml2's own Newton solver runs at a batch of 2: it fails where neml2 is built for another torch."""
+    neml2 = _neml2()
+    text = """
+    [Models]
+      [rate]
+        type = ScalarLinearCombination
+        from = 'x'
+        weights = '-1'
+        to = 'x_rate'
+      []
+      [step]
+        type = ScalarBackwardEulerTimeIntegration
+        variable = 'x'
+      []
+      [residual]
+        type = ComposedModel
+        models = 'rate step'
+      []
+      [model]
+        type = ImplicitUpdate
+        equation_system = 'system'
+        solver = 'newton'
+      []
+    []
+    [EquationSystems]
+      [system]
+        type = NonlinearSystem
+        model = 'residual'
+        unknowns = 'x'
+      []
+    []
+    [Solvers]
+      [newton]
+        type = Newton
+        linear_solver = 'lu'
+      []
+      [lu]
+        type = DenseLU
+      []
+    []
+    """
+    with _float64(), torch.no_grad():
+        model = neml2.load_string(text).get_model("model").requires_grad_(False)
+        values = {"x~1": 1.0, "t": 2.0, "t~1": 1.0, "x": 1.0}
+        inputs = [t(torch.full((2,), values[n])) for n, t in model.input_spec.items()]
+        try:
+            result = model(*inputs)
+        except (IndexError, RuntimeError):
+            return False
+    found = (result[0] if isinstance(result, tuple) else result).data
+    return torch.allclose(found, torch.full((2,), 0.5, dtype=DTYPE))
+
+
+def version() -> str:
+    from importlib.metadata import version as installed
+
+    return installed("neml2")
+
+
+@contextlib.contextmanager
+def _float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPE)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _neml2() -> Any:
+    try:
+        import neml2
+    except ImportError as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == "neml2"
+        raise MissingRuntimeError(
+            f"neml2 {'is not installed' if absent else 'cannot be imported'}, "
+            "and the model is a NEML2 input file",
+            got=first_line(error),
+            mend='pip install "torchferry[neml2]"',
+        ) from None
+    return neml2
+
+
+def _parse(path: Path) -> Any:
+    if not path.is_file():
+        raise SourceError(
+            "there is no such input file",
+            where=str(path),
+            got="a folder" if path.is_dir() else "no file",
+            expected="a NEML2 input file (model.i), or path/to/file.py:factory for a Python model",
+        )
+    neml2 = _neml2()
+    try:
+        factory = neml2.load_input(path)
+    except RuntimeError as error:
+        first, *more = str(error).splitlines() or ["unreadable"]
+        raise SourceError(
+            "the input file does not parse",
+            where=first.split(": ")[0] if first.startswith(str(path)) else str(path),
+            got=first.split(": ", 1)[-1][:120] + (f" (and {len(more)} more)" if more else ""),
+            expected="a HIT file: [Models] ... [] blocks with name = value lines",
+        ) from None
+    if not _sections(factory, "Models"):
+        raise SourceError(
+            "the input file has no models",
+            where=str(path),
+            got="no [Models] block",
+            expected="a NEML2 input file with a [Models] block",
+        )
+    return factory
+
+
+def _model(path: Path, name: str) -> tuple[Any, Any]:
+    factory = _parse(path)
+    names = _names(factory, "Models")
+    if name not in names:
+        raise SourceError(
+            f"there is no model {name!r} in the input file", where=str(path), expected=near(name, names)
+        )
+    try:
+        return factory, factory.get_model(name).eval()
+    except Exception as error:
+        text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
+        raise SourceError(
+            f"neml2 cannot build model {name!r}",
+            where=str(path),
+            got=f"{type(error).__name__}: {str(text).splitlines()[0][:200]}",
+            mend="mend the input file, or install the package that registers the type",
+        ) from error
+
+
+def _sections(factory: Any, section: str) -> list[Any]:
+    import nmhit
+
+    kind = nmhit.NodeType.Section  # pyright: ignore[reportAttributeAccessIssue]
+    tops = [top for top in factory._root.children(kind) if top.path() == section]
+    return [child for top in tops for child in top.children(kind)]
+
+
+def _names(factory: Any, section: str) -> list[str]:
+    found = (node.path().rsplit("/", 1)[-1] for node in _sections(factory, section))
+    return list(dict.fromkeys(found))
+
+
+def _driver_option(factory: Any, driver: str, option: str) -> str:
+    for node in _sections(factory, "Drivers"):
+        if node.path().rsplit("/", 1)[-1] == driver:
+            return node.param_optional_str(option, "")
+    return ""
+
+
+def _recorded(path: Path, name: str) -> Any:
+    """What the file's drivers feed the model ``name``, called by them or from within the model they drive."""
+    neml2 = _neml2()
+    runs = []
+    factory = neml2.load_input(path)
+    for driver in _names(factory, "Drivers"):
+        kind = _driver_option(factory, driver, "type")
+        if kind == "ModelUnitTest":
+            unit = functools.partial(neml2.ModelUnitTest.from_file, path, name=driver)
+            runs.append((driver, lambda unit=unit: _unit_test(unit())))
+        elif kind == "TransientDriver":
+            runs.append((driver, functools.partial(_transient, factory, driver)))
+    return neml2_history.record(runs, name)
+
+
+def _unit_test(unit: Any) -> neml2_history.Drive:
+    inputs = [unit.inputs[name] for name in unit.model.input_spec]
+    return unit.model, lambda: unit.model(*inputs)
+
+
+def _transient(factory: Any, driver: str) -> neml2_history.Drive:
+    transient = factory.get_driver(driver)
+    return transient.model, transient.run
+
+
+def _given_call(model: Any, given: Given, factory: Any) -> neml2_history.Call:
+    values = ordered(given, list(model.input_spec))
+    call = []
+    for name, kind in model.input_spec.items():
+        tensor = as_tensor(name, values[name], "float64")
+        sub = factory.settings.sub_batch_ndim(name) or 0
+        own = len(kind.BASE_SHAPE)
+        if tuple(tensor.shape[tensor.ndim - own :]) != tuple(kind.BASE_SHAPE) or tensor.ndim < own:
+            raise SourceError(
+                f"input {name!r} has the wrong shape",
+                got=str(list(tensor.shape)),
+                expected=f"[*batch, {', '.join(map(str, kind.BASE_SHAPE))}] for a {kind.__name__}"
+                if own
+                else "[*batch]",
+            )
+        call.append(kind(tensor, sub_batch_ndim=sub))
+    return tuple(call)

@@ -1,0 +1,230 @@
+"""Python factories: ``path/to/file.py:make_model`` or ``package.module:make_model``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from exporter.contract import Origin, Signature, TensorSpec
+from exporter.errors import SourceError, TorchferryError, UsageError, first_line, near
+from exporter.given import Given, as_tensor, match_shapes, ordered
+from exporter.sources.source import Source
+
+
+def load(text: str, given: Given | None) -> Source:
+    """The module that ``text`` names, in eval mode.
+
+    Its variables come from ``module.signature`` (a ``Signature``); else from example tensors by name: ``--inputs``,
+    ``module.example_inputs``, or a factory that returns ``(module, examples)``. Raises ``SourceError`` for a
+    factory that is missing, not callable, raises, or returns no module.
+    """
+    place, _, attribute = text.rpartition(":")
+    code = _import(place, text)
+    made = _make(code, place, attribute)
+    examples: Any = None
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):
+        made, examples = made
+    if not isinstance(made, nn.Module):
+        raise SourceError(
+            "the factory returns no module",
+            where=text,
+            got=type(made).__name__,
+            expected="a torch.nn.Module, or (module, {name: example tensor})",
+        )
+    module = made.eval()
+    examples = examples if examples is not None else getattr(module, "example_inputs", None)
+    signature, calls = _variables(module, examples, given, text)
+    path = Path(code.__file__ or place)
+    return Source(
+        name=attribute if not isinstance(made, type) else place,
+        module=module,
+        named=module,
+        inputs=signature.inputs,
+        outputs=signature.outputs,
+        batch_ndim=signature.batch_ndim,
+        calls=calls,
+        # The one that is in force once the user's file has been imported: it may set another.
+        default_dtype=torch.get_default_dtype(),
+        origin=Origin(
+            kind="python",
+            library="torch",
+            version=torch.__version__,
+            model=attribute,
+            sha256=hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
+            refused_imports=(code.__name__.split(".")[0],),
+        ),
+    )
+
+
+def _import(place: str, text: str) -> ModuleType:
+    if place.endswith(".py") or "/" in place:
+        path = Path(place)
+        if not path.is_file():
+            raise SourceError(
+                "there is no such file",
+                where=text,
+                got="a folder" if path.is_dir() else "no file",
+                expected="path/to/file.py:factory",
+            )
+        name = path.stem if path.stem.isidentifier() else "torchferry_model"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        code = importlib.util.module_from_spec(spec)
+        # A file may import its neighbours, as it can when it is run itself.
+        folder = str(path.parent.resolve())
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        sys.modules[name] = code
+        try:
+            spec.loader.exec_module(code)
+        except BaseException as error:
+            del sys.modules[name]
+            raise _raises(f"importing {place}", text, error) from error
+        return code
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name and (place == error.name or place.startswith(f"{error.name}.")):
+            raise SourceError(
+                "there is no such package or module",
+                where=text,
+                got=str(error),
+                expected="package.module:factory, importable from here, or path/to/file.py:factory",
+            ) from None
+        raise _raises(f"importing {place}", text, error) from error
+    except Exception as error:
+        raise _raises(f"importing {place}", text, error) from error
+
+
+def _make(code: ModuleType, place: str, attribute: str) -> Any:
+    public = [n for n, v in vars(code).items() if not n.startswith("_") and callable(v)]
+    if not hasattr(code, attribute):
+        raise SourceError(
+            f"there is no {attribute!r} in {place}",
+            where=f"{place}:{attribute}",
+            expected=near(attribute, public),
+        )
+    value = getattr(code, attribute)
+    if isinstance(value, nn.Module):
+        return value
+    if not callable(value):
+        raise SourceError(
+            f"{attribute!r} is not callable",
+            where=f"{place}:{attribute}",
+            got=type(value).__name__,
+            expected="a function without required arguments, or an nn.Module",
+        )
+    try:
+        required = [
+            p.name
+            for p in inspect.signature(value).parameters.values()
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+    except ValueError:
+        required = []
+    if required:
+        raise SourceError(
+            f"factory {attribute!r} needs arguments",
+            where=f"{place}:{attribute}",
+            got=", ".join(required),
+            expected="a function without required arguments",
+            mend=f"write one that calls it: def make(): return {attribute}(...)",
+        )
+    try:
+        return value()
+    except TorchferryError:
+        raise
+    except Exception as error:
+        raise _raises(f"factory {attribute!r}", f"{place}:{attribute}", error) from error
+
+
+def _raises(what: str, where: str, error: BaseException) -> SourceError:
+    if isinstance(error, (KeyboardInterrupt, TorchferryError)):
+        raise error
+    trace, line = error.__traceback__, ""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename != __file__ and "importlib" not in str(
+            trace.tb_frame.f_code.co_filename
+        ):
+            line = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError):
+        line = f"{error.filename}:{error.lineno}"
+    return SourceError(f"{what} fails", where=line or where, got=first_line(error))
+
+
+def _variables(
+    module: nn.Module, examples: Any, given: Given | None, text: str
+) -> tuple[Signature, tuple[tuple[torch.Tensor, ...], ...]]:
+    signature = getattr(module, "signature", None)
+    if signature is not None:
+        if not isinstance(signature, Signature):
+            raise SourceError(
+                "module.signature is not a Signature",
+                where=text,
+                got=type(signature).__name__,
+                expected="torchferry.Signature.of({'x': (3,)}, {'y': ()})",
+            )
+        values = given if given is not None else examples
+        calls = ()
+        if values is not None:
+            calls = (match_shapes(values, signature.inputs, signature.batch_ndim),)
+        return signature, calls
+    names = _forward_names(module)
+    values = given if given is not None else examples
+    if values is None:
+        raise SourceError(
+            "the names, shapes and dtypes of the model's inputs are not known",
+            where=text,
+            got="no signature, no example_inputs, no --inputs",
+            expected=f"example tensors by name for forward({', '.join(names)})",
+            mend="pass --inputs FILE, set module.example_inputs = {name: tensor with a batch}, "
+            "or declare module.signature = torchferry.Signature.of({name: shape}, {name: shape})",
+        )
+    if not isinstance(values, Mapping):
+        raise SourceError(
+            "example_inputs is not a dict by name", where=text, got=type(values).__name__
+        )
+    # A forward of *args has no names of its own: then the examples' names and order count.
+    values = ordered(values, names) if names else dict(values)
+    tensors = {
+        n: v if isinstance(v, torch.Tensor) else as_tensor(n, v, "float64") for n, v in values.items()
+    }
+    flat = [name for name, tensor in tensors.items() if tensor.ndim == 0]
+    if flat:
+        raise UsageError(
+            f"example input {flat[0]!r} has no batch dimension",
+            where=text,
+            got="shape []",
+            expected="shape [batch, ...]",
+        )
+    specs = tuple(
+        TensorSpec(n, tuple(t.shape[1:]), str(t.dtype).removeprefix("torch."))
+        for n, t in tensors.items()
+    )
+    return Signature(specs), (match_shapes(tensors, specs, 1),)
+
+
+def _forward_names(module: nn.Module) -> list[str]:
+    """Names of forward's positional parameters, or none where it takes ``*args``."""
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return []
+    return [
+        p.name
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]

@@ -1,0 +1,48 @@
+"""A loaded model in the one form that every later stage takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from exporter.contract import Finding, Origin, TensorSpec
+
+Inputs = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model and what is known of it before it has run.
+
+    ``module`` takes positional tensors in the order of ``inputs``, each ``(*batch, *own shape)``, and returns a
+    tensor, a tuple or a dict of tensors. ``named`` is the module whose ``named_parameters`` give the contract's
+    parameter names: a source may wrap what the user wrote. ``outputs`` may be empty or lack shapes; warmup
+    finds them. ``calls`` are inputs that were recorded or given, with ``batch_ndim`` leading dimensions;
+    ``default_dtype`` is the one under which the model is meant to run.
+    """
+
+    name: str
+    module: nn.Module
+    named: nn.Module
+    inputs: tuple[TensorSpec, ...]
+    origin: Origin
+    outputs: tuple[TensorSpec, ...] = ()
+    batch_ndim: int = 1
+    calls: tuple[Inputs, ...] = ()
+    default_dtype: torch.dtype = torch.float32
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What ``torchferry show`` prints of one model; ``note`` says why it cannot be exported as it is."""
+
+    name: str
+    kind: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    note: str = ""

@@ -1,0 +1,25 @@
+"""A check in its simplest form: calls, and the outputs that they must give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime_checks.runners.base import Call, Tensors
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """``label`` names the call within its check: a case, a batch size, a layout."""
+
+    check: str
+    label: str
+    call: Call
+    outputs: Tensors
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """A check that could not run, and why. It does not count as passed."""
+
+    check: str
+    reason: str

@@ -1,0 +1,80 @@
+"""A Python host's way to an archive: integrity first, then torch, then calls by variable name."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exporter import archive
+from exporter.contract import Contract
+from exporter.errors import UsageError, near
+
+
+class Model:
+    """A loaded archive. ``model(a, b)`` is ``forward``; ``model.call("forward", {"a": a})`` goes by name.
+
+    ``module`` is the TorchScript module itself, for whatever torch can do with it.
+    """
+
+    def __init__(self, contract: Contract, module: Any) -> None:
+        self.contract = contract
+        self.module = module
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.module(*inputs)
+
+    def call(self, method: str, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Outputs by name. Raises ``UsageError`` for an unknown method and for missing or extra inputs."""
+        if method not in self.contract.methods:
+            raise UsageError(
+                f"the archive has no method {method!r}", expected=near(method, self.contract.methods)
+            )
+        spec = self.contract.methods[method]
+        wrong = sorted(set(spec.inputs) ^ set(inputs))
+        if wrong:
+            raise UsageError(
+                f"method {method!r} does not take these inputs",
+                got=", ".join(map(repr, inputs)),
+                expected=", ".join(map(repr, spec.inputs)),
+            )
+        outputs = getattr(self.module, method)(*(inputs[name] for name in spec.inputs))
+        names = [o if isinstance(o, str) else "d {} / d {}".format(*o) for o in spec.outputs]
+        return dict(zip(names, outputs, strict=True))
+
+    def set_parameter(self, name: str, value: torch.Tensor) -> None:
+        """Change a parameter in place; the shape must be the contract's. Raises ``UsageError``."""
+        parameters = dict(self.module.named_parameters())
+        if name not in parameters:
+            raise UsageError(f"there is no parameter {name!r}", expected=near(name, parameters))
+        held = parameters[name]
+        if value.shape != held.shape:
+            raise UsageError(
+                f"parameter {name!r} has another shape",
+                got=str(list(value.shape)),
+                expected=str(list(held.shape)),
+            )
+        with torch.no_grad():
+            held.copy_(value)
+
+    def to(self, *target: Any) -> Model:
+        """Move parameters, buffers and constants, as ``torch.nn.Module.to`` does."""
+        self.module.to(*target)
+        return self
+
+    def __repr__(self) -> str:
+        inputs = "; ".join(s.describe() for s in self.contract.inputs)
+        outputs = "; ".join(s.describe() for s in self.contract.outputs)
+        return f"Model {self.contract.name}\n  inputs: {inputs}\n  outputs: {outputs}"
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
+    """Check the archive's records and load it. Raises ``ArchiveError`` for a damaged file."""
+    opened = archive.read(Path(path))
+    with warnings.catch_warnings():
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)
+        module = torch.jit.load(str(path), map_location=device)
+    return Model(opened.contract, module.eval())

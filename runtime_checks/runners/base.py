@@ -1,0 +1,47 @@
+"""What a runner is: it takes calls of an archive's methods and returns their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from exporter.contract import Contract
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a method. Strides of the inputs are kept on the way to the runner."""
+
+    method: str
+    inputs: Tensors
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outputs of a call, or the error that it raised."""
+
+    outputs: Tensors = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Results in the order of the calls, and what the runner shows of the process that they ran in."""
+
+    results: tuple[Result, ...]
+    evidence: dict[str, object] = field(default_factory=dict)
+
+
+class Runner(Protocol):
+    """Raises ``RunError`` where the archive does not load or the process ends, ``MissingRuntimeError`` where the
+    runtime is not there."""
+
+    name: str
+
+    def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run: ...

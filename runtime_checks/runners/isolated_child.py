@@ -1,0 +1,106 @@
+"""The process of ``isolated_python``: standard library and torch only, so nothing of torchferry is imported here.
+
+Reads a job (JSON) from standard input, writes results to the file that the job names, and prints as its last line
+what shows the isolation: what importing the source library gave, the import path, foreign modules (none).
+"""
+
+import importlib
+import importlib.machinery
+import json
+import resource
+import sys
+
+
+class OnlyTorch:
+    """A meta path finder: torch's own packages from their folders, every other name refused by an error."""
+
+    def __init__(self, packages):
+        self.packages = packages
+
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in sys.stdlib_module_names:
+            return None
+        if top in self.packages:
+            places = path if path is not None else [self.packages[top]]
+            return importlib.machinery.PathFinder.find_spec(name, places, target)
+        raise ModuleNotFoundError(
+            f"{name!r} cannot be imported: this process has torch and the standard library only",
+            name=name,
+        )
+
+
+def isolate(job):
+    resource.setrlimit(resource.RLIMIT_AS, (job["memory"], job["memory"]))
+    seconds = int(job["seconds"]) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.meta_path.insert(0, OnlyTorch(job["packages"]))
+
+
+def try_imports(names):
+    outcome = {}
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            outcome[name] = f"{type(error).__name__}: {error}"
+        else:
+            outcome[name] = "imported"
+    return outcome
+
+
+def foreign_modules(packages):
+    allowed = {*sys.stdlib_module_names, *packages, "__main__"}
+    return sorted(
+        name
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] not in allowed
+        and getattr(module, "__file__", None) not in (None, __file__)
+    )
+
+
+def describe(error):
+    """The last line of a TorchScript error is the message; what comes before it is the traceback."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+
+
+def main():
+    job = json.load(sys.stdin)
+    isolate(job)
+    import warnings
+
+    warnings.simplefilter("ignore")
+    import torch
+
+    torch.set_default_dtype(torch.float32)
+    torch.set_num_threads(1)
+    evidence = {
+        "refused": try_imports(job["refused"]),
+        "sys_path": sys.path,
+        "torch": torch.__version__,
+        "default_dtype": str(torch.get_default_dtype()),
+    }
+    results = []
+    try:
+        module = torch.jit.load(job["archive"], map_location="cpu")
+    except Exception as error:
+        evidence["load_error"] = f"{type(error).__name__}: {error}"
+    else:
+        module.eval()
+        for method, inputs in torch.load(job["calls"], weights_only=True):
+            try:
+                with torch.inference_mode():
+                    outputs = getattr(module, method)(*inputs)
+                if not isinstance(outputs, tuple):
+                    raise TypeError(f"{type(outputs).__name__} returned instead of a tuple")
+                results.append({"outputs": [t.clone() for t in outputs], "error": ""})
+            except Exception as error:
+                results.append({"outputs": [], "error": describe(error)})
+    evidence["foreign_modules"] = foreign_modules(job["packages"])
+    torch.save(results, job["results"])
+    print(json.dumps(evidence))
+
+
+main()

@@ -1,0 +1,168 @@
+"""Verification of an archive: integrity, isolation, every check, one report."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from exporter import archive
+from exporter.archive import Archive, Case
+from exporter.contract import Contract
+from runtime_checks.checks import batches, parity
+from runtime_checks.checks.expectation import Expectation, NotRun
+from runtime_checks.compare import Comparison, compare
+from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult, OutputResult, Report
+from runtime_checks.runners.base import Result, Run, Runner
+from runtime_checks.runners.isolated_python import IsolatedPython
+
+INTEGRITY, ISOLATION = "integrity", "source library absent"
+
+
+def examine(path: Path, *, fresh: Sequence[Case] | None = None, runner: Runner | None = None) -> Report:
+    """Run every check on the archive at ``path`` and say what was found; a mismatch is in the report, not raised.
+
+    ``fresh`` are cases that an export made for the occasion. Raises ``ArchiveError`` for a damaged file and for one
+    that does not load.
+    """
+    runner = runner or IsolatedPython()
+    seconds: dict[str, float] = {}
+    start = time.perf_counter()
+    opened = archive.read(path)
+    cases = opened.cases()
+    expectations, skipped = _expectations(opened.contract, cases, fresh)
+    seconds["integrity"] = time.perf_counter() - start
+    start = time.perf_counter()
+    run = runner.run(path, opened.contract, [e.call for e in expectations])
+    seconds["run"] = time.perf_counter() - start
+    start = time.perf_counter()
+    judged = [
+        _judge(e, r, opened.contract) for e, r in zip(expectations, run.results, strict=True)
+    ]
+    checks = [_integrity(opened), _isolation(run)]
+    for name in dict.fromkeys(e.check for e in expectations):
+        checks.append(_check(name, [(e, j) for e, j in zip(expectations, judged, strict=True) if e.check == name]))
+    checks += [CheckResult(s.check, NOT_RUN, detail=s.reason) for s in skipped]
+    outputs = _outputs(opened.contract, expectations, judged)
+    seconds["compare"] = time.perf_counter() - start
+    return Report(
+        archive=str(path),
+        model=opened.contract.name,
+        runtime=runner.name,
+        device="cpu",
+        checks=tuple(checks),
+        outputs=outputs,
+        evidence=run.evidence,
+        findings=tuple(dataclasses.asdict(f) for f in opened.contract.findings),
+        seconds=seconds,
+    )
+
+
+def verify(path: Path, *, fresh: Sequence[Case] | None = None, runner: Runner | None = None) -> Report:
+    """``examine``, with a failed check raised as ``MismatchError``."""
+    report = examine(path, fresh=fresh, runner=runner)
+    report.raise_if_failed()
+    return report
+
+
+def _expectations(
+    contract: Contract, cases: Sequence[Case], fresh: Sequence[Case] | None
+) -> tuple[list[Expectation], list[NotRun]]:
+    planned: list[Expectation | NotRun] = [*parity.stored(cases)]
+    anew = parity.fresh(fresh)
+    planned += [anew] if isinstance(anew, NotRun) else anew
+    planned += batches.laws(contract, cases)
+    return (
+        [p for p in planned if isinstance(p, Expectation)],
+        [p for p in planned if isinstance(p, NotRun)],
+    )
+
+
+# One comparison an output; a call that raised has a failed one with the error as its reason.
+Judged = tuple[Comparison, ...]
+
+
+def _judge(expectation: Expectation, result: Result, contract: Contract) -> Judged:
+    names = contract.methods[expectation.call.method].outputs
+    if result.error or len(result.outputs) != len(names):
+        reason = result.error or f"{len(result.outputs)} outputs instead of {len(names)}"
+        return tuple(Comparison(False, reason) for _ in names)
+    judged = []
+    for name, got, wanted in zip(names, result.outputs, expectation.outputs, strict=True):
+        output = name if isinstance(name, str) else name[0]
+        dtype = str(wanted.dtype).removeprefix("torch.")
+        judged.append(compare(got, wanted, contract.tolerance.bounds(output, dtype)))
+    return tuple(judged)
+
+
+def _integrity(opened: Archive) -> CheckResult:
+    return CheckResult(
+        INTEGRITY, PASSED, detail=f"{len(opened.records)} records agree with the manifest"
+    )
+
+
+def _isolation(run: Run) -> CheckResult:
+    """What the runner showed: every source library was tried and refused, and nothing foreign was loaded."""
+    refused: Any = run.evidence.get("refused")
+    foreign: Any = run.evidence.get("foreign_modules")
+    if refused is None or foreign is None:
+        return CheckResult(ISOLATION, NOT_RUN, detail="this runner is no Python process")
+    there = [name for name, outcome in refused.items() if outcome == "imported"] + list(foreign)
+    if there:
+        return CheckResult(ISOLATION, FAILED, detail=f"importable or loaded: {', '.join(there)}")
+    shown = ", ".join(f"import {name} fails" for name in refused) or "nothing foreign loaded"
+    return CheckResult(ISOLATION, PASSED, detail=shown)
+
+
+def _check(name: str, results: Sequence[tuple[Expectation, Judged]]) -> CheckResult:
+    bad = [(e, c) for e, judged in results for c in judged if not c.passed]
+    if not bad:
+        labels = ", ".join(e.label for e, _ in results)
+        return CheckResult(name, PASSED, len(results), labels)
+    expectation, comparison = bad[0]
+    failed = {e.label for e, _ in bad}
+    return CheckResult(
+        name,
+        FAILED,
+        len(results),
+        f"{len(failed)} of {len(results)} calls; first {expectation.label!r}: {comparison.reason}",
+    )
+
+
+def _outputs(
+    contract: Contract, expectations: Sequence[Expectation], judged: Sequence[Judged]
+) -> tuple[OutputResult, ...]:
+    results = []
+    for method, spec in contract.methods.items():
+        for i, name in enumerate(spec.outputs):
+            seen = [
+                (e, j[i]) for e, j in zip(expectations, judged, strict=True) if e.call.method == method
+            ]
+            if not seen:
+                continue
+            expectation, worst = max(seen, key=lambda pair: (not pair[1].passed, pair[1].max_abs))
+            figures = dataclasses.replace(
+                worst,
+                max_abs=max(c.max_abs for _, c in seen),
+                max_rel=max(c.max_rel for _, c in seen),
+                max_ulp=max(c.max_ulp for _, c in seen),
+            )
+            text = name if isinstance(name, str) else "d {} / d {}".format(*name)
+            at = f"{expectation.check}, {expectation.label}" if worst.worst or worst.reason else ""
+            results.append(OutputResult(text, figures, at, _inputs_at(contract, expectation, worst)))
+    return tuple(results)
+
+
+def _inputs_at(contract: Contract, expectation: Expectation, worst: Comparison) -> dict[str, Any]:
+    """The inputs of the element of the batch in which the worst element lies."""
+    specs = {s.name: s for s in contract.inputs}
+    found: dict[str, Any] = {}
+    names = contract.methods[expectation.call.method].inputs
+    for name, value in zip(names, expectation.call.inputs, strict=True):
+        lead = value.ndim - len(specs[name].shape) if contract.batch.ndim else 0
+        at = worst.worst[:lead]
+        if len(at) == lead and all(i < n for i, n in zip(at, value.shape, strict=False)):
+            found[name] = value[at].tolist()
+    return found
