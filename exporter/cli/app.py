@@ -6,13 +6,15 @@ import signal
 import sys
 from types import FrameType
 
-import click
 import typer
 
 from exporter import __version__
 from exporter.cli import export, inspect, show, sweep, verify
 from exporter.cli.printing import print_error
-from exporter.errors import INTERRUPTED, TorchferryError
+from exporter.errors import INTERRUPTED, TorchferryError, UsageError
+
+# typer ships its own click from some version on, and depends on the package before it.
+ClickException = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 app = typer.Typer(
     name="torchferry",
@@ -55,12 +57,14 @@ def run(arguments: list[str]) -> int:
     except TorchferryError as error:
         print_error(error, as_json="--json" in arguments)
         return error.exit_code
-    except click.exceptions.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted: nothing was left behind\n")
         return INTERRUPTED
+    except Exception as error:
+        if not isinstance(error, ClickException):
+            raise
+        error.show()  # pyright: ignore[reportAttributeAccessIssue]
+        return UsageError.exit_code
     finally:
         signal.signal(signal.SIGTERM, before)
 

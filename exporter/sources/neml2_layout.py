@@ -58,7 +58,7 @@ def find(model: Any, calls: Sequence[Call], settings: Any, wrap: Wrap) -> Layout
         # Whether elements are independent cannot be told from inputs that were made up; warmup will say.
         return Layout(_specs(names, types, own, ()), sub_batch, 1, ())
     whole = tuple(
-        v.data.expand(*batches[0], *shape).clone() for v, shape in zip(calls[0], own, strict=True)
+        v.data.expand((*batches[0], *shape)).clone() for v, shape in zip(calls[0], own, strict=True)
     )
     return Layout(_specs(names, types, own, tuple(batches[0])), sub_batch, 0, (whole,))
 
@@ -117,7 +117,7 @@ def _rows(
             continue
         rows.append(
             tuple(
-                v.data.expand(*whole, *shape).reshape(-1, *extra, *shape).to(torch.float64).clone()
+                v.data.expand((*whole, *shape)).reshape((-1, *extra, *shape)).to(torch.float64).clone()
                 for v, shape in zip(call, own, strict=True)
             )
         )
