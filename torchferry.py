@@ -1,8 +1,8 @@
 """torchferry's public Python API: ``export``, ``load``, ``verify`` and the types that they speak of.
 
-    import torchferry
-    torchferry.export("model.i", models=["eq"], output="eq.pt")
-    model = torchferry.load("eq.pt")
+import torchferry
+torchferry.export("model.i", models=["eq"], output="eq.pt")
+model = torchferry.load("eq.pt")
 """
 
 from __future__ import annotations
@@ -81,8 +81,6 @@ def export(
     )
 
 
-def verify(
-    path: str | Path, *, time_limit: float = TIME_LIMIT, memory_limit: float = MEMORY_LIMIT
-) -> Report:
+def verify(path: str | Path, *, time_limit: float = TIME_LIMIT, memory_limit: float = MEMORY_LIMIT) -> Report:
     """Check an archive in a fresh process without its source library. Raises ``MismatchError`` or ``ArchiveError``."""
     return _verify(Path(path), runner=_IsolatedPython(time_limit, int(memory_limit * 2**30)))

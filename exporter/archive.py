@@ -94,8 +94,7 @@ def unpack_cases(data: bytes, contract: Contract, where: str) -> tuple[Case, ...
     for (name, method), values in found.items():
         spec = contract.methods.get(method)
         expected = (
-            {("in", i) for i in range(len(spec.inputs))}
-            | {("out", i) for i in range(len(spec.outputs))}
+            {("in", i) for i in range(len(spec.inputs))} | {("out", i) for i in range(len(spec.outputs))}
             if spec
             else set()
         )
@@ -110,9 +109,7 @@ def unpack_cases(data: bytes, contract: Contract, where: str) -> tuple[Case, ...
         outputs = tuple(values["out", i] for i in range(len(spec.outputs)))
         cases.append(Case(name, method, inputs, outputs))
     if not cases:
-        raise ArchiveError(
-            "the archive holds no cases", where=where, mend="export the model again"
-        )
+        raise ArchiveError("the archive holds no cases", where=where, mend="export the model again")
     return tuple(cases)
 
 
@@ -136,7 +133,10 @@ def write(path: Path, module: Any, contract: Contract, cases: Sequence[Case], gr
         # A fixed date: zipfile would write the time of day into the record's header.
         record = zipfile.ZipInfo(f"{folder}/extra/{MANIFEST}")
         archive.writestr(record, _manifest_bytes(manifest))
-    path.write_bytes(buffer.getvalue())
+    try:
+        path.write_bytes(buffer.getvalue())
+    except OSError as error:
+        raise _unwritable(path.parent, error) from None
 
 
 @contextlib.contextmanager
@@ -159,14 +159,16 @@ def replacing(path: Path) -> Iterator[Path]:
     beside = Path(name)
     try:
         yield beside
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        beside.chmod(0o666 & ~umask)
-        beside.replace(path)
-    except OSError as error:
-        raise _unwritable(path, error) from None
+        try:
+            with beside.open("rb") as file:
+                os.fsync(file.fileno())
+            # mkstemp keeps others out; the archive gets what any new file would
+            umask = os.umask(0)
+            os.umask(umask)
+            beside.chmod(0o666 & ~umask)
+            beside.replace(path)
+        except OSError as error:
+            raise _unwritable(path, error) from None
     finally:
         beside.unlink(missing_ok=True)
 
@@ -186,9 +188,7 @@ def read(path: Path) -> Archive:
             expected="a .pt file that torchferry wrote",
         )
     if path.stat().st_size == 0:
-        raise ArchiveError(
-            "the archive is empty", where=where, got="0 bytes", mend="export it again"
-        )
+        raise ArchiveError("the archive is empty", where=where, got="0 bytes", mend="export it again")
     try:
         with zipfile.ZipFile(path) as archive:
             return _read(archive, path)
@@ -227,9 +227,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
             expected=f"the record extra/{CONTRACT} and its companions",
             mend="make it with `torchferry export`",
         )
-    manifest_bytes = (
-        archive.read(f"{folder}/extra/{MANIFEST}") if MANIFEST not in missing else b"{}"
-    )
+    manifest_bytes = archive.read(f"{folder}/extra/{MANIFEST}") if MANIFEST not in missing else b"{}"
     manifest = _parse_manifest(manifest_bytes, where)
     listed = {*manifest, f"extra/{MANIFEST}"}
     if missing or set(sizes) != listed:

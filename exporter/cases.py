@@ -42,9 +42,7 @@ def fresh_cases(warm: Warmup, seed: int) -> tuple[tuple[Case, ...], tuple[Findin
         if not warm.source.batch_ndim:
             drawn = [warm.sampler.draw(0, generator) for _ in range(5)]
             return tuple(_case(warm, f"drawn {i}", x) for i, x in enumerate(drawn)), ()
-        cases = [
-            _case(warm, f"batch {n}", warm.sampler.draw(n, generator)) for n in warm.batch.sizes
-        ]
+        cases = [_case(warm, f"batch {n}", warm.sampler.draw(n, generator)) for n in warm.batch.sizes]
         size = warm.traced_sizes[1]
         strided = tuple(map(spread_out, warm.sampler.draw(size, generator)))
         cases.append(_case(warm, "non-contiguous", strided))
@@ -93,8 +91,7 @@ def _unbatched(warm: Warmup, generator: torch.Generator) -> Case | Finding:
 
 def _agree(a: Inputs, b: Inputs) -> bool:
     return all(
-        x.shape == y.shape
-        and (same_bits(x, y) or torch.allclose(x, y, rtol=1e-9, atol=0.0, equal_nan=True))
+        x.shape == y.shape and (same_bits(x, y) or torch.allclose(x, y, rtol=1e-9, atol=0.0, equal_nan=True))
         for x, y in zip(a, b, strict=True)
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import graphlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,10 +70,7 @@ class ComposedModel(nn.Module):
         self._gives = {label: [s.name for s in signatures[label].outputs] for label in labels}
         variables = _variables(signatures)
         consumed = {name for label in labels for name in self._takes[label]}
-        inputs = [
-            n for n in dict.fromkeys(x for la in self._order for x in self._takes[la])
-            if n not in producer
-        ]
+        inputs = [n for n in dict.fromkeys(x for la in self._order for x in self._takes[la]) if n not in producer]
         for extra in additional_outputs:
             if extra not in producer:
                 raise UsageError(
@@ -80,17 +78,12 @@ class ComposedModel(nn.Module):
                     expected=near(extra, producer),
                 )
         outputs = [
-            n
-            for label in self._order
-            for n in self._gives[label]
-            if n not in consumed or n in additional_outputs
+            n for label in self._order for n in self._gives[label] if n not in consumed or n in additional_outputs
         ]
-        self.signature = Signature(
-            tuple(variables[n] for n in inputs), tuple(variables[n] for n in outputs)
-        )
+        self.signature = Signature(tuple(variables[n] for n in inputs), tuple(variables[n] for n in outputs))
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values = dict(zip((s.name for s in self.signature.inputs), inputs, strict=True))
+        values: dict[str, Any] = dict(zip((s.name for s in self.signature.inputs), inputs, strict=True))
         for label in self._order:
             result = self.get_submodule(label)(*(values[n] for n in self._takes[label]))
             if isinstance(result, Mapping):
@@ -169,11 +162,8 @@ def _order(signatures: Mapping[str, Signature], producer: Mapping[str, str]) -> 
         # graphlib lists each node before the one that needs it
         links = [
             f"{giver!r} gives {name!r} to {taker!r}"
-            for giver, taker in zip(cycle, cycle[1:], strict=False)
-            for name in sorted(
-                {s.name for s in signatures[giver].outputs}
-                & {s.name for s in signatures[taker].inputs}
-            )
+            for giver, taker in itertools.pairwise(cycle)
+            for name in sorted({s.name for s in signatures[giver].outputs} & {s.name for s in signatures[taker].inputs})
         ]
         raise UsageError(
             "the modules form a cycle",

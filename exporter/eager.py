@@ -90,10 +90,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.numel() == 0 or a.device.type == "meta":
         return True
-    left, right = (
-        t.detach().contiguous().reshape(-1).resolve_conj().resolve_neg().view(torch.uint8)
-        for t in (a, b)
-    )
+    left, right = (t.detach().contiguous().reshape(-1).resolve_conj().resolve_neg().view(torch.uint8) for t in (a, b))
     return torch.equal(left, right)
 
 

@@ -32,9 +32,7 @@ class TorchferryError(Exception):
 
     exit_code = 1
 
-    def __init__(
-        self, what: str, *, where: str = "", got: str = "", expected: str = "", mend: str = ""
-    ) -> None:
+    def __init__(self, what: str, *, where: str = "", got: str = "", expected: str = "", mend: str = "") -> None:
         self.what = what
         self.details = {
             key: value
@@ -50,12 +48,7 @@ class TorchferryError(Exception):
         super().__init__("\n".join(lines))
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "error": type(self).__name__,
-            "exit_code": self.exit_code,
-            "what": self.what,
-            **self.details,
-        }
+        return {"error": type(self).__name__, "exit_code": self.exit_code, "what": self.what, **self.details}
 
 
 class UsageError(TorchferryError):
@@ -99,7 +92,10 @@ class RunError(ArchiveError):
 
 
 class MismatchError(TorchferryError):
+    """``report`` is the whole of what verification found."""
+
     exit_code = 5
+    report: Any = None
 
 
 class MissingRuntimeError(TorchferryError):

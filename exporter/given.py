@@ -40,9 +40,7 @@ def read_inputs(path: Path) -> Given:
     except UsageError:
         raise
     except ImportError as error:
-        raise UsageError(
-            "numpy is needed to read .npz files", got=str(error), mend="pip install numpy"
-        ) from None
+        raise UsageError("numpy is needed to read .npz files", got=str(error), mend="pip install numpy") from None
     except Exception as error:
         raise UsageError(
             "the file of inputs cannot be read",
@@ -89,15 +87,11 @@ def as_tensor(name: str, value: Any, dtype: str) -> torch.Tensor:
         try:
             tensor = torch.tensor(value, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise UsageError(
-                f"input {name!r} is not an array of numbers", got=first_line(error)
-            ) from None
+            raise UsageError(f"input {name!r} is not an array of numbers", got=first_line(error)) from None
         if not wanted.is_floating_point and not wanted.is_complex:
             whole = tensor.to(wanted)
             if not torch.equal(whole.to(torch.float64), tensor):
-                raise UsageError(
-                    f"input {name!r} has numbers that {dtype} cannot hold", got=str(value)[:80]
-                )
+                raise UsageError(f"input {name!r} has numbers that {dtype} cannot hold", got=str(value)[:80])
         return tensor.to(wanted)
     kinds = [(t.is_floating_point, t.is_complex) for t in (tensor.dtype, wanted)]
     if kinds[0] != kinds[1] or (dtype not in FLOATING and tensor.dtype != wanted):
@@ -110,9 +104,7 @@ def as_tensor(name: str, value: Any, dtype: str) -> torch.Tensor:
     return tensor.to(wanted)
 
 
-def match_shapes(
-    given: Given, specs: Sequence[TensorSpec], batch_ndim: int
-) -> tuple[torch.Tensor, ...]:
+def match_shapes(given: Given, specs: Sequence[TensorSpec], batch_ndim: int) -> tuple[torch.Tensor, ...]:
     """Given values as one call: ``batch_ndim`` equal leading dimensions, then each variable's own shape.
 
     A value without a batch is repeated over the others' batch.

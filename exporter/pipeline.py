@@ -96,9 +96,7 @@ def export_source(
     return Exported(path, contract, report, clock.seconds)
 
 
-def contract_of(
-    warm: Warmup, operators: tuple[str, ...], findings: tuple[Finding, ...]
-) -> Contract:
+def contract_of(warm: Warmup, operators: tuple[str, ...], findings: tuple[Finding, ...]) -> Contract:
     source = warm.source
     outputs = warm.output_specs
     return Contract(
@@ -109,11 +107,7 @@ def contract_of(
         inputs=source.inputs,
         outputs=outputs,
         batch=warm.batch,
-        methods={
-            METHOD: MethodSpec(
-                tuple(s.name for s in source.inputs), tuple(s.name for s in outputs)
-            )
-        },
+        methods={METHOD: MethodSpec(tuple(s.name for s in source.inputs), tuple(s.name for s in outputs))},
         parameters=tuple(
             ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
             for name, p in source.named.named_parameters()

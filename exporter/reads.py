@@ -87,11 +87,13 @@ class ReadRecorder(TorchFunctionMode):
             self.reads.append(Read(kind, user_line(), str(shown)))
             return value
         if tracing and func in _CONSTANTS and not _has_tensor((args, kwargs)):
-            torch._C._set_tracing_state(None)  # pyright: ignore[reportArgumentType]
+            # the stubs of torch._C do not know this function
+            set_tracing_state = getattr(torch._C, "_set_tracing_state")  # noqa: B009
+            set_tracing_state(None)
             try:
                 return func(*args, **kwargs)
             finally:
-                torch._C._set_tracing_state(tracing)
+                set_tracing_state(tracing)
         return func(*args, **kwargs)
 
 
@@ -103,6 +105,4 @@ def _has_tensor(value: Any) -> bool:
     # numpy arrays may share memory with a tensor; only plain numbers are known to be constants
     if isinstance(value, (list, tuple)):
         return any(map(_has_tensor, value))
-    return not isinstance(
-        value, (bool, int, float, complex, str, torch.dtype, torch.device, type(None))
-    )
+    return not isinstance(value, (bool, int, float, complex, str, torch.dtype, torch.device, type(None)))

@@ -25,8 +25,7 @@ class Rename:
             raise UsageError(
                 "a rename is not understood",
                 where=f"--rename {text!r}",
-                expected="OLD:NEW with one colon, for example 'state/*~1:old_state/*'; "
-                "no more * in NEW than in OLD",
+                expected="OLD:NEW with one colon, for example 'state/*~1:old_state/*'; no more * in NEW than in OLD",
             )
         return cls(old, new)
 
@@ -36,9 +35,7 @@ class Rename:
         if match is None:
             return None
         head, *tail = self.new.split("*")
-        return head + "".join(
-            text + part for text, part in zip(match.groups(), tail, strict=False)
-        )
+        return head + "".join(text + part for text, part in zip(match.groups(), tail, strict=False))
 
 
 def renamed(contract: Contract, renames: Sequence[Rename]) -> Contract:
@@ -79,10 +76,7 @@ def renamed(contract: Contract, renames: Sequence[Rename]) -> Contract:
         return dataclasses.replace(
             spec,
             inputs=tuple(map(name_of, spec.inputs)),
-            outputs=tuple(
-                name_of(o) if isinstance(o, str) else (name_of(o[0]), name_of(o[1]))
-                for o in spec.outputs
-            ),
+            outputs=tuple(name_of(o) if isinstance(o, str) else (name_of(o[0]), name_of(o[1])) for o in spec.outputs),
         )
 
     return dataclasses.replace(

@@ -30,9 +30,7 @@ class Sampler:
         if self.rows is not None and self.batch_ndim and self.specs:
             count = self.rows[0].shape[0]
             picked = torch.randint(count, lead, generator=generator)
-        return tuple(
-            self._draw(i, spec, lead, picked, generator) for i, spec in enumerate(self.specs)
-        )
+        return tuple(self._draw(i, spec, lead, picked, generator) for i, spec in enumerate(self.specs))
 
     def _draw(
         self,
@@ -51,17 +49,14 @@ class Sampler:
             return values
         scale = float(rows.detach().abs().max()) if rows.numel() else 0.0
         relative, absolute = (
-            torch.rand(values.shape, generator=generator, dtype=torch.float64) * 2 - 1
-            for _ in range(2)
+            torch.rand(values.shape, generator=generator, dtype=torch.float64) * 2 - 1 for _ in range(2)
         )
         spread = hint.spread
         noisy = values.to(torch.float64) * (1 + spread * relative)
         return (noisy + spread * (scale or SCALE_OF_ZEROS) * absolute).to(dtype)
 
 
-def uniform(
-    spec: TensorSpec, lead: tuple[int, ...], generator: torch.Generator
-) -> torch.Tensor:
+def uniform(spec: TensorSpec, lead: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     low, high, dtype = spec.sampling.low, spec.sampling.high, getattr(torch, spec.dtype)
     shape = (*lead, *spec.shape)
     if dtype == torch.bool:

@@ -22,9 +22,7 @@ VERIFIED, REFUSED, CRASHED = "verified", "refused", "crashed"
 class Export(Protocol):
     """``torchferry.export``: raises for whatever is not exported and verified."""
 
-    def __call__(
-        self, source: str, *, models: Sequence[str], output: Path, seed: int
-    ) -> list[Exported]: ...
+    def __call__(self, source: str, *, models: Sequence[str], output: Path, seed: int) -> list[Exported]: ...
 
 
 @dataclass(frozen=True)
@@ -72,9 +70,7 @@ def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[T
                 rows.append(_row(label, "", True, error, 0.0))
                 continue
             place = output / label.with_suffix("")
-            tasks += [
-                Task(folder, file, name, name in driven, place / f"{name}.pt", seed) for name in names
-            ]
+            tasks += [Task(folder, file, name, name in driven, place / f"{name}.pt", seed) for name in names]
     if not tasks and not rows:
         raise UsageError(
             "there is no input file to sweep",

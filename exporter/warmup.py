@@ -93,9 +93,7 @@ def find_inputs(source: Source, generator: torch.Generator) -> tuple[Sampler, In
     failure: str = ""
     for low, high in ((-1.0, 1.0), (0.1, 1.0), (1e-3, 0.1)):
         specs = tuple(
-            spec if spec.sampling != Sampling() else dataclasses.replace(
-                spec, sampling=Sampling("uniform", low, high)
-            )
+            spec if spec.sampling != Sampling() else dataclasses.replace(spec, sampling=Sampling("uniform", low, high))
             for spec in source.inputs
         )
         sampler = Sampler(specs, source.batch_ndim, None)
@@ -177,15 +175,12 @@ def repeat(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
             where=", ".join(dict.fromkeys(r.where for r in recorder.reads)),
             got=f"{read.kind} gave {read.value}" if read.value else read.kind,
             expected="a forward that computes with tensors only",
-            mend="replace a branch by torch.where and a loop count by a fixed number; "
-            "make a constant in __init__",
+            mend="replace a branch by torch.where and a loop count by a fixed number; make a constant in __init__",
         )
     return first
 
 
-def _refuse_changes(
-    source: Source, inputs: Inputs, pristine: Inputs, before: dict[str, torch.Tensor]
-) -> None:
+def _refuse_changes(source: Source, inputs: Inputs, pristine: Inputs, before: dict[str, torch.Tensor]) -> None:
     after = state(source.named)
     changed = [
         f"input {spec.name!r}"
@@ -226,16 +221,16 @@ def output_specs(
     generator: torch.Generator,
 ) -> tuple[tuple[TensorSpec, ...], tuple[bool, ...]]:
     declared = {spec.name: spec for spec in source.outputs}
-    if not source.batch_ndim:
-        runs = [seen]
-    else:
+    runs = [seen]
+    if source.batch_ndim:
         runs = [evaluate(source, sampler.draw(size, generator)) for size in sizes]
     specs, constant = [], []
     for name, value in seen.items():
         shapes = [tuple(run[name].shape) for run in runs]
-        carries = all(
-            shape[:1] == (size,) for shape, size in zip(shapes, sizes, strict=False)
-        ) and len({shape[1:] for shape in shapes}) == 1
+        carries = (
+            all(shape[:1] == (size,) for shape, size in zip(shapes, sizes, strict=False))
+            and len({shape[1:] for shape in shapes}) == 1
+        )
         same = len(set(shapes)) == 1 and all(same_bits(r[name], runs[0][name]) for r in runs)
         if source.batch_ndim and not carries and not same:
             raise CaptureError(
@@ -259,9 +254,7 @@ def output_specs(
     return tuple(specs), tuple(constant)
 
 
-def admitted_batches(
-    source: Source, sampler: Sampler, traced: int, generator: torch.Generator
-) -> Batch:
+def admitted_batches(source: Source, sampler: Sampler, traced: int, generator: torch.Generator) -> Batch:
     """The sizes of ``LADDER`` that eager mode itself runs; the archive is held to the same ones."""
     if not source.batch_ndim:
         return Batch(0, limits="fixed shapes: the elements of a batch are not independent")

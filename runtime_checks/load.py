@@ -29,9 +29,7 @@ class Model:
     def call(self, method: str, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Outputs by name. Raises ``UsageError`` for an unknown method and for missing or extra inputs."""
         if method not in self.contract.methods:
-            raise UsageError(
-                f"the archive has no method {method!r}", expected=near(method, self.contract.methods)
-            )
+            raise UsageError(f"the archive has no method {method!r}", expected=near(method, self.contract.methods))
         spec = self.contract.methods[method]
         wrong = sorted(set(spec.inputs) ^ set(inputs))
         if wrong:

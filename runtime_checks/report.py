@@ -64,14 +64,13 @@ class Report:
             f"archive of {self.model!r} does not agree with eager mode",
             where="; ".join(f"check {c.check!r}: {c.detail}" for c in failed),
             got="; ".join(
-                f"{o.output!r} at {o.at} {list(o.comparison.worst)}: "
-                f"{o.comparison.got or o.comparison.reason}"
+                f"{o.output!r} at {o.at} {list(o.comparison.worst)}: {o.comparison.got or o.comparison.reason}"
                 for o in worst
             ),
             expected="; ".join(f"{o.comparison.expected}" for o in worst if o.comparison.expected),
             mend="the inputs of the worst element are in the report (--json); compare the model's own code there",
         )
-        error.report = self  # pyright: ignore[reportAttributeAccessIssue]
+        error.report = self
         raise error
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,17 +102,16 @@ def render(report: Report) -> RenderableType:
         outputs.add_column(column, overflow="fold")
     for result in report.outputs:
         c = result.comparison
+        differs = c.max_abs > 0 or not c.passed
         outputs.add_row(
             Text(result.output, style="" if c.passed else _STYLES[FAILED]),
             f"{c.max_abs:.2e}",
             f"{c.max_rel:.2e}",
             str(c.max_ulp) if c.max_ulp >= 0 else "-",
-            f"{result.at} {list(c.worst)}" if result.at else "",
-            "; ".join(f"{k}={_short(v)}" for k, v in result.inputs.items()),
+            f"{result.at} {list(c.worst)}" if differs else "none",
+            "; ".join(f"{k}={_short(v)}" for k, v in result.inputs.items()) if differs else "",
         )
-    verdict = (
-        Text("verified", style="bold green") if report.passed else Text("NOT VERIFIED", style="bold red")
-    )
+    verdict = Text("verified", style="bold green") if report.passed else Text("NOT VERIFIED", style="bold red")
     return Group(checks, outputs, verdict)
 
 

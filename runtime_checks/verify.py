@@ -38,9 +38,7 @@ def examine(path: Path, *, fresh: Sequence[Case] | None = None, runner: Runner |
     run = runner.run(path, opened.contract, [e.call for e in expectations])
     seconds["run"] = time.perf_counter() - start
     start = time.perf_counter()
-    judged = [
-        _judge(e, r, opened.contract) for e, r in zip(expectations, run.results, strict=True)
-    ]
+    judged = [_judge(e, r, opened.contract) for e, r in zip(expectations, run.results, strict=True)]
     checks = [_integrity(opened), _isolation(run)]
     for name in dict.fromkeys(e.check for e in expectations):
         checks.append(_check(name, [(e, j) for e, j in zip(expectations, judged, strict=True) if e.check == name]))
@@ -98,9 +96,7 @@ def _judge(expectation: Expectation, result: Result, contract: Contract) -> Judg
 
 
 def _integrity(opened: Archive) -> CheckResult:
-    return CheckResult(
-        INTEGRITY, PASSED, detail=f"{len(opened.records)} records agree with the manifest"
-    )
+    return CheckResult(INTEGRITY, PASSED, detail=f"{len(opened.records)} records agree with the manifest")
 
 
 def _isolation(run: Run) -> CheckResult:
@@ -137,9 +133,7 @@ def _outputs(
     results = []
     for method, spec in contract.methods.items():
         for i, name in enumerate(spec.outputs):
-            seen = [
-                (e, j[i]) for e, j in zip(expectations, judged, strict=True) if e.call.method == method
-            ]
+            seen = [(e, j[i]) for e, j in zip(expectations, judged, strict=True) if e.call.method == method]
             if not seen:
                 continue
             expectation, worst = max(seen, key=lambda pair: (not pair[1].passed, pair[1].max_abs))

@@ -1,21 +1,20 @@
+# Rates of three variables, as in NEML2's tutorial on compilation: a_rate = (a - a~1) / (t - t~1), and so on.
+# `a~1` is the value of `a` one step before.
 [Models]
-  [ra]
+  [rate_a]
     type = ScalarVariableRate
     variable = 'a'
-    variable_rate = 'a_rate'
   []
-  [rb]
+  [rate_b]
     type = ScalarVariableRate
     variable = 'b'
-    variable_rate = 'b_rate'
   []
-  [rc]
+  [rate_c]
     type = ScalarVariableRate
     variable = 'c'
-    variable_rate = 'c_rate'
   []
   [eq]
     type = ComposedModel
-    models = 'ra rb rc'
+    models = 'rate_a rate_b rate_c'
   []
 []

@@ -8,8 +8,10 @@ The boxes mirror the submodules, so that the saved graph keeps their structure a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+
 import torch
 from torch import nn
+from torch.jit import _trace
 
 Run = Callable[..., tuple[torch.Tensor, ...]]
 METHOD = "forward_batch"
@@ -29,7 +31,7 @@ class Root(Box):
     def forward_batch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         run, scopes = self._outside
         # The tracer keeps a submodule's calls together where it knows the submodule's path.
-        known = torch.jit._trace._trace_module_map
+        known = _trace._trace_module_map
         if known is not None:
             known.update(scopes)
         return run(*inputs)

@@ -127,9 +127,7 @@ def pin_dtypes(module: torch.jit.ScriptModule) -> None:
                 continue
             inputs = list(node.inputs())
             kind = node.output().type()
-            if kind.kind() != "TensorType" or any(
-                v.type().kind() == "TensorType" for v in inputs
-            ):
+            if kind.kind() != "TensorType" or any(v.type().kind() == "TensorType" for v in inputs):
                 continue
             names = [a.name for a in torch._C.parse_schema(node.schema()).arguments]
             if "dtype" not in names:

@@ -1,14 +1,17 @@
 """The ``forward`` that a host calls: checks shapes, takes any number of batch dimensions, calls the trace.
 
 A trace knows one number of dimensions, and with another it gives wrong numbers without a word. The generated
-``forward`` flattens the batch dimensions to the one that was traced and restores them in the outputs; inputs
-whose batches differ are broadcast, as eager mode does. It is TorchScript source, so every loader has it.
+``forward`` passes one batch dimension of one size on at once; for any other batch it flattens the dimensions to the
+one that was traced and restores them in the outputs, and broadcasts batches that differ, as eager mode does. It is
+TorchScript source, so every loader has it.
 """
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from jinja2 import Environment
 
@@ -17,8 +20,18 @@ from exporter.contract import TensorSpec
 
 _TEMPLATE = """
 {%- set args = inputs | map(attribute="name") | join(", ") -%}
+{%- macro signature(name) -%}
+def {{ name }}(self{% for x in inputs %}, {{ x.name }}: Tensor{% endfor %}) -> Tuple[{{ returns }}]:
+{%- endmacro -%}
+{%- macro refuse(x, i, expected) -%}
+raise ValueError(
+            "input {} ({}): got shape {}, expected {}".format(
+                {{ i }}, {{ x.text }}, {{ x.name }}.shape, "{{ expected }}"
+            )
+        )
+{%- endmacro -%}
 {%- if batched %}
-def torchferry_broadcast(self, a: List[int], b: List[int]) -> List[int]:
+def broadcast_batch(self, a: List[int], b: List[int]) -> List[int]:
     longer, shorter = a, b
     if len(a) < len(b):
         longer, shorter = b, a
@@ -30,22 +43,15 @@ def torchferry_broadcast(self, a: List[int], b: List[int]) -> List[int]:
         elif shorter[i] != 1 and shorter[i] != batch[lead + i]:
             raise ValueError("the batch shapes {} and {} of the inputs do not broadcast".format(a, b))
     return batch
-{% endif %}
-def forward(self{% for x in inputs %}, {{ x.name }}: Tensor{% endfor %}) -> Tuple[{{ returns }}]:
-{%- if batched %}
-    if ({% for x in inputs %}{{ x.name }}.dim() == {{ x.ndim + 1 }} and {% endfor -%}
-        {% for x in inputs if x.ndim %}{{ x.name }}.shape[1:] == {{ x.shape }} and {% endfor -%}
-        {% for x in inputs[1:] %}{{ x.name }}.size(0) == {{ inputs[0].name }}.size(0) and {% endfor %}True):
-        return self.{{ method }}({{ args }})
-{%- for x in inputs %}
-{%- if x.ndim %}
+
+{{ signature("forward_any_batch") }}
+{%- for x in inputs if x.ndim %}
     if {{ x.name }}.dim() < {{ x.ndim }} or {{ x.name }}.shape[{{ x.name }}.dim() - {{ x.ndim }}:] != {{ x.shape }}:
-        raise ValueError("input {} ({}): got shape {}, expected {}".format({{ loop.index0 }}, {{ x.text }}, {{ x.name }}.shape, "[*batch, {{ x.shape[1:-1] }}]"))
-{%- endif %}
+        {{ refuse(x, x.index, "[*batch, " ~ x.shape[1:-1] ~ "]") }}
 {%- endfor %}
     batch: List[int] = []
 {%- for x in inputs %}
-    batch = self.torchferry_broadcast(batch, {{ x.name }}.shape[:{{ x.name }}.dim() - {{ x.ndim }}])
+    batch = self.broadcast_batch(batch, {{ x.name }}.shape[:{{ x.name }}.dim() - {{ x.ndim }}])
 {%- endfor %}
     rows = 1
     for size in batch:
@@ -56,10 +62,16 @@ def forward(self{% for x in inputs %}, {{ x.name }}: Tensor{% endfor %}) -> Tupl
     return ({% for i in range(count) %}
         outputs[{{ i }}].reshape(batch + outputs[{{ i }}].shape[1:]),{% endfor %}
     )
+
+{{ signature("forward") }}
+    if {{ traced | join(" and ") }}:
+        return self.{{ method }}({{ args }})
+    return self.forward_any_batch({{ args }})
 {%- else %}
+{{ signature("forward") }}
 {%- for x in inputs %}
     if {% if x.ndim %}{{ x.name }}.shape != {{ x.shape }}{% else %}{{ x.name }}.dim() != 0{% endif %}:
-        raise ValueError("input {} ({}): got shape {}, expected {}".format({{ loop.index0 }}, {{ x.text }}, {{ x.name }}.shape, "{{ x.shape }}"))
+        {{ refuse(x, x.index, x.shape) }}
 {%- endfor %}
     return self.{{ method }}({{ args }})
 {%- endif %}
@@ -69,21 +81,28 @@ def forward(self{% for x in inputs %}, {{ x.name }}: Tensor{% endfor %}) -> Tupl
 def forward_source(inputs: Sequence[TensorSpec], outputs: int, batched: bool) -> str:
     """TorchScript source of ``forward`` (and its helper) for these inputs, as ``ScriptModule.define`` takes it."""
     names = argument_names([spec.name for spec in inputs])
-    variables = [
+    variables: list[dict[str, Any]] = [
         {
             "name": name,
             "text": _literal(spec.name),
+            "index": i,
             "ndim": len(spec.shape),
+            "dims": spec.shape,
             "shape": str(list(spec.shape)),
             # TorchScript has no literal for an empty list of integers.
             "whole": f"batch + {list(spec.shape)}" if spec.shape else "batch",
             "flat": str(["rows", *spec.shape]).replace("'", ""),
         }
-        for name, spec in zip(names, inputs, strict=True)
+        for i, (name, spec) in enumerate(zip(names, inputs, strict=True))
     ]
+    # Plain comparisons of integers: building lists of shapes costs more than the check saves.
+    traced = [f"{v['name']}.dim() == {v['ndim'] + 1}" for v in variables]
+    traced += [f"{v['name']}.size(0) == {names[0]}.size(0)" for v in variables[1:]]
+    traced += [f"{v['name']}.size({i}) == {d}" for v in variables for i, d in enumerate(v["dims"], 1)]
     template = Environment(keep_trailing_newline=True).from_string(_TEMPLATE)
     return template.render(
         inputs=variables,
+        traced=traced,
         count=outputs,
         returns=", ".join(["Tensor"] * outputs),
         batched=batched,
@@ -107,11 +126,9 @@ def argument_names(names: Sequence[str]) -> list[str]:
 
 
 def _is_word(name: str) -> bool:
-    import keyword
-
     return keyword.iskeyword(name) or name in ("print", "int", "float", "bool", "str", "Tensor")
 
 
 def _literal(name: str) -> str:
-    plain = "".join(c if c.isprintable() and c not in "\"\\{}" and c.isascii() else "?" for c in name)
+    plain = "".join(c if c.isprintable() and c not in '"\\{}' and c.isascii() else "?" for c in name)
     return f'"{plain}"'

@@ -71,9 +71,7 @@ def location(node: Any) -> str:
 def rewrite_operators(module: torch.jit.ScriptModule) -> None:
     for _, _, graph in graphs(module):
         for row in REWRITES:
-            torch._C._jit_pass_custom_pattern_based_rewrite_graph(
-                row.pattern, row.replacement, graph
-            )
+            torch._C._jit_pass_custom_pattern_based_rewrite_graph(row.pattern, row.replacement, graph)
 
 
 def operators(module: torch.jit.ScriptModule) -> tuple[str, ...]:

@@ -107,15 +107,11 @@ def _vet(warm: Warmup, inputs: Inputs) -> list[Read]:
                 expected="no TracerWarning",
                 mend="compute with tensors there; make constants in __init__",
             )
-        warnings.warn_explicit(
-            message.message, message.category, message.filename, message.lineno
-        )
+        warnings.warn_explicit(message.message, message.category, message.filename, message.lineno)
     return recorder.reads
 
 
-def _trace(
-    warm: Warmup, inputs: Inputs, buffers: Mapping[str, Sequence[torch.Tensor]]
-) -> torch.jit.ScriptModule:
+def _trace(warm: Warmup, inputs: Inputs, buffers: Mapping[str, Sequence[torch.Tensor]]) -> torch.jit.ScriptModule:
     source = warm.source
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -131,9 +127,7 @@ def _trace(
     root = boxes.build(source.named, run, buffers)
     clones = tuple(t.clone() for t in inputs)
     try:
-        module = torch.jit.trace_module(
-            root, {boxes.METHOD: clones}, check_trace=False, _store_inputs=False
-        )
+        module = torch.jit.trace_module(root, {boxes.METHOD: clones}, check_trace=False, _store_inputs=False)
     except TorchferryError:
         raise
     except Exception as error:
@@ -142,8 +136,7 @@ def _trace(
             where=_line_of(str(error)),
             got=first_line(error),
             expected="a forward that torch.jit.trace can follow",
-            mend="custom autograd functions and Python objects cannot be traced: "
-            "write the operation with torch's own",
+            mend="custom autograd functions and Python objects cannot be traced: write the operation with torch's own",
         ) from error
     assert isinstance(module, torch.jit.ScriptModule)
     return module

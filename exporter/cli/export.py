@@ -26,13 +26,9 @@ def command(
         list[str] | None,
         typer.Option(help="OLD:NEW names of variables in the contract; * matches any text."),
     ] = None,
-    inputs: Annotated[
-        Path | None, typer.Option(help="Warmup inputs by variable name: .pt, .npz or .json.")
-    ] = None,
+    inputs: Annotated[Path | None, typer.Option(help="Warmup inputs by variable name: .pt, .npz or .json.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
-    time_limit: Annotated[
-        float, typer.Option(help="Seconds for the process that verifies.")
-    ] = 600.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds for the process that verifies.")] = 600.0,
     memory_limit: Annotated[float, typer.Option(help="GiB for the process that verifies.")] = 16.0,
     timings: Annotated[bool, typer.Option("--timings", help="Print the seconds of each stage.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from exporter.archive import Archive
 from exporter.contract import TensorSpec
-from exporter.errors import TorchferryError
+from exporter.errors import MismatchError, TorchferryError
 
 if TYPE_CHECKING:
     from exporter.sources.source import Listing
@@ -28,9 +28,8 @@ def print_json(value: Any) -> None:
 
 def print_error(error: TorchferryError, *, as_json: bool) -> None:
     if as_json:
-        report = getattr(error, "report", None)
-        details = error.as_dict() | ({"report": report.as_dict()} if report else {})
-        print_json(details)
+        report = error.report if isinstance(error, MismatchError) else None
+        print_json(error.as_dict() | ({"report": report.as_dict()} if report else {}))
     err.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
 
 
@@ -79,9 +78,7 @@ def print_archive(opened: Archive) -> None:
     out.print(Text(f"Batch: verified at {sizes}"))
     if contract.batch.limits:
         out.print(Text(f"Batch limits: {contract.batch.limits}"))
-    bounds = ", ".join(
-        f"{d}: rtol {b.rtol:g}, atol {b.atol:g}" for d, b in contract.tolerance.dtypes.items()
-    )
+    bounds = ", ".join(f"{d}: rtol {b.rtol:g}, atol {b.atol:g}" for d, b in contract.tolerance.dtypes.items())
     out.print(Text(f"Tolerance: {bounds}"))
     out.print(Text(f"Devices: {', '.join(contract.devices)}"))
     out.print(Text(f"Operators: {', '.join(contract.operators)}"))

@@ -15,9 +15,7 @@ def command(
         str,
         typer.Argument(help="model.i, path/to/file.py:factory or package.module:factory", metavar="SOURCE"),
     ],
-    model: Annotated[
-        list[str] | None, typer.Option(help="Only this model; give it again for several.")
-    ] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Only this model; give it again for several.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print it for machines.")] = False,
 ) -> None:
     """List the models of a source: name, inputs and outputs with shapes and types.

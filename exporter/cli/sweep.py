@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -11,6 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.cli.printing import err, out
+
+if TYPE_CHECKING:
+    from exporter.sweep import Row
 
 
 def command(
@@ -62,7 +65,7 @@ def command(
         raise typer.Exit(torchferry.MismatchError.exit_code)
 
 
-def _table(rows: list) -> Table:
+def _table(rows: list[Row]) -> Table:
     from exporter import sweep
 
     good = sum(row.verdict == sweep.VERIFIED for row in rows)

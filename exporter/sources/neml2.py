@@ -103,9 +103,7 @@ def listing(path: Path, name: str) -> Listing:
 
     note = "implicit: not exported yet" if is_implicit(model) else ""
     parameters = {n: tuple(p.shape) for n, p in model.named_parameters()}
-    return Listing(
-        name, type(model).__name__, specs(model.input_spec), specs(model.output_spec), parameters, note
-    )
+    return Listing(name, type(model).__name__, specs(model.input_spec), specs(model.output_spec), parameters, note)
 
 
 def is_implicit(model: nn.Module) -> bool:
@@ -121,10 +119,8 @@ def refuse_implicit(model: nn.Module, name: str) -> None:
             where=f"neml2 {version()}, torch {torch.__version__}",
             got="an error from neml2's own Newton solver at a batch of 2",
             expected="a neml2 that was built against the installed torch",
-            mend="install torch 2.12.1 or older (python -m pip install 'torch<2.13'), or build neml2 {0} from its "
-            "sdist against torch {1}: python -m pip install --no-build-isolation --no-binary neml2 neml2=={0}".format(
-                version(), torch.__version__
-            ),
+            mend="install torch 2.12.1 or older, or build neml2 from its sdist against the torch that is there: "
+            f"pip install --no-build-isolation --no-binary neml2 neml2=={version()}",
         )
     raise UnsupportedError(
         f"model {name!r} is implicit",
@@ -211,8 +207,7 @@ def _neml2() -> Any:
     except ImportError as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == "neml2"
         raise MissingRuntimeError(
-            f"neml2 {'is not installed' if absent else 'cannot be imported'}, "
-            "and the model is a NEML2 input file",
+            f"neml2 {'is not installed' if absent else 'cannot be imported'}, and the model is a NEML2 input file",
             got=first_line(error),
             mend='pip install "torchferry[neml2]"',
         ) from None
@@ -252,9 +247,7 @@ def _model(path: Path, name: str) -> tuple[Any, Any]:
     factory = _parse(path)
     names = _names(factory, "Models")
     if name not in names:
-        raise SourceError(
-            f"there is no model {name!r} in the input file", where=str(path), expected=near(name, names)
-        )
+        raise SourceError(f"there is no model {name!r} in the input file", where=str(path), expected=near(name, names))
     try:
         return factory, factory.get_model(name).eval()
     except Exception as error:

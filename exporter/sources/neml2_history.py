@@ -20,16 +20,30 @@ Drive = tuple[nn.Module, Callable[[], Any]]
 # A driven model is recorded over its whole history. A part of it is called at every Newton iteration, and a few
 # calls are enough to know its inputs.
 CALLS_OF_DRIVEN, CALLS_OF_PART = 2000, 20
-SECONDS = 30.0
+SECONDS_OF_DRIVEN, SECONDS_OF_PART = 60.0, 3.0
 
 
 class _Enough(Exception):
     """Ends a drive from within the model; never seen outside this module."""
 
 
-def record(
-    drives: Sequence[tuple[str, Callable[[], Drive]]], name: str
-) -> tuple[list[Call], tuple[Finding, ...]]:
+class _Recorder:
+    def __init__(self, limit: int, stop: float) -> None:
+        self.calls: list[Call] = []
+        self._limit, self._stop = limit, stop
+
+    def look_at_the_clock(self, module: nn.Module, args: Call) -> None:
+        if self.calls and time.monotonic() > self._stop:
+            raise _Enough
+
+    def note(self, module: nn.Module, args: Call) -> None:
+        self.calls.append(tuple(_copy(value) for value in args))
+        if len(self.calls) >= self._limit:
+            raise _Enough
+        self.look_at_the_clock(module, args)
+
+
+def record(drives: Sequence[tuple[str, Callable[[], Drive]]], name: str) -> tuple[list[Call], tuple[Finding, ...]]:
     """Calls of the model ``name`` under each driver, and what cut a driver short.
 
     A driver that fails (in an implicit part, for one) is not this model's failure: its calls up to there count.
@@ -45,32 +59,30 @@ def record(
         found = [m for m in driven.modules() if getattr(m, "_hit_name", None) == name]
         if not found:
             continue
-        limit = CALLS_OF_DRIVEN if found[0] is driven else CALLS_OF_PART
-        here: list[Call] = []
-        stop = time.monotonic() + SECONDS
-
-        def note(
-            _: nn.Module, args: Call, here: list[Call] = here, limit: int = limit, stop: float = stop
-        ) -> None:
-            here.append(tuple(_copy(a) for a in args))
-            if len(here) >= limit or time.monotonic() > stop:
-                raise _Enough
-
-        handle = found[0].register_forward_pre_hook(note)
+        target = found[0]
+        whole = target is driven
+        recorder = _Recorder(
+            CALLS_OF_DRIVEN if whole else CALLS_OF_PART,
+            time.monotonic() + (SECONDS_OF_DRIVEN if whole else SECONDS_OF_PART),
+        )
+        hooks = [
+            driven.register_forward_pre_hook(recorder.look_at_the_clock),
+            target.register_forward_pre_hook(recorder.note),
+        ]
+        here = recorder.calls
         try:
             with torch.no_grad():
                 for parameter in driven.parameters():
                     parameter.requires_grad_(False)
                 run()
         except _Enough:
-            if found[0] is driven:
-                findings.append(
-                    _finding(driver, f"recorded for {len(here)} calls", "the limit on calls or time")
-                )
+            if whole:
+                findings.append(_finding(driver, f"recorded for {len(here)} calls", "the limit on calls or time"))
         except Exception as error:
             findings.append(_finding(driver, f"it stopped after {len(here)} calls", first_line(error)))
         finally:
-            handle.remove()
+            for hook in hooks:
+                hook.remove()
         calls += here
     return calls, tuple(findings)
 

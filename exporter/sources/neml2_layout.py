@@ -57,16 +57,13 @@ def find(model: Any, calls: Sequence[Call], settings: Any, wrap: Wrap) -> Layout
     if not calls:
         # Whether elements are independent cannot be told from inputs that were made up; warmup will say.
         return Layout(_specs(names, types, own, ()), sub_batch, 1, ())
-    whole = tuple(
-        v.data.expand((*batches[0], *shape)).clone() for v, shape in zip(calls[0], own, strict=True)
-    )
+    whole = tuple(v.data.expand((*batches[0], *shape)).clone() for v, shape in zip(calls[0], own, strict=True))
     return Layout(_specs(names, types, own, tuple(batches[0])), sub_batch, 0, (whole,))
 
 
 def _specs(names: list[str], types: list[Any], own: list[Shape], extra: Shape) -> tuple[TensorSpec, ...]:
     return tuple(
-        TensorSpec(n, (*extra, *shape), type=t.__name__)
-        for n, t, shape in zip(names, types, own, strict=True)
+        TensorSpec(n, (*extra, *shape), type=t.__name__) for n, t, shape in zip(names, types, own, strict=True)
     )
 
 
@@ -103,9 +100,7 @@ def _parameter_batch(model: nn.Module) -> Shape:
         return ()
 
 
-def _rows(
-    calls: Sequence[Call], batches: Sequence[Shape], own: Sequence[Shape], extra: Shape
-) -> tuple[Inputs, ...]:
+def _rows(calls: Sequence[Call], batches: Sequence[Shape], own: Sequence[Shape], extra: Shape) -> tuple[Inputs, ...]:
     """Each call flattened to one leading dimension; calls that cannot be given ``extra`` are left out."""
     rows = []
     for call, batch in zip(calls, batches, strict=True):
@@ -126,9 +121,7 @@ def _rows(
 
 def _sample(own: Sequence[Shape], extra: Shape) -> tuple[Inputs, ...]:
     generator = torch.Generator().manual_seed(0)
-    return (
-        tuple(0.1 + torch.rand((3, *extra, *s), generator=generator, dtype=torch.float64) for s in own),
-    )
+    return (tuple(0.1 + torch.rand((3, *extra, *s), generator=generator, dtype=torch.float64) for s in own),)
 
 
 def _independent(module: nn.Module, calls: Sequence[Inputs], extra: Shape) -> bool:

@@ -156,9 +156,7 @@ def _raises(what: str, where: str, error: BaseException) -> SourceError:
         raise error
     trace, line = error.__traceback__, ""
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename != __file__ and "importlib" not in str(
-            trace.tb_frame.f_code.co_filename
-        ):
+        if trace.tb_frame.f_code.co_filename != __file__ and "importlib" not in str(trace.tb_frame.f_code.co_filename):
             line = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     if isinstance(error, SyntaxError):
@@ -195,14 +193,10 @@ def _variables(
             "or declare module.signature = torchferry.Signature.of({name: shape}, {name: shape})",
         )
     if not isinstance(values, Mapping):
-        raise SourceError(
-            "example_inputs is not a dict by name", where=text, got=type(values).__name__
-        )
+        raise SourceError("example_inputs is not a dict by name", where=text, got=type(values).__name__)
     # A forward of *args has no names of its own: then the examples' names and order count.
     values = ordered(values, names) if names else dict(values)
-    tensors = {
-        n: v if isinstance(v, torch.Tensor) else as_tensor(n, v, "float64") for n, v in values.items()
-    }
+    tensors = {n: v if isinstance(v, torch.Tensor) else as_tensor(n, v, "float64") for n, v in values.items()}
     flat = [name for name, tensor in tensors.items() if tensor.ndim == 0]
     if flat:
         raise UsageError(
@@ -211,10 +205,7 @@ def _variables(
             got="shape []",
             expected="shape [batch, ...]",
         )
-    specs = tuple(
-        TensorSpec(n, tuple(t.shape[1:]), str(t.dtype).removeprefix("torch."))
-        for n, t in tensors.items()
-    )
+    specs = tuple(TensorSpec(n, tuple(t.shape[1:]), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items())
     return Signature(specs), (match_shapes(tensors, specs, 1),)
 
 
@@ -224,7 +215,5 @@ def _forward_names(module: nn.Module) -> list[str]:
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return []
     return [
-        p.name
-        for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
     ]

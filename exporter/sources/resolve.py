@@ -54,9 +54,7 @@ def listings(text: str, models: Sequence[str]) -> list[Listing]:
     source = python.load(text, None)
     outputs = source.outputs or _outputs_by_running(source)
     parameters = {n: tuple(p.shape) for n, p in source.named.named_parameters()}
-    return [
-        Listing(source.name, type(source.module).__name__, source.inputs, outputs, parameters)
-    ]
+    return [Listing(source.name, type(source.module).__name__, source.inputs, outputs, parameters)]
 
 
 def _outputs_by_running(source: Source) -> tuple[TensorSpec, ...]:

@@ -40,9 +40,7 @@ def laws(contract: Contract, cases: Sequence[Case]) -> list[Expectation | NotRun
     return found
 
 
-def _of_method(
-    contract: Contract, method: str, inputs: Tensors, outputs: Tensors
-) -> list[Expectation]:
+def _of_method(contract: Contract, method: str, inputs: Tensors, outputs: Tensors) -> list[Expectation]:
     count = inputs[0].shape[0]
 
     def expect(
@@ -65,16 +63,12 @@ def _of_method(
     found.append(expect(CONCATENATION, "rows behind other rows", torch.cat([shuffled, some])))
     found.append(expect(LAYOUTS, "non-contiguous", some, layout=_strided))
     one = torch.zeros(ROWS, dtype=torch.int64)
-    found.append(
-        expect(LAYOUTS, "expanded", one, layout=lambda t: t[:1].expand(ROWS, *t.shape[1:]))
-    )
+    found.append(expect(LAYOUTS, "expanded", one, layout=lambda t: t[:1].expand(ROWS, *t.shape[1:])))
     for rank in contract.batch.ranks:
         if rank == 0:
             found.append(expect(RANKS, "unbatched", torch.tensor([0]), shape=lambda t: t[0]))
         if rank == 2:
-            found.append(
-                expect(RANKS, "3 x 4", some, shape=lambda t: t.reshape(3, ROWS // 3, *t.shape[1:]))
-            )
+            found.append(expect(RANKS, "3 x 4", some, shape=lambda t: t.reshape(3, ROWS // 3, *t.shape[1:])))
     return found
 
 

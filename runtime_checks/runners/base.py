@@ -42,6 +42,7 @@ class Runner(Protocol):
     """Raises ``RunError`` where the archive does not load or the process ends, ``MissingRuntimeError`` where the
     runtime is not there."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run: ...

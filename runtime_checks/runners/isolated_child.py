@@ -55,8 +55,7 @@ def foreign_modules(packages):
     return sorted(
         name
         for name, module in sys.modules.items()
-        if name.partition(".")[0] not in allowed
-        and getattr(module, "__file__", None) not in (None, __file__)
+        if name.partition(".")[0] not in allowed and getattr(module, "__file__", None) not in (None, __file__)
     )
 
 

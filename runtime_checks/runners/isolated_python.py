@@ -50,17 +50,17 @@ class IsolatedPython:
         with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
             calls_file, results_file = Path(folder, "calls.pt"), Path(folder, "results.pt")
             torch.save([(c.method, list(c.inputs)) for c in calls], calls_file)
-            job = {
+            source = {contract.source.library, *contract.source.refused_imports}
+            job: dict[str, object] = {
                 "archive": str(path.resolve()),
                 "calls": str(calls_file),
                 "results": str(results_file),
                 "packages": _packages(),
-                "refused": [contract.source.library, *contract.source.refused_imports],
+                # torch is among the packages that the process may import, so it cannot be refused
+                "refused": sorted(source - {*TORCH_AND_ITS_OWN}),
                 "memory": self.memory,
                 "seconds": self.seconds,
             }
-            # torch is among the packages that the process may import, so it cannot be refused
-            job["refused"] = sorted({n for n in job["refused"] if n not in TORCH_AND_ITS_OWN})
             done = self._start(job)
             if done.returncode != 0 or not results_file.exists():
                 raise self._ended(path, done)
