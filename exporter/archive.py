@@ -13,8 +13,10 @@ import hashlib
 import io
 import json
 import os
+import struct
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,7 +194,7 @@ def read(path: Path) -> Archive:
     try:
         with zipfile.ZipFile(path) as archive:
             return _read(archive, path)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError) as error:
         raise ArchiveError(
             "the archive is damaged, or is no TorchScript archive at all",
             where=where,

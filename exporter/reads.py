@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.jit import TracerWarning
+from torch.jit._trace import TracerWarning
 from torch.overrides import TorchFunctionMode
 
 _T = torch.Tensor

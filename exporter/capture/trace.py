@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch.jit import TracerWarning
+from torch.jit._trace import TracerWarning
 
 from exporter.capture import boxes, constants
 from exporter.capture.entry import forward_source
@@ -46,23 +46,23 @@ def capture(warm: Warmup, seed: int) -> tuple[torch.jit.ScriptModule, tuple[str,
     source = warm.source
     generator = torch.Generator().manual_seed(seed)
     with inference_conditions(source), quiet_deprecations():
-        draws = {0: warm.inputs}
+        draws = [(0, warm.inputs)]
         if source.batch_ndim:
-            traced, other = warm.traced_sizes
-            sizes = [traced, other, *(n for n in (1, 2) if n in warm.batch.sizes)]
-            draws = {size: warm.sampler.draw(size, generator) for size in sizes}
-        refuse_batch_reads(source.name, {n: _vet(warm, x) for n, x in draws.items()})
-        inputs = next(iter(draws.values()))
-        # The same lines warn again; what they read has been judged above.
-        warnings.simplefilter("ignore", TracerWarning)
-        first = _trace(warm, inputs, {})
+            # Sizes that a comparison is most likely to single out; a model that refuses them gets another one.
+            small = [n for n in (1, 2) if n in warm.batch.sizes] or [warm.traced_sizes[1]]
+            draws = [(n, warm.sampler.draw(n, generator)) for n in (warm.traced_sizes[0], *small)]
+        vetted = [_vet(warm, inputs) for _, inputs in draws]
+        refuse_batch_reads(source.name, {n: reads for (n, _), (_, reads) in zip(draws, vetted, strict=True)})
+        first = vetted[0][0]
         constants.fold_copies(first)
         dtypes = [spec.dtype for spec in source.inputs]
         constants.refuse_lost_precision(first, source.name, dtypes)
         values: dict[str, list[torch.Tensor]] = {}
         for path, _, node in constants.tensor_constants(first):
             values.setdefault(path, []).append(node.t("value"))
-        module = _trace(warm, inputs, values)
+        # The same lines warn again; what they read has been judged above.
+        warnings.simplefilter("ignore", TracerWarning)
+        module = _trace(warm, draws[0][1], values)
         constants.fold_copies(module)
         constants.lift(module)
         constants.pin_dtypes(module)
@@ -91,13 +91,13 @@ def refuse_batch_reads(name: str, reads: Mapping[int, Sequence[Read]]) -> None:
         )
 
 
-def _vet(warm: Warmup, inputs: Inputs) -> list[Read]:
-    """What Python reads during a trace at these inputs; raises for every ``TracerWarning``."""
+def _vet(warm: Warmup, inputs: Inputs) -> tuple[torch.jit.ScriptModule, list[Read]]:
+    """A trace at these inputs and what Python read meanwhile; raises for every ``TracerWarning``."""
     recorder = ReadRecorder()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TracerWarning)
         with recorder:
-            _trace(warm, inputs, {})
+            module = _trace(warm, inputs, {})
     for message in caught:
         if issubclass(message.category, TracerWarning):
             raise CaptureError(
@@ -108,7 +108,7 @@ def _vet(warm: Warmup, inputs: Inputs) -> list[Read]:
                 mend="compute with tensors there; make constants in __init__",
             )
         warnings.warn_explicit(message.message, message.category, message.filename, message.lineno)
-    return recorder.reads
+    return module, recorder.reads
 
 
 def _trace(warm: Warmup, inputs: Inputs, buffers: Mapping[str, Sequence[torch.Tensor]]) -> torch.jit.ScriptModule:

@@ -1,0 +1,71 @@
+"""Fixtures, and what keeps a test that cannot run from counting as passed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from exporter import archive
+from exporter.archive import Archive
+from exporter.pipeline import Clock, export_source
+from exporter.sources import resolve
+
+ROOT = Path(__file__).parents[1]
+RATES = ROOT / "examples" / "rates" / "model.i"
+PLANTED = Path(__file__).with_name("planted.py")
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def need(present: bool, reason: str) -> None:
+    """Skip with the reason, or fail where every test has to run."""
+    if present:
+        return
+    if os.environ.get("TORCHFERRY_REQUIRE_ALL") == "1":
+        pytest.fail(f"TORCHFERRY_REQUIRE_ALL=1, and {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def neml2() -> None:
+    """For tests of NEML2 input files."""
+    need(importlib.util.find_spec("neml2") is not None, "neml2 is not installed")
+
+
+def export_unverified(source: str, path: Path, model: str = "", **given: object) -> Archive:
+    """All stages up to the file, without the fresh process: for tests of those stages."""
+    name = resolve.chosen_models(source, [model] if model else [])[0]
+    loaded = resolve.load(source, name, given or None)
+    export_source(loaded, path, (), 0, lambda *_: None, Clock())
+    return archive.read(path)
+
+
+@pytest.fixture(scope="session")
+def eq_path(tmp_path_factory: pytest.TempPathFactory, neml2: None) -> Path:
+    """An archive of the first example; tests that change it work on a copy."""
+    path = tmp_path_factory.mktemp("eq") / "eq.pt"
+    export_unverified(str(RATES), path, "eq")
+    return path
+
+
+@pytest.fixture
+def eq_copy(eq_path: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(eq_path, tmp_path / "eq.pt"))
+
+
+def load_module(path: Path) -> torch.jit.ScriptModule:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.load(str(path)).eval()

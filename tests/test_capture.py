@@ -1,0 +1,190 @@
+"""Warmup and capture on planted faults: each caught by the check that is meant for it, with file and line."""
+
+import inspect
+import re
+
+import planted
+import pytest
+import torch
+from conftest import PLANTED, export_unverified, load_module
+
+from exporter import archive
+from exporter.errors import CaptureError, OperatorError, WarmupError
+from exporter.pipeline import derived_seed
+from exporter.reads import ReadRecorder
+
+F = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def _default_dtype():
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+def export(name: str, tmp_path, **given):
+    return export_unverified(f"{PLANTED}:{name}", tmp_path / "m.pt", **given)
+
+
+def lines_of(name: str) -> range:
+    source, start = inspect.getsourcelines(getattr(planted, name))
+    return range(start, start + len(source))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("branch_on_data", WarmupError, "reads a tensor's data"),
+        ("item", WarmupError, r"\.item\(\)"),
+        ("numpy_inside", WarmupError, r"\.numpy\(\)"),
+        ("branch_on_batch", CaptureError, r"bool\(\) gave False at batch 5 and True at batch 1"),
+        ("batch_read_through_python", CaptureError, r"int\(\) gave 5 at batch 5 and 1 at batch 1"),
+        ("loop_over_batch", CaptureError, "reads the batch size"),
+        ("length_of_batch", CaptureError, r"len\(\) gave 5"),
+        ("constant_of_wrong_dtype", CaptureError, "wrong dtype and has lost precision"),
+        ("unknown_operator", OperatorError, "planted::twice"),
+        ("raises_in_forward", WarmupError, "KeyError"),
+    ],
+)
+def test_what_a_trace_would_lose_is_refused_with_its_line(name, error, message, tmp_path):
+    with pytest.raises(error, match=message) as caught:
+        export(name, tmp_path)
+    where = re.search(r"planted\.py:(\d+)", str(caught.value))
+    assert where is not None, str(caught.value)
+    assert int(where[1]) in lines_of(name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dropout", "other outputs for equal inputs"),
+        ("hidden_counter", "other outputs for equal inputs"),
+        ("counts_in_a_buffer", "changes what it is given(.|\n)*buffer 'count'"),
+        ("changes_its_input", "changes what it is given(.|\n)*input 'x'"),
+        ("changes_its_parameter", "changes what it is given(.|\n)*parameter 'scale'"),
+        ("left_in_train_mode", "train mode(.|\n)*drop"),
+        ("not_a_number", "NaN or infinity"),
+        ("no_tensor", "not a tensor"),
+        ("wrong_count", "does not return the outputs that it declares"),
+        ("sum_over_batch", "does not carry the batch"),
+    ],
+)
+def test_eager_mode_itself_is_held_to_account(name, message, tmp_path):
+    with pytest.raises(CaptureError, match=message):
+        export(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_python_function_in_the_graph_is_refused(tmp_path):
+    with pytest.raises(OperatorError, match=r"PythonOp(.|\n)*planted\.py|PythonOp"):
+        export("python_function_in_graph", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["sound", "fixed_dimension_read", "exact_constant_of_other_dtype", "shared_layer"])
+def test_sound_models_pass(name, tmp_path):
+    opened = export(name, tmp_path)
+    module = load_module(opened.path)
+    for case in opened.cases():
+        for got, wanted in zip(module(*case.inputs), case.outputs, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-12, atol=0)
+
+
+def test_parameters_keep_their_names_and_work(tmp_path):
+    opened = export("shared_layer", tmp_path)
+    module = load_module(opened.path)
+    assert [p.name for p in opened.contract.parameters] == ["scale", "first.weight", "first.bias"]
+    parameters = dict(module.named_parameters())
+    # The outputs do not depend on `scale`; it is a parameter of the model all the same.
+    assert set(parameters) == {"scale", "first.weight", "first.bias"}
+    model = planted.shared_layer()
+    x = torch.rand(4, 3, dtype=F)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.copy_(torch.rand_like(value))
+            parameters[name].copy_(value)
+    torch.testing.assert_close(module(x)[0], model(x), rtol=1e-14, atol=0)
+
+
+def test_constants_move_with_the_archive(tmp_path):
+    opened = export("double_constants", tmp_path)
+    module = load_module(opened.path)
+    assert len(list(module.buffers())) == 2
+    x = torch.rand(4, 3)
+    assert module(x.to(F))[0].dtype == F
+    assert module.to(torch.float32)(x)[0].dtype == torch.float32
+
+
+def test_default_dtype_of_the_loader_does_not_matter(tmp_path):
+    opened = export("default_dtype_at_import", tmp_path)
+    torch.set_default_dtype(torch.float32)
+    module = load_module(opened.path)
+    case = opened.cases()[0]
+    torch.testing.assert_close(module(*case.inputs), case.outputs, rtol=1e-14, atol=0)
+
+
+def test_an_output_that_depends_on_no_input_gets_the_batch(tmp_path):
+    opened = export("constant_output", tmp_path)
+    module = load_module(opened.path)
+    for batch in ((), (4,), (2, 3), (0,)):
+        assert module(torch.rand(*batch, 3, dtype=F))[1].shape == batch
+
+
+def test_fixed_shapes(tmp_path):
+    opened = export("fixed_shapes", tmp_path)
+    assert opened.contract.batch.ndim == 0
+    module = load_module(opened.path)
+    x = torch.rand(4, 3, dtype=F)
+    torch.testing.assert_close(module(x)[0], x - x.mean(0))
+    with pytest.raises(torch.jit.Error, match=r"expected \[4, 3\]"):
+        module(x[:2])
+
+
+def test_integer_inputs(tmp_path):
+    x = torch.tensor([1, 5, 9])
+    opened = export("integers", tmp_path, x=x)
+    assert opened.contract.inputs[0].dtype == "int64"
+    assert load_module(opened.path)(x)[0].tolist() == planted.integers()(x).tolist()
+
+
+def test_traced_inputs_stay_out_of_the_file(tmp_path):
+    opened = export("sound", tmp_path)
+    assert not [name for name in opened.records if "traced_inputs" in name]
+
+
+def test_gradient_flags_and_modes_are_put_back(tmp_path):
+    model = planted.sound()
+    source = __import__("exporter.sources.resolve", fromlist=["load"]).load(f"{PLANTED}:sound", "sound", None)
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    from exporter.warmup import warm_up
+
+    warm_up(source, 0)
+    assert all(p.requires_grad for p in source.named.parameters())
+    assert (torch.get_default_dtype(), torch.get_num_threads()) == (dtype, threads)
+    assert model.scale.requires_grad
+
+
+def test_stages_draw_from_seeds_of_their_own():
+    seeds = {derived_seed(s, stage) for s in (0, 1) for stage in ("warmup", "capture", "fresh cases")}
+    assert len(seeds) == 6
+
+
+def test_the_same_seed_gives_the_same_cases(tmp_path):
+    first = export("sound", tmp_path).case_bytes()
+    assert export("sound", tmp_path).case_bytes() == first
+
+
+def test_recorder_sees_data_reads_only_in_eager_mode():
+    with ReadRecorder() as recorder:
+        x = torch.ones(3)
+        _ = [x.shape[0], len(x), float(x[0]), bool(x[1] > 0), x.tolist()]
+    assert [r.kind for r in recorder.reads] == ["float()", "bool()", ".tolist()"]
+    assert all(r.where.startswith(__file__) for r in recorder.reads)
+
+
+def test_graph_text_names_submodules_but_no_paths(tmp_path):
+    text = archive.read(export("shared_layer", tmp_path).path).graph
+    assert "scope: __module.first" in text
+    assert "planted.py" not in text
+    assert "mangle" not in text
