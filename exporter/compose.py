@@ -65,7 +65,7 @@ class ComposedModel(nn.Module):
         producer = _producers(signatures)
         self._order = _order(signatures, producer)
         for label, module in zip(labels, modules, strict=True):
-            self.add_module(label, module)
+            self.add_module(_attribute(label), module)
         self._takes = {label: [s.name for s in signatures[label].inputs] for label in labels}
         self._gives = {label: [s.name for s in signatures[label].outputs] for label in labels}
         variables = _variables(signatures)
@@ -85,7 +85,7 @@ class ComposedModel(nn.Module):
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values: dict[str, Any] = dict(zip((s.name for s in self.signature.inputs), inputs, strict=True))
         for label in self._order:
-            result = self.get_submodule(label)(*(values[n] for n in self._takes[label]))
+            result = self.get_submodule(_attribute(label))(*(values[n] for n in self._takes[label]))
             if isinstance(result, Mapping):
                 result = tuple(result[n] for n in self._gives[label])
             elif isinstance(result, torch.Tensor):
@@ -111,15 +111,20 @@ class ComposedModel(nn.Module):
 
 
 def _labels(modules: Sequence[nn.Module]) -> list[str]:
-    """A name for each module: its own label or class, made unique with a number."""
+    """A name for each module, for messages and printing: its own label or class, made unique with a number."""
     labels: list[str] = []
     for module in modules:
         base = str(getattr(module, "label", type(module).__name__)).replace(".", "_")
         unique, i = base, 2
-        while unique in labels or hasattr(nn.Module, unique):
+        while unique in labels:
             unique, i = f"{base}_{i}", i + 1
         labels.append(unique)
     return labels
+
+
+def _attribute(label: str) -> str:
+    """The submodule's name: the label, unless every ``nn.Module`` has an attribute of that name (``double``)."""
+    return f"{label}_" if hasattr(nn.Module, label) else label
 
 
 def _signature(module: nn.Module, label: str) -> Signature:

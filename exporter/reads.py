@@ -8,9 +8,10 @@ every batch size. ``ReadRecorder`` sees both, with file and line.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,18 +84,26 @@ class ReadRecorder(TorchFunctionMode):
                 warnings.simplefilter("ignore", TracerWarning)
                 value = func(*args, **kwargs)
             shown = value if isinstance(value, (bool, int, float, complex)) else ""
-            shown = len(args[0]) if func is _T.__iter__ else shown
+            if func in _SIZE_READS:
+                with _tracing_paused(tracing):
+                    shown = args[0].shape[0]
             self.reads.append(Read(kind, user_line(), str(shown)))
             return value
         if tracing and func in _CONSTANTS and not _has_tensor((args, kwargs)):
-            # the stubs of torch._C do not know this function
-            set_tracing_state = getattr(torch._C, "_set_tracing_state")  # noqa: B009
-            set_tracing_state(None)
-            try:
+            with _tracing_paused(tracing):
                 return func(*args, **kwargs)
-            finally:
-                set_tracing_state(tracing)
         return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _tracing_paused(state: Any) -> Iterator[None]:
+    # The stubs of torch._C do not know this function.
+    set_tracing_state = getattr(torch._C, "_set_tracing_state")  # noqa: B009
+    set_tracing_state(None)
+    try:
+        yield
+    finally:
+        set_tracing_state(state)
 
 
 def _has_tensor(value: Any) -> bool:

@@ -202,10 +202,11 @@ def plain():
 
 def plain_with_examples():
     model = Plain()
-    model.example_inputs = {
+    examples = {
         "velocity": torch.tensor([[3.0, 4.0]], dtype=torch.float64),
         "position": torch.tensor([[1.0, 2.0]], dtype=torch.float64),
     }
+    object.__setattr__(model, "example_inputs", examples)
     return model
 
 

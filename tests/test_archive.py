@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tampering import change_cases, change_contract, records, rewrite
 
 from exporter import archive
 from exporter.archive import CASES, CONTRACT, GRAPH, MANIFEST, OURS
 from exporter.errors import ArchiveError, OutputError, SchemaError
-from tampering import change_cases, change_contract, records, rewrite
 
 
 def test_the_record_set(eq_path):
@@ -67,7 +67,9 @@ def _cut(path: Path, size: int) -> None:
         (lambda p: rewrite(p, lambda r: r.update({"version": b"9\n"}), manifest=False), "record version"),
         (
             lambda p: rewrite(
-                p, lambda r: r.update({f"extra/{MANIFEST}": r[f"extra/{MANIFEST}"].replace(b",", b", ")}), manifest=False
+                p,
+                lambda r: r.update({f"extra/{MANIFEST}": r[f"extra/{MANIFEST}"].replace(b",", b", ")}),
+                manifest=False,
             ),
             "manifest is damaged",
         ),
@@ -117,7 +119,7 @@ def test_some_other_zip_file(tmp_path):
 )
 def test_cases_that_do_not_fit_the_contract(eq_copy, change):
     change_cases(eq_copy, change)
-    with pytest.raises(ArchiveError, match="cases|case"):
+    with pytest.raises(ArchiveError, match="case"):
         archive.read(eq_copy).cases()
 
 
@@ -155,9 +157,14 @@ def test_every_record_byte_is_guarded(eq_path, tmp_path):
 def test_replacing_keeps_the_old_file_on_failure(tmp_path):
     target = tmp_path / "m.pt"
     target.write_text("old")
-    with pytest.raises(RuntimeError), archive.replacing(target) as beside:
-        beside.write_text("half")
-        raise RuntimeError
+
+    def fails_half_way():
+        with archive.replacing(target) as beside:
+            beside.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails_half_way()
     assert target.read_text() == "old"
     assert os.listdir(tmp_path) == ["m.pt"]
 

@@ -34,7 +34,7 @@ def chain():
     ]
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_the_order_of_the_list_does_not_matter(order):
     parts = chain()
     model = ComposedModel([parts[i] for i in order])
@@ -129,9 +129,7 @@ def test_any_acyclic_graph_is_ordered(order, data):
         for i in range(6)
     ]
     model = ComposedModel([parts[i] for i in order], additional_outputs=[f"v{i}" for i in range(6)])
-    outputs = dict(
-        zip((s.name for s in model.signature.outputs), model(torch.ones(1, dtype=F)), strict=True)
-    )
+    outputs = dict(zip((s.name for s in model.signature.outputs), model(torch.ones(1, dtype=F)), strict=True))
     values: list[float] = []
     for i in range(6):
         values.append(1.0 + sum(values[j] for j in takes[i]))

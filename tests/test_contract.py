@@ -32,7 +32,10 @@ specs = st.builds(
 )
 
 
-def contract(inputs=(TensorSpec("a~1"),), outputs=(TensorSpec("old_state/a"),), **changes) -> Contract:
+INPUTS, OUTPUTS = (TensorSpec("a~1"),), (TensorSpec("old_state/a"),)
+
+
+def contract(inputs=INPUTS, outputs=OUTPUTS, **changes) -> Contract:
     fields = {
         "schema": 1,
         "name": "m",

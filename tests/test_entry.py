@@ -93,7 +93,9 @@ def test_argument_names_are_unique_identifiers(names):
     assert all(name.isidentifier() and name.isascii() for name in made)
 
 
-@pytest.mark.parametrize("names", [["self", "batch", "lambda", "a~1"], ["1st", "ü", "", "a b"], ['quo"te', "{x}", "\\"]])
+@pytest.mark.parametrize(
+    "names", [["self", "batch", "lambda", "a~1"], ["1st", "ü", "", "a b"], ['quo"te', "{x}", "\\"]]
+)
 def test_awkward_names_compile(names):
     specs = [TensorSpec(n, (2,)) for n in names]
 

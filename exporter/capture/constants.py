@@ -9,6 +9,7 @@ import torch
 
 from exporter.capture.operators import graphs, location, nodes
 from exporter.contract import FLOATING
+from exporter.eager import same_bits
 from exporter.errors import CaptureError
 
 # What torch.tensor and torch.as_tensor leave behind in a trace, each with the constant as its first input.
@@ -91,24 +92,35 @@ def _is_tensor_constant(node: Any) -> bool:
     return node.kind() == "prim::Constant" and node.output().type().kind() == "TensorType"
 
 
+def distinct_values(module: torch.jit.ScriptModule) -> dict[str, list[torch.Tensor]]:
+    """The tensors that the graphs hold as constants, by submodule path, equal ones once."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for path, _, node in tensor_constants(module):
+        value, known = node.t("value"), found.setdefault(path, [])
+        if not any(same_bits(value, other) for other in known):
+            known.append(value)
+    return found
+
+
 def lift(module: torch.jit.ScriptModule) -> None:
-    """Read every tensor constant from the buffer ``constant_<i>`` that stands ready in its box."""
-    children = dict(module.named_modules())
-    counts: dict[str, int] = {}
+    """Read every tensor constant from the buffer ``constant_<i>`` of equal value that stands ready in its box."""
+    buffers: dict[str, list[tuple[str, torch.Tensor]]] = {}
+    for path, child in module.named_modules():
+        held = child.named_buffers(recurse=False)
+        buffers[path] = [(name, value) for name, value in held if name.startswith("constant_")]
     for path, graph, node in tensor_constants(module):
-        i = counts.get(path, 0)
-        counts[path] = i + 1
-        held, value = getattr(children[path], f"constant_{i}", None), node.t("value")
-        if held is None or held.shape != value.shape or held.dtype != value.dtype:
+        value = node.t("value")
+        name = next((name for name, held in buffers[path] if same_bits(held, value)), None)
+        if name is None:
             raise CaptureError(
                 "two traces of one model hold different constants",
                 where=location(node),
-                got=f"{value.dtype} {list(value.shape)}",
-                expected="no constant" if held is None else f"{held.dtype} {list(held.shape)}",
+                got=f"{value.dtype} {list(value.shape)}: {value.flatten()[:4].tolist()}",
+                expected="the same constants in every run",
                 mend="make constants in __init__",
             )
         read = graph.create("prim::GetAttr", [next(graph.inputs())], 1)
-        read.s_("name", f"constant_{i}")
+        read.s_("name", name)
         read.output().setType(torch._C.TensorType.get())
         read.copyMetadata(node)
         read.insertBefore(node)

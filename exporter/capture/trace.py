@@ -57,12 +57,9 @@ def capture(warm: Warmup, seed: int) -> tuple[torch.jit.ScriptModule, tuple[str,
         constants.fold_copies(first)
         dtypes = [spec.dtype for spec in source.inputs]
         constants.refuse_lost_precision(first, source.name, dtypes)
-        values: dict[str, list[torch.Tensor]] = {}
-        for path, _, node in constants.tensor_constants(first):
-            values.setdefault(path, []).append(node.t("value"))
         # The same lines warn again; what they read has been judged above.
         warnings.simplefilter("ignore", TracerWarning)
-        module = _trace(warm, draws[0][1], values)
+        module = _trace(warm, draws[0][1], constants.distinct_values(first))
         constants.fold_copies(module)
         constants.lift(module)
         constants.pin_dtypes(module)

@@ -53,13 +53,14 @@ def run(arguments: list[str]) -> int:
     """The exit code for these arguments. A bug of ours keeps its traceback and gives 1."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        return app(arguments, standalone_mode=False) or 0
+        code = app(arguments, standalone_mode=False) or 0
+        # Newer typers turn the signal into this code themselves.
+        return _interrupted() if code == INTERRUPTED else code
     except TorchferryError as error:
         print_error(error, as_json="--json" in arguments)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("interrupted: nothing was left behind\n")
-        return INTERRUPTED
+        return _interrupted()
     except Exception as error:
         if not isinstance(error, ClickException):
             raise
@@ -67,6 +68,11 @@ def run(arguments: list[str]) -> int:
         return UsageError.exit_code
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _interrupted() -> int:
+    sys.stderr.write("interrupted: nothing was left behind\n")
+    return INTERRUPTED
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

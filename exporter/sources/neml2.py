@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from exporter.contract import Origin, TensorSpec
-from exporter.errors import MissingRuntimeError, SourceError, UnsupportedError, first_line, near
+from exporter.errors import MissingRuntimeError, SourceError, UnsupportedError, UsageError, first_line, near
 from exporter.given import Given, as_tensor, ordered
 from exporter.sources import neml2_history, neml2_layout
 from exporter.sources.source import Listing, Source
@@ -313,7 +313,7 @@ def _given_call(model: Any, given: Given, factory: Any) -> neml2_history.Call:
         sub = factory.settings.sub_batch_ndim(name) or 0
         own = len(kind.BASE_SHAPE)
         if tuple(tensor.shape[tensor.ndim - own :]) != tuple(kind.BASE_SHAPE) or tensor.ndim < own:
-            raise SourceError(
+            raise UsageError(
                 f"input {name!r} has the wrong shape",
                 got=str(list(tensor.shape)),
                 expected=f"[*batch, {', '.join(map(str, kind.BASE_SHAPE))}] for a {kind.__name__}"
@@ -321,4 +321,13 @@ def _given_call(model: Any, given: Given, factory: Any) -> neml2_history.Call:
                 else "[*batch]",
             )
         call.append(kind(tensor, sub_batch_ndim=sub))
+    batches = {name: neml2_layout.dynamic_batch(v) for name, v in zip(values, call, strict=True)}
+    try:
+        torch.broadcast_shapes(*batches.values())
+    except RuntimeError:
+        raise UsageError(
+            "the batches of the given inputs do not broadcast",
+            got=", ".join(f"{name!r}: {list(batch)}" for name, batch in batches.items()),
+            expected="one batch for all (or 1, or none)",
+        ) from None
     return tuple(call)

@@ -43,9 +43,9 @@ def find(model: Any, calls: Sequence[Call], settings: Any, wrap: Wrap) -> Layout
         sub_batch = {n: v.sub_batch_ndim for n, v in zip(names, calls[0], strict=True)}
     own = [tuple(settings.sub_batch_shape(n) or ()) + tuple(t.BASE_SHAPE) for n, t in model.input_spec.items()]
     if calls:
-        own = [tuple(v.data.shape[len(_dynamic(v)) :]) for v in calls[0]]
+        own = [tuple(v.data.shape[len(dynamic_batch(v)) :]) for v in calls[0]]
     module = wrap(model, sub_batch)
-    batches = [torch.broadcast_shapes(*map(_dynamic, call)) for call in calls]
+    batches = [torch.broadcast_shapes(*map(dynamic_batch, call)) for call in calls]
     longest = max(batches, key=len, default=())
     with torch.no_grad():
         for extra in _candidates(longest, _parameter_batch(model)):
@@ -74,7 +74,8 @@ def _note(extra: Shape) -> tuple[Finding, ...]:
     return (Finding("layout", what, reason="the model is not independent over them"),)
 
 
-def _dynamic(value: Any) -> Shape:
+def dynamic_batch(value: Any) -> Shape:
+    """The shape of a neml2 tensor without its sub-batch and base dimensions."""
     return tuple(value.data.shape[: value.data.ndim - value.sub_batch_ndim - len(value.BASE_SHAPE)])
 
 

@@ -77,6 +77,10 @@ def _import(place: str, text: str) -> ModuleType:
                 expected="path/to/file.py:factory",
             )
         name = path.stem if path.stem.isidentifier() else "torchferry_model"
+        loaded = sys.modules.get(name)
+        if loaded is not None and loaded.__file__ and Path(loaded.__file__).resolve() == path.resolve():
+            # As any import: a file runs once in a process, and may register operators only once.
+            return loaded
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None

@@ -1,0 +1,105 @@
+import json
+import os
+import shutil
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import RATES
+
+import torchferry
+from exporter import sweep
+from exporter.errors import UsageError
+from runtime_checks.compare import Comparison
+from runtime_checks.report import OutputResult
+
+
+class AtOnce(Executor):
+    """An executor as a caller may bring one: it runs each task when it is handed in."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+class FakeReport:
+    outputs = (OutputResult("y", Comparison(True, max_abs=1e-13, max_rel=2e-13, max_ulp=3), "somewhere"),)
+
+
+class FakeExported:
+    report = FakeReport()
+
+
+def fake_export(source, *, models, output, seed) -> Any:
+    name = models[0]
+    if name == "rate_b":
+        raise torchferry.CaptureError(f"model {name!r} cannot be captured", mend="rewrite it")
+    if name == "rate_c":
+        raise ZeroDivisionError("a bug of ours")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text("archive")
+    return [FakeExported()]
+
+
+def dies_on_rate_b(source, *, models, output, seed) -> Any:
+    if models == ["rate_b"]:
+        os._exit(9)
+    return [FakeExported()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, neml2) -> Path:
+    (tmp_path / "models" / "deep").mkdir(parents=True)
+    shutil.copy(RATES, tmp_path / "models" / "deep" / "rates.i")
+    (tmp_path / "models" / "broken.i").write_text("no HIT")
+    return tmp_path / "models"
+
+
+def test_every_model_gets_a_row_and_failures_do_not_stop_it(folder, tmp_path):
+    tasks, rows = sweep.find_tasks([folder], tmp_path / "out", 0)
+    rows += sweep.sweep(tasks, fake_export, AtOnce)
+    found = {(r.file, r.model): (r.verdict, r.kind) for r in rows}
+    assert found == {
+        ("models/broken.i", ""): ("refused", "SourceError"),
+        ("models/deep/rates.i", "rate_a"): ("verified", ""),
+        ("models/deep/rates.i", "rate_b"): ("refused", "CaptureError"),
+        ("models/deep/rates.i", "rate_c"): ("crashed", "ZeroDivisionError"),
+        ("models/deep/rates.i", "eq"): ("verified", ""),
+    }
+    report = json.loads(sweep.as_json(rows))
+    assert report["counts"] == {"verified": 2, "refused": 2, "crashed": 1}
+    assert report["models"][1]["max_rel"] == 2e-13
+    assert (tmp_path / "out" / "models" / "deep" / "rates" / "eq.pt").exists()
+
+
+def test_the_coverage_page(folder, tmp_path):
+    tasks, rows = sweep.find_tasks([folder], tmp_path / "out", 0)
+    page = sweep.coverage(rows + sweep.sweep(tasks, fake_export, AtOnce), "these versions")
+    assert "| models | 5 | 2 |" in page
+    assert "### CaptureError: model cannot be captured (1)" in page
+    assert "2.0e-13 relative" in page
+
+
+def test_a_process_that_dies_costs_one_row(folder, tmp_path):
+    tasks, _ = sweep.find_tasks([folder], tmp_path / "out", 0)
+    seen = []
+    rows = sweep.sweep(tasks, dies_on_rate_b, sweep.processes(2), lambda row: seen.append(row.model))
+    assert {r.model: r.verdict for r in rows} == {
+        "rate_a": "verified",
+        "rate_b": "crashed",
+        "rate_c": "verified",
+        "eq": "verified",
+    }
+    assert sorted(seen) == ["eq", "rate_a", "rate_b", "rate_c"]
+
+
+def test_nothing_to_sweep(tmp_path):
+    with pytest.raises(UsageError, match="no such folder"):
+        sweep.find_tasks([tmp_path / "none"], tmp_path, 0)
+    with pytest.raises(UsageError, match="no input file"):
+        sweep.find_tasks([tmp_path], tmp_path, 0)
