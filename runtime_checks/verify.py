@@ -36,7 +36,7 @@ def examine(path: Path, *, fresh: Sequence[Case] | None = None, runner: Runner |
     seconds["integrity"] = time.perf_counter() - start
     start = time.perf_counter()
     run = runner.run(path, opened.contract, [e.call for e in expectations])
-    seconds["run"] = time.perf_counter() - start
+    seconds["fresh process"] = time.perf_counter() - start
     start = time.perf_counter()
     judged = [_judge(e, r, opened.contract) for e, r in zip(expectations, run.results, strict=True)]
     checks = [_integrity(opened), _isolation(run)]

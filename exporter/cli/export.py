@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,7 @@ def command(
 
       torchferry export net.py:make_model --inputs examples.npz -o net.pt
     """
+    start = time.perf_counter()
     import torchferry
     from exporter.pipeline import as_dict
     from exporter.sources.resolve import is_python, listings
@@ -58,6 +60,7 @@ def command(
         from exporter.sources.resolve import chosen_models
 
         print_listings(listings(source, chosen_models(source, models)))
+    started = {"imports, listing": time.perf_counter() - start}
     exported = torchferry.export(
         source,
         models=models,
@@ -75,4 +78,6 @@ def command(
         out.print(render(one.report))
         out.print(f"wrote {one.path} ({one.path.stat().st_size} bytes)", soft_wrap=True)
         if timings:
-            print_timings(one.seconds)
+            parts = {f"verify: {name}": value for name, value in one.report.seconds.items()}
+            stages = {name: value for name, value in one.seconds.items() if name != "verify"}
+            print_timings({**started, **stages, **parts})
