@@ -92,10 +92,7 @@ def find_inputs(source: Source, generator: torch.Generator) -> tuple[Sampler, In
         return Sampler(specs, source.batch_ndim, rows), inputs
     failure: str = ""
     for low, high in ((-1.0, 1.0), (0.1, 1.0), (1e-3, 0.1)):
-        specs = tuple(
-            spec if spec.sampling != Sampling() else dataclasses.replace(spec, sampling=Sampling("uniform", low, high))
-            for spec in source.inputs
-        )
+        specs = tuple(_hinted(spec, low, high) for spec in source.inputs)
         sampler = Sampler(specs, source.batch_ndim, None)
         inputs = sampler.draw(3, generator)
         outputs = first_run(source, inputs)
@@ -109,6 +106,14 @@ def find_inputs(source: Source, generator: torch.Generator) -> tuple[Sampler, In
         expected="finite outputs",
         mend="give inputs that the model is meant for: --inputs FILE",
     )
+
+
+def _hinted(spec: TensorSpec, low: float, high: float) -> TensorSpec:
+    """The spec with this range, unless its author gave one; integers are 0 and 1, which index most things."""
+    if spec.sampling != Sampling():
+        return spec
+    hint = Sampling("uniform", low, high) if spec.dtype in FLOATING else Sampling("uniform", 0, 2)
+    return dataclasses.replace(spec, sampling=hint)
 
 
 def first_run(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:

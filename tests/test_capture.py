@@ -82,7 +82,9 @@ def test_a_python_function_in_the_graph_is_refused(tmp_path):
         export("python_function_in_graph", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["sound", "fixed_dimension_read", "exact_constant_of_other_dtype", "shared_layer"])
+@pytest.mark.parametrize(
+    "name", ["sound", "fixed_dimension_read", "exact_constant_of_other_dtype", "shared_layer", "integers"]
+)
 def test_sound_models_pass(name, tmp_path):
     opened = export(name, tmp_path)
     module = load_module(opened.path)

@@ -135,3 +135,11 @@ def test_what_is_python(text, expected):
 def test_a_module_subclass_is_a_factory(tmp_path):
     path = write(tmp_path, "from torch import nn\nclass Net(nn.Tanh):\n    pass\n", "subclass.py")
     assert python.load(f"{path}:Net", {"input": torch.zeros(1, 2)}).name == "Net"
+
+
+def test_a_file_named_like_a_module_takes_nobodys_place(tmp_path):
+    import json
+
+    path = write(tmp_path, "from torch import nn\n\ndef make():\n    return nn.Tanh()\n", "json.py")
+    python.load(f"{path}:make", {"input": torch.zeros(1, 2)})
+    assert sys.modules["json"] is json

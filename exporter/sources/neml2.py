@@ -119,8 +119,8 @@ def refuse_implicit(model: nn.Module, name: str) -> None:
             where=f"neml2 {version()}, torch {torch.__version__}",
             got="an error from neml2's own Newton solver at a batch of 2",
             expected="a neml2 that was built against the installed torch",
-            mend="install torch 2.12.1 or older, or build neml2 from its sdist against the torch that is there: "
-            f"pip install --no-build-isolation --no-binary neml2 neml2=={version()}",
+            mend="pip install 'torch<2.13', for which neml2's wheel is built, or build neml2 from source against the "
+            "torch that is installed",
         )
     raise UnsupportedError(
         f"model {name!r} is implicit",

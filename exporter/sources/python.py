@@ -76,11 +76,17 @@ def _import(place: str, text: str) -> ModuleType:
                 got="a folder" if path.is_dir() else "no file",
                 expected="path/to/file.py:factory",
             )
-        name = path.stem if path.stem.isidentifier() else "torchferry_model"
+        name = path.stem
         loaded = sys.modules.get(name)
-        if loaded is not None and loaded.__file__ and Path(loaded.__file__).resolve() == path.resolve():
+        if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() == path.resolve():
             # As any import: a file runs once in a process, and may register operators only once.
             return loaded
+        if loaded is not None or importlib.util.find_spec(name) is not None or not name.isidentifier():
+            # json.py or exporter.py must not take the place of what others import under that name.
+            digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+            name = f"torchferry_source_{digest}"
+            if name in sys.modules:
+                return sys.modules[name]
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
