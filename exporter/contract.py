@@ -151,7 +151,10 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """An output passes where ``|a - b| <= atol + rtol * |b|``; ``outputs`` overrides ``dtypes`` by name."""
+    """An output passes where ``|a - b| <= atol * min(1, max|b|) + rtol * |b|``.
+
+    ``outputs`` overrides ``dtypes`` by name.
+    """
 
     dtypes: dict[str, Bounds] = field(
         default_factory=lambda: {

@@ -231,6 +231,19 @@ def shared_layer():
     return model
 
 
+def layer_called_many_times():
+    """Sound: an unrolled iteration. Each call as a method of its own would cost more than it tells."""
+
+    def function(self, x):
+        for _ in range(40):
+            x = self.layer(x).tanh()
+        return x
+
+    model = Model(function)
+    model.layer = nn.Linear(3, 3, dtype=torch.float64)
+    return model
+
+
 def integers():
     model = Model(lambda self, x: self.table[x])
     model.signature = Signature.of({"x": ()}, {"y": (2,)}, dtype="int64")

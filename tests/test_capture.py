@@ -83,7 +83,15 @@ def test_a_python_function_in_the_graph_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["sound", "fixed_dimension_read", "exact_constant_of_other_dtype", "shared_layer", "integers"]
+    "name",
+    [
+        "sound",
+        "fixed_dimension_read",
+        "exact_constant_of_other_dtype",
+        "shared_layer",
+        "integers",
+        "layer_called_many_times",
+    ],
 )
 def test_sound_models_pass(name, tmp_path):
     opened = export(name, tmp_path)
@@ -124,6 +132,17 @@ def test_default_dtype_of_the_loader_does_not_matter(tmp_path):
     module = load_module(opened.path)
     case = opened.cases()[0]
     torch.testing.assert_close(module(*case.inputs), case.outputs, rtol=1e-14, atol=0)
+
+
+def test_a_layer_that_is_called_many_times_is_inlined(tmp_path):
+    module = load_module(export("layer_called_many_times", tmp_path).path)
+    layer = dict(module.named_modules())["layer"]
+    assert list(layer._c._method_names()) == []  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    x = torch.rand(2, 3, dtype=F)
+    before = module(x)[0].clone()
+    with torch.no_grad():
+        dict(module.named_parameters())["layer.bias"].add_(1.0)
+    assert not torch.equal(module(x)[0], before)
 
 
 def test_an_output_that_depends_on_no_input_gets_the_batch(tmp_path):

@@ -41,7 +41,7 @@ def test_infinity_must_agree_in_place_and_sign(other):
 
 
 def test_the_bound_is_absolute_plus_relative():
-    expected = torch.tensor([0.0, 1.0, -1e6], dtype=F)
+    expected = torch.tensor([0.0, 1.0, -1e6], dtype=F)  # the scale is 1, its upper limit
     inside = expected + torch.tensor([9e-13, 1e-10, 9e-5], dtype=F)
     outside = expected + torch.tensor([0.0, 0.0, 1.1e-4], dtype=F)
     assert compare(inside, expected, BOUNDS).passed
@@ -51,8 +51,9 @@ def test_the_bound_is_absolute_plus_relative():
     assert found.reason == "1 of 3 elements differ"
 
 
-def test_a_millionth_is_found():
-    expected = torch.rand(50, 6, dtype=F) + 1
+@pytest.mark.parametrize("magnitude", [1.0, 1e9, 1e-13, 1e-200])
+def test_a_millionth_is_found(magnitude):
+    expected = (torch.rand(50, 6, dtype=F) + 1) * magnitude
     got = expected.clone()
     got[17, 3] *= 1 + 1e-6
     found = compare(got, expected, BOUNDS)

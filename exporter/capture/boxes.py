@@ -7,7 +7,7 @@ The boxes mirror the submodules, so that the saved graph keeps their structure a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -37,8 +37,16 @@ class Root(Box):
         return run(*inputs)
 
 
-def build(named: nn.Module, run: Run, constants: Mapping[str, Sequence[torch.Tensor]]) -> Root:
-    """Boxes for ``named``; ``constants`` (by box path) become buffers ``constant_0``, ``constant_1``, ..."""
+def build(
+    named: nn.Module,
+    run: Run,
+    constants: Mapping[str, Sequence[torch.Tensor]],
+    inlined: Collection[nn.Module],
+) -> Root:
+    """Boxes for ``named``; ``constants`` (by box path) become buffers ``constant_0``, ``constant_1``, ...
+
+    Calls of the ``inlined`` modules become part of the graph that calls them.
+    """
     scopes: dict[nn.Module, str] = {}
     root = Root(run, scopes)
     placed: set[int] = set()
@@ -48,7 +56,7 @@ def build(named: nn.Module, run: Run, constants: Mapping[str, Sequence[torch.Ten
             if part not in box._modules:
                 box.add_module(part, Box())
             box = box.get_submodule(part)
-        if path:
+        if path and module not in inlined:
             scopes[module] = f"__module.{path}"
         # A tensor under two names stays under the first, as named_parameters has it.
         for name, parameter in module._parameters.items():

@@ -10,15 +10,19 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import nn
 from torch.jit._trace import TracerWarning
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from exporter.capture import boxes, constants
 from exporter.capture.entry import forward_source
 from exporter.capture.operators import operators, rewrite_operators
-from exporter.eager import flatten, inference_conditions
+from exporter.eager import evaluate, flatten, inference_conditions
 from exporter.errors import CaptureError, TorchferryError, first_line
 from exporter.reads import Read, ReadRecorder
 from exporter.sources.source import Inputs
@@ -26,6 +30,9 @@ from exporter.warmup import Warmup
 
 # torch.jit's own deprecation texts (DeprecationWarning up to torch 2.13, FutureWarning from 2.14).
 DEPRECATIONS = r"`torch\.jit\.\w+` is (deprecated|not supported in Python 3\.14)"
+
+# More calls of one submodule than this are inlined where they stand.
+METHODS = 8
 
 
 @contextlib.contextmanager
@@ -51,7 +58,8 @@ def capture(warm: Warmup, seed: int) -> tuple[torch.jit.ScriptModule, tuple[str,
             # Sizes that a comparison is most likely to single out; a model that refuses them gets another one.
             small = [n for n in (1, 2) if n in warm.batch.sizes] or [warm.traced_sizes[1]]
             draws = [(n, warm.sampler.draw(n, generator)) for n in (warm.traced_sizes[0], *small)]
-        vetted = [_vet(warm, inputs) for _, inputs in draws]
+        inlined = called_often(warm)
+        vetted = [_vet(warm, inputs, inlined) for _, inputs in draws]
         refuse_batch_reads(source.name, {n: reads for (n, _), (_, reads) in zip(draws, vetted, strict=True)})
         first = vetted[0][0]
         constants.fold_copies(first)
@@ -59,7 +67,7 @@ def capture(warm: Warmup, seed: int) -> tuple[torch.jit.ScriptModule, tuple[str,
         constants.refuse_lost_precision(first, source.name, dtypes)
         # The same lines warn again; what they read has been judged above.
         warnings.simplefilter("ignore", TracerWarning)
-        module = _trace(warm, draws[0][1], constants.distinct_values(first))
+        module = _trace(warm, draws[0][1], constants.distinct_values(first), inlined)
         constants.fold_copies(module)
         constants.lift(module)
         constants.pin_dtypes(module)
@@ -88,13 +96,32 @@ def refuse_batch_reads(name: str, reads: Mapping[int, Sequence[Read]]) -> None:
         )
 
 
-def _vet(warm: Warmup, inputs: Inputs) -> tuple[torch.jit.ScriptModule, list[Read]]:
+def called_often(warm: Warmup) -> set[nn.Module]:
+    """Modules that one run calls more than ``METHODS`` times.
+
+    A trace makes a method of every call of a submodule, and torch's search for its name grows with the cube of
+    their number: an unrolled iteration over slip systems took minutes for it.
+    """
+    counts: Counter[nn.Module] = Counter()
+
+    def count(module: nn.Module, _: Any) -> None:
+        counts[module] += 1
+
+    hook = register_module_forward_pre_hook(count)
+    try:
+        evaluate(warm.source, warm.inputs)
+    finally:
+        hook.remove()
+    return {module for module, calls in counts.items() if calls > METHODS}
+
+
+def _vet(warm: Warmup, inputs: Inputs, inlined: set[nn.Module]) -> tuple[torch.jit.ScriptModule, list[Read]]:
     """A trace at these inputs and what Python read meanwhile; raises for every ``TracerWarning``."""
     recorder = ReadRecorder()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TracerWarning)
         with recorder:
-            module = _trace(warm, inputs, {})
+            module = _trace(warm, inputs, {}, inlined)
     for message in caught:
         if issubclass(message.category, TracerWarning):
             raise CaptureError(
@@ -108,7 +135,12 @@ def _vet(warm: Warmup, inputs: Inputs) -> tuple[torch.jit.ScriptModule, list[Rea
     return module, recorder.reads
 
 
-def _trace(warm: Warmup, inputs: Inputs, buffers: Mapping[str, Sequence[torch.Tensor]]) -> torch.jit.ScriptModule:
+def _trace(
+    warm: Warmup,
+    inputs: Inputs,
+    buffers: Mapping[str, Sequence[torch.Tensor]],
+    inlined: set[nn.Module],
+) -> torch.jit.ScriptModule:
     source = warm.source
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -121,7 +153,7 @@ def _trace(warm: Warmup, inputs: Inputs, buffers: Mapping[str, Sequence[torch.Te
             for value, constant in zip(outputs, warm.constant, strict=True)
         )
 
-    root = boxes.build(source.named, run, buffers)
+    root = boxes.build(source.named, run, buffers, inlined)
     clones = tuple(t.clone() for t in inputs)
     try:
         module = torch.jit.trace_module(root, {boxes.METHOD: clones}, check_trace=False, _store_inputs=False)
