@@ -7,8 +7,9 @@ model = torchferry.load("eq.pt")
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from exporter import __version__
 from exporter import pipeline as _pipeline
@@ -23,6 +24,7 @@ from exporter.errors import (
     UsageError,
 )
 from exporter.pipeline import Exported
+from exporter.sources.source import Listing
 from runtime_checks.load import Model, load
 from runtime_checks.report import Report
 from runtime_checks.runners.isolated_python import IsolatedPython as _IsolatedPython
@@ -34,6 +36,7 @@ __all__ = [
     "ComposedModel",
     "Contract",
     "Exported",
+    "Listing",
     "MismatchError",
     "MissingRuntimeError",
     "Model",
@@ -63,11 +66,13 @@ def export(
     seed: int = 0,
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
+    announce: Callable[[Listing], Any] | None = None,
 ) -> list[Exported]:
     """Export models of an input file or a Python factory, and verify each file before it appears.
 
     The same as ``torchferry export``. ``time_limit`` (seconds) and ``memory_limit`` (GiB) bound the process that
-    verifies. Raises the errors of ``exporter.errors``.
+    verifies; ``announce`` is told name, inputs and outputs of each model before it is captured. Raises the errors of
+    ``exporter.errors``.
     """
     runner = _IsolatedPython(time_limit, int(memory_limit * 2**30))
     return _pipeline.export(
@@ -77,7 +82,8 @@ def export(
         renames=renames,
         inputs=Path(inputs) if inputs is not None else None,
         seed=seed,
-        verify=lambda path, fresh: _verify(path, fresh=fresh, runner=runner),
+        verify=lambda path, final, fresh: _verify(path, fresh=fresh, runner=runner, shown_as=final),
+        announce=announce or (lambda listing: None),
     )
 
 

@@ -30,12 +30,15 @@ from exporter.contract import (
 from exporter.given import read_inputs
 from exporter.graph.text import graph_text
 from exporter.rename import Rename, renamed
-from exporter.sources import resolve
-from exporter.sources.source import Source
+from exporter.sources import neml2, resolve
+from exporter.sources.source import Listing, Source
 from exporter.warmup import Warmup, warm_up
 
-# Verifies the archive at a path, with fresh cases of the model; raises where it does not hold.
-Verify = Callable[[Path, Sequence[Case]], Any]
+# Verifies the archive at the first path, which is to be called by the second, with fresh cases of the model; raises
+# where it does not hold.
+Verify = Callable[[Path, Path, Sequence[Case]], Any]
+# Is told of each model once its inputs and outputs are known, before it is captured.
+Announce = Callable[[Listing], Any]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ def export(
     inputs: Path | None = None,
     seed: int = 0,
     verify: Verify,
+    announce: Announce = lambda listing: None,
 ) -> list[Exported]:
     """Export models of ``source``, each to a file that appears only once it has been verified.
 
@@ -72,17 +76,24 @@ def export(
         with clock("load"):
             loaded = resolve.load(source, name, given)
         path = output_path(output, name, several=len(names) > 1)
-        exported.append(export_source(loaded, path, rules, seed, verify, clock))
+        exported.append(export_source(loaded, path, rules, seed, verify, announce, clock))
     return exported
 
 
 def export_source(
-    source: Source, path: Path, renames: Sequence[Rename], seed: int, verify: Verify, clock: Clock
+    source: Source,
+    path: Path,
+    renames: Sequence[Rename],
+    seed: int,
+    verify: Verify,
+    announce: Announce,
+    clock: Clock,
 ) -> Exported:
     """The stages, one after the other. Draws of each stage have a seed of their own."""
     with archive.replacing(path) as beside:
         with clock("warmup"):
             warm = warm_up(source, derived_seed(seed, "warmup"))
+        announce(listing_of(warm))
         with clock("capture"):
             module, operators = capture(warm, derived_seed(seed, "capture"))
         with clock("cases"):
@@ -92,7 +103,7 @@ def export_source(
         with clock("write"), quiet_deprecations():
             archive.write(beside, module, contract, stored, graph_text(module))
         with clock("verify"):
-            report = verify(beside, fresh)
+            report = verify(beside, path, fresh)
     return Exported(path, contract, report, clock.seconds)
 
 
@@ -116,6 +127,32 @@ def contract_of(warm: Warmup, operators: tuple[str, ...], findings: tuple[Findin
         devices=("cpu",),
         operators=operators,
         findings=(*warm.findings, *findings),
+    )
+
+
+def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None) -> list[Listing]:
+    """Name, inputs and outputs of the chosen models; of all models, for an input file with none chosen.
+
+    An input file is only read. A Python model is run, as its outputs need not be declared.
+    """
+    if resolve.is_python(source):
+        (name,) = resolve.chosen_models(source, models)
+        loaded = resolve.load(source, name, read_inputs(inputs) if inputs else None)
+        return [listing_of(warm_up(loaded, derived_seed(0, "warmup")))]
+    path = Path(source)
+    return [neml2.listing(path, name) for name in models or neml2.model_names(path)]
+
+
+def listing_of(warm: Warmup) -> Listing:
+    named = warm.source.named
+    parameters = {name: tuple(p.shape) for name, p in named.named_parameters()}
+    return Listing(
+        warm.source.name,
+        type(named).__name__,
+        warm.source.inputs,
+        warm.output_specs,
+        parameters,
+        warm.source.batch_ndim,
     )
 
 

@@ -21,10 +21,17 @@ from runtime_checks.runners.isolated_python import IsolatedPython
 INTEGRITY, ISOLATION = "integrity", "source library absent"
 
 
-def examine(path: Path, *, fresh: Sequence[Case] | None = None, runner: Runner | None = None) -> Report:
+def examine(
+    path: Path,
+    *,
+    fresh: Sequence[Case] | None = None,
+    runner: Runner | None = None,
+    shown_as: Path | None = None,
+) -> Report:
     """Run every check on the archive at ``path`` and say what was found; a mismatch is in the report, not raised.
 
-    ``fresh`` are cases that an export made for the occasion. Raises ``ArchiveError`` for a damaged file and for one
+    ``fresh`` are cases that an export made for the occasion; ``shown_as`` is the name that the report gives a file
+    that is yet to be renamed. Raises ``ArchiveError`` for a damaged file and for one
     that does not load.
     """
     runner = runner or IsolatedPython()
@@ -46,7 +53,7 @@ def examine(path: Path, *, fresh: Sequence[Case] | None = None, runner: Runner |
     outputs = _outputs(opened.contract, expectations, judged)
     seconds["compare"] = time.perf_counter() - start
     return Report(
-        archive=str(path),
+        archive=str(shown_as or path),
         model=opened.contract.name,
         runtime=runner.name,
         device="cpu",
@@ -58,9 +65,15 @@ def examine(path: Path, *, fresh: Sequence[Case] | None = None, runner: Runner |
     )
 
 
-def verify(path: Path, *, fresh: Sequence[Case] | None = None, runner: Runner | None = None) -> Report:
+def verify(
+    path: Path,
+    *,
+    fresh: Sequence[Case] | None = None,
+    runner: Runner | None = None,
+    shown_as: Path | None = None,
+) -> Report:
     """``examine``, with a failed check raised as ``MismatchError``."""
-    report = examine(path, fresh=fresh, runner=runner)
+    report = examine(path, fresh=fresh, runner=runner, shown_as=shown_as)
     report.raise_if_failed()
     return report
 

@@ -48,7 +48,7 @@ def export_unverified(source: str, path: Path, model: str = "", **given: object)
     """All stages up to the file, without the fresh process: for tests of those stages."""
     name = resolve.chosen_models(source, [model] if model else [])[0]
     loaded = resolve.load(source, name, given or None)
-    export_source(loaded, path, (), 0, lambda *_: None, Clock())
+    export_source(loaded, path, (), 0, lambda *_: None, lambda _: None, Clock())
     return archive.read(path)
 
 

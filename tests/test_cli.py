@@ -335,3 +335,13 @@ def test_sweep(tmp_path, capfd):
     report = json.loads(Path("out/report.json").read_text())
     assert report["counts"]["verified"] == 4
     assert "| models | 4 | 4 |" in page.read_text()
+
+
+def test_python_models_are_listed_too(capfd, tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps({"position": [[1.0, 2.0]], "velocity": [[3.0, 4.0]]}))
+    assert run(["show", f"{PLANTED}:plain", "--inputs", str(tmp_path / "x.json")]) == 0
+    text = capfd.readouterr().out
+    assert "velocity" in text
+    assert "kinetic" in text
+    assert run(["show", f"{PLANTED}:plain"]) == 2
+    assert "--inputs" in capfd.readouterr().err

@@ -5,6 +5,7 @@ import torch
 from conftest import RATES, ROOT, export_unverified, load_module
 
 from exporter.errors import MissingRuntimeError, SourceError, UnsupportedError, UsageError
+from exporter.pipeline import show
 from exporter.sources import resolve
 from exporter.warmup import warm_up
 
@@ -100,11 +101,11 @@ IMPLICIT = (
 
 
 def test_listing_shows_names_shapes_and_types():
-    (listing,) = resolve.listings(str(RATES), ["eq"])
+    (listing,) = show(str(RATES), models=["eq"])
     assert listing.kind == "ComposedModel"
     assert [s.name for s in listing.inputs] == ["a", "a~1", "t", "t~1", "b", "b~1", "c", "c~1"]
     assert listing.outputs[0].describe() == "a_rate: Scalar[] float64"
-    assert [x.name for x in resolve.listings(str(RATES), [])] == ["rate_a", "rate_b", "rate_c", "eq"]
+    assert [x.name for x in show(str(RATES))] == ["rate_a", "rate_b", "rate_c", "eq"]
 
 
 def test_rates_are_rates(eq_path):

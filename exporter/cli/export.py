@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from exporter.cli.printing import out, print_json, print_listings, print_timings
+from exporter.cli.printing import out, print_json, print_listing, print_timings
 
 
 def command(
@@ -36,8 +36,8 @@ def command(
 ) -> None:
     """Export models to verified archives.
 
-    The model is warmed up in eager mode, traced, saved, and run again in a fresh process that cannot import its
-    source library. The file appears only if every number agrees with eager mode.
+    Each is warmed up in eager mode, listed, traced, saved, and run in a process without its source library.
+    The file appears only if every number agrees with eager mode.
 
     Examples:
 
@@ -52,24 +52,19 @@ def command(
     start = time.perf_counter()
     import torchferry
     from exporter.pipeline import as_dict
-    from exporter.sources.resolve import is_python, listings
     from runtime_checks.report import render
 
-    models = model or []
-    if not json and not is_python(source):
-        from exporter.sources.resolve import chosen_models
-
-        print_listings(listings(source, chosen_models(source, models)))
-    started = {"imports, listing": time.perf_counter() - start}
+    started = {"imports": time.perf_counter() - start}
     exported = torchferry.export(
         source,
-        models=models,
+        models=model or [],
         output=str(output) if output is not None else None,
         renames=rename or [],
         inputs=inputs,
         seed=seed,
         time_limit=time_limit,
         memory_limit=memory_limit,
+        announce=None if json else print_listing,
     )
     if json:
         print_json([as_dict(e) for e in exported])

@@ -46,17 +46,17 @@ def variables(title: str, specs: Sequence[TensorSpec], batch: str) -> Table:
     return table
 
 
-def print_listings(listings: Sequence[Listing], batch: str = "*batch") -> None:
-    for listing in listings:
-        out.print(Text("Name: ", style="bold") + Text(f"{listing.name} ({listing.kind})"))
-        out.print(variables("Inputs", listing.inputs, batch))
-        out.print(variables("Outputs", listing.outputs, batch))
-        if listing.parameters:
-            shapes = ", ".join(f"{n} {list(s)}" for n, s in listing.parameters.items())
-            out.print(Text(f"Parameters: {shapes}"))
-        if listing.note:
-            out.print(Text(f"Note: {listing.note}", style="yellow"))
-        out.print()
+def print_listing(listing: Listing) -> None:
+    batch = "*batch" if listing.batch_ndim else ""
+    out.print(Text("Name: ", style="bold") + Text(f"{listing.name} ({listing.kind})"))
+    out.print(variables("Inputs", listing.inputs, batch))
+    out.print(variables("Outputs", listing.outputs, batch))
+    if listing.parameters:
+        shapes = ", ".join(f"{n} {list(s)}" for n, s in listing.parameters.items())
+        out.print(Text(f"Parameters: {shapes}"))
+    if listing.note:
+        out.print(Text(f"Note: {listing.note}", style="yellow"))
+    out.print()
 
 
 def print_archive(opened: Archive) -> None:

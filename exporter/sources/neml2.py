@@ -103,7 +103,8 @@ def listing(path: Path, name: str) -> Listing:
 
     note = "implicit: not exported yet" if is_implicit(model) else ""
     parameters = {n: tuple(p.shape) for n, p in model.named_parameters()}
-    return Listing(name, type(model).__name__, specs(model.input_spec), specs(model.output_spec), parameters, note)
+    kind = type(model).__name__
+    return Listing(name, kind, specs(model.input_spec), specs(model.output_spec), parameters, note=note)
 
 
 def is_implicit(model: nn.Module) -> bool:

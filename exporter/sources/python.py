@@ -91,10 +91,10 @@ def _import(place: str, text: str) -> ModuleType:
         assert spec is not None
         assert spec.loader is not None
         code = importlib.util.module_from_spec(spec)
-        # A file may import its neighbours, as it can when it is run itself.
+        # A file may import its neighbours, as when it is run itself; last, so that they shadow nothing.
         folder = str(path.parent.resolve())
         if folder not in sys.path:
-            sys.path.insert(0, folder)
+            sys.path.append(folder)
         sys.modules[name] = code
         try:
             spec.loader.exec_module(code)

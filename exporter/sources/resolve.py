@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from exporter.contract import TensorSpec
 from exporter.errors import UsageError
 from exporter.given import Given
 from exporter.sources import neml2, python
-from exporter.sources.source import Listing, Source
+from exporter.sources.source import Source
 
 
 def is_python(text: str) -> bool:
@@ -43,21 +42,3 @@ def chosen_models(text: str, models: Sequence[str]) -> list[str]:
 
 def load(text: str, model: str, given: Given | None) -> Source:
     return python.load(text, given) if is_python(text) else neml2.load(Path(text), model, given)
-
-
-def listings(text: str, models: Sequence[str]) -> list[Listing]:
-    """Name, inputs and outputs of the chosen models (of all, for an input file with none chosen)."""
-    if not is_python(text):
-        names = models or neml2.model_names(Path(text))
-        return [neml2.listing(Path(text), name) for name in names]
-    chosen_models(text, models)
-    source = python.load(text, None)
-    outputs = source.outputs or _outputs_by_running(source)
-    parameters = {n: tuple(p.shape) for n, p in source.named.named_parameters()}
-    return [Listing(source.name, type(source.module).__name__, source.inputs, outputs, parameters)]
-
-
-def _outputs_by_running(source: Source) -> tuple[TensorSpec, ...]:
-    from exporter.warmup import warm_up
-
-    return warm_up(source, seed=0).output_specs

@@ -45,4 +45,5 @@ class Listing:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    batch_ndim: int = 1
     note: str = ""
