@@ -74,7 +74,7 @@ def export(
     verifies; ``announce`` is told name, inputs and outputs of each model before it is captured. Raises the errors of
     ``exporter.errors``.
     """
-    runner = _IsolatedPython(time_limit, int(memory_limit * 2**30))
+    runner = _IsolatedPython(time_limit, memory_limit * 2**30)
     return _pipeline.export(
         source,
         models=models,
@@ -89,4 +89,4 @@ def export(
 
 def verify(path: str | Path, *, time_limit: float = TIME_LIMIT, memory_limit: float = MEMORY_LIMIT) -> Report:
     """Check an archive in a fresh process without its source library. Raises ``MismatchError`` or ``ArchiveError``."""
-    return _verify(Path(path), runner=_IsolatedPython(time_limit, int(memory_limit * 2**30)))
+    return _verify(Path(path), runner=_IsolatedPython(time_limit, memory_limit * 2**30))

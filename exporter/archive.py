@@ -2,8 +2,9 @@
 
 A ``.pt`` written by ``torch.jit.save`` (a zip whose records share one top folder) with four records of ours below
 ``extra/torchferry/``. The manifest is written last and holds the sha256 of every other record, torch's own
-included, so a record that was added, removed or changed is found before torch sees the file. torch is imported
-only by what needs it: looking at an archive does not.
+included, so a record that was added, removed or changed is found before torch sees the file. The zip comment seals
+the rest: it holds the sha256 of every byte before it, zip headers included, which readers interpret differently.
+torch is imported only by what needs it: looking at an archive does not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import struct
 import tempfile
 import zipfile
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.contract import Contract, contract_from_json
+from exporter.contract import Contract, MethodSpec, contract_from_json
 from exporter.errors import ArchiveError, OutputError
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ CASES = "torchferry/cases.pt"
 GRAPH = "torchferry/graph.txt"
 MANIFEST = "torchferry/manifest.json"
 OURS = (CONTRACT, CASES, GRAPH, MANIFEST)
+_CASE_KEY = re.compile(r".+/.+/(in|out)/\d+", re.DOTALL)
+SEAL = b"torchferry sha256 "
 # A zip of a few kB can expand to terabytes; no archive of ours comes near this.
 LARGEST = 16 * 2**30
 
@@ -85,9 +89,18 @@ def unpack_cases(data: bytes, contract: Contract, where: str) -> tuple[Case, ...
     import torch
 
     try:
-        tensors: dict[str, torch.Tensor] = torch.load(io.BytesIO(data), weights_only=True)
+        tensors = torch.load(io.BytesIO(data), weights_only=True)
     except Exception as error:
         raise ArchiveError("the stored cases cannot be read", where=where, got=str(error)) from None
+    named = isinstance(tensors, dict) and all(
+        isinstance(v, torch.Tensor) and _CASE_KEY.fullmatch(str(k)) for k, v in tensors.items()
+    )
+    if not named:
+        raise ArchiveError(
+            "the stored cases are not tensors by name",
+            where=where,
+            expected='a dict of "<case>/<method>/in/<i>" and ".../out/<i>" to tensors',
+        )
     found: dict[tuple[str, str], dict[tuple[str, int], torch.Tensor]] = {}
     for key, value in tensors.items():
         case, method, side, index = key.rsplit("/", 3)
@@ -109,10 +122,48 @@ def unpack_cases(data: bytes, contract: Contract, where: str) -> tuple[Case, ...
             )
         inputs = tuple(values["in", i] for i in range(len(spec.inputs)))
         outputs = tuple(values["out", i] for i in range(len(spec.outputs)))
+        _refuse_misfits(contract, f"{where}, case {name!r}", spec, inputs, outputs)
         cases.append(Case(name, method, inputs, outputs))
+    without = [method for method in contract.methods if method not in {case.method for case in cases}]
+    if cases and without:
+        raise ArchiveError(f"method {without[0]!r} has no cases", where=where, mend="export the model again")
     if not cases:
         raise ArchiveError("the archive holds no cases", where=where, mend="export the model again")
     return tuple(cases)
+
+
+def _refuse_misfits(
+    contract: Contract, where: str, method: MethodSpec, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> None:
+    """Raises ``ArchiveError`` where a case's tensors have other shapes or dtypes than the contract says."""
+    named = {spec.name: spec for spec in (*contract.outputs, *contract.inputs)}
+    of_outputs = {spec.name: spec for spec in contract.outputs}
+    batches = set()
+    for names, values, specs in ((method.inputs, inputs, named), (method.outputs, outputs, of_outputs)):
+        for name, value in zip(names, values, strict=True):
+            if isinstance(name, str):
+                shape, dtype = specs[name].shape, specs[name].dtype
+            else:
+                shape, dtype = of_outputs[name[0]].shape + named[name[1]].shape, of_outputs[name[0]].dtype
+            lead = value.ndim - len(shape)
+            got = f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+            if (
+                lead != contract.batch.ndim
+                or tuple(value.shape[lead:]) != shape
+                or f"torch.{dtype}" != str(value.dtype)
+            ):
+                raise ArchiveError(
+                    "a case does not fit the contract",
+                    where=f"{where}, {name!r}",
+                    got=got,
+                    expected=f"{['batch'] * contract.batch.ndim + list(shape)} {dtype}".replace("'", ""),
+                    mend="export the model again",
+                )
+            batches.add(tuple(value.shape[:lead]))
+    if len(batches) > 1:
+        raise ArchiveError(
+            "a case has tensors of different batches", where=where, got=", ".join(map(str, sorted(batches)))
+        )
 
 
 def write(path: Path, module: Any, contract: Contract, cases: Sequence[Case], graph: str) -> None:
@@ -137,21 +188,33 @@ def write(path: Path, module: Any, contract: Contract, cases: Sequence[Case], gr
         archive.writestr(record, _manifest_bytes(manifest))
     try:
         path.write_bytes(buffer.getvalue())
+        seal(path)
     except OSError as error:
         raise _unwritable(path.parent, error) from None
+
+
+def seal(path: Path) -> None:
+    """Put the sha256 of all bytes before it into the zip comment."""
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = SEAL + b"0" * 64
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-64] + hashlib.sha256(whole[:-64]).hexdigest().encode())
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path beside ``path`` to write to; it takes the place of ``path`` only if the block ends well."""
-    folder = path.parent
-    if path.is_dir():
+    if path.exists() and not path.is_file():
         raise OutputError(
-            "the output is a folder",
+            f"the output is {'a folder' if path.is_dir() else 'no regular file'}",
             where=str(path),
-            expected="the name of a file",
-            mend=f"write {path / 'NAME.pt'}",
+            expected="the name of a file, new or to be replaced",
+            mend=f"write {path / 'NAME.pt'}" if path.is_dir() else "name another output with -o",
         )
+    # What a link points to is replaced, not the link.
+    path = path.resolve()
+    folder = path.parent
+    made = [p for p in (folder, *folder.parents) if not p.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=folder)
@@ -173,6 +236,10 @@ def replacing(path: Path) -> Iterator[Path]:
             raise _unwritable(path, error) from None
     finally:
         beside.unlink(missing_ok=True)
+        if not path.exists():
+            for empty in made:
+                with contextlib.suppress(OSError):
+                    empty.rmdir()
 
 
 def read(path: Path) -> Archive:
@@ -256,6 +323,14 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
                 got="bytes whose sha256 is not the manifest's",
                 mend="copy it again, or export it again",
             )
+    whole = path.read_bytes()
+    if not whole[:-64].endswith(SEAL) or hashlib.sha256(whole[:-64]).hexdigest().encode() != whole[-64:]:
+        raise ArchiveError(
+            "a byte between the records of the archive was changed",
+            where=where,
+            got="bytes whose sha256 is not the one at the end of the file",
+            mend="copy it again, or export it again",
+        )
     contract = contract_from_json(archive.read(f"{folder}/extra/{CONTRACT}"), where)
     graph = archive.read(f"{folder}/extra/{GRAPH}").decode()
     return Archive(path, contract, sizes, graph)

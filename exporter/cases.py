@@ -6,13 +6,12 @@ import torch
 
 from exporter.archive import Case
 from exporter.contract import Finding
-from exporter.eager import evaluate, inference_conditions, same_bits
-from exporter.errors import first_line
+from exporter.eager import evaluate, inference_conditions
+from exporter.errors import WarmupError
 from exporter.sources.source import Inputs
-from exporter.warmup import Warmup, extremes
+from exporter.warmup import Warmup, close, extremes, spread_out, transposed
 
 METHOD = "forward"
-UNTRACED = 3
 
 
 def stored_cases(warm: Warmup, seed: int) -> tuple[Case, ...]:
@@ -23,8 +22,8 @@ def stored_cases(warm: Warmup, seed: int) -> tuple[Case, ...]:
         if warm.source.batch_ndim:
             drawn += [
                 (f"batch_{n}", warm.sampler.draw(n, generator))
-                for n in (1, UNTRACED)
-                if n == UNTRACED or n in warm.batch.sizes
+                for n in (1, warm.traced_sizes[1])
+                if n > 1 or n in warm.batch.sizes
             ]
         else:
             drawn.append(("drawn", warm.sampler.draw(0, generator)))
@@ -44,11 +43,15 @@ def fresh_cases(warm: Warmup, seed: int) -> tuple[tuple[Case, ...], tuple[Findin
             return tuple(_case(warm, f"drawn {i}", x) for i, x in enumerate(drawn)), ()
         cases = [_case(warm, f"batch {n}", warm.sampler.draw(n, generator)) for n in warm.batch.sizes]
         size = warm.traced_sizes[1]
-        strided = tuple(map(spread_out, warm.sampler.draw(size, generator)))
-        cases.append(_case(warm, "non-contiguous", strided))
-        row = warm.sampler.draw(1, generator)
-        expanded = tuple(t.expand(size, *t.shape[1:]) for t in row)
-        cases.append(_case(warm, "expanded", expanded))
+        whole = warm.sampler.draw(size, generator)
+        row = tuple(t.expand(size, *t.shape[1:]) for t in warm.sampler.draw(1, generator))
+        layouts = [
+            ("non-contiguous", tuple(map(spread_out, whole))),
+            ("transposed", tuple(map(transposed, whole))),
+            ("expanded", row),
+        ]
+        # Eager mode gets contiguous copies: it may not take others, and a write in place must not reach a whole row.
+        cases += [Case(name, METHOD, x, _outputs(warm, tuple(map(torch.clone, x)))) for name, x in layouts]
         findings = []
         if warm.source.inputs:
             cases.append(_mixed(warm, size, generator))
@@ -77,9 +80,10 @@ def _unbatched(warm: Warmup, generator: torch.Generator) -> Case | Finding:
     batched = tuple(v[0] for v in _outputs(warm, row))
     try:
         outputs = tuple(evaluate(warm.source, single).values())
-        reason = "" if _agree(outputs, batched) else "it means something else by them than by a batch of 1"
-    except Exception as error:
-        outputs, reason = (), first_line(error)
+        agree = all(close(a, b) for a, b in zip(outputs, batched, strict=True))
+        reason = "" if agree else "it means something else by them than by a batch of 1"
+    except WarmupError as error:
+        outputs, reason = (), error.details.get("got", error.what)
     if reason:
         return Finding(
             "unbatched inputs",
@@ -87,13 +91,6 @@ def _unbatched(warm: Warmup, generator: torch.Generator) -> Case | Finding:
             reason=reason,
         )
     return Case("unbatched", METHOD, single, outputs)
-
-
-def _agree(a: Inputs, b: Inputs) -> bool:
-    return all(
-        x.shape == y.shape and (same_bits(x, y) or torch.allclose(x, y, rtol=1e-9, atol=0.0, equal_nan=True))
-        for x, y in zip(a, b, strict=True)
-    )
 
 
 def _mixed(warm: Warmup, size: int, generator: torch.Generator) -> Case:
@@ -105,10 +102,3 @@ def _mixed(warm: Warmup, size: int, generator: torch.Generator) -> Case:
     inputs = tuple(t.reshape(2, size, *t.shape[1:]) for t in flat[1:])
     first = one[0] if inputs else flat[0].reshape(2, size, *flat[0].shape[1:])
     return Case("broadcast", METHOD, (first, *inputs), outputs)
-
-
-def spread_out(value: torch.Tensor) -> torch.Tensor:
-    """The same values with other strides: every second element of a larger, transposed tensor."""
-    wide = value.new_zeros((*reversed(value.shape[1:]), 2 * value.shape[0]))
-    view = wide.permute(*reversed(range(wide.ndim)))[::2]
-    return view.copy_(value)

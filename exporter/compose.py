@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from exporter.binding import Bound
 from exporter.contract import Signature, TensorSpec
 from exporter.errors import UsageError, near
 
@@ -31,12 +32,13 @@ class Part(nn.Module):
         dtype: str = "float64",
     ) -> None:
         super().__init__()
-        self.module = module
-        self.signature = Signature.of(inputs, outputs, dtype=dtype)
         self.label = name or type(module).__name__
+        self.module = module
+        self._call = Bound(module, list(inputs), self.label)
+        self.signature = Signature.of(inputs, outputs, dtype=dtype)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.module(*inputs)
+        return self._call(*inputs)
 
 
 class ComposedModel(nn.Module):
@@ -64,8 +66,11 @@ class ComposedModel(nn.Module):
         signatures = {label: _signature(m, label) for label, m in zip(labels, modules, strict=True)}
         producer = _producers(signatures)
         self._order = _order(signatures, producer)
+        self._calls: dict[str, Bound] = {}
         for label, module in zip(labels, modules, strict=True):
             self.add_module(_attribute(label), module)
+            self._calls[label] = Bound(module, [s.name for s in signatures[label].inputs], label)
+        self._declared = {label: signatures[label].outputs for label in labels}
         self._takes = {label: [s.name for s in signatures[label].inputs] for label in labels}
         self._gives = {label: [s.name for s in signatures[label].outputs] for label in labels}
         variables = _variables(signatures)
@@ -85,7 +90,7 @@ class ComposedModel(nn.Module):
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values: dict[str, Any] = dict(zip((s.name for s in self.signature.inputs), inputs, strict=True))
         for label in self._order:
-            result = self.get_submodule(_attribute(label))(*(values[n] for n in self._takes[label]))
+            result = self._calls[label](*(values[n] for n in self._takes[label]))
             if isinstance(result, Mapping):
                 result = tuple(result[n] for n in self._gives[label])
             elif isinstance(result, torch.Tensor):
@@ -96,6 +101,8 @@ class ComposedModel(nn.Module):
                     got=f"{len(result)}",
                     expected=", ".join(self._gives[label]),
                 )
+            if torch._C._get_tracing_state() is None:
+                _hold(label, self._declared[label], result)
             values.update(zip(self._gives[label], result, strict=True))
         return tuple(values[s.name] for s in self.signature.outputs)
 
@@ -124,7 +131,20 @@ def _labels(modules: Sequence[nn.Module]) -> list[str]:
 
 def _attribute(label: str) -> str:
     """The submodule's name: the label, unless every ``nn.Module`` has an attribute of that name (``double``)."""
-    return f"{label}_" if hasattr(nn.Module, label) else label
+    return f"{label}_" if hasattr(nn.Module, label) or label in ("label", "signature") else label
+
+
+def _hold(label: str, declared: Sequence[TensorSpec], values: Sequence[torch.Tensor]) -> None:
+    """Raises ``UsageError`` where a module does not give what it declares: broadcasting would hide it further on."""
+    for spec, value in zip(declared, values, strict=True):
+        own, dtype = tuple(value.shape[max(0, value.ndim - len(spec.shape)) :]), str(value.dtype)
+        if own != spec.shape or dtype != f"torch.{spec.dtype}":
+            raise UsageError(
+                f"module {label!r} does not give the {spec.name!r} that it declares",
+                got=f"shape {list(value.shape)} {dtype.removeprefix('torch.')}",
+                expected=f"[*batch{''.join(f', {d}' for d in spec.shape)}] {spec.dtype}",
+                mend="mend its signature, or the module",
+            )
 
 
 def _signature(module: nn.Module, label: str) -> Signature:

@@ -151,7 +151,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """An output passes where ``|a - b| <= atol * min(1, max|b|) + rtol * |b|``.
+    """An output passes where ``|a - b| <= atol * max|b| + rtol * |b|``.
 
     ``outputs`` overrides ``dtypes`` by name.
     """

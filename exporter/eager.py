@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter.errors import CaptureError
+from exporter.contract import FLOATING
+from exporter.errors import CaptureError, TorchferryError, WarmupError, first_line
+from exporter.reads import NOT_THE_USERS
 from exporter.sources.source import Inputs, Source
 
 
@@ -37,8 +39,37 @@ def inference_conditions(source: Source) -> Iterator[None]:
 
 
 def evaluate(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
-    """Outputs by name. Call it under ``inference_conditions``."""
-    return flatten(source.module(*inputs), source)
+    """Outputs by name. Call it under ``inference_conditions``.
+
+    What the model raises comes out as ``WarmupError`` with the line that raised it.
+    """
+    try:
+        result = source.module(*inputs)
+    except TorchferryError:
+        raise
+    except Exception as error:
+        shapes = zip(source.inputs, inputs, strict=True)
+        integers = any(spec.dtype not in FLOATING for spec in source.inputs) and not source.calls
+        raise WarmupError(
+            f"model {source.name!r} fails in eager mode",
+            where=raised_at(error),
+            got=first_line(error),
+            expected="outputs for inputs " + "; ".join(f"{s.name} {list(t.shape)} {s.dtype}" for s, t in shapes),
+            mend="give inputs that the model is meant for: --inputs FILE, or mend its signature (shapes, dtypes)"
+            + ("; integers were drawn as 0 and 1: a TensorSpec may say sampling=Sampling('uniform', 0, 10)" * integers),
+        ) from error
+    return flatten(result, source)
+
+
+def raised_at(error: BaseException) -> str:
+    """``file:line`` of the innermost frame of an exception that is neither torch's nor torchferry's."""
+    trace, where = error.__traceback__, ""
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith(NOT_THE_USERS):
+            where = f"{name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return where
 
 
 def flatten(result: Any, source: Source) -> dict[str, torch.Tensor]:
@@ -71,6 +102,14 @@ def flatten(result: Any, source: Source) -> dict[str, torch.Tensor]:
                 expected="a tensor, or a tuple or dict (by name) of tensors",
                 mend="return tensors only; wrap the module in one whose forward picks them out",
             )
+        if value.layout != torch.strided:
+            raise CaptureError(
+                f"model {source.name!r} returns a sparse tensor",
+                where=f"output {name!r}",
+                got=str(value.layout),
+                expected="a dense tensor",
+                mend="return value.to_dense()",
+            )
     if not named:
         raise CaptureError(f"model {source.name!r} returns nothing", expected="at least one tensor")
     if declared and list(named) != declared:
@@ -94,7 +133,49 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(left, right)
 
 
-def state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of all parameters and buffers, buffers that ``state_dict`` leaves out included."""
-    named = [*module.named_parameters(), *module.named_buffers()]
-    return {name: value.detach().clone() for name, value in named}
+def state(module: nn.Module) -> dict[str, Any]:
+    """Copies of what a run must leave alone, by kind and name: parameters, buffers, plain attributes.
+
+    A parameter or buffer comes with its version, which counts writes in place, also of equal values.
+    """
+    found: dict[str, Any] = {}
+    for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        for name, value in named:
+            found[f"{kind} {name!r}"] = (_copy(value), value._version)
+    for path, child in module.named_modules():
+        for name, value in vars(child).items():
+            if name in _MODULE_INTERNALS:
+                continue
+            label = f"attribute {f'{path}.{name}' if path else name!r}"
+            if isinstance(value, torch.Tensor):
+                found[label] = (_copy(value), value._version)
+            elif isinstance(value, (bool, int, float, complex, str, type(None))):
+                found[label] = value
+            elif isinstance(value, (list, dict, set)):
+                found[label] = f"{type(value).__name__} of {len(value)}"
+    return found
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Names of what differs between two states."""
+    return [
+        name
+        for name in dict.fromkeys([*before, *after])
+        if not _same(before.get(name, _ABSENT), after.get(name, _ABSENT))
+    ]
+
+
+_ABSENT = object()
+_MODULE_INTERNALS = frozenset(vars(nn.Module()))
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
+    return dense.clone()
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return a[1] == b[1] and same_bits(a[0], b[0])
+    # By text, so that NaN is itself.
+    return type(a) is type(b) and repr(a) == repr(b)

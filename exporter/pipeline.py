@@ -27,6 +27,7 @@ from exporter.contract import (
     ParameterSpec,
     Tolerance,
 )
+from exporter.eager import inference_conditions
 from exporter.given import read_inputs
 from exporter.graph.text import graph_text
 from exporter.rename import Rename, renamed
@@ -95,13 +96,14 @@ def export_source(
             warm = warm_up(source, derived_seed(seed, "warmup"))
         announce(listing_of(warm))
         with clock("capture"):
-            module, operators = capture(warm, derived_seed(seed, "capture"))
+            captured = capture(warm, derived_seed(seed, "capture"))
         with clock("cases"):
             stored = stored_cases(warm, derived_seed(seed, "stored cases"))
             fresh, findings = fresh_cases(warm, derived_seed(seed, "fresh cases"))
-        contract = renamed(contract_of(warm, operators, findings), renames)
-        with clock("write"), quiet_deprecations():
-            archive.write(beside, module, contract, stored, graph_text(module))
+        contract = renamed(contract_of(warm, captured.operators, (*captured.findings, *findings)), renames)
+        # The file's parameters ask for no gradients: it needs no autograd at run time.
+        with clock("write"), inference_conditions(source), quiet_deprecations():
+            archive.write(beside, captured.module, contract, stored, graph_text(captured.module))
         with clock("verify"):
             report = verify(beside, path, fresh)
     return Exported(path, contract, report, clock.seconds)

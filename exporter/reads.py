@@ -1,9 +1,9 @@
 """Tensor values and sizes that Python reads: where a trace would freeze them.
 
-``bool()``, ``int()``, ``float()``, ``item()`` and their kin hand a value to Python, and a trace keeps the value
-instead of the computation. In eager mode such a read is always one of data, since sizes are plain integers
-there. While tracing, sizes are traced tensors too; a read of a size is sound where it gives the same value at
-every batch size. ``ReadRecorder`` sees both, with file and line.
+``bool()``, ``int()``, ``item()`` and their kin hand a value to Python, and a trace keeps the value instead of the
+computation. In eager mode such a read is always one of data, since sizes are plain integers there. While tracing,
+sizes are traced tensors too; a read of a size is sound where it gives the same value at every batch size.
+``ReadRecorder`` sees both, with file and line.
 """
 
 from __future__ import annotations
@@ -21,22 +21,35 @@ from torch.jit._trace import TracerWarning
 from torch.overrides import TorchFunctionMode
 
 _T = torch.Tensor
-# What a read is called in messages, and whether it reads data (or only a size) in eager mode.
-_DATA_READS: dict[Any, str] = {
-    _T.__bool__: "bool()",
-    _T.__int__: "int()",
-    _T.__float__: "float()",
-    _T.__complex__: "complex()",
-    _T.__index__: "an index or range()",
-    _T.item: ".item()",
-    _T.tolist: ".tolist()",
-    _T.numpy: ".numpy()",
-    _T.__array__: "numpy",
-    _T.__contains__: "in",
+# Methods by which Python gets a value. They are replaced while a recorder is active, because a torch function mode
+# does not see what torch's own Python code does inside a function that the mode was told of.
+_DATA_METHODS = {
+    "__bool__": "bool()",
+    "__int__": "int()",
+    "__float__": "float()",
+    "__complex__": "complex()",
+    "__index__": "an index or range()",
+    "item": ".item()",
+    "tolist": ".tolist()",
+    "numpy": ".numpy()",
+    "__array__": "numpy",
+    "__contains__": "in",
 }
-_SIZE_READS: dict[Any, str] = {_T.__len__: "len()", _T.__iter__: "iteration"}
-_CONSTANTS = (torch.tensor, torch.as_tensor)
-_TORCH = str(Path(torch.__file__).parent)
+_SIZE_METHODS = {"__len__": "len()", "__iter__": "iteration"}
+# Functions that return a Python value.
+_DATA_FUNCTIONS = {
+    torch.equal: "torch.equal",
+    _T.equal: ".equal()",
+    torch.allclose: "torch.allclose",
+    _T.allclose: ".allclose()",
+    torch.is_nonzero: "torch.is_nonzero",
+    _T.is_nonzero: ".is_nonzero()",
+}
+# Functions that return as many tensors as a size says.
+_PIECES = {torch.unbind, _T.unbind, torch.split, _T.split, torch.chunk, _T.chunk, torch.tensor_split, _T.tensor_split}
+_CONSTANTS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy}
+# Paths of code that no user can mend: torch's and ours.
+NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
 
 
 @dataclass(frozen=True)
@@ -47,27 +60,76 @@ class Read:
 
 
 def user_line() -> str:
-    """``file:line`` of the innermost frame that is neither torch's nor this module's."""
+    """``file:line`` of the innermost frame that is neither torch's nor torchferry's; empty where there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name != __file__ and not name.startswith((_TORCH, "<")):
+        if not name.startswith(NOT_THE_USERS):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
-    return "unknown"
+    return ""
 
 
-class ReadRecorder(TorchFunctionMode):
-    """Records reads; while tracing also makes constants of plain Python numbers without a tracer's ``to``.
+class ReadRecorder:
+    """A context manager; ``reads`` are in the order in which they happened.
 
-    ``torch.tensor(2.0)`` inside ``forward`` draws a ``TracerWarning`` although its value cannot come from a
-    tensor: a number that did would have been read first, and that read is recorded here. Such a constant is
-    therefore made with tracing paused. With a tensor among its arguments it is left alone, and warns.
+    While tracing it also makes constants of plain numbers with tracing paused: ``torch.tensor(2.0)`` inside
+    ``forward`` draws a ``TracerWarning`` although its value cannot come from a tensor, since a number that did
+    would have been read first, and that read is recorded. With a tensor among its arguments it warns.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self.reads: list[Read] = []
+        self._exit = contextlib.ExitStack()
+        self._inside = False
+
+    def __enter__(self) -> ReadRecorder:
+        for name, kind in _DATA_METHODS.items():
+            self._exit.enter_context(_replaced(name, self._recording(getattr(_T, name), kind, size=False)))
+        for name, kind in _SIZE_METHODS.items():
+            self._exit.enter_context(_replaced(name, self._recording(getattr(_T, name), kind, size=True)))
+        self._exit.enter_context(_Functions(self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._exit.close()
+
+    @property
+    def inside(self) -> bool:
+        """Whether a read is under way, of which torch's own calls are part."""
+        return self._inside
+
+    def note(self, kind: str, value: object) -> None:
+        shown = value if isinstance(value, (bool, int, float, complex)) else ""
+        self.reads.append(Read(kind, user_line(), str(shown)))
+
+    def _recording(self, original: Callable[..., Any], kind: str, *, size: bool) -> Callable[..., Any]:
+        def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            # torch hands a method on to the function mode, which comes back here
+            if self._inside:
+                return original(tensor, *args, **kwargs)
+            tracing = torch._C._get_tracing_state()
+            self._inside = True
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", TracerWarning)
+                    value = original(tensor, *args, **kwargs)
+            finally:
+                self._inside = False
+            if size and tracing:
+                with tracing_paused(tracing):
+                    self.note(kind, tensor.shape[0])
+            elif not size:
+                self.note(kind, value)
+            return value
+
+        return method
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, recorder: ReadRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
 
     def __torch_function__(
         self,
@@ -78,25 +140,19 @@ class ReadRecorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         tracing = torch._C._get_tracing_state()
-        kind = _DATA_READS.get(func) or (_SIZE_READS.get(func) if tracing else None)
-        if kind is not None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", TracerWarning)
-                value = func(*args, **kwargs)
-            shown = value if isinstance(value, (bool, int, float, complex)) else ""
-            if func in _SIZE_READS:
-                with _tracing_paused(tracing):
-                    shown = args[0].shape[0]
-            self.reads.append(Read(kind, user_line(), str(shown)))
-            return value
         if tracing and func in _CONSTANTS and not _has_tensor((args, kwargs)):
-            with _tracing_paused(tracing):
+            with tracing_paused(tracing):
                 return func(*args, **kwargs)
-        return func(*args, **kwargs)
+        value = func(*args, **kwargs)
+        if func in _DATA_FUNCTIONS:
+            self._recorder.note(_DATA_FUNCTIONS[func], value)
+        elif tracing and func in _PIECES and not self._recorder.inside:
+            self._recorder.note(f"{func.__name__}()", len(value))
+        return value
 
 
 @contextlib.contextmanager
-def _tracing_paused(state: Any) -> Iterator[None]:
+def tracing_paused(state: Any) -> Iterator[None]:
     # The stubs of torch._C do not know this function.
     set_tracing_state = getattr(torch._C, "_set_tracing_state")  # noqa: B009
     set_tracing_state(None)
@@ -106,12 +162,24 @@ def _tracing_paused(state: Any) -> Iterator[None]:
         set_tracing_state(state)
 
 
+@contextlib.contextmanager
+def _replaced(name: str, method: Callable[..., Any]) -> Iterator[None]:
+    own = _T.__dict__.get(name)
+    setattr(_T, name, method)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(_T, name)
+        else:
+            setattr(_T, name, own)
+
+
 def _has_tensor(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, Mapping):
         return any(map(_has_tensor, value.values()))
-    # numpy arrays may share memory with a tensor; only plain numbers are known to be constants
     if isinstance(value, (list, tuple)):
         return any(map(_has_tensor, value))
-    return not isinstance(value, (bool, int, float, complex, str, torch.dtype, torch.device, type(None)))
+    return False

@@ -55,6 +55,13 @@ def renamed(contract: Contract, renames: Sequence[Rename]) -> Contract:
                 where=f"--rename {rename.old}:{rename.new}",
                 expected=near(rename.old, names),
             )
+        if not any(name not in new for name in fits):
+            raise UsageError(
+                "a rename has nothing left to rename: others before it took its variables",
+                where=f"--rename {rename.old}:{rename.new}",
+                got=", ".join(map(repr, fits)),
+                mend="drop it, or put it first",
+            )
         for name, to in fits.items():
             new.setdefault(name, to)
     by_new: dict[str, list[str]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,18 +12,19 @@ import torch
 
 from exporter.contract import FLOATING, Batch, Finding, Sampling, TensorSpec
 from exporter.eager import evaluate, inference_conditions, same_bits, state
-from exporter.errors import CaptureError, TorchferryError, WarmupError, first_line
-from exporter.reads import ReadRecorder
+from exporter.errors import CaptureError, WarmupError
+from exporter.purity import refuse_training, refuse_unready, repeat
 from exporter.sampling import SPREAD, Sampler, recorded
 from exporter.sources.source import Inputs, Source
 
-RUNS = 3
 # Rows that the warmup case keeps: enough to stand for a history, small enough to store.
 ROWS = 32
 # The traced size and the one it is compared with: neither may be a dimension of the model.
 TRACED_SIZES = (5, 7, 11, 13, 17, 19, 23, 29)
 PRIME = 13
 LADDER = (0, 1, 2, PRIME, 1000)
+# A batch with more numbers than this in its inputs and outputs is left out of the ladder: 32 MB, and intermediates.
+NUMBERS = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,12 @@ class Warmup:
 
     source: Source
     inputs: Inputs
-    outputs: tuple[torch.Tensor, ...]
     output_specs: tuple[TensorSpec, ...]
     constant: tuple[bool, ...]
     sampler: Sampler
     traced_sizes: tuple[int, int]
     batch: Batch
+    contiguous: bool
     findings: tuple[Finding, ...]
 
 
@@ -47,57 +49,55 @@ def warm_up(source: Source, seed: int) -> Warmup:
     changes its inputs, parameters or buffers, or where it reads a tensor's data into Python; ``CaptureError``
     where outputs do not carry the batch.
     """
+    refuse_unready(source)
     refuse_training(source)
     generator = torch.Generator().manual_seed(seed)
     with inference_conditions(source):
-        sampler, inputs = find_inputs(source, generator)
-        outputs = repeat(source, inputs)
+        # Before the very first run: what that one leaves behind, later ones may not show.
+        before = state(source.named)
+        sampler, inputs, first = find_inputs(source, generator)
+        repeat(source, inputs, first, before)
         sizes = distinct_sizes(source)
-        specs, constant = output_specs(source, sampler, outputs, sizes, generator)
-        batch = admitted_batches(source, sampler, sizes[0], generator)
+        specs, constant = output_specs(source, sampler, first, sizes, generator)
+        batch = admitted_batches(source, sampler, specs, sizes[0], generator)
         sampler, finding = tame(source, sampler, sizes[1], generator)
+        contiguous, layout = needs_contiguous(source, sampler, sizes[1], generator)
     bare = dataclasses.replace(source, inputs=sampler.specs, outputs=specs)
     return Warmup(
         bare,
         inputs,
-        tuple(outputs.values()),
         specs,
         constant,
         sampler,
         sizes,
         batch,
-        (*source.findings, *finding),
+        contiguous,
+        (*source.findings, *finding, *layout),
     )
 
 
-def refuse_training(source: Source) -> None:
-    training = [name or "the model itself" for name, m in source.module.named_modules() if m.training]
-    if training:
-        raise WarmupError(
-            f"model {source.name!r} is in train mode although eval() was called",
-            where="submodule " + ", ".join(training[:5]),
-            got="training = True",
-            expected="training = False everywhere: dropout and batch statistics off",
-            mend="do not override train() or eval(), and do not call train() in the factory's hooks",
-        )
+def find_inputs(source: Source, generator: torch.Generator) -> tuple[Sampler, Inputs, dict[str, torch.Tensor]]:
+    """Warmup inputs: those that were given or recorded, else the first seeded sample with finite outputs.
 
-
-def find_inputs(source: Source, generator: torch.Generator) -> tuple[Sampler, Inputs]:
-    """Warmup inputs: those that were given or recorded, else the first seeded sample with finite outputs."""
+    The outputs are copies of what the first run on them gave.
+    """
     if source.calls:
         rows = stack(source)
         specs = tuple(dataclasses.replace(s, sampling=recorded(s, SPREAD)) for s in source.inputs)
         inputs = thin(rows) if source.batch_ndim else rows
-        refuse_non_finite(source, first_run(source, inputs), inputs)
-        return Sampler(specs, source.batch_ndim, rows), inputs
+        pristine = tuple(t.clone() for t in inputs)
+        outputs = {name: value.clone() for name, value in evaluate(source, pristine).items()}
+        refuse_non_finite(source, outputs, inputs)
+        return Sampler(specs, source.batch_ndim, rows), inputs, outputs
     failure: str = ""
     for low, high in ((-1.0, 1.0), (0.1, 1.0), (1e-3, 0.1)):
         specs = tuple(_hinted(spec, low, high) for spec in source.inputs)
         sampler = Sampler(specs, source.batch_ndim, None)
         inputs = sampler.draw(3, generator)
-        outputs = first_run(source, inputs)
+        pristine = tuple(t.clone() for t in inputs)
+        outputs = {name: value.clone() for name, value in evaluate(source, pristine).items()}
         if all(map(finite, outputs.values())):
-            return sampler, inputs
+            return sampler, inputs, outputs
         failure = ", ".join(repr(n) for n, v in outputs.items() if not finite(v))
     raise WarmupError(
         f"model {source.name!r} gives NaN or infinity in warmup",
@@ -114,23 +114,6 @@ def _hinted(spec: TensorSpec, low: float, high: float) -> TensorSpec:
         return spec
     hint = Sampling("uniform", low, high) if spec.dtype in FLOATING else Sampling("uniform", 0, 2)
     return dataclasses.replace(spec, sampling=hint)
-
-
-def first_run(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
-    """The model's very first run: what it raises is told with the line that raised it."""
-    try:
-        return evaluate(source, inputs)
-    except TorchferryError:
-        raise
-    except Exception as error:
-        shapes = zip(source.inputs, inputs, strict=True)
-        raise WarmupError(
-            f"model {source.name!r} fails in eager mode",
-            where=_raised_at(error),
-            got=first_line(error),
-            expected="outputs for inputs " + "; ".join(f"{s.name} {list(t.shape)}" for s, t in shapes),
-            mend="give inputs that the model is meant for: --inputs FILE, or mend its shapes in the signature",
-        ) from error
 
 
 def refuse_non_finite(source: Source, outputs: dict[str, torch.Tensor], inputs: Inputs) -> None:
@@ -152,64 +135,11 @@ def refuse_non_finite(source: Source, outputs: dict[str, torch.Tensor], inputs: 
         )
 
 
-def repeat(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
-    """The outputs of ``RUNS`` runs on equal inputs, which must agree to the bit and leave everything as it was."""
-    before = state(source.named)
-    pristine = tuple(t.clone() for t in inputs)
-    recorder = ReadRecorder()
-    first: dict[str, torch.Tensor] = {}
-    for run in range(RUNS):
-        with recorder:
-            outputs = evaluate(source, inputs)
-        outputs = {name: value.clone() for name, value in outputs.items()}
-        _refuse_changes(source, inputs, pristine, before)
-        first = first or outputs
-        for name, value in outputs.items():
-            if not same_bits(value, first[name]):
-                raise WarmupError(
-                    f"model {source.name!r} gives other outputs for equal inputs",
-                    where=f"output {name!r}, run {run + 1} against run 1",
-                    got=_difference(value, first[name]),
-                    expected="equal bits: no random numbers, no hidden state",
-                    mend="remove dropout, noise, counters and caches from forward",
-                )
-    if recorder.reads:
-        read = recorder.reads[0]
-        raise WarmupError(
-            f"model {source.name!r} reads a tensor's data into Python, and a trace would keep the value it saw",
-            where=", ".join(dict.fromkeys(r.where for r in recorder.reads)),
-            got=f"{read.kind} gave {read.value}" if read.value else read.kind,
-            expected="a forward that computes with tensors only",
-            mend="replace a branch by torch.where and a loop count by a fixed number; make a constant in __init__",
-        )
-    return first
-
-
-def _refuse_changes(source: Source, inputs: Inputs, pristine: Inputs, before: dict[str, torch.Tensor]) -> None:
-    after = state(source.named)
-    changed = [
-        f"input {spec.name!r}"
-        for spec, new, old in zip(source.inputs, inputs, pristine, strict=True)
-        if not same_bits(new, old)
-    ]
-    parameters = {name for name, _ in source.named.named_parameters()}
-    for name in dict.fromkeys([*before, *after]):
-        if name not in before or name not in after or not same_bits(before[name], after[name]):
-            changed.append(f"{'parameter' if name in parameters else 'buffer'} {name!r}")
-    if changed:
-        raise WarmupError(
-            f"model {source.name!r} changes what it is given",
-            where=", ".join(changed),
-            got="another value after a run than before it",
-            expected="a forward without side effects",
-            mend="work on a copy (x = x.clone()), and return state instead of storing it",
-        )
-
-
 def distinct_sizes(source: Source) -> tuple[int, int]:
     """Two batch sizes that no dimension of the model has, so that a size that was baked in shows."""
     taken = {d for spec in source.inputs for d in spec.shape}
-    taken |= {d for t in state(source.named).values() for d in t.shape}
+    tensors = [*source.named.parameters(), *source.named.buffers()]
+    taken |= {d for t in tensors for d in t.shape}
     free = [size for size in TRACED_SIZES if size not in taken]
     fresh = itertools.count(31, 2)
     while len(free) < 2:
@@ -248,27 +178,34 @@ def output_specs(
         own = shapes[0][1:] if source.batch_ndim and carries else shapes[0]
         spec = declared.get(name, TensorSpec(name))
         dtype = str(value.dtype).removeprefix("torch.")
-        if name in declared and spec.shape not in ((), own):
+        if source.declares_outputs and (spec.shape, spec.dtype) != (own, dtype):
             raise CaptureError(
-                f"output {name!r} of model {source.name!r} has not the shape that is declared",
-                got=str(list(own)),
-                expected=str(list(spec.shape)),
+                f"output {name!r} of model {source.name!r} is not what its signature declares",
+                got=f"{list(own)} {dtype}",
+                expected=f"{list(spec.shape)} {spec.dtype}",
+                mend="mend the signature, or the module",
             )
         specs.append(dataclasses.replace(spec, shape=own, dtype=dtype))
         constant.append(bool(source.batch_ndim) and not carries)
     return tuple(specs), tuple(constant)
 
 
-def admitted_batches(source: Source, sampler: Sampler, traced: int, generator: torch.Generator) -> Batch:
+def admitted_batches(
+    source: Source, sampler: Sampler, outputs: Sequence[TensorSpec], traced: int, generator: torch.Generator
+) -> Batch:
     """The sizes of ``LADDER`` that eager mode itself runs; the archive is held to the same ones."""
     if not source.batch_ndim:
         return Batch(0, limits="fixed shapes: the elements of a batch are not independent")
+    numbers = sum(math.prod(spec.shape) for spec in (*source.inputs, *outputs))
     sizes, limits = [], []
     for size in sorted({*LADDER, traced}):
+        if size * numbers > NUMBERS:
+            limits.append(f"batch {size}: not run, inputs and outputs would hold more than {NUMBERS} numbers")
+            continue
         try:
             evaluate(source, sampler.draw(size, generator))
-        except Exception as error:
-            limits.append(f"batch {size}: {first_line(error)}")
+        except WarmupError as error:
+            limits.append(f"batch {size}: {error.details.get('got', error.what)}")
         else:
             sizes.append(size)
     return Batch(1, tuple(sizes), (0, 1, 2), "; ".join(limits))
@@ -283,7 +220,10 @@ def tame(
     for spread in (SPREAD, SPREAD / 10, SPREAD / 1000, 0.0):
         specs = tuple(dataclasses.replace(s, sampling=recorded(s, spread)) for s in sampler.specs)
         tried = Sampler(specs, sampler.batch_ndim, sampler.rows)
-        draws = [evaluate(source, tried.draw(size, generator)) for _ in range(4)]
+        try:
+            draws = [evaluate(source, tried.draw(size, generator)) for _ in range(4)]
+        except WarmupError:
+            continue
         if all(finite(v) for run in draws for v in run.values()):
             break
     else:
@@ -299,6 +239,51 @@ def tame(
     )
 
 
+def needs_contiguous(
+    source: Source, sampler: Sampler, size: int, generator: torch.Generator
+) -> tuple[bool, tuple[Finding, ...]]:
+    """Whether eager mode takes contiguous inputs only (it calls ``view``); the archive then copies others first."""
+    drawn = sampler.draw(size, generator)
+    wanted = evaluate(source, drawn)
+    reason = ""
+    for inputs in (tuple(map(spread_out, drawn)), tuple(map(transposed, drawn))):
+        try:
+            got = evaluate(source, inputs)
+        except WarmupError as error:
+            reason = error.details.get("got", error.what)
+            break
+        if not all(close(got[name], value) for name, value in wanted.items()):
+            reason = "it gives other outputs for them"
+            break
+    if not reason:
+        return False, ()
+    what = "the source does not admit non-contiguous inputs; the archive copies them first"
+    return True, (Finding("memory layout", what, reason=reason),)
+
+
+def spread_out(value: torch.Tensor) -> torch.Tensor:
+    """The same values with gaps between them: every second element of a larger tensor, in every dimension."""
+    wide = value.new_zeros([2 * n for n in value.shape])
+    return wide[tuple(slice(None, None, 2) for _ in value.shape)].copy_(value)
+
+
+def transposed(value: torch.Tensor) -> torch.Tensor:
+    """The same values with the dimensions in the opposite order in memory."""
+    back = tuple(reversed(range(value.ndim)))
+    return value.permute(back).contiguous().permute(back)
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal up to rounding, NaN in the same places: for what eager mode says of itself."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if same_bits(a, b) or not (a.is_floating_point() or a.is_complex()):
+        return same_bits(a, b)
+    rtol = 1e-9 if a.dtype in (torch.float64, torch.complex128) else 1e-4
+    scale = float(torch.nan_to_num(b.abs()).max()) if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=rtol, atol=rtol * scale, equal_nan=True)
+
+
 def extremes(warm: Warmup) -> Iterator[tuple[str, Inputs]]:
     """Inputs of extreme magnitude that the model admits: the farthest decade with finite outputs."""
     for name, powers in (("small", (-12, -9, -6, -3, -1)), ("large", (12, 9, 6, 3, 1))):
@@ -309,7 +294,7 @@ def extremes(warm: Warmup) -> Iterator[tuple[str, Inputs]]:
             )
             try:
                 outputs = evaluate(warm.source, scaled)
-            except Exception:
+            except WarmupError:
                 continue
             if all(map(finite, outputs.values())):
                 yield f"{name}_1e{power:+d}", scaled
@@ -332,24 +317,3 @@ def thin(rows: Inputs) -> Inputs:
         return rows
     picked = torch.linspace(0, rows[0].shape[0] - 1, ROWS, dtype=torch.float64).long()
     return tuple(t[picked] for t in rows)
-
-
-def _difference(a: torch.Tensor, b: torch.Tensor) -> str:
-    if a.shape != b.shape:
-        return f"shape {list(a.shape)} against {list(b.shape)}"
-    if a.dtype != b.dtype:
-        return f"{a.dtype} against {b.dtype}"
-    worst = (a != b).nonzero()[0].tolist()
-    at = tuple(worst)
-    return f"{a[at].item()} against {b[at].item()} at {worst}"
-
-
-def _raised_at(error: BaseException) -> str:
-    trace = error.__traceback__
-    where = ""
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if "/torch/" not in name:
-            where = f"{name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return where

@@ -39,8 +39,8 @@ class Comparison:
 def compare(got: Any, expected: torch.Tensor, bounds: Bounds) -> Comparison:
     """``|got - expected| <= atol * scale + rtol * |expected|`` by element; NaN and infinities agree in place and sign.
 
-    ``scale`` is the largest finite magnitude of ``expected``, at most 1: an output of size 1e-13 is not right
-    because it is small. Shape, dtype and device must agree too.
+    ``scale`` is the largest finite magnitude of ``expected`` (1 where all is zero): rounding errors are relative to
+    it, and an output of size 1e-13 is not right because it is small. Shape, dtype and device must agree too.
     """
     if not isinstance(got, torch.Tensor):
         return Comparison(False, f"{type(got).__name__} instead of a tensor")
@@ -58,7 +58,7 @@ def compare(got: Any, expected: torch.Tensor, bounds: Bounds) -> Comparison:
     finite = torch.isfinite(a) & torch.isfinite(b)
     alike = (torch.isnan(a) & torch.isnan(b)) | (a == b)
     difference = torch.where(finite, (a - b).abs(), 0.0)
-    scale = torch.where(torch.isfinite(b), b.abs(), 0.0).max().clamp(max=1.0)
+    scale = float(torch.where(torch.isfinite(b), b.abs(), 0.0).max()) or 1.0
     allowed = torch.where(finite, bounds.atol * scale + bounds.rtol * b.abs(), 0.0)
     # "not <=" would let NaN through; a NaN or infinity that is not alike has an infinite excess
     excess = torch.where(finite, difference - allowed, torch.where(alike, -1.0, float("inf")))

@@ -10,7 +10,7 @@ import torch
 
 from exporter import archive
 from exporter.contract import Contract
-from exporter.errors import UsageError, near
+from exporter.errors import RunError, UsageError, first_line, near
 
 
 class Model:
@@ -74,5 +74,13 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)
-        module = torch.jit.load(str(path), map_location=device)
+        try:
+            module = torch.jit.load(str(path), map_location=device)
+        except Exception as error:
+            raise RunError(
+                "the archive does not load",
+                where=str(path),
+                got=first_line(error),
+                mend="compare the torch version with the one in the contract, or export it again",
+            ) from error
     return Model(opened.contract, module.eval())

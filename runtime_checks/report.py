@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.errors import MismatchError
+from runtime_checks.checks.batches import LAWS
 from runtime_checks.compare import Comparison
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
@@ -60,15 +61,20 @@ class Report:
             return
         failed = [c for c in self.checks if c.verdict == FAILED]
         worst = [o for o in self.outputs if not o.comparison.passed]
+        only_laws = all(c.check in LAWS for c in failed)
         error = MismatchError(
-            f"archive of {self.model!r} does not agree with eager mode",
-            where="; ".join(f"check {c.check!r}: {c.detail}" for c in failed),
+            f"the rows of a batch of {self.model!r} depend on each other"
+            if only_laws
+            else f"archive of {self.model!r} does not agree with eager mode",
+            where=f"check {failed[0].check!r}: {failed[0].detail}" + "".join(f"; also {c.check!r}" for c in failed[1:]),
             got="; ".join(
                 f"{o.output!r} at {o.at} {list(o.comparison.worst)}: {o.comparison.got or o.comparison.reason}"
-                for o in worst
+                for o in worst[:3]
             ),
-            expected="; ".join(f"{o.comparison.expected}" for o in worst if o.comparison.expected),
-            mend="the inputs of the worst element are in the report (--json); compare the model's own code there",
+            expected="; ".join(f"{o.comparison.expected}" for o in worst[:3] if o.comparison.expected),
+            mend="declare batch_ndim=0 in the signature: the shapes are then whole and fixed"
+            if only_laws
+            else "the inputs of the worst element are in the report (--json); look at the model's own code there",
         )
         error.report = self
         raise error
@@ -83,7 +89,7 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     return value
 

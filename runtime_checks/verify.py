@@ -18,7 +18,7 @@ from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult, OutputRe
 from runtime_checks.runners.base import Result, Run, Runner
 from runtime_checks.runners.isolated_python import IsolatedPython
 
-INTEGRITY, ISOLATION = "integrity", "source library absent"
+INTEGRITY, ISOLATION, CONTRACT = "integrity", "source library absent", "contract"
 
 
 def examine(
@@ -46,7 +46,7 @@ def examine(
     seconds["fresh process"] = time.perf_counter() - start
     start = time.perf_counter()
     judged = [_judge(e, r, opened.contract) for e, r in zip(expectations, run.results, strict=True)]
-    checks = [_integrity(opened), _isolation(run)]
+    checks = [_integrity(opened), _isolation(run), _contract(opened.contract, run)]
     for name in dict.fromkeys(e.check for e in expectations):
         checks.append(_check(name, [(e, j) for e, j in zip(expectations, judged, strict=True) if e.check == name]))
     checks += [CheckResult(s.check, NOT_RUN, detail=s.reason) for s in skipped]
@@ -125,6 +125,21 @@ def _isolation(run: Run) -> CheckResult:
     return CheckResult(ISOLATION, PASSED, detail=shown)
 
 
+def _contract(contract: Contract, run: Run) -> CheckResult:
+    """What the contract says of the module that was loaded: its parameters and methods."""
+    parameters: Any = run.evidence.get("parameters")
+    methods: Any = run.evidence.get("methods")
+    if parameters is None or methods is None:
+        return CheckResult(CONTRACT, NOT_RUN, detail="this runner does not list parameters and methods")
+    there = {(name, tuple(shape), dtype) for name, shape, dtype in parameters}
+    said = {(p.name, p.shape, p.dtype) for p in contract.parameters}
+    wrong = [name for name in contract.methods if name not in methods]
+    wrong += sorted({name for name, _, _ in there ^ said})
+    if wrong:
+        return CheckResult(CONTRACT, FAILED, detail=f"not as in the file: {', '.join(wrong)}")
+    return CheckResult(CONTRACT, PASSED, detail=f"{len(said)} parameters and {', '.join(contract.methods)} are there")
+
+
 def _check(name: str, results: Sequence[tuple[Expectation, Judged]]) -> CheckResult:
     bad = [(e, c) for e, judged in results for c in judged if not c.passed]
     if not bad:
@@ -171,5 +186,6 @@ def _inputs_at(contract: Contract, expectation: Expectation, worst: Comparison) 
         lead = value.ndim - len(specs[name].shape) if contract.batch.ndim else 0
         at = worst.worst[:lead]
         if len(at) == lead and all(i < n for i, n in zip(at, value.shape, strict=False)):
-            found[name] = value[at].tolist()
+            element = value[at].tolist()
+            found[name] = str(element) if value.is_complex() else element
     return found

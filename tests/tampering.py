@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from exporter.archive import CASES, CONTRACT, MANIFEST
+from exporter.archive import CASES, CONTRACT, MANIFEST, seal
 
 Records = dict[str, bytes]
 
@@ -31,6 +31,7 @@ def rewrite(path: Path, change: Callable[[Records], object], *, manifest: bool) 
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in found.items():
             archive.writestr(f"{folder}/{name}", data)
+    seal(path)
 
 
 def change_contract(path: Path, change: Callable[[dict], object]) -> None:

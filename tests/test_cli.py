@@ -51,7 +51,8 @@ def left_behind() -> list[str]:
 BAD_EXPORTS = [
     (["nothing.i"], 2, "no such input file"),
     (["."], 2, "a folder"),
-    ([PLANTED], 2, "does not parse"),
+    ([PLANTED], 2, "factory's name too"),
+    ([ROOT / "README.md"], 2, "does not parse"),
     ([RATES, "--model", "ep"], 2, "did you mean 'eq'"),
     ([RATES], 2, "several models"),
     ([RATES, "--model", "eq", "--rename", "x:y"], 2, "matches no variable"),
@@ -224,10 +225,10 @@ def test_a_mismatch_at_export_leaves_no_file(monkeypatch, capfd):
     capture = pipeline.capture
 
     def faulty(warm, seed):
-        module, operators = capture(warm, seed)
+        captured = capture(warm, seed)
         with torch.no_grad():
-            next(iter(module.parameters())).mul_(1 + 1e-6)
-        return module, operators
+            next(iter(captured.module.parameters())).mul_(1 + 1e-6)
+        return captured
 
     monkeypatch.setattr(pipeline, "capture", faulty)
     # The parameter is the user's own tensor: cases were made before the fault and must be made after it too.

@@ -41,8 +41,8 @@ def test_infinity_must_agree_in_place_and_sign(other):
 
 
 def test_the_bound_is_absolute_plus_relative():
-    expected = torch.tensor([0.0, 1.0, -1e6], dtype=F)  # the scale is 1, its upper limit
-    inside = expected + torch.tensor([9e-13, 1e-10, 9e-5], dtype=F)
+    expected = torch.tensor([0.0, 1.0, -1e6], dtype=F)
+    inside = expected + torch.tensor([9e-7, 9e-7, 1e-4], dtype=F)
     outside = expected + torch.tensor([0.0, 0.0, 1.1e-4], dtype=F)
     assert compare(inside, expected, BOUNDS).passed
     found = compare(outside, expected, BOUNDS)
@@ -95,6 +95,12 @@ def test_float32_and_integers():
     assert compare(torch.tensor([1, 2]), torch.tensor([1, 2]), EXACT).passed
     assert not compare(torch.tensor([1, 3]), torch.tensor([1, 2]), EXACT).passed
     assert compare(torch.tensor([True]), torch.tensor([True]), EXACT).passed
+
+
+def test_an_output_that_is_zero_has_the_scale_of_one():
+    zero = torch.zeros(3, dtype=F)
+    assert compare(zero + 1e-13, zero, BOUNDS).passed
+    assert not compare(zero + 1e-11, zero, BOUNDS).passed
 
 
 def test_nothing_to_compare_passes_only_with_the_right_shape():

@@ -56,7 +56,7 @@ def test_a_package_module_and_an_instance(tmp_path, monkeypatch):
     write(folder, "from torch import nn\nlayer = nn.Linear(2, 1)\nlayer.train()\n", "nets.py")
     monkeypatch.syspath_prepend(str(tmp_path))
     source = python.load("some_package.nets:layer", {"input": torch.zeros(3, 2)})
-    assert not source.module.training
+    assert not source.named.training
     assert source.inputs[0].describe() == "input: Tensor[2] float32"
     sys.modules.pop("some_package.nets")
 
@@ -143,3 +143,62 @@ def test_a_file_named_like_a_module_takes_nobodys_place(tmp_path):
     path = write(tmp_path, "from torch import nn\n\ndef make():\n    return nn.Tanh()\n", "json.py")
     python.load(f"{path}:make", {"input": torch.zeros(1, 2)})
     assert sys.modules["json"] is json
+
+
+def test_an_edited_file_is_run_again(tmp_path):
+    path = write(tmp_path, "from torch import nn\n\ndef make():\n    return nn.Tanh()\n", "edited.py")
+    first = python.load(f"{path}:make", {"input": torch.zeros(1, 2)})
+    assert python.load(f"{path}:make", {"input": torch.zeros(1, 2)}).origin == first.origin
+    path.write_text("from torch import nn\n\ndef make():\n    return nn.Sigmoid()\n")
+    second = python.load(f"{path}:make", {"input": torch.zeros(1, 2)})
+    assert type(second.named).__name__ == "Sigmoid"
+    assert second.origin.sha256 != first.origin.sha256
+
+
+BY_NAME = """
+import torch
+from torch import nn
+from torchferry import Signature
+
+class Difference(nn.Module):
+    signature = Signature.of({SIGNATURE}, {"y": ()})
+
+    def forward(self, ARGUMENTS):
+        return a - b
+
+def make():
+    return Difference()
+"""
+
+
+@pytest.mark.parametrize(
+    ("signature", "arguments", "expected"),
+    [
+        ('{"b": (), "a": ()}', "a, b", 4.0),
+        ('{"b": (), "a": ()}', "a, *, b", 4.0),
+        ('{"b": (), "a": ()}', "a, w=None, b=None", 4.0),
+        ('{"state/b": (), "a": ()}', "b, a", 4.0),
+        ('{"state/b": (), "a": ()}', "a, b", None),
+    ],
+)
+def test_variables_go_to_the_arguments_of_their_name(tmp_path, signature, arguments, expected):
+    text = BY_NAME.replace("{SIGNATURE}", signature).replace("ARGUMENTS", arguments)
+    path = write(tmp_path, text, f"named_{abs(hash((signature, arguments)))}.py")
+    if expected is None:
+        with pytest.raises(SourceError, match="not clear which argument"):
+            python.load(f"{path}:make", None)
+        return
+    source = python.load(f"{path}:make", None)
+    values = {"b": 1.0, "state/b": 1.0, "a": 5.0}
+    assert source.module(*(torch.tensor([values[s.name]]) for s in source.inputs)).item() == expected
+
+
+@pytest.mark.parametrize("code", ["import sys\nsys.exit(0)", "def make():\n    import sys\n    sys.exit(0)"])
+def test_a_factory_that_ends_the_process_does_not(tmp_path, code):
+    with pytest.raises(SourceError, match="SystemExit"):
+        python.load(f"{write(tmp_path, code, f'exits_{len(code)}.py')}:make", None)
+
+
+def test_dots_in_a_file_name(tmp_path):
+    path = write(tmp_path, "from torch import nn\nnet = nn.Tanh()\n", "my.model.py")
+    assert python.load(f"{path}:net", {"input": torch.zeros(1, 2)}).name == "net"

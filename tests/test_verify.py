@@ -48,7 +48,8 @@ def test_a_sound_archive_passes_in_a_fresh_process(eq_path):
     found = verdicts(report)
     assert found.pop("fresh inputs") == NOT_RUN
     assert set(found.values()) == {PASSED}
-    assert {*batches.LAWS, "integrity", "source library absent", "stored cases"} == set(found)
+    others = {"integrity", "source library absent", "contract", "stored cases", "default dtype"}
+    assert {*batches.LAWS, *others} == set(found)
     refused = report.evidence["refused"]
     assert "neml2" in refused
     assert all(outcome.startswith("ModuleNotFoundError") for outcome in refused.values())
@@ -143,8 +144,8 @@ def test_the_report_names_the_worst_element_and_its_inputs(eq_path):
 
 
 def test_a_changed_case_is_found(eq_copy):
-    change_cases(eq_copy, lambda t: t["batch_3/forward/out/1"].mul_(1 + 1e-6))
-    with pytest.raises(MismatchError, match=r"stored cases(.|\n)*batch_3"):
+    change_cases(eq_copy, lambda t: t["batch_7/forward/out/1"].mul_(1 + 1e-6))
+    with pytest.raises(MismatchError, match=r"stored cases(.|\n)*batch_7"):
         verify(eq_copy)
 
 
@@ -158,6 +159,56 @@ def test_a_case_of_a_wrong_shape_is_found(eq_copy):
     change_cases(eq_copy, lambda t: t.update({"batch_1/forward/out/0": torch.zeros(2, dtype=F)}))
     with pytest.raises((MismatchError, ArchiveError)):
         verify(eq_copy, runner=InThisProcess())
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda c: c["parameters"].append({"name": "nope", "shape": [], "dtype": "float64"}), "nope"),
+        (lambda c: c["methods"].update(jacobian=c["methods"]["forward"]), "jacobian"),
+    ],
+)
+def test_a_contract_that_says_more_than_the_file_holds(eq_copy, change, where):
+    change_contract(eq_copy, change)
+    with pytest.raises((MismatchError, ArchiveError), match=where):
+        verify(eq_copy)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda c: c["inputs"][0].update(dtype="float32"), lambda c: c["outputs"][0].update(shape=[7])]
+)
+def test_a_contract_of_other_shapes_or_dtypes(eq_copy, change):
+    change_contract(eq_copy, change)
+    with pytest.raises(ArchiveError, match="does not fit the contract"):
+        verify(eq_copy)
+
+
+def test_a_law_without_calls_is_not_run(eq_copy):
+    change_contract(eq_copy, lambda c: c["batch"].update(sizes=[], ranks=[]))
+    found = verdicts(examine(eq_copy, runner=InThisProcess()))
+    assert found["batch sizes"] == NOT_RUN
+    assert found["batch dimensions"] == NOT_RUN
+
+
+def test_an_archive_that_depends_on_the_default_dtype(tmp_path):
+    n = torch.tensor([1, 2])
+    made = contract(
+        [TensorSpec("n", (), "int64")],
+        [TensorSpec("y", (), "float32")],
+        batch=Batch(1, (2,), (1,)),
+        methods={"forward": MethodSpec(("n",), ("y",))},
+        parameters=(),
+    )
+
+    class Third(torch.nn.Module):
+        def forward(self, n):
+            return (n / 3,)
+
+    module = torch.jit.trace(Third(), (n,))
+    archive.write(tmp_path / "m.pt", module, made, [Case("one", "forward", (n,), (n / 3,))], "graph")
+    report = examine(tmp_path / "m.pt")
+    assert verdicts(report)["default dtype"] == FAILED
+    assert verdicts(report)["stored cases"] == PASSED
 
 
 def test_a_looser_contract_is_another_file(eq_copy):

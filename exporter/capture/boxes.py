@@ -7,14 +7,19 @@ The boxes mirror the submodules, so that the saved graph keeps their structure a
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.jit import _trace
 
+from exporter.capture.constants import BUFFER
+from exporter.errors import CaptureError
+
 Run = Callable[..., tuple[torch.Tensor, ...]]
 METHOD = "forward_batch"
+RESERVED = ("forward", METHOD, "forward_any_batch", "broadcast_batch")
 
 
 class Box(nn.Module):
@@ -43,7 +48,7 @@ def build(
     constants: Mapping[str, Sequence[torch.Tensor]],
     inlined: Collection[nn.Module],
 ) -> Root:
-    """Boxes for ``named``; ``constants`` (by box path) become buffers ``constant_0``, ``constant_1``, ...
+    """Boxes for ``named``; ``constants`` (by box path) become buffers
 
     Calls of the ``inlined`` modules become part of the graph that calls them.
     """
@@ -52,6 +57,7 @@ def build(
     placed: set[int] = set()
     for path, module in named.named_modules():
         box: nn.Module = root
+        _refuse_names(path, module)
         for part in path.split(".") if path else ():
             if part not in box._modules:
                 box.add_module(part, Box())
@@ -68,5 +74,16 @@ def build(
                 placed.add(id(buffer))
                 box.register_buffer(name, buffer)
         for i, value in enumerate(constants.get(path, ())):
-            box.register_buffer(f"constant_{i}", value.detach().clone())
+            box.register_buffer(f"{BUFFER}{i}", value.detach().clone())
     return root.eval()
+
+
+def _refuse_names(path: str, module: nn.Module) -> None:
+    """TorchScript writes names into source text, and the archive has methods of its own."""
+    for name in (*module._parameters, *module._buffers, *module._modules):
+        if keyword.iskeyword(name) or (not path and name in RESERVED):
+            raise CaptureError(
+                f"{f'{path}.{name}' if path else name!r} is a name that a TorchScript file cannot have",
+                expected=f"no Python keyword, and at the top none of {', '.join(RESERVED)}",
+                mend="call the submodule, parameter or buffer something else",
+            )

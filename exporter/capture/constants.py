@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,9 @@ from exporter.eager import same_bits
 from exporter.errors import CaptureError
 
 # What torch.tensor and torch.as_tensor leave behind in a trace, each with the constant as its first input.
-_COPIES = ("aten::to", "aten::detach", "aten::lift_fresh", "aten::clone")
+_COPIES = ("aten::to", "aten::detach", "aten::lift_fresh")
+BUFFER = "torchferry_constant_"
+_IN_PLACE = re.compile(r"aten::[a-z]\w*[a-z0-9]_|aten::_?index_put_|aten::set_")
 _SCALAR_TYPES = {
     "Byte": torch.uint8,
     "Char": torch.int8,
@@ -103,12 +106,16 @@ def distinct_values(module: torch.jit.ScriptModule) -> dict[str, list[torch.Tens
 
 
 def lift(module: torch.jit.ScriptModule) -> None:
-    """Read every tensor constant from the buffer ``constant_<i>`` of equal value that stands ready in its box."""
+    """Read every tensor constant from the buffer of equal value that stands ready in its box.
+
+    A graph that writes in place gets a copy at every call: the buffer must not remember the last one.
+    """
     buffers: dict[str, list[tuple[str, torch.Tensor]]] = {}
     for path, child in module.named_modules():
         held = child.named_buffers(recurse=False)
-        buffers[path] = [(name, value) for name, value in held if name.startswith("constant_")]
-    for path, graph, node in tensor_constants(module):
+        buffers[path] = [(name, value) for name, value in held if name.startswith(BUFFER)]
+    written = {path for path, _, graph in graphs(module) for node in nodes(graph) if _IN_PLACE.fullmatch(node.kind())}
+    for path, graph, node in list(tensor_constants(module)):
         value = node.t("value")
         name = next((name for name, held in buffers[path] if same_bits(held, value)), None)
         if name is None:
@@ -124,7 +131,14 @@ def lift(module: torch.jit.ScriptModule) -> None:
         read.output().setType(torch._C.TensorType.get())
         read.copyMetadata(node)
         read.insertBefore(node)
-        node.output().replaceAllUsesWith(read.output())
+        value = read.output()
+        if path in written:
+            graph.setInsertPoint(node)
+            copy = graph.create("aten::clone", [value, graph.insertConstant(None)], 1)
+            copy.copyMetadata(node)
+            copy.insertBefore(node)
+            value = copy.output()
+        node.output().replaceAllUsesWith(value)
         node.destroy()
 
 
@@ -152,6 +166,42 @@ def pin_dtypes(module: torch.jit.ScriptModule) -> None:
             node.replaceInput(at, pinned)
 
 
+def follow_inputs(module: torch.jit.ScriptModule) -> None:
+    """Literal devices become the device of the graph's first tensor, and the literal dtype of a tensor that is
+    made afresh its dtype where the two agree: what is made in ``forward`` then moves with the archive."""
+    for _, _, graph in graphs(module):
+        tensors = [v for v in list(graph.inputs())[1:] if v.type().kind() == "TensorType"]
+        if not tensors:
+            continue
+        first = tensors[0]
+        for node in list(nodes(graph)):
+            if not node.kind().startswith("aten::"):
+                continue
+            for i, value in enumerate(list(node.inputs())):
+                if value.type().kind() == "DeviceObjType" and value.node().kind() == "prim::Constant":
+                    node.replaceInput(i, _property(graph, node, "prim::device", first, torch._C.DeviceObjType.get()))
+            _follow_dtype(graph, node, first)
+
+
+def _follow_dtype(graph: Any, node: Any, first: Any) -> None:
+    made = node.output().type() if node.outputsSize() == 1 else None
+    if made is None or made.kind() != "TensorType" or any(v.type().kind() == "TensorType" for v in node.inputs()):
+        return
+    names = [a.name for a in torch._C.parse_schema(node.schema()).arguments]
+    floating = ("Double", "Float", "Half", "BFloat16")
+    if "dtype" in names and made.scalarType() == first.type().scalarType() and made.scalarType() in floating:
+        dtype = _property(graph, node, "prim::dtype", first, torch._C.IntType.get())
+        node.replaceInput(names.index("dtype"), dtype)
+
+
+def _property(graph: Any, node: Any, kind: str, of: Any, result: Any) -> Any:
+    read = graph.create(kind, [of], 1)
+    read.output().setType(result)
+    read.copyMetadata(node)
+    read.insertBefore(node)
+    return read.output()
+
+
 def refuse_lost_precision(module: torch.jit.ScriptModule, name: str, dtypes: list[str]) -> None:
     """A constant that its dtype could not hold, in a wider model: ``torch.tensor(0.1)`` is float32 by default."""
     order = {dtype: i for i, dtype in enumerate(FLOATING)}
@@ -174,7 +224,11 @@ def refuse_lost_precision(module: torch.jit.ScriptModule, name: str, dtypes: lis
 
 
 def _rounded(value: torch.Tensor) -> bool:
-    """Whether a short decimal was meant that the dtype cannot hold: 0.1 was, 0.25 and 3.0 were not."""
-    digits = 7 if value.dtype == torch.float32 else 3
+    """Whether a number was meant that the dtype cannot hold: 0.1 was; 0.25, 3.0 and 2**-24 were not.
+
+    A rounded number uses its whole mantissa; one with half of it free was meant as it is (1 in 2**12 is mistaken).
+    """
+    bits = 12 if value.dtype == torch.float32 else 5
     numbers = value.detach().cpu().to(torch.float64).flatten()
-    return any(float(f"{x:.{digits}g}") != x for x in numbers[torch.isfinite(numbers)].tolist())
+    mantissas, _ = torch.frexp(numbers[torch.isfinite(numbers)])
+    return bool(((mantissas * 2.0**bits) % 1 != 0).any())

@@ -20,6 +20,7 @@ from exporter.contract import TensorSpec
 
 _TEMPLATE = """
 {%- set args = inputs | map(attribute="name") | join(", ") -%}
+{%- set given = inputs | map(attribute="given") | join(", ") -%}
 {%- macro signature(name) -%}
 def {{ name }}(self{% for x in inputs %}, {{ x.name }}: Tensor{% endfor %}) -> Tuple[{{ returns }}]:
 {%- endmacro -%}
@@ -57,7 +58,7 @@ def broadcast_batch(self, a: List[int], b: List[int]) -> List[int]:
     for size in batch:
         rows *= size
     outputs = self.{{ method }}({% for x in inputs %}
-        {{ x.name }}.expand({{ x.whole }}).reshape({{ x.flat }}),{% endfor %}
+        {{ x.name }}.expand({{ x.whole }}).reshape({{ x.flat }}){{ x.suffix }},{% endfor %}
     )
     return ({% for i in range(count) %}
         outputs[{{ i }}].reshape(batch + outputs[{{ i }}].shape[1:]),{% endfor %}
@@ -65,7 +66,7 @@ def broadcast_batch(self, a: List[int], b: List[int]) -> List[int]:
 
 {{ signature("forward") }}
     if {{ traced | join(" and ") }}:
-        return self.{{ method }}({{ args }})
+        return self.{{ method }}({{ given }})
     return self.forward_any_batch({{ args }})
 {%- else %}
 {{ signature("forward") }}
@@ -73,18 +74,23 @@ def broadcast_batch(self, a: List[int], b: List[int]) -> List[int]:
     if {% if x.ndim %}{{ x.name }}.shape != {{ x.shape }}{% else %}{{ x.name }}.dim() != 0{% endif %}:
         {{ refuse(x, x.index, x.shape) }}
 {%- endfor %}
-    return self.{{ method }}({{ args }})
+    return self.{{ method }}({{ given }})
 {%- endif %}
 """
 
 
-def forward_source(inputs: Sequence[TensorSpec], outputs: int, batched: bool) -> str:
-    """TorchScript source of ``forward`` (and its helper) for these inputs, as ``ScriptModule.define`` takes it."""
+def forward_source(inputs: Sequence[TensorSpec], outputs: int, batched: bool, contiguous: bool = False) -> str:
+    """TorchScript source of ``forward`` (and its helper) for these inputs, as ``ScriptModule.define`` takes it.
+
+    ``contiguous`` is for models that work on contiguous inputs only (``view``): others are copied first.
+    """
     names = argument_names([spec.name for spec in inputs])
     variables: list[dict[str, Any]] = [
         {
             "name": name,
             "text": _literal(spec.name),
+            "given": name + (".contiguous()" if contiguous else ""),
+            "suffix": ".contiguous()" if contiguous else "",
             "index": i,
             "ndim": len(spec.shape),
             "dims": spec.shape,

@@ -7,20 +7,18 @@ To teach torchferry an operator, add a row to ``REWRITES``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from exporter.errors import OperatorError
+from exporter.reads import NOT_THE_USERS
 
 ALLOWED_NAMESPACES = ("aten", "prim")
 # A call back into Python: it runs where it was traced and nowhere else.
 PYTHON_CALLS = ("prim::PythonOp",)
-_TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def location(node: Any) -> str:
     """``file:line`` of the innermost line of the user's (or the source library's) code that made a node."""
     for line in node.sourceRange().splitlines():
         match = re.match(r"(.+)\((\d+)\): ", line)
-        if match and not match[1].startswith((_TORCH, _OURS)):
+        if match and not match[1].startswith(NOT_THE_USERS):
             return f"{match[1]}:{match[2]}"
     return ""
 
@@ -92,11 +90,7 @@ def _foreign(node: Any, path: str) -> OperatorError:
         f"the graph calls {name}, which exists only where its library is imported",
         where=location(node) + (f", in submodule {path!r}" if path else ""),
         got=name,
-        expected=_names(f"{space}::" for space in ALLOWED_NAMESPACES) + " operators only",
+        expected=" and ".join(f"{space}::" for space in ALLOWED_NAMESPACES) + " operators only",
         mend="write the operation with torch's own operators, or add a row to REWRITES in "
         "exporter/capture/operators.py",
     )
-
-
-def _names(items: Iterable[str]) -> str:
-    return " and ".join(items)

@@ -12,6 +12,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,9 +23,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from exporter.capture import boxes, constants
 from exporter.capture.entry import forward_source
 from exporter.capture.operators import operators, rewrite_operators
+from exporter.capture.parameters import refuse_frozen_parameters
+from exporter.contract import Finding
 from exporter.eager import evaluate, flatten, inference_conditions
 from exporter.errors import CaptureError, TorchferryError, first_line
-from exporter.reads import Read, ReadRecorder
+from exporter.reads import Read, ReadRecorder, user_line
 from exporter.sources.source import Inputs
 from exporter.warmup import Warmup
 
@@ -43,8 +46,17 @@ def quiet_deprecations() -> Iterator[None]:
         yield
 
 
-def capture(warm: Warmup, seed: int) -> tuple[torch.jit.ScriptModule, tuple[str, ...]]:
-    """The module to save, and the operators that it calls.
+@dataclass(frozen=True)
+class Captured:
+    """The module to save, the operators that it calls, and what was seen and let pass."""
+
+    module: torch.jit.ScriptModule
+    operators: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+
+def capture(warm: Warmup, seed: int) -> Captured:
+    """The module to save.
 
     Raises ``CaptureError`` with file and line for whatever a trace would freeze: a ``TracerWarning``, a size read
     into Python that depends on the batch, a constant of lower precision than the model; ``OperatorError`` for an
@@ -62,6 +74,7 @@ def capture(warm: Warmup, seed: int) -> tuple[torch.jit.ScriptModule, tuple[str,
         vetted = [_vet(warm, inputs, inlined) for _, inputs in draws]
         refuse_batch_reads(source.name, {n: reads for (n, _), (_, reads) in zip(draws, vetted, strict=True)})
         first = vetted[0][0]
+        refuse_dependent_constants(warm, first)
         constants.fold_copies(first)
         dtypes = [spec.dtype for spec in source.inputs]
         constants.refuse_lost_precision(first, source.name, dtypes)
@@ -71,10 +84,12 @@ def capture(warm: Warmup, seed: int) -> tuple[torch.jit.ScriptModule, tuple[str,
         constants.fold_copies(module)
         constants.lift(module)
         constants.pin_dtypes(module)
+        constants.follow_inputs(module)
         rewrite_operators(module)
         operators(module)
-        module.define(forward_source(source.inputs, len(warm.output_specs), bool(source.batch_ndim)))
-    return module, operators(module)
+        findings = refuse_frozen_parameters(warm, module, draws[0][1], generator)
+        module.define(forward_source(source.inputs, len(warm.output_specs), bool(source.batch_ndim), warm.contiguous))
+    return Captured(module, operators(module), findings)
 
 
 def refuse_batch_reads(name: str, reads: Mapping[int, Sequence[Read]]) -> None:
@@ -94,6 +109,39 @@ def refuse_batch_reads(name: str, reads: Mapping[int, Sequence[Read]]) -> None:
             mend="let torch work with the size: x.new_zeros(x.shape[0], 3), x.reshape(x.shape[0], -1); "
             "or torch.where instead of a branch",
         )
+
+
+def refuse_dependent_constants(warm: Warmup, module: torch.jit.ScriptModule) -> None:
+    """An output without a batch must not depend on the inputs: it would be one number made of the whole batch.
+
+    That it was equal in some runs (``(x < -5).any()``) does not show it; the graph does.
+    """
+    graph = module._c._get_method(boxes.METHOD).graph.copy()
+    torch._C._jit_pass_inline(graph)
+    returned = list(next(iter(graph.outputs())).node().inputs())
+    own = {value.debugName() for value in list(graph.inputs())[1:]}
+    for spec, constant, value in zip(warm.output_specs, warm.constant, returned, strict=True):
+        # _trace gives such an output its batch by an expand; its sizes do come from an input.
+        if constant and _reaches(next(iter(value.node().inputs())), own, set()):
+            raise CaptureError(
+                f"output {spec.name!r} of model {warm.source.name!r} does not carry the batch",
+                got=f"shape {list(spec.shape)} at every batch size, computed from the inputs",
+                expected="shape [batch, ...], or an output that does not depend on the inputs",
+                mend="declare batch_ndim=0 in the signature if the elements of a batch depend on each other",
+            )
+
+
+def _reaches(value: Any, names: set[str], seen: set[str]) -> bool:
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        name = value.debugName()
+        if name in names:
+            return True
+        if name not in seen:
+            seen.add(name)
+            todo += list(value.node().inputs())
+    return False
 
 
 def called_often(warm: Warmup) -> set[nn.Module]:
@@ -118,20 +166,34 @@ def called_often(warm: Warmup) -> set[nn.Module]:
 def _vet(warm: Warmup, inputs: Inputs, inlined: set[nn.Module]) -> tuple[torch.jit.ScriptModule, list[Read]]:
     """A trace at these inputs and what Python read meanwhile; raises for every ``TracerWarning``."""
     recorder = ReadRecorder()
-    with warnings.catch_warnings(record=True) as caught:
+    caught: list[tuple[str, str]] = []
+    others: list[tuple[Any, type[Warning], str, int]] = []
+
+    def show(
+        message: Any, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None
+    ) -> None:
+        # The warning's own place may be a line of torch's; the user's is on the stack now.
+        if issubclass(category, TracerWarning):
+            caught.append((user_line() or f"{filename}:{lineno}", str(message)))
+        else:
+            others.append((message, category, filename, lineno))
+
+    with warnings.catch_warnings():
         warnings.simplefilter("always", TracerWarning)
+        warnings.showwarning = show
         with recorder:
             module = _trace(warm, inputs, {}, inlined)
-    for message in caught:
-        if issubclass(message.category, TracerWarning):
-            raise CaptureError(
-                f"tracing model {warm.source.name!r} would freeze a value",
-                where=f"{message.filename}:{message.lineno}",
-                got="TracerWarning: " + str(message.message).split(". ")[0],
-                expected="no TracerWarning",
-                mend="compute with tensors there; make constants in __init__",
-            )
-        warnings.warn_explicit(message.message, message.category, message.filename, message.lineno)
+    for message, category, filename, lineno in others:
+        warnings.warn_explicit(message, category, filename, lineno)
+    if caught:
+        where, text = caught[0]
+        raise CaptureError(
+            f"tracing model {warm.source.name!r} would freeze a value",
+            where=where,
+            got="TracerWarning: " + text.split(". ")[0],
+            expected="no TracerWarning",
+            mend="compute with tensors there; make constants in __init__",
+        )
     return module, recorder.reads
 
 
@@ -169,6 +231,19 @@ def _trace(
         ) from error
     assert isinstance(module, torch.jit.ScriptModule)
     return module
+
+
+# Parts of torch's own messages, and what helps.
+_MENDS = (
+    ("requires grad as a constant", "register the layer: nn.ModuleList or nn.ModuleDict instead of a list or dict"),
+    ("autograd.grad", "a trace cannot hold a derivative that forward takes itself"),
+    ("vmap", "a trace cannot hold torch.func.vmap: write the batch dimension out"),
+)
+
+
+def _mend(text: str) -> str:
+    fits = [mend for part, mend in _MENDS if part in text]
+    return (fits or ["custom autograd functions and Python objects cannot be traced: write them with torch's own"])[0]
 
 
 def _line_of(text: str) -> str:

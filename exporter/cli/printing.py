@@ -17,8 +17,9 @@ from exporter.errors import MismatchError, TorchferryError
 if TYPE_CHECKING:
     from exporter.sources.source import Listing
 
-out = Console()
-err = Console(stderr=True)
+# Names and paths are the user's: nothing in them is markup.
+out = Console(markup=False, highlight=False)
+err = Console(stderr=True, markup=False, highlight=False)
 
 
 def print_json(value: Any) -> None:

@@ -30,7 +30,7 @@ def command(
     from runtime_checks.runners.isolated_python import IsolatedPython
     from runtime_checks.verify import examine
 
-    report = examine(path, runner=IsolatedPython(time_limit, int(memory_limit * 2**30)))
+    report = examine(path, runner=IsolatedPython(time_limit, memory_limit * 2**30))
     if report.passed and json:
         print_json(report.as_dict())
     if not json:

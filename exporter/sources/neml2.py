@@ -107,6 +107,11 @@ def listing(path: Path, name: str) -> Listing:
     return Listing(name, kind, specs(model.input_spec), specs(model.output_spec), parameters, note=note)
 
 
+def refuse_unknown(name: str, names: list[str], where: str) -> None:
+    if name not in names:
+        raise SourceError(f"there is no model {name!r} in the input file", where=where, expected=near(name, names))
+
+
 def is_implicit(model: nn.Module) -> bool:
     return any(type(m).__name__ == IMPLICIT for m in model.modules())
 
@@ -226,7 +231,7 @@ def _parse(path: Path) -> Any:
     neml2 = _neml2()
     try:
         factory = neml2.load_input(path)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         first, *more = str(error).splitlines() or ["unreadable"]
         raise SourceError(
             "the input file does not parse",
@@ -246,9 +251,7 @@ def _parse(path: Path) -> Any:
 
 def _model(path: Path, name: str) -> tuple[Any, Any]:
     factory = _parse(path)
-    names = _names(factory, "Models")
-    if name not in names:
-        raise SourceError(f"there is no model {name!r} in the input file", where=str(path), expected=near(name, names))
+    refuse_unknown(name, _names(factory, "Models"), str(path))
     try:
         return factory, factory.get_model(name).eval()
     except Exception as error:
@@ -303,6 +306,8 @@ def _unit_test(unit: Any) -> neml2_history.Drive:
 
 def _transient(factory: Any, driver: str) -> neml2_history.Drive:
     transient = factory.get_driver(driver)
+    # The driver is run to listen to it; the file that it would save is not asked for.
+    transient.save_as = ""
     return transient.model, transient.run
 
 

@@ -15,10 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from exporter.binding import Bound, argument_names, required_names
 from exporter.contract import Origin, Signature, TensorSpec
 from exporter.errors import SourceError, TorchferryError, UsageError, first_line, near
 from exporter.given import Given, as_tensor, match_shapes, ordered
-from exporter.sources.source import Source
+from exporter.sources.source import Inputs, Source
+
+# Set on a module of the user's: the digest of the text that was executed.
+_EXECUTED = "__torchferry_sha256__"
 
 
 def load(text: str, given: Given | None) -> Source:
@@ -41,28 +45,36 @@ def load(text: str, given: Given | None) -> Source:
             got=type(made).__name__,
             expected="a torch.nn.Module, or (module, {name: example tensor})",
         )
-    module = made.eval()
-    examples = examples if examples is not None else getattr(module, "example_inputs", None)
-    signature, calls = _variables(module, examples, given, text)
-    path = Path(code.__file__ or place)
+    return from_module(
+        made,
+        attribute,
+        given if given is not None else examples,
+        text,
+        sha256=getattr(code, _EXECUTED, ""),
+        refused=(code.__name__.split(".")[0],),
+    )
+
+
+def from_module(
+    made: nn.Module, name: str, given: Any, where: str, *, sha256: str = "", refused: tuple[str, ...] = ()
+) -> Source:
+    """A module that is there already, put into eval mode."""
+    # torch.compile wraps a module; what it wraps computes the same.
+    module = getattr(made, "_orig_mod", made).eval()
+    examples = given if given is not None else getattr(module, "example_inputs", None)
+    signature, calls = _variables(module, examples, where)
     return Source(
-        name=attribute if not isinstance(made, type) else place,
-        module=module,
+        name=name,
+        module=Bound(module, [spec.name for spec in signature.inputs], name),
         named=module,
         inputs=signature.inputs,
         outputs=signature.outputs,
-        batch_ndim=signature.batch_ndim,
+        declares_outputs=bool(signature.outputs),
+        batch_ndim=signature.batch_ndim if signature.inputs else 0,
         calls=calls,
         # The one that is in force once the user's file has been imported: it may set another.
         default_dtype=torch.get_default_dtype(),
-        origin=Origin(
-            kind="python",
-            library="torch",
-            version=torch.__version__,
-            model=attribute,
-            sha256=hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
-            refused_imports=(code.__name__.split(".")[0],),
-        ),
+        origin=Origin("python", "torch", torch.__version__, name, sha256, refused),
     )
 
 
@@ -76,17 +88,19 @@ def _import(place: str, text: str) -> ModuleType:
                 got="a folder" if path.is_dir() else "no file",
                 expected="path/to/file.py:factory",
             )
-        name = path.stem
+        name = path.stem if path.stem.isidentifier() else "torchferry_source"
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         loaded = sys.modules.get(name)
-        if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() == path.resolve():
-            # As any import: a file runs once in a process, and may register operators only once.
-            return loaded
-        if loaded is not None or importlib.util.find_spec(name) is not None or not name.isidentifier():
+        is_this = Path(getattr(loaded, "__file__", None) or "").resolve() == path.resolve()
+        if not is_this and (loaded is not None or importlib.util.find_spec(name) is not None):
             # json.py or exporter.py must not take the place of what others import under that name.
-            digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-            name = f"torchferry_source_{digest}"
-            if name in sys.modules:
-                return sys.modules[name]
+            place_digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+            name = f"torchferry_source_{place_digest}"
+            loaded = sys.modules.get(name)
+        if loaded is not None and getattr(loaded, _EXECUTED, sha256) == sha256:
+            # As any import: a file runs once in a process, unless it was edited.
+            setattr(loaded, _EXECUTED, sha256)
+            return loaded
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
@@ -96,6 +110,7 @@ def _import(place: str, text: str) -> ModuleType:
         if folder not in sys.path:
             sys.path.append(folder)
         sys.modules[name] = code
+        setattr(code, _EXECUTED, sha256)
         try:
             spec.loader.exec_module(code)
         except BaseException as error:
@@ -105,7 +120,7 @@ def _import(place: str, text: str) -> ModuleType:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return importlib.import_module(place)
+        code = importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name and (place == error.name or place.startswith(f"{error.name}.")):
             raise SourceError(
@@ -115,8 +130,11 @@ def _import(place: str, text: str) -> ModuleType:
                 expected="package.module:factory, importable from here, or path/to/file.py:factory",
             ) from None
         raise _raises(f"importing {place}", text, error) from error
-    except Exception as error:
+    except BaseException as error:
         raise _raises(f"importing {place}", text, error) from error
+    file = Path(code.__file__ or "")
+    setattr(code, _EXECUTED, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
+    return code
 
 
 def _make(code: ModuleType, place: str, attribute: str) -> Any:
@@ -155,9 +173,7 @@ def _make(code: ModuleType, place: str, attribute: str) -> Any:
         )
     try:
         return value()
-    except TorchferryError:
-        raise
-    except Exception as error:
+    except BaseException as error:
         raise _raises(f"factory {attribute!r}", f"{place}:{attribute}", error) from error
 
 
@@ -174,44 +190,42 @@ def _raises(what: str, where: str, error: BaseException) -> SourceError:
     return SourceError(f"{what} fails", where=line or where, got=first_line(error))
 
 
-def _variables(
-    module: nn.Module, examples: Any, given: Given | None, text: str
-) -> tuple[Signature, tuple[tuple[torch.Tensor, ...], ...]]:
+def _variables(module: nn.Module, values: Any, where: str) -> tuple[Signature, tuple[Inputs, ...]]:
+    """The signature that the module declares, else the one that ``values`` by name give; and ``values`` as a call."""
     signature = getattr(module, "signature", None)
     if signature is not None:
         if not isinstance(signature, Signature):
             raise SourceError(
                 "module.signature is not a Signature",
-                where=text,
+                where=where,
                 got=type(signature).__name__,
                 expected="torchferry.Signature.of({'x': (3,)}, {'y': ()})",
             )
-        values = given if given is not None else examples
-        calls = ()
-        if values is not None:
-            calls = (match_shapes(values, signature.inputs, signature.batch_ndim),)
-        return signature, calls
-    names = _forward_names(module)
-    values = given if given is not None else examples
+        if values is None or not signature.inputs:
+            return signature, ()
+        return signature, (match_shapes(values, signature.inputs, signature.batch_ndim),)
+    names = argument_names(module)
     if values is None:
         raise SourceError(
             "the names, shapes and dtypes of the model's inputs are not known",
-            where=text,
+            where=where,
             got="no signature, no example_inputs, no --inputs",
-            expected=f"example tensors by name for forward({', '.join(names)})",
+            expected=f"example tensors by name for forward({', '.join(names) or '*args'})",
             mend="pass --inputs FILE, set module.example_inputs = {name: tensor with a batch}, "
             "or declare module.signature = torchferry.Signature.of({name: shape}, {name: shape})",
         )
     if not isinstance(values, Mapping):
-        raise SourceError("example_inputs is not a dict by name", where=text, got=type(values).__name__)
-    # A forward of *args has no names of its own: then the examples' names and order count.
-    values = ordered(values, names) if names else dict(values)
-    tensors = {n: v if isinstance(v, torch.Tensor) else as_tensor(n, v, "float64") for n, v in values.items()}
+        raise SourceError("example_inputs is not a dict by name", where=where, got=type(values).__name__)
+    if names:
+        # Optional arguments without an example keep their default.
+        required = set(required_names(module))
+        values = ordered(values, [n for n in names if n in required or n in values])
+    tensors = {name: _example(name, value, module) for name, value in values.items()}
     flat = [name for name, tensor in tensors.items() if tensor.ndim == 0]
     if flat:
         raise UsageError(
             f"example input {flat[0]!r} has no batch dimension",
-            where=text,
+            where=where,
             got="shape []",
             expected="shape [batch, ...]",
         )
@@ -219,11 +233,11 @@ def _variables(
     return Signature(specs), (match_shapes(tensors, specs, 1),)
 
 
-def _forward_names(module: nn.Module) -> list[str]:
-    """Names of forward's positional parameters, or none where it takes ``*args``."""
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return []
-    return [
-        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-    ]
+def _example(name: str, value: Any, module: nn.Module) -> torch.Tensor:
+    """A tensor or array as it is; nested lists (JSON) in the dtype of the module's parameters, else float64."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if hasattr(value, "__array__"):
+        return torch.as_tensor(value)
+    floating = (p.dtype for p in module.parameters() if p.dtype.is_floating_point)
+    return as_tensor(name, value, str(next(floating, torch.float64)).removeprefix("torch."))

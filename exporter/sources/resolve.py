@@ -27,8 +27,14 @@ def chosen_models(text: str, models: Sequence[str]) -> list[str]:
                 mend=f"name the factory instead: {text.rpartition(':')[0]}:{models[0]}",
             )
         return [text.rpartition(":")[2]]
+    if text.endswith(".py"):
+        raise UsageError(
+            "a Python file holds several things", got=text, expected=f"the factory's name too: {text}:make_model"
+        )
     names = neml2.model_names(Path(text))
     if models:
+        for name in models:
+            neml2.refuse_unknown(name, names, text)
         return list(dict.fromkeys(models))
     if len(names) > 1:
         raise UsageError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,17 +20,18 @@ class Source:
 
     ``module`` takes positional tensors in the order of ``inputs``, each ``(*batch, *own shape)``, and returns a
     tensor, a tuple or a dict of tensors. ``named`` is the module whose ``named_parameters`` give the contract's
-    parameter names: a source may wrap what the user wrote. ``outputs`` may be empty or lack shapes; warmup
-    finds them. ``calls`` are inputs that were recorded or given, with ``batch_ndim`` leading dimensions;
-    ``default_dtype`` is the one under which the model is meant to run.
+    parameter names: a source may wrap what the user wrote. ``outputs`` may be empty or lack shapes;
+    warmup finds them, and holds the model to them where ``declares_outputs``. ``calls`` are inputs that were recorded
+    or given, with ``batch_ndim`` leading dimensions; ``default_dtype`` is the one under which the model should run.
     """
 
     name: str
-    module: nn.Module
+    module: Callable[..., Any]
     named: nn.Module
     inputs: tuple[TensorSpec, ...]
     origin: Origin
     outputs: tuple[TensorSpec, ...] = ()
+    declares_outputs: bool = False
     batch_ndim: int = 1
     calls: tuple[Inputs, ...] = ()
     default_dtype: torch.dtype = torch.float32

@@ -8,11 +8,14 @@ from exporter.archive import Case
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call
 
-STORED, FRESH = "stored cases", "fresh inputs"
+STORED, FRESH, DTYPE = "stored cases", "fresh inputs", "default dtype"
 
 
 def stored(cases: Sequence[Case]) -> list[Expectation]:
-    return [_expect(STORED, case) for case in cases]
+    """Each case under default dtype float32, and the first under float64: the loader's default must not matter."""
+    case = cases[0]
+    other = Expectation(DTYPE, "float64", Call(case.method, case.inputs, "float64"), case.outputs)
+    return [*(_expect(STORED, case) for case in cases), other]
 
 
 def fresh(cases: Sequence[Case] | None) -> list[Expectation] | NotRun:

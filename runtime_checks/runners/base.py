@@ -16,10 +16,14 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a method. Strides of the inputs are kept on the way to the runner."""
+    """One call of a method. Strides of the inputs are kept on the way to the runner.
+
+    ``default_dtype`` is the one of the process, on which an archive must not depend.
+    """
 
     method: str
     inputs: Tensors
+    default_dtype: str = "float32"
 
 
 @dataclass(frozen=True)

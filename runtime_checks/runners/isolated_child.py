@@ -30,11 +30,17 @@ class OnlyTorch:
         )
 
 
+def limit(kind, value):
+    """Lower a limit; where the user's own hard limit is lower still, that one stays."""
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
 def isolate(job):
-    resource.setrlimit(resource.RLIMIT_AS, (job["memory"], job["memory"]))
-    seconds = int(job["seconds"]) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit(resource.RLIMIT_AS, job["memory"])
+    limit(resource.RLIMIT_CPU, int(job["seconds"]) + 1)
+    limit(resource.RLIMIT_CORE, 0)
     sys.meta_path.insert(0, OnlyTorch(job["packages"]))
 
 
@@ -88,7 +94,12 @@ def main():
         evidence["load_error"] = f"{type(error).__name__}: {error}"
     else:
         module.eval()
-        for method, inputs in torch.load(job["calls"], weights_only=True):
+        evidence["parameters"] = [
+            [name, list(p.shape), str(p.dtype).removeprefix("torch.")] for name, p in module.named_parameters()
+        ]
+        evidence["methods"] = list(module._c._method_names())
+        for method, inputs, dtype in torch.load(job["calls"], weights_only=True):
+            torch.set_default_dtype(getattr(torch, dtype))
             try:
                 with torch.inference_mode():
                     outputs = getattr(module, method)(*inputs)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from exporter.contract import Contract
-from exporter.errors import MissingRuntimeError, RunError
+from exporter.errors import MissingRuntimeError, OutputError, RunError, UsageError
 from runtime_checks.runners.base import Call, Result, Run
 
 CHILD = Path(__file__).with_name("isolated_child.py")
@@ -43,13 +43,29 @@ class IsolatedPython:
     """A fresh process for each run, with limits on wall time and on memory (of the address space)."""
 
     seconds: float = 600.0
-    memory: int = 16 * 2**30
+    memory: float = 16 * 2**30
     name: str = "python"
+
+    def __post_init__(self) -> None:
+        if not (0 < self.seconds < float("inf") and 0 < self.memory < float("inf")):
+            raise UsageError(
+                "a limit is not a positive number",
+                got=f"{self.seconds} s, {self.memory} bytes",
+                expected="--time-limit in seconds and --memory-limit in GiB, both above 0",
+            )
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
         with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
             calls_file, results_file = Path(folder, "calls.pt"), Path(folder, "results.pt")
-            torch.save([(c.method, list(c.inputs)) for c in calls], calls_file)
+            try:
+                torch.save([(c.method, list(c.inputs), c.default_dtype) for c in calls], calls_file)
+            except (OSError, RuntimeError) as error:
+                raise OutputError(
+                    "the calls for a fresh process cannot be written",
+                    where=folder,
+                    got=str(error).splitlines()[0],
+                    mend="free the disk, or set TMPDIR to another one",
+                ) from None
             source = {contract.source.library, *contract.source.refused_imports}
             job: dict[str, object] = {
                 "archive": str(path.resolve()),
@@ -58,7 +74,7 @@ class IsolatedPython:
                 "packages": _packages(),
                 # torch is among the packages that the process may import, so it cannot be refused
                 "refused": sorted(source - {*TORCH_AND_ITS_OWN}),
-                "memory": self.memory,
+                "memory": int(self.memory),
                 "seconds": self.seconds,
             }
             done = self._start(job)
