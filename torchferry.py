@@ -7,9 +7,11 @@ model = torchferry.load("eq.pt")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from exporter import __version__
 from exporter import pipeline as _pipeline
@@ -57,20 +59,21 @@ TIME_LIMIT, MEMORY_LIMIT = 600.0, 16.0
 
 
 def export(
-    source: str,
+    source: str | nn.Module,
     *,
     models: Sequence[str] = (),
     output: str | Path | None = None,
     renames: Sequence[str] = (),
-    inputs: str | Path | None = None,
+    inputs: str | Path | Mapping[str, Any] | None = None,
     seed: int = 0,
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
     announce: Callable[[Listing], Any] | None = None,
 ) -> list[Exported]:
-    """Export models of an input file or a Python factory, and verify each file before it appears.
+    """Export models of an input file, of a Python factory, or a module; verify each file before it appears.
 
-    The same as ``torchferry export``. ``time_limit`` (seconds) and ``memory_limit`` (GiB) bound the process that
+    The same as ``torchferry export``; a module is put into eval mode, and ``inputs`` may be a dict of example
+    tensors by name. ``time_limit`` (seconds) and ``memory_limit`` (GiB) bound the process that
     verifies; ``announce`` is told name, inputs and outputs of each model before it is captured. Raises the errors of
     ``exporter.errors``.
     """
@@ -80,7 +83,7 @@ def export(
         models=models,
         output=Path(output) if output is not None else None,
         renames=renames,
-        inputs=Path(inputs) if inputs is not None else None,
+        inputs=Path(inputs) if isinstance(inputs, str) else inputs,
         seed=seed,
         verify=lambda path, final, fresh: _verify(path, fresh=fresh, runner=runner, shown_as=final),
         announce=announce or (lambda listing: None),

@@ -50,8 +50,7 @@ def fresh_cases(warm: Warmup, seed: int) -> tuple[tuple[Case, ...], tuple[Findin
             ("transposed", tuple(map(transposed, whole))),
             ("expanded", row),
         ]
-        # Eager mode gets contiguous copies: it may not take others, and a write in place must not reach a whole row.
-        cases += [Case(name, METHOD, x, _outputs(warm, tuple(map(torch.clone, x)))) for name, x in layouts]
+        cases += [_case(warm, name, inputs) for name, inputs in layouts]
         findings = []
         if warm.source.inputs:
             cases.append(_mixed(warm, size, generator))
@@ -66,7 +65,9 @@ def _case(warm: Warmup, name: str, inputs: Inputs) -> Case:
 
 def _outputs(warm: Warmup, inputs: Inputs) -> Inputs:
     """Eager outputs; one that does not depend on the inputs is given the batch, as the archive gives it."""
-    values = evaluate(warm.source, inputs).values()
+    # Contiguous copies: the model may take no others, and a write in place must not reach the case.
+    copies = tuple(t.clone(memory_format=torch.contiguous_format) for t in inputs)
+    values = evaluate(warm.source, copies).values()
     return tuple(
         v.expand((inputs[0].shape[0], *v.shape)) if constant else v
         for v, constant in zip(values, warm.constant, strict=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from exporter import __version__, archive
 from exporter.archive import Case
@@ -28,10 +29,10 @@ from exporter.contract import (
     Tolerance,
 )
 from exporter.eager import inference_conditions
-from exporter.given import read_inputs
+from exporter.given import Given, read_inputs
 from exporter.graph.text import graph_text
 from exporter.rename import Rename, renamed
-from exporter.sources import neml2, resolve
+from exporter.sources import neml2, python, resolve
 from exporter.sources.source import Listing, Source
 from exporter.warmup import Warmup, warm_up
 
@@ -53,29 +54,37 @@ class Exported:
 
 
 def export(
-    source: str,
+    source: str | nn.Module,
     *,
     models: Sequence[str] = (),
     output: Path | None = None,
     renames: Sequence[str] = (),
-    inputs: Path | None = None,
+    inputs: Path | Given | None = None,
     seed: int = 0,
     verify: Verify,
     announce: Announce = lambda listing: None,
 ) -> list[Exported]:
     """Export models of ``source``, each to a file that appears only once it has been verified.
 
+    ``source`` is what the command line takes, or a module; ``inputs`` a file of warmup inputs, or a dict by name.
     ``output`` is the file, or a folder where several models are exported or it exists as one; the default is
-    ``NAME.pt`` here. Raises the errors of ``exporter.errors``; no file is left behind by a failure.
+    ``NAME.pt`` here. Raises the errors of ``exporter.errors``; no file is left behind by a failure, and files of
+    models before the one that failed stay: each stands for itself.
     """
-    given = read_inputs(inputs) if inputs else None
+    given = read_inputs(inputs) if isinstance(inputs, Path) else inputs
     rules = [Rename.parse(text) for text in renames]
-    names = resolve.chosen_models(source, models)
+    if isinstance(source, nn.Module):
+        names = [type(getattr(source, "_orig_mod", source)).__name__]
+    else:
+        names = resolve.chosen_models(source, models)
     exported = []
     for name in names:
         clock = Clock()
         with clock("load"):
-            loaded = resolve.load(source, name, given)
+            if isinstance(source, nn.Module):
+                loaded = python.from_module(source, name, given, f"the {name} that was given")
+            else:
+                loaded = resolve.load(source, name, given)
         path = output_path(output, name, several=len(names) > 1)
         exported.append(export_source(loaded, path, rules, seed, verify, announce, clock))
     return exported

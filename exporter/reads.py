@@ -47,9 +47,9 @@ _DATA_FUNCTIONS = {
 }
 # Functions that return as many tensors as a size says.
 _PIECES = {torch.unbind, _T.unbind, torch.split, _T.split, torch.chunk, _T.chunk, torch.tensor_split, _T.tensor_split}
-_CONSTANTS = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy}
-# Paths of code that no user can mend: torch's and ours.
-NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_CONSTANTS = {torch.tensor, torch.as_tensor, torch.asarray}
+# Paths of code that no user can mend: torch's and ours, and the one that shows warnings.
+NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(warnings.__file__), "<")
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class ReadRecorder:
             self._exit.enter_context(_replaced(name, self._recording(getattr(_T, name), kind, size=False)))
         for name, kind in _SIZE_METHODS.items():
             self._exit.enter_context(_replaced(name, self._recording(getattr(_T, name), kind, size=True)))
+        self._exit.enter_context(_replaced_function("from_numpy"))
         self._exit.enter_context(_Functions(self))
         return self
 
@@ -173,6 +174,23 @@ def _replaced(name: str, method: Callable[..., Any]) -> Iterator[None]:
             delattr(_T, name)
         else:
             setattr(_T, name, own)
+
+
+@contextlib.contextmanager
+def _replaced_function(name: str) -> Iterator[None]:
+    """``torch.from_numpy``, of which function modes are not told, with tracing paused: an array is a constant."""
+    original = getattr(torch, name)
+
+    def function(*args: Any) -> Any:
+        tracing = torch._C._get_tracing_state()
+        with tracing_paused(tracing) if tracing else contextlib.nullcontext():
+            return original(*args)
+
+    setattr(torch, name, function)
+    try:
+        yield
+    finally:
+        setattr(torch, name, original)
 
 
 def _has_tensor(value: Any) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from exporter.errors import TorchferryError, UsageError, first_line
+from exporter.errors import OutputError, TorchferryError, UsageError, first_line
 from exporter.pipeline import Exported
 
 VERIFIED, REFUSED, CRASHED = "verified", "refused", "crashed"
@@ -54,16 +54,37 @@ class Row:
     max_ulp: int = 0
 
 
+def prepare(output: Path, coverage: Path | None) -> None:
+    """Find out before the work, not after it, that its results cannot be written. Raises ``OutputError``."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for path in (output / "report.json", *([coverage] if coverage else [])):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    except OSError as error:
+        raise OutputError(
+            "the results of the sweep cannot be written", where=str(error.filename), got=error.strerror or str(error)
+        ) from None
+
+
 def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[Task], list[Row]]:
     """A task for each model, and a row for each file that does not even parse. Raises ``UsageError`` for no files."""
     from exporter.sources import neml2
 
     tasks, rows = [], []
+    seen: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
             raise UsageError("there is no such folder to sweep", where=str(folder))
         for file in sorted(folder.rglob("*.i")):
-            label = Path(folder.name) / file.relative_to(folder)
+            label = _label(folder, file)
+            if label in seen:
+                raise UsageError(
+                    "two folders of a sweep have one name",
+                    where=f"{seen[label]} and {folder}",
+                    expected="folders of different names: archives are written below OUTPUT/NAME",
+                )
+            seen[label] = folder
             try:
                 names, driven = neml2.model_names(file), neml2.driver_models(file)
             except TorchferryError as error:
@@ -83,7 +104,7 @@ def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[T
 def run_task(task: Task, export: Export) -> Row:
     """Export and verify one model; whatever goes wrong becomes its row."""
     start = time.perf_counter()
-    label = Path(task.folder.name) / task.file.relative_to(task.folder)
+    label = _label(task.folder, task.file)
     try:
         exported = export(str(task.file), models=[task.model], output=task.output, seed=task.seed)
     except Exception as error:
@@ -141,7 +162,7 @@ def sweep(
             try:
                 done(task, pool.submit(run_task, task, export).result())
             except BrokenExecutor as error:
-                label = Path(task.folder.name) / task.file.relative_to(task.folder)
+                label = _label(task.folder, task.file)
                 done(task, Row(str(label), task.model, task.driven, CRASHED, 0.0, "crash", str(error)))
     return [rows[task] for task in tasks]
 
@@ -210,6 +231,11 @@ def _grouped(row: Row) -> str:
     """The reason without the model's own name, so that equal reasons stand together."""
     text = row.reason.replace(f"'{row.model}'", "").replace("  ", " ").strip()
     return f"{row.kind}: {text}"
+
+
+def _label(folder: Path, file: Path) -> Path:
+    """How a file is called in rows and below the output: the folder's own name (also of ``.``), then the rest."""
+    return Path(folder.resolve().name) / file.relative_to(folder)
 
 
 def _row(file: Path, model: str, driven: bool, error: Exception, seconds: float) -> Row:

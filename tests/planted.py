@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy
 import torch
 from torch import nn
 
 from torchferry import Signature
 
 HIDDEN = torch.zeros(1, dtype=torch.float64)
+
+
+def _with(model: Any, **attributes: Any) -> Any:
+    """The model with attributes of any kind, which nn.Module's annotations do not foresee."""
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    return model
 
 
 class Model(nn.Module):
@@ -89,6 +99,113 @@ def default_dtype_at_import():
     """Zeros of the default dtype, float64 here: the file must not depend on the loader's default."""
     torch.set_default_dtype(torch.float64)
     return Model(lambda self, x: torch.cat([torch.zeros(x.shape[0], 1) + 0.1, x[:, 1:] * self.scale[1:]], dim=1))
+
+
+def branch_by_torch_equal():
+    def function(self, x):
+        return x * 2 if torch.equal(x, x.abs()) else x * self.scale
+
+    return Model(function)
+
+
+def branch_inside_torch():
+    """The read is in torch's own Python code; the line to be named is this one."""
+    return Model(lambda self, x: torch.distributions.Normal(0.0, x.abs() + 1).log_prob(x))
+
+
+def iterates_over_a_fixed_dimension():
+    """Sound: as many pieces at every batch size."""
+
+    def function(self, x):
+        a, b, c = x.T
+        return torch.stack([a + w * b * c for w in self.scale], dim=-1)
+
+    return Model(function)
+
+
+def iterates_over_the_batch():
+    return Model(lambda self, x: torch.stack([row * self.scale for row in x]))
+
+
+def array_constant():
+    """Sound: an array made in __init__ is a constant."""
+    model = Model(lambda self, x: x * torch.from_numpy(self.array) + torch.as_tensor(self.array))
+    return _with(model, array=numpy.array([0.1, 0.2, 0.3]))
+
+
+def encoder_layer():
+    """Sound: torch's own layer, which reads sizes in torch's own Python code."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dtype=torch.float64)
+    return _with(layer, signature=Signature.of({"src": (4, 8)}, {"y": (4, 8)}))
+
+
+def views_its_input():
+    """Sound on contiguous inputs, which is all that eager mode takes."""
+    model = Model(lambda self, x: x.view(-1, 6) * 2)
+    model.signature = Signature.of({"x": (2, 3)}, {"y": (6,)})
+    return model
+
+
+def makes_tensors():
+    """Sound; what it makes must follow the inputs' device and dtype."""
+
+    def function(self, x):
+        start = torch.zeros(x.shape[0], 3, dtype=x.dtype, device=x.device) + torch.ones(3, dtype=x.dtype)
+        return start + x * torch.arange(3, dtype=x.dtype)
+
+    return Model(function)
+
+
+def writes_to_its_own_constant():
+    """Sound in eager mode: the constant is new at every call."""
+
+    def function(self, x):
+        c = torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype)
+        c += 1
+        return x * c
+
+    return Model(function)
+
+
+def remembers_the_first_batch():
+    def function(self, x):
+        if self.mean is None:
+            self.mean = x.mean(0)
+        return x - self.mean
+
+    return _with(Model(function), mean=None)
+
+
+def relu_in_place():
+    return Model(lambda self, x: nn.functional.relu(x, inplace=True))
+
+
+def parameter_as_data():
+    return Model(lambda self, x: x * self.scale.data)
+
+
+def parameter_in_a_list():
+    return _with(Model(lambda self, x: self.layers[0](x)), layers=[nn.Linear(3, 3, dtype=torch.float64)])
+
+
+def flag_over_the_batch():
+    model = Model(lambda self, x: (x * self.scale, (x < -5).any()))
+    model.signature = Signature.of({"x": (3,)})
+    return model
+
+
+def other_shape_than_declared():
+    return Model(lambda self, x: x[:, :2])
+
+
+def reserved_name():
+    model = sound()
+    model.layers = nn.ModuleDict({"class": nn.Tanh()})
+    return model
+
+
+def rows_of_one_batch_mixed():
+    return Model(lambda self, x: x - x.mean(0))
 
 
 def dropout():
@@ -206,8 +323,7 @@ def plain_with_examples():
         "velocity": torch.tensor([[3.0, 4.0]], dtype=torch.float64),
         "position": torch.tensor([[1.0, 2.0]], dtype=torch.float64),
     }
-    object.__setattr__(model, "example_inputs", examples)
-    return model
+    return _with(model, example_inputs=examples)
 
 
 def fixed_shapes():

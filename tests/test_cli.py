@@ -325,6 +325,43 @@ def test_python_api_behaves_the_same():
     assert left_behind() == ["sound.pt"]
 
 
+def test_a_module_that_is_there(tmp_path):
+    import torchferry
+
+    layer = torch.nn.Linear(3, 2, dtype=torch.float64)
+    x = torch.rand(4, 3, dtype=torch.float64)
+    (exported,) = torchferry.export(layer, inputs={"input": x}, output="linear.pt")
+    assert exported.contract.name == "Linear"
+    torch.testing.assert_close(torchferry.load("linear.pt")(x)[0], layer(x))
+
+
+def test_names_are_the_users_not_markup(capfd, tmp_path):
+    assert run(["export", f"{PLANTED}:sound", "-o", "z[/red].pt"]) == 0
+    assert "z[/red].pt" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("limit", ["nan", "-5", "0"])
+def test_limits_that_are_none(limit, eq_path, capfd):
+    assert run(["verify", str(eq_path), "--time-limit", limit]) == 2
+    assert "not a positive number" in capfd.readouterr().err
+
+
+def test_a_sweep_that_could_not_write_its_results(tmp_path, capfd):
+    (tmp_path / "models").mkdir()
+    shutil.copy(RATES, tmp_path / "models" / "rates.i")
+    Path("file").write_text("")
+    assert run(["sweep", str(tmp_path / "models"), "-o", "file"]) == 2
+    assert "cannot be written" in capfd.readouterr().err
+
+
+def test_two_folders_of_one_name(tmp_path, capfd):
+    for parent in ("p", "q"):
+        (tmp_path / parent / "models").mkdir(parents=True)
+        shutil.copy(RATES, tmp_path / parent / "models" / "rates.i")
+    assert run(["sweep", str(tmp_path / "p/models"), str(tmp_path / "q/models"), "-o", "out"]) == 2
+    assert "one name" in capfd.readouterr().err
+
+
 def test_sweep(tmp_path, capfd):
     folder = tmp_path / "models"
     folder.mkdir()

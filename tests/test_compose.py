@@ -134,3 +134,16 @@ def test_any_acyclic_graph_is_ordered(order, data):
     for i in range(6):
         values.append(1.0 + sum(values[j] for j in takes[i]))
         assert outputs[f"v{i}"].item() == values[i]
+
+
+def test_a_part_that_gives_another_shape_than_it_declares():
+    model = ComposedModel([part("p", {"x": (3,)}, {"y": (6,)}, lambda x: x[:, :1])])
+    with pytest.raises(UsageError, match=r"'p' does not give the 'y' that it declares(.|\n)*\[1, 1\]"):
+        model(torch.zeros(1, 3, dtype=F))
+
+
+@pytest.mark.parametrize("label", ["label", "signature", "double", "forward"])
+def test_awkward_labels(label):
+    model = ComposedModel([part(label, {"x": ()}, {"y": ()})])
+    assert f"Order of evaluation: {label}" in str(model)
+    assert model(torch.ones(2, dtype=F))[0].tolist() == [1.0, 1.0]

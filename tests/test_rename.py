@@ -47,3 +47,8 @@ def test_two_names_become_equal(texts):
 def test_special_characters_are_themselves():
     assert Rename.parse("a.b~1:c").apply("aXb~1") is None
     assert Rename.parse("*/*:*.*").apply("state/a") == "state.a"
+
+
+def test_a_rename_that_others_shadow():
+    with pytest.raises(UsageError, match="nothing left to rename"):
+        rename("state/a~1:x", "state/a~1:y")

@@ -181,6 +181,7 @@ def follow_inputs(module: torch.jit.ScriptModule) -> None:
                 if value.type().kind() == "DeviceObjType" and value.node().kind() == "prim::Constant":
                     node.replaceInput(i, _property(graph, node, "prim::device", first, torch._C.DeviceObjType.get()))
             _follow_dtype(graph, node, first)
+        torch._C._jit_pass_dce(graph)
 
 
 def _follow_dtype(graph: Any, node: Any, first: Any) -> None:

@@ -227,7 +227,7 @@ def _trace(
             where=_line_of(str(error)),
             got=first_line(error),
             expected="a forward that torch.jit.trace can follow",
-            mend="custom autograd functions and Python objects cannot be traced: write the operation with torch's own",
+            mend=_mend(str(error)),
         ) from error
     assert isinstance(module, torch.jit.ScriptModule)
     return module

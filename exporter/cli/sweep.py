@@ -41,6 +41,7 @@ def command(
     from exporter import sweep
 
     tasks, rows = sweep.find_tasks(folders, output, seed)
+    sweep.prepare(output, coverage)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, disable=json) as bar:
         shown = bar.add_task("sweep", total=len(tasks))
@@ -50,7 +51,6 @@ def command(
             sweep.processes(jobs),
             lambda row: bar.update(shown, advance=1, description=row.model[:24].ljust(24)),
         )
-    output.mkdir(parents=True, exist_ok=True)
     report = sweep.as_json(rows)
     (output / "report.json").write_text(report + "\n")
     if coverage is not None:
