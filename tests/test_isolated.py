@@ -11,8 +11,10 @@ from exporter import archive
 from exporter.archive import Case
 from exporter.contract import Batch, MethodSpec, TensorSpec
 from exporter.errors import RunError
+from runtime_checks.runners import isolated_python
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.isolated_python import TORCH_AND_ITS_OWN, IsolatedPython
+from runtime_checks.verify import examine
 
 F = torch.float64
 X = torch.linspace(0, 1, 4, dtype=F)
@@ -83,6 +85,16 @@ def test_a_run_without_end_is_ended(path):
 def test_memory_is_bounded(path):
     (result,) = run(path, X[0].expand(2**30), memory=6 * 2**30).results
     assert "memory" in result.error or "alloc" in result.error
+
+
+def test_a_very_large_graph_runs_unoptimised(path, monkeypatch):
+    assert run(path, X).evidence["optimised"] is True
+    monkeypatch.setattr(isolated_python, "LARGEST_OPTIMISED", 3)
+    done = run(path, X)
+    assert done.evidence["optimised"] is False
+    assert torch.equal(done.results[0].outputs[0], load_module(path)(X)[0])
+    report = examine(path)
+    assert {c.check: c.verdict for c in report.checks}["optimising executor"] == "not run"
 
 
 def test_too_little_memory_to_start(path):

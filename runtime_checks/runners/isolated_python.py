@@ -19,6 +19,9 @@ from exporter.errors import MissingRuntimeError, OutputError, RunError, UsageErr
 from runtime_checks.runners.base import Call, Result, Run
 
 CHILD = Path(__file__).with_name("isolated_child.py")
+# torch's optimising executor takes time with the square of a graph's size: minutes for an unrolled iteration of
+# 125,000 nodes. Larger graphs than this run as they are, and the report says so.
+LARGEST_OPTIMISED = 20_000
 # torch and what it imports for itself; numpy is left out, which torch does not need.
 TORCH_AND_ITS_OWN = (
     "torch",
@@ -76,6 +79,7 @@ class IsolatedPython:
                 "refused": sorted(source - {*TORCH_AND_ITS_OWN}),
                 "memory": int(self.memory),
                 "seconds": self.seconds,
+                "largest_optimised": LARGEST_OPTIMISED,
             }
             done = self._start(job)
             if done.returncode != 0 or not results_file.exists():
