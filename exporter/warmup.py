@@ -85,8 +85,7 @@ def find_inputs(source: Source, generator: torch.Generator) -> tuple[Sampler, In
         rows = stack(source)
         specs = tuple(dataclasses.replace(s, sampling=recorded(s, SPREAD)) for s in source.inputs)
         inputs = thin(rows) if source.batch_ndim else rows
-        pristine = tuple(t.clone() for t in inputs)
-        outputs = {name: value.clone() for name, value in evaluate(source, pristine).items()}
+        outputs = _on_copies(source, inputs)
         refuse_non_finite(source, outputs, inputs)
         return Sampler(specs, source.batch_ndim, rows), inputs, outputs
     failure: str = ""
@@ -94,8 +93,7 @@ def find_inputs(source: Source, generator: torch.Generator) -> tuple[Sampler, In
         specs = tuple(_hinted(spec, low, high) for spec in source.inputs)
         sampler = Sampler(specs, source.batch_ndim, None)
         inputs = sampler.draw(3, generator)
-        pristine = tuple(t.clone() for t in inputs)
-        outputs = {name: value.clone() for name, value in evaluate(source, pristine).items()}
+        outputs = _on_copies(source, inputs)
         if all(map(finite, outputs.values())):
             return sampler, inputs, outputs
         failure = ", ".join(repr(n) for n, v in outputs.items() if not finite(v))
@@ -106,6 +104,11 @@ def find_inputs(source: Source, generator: torch.Generator) -> tuple[Sampler, In
         expected="finite outputs",
         mend="give inputs that the model is meant for: --inputs FILE",
     )
+
+
+def _on_copies(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
+    outputs = evaluate(source, tuple(t.clone() for t in inputs))
+    return {name: value.clone() for name, value in outputs.items()}
 
 
 def _hinted(spec: TensorSpec, low: float, high: float) -> TensorSpec:

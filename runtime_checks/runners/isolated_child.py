@@ -72,7 +72,10 @@ def describe(error):
 
 
 def count_nodes(block):
-    return sum(1 + sum(count_nodes(inner) for inner in node.blocks()) for node in block.nodes())
+    count = 0
+    for node in block.nodes():
+        count += 1 + sum(map(count_nodes, node.blocks()))
+    return count
 
 
 def graph_size(module):
@@ -87,6 +90,7 @@ def main():
 
     warnings.simplefilter("ignore")
     import torch
+    from torch.jit._fuser import optimized_execution
 
     torch.set_default_dtype(torch.float32)
     torch.set_num_threads(1)
@@ -112,7 +116,7 @@ def main():
         for method, inputs, dtype in torch.load(job["calls"], weights_only=True):
             torch.set_default_dtype(getattr(torch, dtype))
             try:
-                with torch.inference_mode(), torch.jit.optimized_execution(evidence["optimised"]):
+                with torch.inference_mode(), optimized_execution(evidence["optimised"]):
                     outputs = getattr(module, method)(*inputs)
                 if not isinstance(outputs, tuple):
                     raise TypeError(f"{type(outputs).__name__} returned instead of a tuple")
