@@ -208,6 +208,11 @@ def rows_of_one_batch_mixed():
     return Model(lambda self, x: x - x.mean(0))
 
 
+def size_as_a_constant():
+    """What comes out is a constant to a trace, and draws a TracerWarning."""
+    return Model(lambda self, x: x * torch.as_tensor(x.shape[0]) * self.scale)
+
+
 def dropout():
     return Model(lambda self, x: nn.functional.dropout(x * self.scale, training=True))
 

@@ -37,6 +37,7 @@ def lines_of(name: str) -> range:
     [
         ("branch_on_data", WarmupError, "reads a tensor's data"),
         ("item", WarmupError, r"\.item\(\)"),
+        ("size_as_a_constant", CaptureError, "TracerWarning: torch.as_tensor results are registered as constants"),
         ("branch_by_torch_equal", WarmupError, "torch.equal gave"),
         ("branch_inside_torch", WarmupError, "reads a tensor's data"),
         ("iterates_over_the_batch", CaptureError, "iteration gave 5 at batch 5 and 1 at batch 1"),

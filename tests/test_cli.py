@@ -77,6 +77,14 @@ BAD_EXPORTS = [
 ]
 
 
+def test_a_binary_file_is_no_hit_file(tmp_path, capfd):
+    (tmp_path / "model.i").write_bytes(bytes(range(256)) * 20)
+    assert run(["export", str(tmp_path / "model.i")]) == 2
+    error = capfd.readouterr().err
+    assert "does not parse" in error
+    assert "Traceback" not in error
+
+
 @pytest.mark.parametrize(("arguments", "code", "message"), BAD_EXPORTS, ids=lambda x: None)
 def test_bad_input_gets_its_code_and_one_message(arguments, code, message, capfd):
     assert run(["export", *map(str, arguments)]) == code

@@ -15,11 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter.contract import Finding, TensorSpec
+from exporter.contract import Finding, Sampling, TensorSpec
 from exporter.sources.neml2_history import Call
 from exporter.sources.source import Inputs
 
 Shape = tuple[int, ...]
+# Samples for variables of which nothing is recorded. Modified Rodrigues parameters of a rotation below half a turn
+# have a length below 1 (neml2/types/mrp.py).
+BY_TYPE = {"MRP": Sampling("uniform", -0.4, 0.4), "Quaternion": Sampling("uniform", 0.1, 1.0)}
 Wrap = Callable[[nn.Module, Mapping[str, int]], nn.Module]
 
 
@@ -63,7 +66,8 @@ def find(model: Any, calls: Sequence[Call], settings: Any, wrap: Wrap) -> Layout
 
 def _specs(names: list[str], types: list[Any], own: list[Shape], extra: Shape) -> tuple[TensorSpec, ...]:
     return tuple(
-        TensorSpec(n, (*extra, *shape), type=t.__name__) for n, t, shape in zip(names, types, own, strict=True)
+        TensorSpec(n, (*extra, *shape), type=t.__name__, sampling=BY_TYPE.get(t.__name__, Sampling()))
+        for n, t, shape in zip(names, types, own, strict=True)
     )
 
 

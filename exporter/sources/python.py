@@ -58,7 +58,13 @@ def load(text: str, given: Given | None) -> Source:
 def from_module(
     made: nn.Module, name: str, given: Any, where: str, *, sha256: str = "", refused: tuple[str, ...] = ()
 ) -> Source:
-    """A module that is there already, put into eval mode."""
+    """A module that is there already, put into eval mode.
+
+    ``refused`` are packages that the archive must do without; by default the one that defines the module's class.
+    """
+    package = type(made).__module__.split(".")[0]
+    if not refused and package not in ("__main__", "torch", *sys.stdlib_module_names):
+        refused = (package,)
     # torch.compile wraps a module; what it wraps computes the same.
     module = getattr(made, "_orig_mod", made).eval()
     examples = given if given is not None else getattr(module, "example_inputs", None)
