@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
+import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,19 +53,6 @@ class Row:
     max_abs: float = 0.0
     max_rel: float = 0.0
     max_ulp: int = 0
-
-
-def prepare(output: Path, coverage: Path | None) -> None:
-    """Find out before the work, not after it, that its results cannot be written. Raises ``OutputError``."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        for path in (output / "report.json", *([coverage] if coverage else [])):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-    except OSError as error:
-        raise OutputError(
-            "the results of the sweep cannot be written", where=str(error.filename), got=error.strerror or str(error)
-        ) from None
 
 
 def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[Task], list[Row]]:
@@ -124,47 +112,84 @@ def run_task(task: Task, export: Export) -> Row:
 
 def processes(jobs: int) -> Callable[[], Executor]:
     """Fresh processes, not forks: torch's threads do not survive a fork."""
-    return lambda: ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+    return lambda: ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _interrupted_by_parent)
+
+
+def _interrupted_by_parent() -> None:
+    """A worker ends by its parent's SIGTERM, in an orderly way; Ctrl-C at the terminal is the parent's to handle."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def sweep(
-    tasks: Sequence[Task],
+    folders: Sequence[Path],
+    output: Path,
     export: Export,
     executor: Callable[[], Executor],
-    progress: Callable[[Row], Any] = lambda row: None,
+    *,
+    seed: int = 0,
+    watch: Callable[[int], Callable[[Row], Any]] = lambda total: lambda row: None,
 ) -> list[Row]:
-    """Rows of all tasks, in the order of the tasks.
+    """Export and verify every model below ``folders``; archives and ``report.json`` go to ``output``.
 
-    ``executor`` makes a ``concurrent.futures`` executor; a process that dies takes its whole pool along, so what it
-    left unfinished is run once more, each task in a pool of its own.
+    ``executor`` makes a ``concurrent.futures`` executor; ``watch`` is told the number of models and gives what is told
+    of each row. An interrupt leaves the archives and a report of what was done until then. Raises ``UsageError`` for
+    folders without input files, ``OutputError`` where results cannot be written.
     """
-    rows: dict[Task, Row] = {}
+    tasks, rows = find_tasks(folders, output, seed)
+    report = output / "report.json"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        report.touch()
+    except OSError as error:
+        raise OutputError(
+            "the results of the sweep cannot be written", where=str(output), got=error.strerror or str(error)
+        ) from None
+    done: dict[Task, Row] = {}
+    tell = watch(len(tasks))
+    try:
+        for task, row in run_tasks(tasks, export, executor):
+            done[task] = row
+            tell(row)
+    finally:
+        rows += [done[task] for task in tasks if task in done]
+        report.write_text(as_json(rows) + "\n")
+    return rows
 
-    def done(task: Task, row: Row) -> None:
-        rows[task] = row
-        progress(row)
 
+def run_tasks(tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]) -> Iterator[tuple[Task, Row]]:
+    """Tasks and their rows as they are done.
+
+    A process that dies takes its whole pool along, so what it left unfinished is run once more, each task in a pool
+    of its own.
+    """
+    unfinished = dict.fromkeys(tasks)
     with executor() as pool:
         futures = {pool.submit(run_task, task, export): task for task in tasks}
         try:
             for future in as_completed(futures):
                 try:
-                    done(futures[future], future.result())
+                    row = future.result()
                 except BrokenExecutor:
                     continue
-        except KeyboardInterrupt:
+                del unfinished[futures[future]]
+                yield futures[future], row
+        except (KeyboardInterrupt, GeneratorExit):
+            for process in list(getattr(pool, "_processes", {}).values()):
+                process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    for task in tasks:
-        if task in rows:
-            continue
+    for task in unfinished:
         with executor() as pool:
             try:
-                done(task, pool.submit(run_task, task, export).result())
+                yield task, pool.submit(run_task, task, export).result()
             except BrokenExecutor as error:
-                label = _label(task.folder, task.file)
-                done(task, Row(str(label), task.model, task.driven, CRASHED, 0.0, "crash", str(error)))
-    return [rows[task] for task in tasks]
+                label = str(_label(task.folder, task.file))
+                yield task, Row(label, task.model, task.driven, CRASHED, 0.0, "crash", str(error))
 
 
 def as_json(rows: Iterable[Row]) -> str:
@@ -172,65 +197,6 @@ def as_json(rows: Iterable[Row]) -> str:
     counts = {v: sum(r.verdict == v for r in rows) for v in (VERIFIED, REFUSED, CRASHED)}
     models = [dataclasses.asdict(r) for r in rows]
     return json.dumps({"counts": counts, "models": models}, indent=1)
-
-
-def coverage(rows: Sequence[Row], versions: str) -> str:
-    """The rows as a Markdown page: figures by folder, then every model that was not verified, with its reason."""
-    lines = [
-        "# Coverage",
-        "",
-        f"Written by `torchferry sweep --coverage`, with {versions}.",
-        "A model counts where its archive was exported and verified. *Driven* models are those that a driver of the",
-        "input file names; the others are their parts.",
-        "",
-        "| folder | models | verified | driven models | verified |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    for folder in dict.fromkeys(r.file.split("/")[0] for r in rows):
-        here = [r for r in rows if r.file.split("/")[0] == folder]
-        driven = [r for r in here if r.driven]
-        cells = [folder, len(here), _verified(here), len(driven), _verified(driven)]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    verified = [r for r in rows if r.verdict == VERIFIED]
-    if verified:
-        worst = max(verified, key=lambda r: r.max_rel)
-        lines += [
-            "",
-            f"Largest difference from eager mode over all verified models: {worst.max_rel:.1e} relative "
-            f"({worst.file}, `{worst.model}`).",
-        ]
-    failed = [r for r in rows if r.verdict != VERIFIED]
-    if failed:
-        lines += ["", "## Not verified", ""]
-    for reason in dict.fromkeys(_grouped(r) for r in failed):
-        group = [r for r in failed if _grouped(r) == reason]
-        lines += [f"### {reason} ({len(group)})", "", "| file | models |", "| --- | --- |"]
-        for file in dict.fromkeys(r.file for r in group):
-            models = ", ".join(f"`{r.model}`" for r in group if r.file == file)
-            lines.append(f"| {file} | {models} |")
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def versions() -> str:
-    """Of what a sweep depends on, for its page."""
-    import platform
-    from importlib.metadata import version
-
-    from exporter.sources import neml2
-
-    built = "built for it" if neml2.built_for_this_torch() else "not built for it"
-    return f"neml2 {neml2.version()} ({built}), torch {version('torch')}, Python {platform.python_version()}"
-
-
-def _verified(rows: Sequence[Row]) -> int:
-    return sum(r.verdict == VERIFIED for r in rows)
-
-
-def _grouped(row: Row) -> str:
-    """The reason without the model's own name, so that equal reasons stand together."""
-    text = row.reason.replace(f"'{row.model}'", "").replace("  ", " ").strip()
-    return f"{row.kind}: {text}"
 
 
 def _label(folder: Path, file: Path) -> Path:

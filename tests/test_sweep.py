@@ -10,6 +10,7 @@ from conftest import RATES
 
 import torchferry
 from exporter import sweep
+from exporter.coverage import coverage_page
 from exporter.errors import UsageError
 from runtime_checks.compare import Comparison
 from runtime_checks.report import OutputResult
@@ -61,8 +62,7 @@ def folder(tmp_path: Path, neml2) -> Path:
 
 
 def test_every_model_gets_a_row_and_failures_do_not_stop_it(folder, tmp_path):
-    tasks, rows = sweep.find_tasks([folder], tmp_path / "out", 0)
-    rows += sweep.sweep(tasks, fake_export, AtOnce)
+    rows = sweep.sweep([folder], tmp_path / "out", fake_export, AtOnce)
     found = {(r.file, r.model): (r.verdict, r.kind) for r in rows}
     assert found == {
         ("models/broken.i", ""): ("refused", "SourceError"),
@@ -71,31 +71,50 @@ def test_every_model_gets_a_row_and_failures_do_not_stop_it(folder, tmp_path):
         ("models/deep/rates.i", "rate_c"): ("crashed", "ZeroDivisionError"),
         ("models/deep/rates.i", "eq"): ("verified", ""),
     }
-    report = json.loads(sweep.as_json(rows))
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["counts"] == {"verified": 2, "refused": 2, "crashed": 1}
     assert report["models"][1]["max_rel"] == 2e-13
     assert (tmp_path / "out" / "models" / "deep" / "rates" / "eq.pt").exists()
 
 
 def test_the_coverage_page(folder, tmp_path):
-    tasks, rows = sweep.find_tasks([folder], tmp_path / "out", 0)
-    page = sweep.coverage(rows + sweep.sweep(tasks, fake_export, AtOnce), "these versions")
+    page = coverage_page(sweep.sweep([folder], tmp_path / "out", fake_export, AtOnce), "these versions")
     assert "| models | 5 | 2 |" in page
     assert "### CaptureError: model cannot be captured (1)" in page
     assert "2.0e-13 relative" in page
 
 
 def test_a_process_that_dies_costs_one_row(folder, tmp_path):
-    tasks, _ = sweep.find_tasks([folder], tmp_path / "out", 0)
+    (folder / "broken.i").unlink()
     seen = []
-    rows = sweep.sweep(tasks, dies_on_rate_b, sweep.processes(2), lambda row: seen.append(row.model))
+    rows = sweep.sweep(
+        [folder],
+        tmp_path / "out",
+        dies_on_rate_b,
+        sweep.processes(2),
+        watch=lambda total: lambda row: seen.append((total, row.model)),
+    )
     assert {r.model: r.verdict for r in rows} == {
         "rate_a": "verified",
         "rate_b": "crashed",
         "rate_c": "verified",
         "eq": "verified",
     }
-    assert sorted(seen) == ["eq", "rate_a", "rate_b", "rate_c"]
+    assert sorted(seen) == [(4, "eq"), (4, "rate_a"), (4, "rate_b"), (4, "rate_c")]
+
+
+def test_an_interrupt_leaves_a_report_of_what_was_done(folder, tmp_path):
+    def interrupted_export(source, *, models, output, seed) -> Any:
+        if models == ["rate_c"]:
+            raise KeyboardInterrupt
+        return fake_export(source, models=models, output=output, seed=seed)
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep([folder], tmp_path / "out", interrupted_export, AtOnce)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    models = [m["model"] for m in report["models"]]
+    assert models[0] == ""
+    assert "rate_c" not in models
 
 
 def test_nothing_to_sweep(tmp_path):

@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _interrupted() -> int:
-    sys.stderr.write("interrupted: nothing was left behind\n")
+    sys.stderr.write("interrupted: no half-written file was left behind\n")
     return INTERRUPTED
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,8 @@ def command(
     jobs: Annotated[int, typer.Option(help="Processes at work.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     coverage: Annotated[
-        Path | None, typer.Option(help="Also write the figures and reasons as a Markdown page.")
+        Path | None,
+        typer.Option(help="Also write the figures and reasons as a Markdown page.", dir_okay=False, writable=True),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,
 ) -> None:
@@ -38,42 +40,38 @@ def command(
       torchferry sweep models/ regression/ -o archives/ --coverage docs/coverage.md
     """
     import torchferry
-    from exporter import sweep
+    from exporter.coverage import coverage_page, versions
+    from exporter.sweep import CRASHED, as_json, processes, sweep
 
-    tasks, rows = sweep.find_tasks(folders, output, seed)
-    sweep.prepare(output, coverage)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, disable=json) as bar:
-        shown = bar.add_task("sweep", total=len(tasks))
-        rows += sweep.sweep(
-            tasks,
-            torchferry.export,
-            sweep.processes(jobs),
-            lambda row: bar.update(shown, advance=1, description=row.model[:24].ljust(24)),
-        )
-    report = sweep.as_json(rows)
-    (output / "report.json").write_text(report + "\n")
+
+        def watch(total: int) -> Callable[[Row], None]:
+            shown = bar.add_task("sweep", total=total)
+            return lambda row: bar.update(shown, advance=1, description=row.model[:24].ljust(24))
+
+        rows = sweep(folders, output, torchferry.export, processes(jobs), seed=seed, watch=watch)
     if coverage is not None:
-        coverage.write_text(sweep.coverage(rows, sweep.versions()))
+        coverage.write_text(coverage_page(rows, versions()))
     if json:
-        out.file.write(report + "\n")
+        out.file.write(as_json(rows) + "\n")
     else:
         out.print(_table(rows))
-    if any(row.verdict == sweep.CRASHED for row in rows):
+    if any(row.verdict == CRASHED for row in rows):
         raise typer.Exit(1)
     if any(row.kind == torchferry.MismatchError.__name__ for row in rows):
         raise typer.Exit(torchferry.MismatchError.exit_code)
 
 
 def _table(rows: list[Row]) -> Table:
-    from exporter import sweep
+    from exporter.sweep import VERIFIED
 
-    good = sum(row.verdict == sweep.VERIFIED for row in rows)
+    good = sum(row.verdict == VERIFIED for row in rows)
     table = Table(title=f"{good} of {len(rows)} models verified")
     for column in ("file", "model", "verdict", "s", "max rel", "reason"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        verified = row.verdict == sweep.VERIFIED
+        verified = row.verdict == VERIFIED
         table.add_row(
             Text(row.file),
             Text(row.model + (" *" if row.driven else "")),
