@@ -168,21 +168,23 @@ def run_tasks(tasks: Sequence[Task], export: Export, executor: Callable[[], Exec
     of its own.
     """
     unfinished = dict.fromkeys(tasks)
-    with executor() as pool:
-        futures = {pool.submit(run_task, task, export): task for task in tasks}
-        try:
-            for future in as_completed(futures):
-                try:
-                    row = future.result()
-                except BrokenExecutor:
-                    continue
-                del unfinished[futures[future]]
-                yield futures[future], row
-        except (KeyboardInterrupt, GeneratorExit):
-            for process in list(getattr(pool, "_processes", {}).values()):
-                process.terminate()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    pool = executor()
+    futures = {pool.submit(run_task, task, export): task for task in tasks}
+    try:
+        for future in as_completed(futures):
+            try:
+                row = future.result()
+            except BrokenExecutor:
+                continue
+            del unfinished[futures[future]]
+            yield futures[future], row
+    except (KeyboardInterrupt, GeneratorExit):
+        for process in list((getattr(pool, "_processes", None) or {}).values()):
+            process.terminate()
+        raise
+    finally:
+        # Not a with block: leaving one would wait for the tasks that are cancelled here.
+        pool.shutdown(wait=True, cancel_futures=True)
     for task in unfinished:
         with executor() as pool:
             try:
