@@ -51,12 +51,11 @@ def fresh_cases(warm: Warmup, seed: int) -> tuple[tuple[Case, ...], tuple[Findin
             ("expanded", row),
         ]
         cases += [_case(warm, name, inputs) for name, inputs in layouts]
-        findings = []
-        if warm.source.inputs:
-            cases.append(_mixed(warm, size, generator))
-            unbatched = _unbatched(warm, generator)
-            (cases if isinstance(unbatched, Case) else findings).append(unbatched)  # pyright: ignore[reportArgumentType]
-        return tuple(cases), tuple(findings)
+        cases.append(_mixed(warm, size, generator))
+        unbatched = _unbatched(warm, generator)
+        if isinstance(unbatched, Finding):
+            return tuple(cases), (unbatched,)
+        return (*cases, unbatched), ()
 
 
 def _case(warm: Warmup, name: str, inputs: Inputs) -> Case:

@@ -31,7 +31,7 @@ _SCALAR_TYPES = {
     "Bool": torch.bool,
     "BFloat16": torch.bfloat16,
 }
-# torch._C._jit_scalar_type numbers, as graphs spell dtypes (c10/core/ScalarType.h)
+# How graphs spell dtypes: the numbers of c10/core/ScalarType.h.
 _CODES = {
     torch.uint8: 0,
     torch.int8: 1,
@@ -53,7 +53,7 @@ def tensor_constants(module: torch.jit.ScriptModule) -> Iterator[tuple[str, Any,
     """``(submodule path, graph, node)`` of every constant that holds a tensor, in a fixed order."""
     for path, _, graph in graphs(module):
         for node in list(nodes(graph)):
-            if node.kind() == "prim::Constant" and node.output().type().kind() == "TensorType":
+            if _is_tensor_constant(node):
                 yield path, graph, node
 
 
@@ -65,7 +65,8 @@ def fold_copies(module: torch.jit.ScriptModule) -> None:
                 continue
             held, *options = node.inputs()
             settings = [_constant(option) for option in options]
-            if not _is_tensor_constant(held.node()) or _UNKNOWN in settings:
+            known = not any(s is _UNKNOWN or isinstance(s, torch.Tensor) for s in settings)
+            if not _is_tensor_constant(held.node()) or not known:
                 continue
             value = held.node().t("value")
             dtypes = [s for s in settings if type(s) is int and s in _DTYPES]
@@ -114,7 +115,8 @@ def lift(module: torch.jit.ScriptModule) -> None:
     for path, child in module.named_modules():
         held = child.named_buffers(recurse=False)
         buffers[path] = [(name, value) for name, value in held if name.startswith(BUFFER)]
-    written = {path for path, _, graph in graphs(module) for node in nodes(graph) if _IN_PLACE.fullmatch(node.kind())}
+    # Anywhere: a constant may be handed to the submodule that writes.
+    writes = any(_IN_PLACE.fullmatch(node.kind()) for _, _, graph in graphs(module) for node in nodes(graph))
     for path, graph, node in list(tensor_constants(module)):
         value = node.t("value")
         name = next((name for name, held in buffers[path] if same_bits(held, value)), None)
@@ -132,7 +134,7 @@ def lift(module: torch.jit.ScriptModule) -> None:
         read.copyMetadata(node)
         read.insertBefore(node)
         value = read.output()
-        if path in written:
+        if writes:
             graph.setInsertPoint(node)
             copy = graph.create("aten::clone", [value, graph.insertConstant(None)], 1)
             copy.copyMetadata(node)
