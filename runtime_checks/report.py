@@ -62,10 +62,13 @@ class Report:
         failed = [c for c in self.checks if c.verdict == FAILED]
         worst = [o for o in self.outputs if not o.comparison.passed]
         only_laws = all(c.check in LAWS for c in failed)
+        what = f"archive of {self.model!r} does not agree with eager mode"
+        if only_laws:
+            what = f"the rows of a batch of {self.model!r} depend on each other"
+        elif not worst:
+            what = f"archive of {self.model!r} fails the check {failed[0].check!r}"
         error = MismatchError(
-            f"the rows of a batch of {self.model!r} depend on each other"
-            if only_laws
-            else f"archive of {self.model!r} does not agree with eager mode",
+            what,
             where=f"check {failed[0].check!r}: {failed[0].detail}" + "".join(f"; also {c.check!r}" for c in failed[1:]),
             got="; ".join(
                 f"{o.output!r} at {o.at} {list(o.comparison.worst)}: {o.comparison.got or o.comparison.reason}"
