@@ -1,0 +1,15 @@
+# The target torchferry_libtorch: libtorch's headers and libraries below ${TORCHFERRY_TORCH}.
+if(NOT EXISTS "${TORCHFERRY_TORCH}/include/torch/script.h")
+  message(FATAL_ERROR
+    "There is no libtorch in '${TORCHFERRY_TORCH}'.\n"
+    "Set TORCHFERRY_TORCH to the folder that python -c 'import torch; print(torch.__path__[0])' prints.")
+endif()
+if(NOT TARGET torchferry_libtorch)
+  add_library(torchferry_libtorch INTERFACE IMPORTED GLOBAL)
+  set_target_properties(torchferry_libtorch PROPERTIES
+    INTERFACE_INCLUDE_DIRECTORIES "${TORCHFERRY_TORCH}/include;${TORCHFERRY_TORCH}/include/torch/csrc/api/include"
+    INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${TORCHFERRY_TORCH}/include;${TORCHFERRY_TORCH}/include/torch/csrc/api/include")
+  # libtorch.so pulls in the CUDA backend where there is one; nothing refers to it, so the linker must be told.
+  target_link_libraries(torchferry_libtorch INTERFACE
+    "-L${TORCHFERRY_TORCH}/lib" "-Wl,--no-as-needed" torch torch_cpu c10 "-Wl,--as-needed")
+endif()

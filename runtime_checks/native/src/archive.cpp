@@ -1,0 +1,168 @@
+#include "archive.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <string_view>
+#include <system_error>
+
+#include <sys/stat.h>
+
+#include <caffe2/serialize/inline_container.h>
+#include <caffe2/serialize/read_adapter_interface.h>
+#include <nlohmann/json.hpp>
+
+#include "sha256.hpp"
+#include "text.hpp"
+
+namespace torchferry {
+namespace {
+
+constexpr std::string_view kSeal = "torchferry sha256 ";
+constexpr size_t kDigits = 64;
+const std::string kFolder = "extra/torchferry/";
+const std::string kContract = kFolder + "contract.json";
+const std::string kCases = kFolder + "cases.pt";
+const std::string kManifest = kFolder + "manifest.json";
+const std::string kGraph = kFolder + "graph.txt";
+
+class Memory : public caffe2::serialize::ReadAdapterInterface {
+ public:
+  explicit Memory(std::shared_ptr<const std::string> bytes) : bytes_(std::move(bytes)) {}
+  size_t size() const override { return bytes_->size(); }
+  size_t read(uint64_t pos, void* buf, size_t n, const char*) const override {
+    if (pos >= bytes_->size()) return 0;
+    n = std::min(n, bytes_->size() - static_cast<size_t>(pos));
+    std::memcpy(buf, bytes_->data() + pos, n);
+    return n;
+  }
+
+ private:
+  std::shared_ptr<const std::string> bytes_;
+};
+
+std::shared_ptr<const std::string> read_bytes(const std::string& path) {
+  const auto refuse = [&](const std::string& got) {
+    fail(TF_ERROR_FILE, {"there is no archive that can be read", path, got, "a .pt file that torchferry wrote"});
+  };
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) refuse(std::generic_category().message(errno));
+  if (S_ISDIR(status.st_mode)) refuse("a folder");
+  if (!S_ISREG(status.st_mode)) refuse("no regular file");
+  std::ifstream file(path, std::ios::binary);
+  if (!file) refuse(std::generic_category().message(errno));
+  auto bytes = std::make_shared<std::string>(static_cast<size_t>(status.st_size), '\0');
+  if (!bytes->empty() && !file.read(bytes->data(), static_cast<std::streamsize>(bytes->size())))
+    refuse("a file that ends early while it is read");
+  return bytes;
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+std::string joined(const std::set<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+class Reader {
+ public:
+  Reader(const std::string& path, const std::shared_ptr<const std::string>& bytes)
+      : path_(path), reader_(std::make_shared<Memory>(bytes)) {
+    const auto all = reader_.getAllRecords();
+    names_ = {all.begin(), all.end()};
+    if (names_.size() != all.size()) fail(TF_ERROR_ARCHIVE, {"a record stands in the archive twice", path});
+  }
+
+  const std::set<std::string>& names() const { return names_; }
+  std::string record(const std::string& name) {
+    auto [data, size] = reader_.getRecord(name);
+    return {static_cast<const char*>(data.get()), size};
+  }
+  std::string digest(const std::string& name) {
+    auto [data, size] = reader_.getRecord(name);
+    return sha256(data.get(), size);
+  }
+
+  /// Every record is in the manifest, and the other way round.
+  void check_manifest() {
+    const std::string text = record(kManifest);
+    const auto manifest = nlohmann::json::parse(text, nullptr, false);
+    // One spelling only: a byte changed between two tokens is a damage as well.
+    if (!manifest.is_object() || manifest.dump(-1, ' ', true) != text) fail(TF_ERROR_ARCHIVE, {"the manifest is damaged", path_});
+    std::set<std::string> missing, added = names_;
+    added.erase(kManifest);
+    for (const auto& [name, digest] : manifest.items())
+      if (!added.erase(name)) missing.insert(name);
+    if (!missing.empty() || !added.empty())
+      fail(TF_ERROR_ARCHIVE, {"the archive does not have the records that its manifest names", path_,
+                              (missing.empty() ? "" : "missing: " + joined(missing)) +
+                                  (missing.empty() || added.empty() ? "" : "; ") +
+                                  (added.empty() ? "" : "added: " + joined(added)),
+                              "", "export it again"});
+    for (const auto& [name, expected] : manifest.items())
+      if (!expected.is_string() || digest(name) != expected.get<std::string>())
+        fail(TF_ERROR_ARCHIVE, {"a record of the archive was changed", path_ + ", record " + name,
+                                "bytes whose sha256 is not the manifest's", "",
+                                "copy it again, or export it again"});
+  }
+
+ private:
+  std::string path_;
+  caffe2::serialize::PyTorchStreamReader reader_;
+  std::set<std::string> names_;
+};
+
+void check_seal(const std::string& path, const std::string& bytes) {
+  const size_t body = bytes.size() < kDigits ? 0 : bytes.size() - kDigits;
+  const bool sealed = body >= kSeal.size() && std::string_view(bytes).substr(body - kSeal.size(), kSeal.size()) == kSeal;
+  if (!sealed || sha256(bytes.data(), body) != bytes.substr(body))
+    fail(TF_ERROR_ARCHIVE, {"a byte between the records of the archive was changed", path,
+                            "bytes whose sha256 is not the one at the end of the file", "",
+                            "copy it again, or export it again"});
+}
+
+ArchiveFile read(const std::string& path, const std::shared_ptr<const std::string>& bytes, bool check_integrity) {
+  Reader reader(path, bytes);
+  std::set<std::string> missing;
+  for (const auto& name : {kContract, kCases, kGraph, kManifest})
+    if (!reader.names().count(name)) missing.insert(name);
+  if (missing.size() == 4)
+    fail(TF_ERROR_ARCHIVE, {"this file is not a torchferry archive", path,
+                            "a TorchScript or other zip file without torchferry's records",
+                            "the record " + kContract + " and its companions", "make it with `torchferry export`"});
+  if (!missing.empty())
+    fail(TF_ERROR_ARCHIVE, {"the archive does not have the records that its manifest names", path,
+                            "missing: " + joined(missing), "", "export it again"});
+  if (check_integrity) {
+    reader.check_manifest();
+    check_seal(path, *bytes);
+  }
+  return {bytes, reader.record(kContract), reader.record(kCases), reader.names().size()};
+}
+
+}  // namespace
+
+std::shared_ptr<caffe2::serialize::ReadAdapterInterface> reader(std::shared_ptr<const std::string> bytes) {
+  return std::make_shared<Memory>(std::move(bytes));
+}
+
+ArchiveFile read_archive(const std::string& path, bool check_integrity) {
+  const auto bytes = read_bytes(path);
+  if (bytes->empty()) fail(TF_ERROR_ARCHIVE, {"the archive is empty", path, "0 bytes", "", "export it again"});
+  try {
+    return read(path, bytes, check_integrity);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail(TF_ERROR_ARCHIVE, {"the archive is damaged, or is no TorchScript archive at all", path,
+                            first_line(error.what()), "a zip file as torch.jit.save writes it",
+                            "copy it again (in binary mode), or export it again"});
+  }
+}
+
+}  // namespace torchferry

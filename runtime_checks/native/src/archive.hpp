@@ -1,0 +1,27 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+namespace caffe2::serialize {
+class ReadAdapterInterface;
+}
+
+namespace torchferry {
+
+/// An archive file in memory, checked: what is hashed is what is loaded.
+struct ArchiveFile {
+  std::shared_ptr<const std::string> bytes;
+  std::string contract;
+  std::string cases;
+  size_t records = 0;
+};
+
+/// The bytes as torch reads files; it keeps them alive.
+std::shared_ptr<caffe2::serialize::ReadAdapterInterface> reader(std::shared_ptr<const std::string> bytes);
+
+/// Throws `Error`: TF_ERROR_FILE where there is none, TF_ERROR_ARCHIVE where it is damaged or not ours. Without
+/// `check_integrity` no record is compared with the manifest.
+ArchiveFile read_archive(const std::string& path, bool check_integrity);
+
+}  // namespace torchferry

@@ -1,0 +1,454 @@
+#include <torchferry/torchferry.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include <ATen/ATen.h>
+#include <torch/version.h>
+
+#include <torchferry/model.hpp>
+
+#include "descriptors.hpp"
+#include "text.hpp"
+
+#ifndef TORCHFERRY_VERSION
+#error "the build says which version this is"
+#endif
+
+namespace {
+
+using namespace torchferry;
+
+/// Objects by number. A handle is never dereferenced, so one that was closed or invented is an error and no crash;
+/// an object in use by another thread lives on until that call returns.
+template <class T, class Handle>
+class Registry {
+ public:
+  Handle add(std::shared_ptr<T> object) {
+    std::unique_lock lock(mutex_);
+    const uintptr_t id = next_ += 8;
+    objects_.emplace(id, std::move(object));
+    return reinterpret_cast<Handle>(id);
+  }
+  std::shared_ptr<T> find(Handle handle, const char* what) const {
+    std::shared_lock lock(mutex_);
+    const auto found = objects_.find(reinterpret_cast<uintptr_t>(handle));
+    if (found == objects_.end()) missing(handle, what);
+    return found->second;
+  }
+  void remove(Handle handle, const char* what) {
+    std::shared_ptr<T> last;  // destroyed outside the lock
+    std::unique_lock lock(mutex_);
+    const auto found = objects_.find(reinterpret_cast<uintptr_t>(handle));
+    if (found == objects_.end()) missing(handle, what);
+    last = std::move(found->second);
+    objects_.erase(found);
+    lock.unlock();
+  }
+
+ private:
+  [[noreturn]] static void missing(Handle handle, const char* what) {
+    fail(TF_ERROR_HANDLE, {std::string("there is no ") + what + " behind this handle",
+                           std::string("argument '") + what + "'", handle ? "one that was closed, or never was" : "null",
+                           std::string("a ") + what + " that is open"});
+  }
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<uintptr_t, std::shared_ptr<T>> objects_;
+  uintptr_t next_ = 0x7f000;
+};
+
+struct Borrowed {
+  Tensors outputs;
+};
+
+// Never destroyed: a thread of the host may still call while the process ends.
+Registry<Model, tf_model>& models() {
+  static auto* registry = new Registry<Model, tf_model>;
+  return *registry;
+}
+Registry<Borrowed, tf_result>& results() {
+  static auto* registry = new Registry<Borrowed, tf_result>;
+  return *registry;
+}
+
+/// This thread's last failure of each handle; null stands for calls without one.
+std::unordered_map<tf_model, std::string>& errors() {
+  thread_local std::unordered_map<tf_model, std::string> texts;
+  return texts;
+}
+
+tf_status report(tf_model model, tf_status status, const char* text) noexcept {
+  try {
+    errors()[status == TF_ERROR_HANDLE ? nullptr : model] = text;
+  } catch (...) {
+  }
+  return status;
+}
+
+/// Runs `work` so that nothing leaves it but a status.
+template <class Work>
+tf_status guarded(tf_model model, Work work) noexcept {
+  try {
+    return work();
+  } catch (const Error& error) {
+    return report(model, error.status(), error.what());
+  } catch (const std::bad_alloc&) {
+    return report(model, TF_ERROR_MEMORY, "there is not enough memory");
+  } catch (const std::exception& error) {
+    return report(model, TF_ERROR_INTERNAL, error.what());
+  } catch (...) {
+    return report(model, TF_ERROR_INTERNAL, "an exception of an unknown kind");
+  }
+}
+
+template <class Work>
+tf_status with_model(tf_model model, Work work) noexcept {
+  return guarded(model, [&] {
+    work(*models().find(model, "model"));
+    return tf_status{TF_OK};
+  });
+}
+
+void require(const void* pointer, const char* name) {
+  if (!pointer) fail(TF_ERROR_ARGUMENT, {std::string("argument '") + name + "' is null"});
+}
+
+const Method& method_of(const Model& model, const char* name) { return model.contract().method(name ? name : "forward"); }
+
+void require_count(const char* what, int32_t given, size_t expected, const Method& method) {
+  if (given < 0 || static_cast<size_t>(given) != expected)
+    fail(TF_ERROR_COUNT, {"method " + in_quotes(method.name) + " has another number of " + what,
+                          std::string("argument 'n_") + what + "'", std::to_string(given), std::to_string(expected)});
+}
+
+size_t index_in(int32_t index, size_t count, const char* what) {
+  if (index < 0 || static_cast<size_t>(index) >= count)
+    fail(TF_ERROR_ARGUMENT, {std::string("there is no such ") + what, "argument 'index'", std::to_string(index),
+                             count ? "0 to " + std::to_string(count - 1) : "nothing: there are none"});
+  return static_cast<size_t>(index);
+}
+
+template <class T>
+void describe(const T& one, const std::optional<std::string>& by, tf_variable* variable) {
+  *variable = {one.name.c_str(), by ? by->c_str() : nullptr, one.dtype, static_cast<int32_t>(one.shape.size()),
+               one.shape.data()};
+}
+
+/// Positions of `names` in `known`, each once; `all` where none may be left out.
+template <class Items, class Label>
+std::vector<size_t> places(const char* what, int32_t count, const char* const* names, const Items& known, Label label,
+                           bool all, const Method& method) {
+  if (count < 0) require_count((std::string(what) + "s").c_str(), count, known.size(), method);
+  if (count > 0) require(names, (std::string(what) + "_names").c_str());
+  std::vector<size_t> found;
+  for (int32_t i = 0; i < count; ++i) {
+    const auto argument = std::string(what) + "_names[" + std::to_string(i) + "]";
+    if (!names[i]) fail(TF_ERROR_ARGUMENT, {"argument '" + argument + "' is null"});
+    size_t place = 0;
+    while (place < known.size() && label(known[place]) != names[i]) ++place;
+    if (place == known.size())
+      fail(TF_ERROR_NAME, {std::string("there is no ") + what + " " + in_quotes(names[i]), "argument '" + argument + "'",
+                           in_quotes(names[i]), one_of(known, label)});
+    for (const auto earlier : found)
+      if (earlier == place) fail(TF_ERROR_NAME, {std::string(what) + " " + in_quotes(names[i]) + " is given twice"});
+    found.push_back(place);
+  }
+  if (all && found.size() != known.size())
+    for (size_t place = 0; place < known.size(); ++place)
+      if (std::find(found.begin(), found.end(), place) == found.end())
+        fail(TF_ERROR_COUNT, {std::string(what) + " " + in_quotes(label(known[place])) + " is missing",
+                              "method " + in_quotes(method.name), std::to_string(count) + " " + what + "s",
+                              std::to_string(known.size())});
+  return found;
+}
+
+Options options_of(const tf_options* given) {
+  Options options;
+  if (!given) return options;
+  if (given->size != sizeof(tf_options))
+    fail(TF_ERROR_ARGUMENT, {"the options are of another version of this library", "argument 'options', field 'size'",
+                             std::to_string(given->size), std::to_string(sizeof(tf_options)),
+                             "fill them with tf_default_options"});
+  const auto in_range = [](int32_t value, int32_t low, int32_t high, const char* name) {
+    if (value < low || value > high)
+      fail(TF_ERROR_ARGUMENT, {"an option is out of range", std::string("argument 'options', field '") + name + "'",
+                               std::to_string(value), std::to_string(low) + " to " + std::to_string(high)});
+  };
+  in_range(given->settable_parameters, 0, 1, "settable_parameters");
+  in_range(given->intra_op_threads, 0, 1024, "intra_op_threads");
+  in_range(given->fusion_depth, -1, 20, "fusion_depth");
+  in_range(given->optimize, 0, 1, "optimize");
+  in_range(given->check_integrity, 0, 1, "check_integrity");
+  options.settable_parameters = given->settable_parameters != 0;
+  options.intra_op_threads = given->intra_op_threads;
+  options.fusion_depth = given->fusion_depth;
+  options.optimize = given->optimize != 0;
+  options.check_integrity = given->check_integrity != 0;
+  return options;
+}
+
+/// A parameter's value in the caller's memory, held against its contract.
+at::Tensor parameter_view(const Model& model, const char* name, const tf_tensor* value, bool written) {
+  require(name, "name");
+  require(value, "value");
+  const auto& known = model.contract().parameters;
+  for (size_t i = 0; i < known.size(); ++i) {
+    if (known[i].name != name) continue;
+    const auto role = role_of(i, known[i]);
+    return written ? as_output(*value, role, {}, model.device()) : as_tensor(*value, role, 0, model.device());
+  }
+  fail(TF_ERROR_NAME, {"there is no parameter " + in_quotes(name), "argument 'name'", in_quotes(name),
+                       one_of(known, [](const Parameter& p) { return p.name; })});
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t tf_abi_version(void) { return TF_ABI_VERSION; }
+
+const char* tf_version(void) { return TORCHFERRY_VERSION " (built for torch " TORCH_VERSION ")"; }
+
+const char* tf_status_name(tf_status status) {
+  static const char* const names[] = {
+      "TF_OK",           "TF_ERROR_INTERNAL", "TF_ERROR_ARGUMENT",    "TF_ERROR_HANDLE", "TF_ERROR_FILE",
+      "TF_ERROR_ARCHIVE", "TF_ERROR_NAME",     "TF_ERROR_COUNT",       "TF_ERROR_SHAPE",  "TF_ERROR_DTYPE",
+      "TF_ERROR_DEVICE", "TF_ERROR_STRIDE",   "TF_ERROR_BUFFER",      "TF_ERROR_MODEL",  "TF_ERROR_UNAVAILABLE",
+      "TF_ERROR_MEMORY", "TF_ERROR_FROZEN",   "TF_ERROR_MISMATCH"};
+  constexpr auto count = static_cast<tf_status>(sizeof names / sizeof *names);
+  return status >= 0 && status < count ? names[status] : "no status of torchferry's";
+}
+
+const char* tf_last_error(tf_model model) {
+  const auto& texts = errors();
+  const auto found = texts.find(model);
+  return found == texts.end() ? "" : found->second.c_str();
+}
+
+tf_status tf_default_options(tf_options* options) {
+  return guarded(nullptr, [&] {
+    require(options, "options");
+    const Options defaults;
+    *options = {sizeof(tf_options),    defaults.settable_parameters, defaults.intra_op_threads,
+                defaults.fusion_depth, defaults.optimize,            defaults.check_integrity};
+    return tf_status{TF_OK};
+  });
+}
+
+tf_status tf_load(const char* path, const char* device, const tf_options* options, tf_model* model) {
+  return guarded(nullptr, [&] {
+    require(model, "model");
+    *model = nullptr;
+    require(path, "path");
+    *model = models().add(std::make_shared<Model>(Model::load(path, device ? device : "cpu", options_of(options))));
+    return tf_status{TF_OK};
+  });
+}
+
+tf_status tf_close(tf_model model) {
+  return guarded(model, [&] {
+    models().remove(model, "model");
+    errors().erase(model);
+    return tf_status{TF_OK};
+  });
+}
+
+tf_status tf_name(tf_model model, const char** name) {
+  return with_model(model, [&](Model& m) {
+    require(name, "name");
+    *name = m.contract().name.c_str();
+  });
+}
+
+tf_status tf_contract_json(tf_model model, const char** json) {
+  return with_model(model, [&](Model& m) {
+    require(json, "json");
+    *json = m.contract().json.c_str();
+  });
+}
+
+tf_status tf_batch_ndim(tf_model model, int32_t* ndim) {
+  return with_model(model, [&](Model& m) {
+    require(ndim, "ndim");
+    *ndim = m.contract().batch_ndim;
+  });
+}
+
+tf_status tf_method_count(tf_model model, int32_t* count) {
+  return with_model(model, [&](Model& m) {
+    require(count, "count");
+    *count = static_cast<int32_t>(m.contract().methods.size());
+  });
+}
+
+tf_status tf_method_name(tf_model model, int32_t index, const char** name) {
+  return with_model(model, [&](Model& m) {
+    require(name, "name");
+    const auto& methods = m.contract().methods;
+    *name = methods[index_in(index, methods.size(), "method")].name.c_str();
+  });
+}
+
+tf_status tf_input_count(tf_model model, const char* method, int32_t* count) {
+  return with_model(model, [&](Model& m) {
+    require(count, "count");
+    *count = static_cast<int32_t>(method_of(m, method).inputs.size());
+  });
+}
+
+tf_status tf_input(tf_model model, const char* method, int32_t index, tf_variable* variable) {
+  return with_model(model, [&](Model& m) {
+    require(variable, "variable");
+    const auto& inputs = method_of(m, method).inputs;
+    describe(inputs[index_in(index, inputs.size(), "input")], std::nullopt, variable);
+  });
+}
+
+tf_status tf_output_count(tf_model model, const char* method, int32_t* count) {
+  return with_model(model, [&](Model& m) {
+    require(count, "count");
+    *count = static_cast<int32_t>(method_of(m, method).outputs.size());
+  });
+}
+
+tf_status tf_output(tf_model model, const char* method, int32_t index, tf_variable* variable) {
+  return with_model(model, [&](Model& m) {
+    require(variable, "variable");
+    const auto& outputs = method_of(m, method).outputs;
+    const auto& output = outputs[index_in(index, outputs.size(), "output")];
+    describe(output, output.by, variable);
+  });
+}
+
+tf_status tf_parameter_count(tf_model model, int32_t* count) {
+  return with_model(model, [&](Model& m) {
+    require(count, "count");
+    *count = static_cast<int32_t>(m.contract().parameters.size());
+  });
+}
+
+tf_status tf_parameter(tf_model model, int32_t index, tf_variable* variable) {
+  return with_model(model, [&](Model& m) {
+    require(variable, "variable");
+    const auto& parameters = m.contract().parameters;
+    describe(parameters[index_in(index, parameters.size(), "parameter")], std::nullopt, variable);
+  });
+}
+
+tf_status tf_call(tf_model model, const char* method, int32_t n_inputs, const tf_tensor* inputs, int32_t n_outputs,
+                  const tf_tensor* outputs) {
+  return with_model(model, [&](Model& m) {
+    const auto& called = method_of(m, method);
+    require_count("inputs", n_inputs, called.inputs.size(), called);
+    require_count("outputs", n_outputs, called.outputs.size(), called);
+    if (n_inputs) require(inputs, "inputs");
+    if (n_outputs) require(outputs, "outputs");
+    std::vector<const tf_tensor*> targets(called.outputs.size());
+    for (size_t i = 0; i < targets.size(); ++i) targets[i] = outputs + i;
+    m.call(called, inputs, targets.data());
+  });
+}
+
+tf_status tf_call_named(tf_model model, const char* method, int32_t n_inputs, const char* const* input_names,
+                        const tf_tensor* inputs, int32_t n_outputs, const char* const* output_names,
+                        const tf_tensor* outputs) {
+  return with_model(model, [&](Model& m) {
+    const auto& called = method_of(m, method);
+    if (n_inputs) require(inputs, "inputs");
+    if (n_outputs) require(outputs, "outputs");
+    const auto from = places(
+        "input", n_inputs, input_names, called.inputs, [](const Variable& v) { return v.name; }, true, called);
+    const auto to = places(
+        "output", n_outputs, output_names, called.outputs, [](const Output& o) { return o.label(); }, false, called);
+    std::vector<tf_tensor> ordered(called.inputs.size());
+    for (size_t i = 0; i < from.size(); ++i) ordered[from[i]] = inputs[i];
+    std::vector<const tf_tensor*> targets(called.outputs.size(), nullptr);
+    for (size_t i = 0; i < to.size(); ++i) targets[to[i]] = outputs + i;
+    m.call(called, ordered.data(), targets.data());
+  });
+}
+
+tf_status tf_call_borrow(tf_model model, const char* method, int32_t n_inputs, const tf_tensor* inputs,
+                         tf_result* result) {
+  return with_model(model, [&](Model& m) {
+    require(result, "result");
+    *result = nullptr;
+    const auto& called = method_of(m, method);
+    require_count("inputs", n_inputs, called.inputs.size(), called);
+    if (n_inputs) require(inputs, "inputs");
+    *result = results().add(std::make_shared<Borrowed>(Borrowed{m.borrow(called, inputs)}));
+  });
+}
+
+tf_status tf_result_get(tf_result result, int32_t index, tf_tensor* output) {
+  return guarded(nullptr, [&] {
+    const auto held = results().find(result, "result");
+    require(output, "output");
+    const auto& tensor = held->outputs[index_in(index, held->outputs.size(), "output")];
+    *output = {tensor.data_ptr(),     dtype_of(tensor.scalar_type()), static_cast<int32_t>(tensor.dim()),
+               tensor.sizes().data(), tensor.strides().data(),        device_of(tensor.device())};
+    return tf_status{TF_OK};
+  });
+}
+
+tf_status tf_result_free(tf_result result) {
+  return guarded(nullptr, [&] {
+    results().remove(result, "result");
+    return tf_status{TF_OK};
+  });
+}
+
+tf_status tf_set_parameter(tf_model model, const char* name, const tf_tensor* value) {
+  return with_model(model, [&](Model& m) { m.set_parameter(name ? name : "", parameter_view(m, name, value, false)); });
+}
+
+tf_status tf_get_parameter(tf_model model, const char* name, const tf_tensor* value) {
+  return with_model(model, [&](Model& m) {
+    auto target = parameter_view(m, name, value, true);
+    target.copy_(m.parameter(name));
+  });
+}
+
+tf_status tf_device_of(tf_model model, tf_device* device) {
+  return with_model(model, [&](Model& m) {
+    require(device, "device");
+    *device = device_of(m.device());
+  });
+}
+
+tf_status tf_to(tf_model model, const char* device) {
+  return with_model(model, [&](Model& m) {
+    require(device, "device");
+    m.to(device);
+  });
+}
+
+tf_status tf_synchronize(tf_model model) {
+  return with_model(model, [&](Model& m) { m.synchronize(); });
+}
+
+tf_status tf_run_cases(tf_model model, int32_t* compared, int32_t* failed) {
+  return with_model(model, [&](Model& m) {
+    const auto found = m.run_cases();
+    int32_t bad = 0;
+    const CaseResult* first = nullptr;
+    for (const auto& one : found) {
+      if (one.comparison.passed) continue;
+      if (!bad++) first = &one;
+    }
+    if (compared) *compared = static_cast<int32_t>(found.size());
+    if (failed) *failed = bad;
+    if (first)
+      fail(TF_ERROR_MISMATCH,
+           {std::to_string(bad) + " of " + std::to_string(found.size()) + " outputs differ from eager mode",
+            "case " + in_quotes(first->name) + ", method " + in_quotes(first->method) + ", output " + in_quotes(first->output),
+            first->comparison.got.empty() ? first->comparison.reason : first->comparison.got,
+            first->comparison.expected});
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,196 @@
+#include <torchferry/contract.hpp>
+
+#include <array>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "text.hpp"
+
+namespace torchferry {
+namespace {
+
+using json = nlohmann::ordered_json;  // methods keep their order
+
+constexpr std::array<std::pair<tf_dtype, const char*>, 12> kDtypes = {{{TF_FLOAT64, "float64"},
+                                                                       {TF_FLOAT32, "float32"},
+                                                                       {TF_FLOAT16, "float16"},
+                                                                       {TF_BFLOAT16, "bfloat16"},
+                                                                       {TF_INT64, "int64"},
+                                                                       {TF_INT32, "int32"},
+                                                                       {TF_INT16, "int16"},
+                                                                       {TF_INT8, "int8"},
+                                                                       {TF_UINT8, "uint8"},
+                                                                       {TF_BOOL, "bool"},
+                                                                       {TF_COMPLEX64, "complex64"},
+                                                                       {TF_COMPLEX128, "complex128"}}};
+
+/// A JSON value and its path, so that an error can say which field it is about.
+class Field {
+ public:
+  Field(const json& value, std::string path) : value_(value), path_(std::move(path)) {}
+
+  Field at(const std::string& key) const {
+    if (!value_.is_object() || !value_.contains(key)) broken("nothing", "the field " + in_quotes(key));
+    return {value_.at(key), path_.empty() ? key : path_ + "." + key};
+  }
+  std::vector<Field> items() const {
+    if (!value_.is_array()) broken(value_.type_name(), "a list");
+    std::vector<Field> all;
+    for (size_t i = 0; i < value_.size(); ++i) all.emplace_back(value_[i], path_ + "." + std::to_string(i));
+    return all;
+  }
+  std::vector<std::pair<std::string, Field>> members() const {
+    if (!value_.is_object()) broken(value_.type_name(), "an object");
+    std::vector<std::pair<std::string, Field>> all;
+    for (const auto& [key, value] : value_.items()) all.emplace_back(key, Field(value, path_ + "." + key));
+    return all;
+  }
+  bool is_text() const { return value_.is_string(); }
+  std::string text() const {
+    if (!value_.is_string()) broken(value_.type_name(), "a text");
+    return value_.get<std::string>();
+  }
+  int64_t integer() const {
+    if (!value_.is_number_integer()) broken(value_.type_name(), "an integer");
+    return value_.get<int64_t>();
+  }
+  double number() const {
+    if (!value_.is_number()) broken(value_.type_name(), "a number");
+    return value_.get<double>();
+  }
+  bool boolean() const {
+    if (!value_.is_boolean()) broken(value_.type_name(), "true or false");
+    return value_.get<bool>();
+  }
+  std::vector<int64_t> shape() const {
+    std::vector<int64_t> sizes;
+    for (const auto& size : items()) sizes.push_back(size.integer());
+    for (const auto size : sizes)
+      if (size < 0) broken(std::to_string(size), "a size");
+    return sizes;
+  }
+  tf_dtype dtype() const {
+    const auto name = text();
+    for (const auto& [dtype, known] : kDtypes)
+      if (name == known) return dtype;
+    broken(name, "a dtype");
+  }
+  Bounds bounds() const { return {at("rtol").number(), at("atol").number()}; }
+
+  [[noreturn]] void broken(const std::string& got, const std::string& expected) const {
+    fail(TF_ERROR_ARCHIVE, {"the contract is broken", "field " + (path_.empty() ? "(the whole)" : path_), got,
+                            expected, "export the model again"});
+  }
+
+ private:
+  const json& value_;
+  std::string path_;
+};
+
+std::map<std::string, Variable> variables(const Field& list) {
+  std::map<std::string, Variable> found;
+  for (const auto& item : list.items()) {
+    Variable variable{item.at("name").text(), item.at("shape").shape(), item.at("dtype").dtype(),
+                      item.at("type").text()};
+    if (!found.emplace(variable.name, variable).second) item.broken(in_quotes(variable.name) + " twice", "one of each");
+  }
+  return found;
+}
+
+Method method_of(const std::string& name, const Field& spec, const std::map<std::string, Variable>& inputs,
+                 const std::map<std::string, Variable>& outputs) {
+  const auto find = [](const Field& field, const std::map<std::string, Variable>& known) -> const Variable& {
+    const auto found = known.find(field.text());
+    if (found == known.end()) field.broken(in_quotes(field.text()), "a variable of the contract");
+    return found->second;
+  };
+  Method method{name, {}, {}, spec.at("needs_grad").boolean()};
+  for (const auto& item : spec.at("inputs").items()) method.inputs.push_back(find(item, inputs));
+  for (const auto& item : spec.at("outputs").items()) {
+    if (item.is_text()) {
+      const auto& variable = find(item, outputs);
+      method.outputs.push_back({variable.name, std::nullopt, variable.shape, variable.dtype});
+      continue;
+    }
+    const auto pair = item.items();
+    if (pair.size() != 2) item.broken(std::to_string(pair.size()) + " names", "an output and an input");
+    const auto& of = find(pair[0], outputs);
+    const auto& by = find(pair[1], inputs);
+    auto shape = of.shape;
+    shape.insert(shape.end(), by.shape.begin(), by.shape.end());
+    method.outputs.push_back({of.name, by.name, shape, of.dtype});
+  }
+  return method;
+}
+
+Contract parse(const std::string& text, const std::string& where) {
+  const auto raw = json::parse(text, nullptr, false);
+  if (raw.is_discarded()) fail(TF_ERROR_ARCHIVE, {"the contract is not JSON", where});
+  const Field root(raw, "");
+  const auto made = root.at("created_with");
+  Contract contract;
+  contract.json = text;
+  contract.made_with_torchferry = made.at("torchferry").text();
+  contract.made_with_torch = made.at("torch").text();
+  if (const auto schema = root.at("schema").integer(); schema != kSchema)
+    fail(TF_ERROR_ARCHIVE,
+         {"the archive is of schema " + std::to_string(schema), where,
+          "schema " + std::to_string(schema) + ", written by torchferry " + contract.made_with_torchferry,
+          "schema " + std::to_string(kSchema), "build the runtime of torchferry " + contract.made_with_torchferry});
+  contract.name = root.at("name").text();
+  contract.batch_ndim = static_cast<int>(root.at("batch").at("ndim").integer());
+  if (contract.batch_ndim != 0 && contract.batch_ndim != 1)
+    root.at("batch").at("ndim").broken(std::to_string(contract.batch_ndim), "0 or 1");
+  const auto inputs = variables(root.at("inputs"));
+  const auto outputs = variables(root.at("outputs"));
+  for (const auto& [name, spec] : root.at("methods").members())
+    contract.methods.push_back(method_of(name, spec, inputs, outputs));
+  if (contract.methods.empty()) root.at("methods").broken("none", "at least forward");
+  for (const auto& item : root.at("parameters").items())
+    contract.parameters.push_back({item.at("name").text(), item.at("shape").shape(), item.at("dtype").dtype()});
+  for (const auto& [dtype, bounds] : root.at("tolerance").at("dtypes").members())
+    for (const auto& [code, name] : kDtypes)
+      if (dtype == name) contract.tolerance[code] = bounds.bounds();
+  for (const auto& [output, bounds] : root.at("tolerance").at("outputs").members())
+    contract.output_tolerance[output] = bounds.bounds();
+  return contract;
+}
+
+}  // namespace
+
+Contract contract_from_json(const std::string& text, const std::string& where) {
+  try {
+    return parse(text, where);
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    throw Error(error.status(), message.find(where) == std::string::npos ? message + "\n  file: " + where : message);
+  }
+}
+
+const Method& Contract::method(const std::string& wanted) const {
+  for (const auto& method : methods)
+    if (method.name == wanted) return method;
+  fail(TF_ERROR_NAME, {"the archive has no method " + in_quotes(wanted), "argument 'method'", in_quotes(wanted),
+                       one_of(methods, [](const Method& m) { return m.name; })});
+}
+
+Bounds Contract::bounds(const Output& output) const {
+  if (const auto own = output_tolerance.find(output.name); own != output_tolerance.end()) return own->second;
+  if (const auto by_dtype = tolerance.find(output.dtype); by_dtype != tolerance.end()) return by_dtype->second;
+  return {};
+}
+
+const char* dtype_name(tf_dtype dtype) {
+  for (const auto& [code, name] : kDtypes)
+    if (code == dtype) return name;
+  return "no dtype";
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+}  // namespace torchferry

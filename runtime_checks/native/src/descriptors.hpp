@@ -1,0 +1,46 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torchferry/contract.hpp>
+
+/// Between the caller's descriptors and torch's tensors. Every function throws `Error` that names the argument.
+namespace torchferry {
+
+at::ScalarType scalar_type(tf_dtype dtype);
+tf_dtype dtype_of(at::ScalarType type);
+tf_device device_of(const at::Device& device);
+/// "cpu", "cuda" or "cuda:1"; TF_ERROR_UNAVAILABLE where this machine does not have it.
+at::Device parse_device(const std::string& text);
+
+/// What a descriptor is held against. Made in every call, so it only refers to the contract.
+struct Role {
+  const char* kind;
+  size_t index;
+  const std::string& name;
+  const std::string* by;  ///< of a Jacobian block
+  const std::vector<int64_t>& shape;  ///< without the batch
+  tf_dtype dtype;
+
+  /// "input 0 ('strain')"
+  std::string what() const;
+};
+
+inline Role role_of(size_t i, const Variable& v) { return {"input", i, v.name, nullptr, v.shape, v.dtype}; }
+inline Role role_of(size_t i, const Output& o) {
+  return {"output", i, o.name, o.by ? &*o.by : nullptr, o.shape, o.dtype};
+}
+inline Role role_of(size_t i, const Parameter& p) { return {"parameter", i, p.name, nullptr, p.shape, p.dtype}; }
+
+/// The memory as a tensor, without a copy, and its batch. `batch_ndim` as in the contract.
+at::Tensor as_tensor(const tf_tensor& given, const Role& role, int batch_ndim, const at::Device& device);
+/// As above for memory that is written: elements must not share it, and the shape must be exactly `batch` + own.
+at::Tensor as_output(const tf_tensor& given, const Role& role, const std::vector<int64_t>& batch,
+                     const at::Device& device);
+
+/// The batch that inputs give together, as torch broadcasts; `role` names the input that does not fit.
+void broadcast_batch(std::vector<int64_t>& batch, const at::Tensor& input, const Role& role);
+
+}  // namespace torchferry

@@ -1,0 +1,97 @@
+#include "executor.hpp"
+
+#include <sstream>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+
+#include "text.hpp"
+
+namespace torchferry {
+namespace {
+
+int64_t count_nodes(at::ArrayRef<const torch::jit::Block*> blocks) {
+  int64_t count = 0;
+  for (const auto* block : blocks)
+    for (const auto* node : block->nodes()) count += 1 + count_nodes(node->blocks());
+  return count;
+}
+
+/// The message of a TorchScript error is its last line; what comes before it is the traceback.
+std::string last_line(const std::string& text) {
+  std::istringstream lines(text);
+  std::string line, last;
+  while (std::getline(lines, line))
+    if (line.find_first_not_of(" \t\r") != std::string::npos) last = line;
+  return last;
+}
+
+}  // namespace
+
+int64_t count_nodes(const torch::jit::Module& module) {
+  int64_t count = 0;
+  for (const auto& child : module.modules())
+    for (const auto& method : child.get_methods())
+      if (const auto* function = torch::jit::tryToGraphFunction(method.function()))
+        count += count_nodes({function->graph()->block()});
+  return count;
+}
+
+Executable::Executable(const torch::jit::Module& module, const Method& method, const Options& options, bool optimize)
+    : method_(module.get_method(method.name)),
+      name_(method.name),
+      outputs_(method.outputs.size()),
+      needs_grad_(method.needs_grad),
+      optimize_(optimize),
+      threads_(options.intra_op_threads),
+      fusion_depth_(options.fusion_depth) {
+  if (!optimize_ || fusion_depth_ < 0) return;
+  // The depth is fixed by the first plan. Asking for it here keeps torch's process-wide setting as the host has it.
+  auto& executor = torch::jit::toGraphFunction(method_.function()).get_executor();
+  torch::jit::GraphOptimizerEnabledGuard guard(true);
+  at::AutoGradMode grad(needs_grad_);
+  torch::jit::Stack none;
+  executor.getPlanFor(none, static_cast<size_t>(fusion_depth_));
+}
+
+Tensors Executable::operator()(Tensors inputs) const {
+  // torch keeps the number of threads per calling thread, so it is looked at in each call.
+  if (threads_ > 0 && at::get_num_threads() != threads_) at::set_num_threads(threads_);
+  at::AutoGradMode grad(needs_grad_);
+  torch::jit::GraphOptimizerEnabledGuard guard(optimize_);
+  try {
+    torch::jit::Stack stack;
+    stack.reserve(inputs.size() + 1);
+    stack.emplace_back(method_.owner()._ivalue());
+    for (auto& input : inputs) stack.emplace_back(std::move(input));
+    method_.function().run(stack);
+    auto result = torch::jit::pop(stack);
+    if (!result.isTuple()) fail(TF_ERROR_MODEL, {"method " + in_quotes(name_) + " returned no tuple", "", result.tagKind()});
+    Tensors outputs;
+    outputs.reserve(outputs_);
+    for (const auto& value : result.toTupleRef().elements()) {
+      if (!value.isTensor())
+        fail(TF_ERROR_MODEL, {"method " + in_quotes(name_) + " returned something else than tensors", "", value.tagKind()});
+      outputs.push_back(value.toTensor());
+    }
+    if (outputs.size() != outputs_)
+      fail(TF_ERROR_MODEL, {"method " + in_quotes(name_) + " returned another number of outputs", "",
+                            std::to_string(outputs.size()), std::to_string(outputs_)});
+    return outputs;
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const c10::OutOfMemoryError& error) {
+    fail(TF_ERROR_MEMORY, {"the device ran out of memory", "method " + in_quotes(name_), last_line(error.what())});
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    const bool memory = text.find("can't allocate memory") != std::string::npos;
+    fail(memory ? TF_ERROR_MEMORY : TF_ERROR_MODEL, {"the model failed while it ran", "method " + in_quotes(name_),
+                                                     last_line(text)});
+  }
+}
+
+}  // namespace torchferry

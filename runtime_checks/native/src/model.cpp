@@ -1,0 +1,294 @@
+#include <torchferry/model.hpp>
+
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <caffe2/serialize/read_adapter_interface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/jit/passes/freeze_module.h>
+#include <torch/csrc/jit/serialization/import.h>
+
+#include "archive.hpp"
+#include "cases.hpp"
+#include "descriptors.hpp"
+#include "executor.hpp"
+#include "text.hpp"
+
+namespace torchferry {
+namespace {
+
+/// Tensors that a C++ host brings: what the graph itself would not say, or not by name.
+void check(const at::Tensor& given, const Role& role, int batch_ndim, const at::Device& device) {
+  if (!given.defined()) fail(TF_ERROR_ARGUMENT, {role.what() + " is undefined"});
+  if (given.scalar_type() != scalar_type(role.dtype))
+    fail(TF_ERROR_DTYPE, {role.what() + " has the wrong dtype", "", c10::toString(given.scalar_type()),
+                          dtype_name(role.dtype)});
+  if (given.device() != device)
+    fail(TF_ERROR_DEVICE, {role.what() + " is on the wrong device", "", given.device().str(), device.str(),
+                           "move it with .to(), or the model with to()"});
+  const auto lead = given.dim() - static_cast<int64_t>(role.shape.size());
+  if (lead < 0 || (batch_ndim == 0 && lead > 0) || given.sizes().slice(lead) != at::IntArrayRef(role.shape))
+    fail(TF_ERROR_SHAPE, {role.what() + " has the wrong shape", "", shape_text(given.sizes().vec()),
+                          (batch_ndim ? "any batch, then " : "") + shape_text(role.shape)});
+}
+
+void copy_to(const at::Tensor& to, const at::Tensor& from) {
+  // Plain memory needs no dispatcher, which at batch 1 costs as much as the copy itself.
+  if (to.is_cpu() && from.is_cpu() && to.is_contiguous() && from.is_contiguous()) {
+    if (from.numel()) std::memmove(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+    return;
+  }
+  to.copy_(from);
+}
+
+torch::jit::Module load_module(const ArchiveFile& file, const std::string& path, const at::Device& device) {
+  try {
+    auto module = torch::jit::load(reader(file.bytes), device);
+    module.eval();
+    return module;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    fail(TF_ERROR_ARCHIVE, {"the archive does not load", path, text.substr(0, text.find('\n')), "",
+                            "compare its torch version with this libtorch's, or export it again"});
+  }
+}
+
+}  // namespace
+
+struct Model::State {
+  State(std::string path, const Options& options, const at::Device& device, ArchiveFile file)
+      : path(std::move(path)),
+        options(options),
+        contract(contract_from_json(file.contract, this->path)),
+        cases(std::move(file.cases)),
+        records(file.records),
+        device(device),
+        module(load_module(file, this->path, device)) {
+    nodes = count_nodes(module);
+    optimized = options.optimize && nodes <= kLargestOptimized;
+    check_contract();
+    prepare();
+  }
+
+  void check_contract() const {
+    for (const auto& method : contract.methods)
+      if (!module.find_method(method.name))
+        fail(TF_ERROR_ARCHIVE, {"the file has no method " + in_quotes(method.name) + " that its contract names", path});
+    for (const auto& known : contract.parameters) {
+      const auto held = parameter(known.name);
+      if (!held.defined() || held.sizes() != at::IntArrayRef(known.shape) ||
+          held.scalar_type() != scalar_type(known.dtype))
+        fail(TF_ERROR_ARCHIVE, {"the file has no parameter " + in_quotes(known.name) + " as its contract says", path,
+                                held.defined() ? shape_text(held.sizes().vec()) : "none", shape_text(known.shape)});
+    }
+  }
+
+  /// Executables for the module as it stands now, on its device.
+  void prepare() {
+    auto ready = module;
+    if (optimized && !options.settable_parameters) {
+      std::vector<std::string> kept;
+      for (const auto& method : contract.methods) kept.push_back(method.name);
+      ready = torch::jit::freeze_module(module, kept);
+    }
+    std::vector<Executable> made;
+    for (const auto& method : contract.methods) made.emplace_back(ready, method, options, optimized);
+    executables = std::move(made);
+  }
+
+  at::Tensor parameter(const std::string& name) const {
+    for (const auto& held : module.named_parameters())
+      if (held.name == name) return held.value;
+    return {};
+  }
+
+  const Executable& executable(const Method& method) const { return executables[&method - contract.methods.data()]; }
+
+  /// The inputs as tensors, and the batch that they give together.
+  Tensors wrap(const Method& method, const tf_tensor* inputs, std::vector<int64_t>& batch) const {
+    Tensors tensors;
+    tensors.reserve(method.inputs.size() + 1);
+    for (size_t i = 0; i < method.inputs.size(); ++i) {
+      const auto role = role_of(i, method.inputs[i]);
+      tensors.push_back(as_tensor(inputs[i], role, contract.batch_ndim, device));
+      if (contract.batch_ndim) broadcast_batch(batch, tensors.back(), role);
+    }
+    return tensors;
+  }
+
+  /// The outputs of a call on the caller's memory. One that is that memory itself is copied: it may be overwritten.
+  Tensors run(const Method& method, Tensors inputs) const {
+    auto outputs = executable(method)(inputs);
+    for (auto& output : outputs)
+      for (const auto& input : inputs)
+        if (output.is_alias_of(input)) output = output.clone();
+    return outputs;
+  }
+
+  std::string path;
+  Options options;
+  Contract contract;
+  std::string cases;
+  size_t records;
+  int64_t nodes = 0;
+  bool optimized = true;
+  at::Device device;
+  torch::jit::Module module;
+  std::vector<Executable> executables;
+  /// Calls share it; what changes the module has it alone.
+  mutable std::shared_mutex mutex;
+};
+
+Model::Model(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Model::Model(Model&&) noexcept = default;
+Model& Model::operator=(Model&&) noexcept = default;
+Model::~Model() = default;
+
+Model Model::load(const std::string& path, const std::string& device, const Options& options) {
+  const auto target = parse_device(device);
+  return Model(std::make_unique<State>(path, options, target, read_archive(path, options.check_integrity)));
+}
+
+const Contract& Model::contract() const { return state_->contract; }
+const Options& Model::options() const { return state_->options; }
+size_t Model::records() const { return state_->records; }
+int64_t Model::nodes() const { return state_->nodes; }
+bool Model::optimized() const { return state_->optimized; }
+
+at::Device Model::device() const {
+  std::shared_lock lock(state_->mutex);
+  return state_->device;
+}
+
+Tensors Model::call(const std::string& name, const Tensors& inputs) const {
+  const auto& method = contract().method(name);
+  if (inputs.size() != method.inputs.size())
+    fail(TF_ERROR_COUNT, {"method " + in_quotes(name) + " takes another number of inputs", "argument 'inputs'",
+                          std::to_string(inputs.size()), std::to_string(method.inputs.size())});
+  std::shared_lock lock(state_->mutex);
+  for (size_t i = 0; i < inputs.size(); ++i)
+    check(inputs[i], role_of(i, method.inputs[i]), contract().batch_ndim, state_->device);
+  return state_->executable(method)(inputs);
+}
+
+std::map<std::string, at::Tensor> Model::call(const std::string& name,
+                                              const std::map<std::string, at::Tensor>& inputs) const {
+  const auto& method = contract().method(name);
+  Tensors ordered;
+  for (const auto& variable : method.inputs) {
+    const auto found = inputs.find(variable.name);
+    if (found == inputs.end())
+      fail(TF_ERROR_NAME, {"input " + in_quotes(variable.name) + " is missing", "method " + in_quotes(name)});
+    ordered.push_back(found->second);
+  }
+  for (const auto& [given, value] : inputs) {
+    bool known = false;
+    for (const auto& variable : method.inputs) known |= variable.name == given;
+    if (!known)
+      fail(TF_ERROR_NAME, {"there is no input " + in_quotes(given), "method " + in_quotes(name), in_quotes(given),
+                           one_of(method.inputs, [](const Variable& v) { return v.name; })});
+  }
+  auto outputs = call(name, ordered);
+  std::map<std::string, at::Tensor> named;
+  for (size_t i = 0; i < outputs.size(); ++i) named[method.outputs[i].label()] = std::move(outputs[i]);
+  return named;
+}
+
+void Model::call(const Method& method, const tf_tensor* inputs, const tf_tensor* const* outputs) const {
+  std::shared_lock lock(state_->mutex);
+  std::vector<int64_t> batch;
+  auto tensors = state_->wrap(method, inputs, batch);
+  Tensors targets(method.outputs.size());
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (outputs[i]) targets[i] = as_output(*outputs[i], role_of(i, method.outputs[i]), batch, state_->device);
+  }
+  const auto results = state_->run(method, std::move(tensors));
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (!targets[i].defined()) continue;
+    if (results[i].sizes() != targets[i].sizes() || results[i].scalar_type() != targets[i].scalar_type())
+      fail(TF_ERROR_MODEL, {"the model gave another shape or dtype than its contract says",
+                            role_of(i, method.outputs[i]).what(),
+                            shape_text(results[i].sizes().vec()) + " " + c10::toString(results[i].scalar_type()),
+                            shape_text(targets[i].sizes().vec()) + " " + dtype_name(method.outputs[i].dtype)});
+    copy_to(targets[i], results[i]);
+  }
+}
+
+void Model::call(const std::string& name, const std::vector<tf_tensor>& inputs,
+                 const std::vector<tf_tensor>& outputs) const {
+  const auto& method = contract().method(name);
+  if (inputs.size() != method.inputs.size() || outputs.size() != method.outputs.size())
+    fail(TF_ERROR_COUNT, {"method " + in_quotes(name) + " takes another number of inputs and outputs", "",
+                          std::to_string(inputs.size()) + " and " + std::to_string(outputs.size()),
+                          std::to_string(method.inputs.size()) + " and " + std::to_string(method.outputs.size())});
+  std::vector<const tf_tensor*> targets;
+  for (const auto& output : outputs) targets.push_back(&output);
+  call(method, inputs.data(), targets.data());
+}
+
+Tensors Model::borrow(const Method& method, const tf_tensor* inputs) const {
+  std::shared_lock lock(state_->mutex);
+  std::vector<int64_t> batch;
+  auto tensors = state_->wrap(method, inputs, batch);
+  return state_->run(method, std::move(tensors));
+}
+
+void Model::to(const std::string& device) {
+  const auto target = parse_device(device);
+  std::unique_lock lock(state_->mutex);
+  const auto before = state_->device;
+  try {
+    state_->module.to(target);
+    state_->device = target;
+    state_->prepare();
+  } catch (...) {
+    state_->module.to(before);
+    state_->device = before;
+    state_->prepare();
+    throw;
+  }
+}
+
+void Model::set_parameter(const std::string& name, const at::Tensor& value) {
+  std::unique_lock lock(state_->mutex);
+  auto held = state_->parameter(name);
+  if (!held.defined())
+    fail(TF_ERROR_NAME, {"there is no parameter " + in_quotes(name), "argument 'name'", in_quotes(name),
+                         one_of(contract().parameters, [](const Parameter& p) { return p.name; })});
+  if (!state_->options.settable_parameters)
+    fail(TF_ERROR_FROZEN, {"the parameters were folded into the graph at load", "parameter " + in_quotes(name), "", "",
+                           "load the archive with the option settable_parameters"});
+  if (!value.defined() || value.sizes() != held.sizes())
+    fail(TF_ERROR_SHAPE, {"parameter " + in_quotes(name) + " has another shape", "argument 'value'",
+                          value.defined() ? shape_text(value.sizes().vec()) : "nothing",
+                          shape_text(held.sizes().vec())});
+  if (value.scalar_type() != held.scalar_type())
+    fail(TF_ERROR_DTYPE, {"parameter " + in_quotes(name) + " has another dtype", "argument 'value'",
+                          c10::toString(value.scalar_type()), c10::toString(held.scalar_type())});
+  at::NoGradGuard guard;
+  held.copy_(value);
+}
+
+at::Tensor Model::parameter(const std::string& name) const {
+  std::shared_lock lock(state_->mutex);
+  const auto held = state_->parameter(name);
+  if (!held.defined())
+    fail(TF_ERROR_NAME, {"there is no parameter " + in_quotes(name), "argument 'name'", in_quotes(name),
+                         one_of(contract().parameters, [](const Parameter& p) { return p.name; })});
+  return held.detach().clone();
+}
+
+void Model::synchronize() const {
+  const auto held = device();
+  if (!held.is_cpu()) c10::impl::VirtualGuardImpl(held.type()).synchronizeDevice(held.index());
+}
+
+std::vector<Case> Model::cases() const { return unpack_cases(state_->cases, contract(), state_->path); }
+std::vector<CaseResult> Model::run_cases() const { return replay(*this, cases()); }
+
+}  // namespace torchferry
