@@ -66,7 +66,7 @@ contains
   function view_r64_0(x) result(array)
     real(real64), target, intent(in) :: x
     type(tf_array) :: array
-    array = described(TF_FLOAT64, 8, [integer(c_int64_t) ::], c_loc(x), [type(c_ptr) ::])
+    array = described(TF_FLOAT64, 8, [integer(c_int64_t) ::], c_loc(x), [c_ptr ::])
   end function
 
   function view_r64_1(x) result(array)
@@ -147,7 +147,7 @@ contains
   function view_r32_0(x) result(array)
     real(real32), target, intent(in) :: x
     type(tf_array) :: array
-    array = described(TF_FLOAT32, 4, [integer(c_int64_t) ::], c_loc(x), [type(c_ptr) ::])
+    array = described(TF_FLOAT32, 4, [integer(c_int64_t) ::], c_loc(x), [c_ptr ::])
   end function
 
   function view_r32_1(x) result(array)
@@ -228,7 +228,7 @@ contains
   function view_i64_0(x) result(array)
     integer(int64), target, intent(in) :: x
     type(tf_array) :: array
-    array = described(TF_INT64, 8, [integer(c_int64_t) ::], c_loc(x), [type(c_ptr) ::])
+    array = described(TF_INT64, 8, [integer(c_int64_t) ::], c_loc(x), [c_ptr ::])
   end function
 
   function view_i64_1(x) result(array)
@@ -309,7 +309,7 @@ contains
   function view_i32_0(x) result(array)
     integer(int32), target, intent(in) :: x
     type(tf_array) :: array
-    array = described(TF_INT32, 4, [integer(c_int64_t) ::], c_loc(x), [type(c_ptr) ::])
+    array = described(TF_INT32, 4, [integer(c_int64_t) ::], c_loc(x), [c_ptr ::])
   end function
 
   function view_i32_1(x) result(array)
