@@ -29,7 +29,8 @@ from exporter.pipeline import Exported
 from exporter.sources.source import Listing
 from runtime_checks.load import Model, load
 from runtime_checks.report import Report
-from runtime_checks.runners.isolated_python import IsolatedPython as _IsolatedPython
+from runtime_checks.runners import choose as _choose
+from runtime_checks.runners.choose import MEMORY_LIMIT, TIME_LIMIT
 from runtime_checks.verify import verify as _verify
 
 __all__ = [
@@ -55,9 +56,6 @@ __all__ = [
     "verify",
 ]
 
-TIME_LIMIT, MEMORY_LIMIT = 600.0, 16.0
-
-
 def export(
     source: str | nn.Module,
     *,
@@ -66,18 +64,25 @@ def export(
     renames: Sequence[str] = (),
     inputs: str | Path | Mapping[str, Any] | None = None,
     seed: int = 0,
+    runtimes: str | Sequence[str] = "python",
+    devices: str | Sequence[str] = "cpu",
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
     announce: Callable[[Listing], Any] | None = None,
+    progress: Callable[[str], Any] = lambda text: None,
 ) -> list[Exported]:
     """Export models of an input file, of a Python factory, or a module; verify each file before it appears.
 
     The same as ``torchferry export``; a module is put into eval mode, and ``inputs`` may be a dict of example
-    tensors by name. ``time_limit`` (seconds) and ``memory_limit`` (GiB) bound the process that
-    verifies; ``announce`` is told name, inputs and outputs of each model before it is captured. Raises the errors of
-    ``exporter.errors``.
+    tensors by name. ``runtimes`` and ``devices`` say where it is verified; ``time_limit`` (seconds) and
+    ``memory_limit`` (GiB) bound the process that verifies; ``announce`` is told name, inputs and outputs of each model
+    before it is captured, ``progress`` of a build of the native library. Raises the errors of ``exporter.errors``.
     """
-    runner = _IsolatedPython(time_limit, memory_limit * 2**30)
+    runners = _choose.runners(
+        runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress
+    )
+    names = list(dict.fromkeys(runner.device for runner in runners))
+    notes = _choose.not_checked(names)
     return _pipeline.export(
         source,
         models=models,
@@ -85,11 +90,27 @@ def export(
         renames=renames,
         inputs=Path(inputs) if isinstance(inputs, str) else inputs,
         seed=seed,
-        verify=lambda path, final, fresh: _verify(path, fresh=fresh, runner=runner, shown_as=final),
+        devices=names,
+        verify=lambda path, final, fresh: _verify(path, fresh=fresh, runners=runners, shown_as=final, notes=notes),
         announce=announce or (lambda listing: None),
     )
 
 
-def verify(path: str | Path, *, time_limit: float = TIME_LIMIT, memory_limit: float = MEMORY_LIMIT) -> Report:
-    """Check an archive in a fresh process without its source library. Raises ``MismatchError`` or ``ArchiveError``."""
-    return _verify(Path(path), runner=_IsolatedPython(time_limit, memory_limit * 2**30))
+def verify(
+    path: str | Path,
+    *,
+    runtimes: str | Sequence[str] = "python",
+    devices: str | Sequence[str] = "cpu",
+    time_limit: float = TIME_LIMIT,
+    memory_limit: float = MEMORY_LIMIT,
+    progress: Callable[[str], Any] = lambda text: None,
+) -> Report:
+    """Check an archive in fresh processes without its source library, as ``torchferry verify`` does.
+
+    Raises ``MismatchError``, ``ArchiveError``, and ``MissingRuntimeError`` for a runtime or device that is not there.
+    """
+    runners = _choose.runners(
+        runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress
+    )
+    notes = _choose.not_checked([runner.device for runner in runners])
+    return _verify(Path(path), runners=runners, notes=notes)

@@ -61,6 +61,7 @@ def export(
     renames: Sequence[str] = (),
     inputs: Path | Given | None = None,
     seed: int = 0,
+    devices: Sequence[str] = ("cpu",),
     verify: Verify,
     announce: Announce = lambda listing: None,
 ) -> list[Exported]:
@@ -68,7 +69,7 @@ def export(
 
     ``source`` is what the command line takes, or a module; ``inputs`` a file of warmup inputs, or a dict by name.
     ``output`` is the file, or a folder where several models are exported or it exists as one; the default is
-    ``NAME.pt`` here. Raises the errors of ``exporter.errors``; no file is left behind by a failure, and files of
+    ``NAME.pt`` here; ``devices`` are those on which ``verify`` runs it. Raises the errors of ``exporter.errors``; no file is left behind by a failure, and files of
     models before the one that failed stay: each stands for itself.
     """
     given = read_inputs(inputs) if isinstance(inputs, Path) else inputs
@@ -86,7 +87,7 @@ def export(
             else:
                 loaded = resolve.load(source, name, given)
         path = output_path(output, name, several=len(names) > 1)
-        exported.append(export_source(loaded, path, rules, seed, verify, announce, clock))
+        exported.append(export_source(loaded, path, rules, seed, verify, announce, clock, devices))
     return exported
 
 
@@ -98,6 +99,7 @@ def export_source(
     verify: Verify,
     announce: Announce,
     clock: Clock,
+    devices: Sequence[str] = ("cpu",),
 ) -> Exported:
     """The stages, one after the other. Draws of each stage have a seed of their own."""
     with archive.replacing(path) as beside:
@@ -109,7 +111,7 @@ def export_source(
         with clock("cases"):
             stored = stored_cases(warm, derived_seed(seed, "stored cases"))
             fresh, findings = fresh_cases(warm, derived_seed(seed, "fresh cases"))
-        contract = renamed(contract_of(warm, captured.operators, (*captured.findings, *findings)), renames)
+        contract = renamed(contract_of(warm, captured.operators, (*captured.findings, *findings), devices), renames)
         # The file's parameters ask for no gradients: it needs no autograd at run time.
         with clock("write"), inference_conditions(source), quiet_deprecations():
             archive.write(beside, captured.module, contract, stored, graph_text(captured.module))
@@ -118,7 +120,9 @@ def export_source(
     return Exported(path, contract, report, clock.seconds)
 
 
-def contract_of(warm: Warmup, operators: tuple[str, ...], findings: tuple[Finding, ...]) -> Contract:
+def contract_of(
+    warm: Warmup, operators: tuple[str, ...], findings: tuple[Finding, ...], devices: Sequence[str]
+) -> Contract:
     source = warm.source
     outputs = warm.output_specs
     return Contract(
@@ -135,7 +139,7 @@ def contract_of(warm: Warmup, operators: tuple[str, ...], findings: tuple[Findin
             for name, p in source.named.named_parameters()
         ),
         tolerance=Tolerance(),
-        devices=("cpu",),
+        devices=tuple(devices),
         operators=operators,
         findings=(*warm.findings, *findings),
     )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import multiprocessing
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from exporter.errors import OutputError, TorchferryError, UsageError, first_line
 from exporter.pipeline import Exported
 
 VERIFIED, REFUSED, CRASHED = "verified", "refused", "crashed"
+TASKS_PER_PROCESS = 8
 
 
 class Export(Protocol):
@@ -111,8 +113,14 @@ def run_task(task: Task, export: Export) -> Row:
 
 
 def processes(jobs: int) -> Callable[[], Executor]:
-    """Fresh processes, not forks: torch's threads do not survive a fork."""
-    return lambda: ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _interrupted_by_parent)
+    """Fresh processes, not forks: torch's threads do not survive a fork.
+
+    torch keeps every graph that a process traced, so a process ends after a few models (before Python 3.11, with the
+    sweep).
+    """
+    renewed: dict[str, Any] = {"max_tasks_per_child": TASKS_PER_PROCESS} if sys.version_info >= (3, 11) else {}
+    spawn = multiprocessing.get_context("spawn")
+    return lambda: ProcessPoolExecutor(jobs, spawn, _interrupted_by_parent, **renewed)
 
 
 def _interrupted_by_parent() -> None:

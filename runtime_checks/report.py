@@ -40,20 +40,42 @@ class OutputResult:
 
 
 @dataclass(frozen=True)
-class Report:
-    archive: str
-    model: str
+class Leg:
+    """One runtime on one device. ``evidence`` is what its runner shows of the process."""
+
     runtime: str
     device: str
     checks: tuple[CheckResult, ...]
     outputs: tuple[OutputResult, ...]
     evidence: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.runtime}, {self.device}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """``notes`` say what this machine could not check."""
+
+    archive: str
+    model: str
+    legs: tuple[Leg, ...]
     findings: tuple[dict[str, Any], ...]
     seconds: dict[str, float]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def checks(self) -> tuple[CheckResult, ...]:
+        return tuple(c for leg in self.legs for c in leg.checks)
+
+    @property
+    def outputs(self) -> tuple[OutputResult, ...]:
+        return tuple(o for leg in self.legs for o in leg.outputs)
 
     @property
     def passed(self) -> bool:
-        return bool(self.checks) and all(c.verdict != FAILED for c in self.checks)
+        return bool(self.checks) and all(leg.checks and _all_pass(leg) for leg in self.legs)
 
     def raise_if_failed(self) -> None:
         """Raises ``MismatchError``, which carries this report, where a check failed."""
@@ -87,6 +109,10 @@ class Report:
         return {"passed": self.passed, **_plain(dataclasses.asdict(self))}
 
 
+def _all_pass(leg: Leg) -> bool:
+    return all(c.verdict != FAILED for c in leg.checks)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
@@ -98,30 +124,40 @@ def _plain(value: Any) -> Any:
 
 
 def render(report: Report) -> RenderableType:
-    checks = Table(title=f"{report.model}: checks ({report.runtime}, {report.device})")
+    """One table for all runtimes: a verdict for each, the detail of the first that failed."""
+    checks = Table(title=f"{report.model}: checks ({'; '.join(leg.name for leg in report.legs)})")
     checks.add_column("check")
-    checks.add_column("verdict")
+    for leg in report.legs:
+        checks.add_column(leg.name.replace(", ", "\n") if len(report.legs) > 1 else "verdict")
     checks.add_column("calls", justify="right")
     checks.add_column("detail", overflow="fold")
-    for check in report.checks:
-        verdict = Text(check.verdict, style=_STYLES[check.verdict])
-        checks.add_row(check.check, verdict, str(check.calls or ""), check.detail)
+    for name in dict.fromkeys(c.check for c in report.checks):
+        found = [next((c for c in leg.checks if c.check == name), None) for leg in report.legs]
+        verdicts = [Text(c.verdict, style=_STYLES[c.verdict]) if c else Text("") for c in found]
+        there = [c for c in found if c]
+        shown = next((c for c in there if c.verdict == FAILED), there[0])
+        checks.add_row(name, *verdicts, str(max(c.calls for c in there) or ""), shown.detail)
+    several = len(report.legs) > 1
     outputs = Table(title=f"{report.model}: outputs against eager mode")
-    for column in ("output", "max abs", "max rel", "ULP", "worst element", "its inputs"):
+    for column in ("output", *(["runtime"] if several else []), "max abs", "max rel", "ULP", "worst element"):
         outputs.add_column(column, overflow="fold")
-    for result in report.outputs:
-        c = result.comparison
-        differs = c.max_abs > 0 or not c.passed
-        outputs.add_row(
-            Text(result.output, style="" if c.passed else _STYLES[FAILED]),
-            f"{c.max_abs:.2e}",
-            f"{c.max_rel:.2e}",
-            str(c.max_ulp) if c.max_ulp >= 0 else "-",
-            f"{result.at} {list(c.worst)}" if differs else "none",
-            "; ".join(f"{k}={_short(v)}" for k, v in result.inputs.items()) if differs else "",
-        )
+    outputs.add_column("its inputs", overflow="fold")
+    for leg in report.legs:
+        for result in leg.outputs:
+            c = result.comparison
+            differs = c.max_abs > 0 or not c.passed
+            outputs.add_row(
+                Text(result.output, style="" if c.passed else _STYLES[FAILED]),
+                *([leg.name] if several else []),
+                f"{c.max_abs:.2e}",
+                f"{c.max_rel:.2e}",
+                str(c.max_ulp) if c.max_ulp >= 0 else "-",
+                f"{result.at} {list(c.worst)}" if differs else "none",
+                "; ".join(f"{k}={_short(v)}" for k, v in result.inputs.items()) if differs else "",
+            )
+    notes = [Text(note, style="yellow") for note in report.notes]
     verdict = Text("verified", style="bold green") if report.passed else Text("NOT VERIFIED", style="bold red")
-    return Group(checks, outputs, verdict)
+    return Group(checks, outputs, *notes, verdict)
 
 
 def _short(value: Any) -> str:

@@ -11,60 +11,46 @@ from typing import Any
 from exporter import archive
 from exporter.archive import Archive, Case
 from exporter.contract import Contract
-from runtime_checks.checks import batches, parity
+from runtime_checks.checks import batches, devices, parity
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.compare import Comparison, compare
-from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult, OutputResult, Report
+from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult, Leg, OutputResult, Report
 from runtime_checks.runners.base import Result, Run, Runner
 from runtime_checks.runners.isolated_python import IsolatedPython
 
 INTEGRITY, ISOLATION, CONTRACT = "integrity", "source library absent", "contract"
+HARNESS = "native comparison"
 
 
 def examine(
     path: Path,
     *,
     fresh: Sequence[Case] | None = None,
-    runner: Runner | None = None,
+    runners: Sequence[Runner] = (),
     shown_as: Path | None = None,
+    notes: Sequence[str] = (),
 ) -> Report:
     """Run every check on the archive at ``path`` and say what was found; a mismatch is in the report, not raised.
 
-    ``fresh`` are cases that an export made for the occasion; ``shown_as`` is the name that the report gives a file
-    that is yet to be renamed. Raises ``ArchiveError`` for a damaged file and for one
-    that does not load.
+    ``fresh`` are cases that an export made for the occasion; ``runners`` are runtimes on devices (a fresh Python on the
+    CPU if none is given); ``shown_as`` is the name that the report gives a file that is yet to be renamed. Raises
+    ``ArchiveError`` for a damaged file and for one that does not load, ``MissingRuntimeError`` for a runtime that is
+    not there.
     """
-    runner = runner or IsolatedPython()
+    runners = runners or (IsolatedPython(),)
     seconds: dict[str, float] = {}
     start = time.perf_counter()
     opened = archive.read(path)
     cases = opened.cases()
-    expectations, skipped = _expectations(opened.contract, cases, fresh)
     seconds["integrity"] = time.perf_counter() - start
-    start = time.perf_counter()
-    run = runner.run(path, opened.contract, [e.call for e in expectations])
-    seconds["fresh process"] = time.perf_counter() - start
-    start = time.perf_counter()
-    judged = [_judge(e, r, opened.contract) for e, r in zip(expectations, run.results, strict=True)]
-    checks = [_integrity(opened), _isolation(run), _contract(opened.contract, run)]
-    for name in dict.fromkeys(e.check for e in expectations):
-        checks.append(_check(name, [(e, j) for e, j in zip(expectations, judged, strict=True) if e.check == name]))
-    if run.evidence.get("optimised") is False:
-        reason = f"a graph of {run.evidence['nodes']} nodes was run as it is: torch's optimiser takes minutes on it"
-        skipped.append(NotRun("optimising executor", reason))
-    checks += [CheckResult(s.check, NOT_RUN, detail=s.reason) for s in skipped]
-    outputs = _outputs(opened.contract, expectations, judged)
-    seconds["compare"] = time.perf_counter() - start
+    legs = [_leg(path, opened, cases, fresh, runner, seconds) for runner in runners]
     return Report(
         archive=str(shown_as or path),
         model=opened.contract.name,
-        runtime=runner.name,
-        device="cpu",
-        checks=tuple(checks),
-        outputs=outputs,
-        evidence=run.evidence,
+        legs=tuple(legs),
         findings=tuple(dataclasses.asdict(f) for f in opened.contract.findings),
         seconds=seconds,
+        notes=tuple(notes),
     )
 
 
@@ -72,22 +58,52 @@ def verify(
     path: Path,
     *,
     fresh: Sequence[Case] | None = None,
-    runner: Runner | None = None,
+    runners: Sequence[Runner] = (),
     shown_as: Path | None = None,
+    notes: Sequence[str] = (),
 ) -> Report:
     """``examine``, with a failed check raised as ``MismatchError``."""
-    report = examine(path, fresh=fresh, runner=runner, shown_as=shown_as)
+    report = examine(path, fresh=fresh, runners=runners, shown_as=shown_as, notes=notes)
     report.raise_if_failed()
     return report
 
 
+def _leg(
+    path: Path,
+    opened: Archive,
+    cases: Sequence[Case],
+    fresh: Sequence[Case] | None,
+    runner: Runner,
+    seconds: dict[str, float],
+) -> Leg:
+    """Every check in one runtime on one device; adds its seconds to ``seconds``."""
+    expectations, skipped = _expectations(opened.contract, cases, fresh, runner.device)
+    start = time.perf_counter()
+    run = runner.run(path, opened.contract, [e.call for e in expectations])
+    seconds[f"fresh process, {runner.name}, {runner.device}"] = time.perf_counter() - start
+    start = time.perf_counter()
+    judged = [_judge(e, r, opened.contract) for e, r in zip(expectations, run.results, strict=True)]
+    checks = [_integrity(opened), _isolation(run), _contract(opened.contract, run), *_harness(run)]
+    for name in dict.fromkeys(e.check for e in expectations):
+        checks.append(_check(name, [(e, j) for e, j in zip(expectations, judged, strict=True) if e.check == name]))
+    if run.evidence.get("optimised") is False:
+        reason = f"a graph of {run.evidence['nodes']} nodes was run as it is: torch's optimiser takes minutes on it"
+        skipped.append(NotRun("optimising executor", reason))
+    checks += [CheckResult(s.check, NOT_RUN, detail=s.reason) for s in skipped]
+    outputs = _outputs(opened.contract, expectations, judged)
+    seconds["compare"] = seconds.get("compare", 0.0) + time.perf_counter() - start
+    return Leg(runner.name, runner.device, tuple(checks), outputs, run.evidence)
+
+
 def _expectations(
-    contract: Contract, cases: Sequence[Case], fresh: Sequence[Case] | None
+    contract: Contract, cases: Sequence[Case], fresh: Sequence[Case] | None, device: str
 ) -> tuple[list[Expectation], list[NotRun]]:
     planned: list[Expectation | NotRun] = [*parity.stored(cases)]
     anew = parity.fresh(fresh)
     planned += [anew] if isinstance(anew, NotRun) else anew
     planned += batches.laws(contract, cases)
+    if device != "cpu":
+        planned += devices.on_device(contract, cases)
     return (
         [p for p in planned if isinstance(p, Expectation)],
         [p for p in planned if isinstance(p, NotRun)],
@@ -100,6 +116,10 @@ Judged = tuple[Comparison, ...]
 
 def _judge(expectation: Expectation, result: Result, contract: Contract) -> Judged:
     names = contract.methods[expectation.call.method].outputs
+    if expectation.refusal:
+        refused = expectation.refusal in result.error
+        reason = "" if refused else f"{result.error or 'it ran'} instead of an error about the {expectation.refusal}"
+        return tuple(Comparison(refused, reason) for _ in names)
     if result.error or len(result.outputs) != len(names):
         reason = result.error or f"{len(result.outputs)} outputs instead of {len(names)}"
         return tuple(Comparison(False, reason) for _ in names)
@@ -117,6 +137,10 @@ def _integrity(opened: Archive) -> CheckResult:
 
 def _isolation(run: Run) -> CheckResult:
     """What the runner showed: every source library was tried and refused, and nothing foreign was loaded."""
+    objects: Any = run.evidence.get("foreign_objects")
+    if objects is not None:
+        detail = f"loaded: {', '.join(objects)}" if objects else "no Python and no source library in the process"
+        return CheckResult(ISOLATION, FAILED if objects else PASSED, detail=detail)
     refused: Any = run.evidence.get("refused")
     foreign: Any = run.evidence.get("foreign_modules")
     if refused is None or foreign is None:
@@ -130,6 +154,8 @@ def _isolation(run: Run) -> CheckResult:
 
 def _contract(contract: Contract, run: Run) -> CheckResult:
     """What the contract says of the module that was loaded: its parameters and methods."""
+    if "foreign_objects" in run.evidence:
+        return CheckResult(CONTRACT, PASSED, detail="parameters and methods: compared at load")
     parameters: Any = run.evidence.get("parameters")
     methods: Any = run.evidence.get("methods")
     if parameters is None or methods is None:
@@ -141,6 +167,19 @@ def _contract(contract: Contract, run: Run) -> CheckResult:
     if wrong:
         return CheckResult(CONTRACT, FAILED, detail=f"not as in the file: {', '.join(wrong)}")
     return CheckResult(CONTRACT, PASSED, detail=f"{len(said)} parameters and {', '.join(contract.methods)} are there")
+
+
+def _harness(run: Run) -> list[CheckResult]:
+    """The comparison that a harness made itself, where there is no Python."""
+    cases: Any = run.evidence.get("cases")
+    if cases is None:
+        return []
+    failed = [c for c in cases if not c["passed"]]
+    if not failed:
+        return [CheckResult(HARNESS, PASSED, len(cases), "the stored cases, compared in C++")]
+    first = failed[0]
+    detail = f"{len(failed)} of {len(cases)} outputs; first {first['case']!r}, {first['output']!r}: {first['reason']}"
+    return [CheckResult(HARNESS, FAILED, len(cases), detail)]
 
 
 def _check(name: str, results: Sequence[tuple[Expectation, Judged]]) -> CheckResult:

@@ -147,7 +147,7 @@ def test_json_is_json(capfd, eq_path):
     assert run(["verify", str(eq_path), "--json"]) == 0
     report = json.loads(capfd.readouterr().out)
     assert report["passed"] is True
-    assert {c["check"] for c in report["checks"]} >= {"integrity", "stored cases"}
+    assert {c["check"] for c in report["legs"][0]["checks"]} >= {"integrity", "stored cases"}
     assert run(["inspect", str(eq_path), "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["contract"]["name"] == "eq"
     assert run(["show", str(RATES), "--json"]) == 0

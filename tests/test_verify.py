@@ -24,6 +24,7 @@ class InThisProcess:
     """A runner without a process, so that a fault can be planted in what it returns."""
 
     name = "here"
+    device = "cpu"
 
     def __init__(self, fault=lambda module, inputs: module(*inputs)):
         self.fault = fault
@@ -50,7 +51,7 @@ def test_a_sound_archive_passes_in_a_fresh_process(eq_path):
     assert set(found.values()) == {PASSED}
     others = {"integrity", "source library absent", "contract", "stored cases", "default dtype"}
     assert {*batches.LAWS, *others} == set(found)
-    refused = report.evidence["refused"]
+    refused = report.legs[0].evidence["refused"]
     assert "neml2" in refused
     assert all(outcome.startswith("ModuleNotFoundError") for outcome in refused.values())
     assert report.as_dict()["passed"] is True
@@ -114,7 +115,7 @@ def drops_an_output(module, inputs):
     ],
 )
 def test_a_planted_fault_is_caught_by_its_check(eq_path, fault, check):
-    report = examine(eq_path, runner=InThisProcess(fault))
+    report = examine(eq_path, runners=[InThisProcess(fault)])
     assert verdicts(report)[check] == FAILED
     assert not report.passed
     with pytest.raises(MismatchError) as error:
@@ -124,7 +125,7 @@ def test_a_planted_fault_is_caught_by_its_check(eq_path, fault, check):
 
 
 def test_without_a_fault_the_same_runner_passes(eq_path):
-    assert examine(eq_path, runner=InThisProcess()).passed
+    assert examine(eq_path, runners=[InThisProcess()]).passed
 
 
 def test_the_report_names_the_worst_element_and_its_inputs(eq_path):
@@ -134,7 +135,7 @@ def test_the_report_names_the_worst_element_and_its_inputs(eq_path):
             outputs[2][0] += 1.0
         return outputs
 
-    report = examine(eq_path, runner=InThisProcess(one_wrong))
+    report = examine(eq_path, runners=[InThisProcess(one_wrong)])
     worst = {o.output: o for o in report.outputs}["c_rate"]
     assert worst.comparison.worst == (0,)
     assert worst.comparison.max_abs == pytest.approx(1.0)
@@ -152,13 +153,13 @@ def test_a_changed_case_is_found(eq_copy):
 def test_nan_put_in_a_case_is_found(eq_copy):
     change_cases(eq_copy, lambda t: t["warmup/forward/out/0"].fill_(float("nan")))
     with pytest.raises(MismatchError):
-        verify(eq_copy, runner=InThisProcess())
+        verify(eq_copy, runners=[InThisProcess()])
 
 
 def test_a_case_of_a_wrong_shape_is_found(eq_copy):
     change_cases(eq_copy, lambda t: t.update({"batch_1/forward/out/0": torch.zeros(2, dtype=F)}))
     with pytest.raises((MismatchError, ArchiveError)):
-        verify(eq_copy, runner=InThisProcess())
+        verify(eq_copy, runners=[InThisProcess()])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_a_contract_of_other_shapes_or_dtypes(eq_copy, change):
 
 def test_a_law_without_calls_is_not_run(eq_copy):
     change_contract(eq_copy, lambda c: c["batch"].update(sizes=[], ranks=[]))
-    found = verdicts(examine(eq_copy, runner=InThisProcess()))
+    found = verdicts(examine(eq_copy, runners=[InThisProcess()]))
     assert found["batch sizes"] == NOT_RUN
     assert found["batch dimensions"] == NOT_RUN
 
@@ -214,7 +215,7 @@ def test_an_archive_that_depends_on_the_default_dtype(tmp_path):
 def test_a_looser_contract_is_another_file(eq_copy):
     """A tolerance edited by hand breaks the manifest; with the manifest remade it is what the contract says."""
     change_contract(eq_copy, lambda c: c["tolerance"]["dtypes"]["float64"].update(rtol=1e-3))
-    assert examine(eq_copy, runner=InThisProcess(scaled_by_a_millionth)).passed
+    assert examine(eq_copy, runners=[InThisProcess(scaled_by_a_millionth)]).passed
 
 
 def test_a_source_library_that_can_be_imported_fails(eq_path):
@@ -223,15 +224,15 @@ def test_a_source_library_that_can_be_imported_fails(eq_path):
             done = super().run(path, contract, calls)
             return dataclasses.replace(done, evidence={"refused": {"neml2": "imported"}, "foreign_modules": []})
 
-    report = examine(eq_path, runner=Leaky())
+    report = examine(eq_path, runners=[Leaky()])
     assert verdicts(report)["source library absent"] == FAILED
 
 
 def test_fresh_cases_are_compared(eq_path):
     case = archive.read(eq_path).cases()[0]
     wrong = Case("fresh", "forward", case.inputs, (case.outputs[0] + 1, *case.outputs[1:]))
-    assert examine(eq_path, fresh=[case], runner=InThisProcess()).passed
-    report = examine(eq_path, fresh=[case, wrong], runner=InThisProcess())
+    assert examine(eq_path, fresh=[case], runners=[InThisProcess()]).passed
+    report = examine(eq_path, fresh=[case, wrong], runners=[InThisProcess()])
     assert verdicts(report)["fresh inputs"] == FAILED
 
 
@@ -250,11 +251,13 @@ def test_fixed_shapes_have_no_batch_laws(tmp_path):
 
     module = torch.jit.trace(Twice(), (x,))
     archive.write(tmp_path / "m.pt", module, made, [Case("one", "forward", (x,), (2 * x,))], "graph")
-    found = verdicts(examine(tmp_path / "m.pt", runner=InThisProcess()))
+    found = verdicts(examine(tmp_path / "m.pt", runners=[InThisProcess()]))
     assert [found[law] for law in batches.LAWS] == [NOT_RUN] * 5
     assert found["stored cases"] == PASSED
 
 
 def test_nothing_that_was_checked_is_not_a_pass(eq_path):
-    report = examine(eq_path, runner=InThisProcess())
-    assert not dataclasses.replace(report, checks=()).passed
+    report = examine(eq_path, runners=[InThisProcess()])
+    empty = dataclasses.replace(report.legs[0], checks=())
+    assert not dataclasses.replace(report, legs=()).passed
+    assert not dataclasses.replace(report, legs=(*report.legs, empty)).passed

@@ -9,7 +9,7 @@ from types import FrameType
 import typer
 
 from exporter import __version__
-from exporter.cli import export, inspect, show, sweep, verify
+from exporter.cli import export, inspect, native, show, sweep, verify
 from exporter.cli.printing import print_error
 from exporter.errors import INTERRUPTED, TorchferryError, UsageError
 
@@ -28,6 +28,8 @@ app.command("show")(show.command)
 app.command("inspect")(inspect.command)
 app.command("verify")(verify.command)
 app.command("sweep")(sweep.command)
+app.add_typer(native.app, name="native")
+app.command("cmake-dir")(native.cmake_dir)
 
 
 def _version(value: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from exporter.cli.printing import out, print_json, print_listing, print_timings
+from exporter.cli.printing import err, out, print_json, print_listing, print_timings
 
 
 def command(
@@ -29,6 +29,8 @@ def command(
     ] = None,
     inputs: Annotated[Path | None, typer.Option(help="Warmup inputs by variable name: .pt, .npz or .json.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    runtime: Annotated[str, typer.Option(help="Where it is verified: python, libtorch, or both.")] = "python",
+    device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
     time_limit: Annotated[float, typer.Option(help="Seconds for the process that verifies.")] = 600.0,
     memory_limit: Annotated[float, typer.Option(help="GiB for the process that verifies.")] = 16.0,
     timings: Annotated[bool, typer.Option("--timings", help="Print the seconds of each stage.")] = False,
@@ -48,6 +50,8 @@ def command(
       torchferry export slash.i --model eq --rename 'state/*~1:old_state/*'
 
       torchferry export net.py:make_model --inputs examples.npz -o net.pt
+
+      torchferry export model.i --model eq --runtime python,libtorch
     """
     start = time.perf_counter()
     import torchferry
@@ -62,9 +66,12 @@ def command(
         renames=rename or [],
         inputs=inputs,
         seed=seed,
+        runtimes=runtime,
+        devices=device,
         time_limit=time_limit,
         memory_limit=memory_limit,
         announce=None if json else print_listing,
+        progress=err.print,
     )
     if json:
         print_json([as_dict(e) for e in exported])

@@ -7,30 +7,35 @@ from typing import Annotated
 
 import typer
 
-from exporter.cli.printing import out, print_json
+from exporter.cli.printing import err, out, print_json
 
 
 def command(
     path: Annotated[Path, typer.Argument(help="An archive.", metavar="ARCHIVE")],
+    runtime: Annotated[str, typer.Option(help="Where it runs: python, libtorch, or both.")] = "python",
+    device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
     time_limit: Annotated[float, typer.Option(help="Seconds for the process that runs it.")] = 600.0,
     memory_limit: Annotated[float, typer.Option(help="GiB for the process that runs it.")] = 16.0,
     json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,
 ) -> None:
     """Check an archive: its records, and its numbers in a fresh process without the source library.
 
-    Exit code 0: every check that applies passed. 4: damaged. 5: numbers differ.
+    Exit code 0: every check that applies passed. 4: damaged. 5: numbers differ. 6: a runtime or device is not there.
 
     Examples:
 
       torchferry verify eq.pt
 
       torchferry verify eq.pt --json --time-limit 60
+
+      torchferry verify eq.pt --runtime python,libtorch --device cpu,cuda
     """
     from runtime_checks.report import render
-    from runtime_checks.runners.isolated_python import IsolatedPython
+    from runtime_checks.runners import choose
     from runtime_checks.verify import examine
 
-    report = examine(path, runner=IsolatedPython(time_limit, memory_limit * 2**30))
+    chosen = choose.runners(runtime, device, time_limit=time_limit, memory_limit=memory_limit, announce=err.print)
+    report = examine(path, runners=chosen, notes=choose.not_checked([r.device for r in chosen]))
     if report.passed and json:
         print_json(report.as_dict())
     if not json:

@@ -9,12 +9,16 @@ from runtime_checks.runners.base import Call, Tensors
 
 @dataclass(frozen=True)
 class Expectation:
-    """``label`` names the call within its check: a case, a batch size, a layout."""
+    """``label`` names the call within its check: a case, a batch size, a layout.
+
+    ``refusal``: the call must raise, with this in its message.
+    """
 
     check: str
     label: str
     call: Call
     outputs: Tensors
+    refusal: str = ""
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,15 @@ Tensors = tuple[torch.Tensor, ...]
 class Call:
     """One call of a method. Strides of the inputs are kept on the way to the runner.
 
-    ``default_dtype`` is the one of the process, on which an archive must not depend.
+    ``default_dtype`` is the one of the process, on which an archive must not depend. Inputs are moved to the runner's
+    device, except the one at ``left_on_cpu``. ``moved``: by an archive that was loaded on the CPU and then moved.
     """
 
     method: str
     inputs: Tensors
     default_dtype: str = "float32"
+    moved: bool = False
+    left_on_cpu: int = -1
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,16 @@ class Run:
 
 
 class Runner(Protocol):
-    """Raises ``RunError`` where the archive does not load or the process ends, ``MissingRuntimeError`` where the
-    runtime is not there."""
+    """Outputs come back on the CPU; one that was on another device than the runner's is an error of its call.
+
+    Raises ``RunError`` where the archive does not load or the process ends, ``MissingRuntimeError`` where the
+    runtime or its device is not there.
+    """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run: ...

@@ -38,7 +38,9 @@ def limit(kind, value):
 
 
 def isolate(job):
-    limit(resource.RLIMIT_AS, job["memory"])
+    # A GPU's driver maps the memory of the device, and more, into the address space.
+    if job["device"] == "cpu":
+        limit(resource.RLIMIT_AS, job["memory"])
     limit(resource.RLIMIT_CPU, int(job["seconds"]) + 1)
     limit(resource.RLIMIT_CORE, 0)
     sys.meta_path.insert(0, OnlyTorch(job["packages"]))
@@ -83,6 +85,17 @@ def graph_size(module):
     return sum(map(count_nodes, graphs))
 
 
+def on(device, value):
+    """There, in the same memory layout: ``to`` would make it contiguous."""
+    import torch
+
+    if device.type == "cpu":
+        return value
+    once = value[tuple(slice(0, 1) if step == 0 else slice(None) for step in value.stride())]
+    there = torch.empty_strided(once.shape, once.stride(), dtype=value.dtype, device=device).copy_(once)
+    return there.expand(value.shape)
+
+
 def main():
     job = json.load(sys.stdin)
     isolate(job)
@@ -102,7 +115,7 @@ def main():
     }
     results = []
     try:
-        module = torch.jit.load(job["archive"], map_location="cpu")
+        module = torch.jit.load(job["archive"], map_location=job["device"])
     except Exception as error:
         evidence["load_error"] = f"{type(error).__name__}: {error}"
     else:
@@ -113,14 +126,22 @@ def main():
         evidence["methods"] = list(module._c._method_names())
         evidence["nodes"] = graph_size(module)
         evidence["optimised"] = evidence["nodes"] <= job["largest_optimised"]
-        for method, inputs, dtype in torch.load(job["calls"], weights_only=True):
+        device = torch.device(job["device"])
+        moved = None
+        for method, inputs, dtype, from_cpu, left_on_cpu in torch.load(job["calls"], weights_only=True):
             torch.set_default_dtype(getattr(torch, dtype))
+            given = [x if i == left_on_cpu else on(device, x) for i, x in enumerate(inputs)]
             try:
+                if from_cpu and moved is None:
+                    moved = torch.jit.load(job["archive"], map_location="cpu").eval().to(device)
                 with torch.inference_mode(), optimized_execution(evidence["optimised"]):
-                    outputs = getattr(module, method)(*inputs)
+                    outputs = getattr(moved if from_cpu else module, method)(*given)
                 if not isinstance(outputs, tuple):
                     raise TypeError(f"{type(outputs).__name__} returned instead of a tuple")
-                results.append({"outputs": [t.clone() for t in outputs], "error": ""})
+                for i, t in enumerate(outputs):
+                    if t.device.type != device.type:
+                        raise ValueError(f"output {i} is on device {t.device} instead of {device}")
+                results.append({"outputs": [t.cpu().clone() for t in outputs], "error": ""})
             except Exception as error:
                 results.append({"outputs": [], "error": describe(error)})
     evidence["foreign_modules"] = foreign_modules(job["packages"])

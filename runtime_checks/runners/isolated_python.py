@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,8 +14,9 @@ from pathlib import Path
 import torch
 
 from exporter.contract import Contract
-from exporter.errors import MissingRuntimeError, OutputError, RunError, UsageError
+from exporter.errors import RunError
 from runtime_checks.runners.base import Call, Result, Run
+from runtime_checks.runners.process import check_limits, ended_early, start, write_calls
 
 CHILD = Path(__file__).with_name("isolated_child.py")
 # torch's optimising executor takes time with the square of a graph's size: minutes for an unrolled iteration of
@@ -47,31 +47,20 @@ class IsolatedPython:
 
     seconds: float = 600.0
     memory: float = 16 * 2**30
+    device: str = "cpu"
     name: str = "python"
 
     def __post_init__(self) -> None:
-        if not (0 < self.seconds < float("inf") and 0 < self.memory < float("inf")):
-            raise UsageError(
-                "a limit is not a positive number",
-                got=f"{self.seconds} s, {self.memory} bytes",
-                expected="--time-limit in seconds and --memory-limit in GiB, both above 0",
-            )
+        check_limits(self.seconds, self.memory)
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
         with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
             calls_file, results_file = Path(folder, "calls.pt"), Path(folder, "results.pt")
-            try:
-                torch.save([(c.method, list(c.inputs), c.default_dtype) for c in calls], calls_file)
-            except (OSError, RuntimeError) as error:
-                raise OutputError(
-                    "the calls for a fresh process cannot be written",
-                    where=folder,
-                    got=str(error).splitlines()[0],
-                    mend="free the disk, or set TMPDIR to another one",
-                ) from None
+            write_calls(calls, calls_file)
             source = {contract.source.library, *contract.source.refused_imports}
             job: dict[str, object] = {
                 "archive": str(path.resolve()),
+                "device": self.device,
                 "calls": str(calls_file),
                 "results": str(results_file),
                 "packages": _packages(),
@@ -83,7 +72,7 @@ class IsolatedPython:
             }
             done = self._start(job)
             if done.returncode != 0 or not results_file.exists():
-                raise self._ended(path, done)
+                raise ended_early(path, done, self.seconds, self.memory)
             evidence = json.loads(done.stdout.splitlines()[-1])
             if evidence.get("load_error"):
                 raise RunError(
@@ -100,37 +89,7 @@ class IsolatedPython:
     def _start(self, job: dict[str, object]) -> subprocess.CompletedProcess[str]:
         # Isolated mode: no PYTHON* variables, no user site; -S: no site-packages either.
         command = [sys.executable, "-I", "-S", str(CHILD)]
-        keep = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")}
-        try:
-            return subprocess.run(
-                command,
-                input=json.dumps(job),
-                capture_output=True,
-                text=True,
-                timeout=self.seconds,
-                env=keep,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise RunError(
-                "the archive did not finish in a fresh process",
-                where=str(job["archive"]),
-                got=f"more than {self.seconds:g} s",
-                mend="raise the limit with --time-limit",
-            ) from None
-        except OSError as error:
-            raise MissingRuntimeError("a fresh Python process cannot be started", got=str(error)) from None
-
-    def _ended(self, path: Path, done: subprocess.CompletedProcess[str]) -> RunError:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-        return RunError(
-            "the process that ran the archive ended early",
-            where=str(path),
-            got=f"{how}{': ' + last if last else ''}",
-            expected=f"a run within {self.seconds:g} s and {self.memory / 2**30:.1f} GiB",
-            mend="raise --time-limit or --memory-limit if the limits are the reason",
-        )
+        return start(command, str(job["archive"]), self.seconds, text=json.dumps(job))
 
 
 def _packages() -> dict[str, str]:

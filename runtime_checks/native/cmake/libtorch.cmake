@@ -10,6 +10,10 @@ if(NOT TARGET torchferry_libtorch)
     INTERFACE_INCLUDE_DIRECTORIES "${TORCHFERRY_TORCH}/include;${TORCHFERRY_TORCH}/include/torch/csrc/api/include"
     INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${TORCHFERRY_TORCH}/include;${TORCHFERRY_TORCH}/include/torch/csrc/api/include")
   # libtorch.so pulls in the CUDA backend where there is one; nothing refers to it, so the linker must be told.
+  set(_libraries "")
+  foreach(_name torch torch_cpu c10)
+    list(APPEND _libraries "${TORCHFERRY_TORCH}/lib/${CMAKE_SHARED_LIBRARY_PREFIX}${_name}${CMAKE_SHARED_LIBRARY_SUFFIX}")
+  endforeach()
   target_link_libraries(torchferry_libtorch INTERFACE
-    "-L${TORCHFERRY_TORCH}/lib" "-Wl,--no-as-needed" torch torch_cpu c10 "-Wl,--as-needed")
+    "-Wl,--no-as-needed" ${_libraries} "-Wl,--as-needed" "-Wl,-rpath,${TORCHFERRY_TORCH}/lib")
 endif()

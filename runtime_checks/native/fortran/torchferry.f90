@@ -86,7 +86,7 @@ contains
     if (present(check_integrity)) options%check_integrity = merge(1, 0, check_integrity)
     if (present(intra_op_threads)) options%intra_op_threads = int(intra_op_threads, c_int32_t)
     if (present(fusion_depth)) options%fusion_depth = int(fusion_depth, c_int32_t)
-    c_path = c_text(path)
+    allocate (c_path, source=c_text(path))
     status = c_tf_load(c_loc(c_path), c_null_ptr, options, self%handle)
     if (status == TF_OK) call remember_variables(self, status)
   end subroutine
@@ -159,7 +159,7 @@ contains
     character(*), intent(in), optional :: method
     integer(c_int32_t) :: count
     character(kind=c_char), allocatable, target :: name(:)
-    name = method_text(method)
+    allocate (name, source=method_text(method))
     if (c_tf_input_count(self%handle, c_loc(name), count) /= TF_OK) count = -1
   end function
 
@@ -168,7 +168,7 @@ contains
     character(*), intent(in), optional :: method
     integer(c_int32_t) :: count
     character(kind=c_char), allocatable, target :: name(:)
-    name = method_text(method)
+    allocate (name, source=method_text(method))
     if (c_tf_output_count(self%handle, c_loc(name), count) /= TF_OK) count = -1
   end function
 
@@ -187,7 +187,7 @@ contains
     character(*), intent(in), optional :: method
     character(kind=c_char), allocatable, target :: name(:)
     type(c_variable) :: described
-    name = method_text(method)
+    allocate (name, source=method_text(method))
     status = c_tf_input(self%handle, c_loc(name), int(index - 1, c_int32_t), described)
     if (status == TF_OK) variable = f_variable(described)
   end subroutine
@@ -200,7 +200,7 @@ contains
     character(*), intent(in), optional :: method
     character(kind=c_char), allocatable, target :: name(:)
     type(c_variable) :: described
-    name = method_text(method)
+    allocate (name, source=method_text(method))
     status = c_tf_output(self%handle, c_loc(name), int(index - 1, c_int32_t), described)
     if (status == TF_OK) variable = f_variable(described)
   end subroutine
@@ -234,7 +234,7 @@ contains
       k = size(inputs) + i
       c_outputs(i) = c_described(outputs(i), own_rank(self, outputs(i), which, i, .false.), sizes(:, :, k))
     end do
-    name = method_text(method)
+    allocate (name, source=method_text(method))
     status = c_tf_call(self%handle, c_loc(name), size(inputs, kind=c_int32_t), c_inputs, &
                        size(outputs, kind=c_int32_t), c_outputs)
   end subroutine
@@ -277,7 +277,7 @@ contains
       k = size(inputs) + i
       c_outputs(i) = c_described(outputs(i), own_rank(self, outputs(i), which, place, .false.), sizes(:, :, k))
     end do
-    name = method_text(method)
+    allocate (name, source=method_text(method))
     status = c_tf_call_named(self%handle, c_loc(name), size(inputs, kind=c_int32_t), at_in, c_inputs, &
                              size(outputs, kind=c_int32_t), at_out, c_outputs)
   end subroutine
@@ -290,7 +290,7 @@ contains
     integer(c_int32_t), intent(out) :: status
     character(kind=c_char), allocatable, target :: c_name(:)
     integer(c_int64_t), target :: sizes(MAX_RANK, 2)
-    c_name = c_text(name)
+    allocate (c_name, source=c_text(name))
     status = c_tf_set_parameter(self%handle, c_loc(c_name), c_described(value, value%rank, sizes))
   end subroutine
 
@@ -301,7 +301,7 @@ contains
     integer(c_int32_t), intent(out) :: status
     character(kind=c_char), allocatable, target :: c_name(:)
     integer(c_int64_t), target :: sizes(MAX_RANK, 2)
-    c_name = c_text(name)
+    allocate (c_name, source=c_text(name))
     status = c_tf_get_parameter(self%handle, c_loc(c_name), c_described(value, value%rank, sizes))
   end subroutine
 
@@ -387,9 +387,9 @@ contains
     character(*), intent(in), optional :: method
     character(kind=c_char), allocatable :: chars(:)
     if (present(method)) then
-      chars = c_text(method)
+      allocate (chars, source=c_text(method))
     else
-      chars = c_text("forward")
+      allocate (chars, source=c_text("forward"))
     end if
   end function
 

@@ -223,7 +223,7 @@ contains
   ! Text for C; blanks at the end do not count.
   function c_text(text) result(chars)
     character(*), intent(in) :: text
-    character(kind=c_char), allocatable :: chars(:)
+    character(kind=c_char) :: chars(len_trim(text) + 1)
     chars = padded(text, len_trim(text) + 1)
   end function
 

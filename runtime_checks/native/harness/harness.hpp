@@ -19,9 +19,10 @@ void print(const std::vector<CaseResult>& results, const Model& model);
 /// A number JSON can hold, or its text where it cannot.
 nlohmann::json finite(double value);
 
-/// Runs the calls that a Python runner wrote (a torch.save of [(method, [inputs], default dtype), ...]) and writes
-/// their outputs as {"<call>/<output>": tensor}; gives {"errors": {"<call>": text}}.
-nlohmann::json replay_calls(const Model& model, const std::string& calls, const std::string& results);
+/// Runs the calls that a Python runner wrote to `calls` and writes the outputs of those that did not fail as one flat
+/// tuple; gives {"errors": {"<call>": text}}. `path` is the archive, for calls of one that is moved to the device.
+nlohmann::json replay_calls(const Model& model, const std::string& path, const std::string& calls,
+                            const std::string& results);
 
 /// Milliseconds of loading and of calls 1 to 5, then median and 99th percentile of the steady state, by batch size.
 nlohmann::json latency(const std::string& path, const std::string& device, const Options& options);

@@ -20,7 +20,6 @@ struct Arguments {
   bool as_json = false;
   int threads = 1;
   bool latency = false;
-  bool move = false;
   int fusion_depth = 0;
   bool optimize = true;
   std::string calls, results;
@@ -45,8 +44,7 @@ int run(const Arguments& arguments) {
   options.intra_op_threads = arguments.threads;
   options.fusion_depth = arguments.fusion_depth;
   options.optimize = arguments.optimize;
-  auto model = Model::load(arguments.file, arguments.move ? "cpu" : arguments.device, options);
-  if (arguments.move) model.to(arguments.device);
+  const auto model = Model::load(arguments.file, arguments.device, options);
   const auto cases = model.run_cases();
   const auto foreign = harness::foreign_objects(arguments.absent);
   bool passed = foreign.empty();
@@ -63,7 +61,8 @@ int run(const Arguments& arguments) {
                  {"optimized", model.optimized()},
                  {"foreign_objects", foreign},
                  {"cases", harness::as_json(cases)}};
-  if (!arguments.calls.empty()) report["replay"] = harness::replay_calls(model, arguments.calls, arguments.results);
+  if (!arguments.calls.empty())
+    report["replay"] = harness::replay_calls(model, arguments.file, arguments.calls, arguments.results);
   if (arguments.latency) report["latency"] = harness::latency(arguments.file, arguments.device, options);
 
   if (arguments.as_json) {
@@ -90,7 +89,6 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   app.add_flag("--latency", arguments.latency, "Measure load, first calls and steady state at several batch sizes");
-  app.add_flag("--move", arguments.move, "Load on the CPU, then move to the device");
   app.add_option("--fusion-depth", arguments.fusion_depth, "Specialisations by shape; -1 is torch's own setting")
       ->check(CLI::Range(-1, 20))
       ->capture_default_str();

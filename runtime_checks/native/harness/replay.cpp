@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <fstream>
+#include <optional>
 
 #include <ATen/ATen.h>
 #include <c10/core/DefaultDtype.h>
@@ -15,41 +17,53 @@ std::vector<char> read(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+/// On the device in the same memory layout: `to` would make it contiguous, and the layout is part of the call.
+at::Tensor on(const at::Device& device, const at::Tensor& value) {
+  if (device.is_cpu()) return value;
+  auto once = value;
+  for (int64_t d = 0; d < value.dim(); ++d)
+    if (value.stride(d) == 0) once = once.narrow(d, 0, std::min<int64_t>(once.size(d), 1));
+  auto there = at::empty_strided(once.sizes(), once.strides(), once.options().device(device));
+  there.copy_(once);
+  return there.expand(value.sizes());
+}
+
 }  // namespace
 
-nlohmann::json replay_calls(const Model& model, const std::string& calls, const std::string& results) {
+nlohmann::json replay_calls(const Model& model, const std::string& path, const std::string& calls,
+                            const std::string& results) {
   const auto list = torch::jit::pickle_load(read(calls)).toList();
-  c10::Dict<std::string, at::Tensor> outputs;
+  const auto device = model.device();
+  std::optional<Model> moved;
+  std::vector<c10::IValue> outputs;
   auto errors = nlohmann::json::object();
   for (size_t i = 0; i < list.size(); ++i) {
+    // As runtime_checks/runners/process.py writes them: method, inputs, default dtype, moved, left on the CPU.
     const c10::IValue item = list.get(i);
     const auto& parts = item.toTupleRef().elements();
-    const auto method = parts[0].toStringRef();
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(parts[2].toStringRef() == "float64" ? at::kDouble : at::kFloat));
     Tensors inputs;
     for (const auto& value : parts[1].toList()) {
       const auto tensor = static_cast<c10::IValue>(value).toTensor();
-      auto moved = tensor.to(model.device());
-      // `to` drops the strides of what it copies; the layout is part of the call.
-      if (!model.device().is_cpu()) {
-        moved = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(model.device()));
-        moved.copy_(tensor);
-      }
-      inputs.push_back(moved);
+      const bool stays = static_cast<int64_t>(inputs.size()) == parts[4].toInt();
+      inputs.push_back(stays ? tensor : on(device, tensor));
     }
     try {
-      const auto got = model.call(method, inputs);
-      for (size_t k = 0; k < got.size(); ++k) {
-        if (got[k].device() != model.device())
-          throw Error(TF_ERROR_DEVICE, "output " + std::to_string(k) + " is on " + got[k].device().str() +
-                                           " instead of " + model.device().str());
-        outputs.insert(std::to_string(i) + "/" + std::to_string(k), got[k].detach().cpu().clone());
+      if (parts[3].toBool() && !moved) {
+        moved.emplace(Model::load(path, "cpu", model.options()));
+        moved->to(device.str());
       }
+      const auto got = (parts[3].toBool() ? *moved : model).call(parts[0].toStringRef(), inputs);
+      for (size_t k = 0; k < got.size(); ++k)
+        if (got[k].device() != device)
+          throw Error(TF_ERROR_DEVICE, "output " + std::to_string(k) + " is on device " + got[k].device().str() +
+                                           " instead of " + device.str());
+      for (const auto& output : got) outputs.emplace_back(output.detach().cpu().clone());
     } catch (const Error& error) {
       errors[std::to_string(i)] = error.what();
     }
   }
-  const auto bytes = torch::jit::pickle_save(outputs);
+  const auto bytes = torch::jit::pickle_save(c10::ivalue::Tuple::create(std::move(outputs)));
   std::ofstream file(results, std::ios::binary);
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   file.close();

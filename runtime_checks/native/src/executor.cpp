@@ -5,6 +5,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/passes/freeze_module.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include "text.hpp"
@@ -17,6 +19,17 @@ int64_t count_nodes(at::ArrayRef<const torch::jit::Block*> blocks) {
   for (const auto* block : blocks)
     for (const auto* node : block->nodes()) count += 1 + count_nodes(node->blocks());
   return count;
+}
+
+/// Freezing deletes the functions that it inlined, while nodes still point to them for their traceback: an error in the
+/// model would then be a crash. The method itself, which lives as long as its module, takes their place.
+void own_call_stacks(at::ArrayRef<torch::jit::Block*> blocks, torch::jit::Function& method) {
+  for (auto* block : blocks)
+    for (auto* node : block->nodes()) {
+      if (node->callstack())
+        node->setCallStack(c10::make_intrusive<torch::jit::InlinedCallStack>(&method, node->sourceRange()));
+      own_call_stacks(node->blocks(), method);
+    }
 }
 
 /// The message of a TorchScript error is its last line; what comes before it is the traceback.
@@ -37,6 +50,15 @@ int64_t count_nodes(const torch::jit::Module& module) {
       if (const auto* function = torch::jit::tryToGraphFunction(method.function()))
         count += count_nodes({function->graph()->block()});
   return count;
+}
+
+torch::jit::Module frozen(const torch::jit::Module& module, const std::vector<std::string>& methods) {
+  auto made = torch::jit::freeze_module(module, methods);
+  for (const auto& name : methods) {
+    auto& function = made.get_method(name).function();
+    own_call_stacks({torch::jit::toGraphFunction(function).graph()->block()}, function);
+  }
+  return made;
 }
 
 Executable::Executable(const torch::jit::Module& module, const Method& method, const Options& options, bool optimize)

@@ -30,6 +30,9 @@ class Executable {
   int fusion_depth_;
 };
 
+/// The module with its parameters and constants folded into the graphs of `methods`.
+torch::jit::Module frozen(const torch::jit::Module& module, const std::vector<std::string>& methods);
+
 int64_t count_nodes(const torch::jit::Module& module);
 
 }  // namespace torchferry

@@ -8,7 +8,6 @@
 #include <ATen/ATen.h>
 #include <caffe2/serialize/read_adapter_interface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/jit/passes/freeze_module.h>
 #include <torch/csrc/jit/serialization/import.h>
 
 #include "archive.hpp"
@@ -79,6 +78,10 @@ struct Model::State {
     for (const auto& method : contract.methods)
       if (!module.find_method(method.name))
         fail(TF_ERROR_ARCHIVE, {"the file has no method " + in_quotes(method.name) + " that its contract names", path});
+    if (module.named_parameters().size() != contract.parameters.size())
+      fail(TF_ERROR_ARCHIVE, {"the file has other parameters than its contract says", path,
+                              std::to_string(module.named_parameters().size()),
+                              std::to_string(contract.parameters.size())});
     for (const auto& known : contract.parameters) {
       const auto held = parameter(known.name);
       if (!held.defined() || held.sizes() != at::IntArrayRef(known.shape) ||
@@ -94,7 +97,7 @@ struct Model::State {
     if (optimized && !options.settable_parameters) {
       std::vector<std::string> kept;
       for (const auto& method : contract.methods) kept.push_back(method.name);
-      ready = torch::jit::freeze_module(module, kept);
+      ready = frozen(module, kept);
     }
     std::vector<Executable> made;
     for (const auto& method : contract.methods) made.emplace_back(ready, method, options, optimized);
@@ -171,8 +174,12 @@ Tensors Model::call(const std::string& name, const Tensors& inputs) const {
     fail(TF_ERROR_COUNT, {"method " + in_quotes(name) + " takes another number of inputs", "argument 'inputs'",
                           std::to_string(inputs.size()), std::to_string(method.inputs.size())});
   std::shared_lock lock(state_->mutex);
-  for (size_t i = 0; i < inputs.size(); ++i)
-    check(inputs[i], role_of(i, method.inputs[i]), contract().batch_ndim, state_->device);
+  std::vector<int64_t> batch;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto role = role_of(i, method.inputs[i]);
+    check(inputs[i], role, contract().batch_ndim, state_->device);
+    if (contract().batch_ndim) broadcast_batch(batch, inputs[i], role);
+  }
   return state_->executable(method)(inputs);
 }
 

@@ -1,0 +1,80 @@
+"""Runtimes and devices by name, as a user asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from exporter.errors import MissingRuntimeError, UsageError, near
+from runtime_checks import native_library
+from runtime_checks.runners.base import Runner
+from runtime_checks.runners.isolated_python import IsolatedPython
+from runtime_checks.runners.libtorch import Libtorch
+
+RUNTIMES = ("python", "libtorch")
+TIME_LIMIT, MEMORY_LIMIT = 600.0, 16.0
+
+
+def runners(
+    runtimes: str | Sequence[str] = "python",
+    devices: str | Sequence[str] = "cpu",
+    *,
+    time_limit: float = TIME_LIMIT,
+    memory_limit: float = MEMORY_LIMIT,
+    announce: Callable[[str], None] = lambda text: None,
+) -> tuple[Runner, ...]:
+    """A runner for each runtime on each device; ``"python,libtorch"`` and ``["python", "libtorch"]`` are the same.
+
+    ``time_limit`` in seconds, ``memory_limit`` in GiB. The harness is built here where it is needed, which ``announce``
+    is told. Raises ``UsageError`` for a name that is none, ``MissingRuntimeError`` for what is not on this machine.
+    """
+    names, places = _split(runtimes), _split(devices)
+    for name in names:
+        if name not in RUNTIMES:
+            raise UsageError(f"there is no runtime {name!r}", where="--runtime", expected=near(name, RUNTIMES))
+    for place in places:
+        _check_device(place)
+    if "libtorch" in names:
+        native_library.build(announce=announce)
+    made: list[Runner] = []
+    for place in places:
+        for name in names:
+            if name == "python":
+                made.append(IsolatedPython(time_limit, memory_limit * 2**30, place))
+            else:
+                made.append(Libtorch(time_limit, place))
+    if not made:
+        raise UsageError("no runtime is named", where="--runtime, --device", expected="python, libtorch; cpu, cuda")
+    return tuple(made)
+
+
+def not_checked(devices: Sequence[str]) -> tuple[str, ...]:
+    """What the report says of a GPU that was not asked for."""
+    if any(device.startswith("cuda") for device in devices):
+        return ()
+    why = "there is a GPU: ask with --device cpu,cuda" if torch.cuda.is_available() else "there is no GPU"
+    return (f"cuda: not checked on this machine ({why})",)
+
+
+def _split(names: str | Sequence[str]) -> list[str]:
+    parts = names.split(",") if isinstance(names, str) else names
+    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and name != "cpu"):
+        raise UsageError(f"there is no device {name!r}", where="--device", expected="cpu, cuda or cuda:N")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        built = "a torch without CUDA" if torch.version.cuda is None else f"{count} devices"
+        raise MissingRuntimeError(
+            f"device {name!r} is not on this machine",
+            where="--device",
+            got=built,
+            mend="run it on a machine with a GPU and a torch built for CUDA, or leave --device cuda away",
+        )

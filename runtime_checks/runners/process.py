@@ -1,0 +1,68 @@
+"""What runners that start a process share: its limits, its environment, its calls as a file, its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from exporter.errors import MissingRuntimeError, OutputError, RunError, UsageError
+from runtime_checks.runners.base import Call
+
+_KEPT = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")
+
+
+def check_limits(seconds: float, memory: float) -> None:
+    """Raises ``UsageError`` for limits that are no limits."""
+    if not (0 < seconds < float("inf") and 0 < memory < float("inf")):
+        raise UsageError(
+            "a limit is not a positive number",
+            got=f"{seconds} s, {memory} bytes",
+            expected="--time-limit in seconds and --memory-limit in GiB, both above 0",
+        )
+
+
+def write_calls(calls: Sequence[Call], path: Path) -> None:
+    """Torch and plain values only, so that a process without torchferry, or without Python, reads them."""
+    try:
+        torch.save([(c.method, list(c.inputs), c.default_dtype, c.moved, c.left_on_cpu) for c in calls], path)
+    except (OSError, RuntimeError) as error:
+        raise OutputError(
+            "the calls for a fresh process cannot be written",
+            where=str(path.parent),
+            got=str(error).splitlines()[0],
+            mend="free the disk, or set TMPDIR to another one",
+        ) from None
+
+
+def start(command: Sequence[str], archive: str, seconds: float, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run to its end, with an environment that holds no PYTHON* variables and nothing of the user's."""
+    kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(("CUDA", "NVIDIA"))}
+    try:
+        return subprocess.run(
+            [*command], input=text, capture_output=True, text=True, timeout=seconds, env=kept, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise RunError(
+            "the archive did not finish in a fresh process",
+            where=archive,
+            got=f"more than {seconds:g} s",
+            mend="raise the limit with --time-limit",
+        ) from None
+    except OSError as error:
+        raise MissingRuntimeError(f"{command[0]} cannot be started", got=str(error)) from None
+
+
+def ended_early(path: Path, done: subprocess.CompletedProcess[str], seconds: float, memory: float) -> RunError:
+    last = (done.stderr.strip().splitlines() or [""])[-1]
+    how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    return RunError(
+        "the process that ran the archive ended early",
+        where=str(path),
+        got=f"{how}{': ' + last if last else ''}",
+        expected=f"a run within {seconds:g} s and {memory / 2**30:.1f} GiB",
+        mend="raise --time-limit or --memory-limit if the limits are the reason",
+    )

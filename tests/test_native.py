@@ -1,0 +1,375 @@
+"""The native library, from C++, C and Fortran, and what its harness finds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import RATES, ROOT, export_unverified, load_module
+from native_build import CLIENTS, need_fortran, programs, run
+from tampering import change_cases, change_contract, rewrite
+
+from exporter import archive
+from exporter.errors import ArchiveError, MismatchError, MissingRuntimeError, UsageError
+from runtime_checks import native_library
+from runtime_checks.runners import choose
+from runtime_checks.runners.base import Call
+from runtime_checks.runners.libtorch import Libtorch
+from runtime_checks.verify import examine, verify
+
+MODELS = CLIENTS / "models.py"
+SANITIZERS = "address,undefined"
+FACTORIES = {"elastic": "Elastic", "single": "Single", "picks": "picks", "whole": "Whole"}
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory) -> Path:
+    """One folder for all test processes of this run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if base.name.startswith("popen-") else base
+
+
+@pytest.fixture(scope="session")
+def clients(shared: Path) -> Path:
+    return programs(CLIENTS, shared)
+
+
+@pytest.fixture(scope="session")
+def archives(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("native")
+    for name, factory in FACTORIES.items():
+        export_unverified(f"{MODELS}:{factory}", folder / f"{name}.pt")
+    return {name: folder / f"{name}.pt" for name in FACTORIES}
+
+
+@pytest.fixture
+def elastic(archives, tmp_path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copy(archives["elastic"], tmp_path / "elastic.pt"))
+
+
+@pytest.fixture(scope="session")
+def damaged(archives, tmp_path_factory) -> Path:
+    """The archive of ``elastic``, damaged in every way that a host may meet."""
+    folder = tmp_path_factory.mktemp("damaged")
+    whole = archives["elastic"].read_bytes()
+    (folder / "empty.pt").touch()
+    (folder / "truncated.pt").write_bytes(whole[: len(whole) // 2])
+    (folder / "text.pt").write_text("not an archive at all\n" * 20)
+    changed = bytearray(whole)
+    changed[len(whole) // 3] ^= 1
+    (folder / "flipped.pt").write_bytes(changed)
+    torch.jit.save(load_module(archives["elastic"]), str(folder / "foreign.pt"))
+    with zipfile.ZipFile(shutil.copy(archives["elastic"], folder / "added.pt"), "a") as file:
+        file.writestr(f"{file.namelist()[0].split('/')[0]}/extra/stowaway", "x")
+    change_contract(Path(shutil.copy(archives["elastic"], folder / "schema.pt")), lambda c: c.update(schema=2))
+    return folder
+
+
+def test_the_cpp_interface(clients, archives):
+    code, _, text = run(clients / "test_model", **{f"TF_{name.upper()}": str(p) for name, p in archives.items()})
+    assert code == 0, text
+
+
+def test_fortran_arrays_sections_names_and_errors(clients, archives):
+    need_fortran()
+    code, _, text = run(clients / "fortran_layouts", archives["elastic"], archives["whole"])
+    assert code == 0, text
+    assert "all passed" in text
+
+
+def test_wrong_calls_give_a_status_and_the_handle_goes_on(clients, archives, damaged):
+    code, _, text = run(clients / "wrong_calls", archives["elastic"], archives["picks"], damaged)
+    assert code == 0, text
+    assert int(text.split()[-5]) > 25, text
+
+
+def test_the_sanitizers_find_nothing_over_all_wrong_calls(shared, archives, damaged):
+    folder = programs(CLIENTS, shared, sanitize=SANITIZERS)
+    code, _, text = run(
+        folder / "wrong_calls",
+        archives["elastic"],
+        archives["picks"],
+        damaged,
+        ASAN_OPTIONS="detect_leaks=1:halt_on_error=1",
+        UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1",
+        LSAN_OPTIONS=f"suppressions={CLIENTS / 'leaks_of_torch.txt'}:print_suppressions=0",
+    )
+    assert code == 0, text[-4000:]
+    assert "0 failures" in text
+
+
+def test_eight_threads_on_one_handle(clients, archives):
+    code, _, text = run(clients / "stress", archives["elastic"], "threads", "100000")
+    assert code == 0, text
+    assert text.startswith("100000 calls, 0 mismatches, 0 wrong messages")
+
+
+def test_memory_does_not_grow_with_the_number_of_batch_sizes(clients, archives):
+    code, out, text = run(clients / "stress", archives["elastic"], "sizes", "2000")
+    assert code == 0, text
+    before, after = map(int, out.split())
+    assert after <= before * 1.01, text
+
+
+def bits(tensors) -> bytes:
+    return b"".join(t.contiguous().numpy().tobytes() for t in tensors)
+
+
+def fortran_order(value: torch.Tensor) -> torch.Tensor:
+    """A batch of matrices as Fortran lays ``a(i, j, e)`` out."""
+    return value.transpose(-1, -2) if value.ndim == 3 else value
+
+
+def agreement(path: Path) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
+    """Inputs of 23 elements that nobody traced, and what Python gives for them."""
+    opened = archive.read(path)
+    generator = torch.Generator().manual_seed(7)
+    inputs = tuple(
+        torch.rand(23, *spec.shape, dtype=torch.float64, generator=generator) + 0.5 for spec in opened.contract.inputs
+    )
+    return inputs, list(load_module(path)(*inputs))
+
+
+@pytest.mark.parametrize("name", ["eq", "slash", "composed", "elastic"])
+def test_c_fortran_and_the_harness_agree_with_python(name, clients, archives, tmp_path, neml2):
+    path = archives.get(name, tmp_path / "m.pt")
+    if name == "composed":
+        export_unverified(f"{ROOT / 'examples' / 'composed' / 'model.py'}:make_model", path)
+    elif name != "elastic":
+        export_unverified(str(RATES if name == "eq" else RATES.with_name("slash.i")), path, "eq")
+    inputs, expected = agreement(path)
+    code, out, text = run(clients / "call_raw", path, "23", stdin=bits(inputs))
+    assert code == 0, text
+    assert out == bits(expected)
+    (result,) = Libtorch().run(path, archive.read(path).contract, [Call("forward", inputs)]).results
+    assert bits(result.outputs) == bits(expected)
+    need_fortran()
+    (tmp_path / "in").write_bytes(bits(map(fortran_order, inputs)))
+    code, _, text = run(clients / "call_raw_fortran", path, "23", tmp_path / "in", tmp_path / "out")
+    assert code == 0, text
+    found = (tmp_path / "out").read_bytes()
+    if name == "elastic":
+        # Sums over a matrix run along memory, and Fortran's matrices lie the other way: the last bit may differ.
+        numbers = torch.frombuffer(bytearray(found), dtype=torch.float64)
+        wanted = torch.frombuffer(bytearray(bits(map(fortran_order, expected))), dtype=torch.float64)
+        torch.testing.assert_close(numbers, wanted, rtol=1e-15, atol=0)
+    else:
+        assert found == bits(map(fortran_order, expected))
+
+
+def harness(path: Path, *arguments: str) -> tuple[int, dict]:
+    code, out, _ = run(native_library.build() / "bin" / "torchferry_verify", path, "--json", *arguments)
+    return code, json.loads(out)
+
+
+def test_the_harness_says_what_it_ran(archives):
+    code, report = harness(archives["elastic"], "--latency", "--threads", "1")
+    assert (code, report["passed"], report["foreign_objects"]) == (0, True, [])
+    assert all(case["max_ulp"] == 0 for case in report["cases"])
+    assert [point["batch"] for point in report["latency"]][:3] == [1, 10, 100]
+    assert all(len(point["first_calls_ms"]) == 5 and point["p99_ms"] > 0 for point in report["latency"])
+    code, _, text = run(native_library.build() / "bin" / "torchferry_verify", archives["elastic"])
+    assert code == 0
+    assert text.rstrip().endswith("verified")
+
+
+def nan_in_an_output(cases):
+    cases["batch_7/forward/out/2"][3] = float("nan")
+
+
+def one_number(cases):
+    cases["warmup/forward/out/0"].view(-1)[4] *= 1 + 1e-6
+
+
+def swapped(cases):
+    case = cases["batch_7/forward/out/0"]
+    case.copy_(case.transpose(-1, -2).clone())
+
+
+@pytest.mark.parametrize(
+    ("change", "output"), [(one_number, "force"), (nan_in_an_output, "energy"), (swapped, "force")]
+)
+def test_the_harness_finds_a_changed_case(elastic, change, output):
+    change_cases(elastic, change)
+    code, report = harness(elastic)
+    assert code == 5
+    failed = [c for c in report["cases"] if not c["passed"]]
+    assert {c["output"] for c in failed} == {output}
+    assert failed[0]["worst"]
+    assert set(failed[0]["inputs"]) == {"F", "v", "s"}
+    report = examine(elastic, runners=[Libtorch()])
+    assert {c.check for c in report.checks if c.verdict == "failed"} >= {"native comparison", "stored cases"}
+    with pytest.raises(MismatchError, match="force|energy"):
+        verify(elastic, runners=[Libtorch()])
+
+
+def test_the_harness_finds_swapped_outputs_of_one_shape(tmp_path, neml2):
+    path = tmp_path / "eq.pt"
+    export_unverified(str(RATES), path, "eq")
+
+    def exchange(cases):
+        a, b = cases["batch_7/forward/out/0"], cases["batch_7/forward/out/1"]
+        cases["batch_7/forward/out/0"], cases["batch_7/forward/out/1"] = b.clone(), a.clone()
+
+    change_cases(path, exchange)
+    code, report = harness(path)
+    assert code == 5
+    assert {c["output"] for c in report["cases"] if not c["passed"]} == {"a_rate", "b_rate"}
+
+
+def wrong_shape(cases):
+    cases["batch_7/forward/out/2"] = cases["batch_7/forward/out/2"].unsqueeze(-1)
+
+
+def missing_output(cases):
+    del cases["batch_7/forward/out/2"]
+
+
+@pytest.mark.parametrize("change", [wrong_shape, missing_output])
+def test_a_case_that_does_not_fit_is_damage(elastic, change):
+    change_cases(elastic, change)
+    code, report = harness(elastic)
+    assert (code, report["status"]) == (4, "TF_ERROR_ARCHIVE")
+    assert "batch_7" in report["error"]
+
+
+def grown(found):
+    found["extra/torchferry/graph.txt"] += b" "
+
+
+def removed(found):
+    del found["extra/torchferry/graph.txt"]
+
+
+@pytest.mark.parametrize("change", [grown, removed])
+def test_a_manifest_that_does_not_match_is_damage(elastic, change):
+    rewrite(elastic, change, manifest=False)
+    code, report = harness(elastic)
+    assert (code, report["status"]) == (4, "TF_ERROR_ARCHIVE")
+    assert "graph.txt" in report["error"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("methods", {}), ("inputs", 3), ("batch", {"ndim": 2, "sizes": [], "ranks": [], "limits": ""}), ("name", None)],
+)
+def test_a_broken_contract_names_its_field(elastic, field, value):
+    change_contract(elastic, lambda c: c.update({field: value}))
+    code, report = harness(elastic)
+    assert code == 4
+    assert field in report["error"]
+
+
+def test_a_parameter_that_the_contract_does_not_have(elastic):
+    change_contract(elastic, lambda c: c.update(parameters=c["parameters"][:1]))
+    code, report = harness(elastic)
+    assert code == 4
+    assert "parameters" in report["error"]
+
+
+def test_the_exit_codes_of_the_harness(tmp_path):
+    program = native_library.build() / "bin" / "torchferry_verify"
+    assert run(program, "nowhere.pt")[0] == 4
+    assert run(program)[0] == 2
+    assert run(program, "m.pt", "--threads", "-2")[0] == 2
+    assert run(program, "m.pt", "--colour")[0] == 2
+    assert run(program, "m.pt", "--device", "tpu")[0] == 2
+    assert run(program, "m.pt", "--device", "cuda:77")[0] == 6
+    assert run(program, "--help")[0] == 0
+
+
+def test_one_report_for_all_runtimes(archives):
+    runners = choose.runners("python,libtorch")
+    report = verify(archives["elastic"], runners=runners)
+    assert [leg.name for leg in report.legs] == ["python, cpu", "libtorch, cpu"]
+    isolation = [c.verdict for c in report.checks if c.check == "source library absent"]
+    assert isolation == ["passed", "passed"]
+    assert {o.comparison.max_ulp for o in report.outputs} <= {0, 1}
+
+
+def test_a_python_in_the_harness_process_is_found(archives, monkeypatch):
+    """The library that this test asks to be absent is one that the harness needs."""
+    contract = archive.read(archives["elastic"]).contract
+    run = Libtorch().run(archives["elastic"], contract, [])
+    assert run.evidence["foreign_objects"] == []
+    code, report = harness(archives["elastic"], "--absent=torch_cpu")
+    assert code == 5
+    assert any("torch_cpu" in name for name in report["foreign_objects"])
+
+
+def test_a_call_that_raises_is_that_calls_error(archives):
+    contract = archive.read(archives["picks"]).contract
+    table = torch.rand(2, 3, dtype=torch.float64)
+    calls = [Call("forward", (table, torch.tensor([0, index]))) for index in (1, 9, 2)]
+    results = Libtorch().run(archives["picks"], contract, calls).results
+    assert [bool(r.error) for r in results] == [False, True, False]
+    assert "out of bounds" in results[1].error
+    assert torch.equal(results[2].outputs[0], table[[0, 1], [0, 2]])
+
+
+def test_names_and_devices_that_are_none():
+    with pytest.raises(UsageError, match="julia"):
+        choose.runners("python,julia")
+    with pytest.raises(UsageError, match="tpu"):
+        choose.runners("python", "tpu")
+    with pytest.raises(UsageError, match="no runtime"):
+        choose.runners("", "cpu")
+    with pytest.raises(MissingRuntimeError, match="cuda:55"):
+        choose.runners("python", "cuda:55")
+    assert choose.not_checked(["cuda"]) == ()
+    assert "not checked on this machine" in choose.not_checked(["cpu"])[0]
+
+
+def test_a_damaged_archive_is_damaged_for_libtorch_too(damaged):
+    with pytest.raises(ArchiveError):
+        verify(damaged / "flipped.pt", runners=[Libtorch()])
+
+
+def test_no_compiler_is_a_runtime_that_is_not_there(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(MissingRuntimeError, match="no-such-compiler"):
+        native_library.build()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(Path(shutil.which("g++") or "/usr/bin/g++").parent))
+    monkeypatch.setattr(native_library, "tool", lambda name, needed=True: "/bin/false")
+    with pytest.raises(MissingRuntimeError, match="could not be built"):
+        native_library.build()
+    assert not [p for p in (tmp_path / "native").iterdir() if p.is_dir()]
+
+
+def test_the_folder_of_the_cmake_package(capfd):
+    from exporter.cli.app import run as command
+
+    assert command(["cmake-dir"]) == 0
+    folder = Path(capfd.readouterr().out.strip())
+    assert (folder / "torchferryConfig.cmake").is_file()
+    assert command(["native", "path"]) == 0
+    assert Path(capfd.readouterr().out.strip()) == folder.parents[2]
+
+
+def test_pkg_config_builds_a_c_client(archives, tmp_path):
+    prefix = native_library.build()
+    text = (prefix / "lib" / "pkgconfig" / "torchferry.pc").read_text()
+    assert "/tmp" not in text
+    assert str(prefix) not in text
+    flags = [line.split(":", 1)[1] for line in text.splitlines() if line.startswith(("Cflags", "Libs"))]
+    found = " ".join(flags).replace("${includedir}", f"{prefix}/include").replace("${libdir}", f"{prefix}/lib")
+    compile_it = ["gcc", str(CLIENTS / "call_raw.c"), "-o", str(tmp_path / "client"), *found.split()]
+    native_library.run_tool(compile_it)
+    inputs, expected = agreement(archives["elastic"])
+    code, out, text = run(tmp_path / "client", archives["elastic"], "23", stdin=bits(inputs))
+    assert code == 0, text
+    assert out == bits(expected)
+
+
+def test_sources_are_where_an_installed_wheel_has_them():
+    listed = {p.relative_to(native_library.SOURCES).as_posix() for p in native_library.SOURCES.rglob("*.*")}
+    assert {"CMakeLists.txt", "include/torchferry/torchferry.h", "fortran/torchferry.f90"} <= listed
+    assert sys.modules["runtime_checks"].__file__
