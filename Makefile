@@ -3,11 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: demo test lint coverage clean
+.PHONY: demo test lint coverage cuda-check clean
 
 demo: .venv/installed
 	$(BIN)/torchferry export examples/rates/model.i --model eq -o out/eq.pt --timings
-	$(BIN)/torchferry verify out/eq.pt
+	$(BIN)/torchferry verify out/eq.pt --runtime python,libtorch
+	$(BIN)/torchferry export examples/solvers/decay.py:make_model -o out/decay.pt --json > out/decay.json
+	$(BIN)/cmake -S examples/solvers -B out/solvers -DDECAY_CPP=OFF -Dtorchferry_DIR="$$($(BIN)/torchferry cmake-dir)" > out/cmake.log
+	$(BIN)/cmake --build out/solvers --target decay >> out/cmake.log
+	out/solvers/decay out/decay.pt
 
 test: lint
 	$(BIN)/pytest -n $(JOBS)
@@ -27,6 +31,11 @@ coverage: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[neml2,dev]'
 	touch $@
+
+# All that needs a GPU, and one report in artifacts/. PY: a Python that has a torch with CUDA and what torchferry needs.
+cuda-check: $(if $(PY),,.venv/installed)
+	$(or $(PY),$(BIN)/python) benchmarks/cuda_check.py
+	$(or $(PY),$(BIN)/python) -m pytest -m cuda tests
 
 clean:
 	rm -rf .venv out build *.egg-info

@@ -56,6 +56,7 @@ __all__ = [
     "verify",
 ]
 
+
 def export(
     source: str | nn.Module,
     *,
@@ -78,9 +79,7 @@ def export(
     ``memory_limit`` (GiB) bound the process that verifies; ``announce`` is told name, inputs and outputs of each model
     before it is captured, ``progress`` of a build of the native library. Raises the errors of ``exporter.errors``.
     """
-    runners = _choose.runners(
-        runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress
-    )
+    runners = _choose.runners(runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress)
     names = list(dict.fromkeys(runner.device for runner in runners))
     notes = _choose.not_checked(names)
     return _pipeline.export(
@@ -109,8 +108,6 @@ def verify(
 
     Raises ``MismatchError``, ``ArchiveError``, and ``MissingRuntimeError`` for a runtime or device that is not there.
     """
-    runners = _choose.runners(
-        runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress
-    )
+    runners = _choose.runners(runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress)
     notes = _choose.not_checked([runner.device for runner in runners])
     return _verify(Path(path), runners=runners, notes=notes)

@@ -69,8 +69,8 @@ def export(
 
     ``source`` is what the command line takes, or a module; ``inputs`` a file of warmup inputs, or a dict by name.
     ``output`` is the file, or a folder where several models are exported or it exists as one; the default is
-    ``NAME.pt`` here; ``devices`` are those on which ``verify`` runs it. Raises the errors of ``exporter.errors``; no file is left behind by a failure, and files of
-    models before the one that failed stay: each stands for itself.
+    ``NAME.pt`` here; ``devices`` are those on which ``verify`` runs it. Raises the errors of ``exporter.errors``; no
+    file is left behind by a failure, and files of models before the one that failed stay: each stands for itself.
     """
     given = read_inputs(inputs) if isinstance(inputs, Path) else inputs
     rules = [Rename.parse(text) for text in renames]

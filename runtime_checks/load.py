@@ -19,15 +19,17 @@ class Model:
     ``module`` is the TorchScript module itself, for whatever torch can do with it.
     """
 
-    def __init__(self, contract: Contract, module: Any) -> None:
+    def __init__(self, contract: Contract, module: Any, device: str | torch.device = "cpu") -> None:
         self.contract = contract
         self.module = module
+        self.device = torch.device(device)
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self.module(*inputs)
 
     def call(self, method: str, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Outputs by name. Raises ``UsageError`` for an unknown method and for missing or extra inputs."""
+        """Outputs by name. Raises ``UsageError`` for an unknown method, for missing or extra inputs, and for one on
+        another device than the model."""
         if method not in self.contract.methods:
             raise UsageError(f"the archive has no method {method!r}", expected=near(method, self.contract.methods))
         spec = self.contract.methods[method]
@@ -38,6 +40,14 @@ class Model:
                 got=", ".join(map(repr, inputs)),
                 expected=", ".join(map(repr, spec.inputs)),
             )
+        for name, value in inputs.items():
+            if not _same_place(value.device, self.device):
+                raise UsageError(
+                    f"input {name!r} is on the wrong device",
+                    got=str(value.device),
+                    expected=str(self.device),
+                    mend=f"move it with .to({str(self.device)!r}), or the model with to()",
+                )
         outputs = getattr(self.module, method)(*(inputs[name] for name in spec.inputs))
         names = [o if isinstance(o, str) else "d {} / d {}".format(*o) for o in spec.outputs]
         return dict(zip(names, outputs, strict=True))
@@ -60,12 +70,19 @@ class Model:
     def to(self, *target: Any) -> Model:
         """Move parameters, buffers and constants, as ``torch.nn.Module.to`` does."""
         self.module.to(*target)
+        place = torch._C._nn._parse_to(*target)[0]  # pyright: ignore[reportAttributeAccessIssue]
+        self.device = place or self.device
         return self
 
     def __repr__(self) -> str:
         inputs = "; ".join(s.describe() for s in self.contract.inputs)
         outputs = "; ".join(s.describe() for s in self.contract.outputs)
         return f"Model {self.contract.name}\n  inputs: {inputs}\n  outputs: {outputs}"
+
+
+def _same_place(a: torch.device, b: torch.device) -> bool:
+    """``cuda`` is ``cuda:0`` here, as in torch where nobody chose another current device."""
+    return a.type == b.type and (a.type == "cpu" or (a.index or 0) == (b.index or 0))
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
@@ -83,4 +100,4 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
                 got=first_line(error),
                 mend="compare the torch version with the one in the contract, or export it again",
             ) from error
-    return Model(opened.contract, module.eval())
+    return Model(opened.contract, module.eval(), device)

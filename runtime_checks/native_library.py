@@ -80,6 +80,7 @@ def _build(folder: Path, sanitize: str) -> None:
         f"-DCMAKE_INSTALL_PREFIX={folder / 'prefix'}",
         f"-DCMAKE_CXX_COMPILER={_compiler()}",
         f"-DTORCHFERRY_SANITIZE={sanitize}",
+        f"-DTORCHFERRY_HARNESS={'OFF' if sanitize else 'ON'}",
         *(["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []),
     ]
     run_tool(configure)

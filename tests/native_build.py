@@ -40,13 +40,15 @@ def programs(source: Path, shared: Path, *, sanitize: str = "") -> Path:
     return folder
 
 
-def run(program: Path, *arguments: str | Path, stdin: bytes = b"", **environment: str) -> tuple[int, bytes, str]:
+def run(
+    program: Path, *arguments: str | Path, stdin: bytes = b"", environment: dict[str, str] | None = None
+) -> tuple[int, bytes, str]:
     """Exit code, standard output as bytes, and both outputs as text for messages."""
     done = subprocess.run(
         [str(program), *map(str, arguments)],
         input=stdin,
         capture_output=True,
-        env={**os.environ, **environment},
+        env={**os.environ, **(environment or {})},
         timeout=300,
         check=False,
     )

@@ -156,6 +156,24 @@ def makes_tensors():
     return Model(function)
 
 
+class MakesZeros(nn.Module):
+    def forward(self):
+        return torch.zeros(3, dtype=torch.float64, device="cpu")
+
+
+class StaysOnTheCpu(nn.Module):
+    """A tensor that is made where no input is at hand: it does not move with the archive."""
+
+    signature = Signature.of({"x": (3,)}, {"y": (3,)})
+
+    def __init__(self):
+        super().__init__()
+        self.zeros = MakesZeros()
+
+    def forward(self, x):
+        return {"y": x + self.zeros()}
+
+
 def writes_to_its_own_constant():
     """Sound in eager mode: the constant is new at every call."""
 

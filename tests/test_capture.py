@@ -155,6 +155,13 @@ def test_another_device_without_one(tmp_path):
     assert made(x)[0].device.type == "meta"
 
 
+def test_a_constant_that_stays_on_the_cpu_is_found_without_a_gpu(tmp_path):
+    with pytest.raises(CaptureError, match="device 'cpu'") as raised:
+        export("StaysOnTheCpu", tmp_path)
+    assert "planted.py" in raised.value.details["where"]
+    assert not list(tmp_path.iterdir())
+
+
 def test_strided_inputs_of_a_model_that_views_them(tmp_path):
     opened = export("views_its_input", tmp_path)
     assert [f.check for f in opened.contract.findings] == ["memory layout", "unbatched inputs"]

@@ -186,6 +186,27 @@ def follow_inputs(module: torch.jit.ScriptModule) -> None:
         torch._C._jit_pass_dce(graph)
 
 
+def refuse_fixed_devices(module: torch.jit.ScriptModule, name: str) -> None:
+    """Raises ``CaptureError`` for a device or a tensor that is written into a graph: it would stay where it is when
+    the archive moves. Found by a look at every constant, so it takes no other device to see it."""
+    for path, _, graph in graphs(module):
+        for node in nodes(graph):
+            kind = node.output().type().kind() if node.outputsSize() == 1 else ""
+            if node.kind() != "prim::Constant" or kind not in ("DeviceObjType", "TensorType"):
+                continue
+            uses = [use.user for use in node.output().uses()]
+            if not uses:
+                continue
+            what = f"device {node.s('value')!r}" if kind == "DeviceObjType" else "a tensor"
+            raise CaptureError(
+                f"model {name!r} keeps {what} in its graph, which stays there when the archive is moved to a GPU",
+                where=location(uses[0]) + (f", in submodule {path!r}" if path else ""),
+                got=f"{what} in {uses[0].kind()}",
+                expected="tensors made on the device of an input, or buffers",
+                mend="make it with device=x.device where an input x is at hand, or as a buffer in __init__",
+            )
+
+
 def _follow_dtype(graph: Any, node: Any, first: Any) -> None:
     made = node.output().type() if node.outputsSize() == 1 else None
     if made is None or made.kind() != "TensorType" or any(v.type().kind() == "TensorType" for v in node.inputs()):

@@ -85,6 +85,7 @@ def capture(warm: Warmup, seed: int) -> Captured:
         constants.lift(module)
         constants.pin_dtypes(module)
         constants.follow_inputs(module)
+        constants.refuse_fixed_devices(module, source.name)
         rewrite_operators(module)
         operators(module)
         findings = refuse_frozen_parameters(warm, module, draws[0][1], generator)

@@ -67,5 +67,7 @@ def _refused(path: Path, report: dict) -> Exception:
     """The harness's own error, as the one that it is here."""
     what, *details = str(report["error"]).splitlines()
     got = "; ".join(line.strip() for line in details)
-    kind = {"TF_ERROR_UNAVAILABLE": MissingRuntimeError, "TF_ERROR_ARCHIVE": ArchiveError}.get(report["status"], RunError)
+    kind = {"TF_ERROR_UNAVAILABLE": MissingRuntimeError, "TF_ERROR_ARCHIVE": ArchiveError}.get(
+        report["status"], RunError
+    )
     return kind(f"libtorch: {what}", where=str(path), got=got)

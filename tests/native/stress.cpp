@@ -1,5 +1,6 @@
 // stress ARCHIVE threads CALLS: eight threads on one shared handle; every output must have the bits of the first.
 // stress ARCHIVE sizes COUNT: so many different batch sizes; prints the resident memory before and after, in kB.
+// stress ARCHIVE leaks COUNT: the same, with results that are borrowed and never freed.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -28,14 +29,15 @@ struct Elastic {
     for (size_t i = 0; i < v.size(); ++i) v[i] = seed - 0.5 * static_cast<double>(i % 5);
     for (size_t i = 0; i < s.size(); ++i) s[i] = seed * static_cast<double>(i % 3 + 1);
   }
-  tf_status call(tf_model model) {
+  tf_status call(tf_model model, bool leak = false) {
     const tf_tensor in[] = {{f.data(), TF_FLOAT64, 3, shape, nullptr, {TF_CPU, 0}},
                             {v.data(), TF_FLOAT64, 2, shape, nullptr, {TF_CPU, 0}},
                             {s.data(), TF_FLOAT64, 1, shape, nullptr, {TF_CPU, 0}}};
     const tf_tensor out[] = {{force.data(), TF_FLOAT64, 3, shape, nullptr, {TF_CPU, 0}},
                              {pushed.data(), TF_FLOAT64, 2, shape, nullptr, {TF_CPU, 0}},
                              {energy.data(), TF_FLOAT64, 1, shape, nullptr, {TF_CPU, 0}}};
-    return tf_call(model, nullptr, 3, in, 3, out);
+    tf_result never_freed;
+    return leak ? tf_call_borrow(model, nullptr, 3, in, &never_freed) : tf_call(model, nullptr, 3, in, 3, out);
   }
   int64_t n;
   int64_t shape[3] = {n, 3, 3};
@@ -84,7 +86,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i < 50; ++i) Elastic(count + 10).call(model);
   const long before = resident();
   for (long n = 1; n <= count; ++n)
-    if (Elastic(n).call(model) != TF_OK) return std::fprintf(stderr, "%s\n", tf_last_error(model)), 1;
+    if (Elastic(n).call(model, std::string(argv[2]) == "leaks") != TF_OK) return std::fprintf(stderr, "%s\n", tf_last_error(model)), 1;
   std::printf("%ld %ld\n", before, resident());
   return tf_close(model) == TF_OK ? 0 : 1;
 }

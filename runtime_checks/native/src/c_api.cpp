@@ -191,16 +191,13 @@ Options options_of(const tf_options* given) {
   return options;
 }
 
-/// A parameter's value in the caller's memory, held against its contract.
-at::Tensor parameter_view(const Model& model, const char* name, const tf_tensor* value, bool written) {
+/// What the caller's memory for a parameter is held against.
+Role parameter_role(const Model& model, const char* name, const tf_tensor* value) {
   require(name, "name");
   require(value, "value");
   const auto& known = model.contract().parameters;
-  for (size_t i = 0; i < known.size(); ++i) {
-    if (known[i].name != name) continue;
-    const auto role = role_of(i, known[i]);
-    return written ? as_output(*value, role, {}, model.device()) : as_tensor(*value, role, 0, model.device());
-  }
+  for (size_t i = 0; i < known.size(); ++i)
+    if (known[i].name == name) return role_of(i, known[i]);
   fail(TF_ERROR_NAME, {"there is no parameter " + in_quotes(name), "argument 'name'", in_quotes(name),
                        one_of(known, [](const Parameter& p) { return p.name; })});
 }
@@ -403,13 +400,19 @@ tf_status tf_result_free(tf_result result) {
 }
 
 tf_status tf_set_parameter(tf_model model, const char* name, const tf_tensor* value) {
-  return with_model(model, [&](Model& m) { m.set_parameter(name ? name : "", parameter_view(m, name, value, false)); });
+  return with_model(model, [&](Model& m) {
+    const auto role = parameter_role(m, name, value);
+    at::Tensor shell;
+    m.set_parameter(name, as_tensor(*value, role, 0, m.device(), shell));
+  });
 }
 
 tf_status tf_get_parameter(tf_model model, const char* name, const tf_tensor* value) {
   return with_model(model, [&](Model& m) {
-    auto target = parameter_view(m, name, value, true);
-    target.copy_(m.parameter(name));
+    const auto role = parameter_role(m, name, value);
+    const auto device = m.device();
+    check_output(*value, role, {}, device);
+    write_output(*value, role, m.parameter(name), device);
   });
 }
 

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <limits>
 
 #include <ATen/Context.h>
-#include <ATen/ops/from_blob.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "text.hpp"
@@ -74,17 +75,33 @@ int64_t check(const tf_tensor& given, const Role& role, const at::Device& device
   return elements;
 }
 
-at::Tensor wrap(const tf_tensor& given, at::ScalarType type, const at::Device& device) {
+/// A tensor on the memory. Made from its parts, which takes a third of the time that from_blob takes.
+at::Tensor wrap(const tf_tensor& given, int64_t elements, at::ScalarType type, const at::Device& device) {
   const at::IntArrayRef shape(given.shape, static_cast<size_t>(given.rank));
-  const auto options = at::TensorOptions().dtype(type).device(device);
-  // The device is said, so that torch does not ask the driver whose memory it is.
+  int64_t reach = elements;
+  if (given.strides && elements) {
+    reach = 1;
+    for (int32_t i = 0; i < given.rank; ++i) reach += given.strides[i] * (given.shape[i] - 1);
+  }
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(reach) * c10::elementSize(type),
+      c10::DataPtr(given.data, device), nullptr, false);
+  const auto key = device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key),
+                                                         c10::scalarTypeToTypeMeta(type));
   if (given.strides)
-    return at::for_blob(given.data, shape)
-        .strides(at::IntArrayRef(given.strides, static_cast<size_t>(given.rank)))
-        .options(options)
-        .target_device(device)
-        .make_tensor();
-  return at::for_blob(given.data, shape).options(options).target_device(device).make_tensor();
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
+        shape, at::IntArrayRef(given.strides, static_cast<size_t>(given.rank)));
+  else
+    tensor.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
+  return tensor;
+}
+
+bool reusable(const at::Tensor& shell, const tf_tensor& given) {
+  if (!shell.defined() || shell.use_count() != 1 || shell.storage().use_count() != 1) return false;
+  const auto rank = static_cast<size_t>(given.rank);
+  if (shell.sizes() != at::IntArrayRef(given.shape, rank)) return false;
+  return given.strides ? shell.strides() == at::IntArrayRef(given.strides, rank) : shell.is_contiguous();
 }
 
 std::vector<int64_t> shape_of(const tf_tensor& given) {
@@ -142,22 +159,30 @@ at::Device parse_device(const std::string& text) {
   return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
-at::Tensor as_tensor(const tf_tensor& given, const Role& role, int batch_ndim, const at::Device& device) {
-  check(given, role, device);
+at::Tensor as_tensor(const tf_tensor& given, const Role& role, int batch_ndim, const at::Device& device,
+                     at::Tensor& shell) {
+  const int64_t elements = check(given, role, device);
   const auto own = role.shape.size();
   const auto rank = static_cast<size_t>(given.rank);
   const bool fits = (batch_ndim ? rank >= own : rank == own) &&
                     std::equal(role.shape.begin(), role.shape.end(), given.shape + (rank - own));
   if (!fits) misfit(given, role, expected_shape(role, batch_ndim));
-  return wrap(given, scalar_type(role.dtype), device);
+  if (!reusable(shell, given))
+    shell = wrap(given, elements, scalar_type(role.dtype), device);
+  else
+    shell.storage().set_data_ptr_noswap(c10::DataPtr(given.data, device));
+  return shell;
 }
 
-at::Tensor as_output(const tf_tensor& given, const Role& role, const std::vector<int64_t>& batch,
-                     const at::Device& device) {
+void check_output(const tf_tensor& given, const Role& role, const std::vector<int64_t>& batch,
+                  const at::Device& device) {
   const int64_t elements = check(given, role, device);
-  auto shape = batch;
-  shape.insert(shape.end(), role.shape.begin(), role.shape.end());
-  if (!std::equal(shape.begin(), shape.end(), given.shape, given.shape + given.rank)) {
+  const bool fits = static_cast<size_t>(given.rank) == batch.size() + role.shape.size() &&
+                    std::equal(batch.begin(), batch.end(), given.shape) &&
+                    std::equal(role.shape.begin(), role.shape.end(), given.shape + batch.size());
+  if (!fits) {
+    auto shape = batch;
+    shape.insert(shape.end(), role.shape.begin(), role.shape.end());
     int64_t needed = 1;
     for (const auto size : shape) needed *= size;
     if (elements < needed)
@@ -180,7 +205,21 @@ at::Tensor as_output(const tf_tensor& given, const Role& role, const std::vector
       reach += stride * (size - 1);
     }
   }
-  return wrap(given, scalar_type(role.dtype), device);
+}
+
+void write_output(const tf_tensor& given, const Role& role, const at::Tensor& result, const at::Device& device) {
+  const at::IntArrayRef shape(given.shape, static_cast<size_t>(given.rank));
+  if (result.sizes() != shape || result.scalar_type() != scalar_type(role.dtype) || result.device() != device)
+    fail(TF_ERROR_MODEL, {"the model gave another shape, dtype or device than its contract says", role.what(),
+                          shape_text(result.sizes().vec()) + " " + c10::toString(result.scalar_type()) + " " +
+                              result.device().str(),
+                          shape_text(shape.vec()) + " " + dtype_name(role.dtype) + " " + device.str()});
+  // Plain memory needs no dispatcher, which at batch 1 costs more than the copy itself.
+  if (!given.strides && device.is_cpu() && result.is_contiguous()) {
+    if (result.numel()) std::memmove(given.data, result.const_data_ptr(), result.nbytes());
+    return;
+  }
+  wrap(given, result.numel(), result.scalar_type(), device).copy_(result);
 }
 
 void broadcast_batch(std::vector<int64_t>& batch, const at::Tensor& input, const Role& role) {

@@ -34,11 +34,16 @@ inline Role role_of(size_t i, const Output& o) {
 }
 inline Role role_of(size_t i, const Parameter& p) { return {"parameter", i, p.name, nullptr, p.shape, p.dtype}; }
 
-/// The memory as a tensor, without a copy, and its batch. `batch_ndim` as in the contract.
-at::Tensor as_tensor(const tf_tensor& given, const Role& role, int batch_ndim, const at::Device& device);
-/// As above for memory that is written: elements must not share it, and the shape must be exactly `batch` + own.
-at::Tensor as_output(const tf_tensor& given, const Role& role, const std::vector<int64_t>& batch,
-                     const at::Device& device);
+/// The memory as a tensor, without a copy. `batch_ndim` as in the contract. Where `shell` is a tensor of this shape that
+/// nobody else holds, it is put on the memory: making one takes longer than all else here.
+at::Tensor as_tensor(const tf_tensor& given, const Role& role, int batch_ndim, const at::Device& device,
+                     at::Tensor& shell);
+/// Memory that is to be written, before anything runs: its shape must be exactly `batch` + own, and no two elements
+/// may share a place.
+void check_output(const tf_tensor& given, const Role& role, const std::vector<int64_t>& batch,
+                  const at::Device& device);
+/// Copies what the model gave to memory that was checked.
+void write_output(const tf_tensor& given, const Role& role, const at::Tensor& result, const at::Device& device);
 
 /// The batch that inputs give together, as torch broadcasts; `role` names the input that does not fit.
 void broadcast_batch(std::vector<int64_t>& batch, const at::Tensor& input, const Role& role);

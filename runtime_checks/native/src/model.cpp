@@ -1,6 +1,7 @@
 #include <torchferry/model.hpp>
 
-#include <cstring>
+#include <array>
+#include <atomic>
 #include <mutex>
 #include <shared_mutex>
 #include <utility>
@@ -34,13 +35,21 @@ void check(const at::Tensor& given, const Role& role, int batch_ndim, const at::
                           (batch_ndim ? "any batch, then " : "") + shape_text(role.shape)});
 }
 
-void copy_to(const at::Tensor& to, const at::Tensor& from) {
-  // Plain memory needs no dispatcher, which at batch 1 costs as much as the copy itself.
-  if (to.is_cpu() && from.is_cpu() && to.is_contiguous() && from.is_contiguous()) {
-    if (from.numel()) std::memmove(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
-    return;
-  }
-  to.copy_(from);
+/// This thread's input tensors of the methods that it called last, for the next call. They own no memory.
+struct Shells {
+  uint64_t owner = 0;
+  const Method* method = nullptr;
+  Tensors tensors;
+};
+
+Shells& shells_of(uint64_t owner, const Method& method) {
+  thread_local std::array<Shells, 8> recent;
+  thread_local size_t next = 0;
+  for (auto& one : recent)
+    if (one.owner == owner && one.method == &method) return one;
+  auto& oldest = recent[next++ % recent.size()];
+  oldest = {owner, &method, Tensors(method.inputs.size())};
+  return oldest;
 }
 
 torch::jit::Module load_module(const ArchiveFile& file, const std::string& path, const at::Device& device) {
@@ -99,6 +108,8 @@ struct Model::State {
       for (const auto& method : contract.methods) kept.push_back(method.name);
       ready = frozen(module, kept);
     }
+    static std::atomic<uint64_t> next{1};
+    id = next++;
     std::vector<Executable> made;
     for (const auto& method : contract.methods) made.emplace_back(ready, method, options, optimized);
     executables = std::move(made);
@@ -114,22 +125,23 @@ struct Model::State {
 
   /// The inputs as tensors, and the batch that they give together.
   Tensors wrap(const Method& method, const tf_tensor* inputs, std::vector<int64_t>& batch) const {
+    auto& shells = shells_of(id, method).tensors;
     Tensors tensors;
-    tensors.reserve(method.inputs.size() + 1);
+    tensors.reserve(method.inputs.size());
     for (size_t i = 0; i < method.inputs.size(); ++i) {
       const auto role = role_of(i, method.inputs[i]);
-      tensors.push_back(as_tensor(inputs[i], role, contract.batch_ndim, device));
+      tensors.push_back(as_tensor(inputs[i], role, contract.batch_ndim, device, shells[i]));
       if (contract.batch_ndim) broadcast_batch(batch, tensors.back(), role);
     }
     return tensors;
   }
 
   /// The outputs of a call on the caller's memory. One that is that memory itself is copied: it may be overwritten.
-  Tensors run(const Method& method, Tensors inputs) const {
-    auto outputs = executable(method)(inputs);
+  Tensors run(const Method& method, const tf_tensor* inputs, Tensors tensors) const {
+    auto outputs = executable(method)(std::move(tensors));
     for (auto& output : outputs)
-      for (const auto& input : inputs)
-        if (output.is_alias_of(input)) output = output.clone();
+      for (size_t i = 0; i < method.inputs.size(); ++i)
+        if (inputs[i].data && output.storage().data() == inputs[i].data) output = output.clone();
     return outputs;
   }
 
@@ -138,6 +150,8 @@ struct Model::State {
   Contract contract;
   std::string cases;
   size_t records;
+  /// Of what is ready to run now; another one after a move.
+  uint64_t id = 0;
   int64_t nodes = 0;
   bool optimized = true;
   at::Device device;
@@ -208,22 +222,15 @@ std::map<std::string, at::Tensor> Model::call(const std::string& name,
 
 void Model::call(const Method& method, const tf_tensor* inputs, const tf_tensor* const* outputs) const {
   std::shared_lock lock(state_->mutex);
+  // No tensor of this call leaves it, so none needs what autograd would keep.
+  const c10::InferenceMode inference(!method.needs_grad);
   std::vector<int64_t> batch;
   auto tensors = state_->wrap(method, inputs, batch);
-  Tensors targets(method.outputs.size());
-  for (size_t i = 0; i < targets.size(); ++i) {
-    if (outputs[i]) targets[i] = as_output(*outputs[i], role_of(i, method.outputs[i]), batch, state_->device);
-  }
-  const auto results = state_->run(method, std::move(tensors));
-  for (size_t i = 0; i < targets.size(); ++i) {
-    if (!targets[i].defined()) continue;
-    if (results[i].sizes() != targets[i].sizes() || results[i].scalar_type() != targets[i].scalar_type())
-      fail(TF_ERROR_MODEL, {"the model gave another shape or dtype than its contract says",
-                            role_of(i, method.outputs[i]).what(),
-                            shape_text(results[i].sizes().vec()) + " " + c10::toString(results[i].scalar_type()),
-                            shape_text(targets[i].sizes().vec()) + " " + dtype_name(method.outputs[i].dtype)});
-    copy_to(targets[i], results[i]);
-  }
+  for (size_t i = 0; i < method.outputs.size(); ++i)
+    if (outputs[i]) check_output(*outputs[i], role_of(i, method.outputs[i]), batch, state_->device);
+  const auto results = state_->run(method, inputs, std::move(tensors));
+  for (size_t i = 0; i < results.size(); ++i)
+    if (outputs[i]) write_output(*outputs[i], role_of(i, method.outputs[i]), results[i], state_->device);
 }
 
 void Model::call(const std::string& name, const std::vector<tf_tensor>& inputs,
@@ -240,9 +247,10 @@ void Model::call(const std::string& name, const std::vector<tf_tensor>& inputs,
 
 Tensors Model::borrow(const Method& method, const tf_tensor* inputs) const {
   std::shared_lock lock(state_->mutex);
+  const c10::InferenceMode inference(!method.needs_grad);
   std::vector<int64_t> batch;
   auto tensors = state_->wrap(method, inputs, batch);
-  return state_->run(method, std::move(tensors));
+  return state_->run(method, inputs, std::move(tensors));
 }
 
 void Model::to(const std::string& device) {
