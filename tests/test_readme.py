@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, export_unverified
 from markdown_it import MarkdownIt
+from native_build import SOLVERS, need_fortran
+
+from runtime_checks import native_library
 
 pytestmark = pytest.mark.usefixtures("neml2")
 
@@ -58,13 +61,83 @@ def without_numbers(line: str) -> str:
 
 def test_the_demo_prints_what_the_readme_shows(folder):
     recipe = (ROOT / "Makefile").read_text().split("demo: .venv/installed\n")[1].split("\n\n")[0]
-    commands = [line.strip().removeprefix("$(BIN)/") for line in recipe.splitlines()]
+    commands = [line.strip().replace("$(BIN)/", "").replace("$$", "$") for line in recipe.splitlines()]
     assert commands[0].startswith("torchferry export")
     printed = "".join(run(["bash", "-euc", f'export PATH="{folder}:$PATH"\n{c}'], folder) for c in commands)
     lines = [without_numbers(line) for line in printed.splitlines()]
     (shown,) = [text for info, text in blocks() if info == "text demo"]
     for line in filter(None, map(without_numbers, shown.splitlines())):
         assert any(line in other for other in lines), f"{line!r} is not among\n{printed}"
+    # The demo ends with what the C solver prints: four elements, y and heat.
+    last = [[float(x) for x in line.split()] for line in printed.splitlines()[-4:]]
+    assert all(len(row) == 2 and row[1] > 0 for row in last)
+
+
+C_MAIN = """%s
+#include <stdio.h>
+int main(void) {
+%s
+  printf("%%.17g %%.17g\\n", rate[1], heat[1]);
+  return 0;
+}
+"""
+CPP_MAIN = """#include <cstdio>
+#include <ATen/ATen.h>
+#include <torchferry/model.hpp>
+int main() {
+  const auto y = at::tensor({1.0, 2.0, 3.0, 4.0}, at::kDouble), k = y * 0.5, t = y * 0;
+%s
+  std::printf("%%.17g %%.17g\\n", out.at("rate")[1].item<double>(), out.at("heat")[1].item<double>());
+}
+"""
+FORTRAN_MAIN = """program readme
+  use torchferry
+  implicit none
+  type(tf_model) :: model
+  integer :: status
+  real(8), target :: y(4) = [1, 2, 3, 4], k(4) = [0.5d0, 1d0, 1.5d0, 2d0], t(4) = 0, rate(4), heat(4)
+%s
+  print *, rate(2), heat(2)
+end program
+"""
+PROJECT = """cmake_minimum_required(VERSION 3.18)
+project(readme LANGUAGES %s)
+add_executable(solver %s)
+%s
+"""
+
+
+@pytest.mark.parametrize(
+    ("language", "main", "target"),
+    [
+        ("c", C_MAIN, "torchferry::c"),
+        ("cpp", CPP_MAIN, "torchferry::torchferry"),
+        ("fortran", FORTRAN_MAIN, "torchferry::fortran"),
+    ],
+)
+def test_the_native_blocks_build_and_give_the_numbers(language, main, target, tmp_path):
+    if language == "fortran":
+        need_fortran()
+    found = dict(blocks())
+    block = found[language]
+    if language == "c":
+        include, block = block.split("\n", 1)
+        text = main % (include, block)
+    else:
+        text = main % block
+    source = {"c": "main.c", "cpp": "main.cpp", "fortran": "main.f90"}[language]
+    enabled = {"c": "C", "cpp": "CXX", "fortran": "C Fortran"}[language]
+    (tmp_path / source).write_text(text)
+    assert target in found["cmake"]
+    linked = found["cmake"].replace("torchferry::c)", f"{target})")
+    (tmp_path / "CMakeLists.txt").write_text(PROJECT % (enabled, source, linked))
+    package = native_library.build() / "lib" / "cmake" / "torchferry"
+    cmake = native_library.tool("cmake")
+    native_library.run_tool([cmake, "-S", str(tmp_path), "-B", str(tmp_path / "b"), f"-Dtorchferry_DIR={package}"])
+    native_library.run_tool([cmake, "--build", str(tmp_path / "b")])
+    export_unverified(f"{SOLVERS / 'decay.py'}:make_model", tmp_path / "decay.pt")
+    rate, heat = map(float, run([str(tmp_path / "b" / "solver")], tmp_path).split())
+    assert (rate, heat) == pytest.approx((-2.0, 3.5 * 2.0), rel=1e-15)
 
 
 def test_every_exit_code_is_in_the_readme():
