@@ -51,14 +51,17 @@ def compare(got: Any, expected: torch.Tensor, bounds: Bounds) -> Comparison:
             return Comparison(False, f"{what} {shown[0]} instead of {shown[1]}")
     if got.numel() == 0:
         return Comparison(True)
+    # Lazily conjugated or negated memory would be read as it lies.
+    got, expected = (t.detach().resolve_conj().resolve_neg() for t in (got, expected))
     if not (got.dtype.is_floating_point or got.dtype.is_complex):
         return _exact(got, expected)
     wide = torch.complex128 if got.dtype.is_complex else torch.float64
     a, b = got.detach().to(wide), expected.detach().to(wide)
     finite = torch.isfinite(a) & torch.isfinite(b)
-    alike = (torch.isnan(a) & torch.isnan(b)) | (a == b)
+    alike = _alike(a, b)
     difference = torch.where(finite, (a - b).abs(), 0.0)
-    scale = float(torch.where(torch.isfinite(b), b.abs(), 0.0).max()) or 1.0
+    # The magnitude of a finite complex number may be none.
+    scale = min(float(torch.where(torch.isfinite(b), b.abs(), 0.0).max()) or 1.0, torch.finfo(torch.float64).max)
     allowed = torch.where(finite, bounds.atol * scale + bounds.rtol * b.abs(), 0.0)
     # "not <=" would let NaN through; a NaN or infinity that is not alike has an infinite excess
     excess = torch.where(finite, difference - allowed, torch.where(alike, -1.0, float("inf")))
@@ -77,6 +80,13 @@ def compare(got: Any, expected: torch.Tensor, bounds: Bounds) -> Comparison:
         got=str(got[worst].item()),
         expected=str(expected[worst].item()),
     )
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """NaN or equal, in the real and in the imaginary part."""
+    if a.is_complex():
+        return _alike(a.real, b.real) & _alike(a.imag, b.imag)
+    return (torch.isnan(a) & torch.isnan(b)) | (a == b)
 
 
 def ulps(got: torch.Tensor, expected: torch.Tensor, where: torch.Tensor) -> int:

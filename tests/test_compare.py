@@ -107,3 +107,19 @@ def test_nothing_to_compare_passes_only_with_the_right_shape():
     empty = torch.zeros(0, 6, dtype=F)
     assert compare(empty.clone(), empty, BOUNDS).passed
     assert not compare(torch.zeros(0, 5, dtype=F), empty, BOUNDS).passed
+
+
+def test_a_nan_in_the_real_part_is_none_in_the_imaginary_part():
+    nan = float("nan")
+    a, b = torch.tensor([complex(nan, 5)]), torch.tensor([complex(1, nan)])
+    bounds = Bounds(1e-5, 1e-6)
+    assert not compare(a, b, bounds).passed
+    assert compare(a, a.clone(), bounds).passed
+
+
+def test_lazily_negated_numbers_are_compared_as_what_they_stand_for():
+    z = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex128)
+    lazy = z.conj().imag
+    assert lazy.is_neg()
+    assert compare(lazy, torch.tensor([-2.0, 4.0], dtype=torch.float64), Bounds(1e-10, 1e-12)).passed
+    assert compare(z.conj(), torch.tensor([1 - 2j, 3 + 4j], dtype=torch.complex128), Bounds(1e-10, 1e-12)).passed

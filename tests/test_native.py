@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
 import sys
 import zipfile
@@ -24,7 +26,7 @@ from runtime_checks.verify import examine, verify
 
 MODELS = CLIENTS / "models.py"
 SANITIZERS = "address,undefined"
-FACTORIES = {"elastic": "Elastic", "single": "Single", "picks": "picks", "whole": "Whole"}
+FACTORIES = {"elastic": "Elastic", "single": "Single", "picks": "picks", "whole": "Whole", "conjugate": "Conjugate"}
 
 
 @pytest.fixture(scope="session")
@@ -270,6 +272,41 @@ def test_a_broken_contract_names_its_field(elastic, field, value):
     code, report = harness(elastic)
     assert code == 4
     assert field in report["error"]
+
+
+def test_a_contract_of_other_inputs_than_the_graph_has(elastic):
+    change_contract(elastic, lambda c: c["methods"]["forward"]["inputs"].pop())
+    code, report = harness(elastic)
+    assert code == 4
+    assert "takes other inputs" in report["error"]
+
+
+def nested_manifest(found):
+    found["extra/torchferry/manifest.json"] = b'{"a":' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}"
+
+
+def nested_cases(found):
+    with zipfile.ZipFile(io.BytesIO(found["extra/torchferry/cases.pt"])) as before:
+        names = {name: before.read(name) for name in before.namelist()}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as after:
+        for name, data in names.items():
+            deep = b"\x80\x02" + b"]" * 300_000 + b"a" * 299_999 + b"."
+            after.writestr(name, deep if name.endswith("data.pkl") else data)
+    found["extra/torchferry/cases.pt"] = buffer.getvalue()
+
+
+@pytest.mark.parametrize(("change", "manifest"), [(nested_manifest, False), (nested_cases, True)])
+def test_a_file_that_nests_without_end_is_damage_and_no_crash(elastic, change, manifest):
+    rewrite(elastic, change, manifest=manifest)
+    code, report = harness(elastic)
+    assert (code, report["status"]) == (4, "TF_ERROR_ARCHIVE")
+
+
+def test_a_path_that_is_no_text(tmp_path):
+    code, out, _ = run(native_library.build() / "bin" / "torchferry_verify", os.fsdecode(b"no\xff.pt"), "--json")
+    assert code == 4
+    assert json.loads(out)["status"] == "TF_ERROR_FILE"
 
 
 def test_a_parameter_that_the_contract_does_not_have(elastic):

@@ -47,6 +47,15 @@ def picks():
     return Picks(), {"table": table, "index": torch.tensor([0, 2])}
 
 
+class Conjugate(nn.Module):
+    """torch conjugates lazily: the memory of the output holds the other numbers."""
+
+    signature = torchferry.Signature.of({"z": ()}, {"w": ()}, dtype="complex128")
+
+    def forward(self, z):
+        return {"w": (3 * z).conj()}
+
+
 class Whole(nn.Module):
     """Fixed shapes: no dimension is a batch."""
 

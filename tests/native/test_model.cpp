@@ -1,10 +1,15 @@
 // The C++ interface. Archives come from the environment: TF_ELASTIC, TF_SINGLE, TF_PICKS, TF_WHOLE.
+#include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <complex>
 #include <cstdlib>
 #include <limits>
+#include <thread>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/record_function.h>
 #include <torchferry/model.hpp>
 
 // After torch's headers, whose logging has a CHECK of its own.
@@ -133,15 +138,70 @@ TEST_CASE("settings change the way, not the numbers") {
       }
 }
 
-TEST_CASE("intra-op threads are set for the thread that calls, and left alone on request") {
-  at::set_num_threads(2);
-  elastic()(inputs(2));
-  CHECK(at::get_num_threads() == 1);
-  at::set_num_threads(2);
-  Options options;
-  options.intra_op_threads = 0;
-  Model::load(path("TF_ELASTIC"), "cpu", options)(inputs(2));
-  CHECK(at::get_num_threads() == 2);
+namespace {
+thread_local int threads_seen = 0;
+std::unique_ptr<at::ObserverContext> see_threads(const at::RecordFunction&) {
+  threads_seen = at::get_num_threads();
+  return nullptr;
+}
+}  // namespace
+
+TEST_CASE("intra-op threads are those asked for while the model runs, and the host's before and after") {
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(see_threads).scopes({at::RecordScope::FUNCTION}));
+  for (const auto& [asked, seen] : {std::pair{1, 1}, {3, 3}, {0, 2}}) {
+    at::set_num_threads(2);
+    Options options;
+    options.intra_op_threads = asked;
+    Model::load(path("TF_ELASTIC"), "cpu", options)(inputs(2));
+    CHECK(threads_seen == seen);
+    CHECK(at::get_num_threads() == 2);
+  }
+  at::removeCallback(handle);
+}
+
+TEST_CASE("setting a parameter does not wait for ever while others call") {
+  auto model = elastic(true);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> callers;
+  for (int t = 0; t < 3; ++t)
+    callers.emplace_back([&] {
+      const auto given = inputs(2);
+      while (!stop) model(given);
+    });
+  for (int i = 0; i < 20; ++i) model.set_parameter("stiffness", at::scalar_tensor(i, at::kDouble));
+  stop = true;
+  for (auto& caller : callers) caller.join();
+  CHECK(model.parameter("stiffness").item<double>() == 19.0);
+}
+
+TEST_CASE("lazily conjugated outputs have the numbers that they stand for") {
+  const auto model = Model::load(path("TF_CONJUGATE"));
+  for (const auto& one : model.run_cases()) CHECK_MESSAGE(one.comparison.passed, one.comparison.reason);
+  std::vector<std::complex<double>> z{{1, 2}, {3, -4}}, out(2);
+  const int64_t shape[] = {2};
+  const auto tensor = [&](std::complex<double>* data) {
+    return tf_tensor{data, TF_COMPLEX128, 1, shape, nullptr, {TF_CPU, 0}};
+  };
+  model.call("forward", {tensor(z.data())}, {tensor(out.data())});
+  CHECK(out[0] == std::complex<double>(3, -6));
+  CHECK(out[1] == std::complex<double>(9, 12));
+}
+
+TEST_CASE("borrowed outputs are nobody else's") {
+  const auto model = elastic();
+  const auto& method = model.contract().method("forward");
+  auto given = inputs(2);
+  const std::vector<std::vector<int64_t>> shapes{{2, 3, 3}, {2, 3}, {2}};
+  std::vector<tf_tensor> in;
+  for (size_t i = 0; i < 3; ++i) in.push_back(view(given[i].mutable_data_ptr<double>(), shapes[i]));
+  const auto first = model.borrow(method, in.data());
+  const auto kept = first[0].clone();
+  for (const auto& output : model.borrow(method, in.data()))
+    std::fill_n(output.mutable_data_ptr<double>(), output.numel(), 0.0);
+  CHECK(at::equal(first[0], kept));
+  CHECK(at::equal(model.borrow(method, in.data())[0], kept));
+  for (const auto& output : first) CHECK(output.storage().use_count() == 1);
 }
 
 TEST_CASE("errors") {
@@ -189,4 +249,7 @@ TEST_CASE("comparison: NaN and infinities agree in place and sign, nothing else 
   // an output of size 1e-13 is not right because it is small
   CHECK(!compare(t({2e-13}), t({1e-13}), bounds).passed);
   CHECK(!compare(at::tensor({1, 2}), at::tensor({1, 3}), {}).passed);
+  // a NaN in the real part is no NaN in the imaginary part
+  CHECK(!compare(at::complex(t({nan}), t({5.0})), at::complex(t({1.0}), t({nan})), bounds).passed);
+  CHECK(compare(at::complex(t({nan}), t({5.0})), at::complex(t({nan}), t({5.0})), bounds).passed);
 }

@@ -33,7 +33,7 @@ int fail(const Arguments& arguments, const Error& error) {
                       {"error", error.what()},
                       {"status", tf_status_name(error.status())},
                       {"exit_code", static_cast<int>(code)}}
-                     .dump(1)
+                     .dump(1, ' ', false, json::error_handler_t::replace)
               << "\n";
   std::cerr << "error: " << error.what() << "\n";
   return code;
@@ -66,7 +66,7 @@ int run(const Arguments& arguments) {
   if (arguments.latency) report["latency"] = harness::latency(arguments.file, arguments.device, options);
 
   if (arguments.as_json) {
-    std::cout << report.dump(1) << "\n";
+    std::cout << report.dump(1, ' ', false, json::error_handler_t::replace) << "\n";
   } else {
     harness::print(cases, model);
     if (arguments.latency) harness::print_latency(report["latency"]);

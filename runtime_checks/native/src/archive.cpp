@@ -91,7 +91,10 @@ class Reader {
     const std::string text = record(kManifest);
     const auto manifest = nlohmann::json::parse(text, nullptr, false);
     // One spelling only: a byte changed between two tokens is a damage as well.
-    if (!manifest.is_object() || manifest.dump(-1, ' ', true) != text) fail(TF_ERROR_ARCHIVE, {"the manifest is damaged", path_});
+    bool flat = manifest.is_object();
+    if (flat)
+      for (const auto& digest : manifest) flat &= digest.is_string();
+    if (!flat || manifest.dump(-1, ' ', true) != text) fail(TF_ERROR_ARCHIVE, {"the manifest is damaged", path_});
     std::set<std::string> missing, added = names_;
     added.erase(kManifest);
     for (const auto& [name, digest] : manifest.items())

@@ -83,7 +83,10 @@ std::unordered_map<tf_model, std::string>& errors() {
 
 tf_status report(tf_model model, tf_status status, const char* text) noexcept {
   try {
-    errors()[status == TF_ERROR_HANDLE ? nullptr : model] = text;
+    auto& texts = errors();
+    // Those of models that other threads closed would stay for ever.
+    if (texts.size() > 1000) texts.clear();
+    texts[status == TF_ERROR_HANDLE ? nullptr : model] = text;
   } catch (...) {
   }
   return status;
@@ -344,7 +347,7 @@ tf_status tf_call(tf_model model, const char* method, int32_t n_inputs, const tf
     require_count("outputs", n_outputs, called.outputs.size(), called);
     if (n_inputs) require(inputs, "inputs");
     if (n_outputs) require(outputs, "outputs");
-    std::vector<const tf_tensor*> targets(called.outputs.size());
+    c10::SmallVector<const tf_tensor*, 16> targets(called.outputs.size());
     for (size_t i = 0; i < targets.size(); ++i) targets[i] = outputs + i;
     m.call(called, inputs, targets.data());
   });

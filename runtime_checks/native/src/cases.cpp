@@ -6,11 +6,16 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
+#include <caffe2/serialize/inline_container.h>
+
+#include "archive.hpp"
 #include "descriptors.hpp"
 #include "text.hpp"
 
 namespace torchferry {
 namespace {
+
+constexpr size_t kPickleBytes = 1024;
 
 struct Key {
   std::string name, method, side;
@@ -49,8 +54,18 @@ void check(const at::Tensor& tensor, const std::vector<int64_t>& shape, tf_dtype
 
 c10::impl::GenericDict read(const std::string& bytes, const std::string& where) {
   try {
+    // A pickle is a program, and one that nests a hundred thousand lists ends the process when they are destroyed. What
+    // torch writes for a tensor takes some 200 bytes beside its name.
+    caffe2::serialize::PyTorchStreamReader reader(torchferry::reader(std::make_shared<const std::string>(bytes)));
+    const auto allowed = kPickleBytes * (1 + reader.getAllRecords().size());
+    if (const auto size = reader.getRecordSize("data.pkl"); size > allowed)
+      fail(TF_ERROR_ARCHIVE, {"the stored cases are not tensors by name", where,
+                              std::to_string(size) + " bytes for their names and shapes",
+                              "at most " + std::to_string(allowed)});
     const auto value = torch::jit::pickle_load({bytes.begin(), bytes.end()});
     if (value.isGenericDict()) return value.toGenericDict();
+  } catch (const Error&) {
+    throw;
   } catch (const std::exception& error) {
     const std::string text = error.what();
     fail(TF_ERROR_ARCHIVE, {"the stored cases cannot be read", where, text.substr(0, text.find('\n'))});
@@ -91,6 +106,13 @@ std::vector<Case> unpack_cases(const std::string& bytes, const Contract& contrac
     if (!item.key().isString() || !item.value().isTensor() || !parse_key(item.key().toStringRef(), key))
       fail(TF_ERROR_ARCHIVE, {"the stored cases are not tensors by name", where, item.key().tagKind(),
                               "\"<case>/<method>/in/<i>\" and \".../out/<i>\""});
+    const Method* method = nullptr;
+    for (const auto& known : contract.methods)
+      if (known.name == key.method) method = &known;
+    if (!method || key.index >= (key.side == "in" ? method->inputs.size() : method->outputs.size()))
+      fail(TF_ERROR_ARCHIVE, {"a case does not fit the contract", where + ", case " + in_quotes(key.name),
+                              key.method + "/" + key.side + "/" + std::to_string(key.index),
+                              "one tensor for each input and output of a method of the contract"});
     const auto& place = places.emplace(std::pair{key.name, key.method}, cases.size());
     if (place.second) cases.push_back({key.name, key.method, {}, {}});
     auto& one = cases[place.first->second];

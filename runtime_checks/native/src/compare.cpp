@@ -36,8 +36,11 @@ std::vector<int64_t> index_of(int64_t flat, at::IntArrayRef shape) {
 
 bool finite(double x) { return std::isfinite(x); }
 bool finite(std::complex<double> x) { return std::isfinite(x.real()) && std::isfinite(x.imag()); }
-bool nan(double x) { return std::isnan(x); }
-bool nan(std::complex<double> x) { return std::isnan(x.real()) || std::isnan(x.imag()); }
+/// NaN or equal, in the real and in the imaginary part.
+bool alike(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == b; }
+bool alike(std::complex<double> a, std::complex<double> b) {
+  return alike(a.real(), b.real()) && alike(a.imag(), b.imag());
+}
 
 /// Floats of a dtype as integers of equal order, to count the representable numbers between two.
 template <class Bits>
@@ -81,6 +84,8 @@ Comparison compare_floating(const at::Tensor& got, const at::Tensor& expected, c
   for (int64_t i = 0; i < count; ++i)
     if (finite(b[i])) scale = std::max(scale, std::abs(b[i]));
   if (scale == 0.0) scale = 1.0;
+  // The magnitude of a finite complex number may be none.
+  scale = std::min(scale, std::numeric_limits<double>::max());
 
   const bool has_ulps = !got.is_complex();
   Comparison figures;
@@ -88,8 +93,7 @@ Comparison compare_floating(const at::Tensor& got, const at::Tensor& expected, c
   double largest_difference = -1.0, most_excess = -kInfinity, most_ulps = 0.0;
   for (int64_t i = 0; i < count; ++i) {
     if (!(finite(a[i]) && finite(b[i]))) {
-      const bool alike = (nan(a[i]) && nan(b[i])) || a[i] == b[i];
-      if (!alike) {
+      if (!alike(a[i], b[i])) {
         if (most_excess < kInfinity) most = i;
         most_excess = kInfinity;
         ++bad;
@@ -137,6 +141,9 @@ Comparison compare_exact(const at::Tensor& got, const at::Tensor& expected) {
   return figures;
 }
 
+/// Contiguous on the CPU, with nothing left to conjugate or negate.
+at::Tensor plain(const at::Tensor& value) { return value.detach().cpu().resolve_conj().resolve_neg().contiguous(); }
+
 Comparison misfit(const std::string& reason) {
   Comparison figures;
   figures.reason = reason;
@@ -157,7 +164,7 @@ Comparison compare(const at::Tensor& got, const at::Tensor& expected, const Boun
     figures.passed = true;
     return figures;
   }
-  const auto here = got.detach().cpu().contiguous(), there = expected.detach().cpu().contiguous();
+  const auto here = plain(got), there = plain(expected);
   if (here.is_complex())
     return compare_floating<std::complex<double>, c10::complex<double>>(here, there, bounds);
   if (here.is_floating_point()) return compare_floating<double, double>(here, there, bounds);

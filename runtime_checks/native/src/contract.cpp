@@ -53,6 +53,7 @@ class Field {
   }
   int64_t integer() const {
     if (!value_.is_number_integer()) broken(value_.type_name(), "an integer");
+    if (value_.is_number_unsigned() && value_.get<uint64_t>() > INT64_MAX) broken("more than 2**63", "a smaller integer");
     return value_.get<int64_t>();
   }
   double number() const {
@@ -139,9 +140,9 @@ Contract parse(const std::string& text, const std::string& where) {
           "schema " + std::to_string(schema) + ", written by torchferry " + contract.made_with_torchferry,
           "schema " + std::to_string(kSchema), "build the runtime of torchferry " + contract.made_with_torchferry});
   contract.name = root.at("name").text();
-  contract.batch_ndim = static_cast<int>(root.at("batch").at("ndim").integer());
-  if (contract.batch_ndim != 0 && contract.batch_ndim != 1)
-    root.at("batch").at("ndim").broken(std::to_string(contract.batch_ndim), "0 or 1");
+  const auto ndim = root.at("batch").at("ndim").integer();
+  if (ndim != 0 && ndim != 1) root.at("batch").at("ndim").broken(std::to_string(ndim), "0 or 1");
+  contract.batch_ndim = static_cast<int>(ndim);
   const auto inputs = variables(root.at("inputs"));
   const auto outputs = variables(root.at("outputs"));
   for (const auto& [name, spec] : root.at("methods").members())

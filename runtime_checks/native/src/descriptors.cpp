@@ -67,6 +67,14 @@ int64_t check(const tf_tensor& given, const Role& role, const at::Device& device
       fail(TF_ERROR_STRIDE, {role.what() + " has a negative stride", "strides[" + std::to_string(i) + "]",
                              std::to_string(given.strides[i]), "0 or more",
                              "reverse the array, or describe it from its first element in memory"});
+  int64_t reach = 0;
+  for (int32_t i = 0; given.strides && elements && i < given.rank; ++i) {
+    int64_t step = 0;
+    if (__builtin_mul_overflow(given.strides[i], given.shape[i] - 1, &step) ||
+        __builtin_add_overflow(reach, step, &reach) || reach > std::numeric_limits<int64_t>::max() / 16)
+      fail(TF_ERROR_STRIDE, {role.what() + " reaches further than memory", "strides[" + std::to_string(i) + "]",
+                             std::to_string(given.strides[i])});
+  }
   if (elements && !given.data) fail(TF_ERROR_ARGUMENT, {role.what() + " has no memory", "its field 'data'", "null"});
   const auto width = std::min<size_t>(c10::elementSize(scalar_type(role.dtype)), 8);
   if (elements && reinterpret_cast<uintptr_t>(given.data) % width != 0)
@@ -174,17 +182,18 @@ at::Tensor as_tensor(const tf_tensor& given, const Role& role, int batch_ndim, c
   return shell;
 }
 
-void check_output(const tf_tensor& given, const Role& role, const std::vector<int64_t>& batch,
+void check_output(const tf_tensor& given, const Role& role, const Sizes& batch,
                   const at::Device& device) {
   const int64_t elements = check(given, role, device);
   const bool fits = static_cast<size_t>(given.rank) == batch.size() + role.shape.size() &&
                     std::equal(batch.begin(), batch.end(), given.shape) &&
                     std::equal(role.shape.begin(), role.shape.end(), given.shape + batch.size());
   if (!fits) {
-    auto shape = batch;
+    std::vector<int64_t> shape(batch.begin(), batch.end());
     shape.insert(shape.end(), role.shape.begin(), role.shape.end());
     int64_t needed = 1;
-    for (const auto size : shape) needed *= size;
+    for (const auto size : shape)
+      if (__builtin_mul_overflow(needed, size, &needed)) misfit(given, role, "a batch that memory can hold");
     if (elements < needed)
       fail(TF_ERROR_BUFFER, {role.what() + " is too small for what the model gives", "its field 'shape'",
                              shape_text(shape_of(given)) + ", " + std::to_string(elements) + " elements",
@@ -222,7 +231,7 @@ void write_output(const tf_tensor& given, const Role& role, const at::Tensor& re
   wrap(given, result.numel(), result.scalar_type(), device).copy_(result);
 }
 
-void broadcast_batch(std::vector<int64_t>& batch, const at::Tensor& input, const Role& role) {
+void broadcast_batch(Sizes& batch, const at::Tensor& input, const Role& role) {
   const auto shape = input.sizes().slice(0, input.dim() - role.shape.size());
   if (shape.size() > batch.size()) batch.insert(batch.begin(), shape.size() - batch.size(), 1);
   const auto lead = batch.size() - shape.size();
@@ -232,7 +241,7 @@ void broadcast_batch(std::vector<int64_t>& batch, const at::Tensor& input, const
       size = shape[i];
     else if (shape[i] != 1 && shape[i] != size)
       fail(TF_ERROR_SHAPE, {role.what() + " has a batch that does not fit those before it", "its field 'shape'",
-                            shape_text(shape.vec()), shape_text(batch)});
+                            shape_text(shape.vec()), shape_text({batch.begin(), batch.end()})});
   }
 }
 

@@ -4,10 +4,14 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 #include <torchferry/contract.hpp>
 
 /// Between the caller's descriptors and torch's tensors. Every function throws `Error` that names the argument.
 namespace torchferry {
+
+/// A batch's sizes, without an allocation.
+using Sizes = c10::SmallVector<int64_t, 8>;
 
 at::ScalarType scalar_type(tf_dtype dtype);
 tf_dtype dtype_of(at::ScalarType type);
@@ -40,12 +44,12 @@ at::Tensor as_tensor(const tf_tensor& given, const Role& role, int batch_ndim, c
                      at::Tensor& shell);
 /// Memory that is to be written, before anything runs: its shape must be exactly `batch` + own, and no two elements
 /// may share a place.
-void check_output(const tf_tensor& given, const Role& role, const std::vector<int64_t>& batch,
+void check_output(const tf_tensor& given, const Role& role, const Sizes& batch,
                   const at::Device& device);
 /// Copies what the model gave to memory that was checked.
 void write_output(const tf_tensor& given, const Role& role, const at::Tensor& result, const at::Device& device);
 
 /// The batch that inputs give together, as torch broadcasts; `role` names the input that does not fit.
-void broadcast_batch(std::vector<int64_t>& batch, const at::Tensor& input, const Role& role);
+void broadcast_batch(Sizes& batch, const at::Tensor& input, const Role& role);
 
 }  // namespace torchferry

@@ -11,6 +11,12 @@
 
 #include "text.hpp"
 
+// Of the OpenMP that torch runs on; a libtorch without one leaves them null.
+extern "C" {
+int omp_get_max_threads() __attribute__((weak));
+void omp_set_num_threads(int) __attribute__((weak));
+}
+
 namespace torchferry {
 namespace {
 
@@ -31,6 +37,31 @@ void own_call_stacks(at::ArrayRef<torch::jit::Block*> blocks, torch::jit::Functi
       own_call_stacks(node->blocks(), method);
     }
 }
+
+/// The number of OpenMP threads of the calling thread, for as long as this lives. The host may use OpenMP itself, and
+/// finds its number as it was. at::set_num_threads would also replace torch's other pools, at every call.
+class IntraOpThreads {
+ public:
+  explicit IntraOpThreads(int wanted) {
+    if (wanted <= 0) return;
+    if (!omp_get_max_threads || !omp_set_num_threads) {
+      if (at::get_num_threads() != wanted) at::set_num_threads(wanted);
+      return;
+    }
+    before_ = omp_get_max_threads();
+    // A thread's first look sets its number to torch's own default: it must not come after ours.
+    at::get_num_threads();
+    if (omp_get_max_threads() != wanted) omp_set_num_threads(wanted);
+  }
+  ~IntraOpThreads() {
+    if (before_ > 0 && omp_get_max_threads() != before_) omp_set_num_threads(before_);
+  }
+  IntraOpThreads(const IntraOpThreads&) = delete;
+  IntraOpThreads& operator=(const IntraOpThreads&) = delete;
+
+ private:
+  int before_ = 0;
+};
 
 /// The message of a TorchScript error is its last line; what comes before it is the traceback.
 std::string last_line(const std::string& text) {
@@ -79,8 +110,7 @@ Executable::Executable(const torch::jit::Module& module, const Method& method, c
 }
 
 Tensors Executable::operator()(Tensors inputs) const {
-  // torch keeps the number of threads per calling thread, so it is looked at in each call.
-  if (threads_ > 0 && at::get_num_threads() != threads_) at::set_num_threads(threads_);
+  const IntraOpThreads threads(threads_);
   at::AutoGradMode grad(needs_grad_);
   torch::jit::GraphOptimizerEnabledGuard guard(optimize_);
   try {
@@ -96,7 +126,8 @@ Tensors Executable::operator()(Tensors inputs) const {
     for (const auto& value : result.toTupleRef().elements()) {
       if (!value.isTensor())
         fail(TF_ERROR_MODEL, {"method " + in_quotes(name_) + " returned something else than tensors", "", value.tagKind()});
-      outputs.push_back(value.toTensor());
+      // Lazily conjugated or negated memory would be read as it lies.
+      outputs.push_back(value.toTensor().resolve_conj().resolve_neg());
     }
     if (outputs.size() != outputs_)
       fail(TF_ERROR_MODEL, {"method " + in_quotes(name_) + " returned another number of outputs", "",
@@ -109,7 +140,8 @@ Tensors Executable::operator()(Tensors inputs) const {
   } catch (const c10::OutOfMemoryError& error) {
     fail(TF_ERROR_MEMORY, {"the device ran out of memory", "method " + in_quotes(name_), last_line(error.what())});
   } catch (const std::exception& error) {
-    const std::string text = error.what();
+    const auto* torchs = dynamic_cast<const c10::Error*>(&error);
+    const std::string text = torchs ? torchs->what_without_backtrace() : error.what();
     const bool memory = text.find("can't allocate memory") != std::string::npos;
     fail(memory ? TF_ERROR_MEMORY : TF_ERROR_MODEL, {"the model failed while it ran", "method " + in_quotes(name_),
                                                      last_line(text)});

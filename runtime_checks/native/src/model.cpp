@@ -84,9 +84,16 @@ struct Model::State {
   }
 
   void check_contract() const {
-    for (const auto& method : contract.methods)
-      if (!module.find_method(method.name))
+    for (const auto& method : contract.methods) {
+      const auto held = module.find_method(method.name);
+      // The first argument is the module itself.
+      const auto arguments = held ? held->function().getSchema().arguments().size() - 1 : method.inputs.size();
+      if (arguments != method.inputs.size())
+        fail(TF_ERROR_ARCHIVE, {"method " + in_quotes(method.name) + " takes other inputs than its contract says", path,
+                                std::to_string(arguments), std::to_string(method.inputs.size())});
+      if (!held)
         fail(TF_ERROR_ARCHIVE, {"the file has no method " + in_quotes(method.name) + " that its contract names", path});
+    }
     if (module.named_parameters().size() != contract.parameters.size())
       fail(TF_ERROR_ARCHIVE, {"the file has other parameters than its contract says", path,
                               std::to_string(module.named_parameters().size()),
@@ -124,7 +131,7 @@ struct Model::State {
   const Executable& executable(const Method& method) const { return executables[&method - contract.methods.data()]; }
 
   /// The inputs as tensors, and the batch that they give together.
-  Tensors wrap(const Method& method, const tf_tensor* inputs, std::vector<int64_t>& batch) const {
+  Tensors wrap(const Method& method, const tf_tensor* inputs, Sizes& batch) const {
     auto& shells = shells_of(id, method).tensors;
     Tensors tensors;
     tensors.reserve(method.inputs.size());
@@ -157,8 +164,19 @@ struct Model::State {
   at::Device device;
   torch::jit::Module module;
   std::vector<Executable> executables;
-  /// Calls share it; what changes the module has it alone.
+  /// Calls share it; what changes the module has it alone. Whoever wants it passes the gate first, which a writer that
+  /// waits keeps shut: the mutex itself lets readers overtake writers for ever.
   mutable std::shared_mutex mutex;
+  mutable std::mutex gate;
+
+  std::shared_lock<std::shared_mutex> share() const {
+    { const std::lock_guard<std::mutex> pass(gate); }
+    return std::shared_lock<std::shared_mutex>(mutex);
+  }
+  std::unique_lock<std::shared_mutex> own() const {
+    const std::lock_guard<std::mutex> shut(gate);
+    return std::unique_lock<std::shared_mutex>(mutex);
+  }
 };
 
 Model::Model(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -178,7 +196,7 @@ int64_t Model::nodes() const { return state_->nodes; }
 bool Model::optimized() const { return state_->optimized; }
 
 at::Device Model::device() const {
-  std::shared_lock lock(state_->mutex);
+  const auto lock = state_->share();
   return state_->device;
 }
 
@@ -187,8 +205,8 @@ Tensors Model::call(const std::string& name, const Tensors& inputs) const {
   if (inputs.size() != method.inputs.size())
     fail(TF_ERROR_COUNT, {"method " + in_quotes(name) + " takes another number of inputs", "argument 'inputs'",
                           std::to_string(inputs.size()), std::to_string(method.inputs.size())});
-  std::shared_lock lock(state_->mutex);
-  std::vector<int64_t> batch;
+  const auto lock = state_->share();
+  Sizes batch;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto role = role_of(i, method.inputs[i]);
     check(inputs[i], role, contract().batch_ndim, state_->device);
@@ -221,10 +239,10 @@ std::map<std::string, at::Tensor> Model::call(const std::string& name,
 }
 
 void Model::call(const Method& method, const tf_tensor* inputs, const tf_tensor* const* outputs) const {
-  std::shared_lock lock(state_->mutex);
+  const auto lock = state_->share();
   // No tensor of this call leaves it, so none needs what autograd would keep.
   const c10::InferenceMode inference(!method.needs_grad);
-  std::vector<int64_t> batch;
+  Sizes batch;
   auto tensors = state_->wrap(method, inputs, batch);
   for (size_t i = 0; i < method.outputs.size(); ++i)
     if (outputs[i]) check_output(*outputs[i], role_of(i, method.outputs[i]), batch, state_->device);
@@ -246,16 +264,20 @@ void Model::call(const std::string& name, const std::vector<tf_tensor>& inputs,
 }
 
 Tensors Model::borrow(const Method& method, const tf_tensor* inputs) const {
-  std::shared_lock lock(state_->mutex);
+  const auto lock = state_->share();
   const c10::InferenceMode inference(!method.needs_grad);
-  std::vector<int64_t> batch;
+  Sizes batch;
   auto tensors = state_->wrap(method, inputs, batch);
-  return state_->run(method, inputs, std::move(tensors));
+  auto outputs = state_->run(method, inputs, std::move(tensors));
+  // Memory that a parameter, a constant or another output has as well is not the caller's to keep.
+  for (auto& output : outputs)
+    if (output.storage().use_count() > 1) output = output.clone();
+  return outputs;
 }
 
 void Model::to(const std::string& device) {
   const auto target = parse_device(device);
-  std::unique_lock lock(state_->mutex);
+  const auto lock = state_->own();
   const auto before = state_->device;
   try {
     state_->module.to(target);
@@ -270,7 +292,7 @@ void Model::to(const std::string& device) {
 }
 
 void Model::set_parameter(const std::string& name, const at::Tensor& value) {
-  std::unique_lock lock(state_->mutex);
+  const auto lock = state_->own();
   auto held = state_->parameter(name);
   if (!held.defined())
     fail(TF_ERROR_NAME, {"there is no parameter " + in_quotes(name), "argument 'name'", in_quotes(name),
@@ -290,7 +312,7 @@ void Model::set_parameter(const std::string& name, const at::Tensor& value) {
 }
 
 at::Tensor Model::parameter(const std::string& name) const {
-  std::shared_lock lock(state_->mutex);
+  const auto lock = state_->share();
   const auto held = state_->parameter(name);
   if (!held.defined())
     fail(TF_ERROR_NAME, {"there is no parameter " + in_quotes(name), "argument 'name'", in_quotes(name),

@@ -77,7 +77,7 @@ class Model {
             const std::vector<tf_tensor>& outputs) const;
   /// One of `contract().methods`, whose counts the arrays have; an output that is null is not wanted.
   void call(const Method& method, const tf_tensor* inputs, const tf_tensor* const* outputs) const;
-  /// Inputs are read in place, outputs stay torch's.
+  /// Inputs are read in place, outputs stay torch's: nobody else holds their memory. They are tensors of inference mode.
   Tensors borrow(const Method& method, const tf_tensor* inputs) const;
 
   void to(const std::string& device);
