@@ -127,7 +127,8 @@ Tensors Executable::operator()(Tensors inputs) const {
       if (!value.isTensor())
         fail(TF_ERROR_MODEL, {"method " + in_quotes(name_) + " returned something else than tensors", "", value.tagKind()});
       // Lazily conjugated or negated memory would be read as it lies.
-      outputs.push_back(value.toTensor().resolve_conj().resolve_neg());
+      const auto& output = value.toTensor();
+      outputs.push_back(output.is_conj() || output.is_neg() ? output.resolve_conj().resolve_neg() : output);
     }
     if (outputs.size() != outputs_)
       fail(TF_ERROR_MODEL, {"method " + in_quotes(name_) + " returned another number of outputs", "",

@@ -17,7 +17,7 @@ using Tensors = std::vector<at::Tensor>;
 
 struct Options {
   bool settable_parameters = false;  ///< false: parameters are folded into the graph at load
-  int intra_op_threads = 1;          ///< of torch, for each thread that calls; 0 leaves torch's own setting
+  int intra_op_threads = 1;          ///< while the model runs; the host's number is restored. 0: the host's
   int fusion_depth = 0;              ///< specialisations by shape that torch may compile; -1: torch's own
   bool optimize = true;              ///< never for graphs of over 20,000 nodes: torch would take minutes on them
   bool check_integrity = true;       ///< every record against the manifest
