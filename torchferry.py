@@ -16,16 +16,17 @@ from torch import nn
 from exporter import __version__
 from exporter import pipeline as _pipeline
 from exporter.compose import ComposedModel, Part
-from exporter.contract import Contract, Sampling, Signature, TensorSpec
+from exporter.contract import Contract, Finding, Sampling, Signature, TensorSpec
 from exporter.errors import (
     ArchiveError,
     CaptureError,
     MismatchError,
     MissingRuntimeError,
     TorchferryError,
+    UnsoundError,
     UsageError,
 )
-from exporter.pipeline import Exported
+from exporter.pipeline import Checked, Exported
 from exporter.sources.source import Listing
 from runtime_checks.load import Model, load
 from runtime_checks.report import Report
@@ -36,9 +37,11 @@ from runtime_checks.verify import verify as _verify
 __all__ = [
     "ArchiveError",
     "CaptureError",
+    "Checked",
     "ComposedModel",
     "Contract",
     "Exported",
+    "Finding",
     "Listing",
     "MismatchError",
     "MissingRuntimeError",
@@ -49,8 +52,10 @@ __all__ = [
     "Signature",
     "TensorSpec",
     "TorchferryError",
+    "UnsoundError",
     "UsageError",
     "__version__",
+    "check",
     "export",
     "load",
     "verify",
@@ -67,6 +72,7 @@ def export(
     seed: int = 0,
     runtimes: str | Sequence[str] = "python",
     devices: str | Sequence[str] = "cpu",
+    allow: Sequence[str] = (),
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
     announce: Callable[[Listing], Any] | None = None,
@@ -77,7 +83,8 @@ def export(
     The same as ``torchferry export``; a module is put into eval mode, and ``inputs`` may be a dict of example
     tensors by name. ``runtimes`` and ``devices`` say where it is verified; ``time_limit`` (seconds) and
     ``memory_limit`` (GiB) bound the process that verifies; ``announce`` is told name, inputs and outputs of each model
-    before it is captured, ``progress`` of a build of the native library. Raises the errors of ``exporter.errors``.
+    before it is captured, ``progress`` of a build of the native library; ``allow`` lets findings of the soundness gate
+    pass, each as ``CHECK:REASON``. Raises the errors of ``exporter.errors``.
     """
     runners = _choose.runners(runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress)
     names = list(dict.fromkeys(runner.device for runner in runners))
@@ -90,9 +97,26 @@ def export(
         inputs=Path(inputs) if isinstance(inputs, str) else inputs,
         seed=seed,
         devices=names,
+        allow=allow,
         verify=lambda path, final, fresh: _verify(path, fresh=fresh, runners=runners, shown_as=final, notes=notes),
         announce=announce or (lambda listing: None),
     )
+
+
+def check(
+    source: str | nn.Module,
+    *,
+    models: Sequence[str] = (),
+    inputs: str | Path | Mapping[str, Any] | None = None,
+    seed: int = 0,
+    allow: Sequence[str] = (),
+) -> list[Checked]:
+    """Run the soundness gate alone, as ``torchferry check`` does; nothing is written.
+
+    Raises ``UnsoundError``, whose ``findings`` say what a capture would lose, and the other errors of ``export``.
+    """
+    path = Path(inputs) if isinstance(inputs, str) else inputs
+    return _pipeline.check(source, models=models, inputs=path, seed=seed, allow=allow)
 
 
 def verify(

@@ -176,12 +176,20 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a check saw and let pass, and why."""
+    """Something that a check saw.
+
+    ``severity``: ``unsound`` keeps the model from being exported; ``sound`` was let pass for this ``reason``;
+    ``allowed`` is unsound and was let pass by the user, with the user's reason; ``not run`` is a check that could not
+    run. ``where`` is file and line of the user's source; ``evidence`` what was seen there; ``mend`` what to do.
+    """
 
     check: str
     what: str
     where: str = ""
     reason: str = ""
+    severity: Literal["unsound", "sound", "allowed", "not run"] = "sound"
+    evidence: str = ""
+    mend: str = ""
     __pydantic_config__ = STRICT
 
 

@@ -52,6 +52,7 @@ def evaluate(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
         integers = any(spec.dtype not in FLOATING for spec in source.inputs) and not source.calls
         raise WarmupError(
             f"model {source.name!r} fails in eager mode",
+            check="eager mode",
             where=raised_at(error),
             got=first_line(error),
             expected="outputs for inputs " + "; ".join(f"{s.name} {list(t.shape)} {s.dtype}" for s, t in shapes),
@@ -86,6 +87,7 @@ def flatten(result: Any, source: Source) -> dict[str, torch.Tensor]:
         if len(names) != len(result):
             raise CaptureError(
                 f"model {source.name!r} does not return the outputs that it declares",
+                check="outputs",
                 got=f"{len(result)} outputs",
                 expected=f"{len(names)}: {', '.join(names)}",
                 mend="declare every output in the signature, in order",
@@ -97,7 +99,8 @@ def flatten(result: Any, source: Source) -> dict[str, torch.Tensor]:
         if not isinstance(value, torch.Tensor) or not isinstance(name, str):
             raise CaptureError(
                 f"model {source.name!r} returns something that is not a tensor",
-                where=f"output {name!r}",
+                check="outputs",
+                where=f"output {name!r}" + _forward_of(source),
                 got=type(value).__name__ if isinstance(name, str) else f"the key {name!r}",
                 expected="a tensor, or a tuple or dict (by name) of tensors",
                 mend="return tensors only; wrap the module in one whose forward picks them out",
@@ -105,22 +108,35 @@ def flatten(result: Any, source: Source) -> dict[str, torch.Tensor]:
         if value.layout != torch.strided:
             raise CaptureError(
                 f"model {source.name!r} returns a sparse tensor",
-                where=f"output {name!r}",
+                check="outputs",
+                where=f"output {name!r}" + _forward_of(source),
                 got=str(value.layout),
                 expected="a dense tensor",
                 mend="return value.to_dense()",
             )
     if not named:
-        raise CaptureError(f"model {source.name!r} returns nothing", expected="at least one tensor")
+        raise CaptureError(f"model {source.name!r} returns nothing", check="outputs", expected="at least one tensor")
     if declared and list(named) != declared:
         if set(named) != set(declared):
             raise CaptureError(
                 f"model {source.name!r} does not return the outputs that it declares",
+                check="outputs",
                 got=", ".join(named),
                 expected=", ".join(declared),
             )
         named = {name: named[name] for name in declared}
     return named
+
+
+def forward_line(source: Source) -> str:
+    """Where the model's ``forward`` begins: the place of last resort for a finding about the whole."""
+    code = getattr(getattr(type(source.named), "forward", None), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+
+
+def _forward_of(source: Source) -> str:
+    line = forward_line(source)
+    return f", of forward at {line}" if line else ""
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -129,8 +145,9 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.numel() == 0 or a.device.type == "meta":
         return True
-    left, right = (t.detach().contiguous().reshape(-1).resolve_conj().resolve_neg().view(torch.uint8) for t in (a, b))
-    return torch.equal(left, right)
+    # A copy: one element that was expanded counts as contiguous, and has no stride that a view could go by.
+    left, right = (t.detach().clone(memory_format=torch.contiguous_format).reshape(-1) for t in (a, b))
+    return torch.equal(*(t.resolve_conj().resolve_neg().view(torch.uint8) for t in (left, right)))
 
 
 def state(module: nn.Module) -> dict[str, Any]:

@@ -8,6 +8,7 @@
         WarmupError              3  eager mode itself is not finite, pure or repeatable
         OperatorError            3  an operator that exists only where the source library is
         UnsupportedError         3  the model needs something that is not built yet
+      UnsoundError             3  the soundness gate found that a capture would lose meaning
       ArchiveError               4  the file is damaged or its contract is broken
         SchemaError              4  the file is of a schema that this version does not read
         RunError                 4  the archive does not load or ends its process
@@ -32,11 +33,14 @@ class TorchferryError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str = "", got: str = "", expected: str = "", mend: str = "") -> None:
+    def __init__(
+        self, what: str, *, check: str = "", where: str = "", got: str = "", expected: str = "", mend: str = ""
+    ) -> None:
         self.what = what
         self.details = {
             key: value
             for key, value in (
+                ("check", check),
                 ("where", where),
                 ("got", got),
                 ("expected", expected),
@@ -47,8 +51,16 @@ class TorchferryError(Exception):
         lines = [what, *(f"  {key}: {value}" for key, value in self.details.items())]
         super().__init__("\n".join(lines))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Keyword arguments are not what pickle expects of an exception.
+        return _rebuilt, (type(self), self.what, self.details)
+
     def as_dict(self) -> dict[str, Any]:
         return {"error": type(self).__name__, "exit_code": self.exit_code, "what": self.what, **self.details}
+
+
+def _rebuilt(kind: type[TorchferryError], what: str, details: dict[str, str]) -> TorchferryError:
+    return kind(what, **details)
 
 
 class UsageError(TorchferryError):
@@ -77,6 +89,12 @@ class OperatorError(CaptureError):
 
 class UnsupportedError(CaptureError):
     pass
+
+
+class UnsoundError(CaptureError):
+    """``findings`` are all that the gate found, the unsound ones first."""
+
+    findings: tuple[Any, ...] = ()
 
 
 class ArchiveError(TorchferryError):

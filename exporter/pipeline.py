@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import platform
 import time
@@ -17,7 +18,7 @@ from torch import nn
 
 from exporter import __version__, archive
 from exporter.archive import Case
-from exporter.capture.trace import capture, quiet_deprecations
+from exporter.capture.trace import Captured, capture, quiet_deprecations
 from exporter.cases import METHOD, fresh_cases, stored_cases
 from exporter.contract import (
     SCHEMA,
@@ -32,9 +33,12 @@ from exporter.eager import inference_conditions
 from exporter.given import Given, read_inputs
 from exporter.graph.text import graph_text
 from exporter.rename import Rename, renamed
+from exporter.soundness import gate
+from exporter.soundness.gate import Allowance
+from exporter.soundness.isolation import CleanRoom
 from exporter.sources import neml2, python, resolve
 from exporter.sources.source import Listing, Source
-from exporter.warmup import Warmup, warm_up
+from exporter.warmup import Warmup, first_run, warm_up
 
 # Verifies the archive at the first path, which is to be called by the second, with fresh cases of the model; raises
 # where it does not hold.
@@ -62,6 +66,7 @@ def export(
     inputs: Path | Given | None = None,
     seed: int = 0,
     devices: Sequence[str] = ("cpu",),
+    allow: Sequence[str] = (),
     verify: Verify,
     announce: Announce = lambda listing: None,
 ) -> list[Exported]:
@@ -69,25 +74,20 @@ def export(
 
     ``source`` is what the command line takes, or a module; ``inputs`` a file of warmup inputs, or a dict by name.
     ``output`` is the file, or a folder where several models are exported or it exists as one; the default is
-    ``NAME.pt`` here; ``devices`` are those on which ``verify`` runs it. Raises the errors of ``exporter.errors``; no
+    ``NAME.pt`` here; ``devices`` are those on which ``verify`` runs it; ``allow`` lets findings of the soundness gate
+    pass, each as ``CHECK:REASON``. Raises the errors of ``exporter.errors``; no
     file is left behind by a failure, and files of models before the one that failed stay: each stands for itself.
     """
-    given = read_inputs(inputs) if isinstance(inputs, Path) else inputs
     rules = [Rename.parse(text) for text in renames]
-    if isinstance(source, nn.Module):
-        names = [type(getattr(source, "_orig_mod", source)).__name__]
-    else:
-        names = resolve.chosen_models(source, models)
+    allowed = [Allowance.parse(text) for text in allow]
     exported = []
-    for name in names:
+    loads = sources_of(source, models, inputs)
+    for load in loads:
         clock = Clock()
         with clock("load"):
-            if isinstance(source, nn.Module):
-                loaded = python.from_module(source, name, given, f"the {name} that was given")
-            else:
-                loaded = resolve.load(source, name, given)
-        path = output_path(output, name, several=len(names) > 1)
-        exported.append(export_source(loaded, path, rules, seed, verify, announce, clock, devices))
+            loaded = load()
+        path = output_path(output, loaded.name, several=len(loads) > 1)
+        exported.append(export_source(loaded, path, rules, seed, verify, announce, clock, devices, allowed))
     return exported
 
 
@@ -100,18 +100,16 @@ def export_source(
     announce: Announce,
     clock: Clock,
     devices: Sequence[str] = ("cpu",),
+    allowed: Sequence[Allowance] = (),
 ) -> Exported:
     """The stages, one after the other. Draws of each stage have a seed of their own."""
     with archive.replacing(path) as beside:
-        with clock("warmup"):
-            warm = warm_up(source, derived_seed(seed, "warmup"))
-        announce(listing_of(warm))
-        with clock("capture"):
-            captured = capture(warm, derived_seed(seed, "capture"))
+        with CleanRoom(source) as room:
+            warm, captured, findings = sound_capture(source, seed, room, allowed, announce, clock)
         with clock("cases"):
             stored = stored_cases(warm, derived_seed(seed, "stored cases"))
-            fresh, findings = fresh_cases(warm, derived_seed(seed, "fresh cases"))
-        contract = renamed(contract_of(warm, captured.operators, (*captured.findings, *findings), devices), renames)
+            fresh, limits = fresh_cases(warm, derived_seed(seed, "fresh cases"))
+        contract = renamed(contract_of(warm, captured, (*findings, *limits), devices), renames)
         # The file's parameters ask for no gradients: it needs no autograd at run time.
         with clock("write"), inference_conditions(source), quiet_deprecations():
             archive.write(beside, captured.module, contract, stored, graph_text(captured.module))
@@ -120,9 +118,74 @@ def export_source(
     return Exported(path, contract, report, clock.seconds)
 
 
-def contract_of(
-    warm: Warmup, operators: tuple[str, ...], findings: tuple[Finding, ...], devices: Sequence[str]
-) -> Contract:
+def sound_capture(
+    source: Source,
+    seed: int,
+    room: CleanRoom,
+    allowed: Sequence[Allowance] = (),
+    announce: Announce = lambda listing: None,
+    clock: Clock | None = None,
+) -> tuple[Warmup, Captured, tuple[Finding, ...]]:
+    """Warmup, capture and the gate: what the file is made of. Raises ``UnsoundError`` and its kin."""
+    clock = clock or Clock()
+    with clock("warmup"):
+        first = first_run(source, derived_seed(seed, "warmup"))
+    with clock("soundness"):
+        found, inputs = gate.before_capture(first, room, derived_seed(seed, "gate"), allowed)
+    with clock("warmup"):
+        warm = warm_up(first, derived_seed(seed, "more warmup"))
+    announce(listing_of(warm))
+    with clock("capture"):
+        captured = capture(warm, inputs, derived_seed(seed, "capture"))
+    with clock("soundness"):
+        found += gate.after_capture(warm, captured, derived_seed(seed, "draws"), allowed)
+    return warm, captured, found
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A model that the soundness gate let pass, and what each check said of it."""
+
+    name: str
+    findings: tuple[Finding, ...]
+    checks: tuple[str, ...]
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"sound": True}
+
+
+def check(
+    source: str | nn.Module,
+    *,
+    models: Sequence[str] = (),
+    inputs: Path | Given | None = None,
+    seed: int = 0,
+    allow: Sequence[str] = (),
+) -> list[Checked]:
+    """The soundness gate alone, for the models that ``export`` would export. Raises the errors that it would."""
+    allowed = [Allowance.parse(text) for text in allow]
+    checked = []
+    for loaded in sources_of(source, models, inputs):
+        clock = Clock()
+        with CleanRoom(loaded()) as room:
+            _, _, findings = sound_capture(room.source, seed, room, allowed, clock=clock)
+        checked.append(Checked(room.source.name, findings, gate.CHECKS, round(sum(clock.seconds.values()), 3)))
+    return checked
+
+
+def sources_of(
+    source: str | nn.Module, models: Sequence[str], inputs: Path | Given | None
+) -> list[Callable[[], Source]]:
+    """What loads each of the models, one at a time."""
+    given = read_inputs(inputs) if isinstance(inputs, Path) else inputs
+    if isinstance(source, nn.Module):
+        name = type(getattr(source, "_orig_mod", source)).__name__
+        return [lambda: python.from_module(source, name, given, f"the {name} that was given")]
+    return [functools.partial(resolve.load, source, name, given) for name in resolve.chosen_models(source, models)]
+
+
+def contract_of(warm: Warmup, captured: Captured, findings: tuple[Finding, ...], devices: Sequence[str]) -> Contract:
     source = warm.source
     outputs = warm.output_specs
     return Contract(
@@ -137,10 +200,11 @@ def contract_of(
         parameters=tuple(
             ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
             for name, p in source.named.named_parameters()
+            if name in captured.parameters
         ),
         tolerance=Tolerance(),
         devices=tuple(devices),
-        operators=operators,
+        operators=captured.operators,
         findings=(*warm.findings, *findings),
     )
 
@@ -153,7 +217,7 @@ def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None)
     if resolve.is_python(source):
         (name,) = resolve.chosen_models(source, models)
         loaded = resolve.load(source, name, read_inputs(inputs) if inputs else None)
-        return [listing_of(warm_up(loaded, derived_seed(0, "warmup")))]
+        return [listing_of(warm_up(first_run(loaded, derived_seed(0, "warmup")), derived_seed(0, "more warmup")))]
     path = Path(source)
     return [neml2.listing(path, name) for name in models or neml2.model_names(path)]
 

@@ -1,9 +1,8 @@
 """Tensor values and sizes that Python reads: where a trace would freeze them.
 
 ``bool()``, ``int()``, ``item()`` and their kin hand a value to Python, and a trace keeps the value instead of the
-computation. In eager mode such a read is always one of data, since sizes are plain integers there. While tracing,
-sizes are traced tensors too; a read of a size is sound where it gives the same value at every batch size.
-``ReadRecorder`` sees both, with file and line.
+computation. While tracing, sizes are traced tensors too, so that both kinds of read are seen, with file and line,
+with the traced value that was read, and, where asked for, with another value handed to Python in its place.
 """
 
 from __future__ import annotations
@@ -34,6 +33,9 @@ _DATA_METHODS = {
     "numpy": ".numpy()",
     "__array__": "numpy",
     "__contains__": "in",
+    "__repr__": "printing",
+    "__format__": "printing",
+    "__dlpack__": "dlpack",
 }
 _SIZE_METHODS = {"__len__": "len()", "__iter__": "iteration"}
 # Functions that return a Python value.
@@ -51,12 +53,18 @@ _CONSTANTS = {torch.tensor, torch.as_tensor, torch.asarray}
 # Paths of code that no user can mend: torch's and ours, and the one that shows warnings.
 NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(warnings.__file__), "<")
 
+# What a recorder hands to Python instead of the value that was read.
+Change = Callable[[Any], Any]
+
 
 @dataclass(frozen=True)
 class Read:
+    """``size``: what was read is a number of pieces, a dimension of the tensor and not its data."""
+
     kind: str
     where: str
     value: str
+    size: bool = False
 
 
 def user_line() -> str:
@@ -71,15 +79,15 @@ def user_line() -> str:
 
 
 class ReadRecorder:
-    """A context manager; ``reads`` are in the order in which they happened.
+    """A context manager; ``reads`` are in the order in which they happened, ``values`` the tensors of each.
 
-    While tracing it also makes constants of plain numbers with tracing paused: ``torch.tensor(2.0)`` inside
-    ``forward`` draws a ``TracerWarning`` although its value cannot come from a tensor, since a number that did
-    would have been read first, and that read is recorded. With a tensor among its arguments it warns.
+    ``changes``: by the position of a read, what Python is given instead.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, changes: Mapping[int, Change] | None = None) -> None:
         self.reads: list[Read] = []
+        self.values: list[tuple[torch.Tensor, ...]] = []
+        self._changes = changes or {}
         self._exit = contextlib.ExitStack()
         self._inside = False
 
@@ -88,7 +96,7 @@ class ReadRecorder:
             self._exit.enter_context(_replaced(name, self._recording(getattr(_T, name), kind, size=False)))
         for name, kind in _SIZE_METHODS.items():
             self._exit.enter_context(_replaced(name, self._recording(getattr(_T, name), kind, size=True)))
-        self._exit.enter_context(_replaced_function("from_numpy"))
+        self._exit.enter_context(fresh_constants())
         self._exit.enter_context(_Functions(self))
         return self
 
@@ -100,9 +108,26 @@ class ReadRecorder:
         """Whether a read is under way, of which torch's own calls are part."""
         return self._inside
 
-    def note(self, kind: str, value: object) -> None:
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        self._inside = True
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", TracerWarning)
+                yield
+        finally:
+            self._inside = False
+
+    def note(self, kind: str, value: Any, tensors: Iterable[torch.Tensor], *, size: bool = False) -> Any:
+        """Record a read; what Python is to be given."""
+        at = len(self.reads)
+        tracing = torch._C._get_tracing_state()
         shown = value if isinstance(value, (bool, int, float, complex)) else ""
-        self.reads.append(Read(kind, user_line(), str(shown)))
+        self.reads.append(Read(kind, user_line(), str(shown), size))
+        with self.reading():
+            # An alias has a place in the graph of its own, which is kept by being returned.
+            self.values.append(tuple(torch.ops.aten.alias(t) for t in tensors) if tracing else ())
+            return self._changes[at](value) if at in self._changes else value
 
     def _recording(self, original: Callable[..., Any], kind: str, *, size: bool) -> Callable[..., Any]:
         def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -110,19 +135,20 @@ class ReadRecorder:
             if self._inside:
                 return original(tensor, *args, **kwargs)
             tracing = torch._C._get_tracing_state()
-            self._inside = True
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", TracerWarning)
-                    value = original(tensor, *args, **kwargs)
-            finally:
-                self._inside = False
-            if size and tracing:
-                with tracing_paused(tracing):
-                    self.note(kind, tensor.shape[0])
-            elif not size:
-                self.note(kind, value)
-            return value
+            with self.reading():
+                value = original(tensor, *args, **kwargs)
+            if size and not tracing:
+                return value
+            if not size:
+                return self.note(kind, value, (tensor,))
+            pieces = list(value) if kind == "iteration" else value
+            with tracing_paused(tracing):
+                count = tensor.shape[0]
+            given = self.note(kind, count, (tensor,), size=True)
+            if kind == "iteration":
+                assert isinstance(pieces, list)
+                return iter(pieces[: max(given, 0)])
+            return given
 
         return method
 
@@ -140,16 +166,37 @@ class _Functions(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        recorder = self._recorder
+        if recorder.inside:
+            return func(*args, **kwargs)
         tracing = torch._C._get_tracing_state()
-        if tracing and func in _CONSTANTS and not _has_tensor((args, kwargs)):
-            with tracing_paused(tracing):
-                return func(*args, **kwargs)
-        value = func(*args, **kwargs)
+        if func in _CONSTANTS:
+            tensors = list(_tensors((args, kwargs)))
+            if tracing and tensors:
+                # Constants to a trace, and built of values that torch reads behind Python's back.
+                with recorder.reading():
+                    value = func(*args, **kwargs)
+                    if is_traced(value):
+                        return value
+                return recorder.note(f"torch.{func.__name__}", value, tensors)
         if func in _DATA_FUNCTIONS:
-            self._recorder.note(_DATA_FUNCTIONS[func], value)
-        elif tracing and func in _PIECES and not self._recorder.inside:
-            self._recorder.note(f"{func.__name__}()", len(value))
+            with recorder.reading():
+                value = func(*args, **kwargs)
+            return recorder.note(_DATA_FUNCTIONS[func], value, _tensors((args, kwargs)))
+        value = func(*args, **kwargs)
+        if tracing and func in _PIECES:
+            given = recorder.note(f"{func.__name__}()", len(value), _tensors((args, kwargs)), size=True)
+            return value[: max(given, 0)] if given < len(value) else value
         return value
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Whether the tracer knows where a tensor came from; others are constants to it."""
+    try:
+        value = torch._C._get_value_trace(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+        return value.node().kind() != "prim::Constant"
+    except RuntimeError:
+        return False
 
 
 @contextlib.contextmanager
@@ -177,14 +224,29 @@ def _replaced(name: str, method: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def fresh_constants() -> Iterator[None]:
+    """Constants of plain numbers and arrays are made with tracing paused, and handed out as copies.
+
+    A trace keeps the tensor that was made, and not what it held then: written in place, it would be found changed.
+    Function modes are not told of ``torch.from_numpy``.
+    """
+    with contextlib.ExitStack() as stack:
+        for name in ("tensor", "as_tensor", "asarray", "from_numpy"):
+            stack.enter_context(_replaced_function(name))
+        yield
+
+
+@contextlib.contextmanager
 def _replaced_function(name: str) -> Iterator[None]:
-    """``torch.from_numpy``, of which function modes are not told, with tracing paused: an array is a constant."""
     original = getattr(torch, name)
 
-    def function(*args: Any) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Any:
         tracing = torch._C._get_tracing_state()
-        with tracing_paused(tracing) if tracing else contextlib.nullcontext():
-            return original(*args)
+        if not tracing or any(True for _ in _tensors((args, kwargs))):
+            return original(*args, **kwargs)
+        with tracing_paused(tracing):
+            value = original(*args, **kwargs)
+        return value.clone()
 
     setattr(torch, name, function)
     try:
@@ -193,11 +255,12 @@ def _replaced_function(name: str) -> Iterator[None]:
         setattr(torch, name, original)
 
 
-def _has_tensor(value: Any) -> bool:
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, Mapping):
-        return any(map(_has_tensor, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_tensor, value))
-    return False
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)

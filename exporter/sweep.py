@@ -6,7 +6,6 @@ import dataclasses
 import json
 import multiprocessing
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -113,14 +112,9 @@ def run_task(task: Task, export: Export) -> Row:
 
 
 def processes(jobs: int) -> Callable[[], Executor]:
-    """Fresh processes, not forks: torch's threads do not survive a fork.
-
-    torch keeps every graph that a process traced, so a process ends after a few models (before Python 3.11, with the
-    sweep).
-    """
-    renewed: dict[str, Any] = {"max_tasks_per_child": TASKS_PER_PROCESS} if sys.version_info >= (3, 11) else {}
+    """Fresh processes, not forks: torch's threads do not survive a fork."""
     spawn = multiprocessing.get_context("spawn")
-    return lambda: ProcessPoolExecutor(jobs, spawn, _interrupted_by_parent, **renewed)
+    return lambda: ProcessPoolExecutor(jobs, spawn, _interrupted_by_parent)
 
 
 def _interrupted_by_parent() -> None:
@@ -172,11 +166,23 @@ def sweep(
 def run_tasks(tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]) -> Iterator[tuple[Task, Row]]:
     """Tasks and their rows as they are done.
 
-    A process that dies takes its whole pool along, so what it left unfinished is run once more, each task in a pool
-    of its own.
+    torch keeps every graph that a process traced, so a pool ends after a few models a process. (The pool's own
+    ``max_tasks_per_child`` comes to a standstill: CPython issue 115634.)
     """
+    rest = list(tasks)
+    while rest:
+        pool = executor()
+        count = TASKS_PER_PROCESS * getattr(pool, "_max_workers", 1)
+        now, rest = rest[:count], rest[count:]
+        yield from _run_in(pool, now, export, executor)
+
+
+def _run_in(
+    pool: Executor, tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]
+) -> Iterator[tuple[Task, Row]]:
+    """A process that dies takes its whole pool along, so what it left unfinished is run once more, each task in a pool
+    of its own."""
     unfinished = dict.fromkeys(tasks)
-    pool = executor()
     futures = {pool.submit(run_task, task, export): task for task in tasks}
     try:
         for future in as_completed(futures):
@@ -194,9 +200,9 @@ def run_tasks(tasks: Sequence[Task], export: Export, executor: Callable[[], Exec
         # Not a with block: leaving one would wait for the tasks that are cancelled here.
         pool.shutdown(wait=True, cancel_futures=True)
     for task in unfinished:
-        with executor() as pool:
+        with executor() as alone:
             try:
-                yield task, pool.submit(run_task, task, export).result()
+                yield task, alone.submit(run_task, task, export).result()
             except BrokenExecutor as error:
                 label = str(_label(task.folder, task.file))
                 yield task, Row(label, task.model, task.driven, CRASHED, 0.0, "crash", str(error))

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from exporter.contract import FLOATING, Batch, Finding, Sampling, TensorSpec
-from exporter.eager import evaluate, inference_conditions, same_bits, state
+from exporter.eager import evaluate, forward_line, inference_conditions, same_bits
 from exporter.errors import CaptureError, WarmupError
-from exporter.purity import refuse_training, refuse_unready, repeat
+from exporter.readiness import refuse_training, refuse_unready
 from exporter.sampling import SPREAD, Sampler, recorded
 from exporter.sources.source import Inputs, Source
 
@@ -42,23 +42,43 @@ class Warmup:
     findings: tuple[Finding, ...]
 
 
-def warm_up(source: Source, seed: int) -> Warmup:
-    """Run the model in eager mode until it is known what to capture.
+@dataclass(frozen=True)
+class FirstRun:
+    """Warmup inputs, how more are drawn, and copies of the outputs that the first run gave."""
 
-    Raises ``WarmupError`` where no finite outputs are found, where two runs on equal inputs differ, where a run
-    changes its inputs, parameters or buffers, or where it reads a tensor's data into Python; ``CaptureError``
-    where outputs do not carry the batch.
+    source: Source
+    sampler: Sampler
+    inputs: Inputs
+    outputs: dict[str, torch.Tensor]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The batch size to trace at, and another one."""
+        return distinct_sizes(self.source) if self.source.batch_ndim else (0, 0)
+
+
+def first_run(source: Source, seed: int) -> FirstRun:
+    """Run the model once on inputs that give finite outputs.
+
+    Raises ``WarmupError`` where the model is not ready, fails, or gives no finite outputs.
     """
     refuse_unready(source)
     refuse_training(source)
+    with inference_conditions(source):
+        return FirstRun(source, *find_inputs(source, torch.Generator().manual_seed(seed)))
+
+
+def warm_up(first: FirstRun, seed: int) -> Warmup:
+    """Run the model in eager mode until it is known what to capture.
+
+    Raises ``WarmupError`` where eager mode fails or is not finite; ``CaptureError`` where outputs do not carry the
+    batch.
+    """
+    source, sampler, inputs = first.source, first.sampler, first.inputs
     generator = torch.Generator().manual_seed(seed)
     with inference_conditions(source):
-        # Before the very first run: what that one leaves behind, later ones may not show.
-        before = state(source.named)
-        sampler, inputs, first = find_inputs(source, generator)
-        repeat(source, inputs, first, before)
         sizes = distinct_sizes(source)
-        specs, constant = output_specs(source, sampler, first, sizes, generator)
+        specs, constant = output_specs(source, sampler, first.outputs, sizes, generator)
         batch = admitted_batches(source, sampler, specs, sizes[0], generator)
         sampler, finding = tame(source, sampler, sizes[1], generator)
         contiguous, layout = needs_contiguous(source, sampler, sizes[1], generator)
@@ -99,6 +119,7 @@ def find_inputs(source: Source, generator: torch.Generator) -> tuple[Sampler, In
         failure = ", ".join(repr(n) for n, v in outputs.items() if not finite(v))
     raise WarmupError(
         f"model {source.name!r} gives NaN or infinity in warmup",
+        check="finite outputs",
         where=f"output {failure}, on inputs sampled from [-1, 1), [0.1, 1) and [0.001, 0.1)",
         got="a value that is not finite",
         expected="finite outputs",
@@ -131,6 +152,7 @@ def refuse_non_finite(source: Source, outputs: dict[str, torch.Tensor], inputs: 
         )
         raise WarmupError(
             f"model {source.name!r} gives NaN or infinity in warmup",
+            check="finite outputs",
             where=f"output {name!r}, element {worst}",
             got=f"{value[tuple(worst)].item()} for {given[:400]}",
             expected="finite outputs for the warmup inputs",
@@ -173,6 +195,8 @@ def output_specs(
         if source.batch_ndim and not carries and not same:
             raise CaptureError(
                 f"output {name!r} of model {source.name!r} does not carry the batch",
+                check="batch",
+                where=forward_line(source),
                 got="; ".join(f"shape {list(s)} at batch {n}" for s, n in zip(shapes, sizes, strict=False)),
                 expected=f"shape [batch, ...], here [{sizes[0]}, ...] and [{sizes[1]}, ...]",
                 mend="declare batch_ndim=0 in the signature if the elements of a batch depend on each other "
@@ -184,6 +208,7 @@ def output_specs(
         if source.declares_outputs and (spec.shape, spec.dtype) != (own, dtype):
             raise CaptureError(
                 f"output {name!r} of model {source.name!r} is not what its signature declares",
+                check="outputs",
                 got=f"{list(own)} {dtype}",
                 expected=f"{list(spec.shape)} {spec.dtype}",
                 mend="mend the signature, or the module",

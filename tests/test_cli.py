@@ -65,11 +65,11 @@ BAD_EXPORTS = [
     ([f"{PLANTED}:no_module"], 2, "returns no module"),
     ([f"{PLANTED}:no_tensor"], 3, "not a tensor"),
     ([f"{PLANTED}:not_a_number"], 3, "NaN or infinity"),
-    ([f"{PLANTED}:branch_on_data"], 3, "reads a tensor's data"),
-    ([f"{PLANTED}:batch_read_through_python"], 3, "reads the batch size"),
-    ([f"{PLANTED}:constant_of_wrong_dtype"], 3, "wrong dtype"),
+    ([f"{PLANTED}:branch_on_data"], 3, "reads data into Python"),
+    ([f"{PLANTED}:batch_read_through_python"], 3, "batch size is read into Python"),
+    ([f"{PLANTED}:constant_of_wrong_dtype"], 3, "default dtype"),
     ([f"{PLANTED}:left_in_train_mode"], 3, "train mode"),
-    ([f"{PLANTED}:hidden_counter"], 3, "other outputs for equal inputs"),
+    ([f"{PLANTED}:hidden_counter"], 3, "other outputs than the same call"),
     ([f"{PLANTED}:unknown_operator"], 3, "planted::twice"),
     (["no_such_package:make"], 2, "no such package"),
     (["--no-such-option"], 2, "No such option"),
@@ -232,8 +232,8 @@ def test_a_mismatch_at_export_leaves_no_file(monkeypatch, capfd):
 
     capture = pipeline.capture
 
-    def faulty(warm, seed):
-        captured = capture(warm, seed)
+    def faulty(warm, inputs, seed):
+        captured = capture(warm, inputs, seed)
         with torch.no_grad():
             next(iter(captured.module.parameters())).mul_(1 + 1e-6)
         return captured

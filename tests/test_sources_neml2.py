@@ -7,7 +7,7 @@ from conftest import RATES, ROOT, export_unverified, load_module
 from exporter.errors import MissingRuntimeError, SourceError, UnsupportedError, UsageError
 from exporter.pipeline import show
 from exporter.sources import resolve
-from exporter.warmup import warm_up
+from exporter.warmup import first_run, warm_up
 
 pytestmark = pytest.mark.usefixtures("neml2")
 F = torch.float64
@@ -302,7 +302,7 @@ def test_parameters_are_settable_by_their_dotted_name(tmp_path):
 def test_given_inputs_for_a_neml2_model():
     given = {n: [1.0, 2.0] for n in ("a", "a~1", "t", "b", "b~1", "c", "c~1")} | {"t~1": [0.0, 0.5]}
     source = sources().load(RATES, "eq", given)
-    assert warm_up(source, 0).inputs[3].tolist() == [0.0, 0.5]
+    assert warm_up(first_run(source, 0), 0).inputs[3].tolist() == [0.0, 0.5]
     with pytest.raises(UsageError, match="missing: 't~1'"):
         sources().load(RATES, "eq", {k: v for k, v in given.items() if k != "t~1"})
     with pytest.raises(UsageError, match="wrong kind"):

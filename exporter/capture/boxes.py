@@ -84,6 +84,7 @@ def _refuse_names(path: str, module: nn.Module) -> None:
         if keyword.iskeyword(name) or (not path and name in RESERVED):
             raise CaptureError(
                 f"{f'{path}.{name}' if path else name!r} is a name that a TorchScript file cannot have",
+                check="names",
                 expected=f"no Python keyword, and at the top none of {', '.join(RESERVED)}",
                 mend="call the submodule, parameter or buffer something else",
             )

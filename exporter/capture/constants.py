@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from exporter.capture.operators import graphs, location, nodes
-from exporter.contract import FLOATING
+from exporter.contract import FLOATING, Finding
 from exporter.eager import same_bits
 from exporter.errors import CaptureError
 
-# What torch.tensor and torch.as_tensor leave behind in a trace, each with the constant as its first input.
-_COPIES = ("aten::to", "aten::detach", "aten::lift_fresh")
+# What torch.tensor and torch.as_tensor leave behind in a trace, each with the constant as its first input. A clone is
+# made again by ``lift`` where the graph writes in place.
+_COPIES = ("aten::to", "aten::detach", "aten::lift_fresh", "aten::clone")
 BUFFER = "torchferry_constant_"
 _IN_PLACE = re.compile(r"aten::[a-z]\w*[a-z0-9]_|aten::_?index_put_|aten::set_")
 _SCALAR_TYPES = {
@@ -123,6 +124,7 @@ def lift(module: torch.jit.ScriptModule) -> None:
         if name is None:
             raise CaptureError(
                 "two traces of one model hold different constants",
+                check="constants",
                 where=location(node),
                 got=f"{value.dtype} {list(value.shape)}: {value.flatten()[:4].tolist()}",
                 expected="the same constants in every run",
@@ -186,9 +188,12 @@ def follow_inputs(module: torch.jit.ScriptModule) -> None:
         torch._C._jit_pass_dce(graph)
 
 
-def refuse_fixed_devices(module: torch.jit.ScriptModule, name: str) -> None:
-    """Raises ``CaptureError`` for a device or a tensor that is written into a graph: it would stay where it is when
-    the archive moves. Found by a look at every constant, so it takes no other device to see it."""
+def fixed_devices(module: torch.jit.ScriptModule) -> list[Finding]:
+    """Devices and tensors that are written into a graph: they would stay where they are when the archive moves.
+
+    Found by a look at every constant, so it takes no other device to see it.
+    """
+    found = []
     for path, _, graph in graphs(module):
         for node in nodes(graph):
             kind = node.output().type().kind() if node.outputsSize() == 1 else ""
@@ -198,13 +203,17 @@ def refuse_fixed_devices(module: torch.jit.ScriptModule, name: str) -> None:
             if not uses:
                 continue
             what = f"device {node.s('value')!r}" if kind == "DeviceObjType" else "a tensor"
-            raise CaptureError(
-                f"model {name!r} keeps {what} in its graph, which stays there when the archive is moved to a GPU",
-                where=location(uses[0]) + (f", in submodule {path!r}" if path else ""),
-                got=f"{what} in {uses[0].kind()}",
-                expected="tensors made on the device of an input, or buffers",
-                mend="make it with device=x.device where an input x is at hand, or as a buffer in __init__",
+            found.append(
+                Finding(
+                    "device",
+                    f"{what} is fixed in the graph and stays there when the archive is moved to a GPU",
+                    location(uses[0]),
+                    severity="unsound",
+                    evidence=f"{what} in {uses[0].kind()}" + (f", in submodule {path!r}" if path else ""),
+                    mend="make it with device=x.device where an input x is at hand, or as a buffer in __init__",
+                )
             )
+    return found
 
 
 def _follow_dtype(graph: Any, node: Any, first: Any) -> None:
@@ -226,25 +235,31 @@ def _property(graph: Any, node: Any, kind: str, of: Any, result: Any) -> Any:
     return read.output()
 
 
-def refuse_lost_precision(module: torch.jit.ScriptModule, name: str, dtypes: list[str]) -> None:
-    """A constant that its dtype could not hold, in a wider model: ``torch.tensor(0.1)`` is float32 by default."""
+def lost_precision(module: torch.jit.ScriptModule, dtypes: list[str]) -> list[Finding]:
+    """Constants that their dtype could not hold, in a wider model: ``torch.tensor(0.1)`` is float32 by default."""
     order = {dtype: i for i, dtype in enumerate(FLOATING)}
     floating = [dtype for dtype in dtypes if dtype in order]
     if not floating:
-        return
+        return []
     widest = min(floating, key=order.__getitem__)
+    found = []
     for path, _, node in tensor_constants(module):
         value: torch.Tensor = node.t("value")
         dtype = str(value.dtype).removeprefix("torch.")
         if order.get(dtype, -1) <= order[widest] or not _rounded(value):
             continue
-        raise CaptureError(
-            f"a constant of model {name!r} has the wrong dtype and has lost precision",
-            where=location(node) + (f", in submodule {path!r}" if path else ""),
-            got=f"{dtype} {value.flatten()[:4].tolist()} in a {widest} model",
-            expected=widest,
-            mend="make it with dtype=x.dtype, device=x.device, or as a buffer in __init__",
+        numbers = f"{dtype} {value.flatten()[:4].tolist()} in a {widest} model"
+        found.append(
+            Finding(
+                "precision",
+                "a constant has the wrong dtype and has lost precision",
+                location(node),
+                severity="unsound",
+                evidence=numbers + (f", in submodule {path!r}" if path else ""),
+                mend="make it with dtype=x.dtype, device=x.device, or as a buffer in __init__",
+            )
         )
+    return found
 
 
 def _rounded(value: torch.Tensor) -> bool:

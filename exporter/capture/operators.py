@@ -88,6 +88,7 @@ def _foreign(node: Any, path: str) -> OperatorError:
     name = f"{node.kind()} {node.pyname()}" if node.kind() in PYTHON_CALLS else node.kind()
     return OperatorError(
         f"the graph calls {name}, which exists only where its library is imported",
+        check="operators",
         where=location(node) + (f", in submodule {path!r}" if path else ""),
         got=name,
         expected=" and ".join(f"{space}::" for space in ALLOWED_NAMESPACES) + " operators only",

@@ -1,6 +1,7 @@
-"""Parameters must be alive in the trace: setting one in the file must change the outputs as it does in eager mode.
+"""Which parameters are alive in the trace: setting one in the file changes the outputs as it does in eager mode.
 
-``w.data``, a cache made of parameters, or a slice of one kept as an attribute are constants to a trace.
+``w.data``, a cache made of parameters, or a slice of one kept as an attribute are constants to a trace: sound as long
+as the contract does not offer them to be set.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch.jit._fuser import optimized_execution
 from exporter.capture.boxes import METHOD
 from exporter.contract import Finding
 from exporter.eager import evaluate
-from exporter.errors import CaptureError, WarmupError
+from exporter.errors import WarmupError
 from exporter.sources.source import Inputs
 from exporter.warmup import Warmup, finite
 
@@ -20,18 +21,19 @@ CHANGE = 1e-3
 RTOL = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
-def refuse_frozen_parameters(
+def settable(
     warm: Warmup, module: torch.jit.ScriptModule, inputs: Inputs, generator: torch.Generator
-) -> tuple[Finding, ...]:
-    """Change parameters in place, compare eager mode and trace, put them back. Call it under no_grad.
+) -> tuple[tuple[str, ...], tuple[Finding, ...]]:
+    """Names of the parameters that are alive in the trace, and a finding for each of the others.
 
-    The trace holds the very tensors of the model, so both see the change. Raises ``CaptureError`` naming the
-    parameter; what cannot be compared, because eager mode fails with the changed value, comes back as a finding.
+    Parameters are changed in place, eager mode and trace compared, and the old values put back. The trace holds the
+    very tensors of the model, so both see the change. Call it under no_grad.
     """
-    parameters = [(n, p) for n, p in warm.source.named.named_parameters() if p.dtype.is_floating_point]
+    named = list(warm.source.named.named_parameters())
+    parameters = [(n, p) for n, p in named if p.dtype.is_floating_point]
     if not parameters or _agree(warm, module, inputs, parameters, generator) is True:
-        return ()
-    findings = []
+        return tuple(name for name, _ in named), ()
+    findings, dead = [], set()
     for name, parameter in parameters:
         agree = _agree(warm, module, inputs, [(name, parameter)], generator)
         if agree is None:
@@ -43,13 +45,15 @@ def refuse_frozen_parameters(
                 )
             )
         elif not agree:
-            raise CaptureError(
-                f"parameter {name!r} of model {warm.source.name!r} is a constant in the trace",
-                got="outputs that do not change as eager mode's when it is set",
-                expected="a parameter that can be set after loading",
-                mend="compute with the parameter itself in forward: no .data, .item() or NumPy, no cache made of it",
+            dead.add(name)
+            findings.append(
+                Finding(
+                    "parameters",
+                    f"parameter {name!r} is a constant in the file, which does not offer it to be set",
+                    reason="the model reads it through .data, .item(), NumPy or a cache made of it",
+                )
             )
-    return tuple(findings)
+    return tuple(name for name, _ in named if name not in dead), tuple(findings)
 
 
 def _agree(

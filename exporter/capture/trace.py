@@ -1,8 +1,7 @@
-"""``torch.jit.trace`` of a warmed-up model, with what a trace would freeze made an error.
+"""``torch.jit.trace`` of a warmed-up model. Whether it lost meaning is for the soundness gate to say.
 
-The model is first traced at several batch sizes under a recorder: a size that Python reads must have one value at
-all of them, and a ``TracerWarning`` is an error. The trace that is kept is made without the recorder, so that its
-nodes carry the source lines of the model and not ours.
+The model is traced twice: the first trace shows which tensors are constants of it, and the one that is kept reads them
+from buffers.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from exporter.capture import boxes, constants
 from exporter.capture.entry import forward_source
 from exporter.capture.operators import operators, rewrite_operators
-from exporter.capture.parameters import refuse_frozen_parameters
+from exporter.capture.parameters import settable
 from exporter.contract import Finding
-from exporter.eager import evaluate, flatten, inference_conditions
+from exporter.eager import evaluate, flatten, forward_line, inference_conditions, raised_at
 from exporter.errors import CaptureError, TorchferryError, first_line
-from exporter.reads import Read, ReadRecorder, user_line
+from exporter.reads import ReadRecorder, fresh_constants, user_line
 from exporter.sources.source import Inputs
 from exporter.warmup import Warmup
 
@@ -48,68 +47,45 @@ def quiet_deprecations() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Captured:
-    """The module to save, the operators that it calls, and what was seen and let pass."""
+    """The module to save, the operators that it calls, the parameters that can be set, what was seen.
+
+    ``warned``: what torch's tracer said, as ``(line of the user's, text)``: leads, not verdicts.
+    """
 
     module: torch.jit.ScriptModule
     operators: tuple[str, ...]
+    parameters: tuple[str, ...]
     findings: tuple[Finding, ...]
+    warned: tuple[tuple[str, str], ...] = ()
 
 
-def capture(warm: Warmup, seed: int) -> Captured:
-    """The module to save.
+def capture(warm: Warmup, inputs: Inputs, seed: int) -> Captured:
+    """The module to save, traced at ``inputs``, and findings of a look at its constants.
 
-    Raises ``CaptureError`` with file and line for whatever a trace would freeze: a ``TracerWarning``, a size read
-    into Python that depends on the batch, a constant of lower precision than the model; ``OperatorError`` for an
-    operator of a source library.
+    Raises ``CaptureError`` where there is no trace, or where an output without a batch depends on the inputs;
+    ``OperatorError`` for an operator of a source library.
     """
     source = warm.source
     generator = torch.Generator().manual_seed(seed)
     with inference_conditions(source), quiet_deprecations():
-        draws = [(0, warm.inputs)]
-        if source.batch_ndim:
-            # Sizes that a comparison is most likely to single out; a model that refuses them gets another one.
-            small = [n for n in (1, 2) if n in warm.batch.sizes] or [warm.traced_sizes[1]]
-            draws = [(n, warm.sampler.draw(n, generator)) for n in (warm.traced_sizes[0], *small)]
         inlined = called_often(warm)
-        vetted = [_vet(warm, inputs, inlined) for _, inputs in draws]
-        refuse_batch_reads(source.name, {n: reads for (n, _), (_, reads) in zip(draws, vetted, strict=True)})
-        first = vetted[0][0]
+        first, warned = _heard(warm, inputs, inlined)
         refuse_dependent_constants(warm, first)
         constants.fold_copies(first)
-        dtypes = [spec.dtype for spec in source.inputs]
-        constants.refuse_lost_precision(first, source.name, dtypes)
-        # The same lines warn again; what they read has been judged above.
+        findings = constants.lost_precision(first, [spec.dtype for spec in source.inputs])
+        # The same lines warn again.
         warnings.simplefilter("ignore", TracerWarning)
-        module = _trace(warm, draws[0][1], constants.distinct_values(first), inlined)
+        module = _trace(warm, inputs, constants.distinct_values(first), inlined)
         constants.fold_copies(module)
         constants.lift(module)
         constants.pin_dtypes(module)
         constants.follow_inputs(module)
-        constants.refuse_fixed_devices(module, source.name)
+        findings += constants.fixed_devices(module)
         rewrite_operators(module)
         operators(module)
-        findings = refuse_frozen_parameters(warm, module, draws[0][1], generator)
+        parameters, frozen = settable(warm, module, inputs, generator)
         module.define(forward_source(source.inputs, len(warm.output_specs), bool(source.batch_ndim), warm.contiguous))
-    return Captured(module, operators(module), findings)
-
-
-def refuse_batch_reads(name: str, reads: Mapping[int, Sequence[Read]]) -> None:
-    """Raises ``CaptureError`` where Python read other values at one batch size than at another."""
-    (first, expected), *rest = reads.items()
-    for size, got in rest:
-        if list(got) == list(expected):
-            continue
-        differ = ((a, b) for a, b in zip(expected, got, strict=False) if a != b)
-        last = [*expected, *got][-1]
-        a, b = next(differ, (last, last))
-        raise CaptureError(
-            f"model {name!r} reads the batch size into Python, and a trace would keep the one it saw",
-            where=a.where,
-            got=f"{a.kind} gave {a.value} at batch {first} and {b.value} at batch {size}",
-            expected="one value at every batch size",
-            mend="let torch work with the size: x.new_zeros(x.shape[0], 3), x.reshape(x.shape[0], -1); "
-            "or torch.where instead of a branch",
-        )
+    return Captured(module, operators(module), parameters, (*findings, *frozen), tuple(warned))
 
 
 def refuse_dependent_constants(warm: Warmup, module: torch.jit.ScriptModule) -> None:
@@ -126,6 +102,8 @@ def refuse_dependent_constants(warm: Warmup, module: torch.jit.ScriptModule) -> 
         if constant and _reaches(next(iter(value.node().inputs())), own, set()):
             raise CaptureError(
                 f"output {spec.name!r} of model {warm.source.name!r} does not carry the batch",
+                check="batch",
+                where=forward_line(warm.source),
                 got=f"shape {list(spec.shape)} at every batch size, computed from the inputs",
                 expected="shape [batch, ...], or an output that does not depend on the inputs",
                 mend="declare batch_ndim=0 in the signature if the elements of a batch depend on each other",
@@ -164,9 +142,13 @@ def called_often(warm: Warmup) -> set[nn.Module]:
     return {module for module, calls in counts.items() if calls > METHODS}
 
 
-def _vet(warm: Warmup, inputs: Inputs, inlined: set[nn.Module]) -> tuple[torch.jit.ScriptModule, list[Read]]:
-    """A trace at these inputs and what Python read meanwhile; raises for every ``TracerWarning``."""
-    recorder = ReadRecorder()
+def _heard(
+    warm: Warmup, inputs: Inputs, inlined: set[nn.Module]
+) -> tuple[torch.jit.ScriptModule, list[tuple[str, str]]]:
+    """A trace, and the ``TracerWarning``s that it drew, with the user's line; other warnings are passed on.
+
+    The recorder makes constants of plain numbers with tracing paused, as plain constants.
+    """
     caught: list[tuple[str, str]] = []
     others: list[tuple[Any, type[Warning], str, int]] = []
 
@@ -175,27 +157,18 @@ def _vet(warm: Warmup, inputs: Inputs, inlined: set[nn.Module]) -> tuple[torch.j
     ) -> None:
         # The warning's own place may be a line of torch's; the user's is on the stack now.
         if issubclass(category, TracerWarning):
-            caught.append((user_line() or f"{filename}:{lineno}", str(message)))
+            caught.append((user_line() or f"{filename}:{lineno}", str(message).split(". ")[0]))
         else:
             others.append((message, category, filename, lineno))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", TracerWarning)
         warnings.showwarning = show
-        with recorder:
+        with ReadRecorder():
             module = _trace(warm, inputs, {}, inlined)
     for message, category, filename, lineno in others:
         warnings.warn_explicit(message, category, filename, lineno)
-    if caught:
-        where, text = caught[0]
-        raise CaptureError(
-            f"tracing model {warm.source.name!r} would freeze a value",
-            where=where,
-            got="TracerWarning: " + text.split(". ")[0],
-            expected="no TracerWarning",
-            mend="compute with tensors there; make constants in __init__",
-        )
-    return module, recorder.reads
+    return module, list(dict.fromkeys(caught))
 
 
 def _trace(
@@ -219,13 +192,15 @@ def _trace(
     root = boxes.build(source.named, run, buffers, inlined)
     clones = tuple(t.clone() for t in inputs)
     try:
-        module = torch.jit.trace_module(root, {boxes.METHOD: clones}, check_trace=False, _store_inputs=False)
+        with fresh_constants():
+            module = torch.jit.trace_module(root, {boxes.METHOD: clones}, check_trace=False, _store_inputs=False)
     except TorchferryError:
         raise
     except Exception as error:
         raise CaptureError(
             f"model {source.name!r} cannot be traced",
-            where=_line_of(str(error)),
+            check="tracing",
+            where=_line_of(str(error)) or raised_at(error) or forward_line(source),
             got=first_line(error),
             expected="a forward that torch.jit.trace can follow",
             mend=_mend(str(error)),

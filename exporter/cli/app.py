@@ -9,7 +9,7 @@ from types import FrameType
 import typer
 
 from exporter import __version__
-from exporter.cli import export, inspect, native, show, sweep, verify
+from exporter.cli import check, export, inspect, native, show, sweep, verify
 from exporter.cli.printing import print_error
 from exporter.errors import INTERRUPTED, TorchferryError, UsageError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.command("export")(export.command)
 app.command("show")(show.command)
+app.command("check")(check.command)
 app.command("inspect")(inspect.command)
 app.command("verify")(verify.command)
 app.command("sweep")(sweep.command)

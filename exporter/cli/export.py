@@ -29,6 +29,10 @@ def command(
     ] = None,
     inputs: Annotated[Path | None, typer.Option(help="Warmup inputs by variable name: .pt, .npz or .json.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="CHECK:REASON lets a finding of the soundness gate pass; every report shows it."),
+    ] = None,
     runtime: Annotated[str, typer.Option(help="Where it is verified: python, libtorch, or both.")] = "python",
     device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
     time_limit: Annotated[float, typer.Option(help="Seconds for the process that verifies.")] = 600.0,
@@ -38,8 +42,8 @@ def command(
 ) -> None:
     """Export models to verified archives.
 
-    Each is warmed up in eager mode, listed, traced, saved, and run in a process without its source library.
-    The file appears only if every number agrees with eager mode.
+    Each is warmed up in eager mode, listed, traced, held against eager mode by the soundness gate, saved, and run in a
+    process without its source library. The file appears only if every number agrees with eager mode.
 
     Examples:
 
@@ -66,6 +70,7 @@ def command(
         renames=rename or [],
         inputs=inputs,
         seed=seed,
+        allow=allow or [],
         runtimes=runtime,
         devices=device,
         time_limit=time_limit,

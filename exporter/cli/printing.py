@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.archive import Archive
-from exporter.contract import TensorSpec
-from exporter.errors import MismatchError, TorchferryError
+from exporter.contract import Finding, TensorSpec
+from exporter.errors import MismatchError, TorchferryError, UnsoundError
 
 if TYPE_CHECKING:
     from exporter.sources.source import Listing
@@ -30,7 +31,12 @@ def print_json(value: Any) -> None:
 def print_error(error: TorchferryError, *, as_json: bool) -> None:
     if as_json:
         report = error.report if isinstance(error, MismatchError) else None
-        print_json(error.as_dict() | ({"report": report.as_dict()} if report else {}))
+        findings = [dataclasses.asdict(f) for f in error.findings] if isinstance(error, UnsoundError) else []
+        print_json(
+            error.as_dict()
+            | ({"report": report.as_dict()} if report else {})
+            | ({"findings": findings} if findings else {})
+        )
     err.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
 
 
@@ -83,14 +89,24 @@ def print_archive(opened: Archive) -> None:
     out.print(Text(f"Tolerance: {bounds}"))
     out.print(Text(f"Devices: {', '.join(contract.devices)}"))
     out.print(Text(f"Operators: {', '.join(contract.operators)}"))
-    for finding in contract.findings:
-        where = f" at {finding.where}" if finding.where else ""
-        out.print(Text(f"Finding: {finding.check}{where}: {finding.what} ({finding.reason})"))
+    print_findings(contract.name, contract.findings)
     table = Table(title="Records", title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("record")
     table.add_column("bytes", justify="right")
     for name, size in opened.records.items():
         table.add_row(Text(name), str(size))
+    out.print(table)
+
+
+def print_findings(name: str, findings: Sequence[Finding]) -> None:
+    if not findings:
+        return
+    table = Table(title=f"{name}: findings", title_justify="left", show_edge=False, pad_edge=False)
+    for column in ("check", "severity", "what", "where", "reason"):
+        table.add_column(column, overflow="fold")
+    for f in findings:
+        style = {"allowed": "yellow", "not run": "yellow", "unsound": "bold red"}.get(f.severity, "")
+        table.add_row(f.check, Text(f.severity, style=style), Text(f.what), Text(f.where), Text(f.reason))
     out.print(table)
 
 

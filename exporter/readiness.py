@@ -1,0 +1,45 @@
+"""What a model must be before it can run as the reference: in eval mode, with all of its parameters, in Python."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from exporter.errors import CaptureError, WarmupError
+from exporter.sources.source import Source
+
+
+def refuse_training(source: Source) -> None:
+    training = [name or "the model itself" for name, m in source.named.named_modules() if m.training]
+    if training:
+        raise WarmupError(
+            f"model {source.name!r} is in train mode although eval() was called",
+            check="train mode",
+            where="submodule " + ", ".join(training[:5]),
+            got="training = True",
+            expected="training = False everywhere: dropout and batch statistics off",
+            mend="do not override train() or eval(), and do not call train() in the factory's hooks",
+        )
+
+
+def refuse_unready(source: Source) -> None:
+    """A lazy layer without parameters yet, and layers that are compiled already, cannot be captured."""
+    for name, module in source.named.named_modules():
+        tensors = (*module._parameters.values(), *module._buffers.values())
+        if any(t is not None and is_lazy(t) for t in tensors):
+            raise WarmupError(
+                f"model {source.name!r} has a lazy layer that has not run yet",
+                check="lazy layer",
+                where=f"submodule {name!r}",
+                expected="parameters with shapes",
+                mend="call the model once in the factory before returning it",
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"model {source.name!r} holds a module that is TorchScript already",
+                check="TorchScript module",
+                where=f"submodule {name!r}",
+                got=type(module).__name__,
+                expected="modules in Python",
+                mend="return the module before torch.jit.script or torch.jit.trace",
+            )

@@ -1,0 +1,119 @@
+"""Batch sizes that Python reads, and batches that were not traced.
+
+A size that Python reads is sound where the capture agrees with eager mode on every side of it. Which sizes those are
+is asked of the model: sizes at which the reads give other values, and the neighbours of every literal that a size is
+compared with.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+
+import torch
+
+from exporter.contract import Finding
+from exporter.eager import forward_line, inference_conditions
+from exporter.soundness.dependence import COUNT, SIZE
+from exporter.soundness.isolation import isolated
+from exporter.soundness.recording import Recording, record
+from exporter.soundness.subject import Subject, disagreement, eager, where_runs_part
+from exporter.sources.source import Inputs
+from exporter.warmup import NUMBERS
+
+CHECK = "batch size"
+SIZES = (1, 2, 0, 3, 4, 8, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048)
+LARGE = (10_000, 100_000)
+# A model for which one of the other sizes took longer than this is not run at the large ones.
+SECONDS = 0.05
+
+
+def check(subject: Subject) -> list[Finding]:
+    if not subject.source.batch_ndim or not subject.source.inputs:
+        return []
+    return isolated(_check, subject)
+
+
+def _check(subject: Subject) -> list[Finding]:
+    source = subject.source
+    generator = torch.Generator().manual_seed(0)
+    with inference_conditions(source):
+        traced = subject.draws[0][1]
+        base = record(source, traced)
+        reads = _size_reads(base)
+        tried, literals = set(), _literals(base)
+        wanted = dict.fromkeys([subject.warm.traced_sizes[1], *SIZES, *_around(literals)])
+        notes: list[Finding] = []
+        quick = True
+        for size in (*wanted, *LARGE):
+            if size in tried or size * _numbers(subject) > NUMBERS or (size in LARGE and not quick):
+                continue
+            start = time.perf_counter()
+            tried.add(size)
+            inputs = subject.warm.sampler.draw(size, generator)
+            if isinstance(eager(source, inputs), str):
+                # What eager mode refuses is a limit of the model, which warmup writes down.
+                continue
+            apart = disagreement(subject, inputs)
+            if apart:
+                return [_unsound(subject, base, inputs, size, apart)]
+            quick = quick and time.perf_counter() - start < SECONDS
+        far = [n for n in literals if n * _numbers(subject) > NUMBERS]
+        if far and reads:
+            where = next(iter(reads))[0]
+            notes.append(
+                Finding(CHECK, f"a size is compared with {far[0]}", where, reason="larger than any batch that was run")
+            )
+        for where, kind in reads:
+            notes.append(
+                Finding(CHECK, f"{kind} reads a size", where, reason="capture and eager mode agree on every side of it")
+            )
+        return notes
+
+
+def _size_reads(base: Recording) -> dict[tuple[str, str], None]:
+    """Lines that read sizes of inputs and nothing else."""
+    return {
+        (read.where, read.kind): None
+        for read, labels in zip(base.reads, base.origins, strict=True)
+        if labels and all(label.startswith((SIZE, COUNT)) for label in labels)
+    }
+
+
+def _literals(base: Recording) -> list[int]:
+    """Whole numbers in the run: a threshold for a size is one of them."""
+    if base.graph is None:
+        return []
+    found = re.findall(r"(?:value=\{?|\[value=\{?)(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)", base.graph.str())
+    numbers = {int(float(text)) for text in found if abs(float(text)) < 1e9}
+    return sorted(n for n in numbers if n > 2)
+
+
+def _around(literals: Iterable[int]) -> list[int]:
+    return [n + shift for n in literals for shift in (0, 1, -1)]
+
+
+def _numbers(subject: Subject) -> int:
+    specs = (*subject.source.inputs, *subject.warm.output_specs)
+    return max(1, sum(torch.Size(s.shape).numel() for s in specs))
+
+
+def _unsound(subject: Subject, base: Recording, inputs: Inputs, size: int, apart: str) -> Finding:
+    source, first = subject.source, subject.warm.traced_sizes[0]
+    other = record(source, inputs)
+    where, what, mend = "", "", "let torch work with the size: x.new_zeros(x.shape[0], 3), x.reshape(x.shape[0], -1)"
+    for a, b in zip(base.reads, other.reads, strict=False):
+        if a != b:
+            where, what = a.where, f"{a.kind} gave {a.value} at batch {first} and {b.value} at batch {size}"
+            break
+    if not where:
+        where, what = where_runs_part(source, subject.draws[0][1], inputs)
+    return Finding(
+        CHECK,
+        "the batch size is read into Python, and a trace would keep the one it saw",
+        where or forward_line(source),
+        severity="unsound",
+        evidence="; ".join(filter(None, (what, f"at batch {size}: {apart}"))),
+        mend=f"{mend}; torch.where instead of a branch",
+    )

@@ -1,0 +1,174 @@
+"""The same call under other conditions: gradients, default dtype, threads, layouts of memory, inputs that are one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from exporter.contract import Finding
+from exporter.eager import flatten, forward_line, inference_conditions
+from exporter.soundness.paths import where_paths_part
+from exporter.soundness.recording import canonical, difference, record
+from exporter.soundness.subject import Eager, eager, unlike
+from exporter.sources.source import Inputs, Source
+from exporter.warmup import spread_out, transposed
+
+GRAD, DTYPE, THREADS, LAYOUT, ALIAS = "grad mode", "default dtype", "threads", "memory layout", "aliasing"
+_MEND = {
+    GRAD: "compute the same with and without gradients",
+    DTYPE: "make tensors with dtype=x.dtype, or as buffers in __init__",
+    THREADS: "keep no state of a thread",
+    LAYOUT: "compute the same for every layout: no branch on is_contiguous(), no as_strided",
+    ALIAS: "work on copies, and do not compare tensors by identity",
+}
+Outputs = dict[str, torch.Tensor]
+
+
+def check(eager_mode: Eager) -> list[Finding]:
+    return eager_mode.room(_check, eager_mode.inputs)
+
+
+def _check(source: Source, inputs: Inputs) -> list[Finding]:
+    with inference_conditions(source):
+        reference = eager(source, inputs)
+        if isinstance(reference, str):
+            return []
+        found = []
+        for name, run in _conditions(source, inputs):
+            try:
+                outputs = run()
+            except Exception:
+                # A condition that the model refuses is not one under which it means something else.
+                continue
+            apart = _apart(outputs, reference)
+            if not apart:
+                continue
+            where = where_paths_part(lambda: eager(source, inputs), run)
+            if not where and name == DTYPE:
+                where = _where_dtypes_part(source, inputs)
+            found.append(
+                Finding(
+                    name,
+                    f"outputs depend on {_SAYS[name]}",
+                    where or forward_line(source),
+                    severity="unsound",
+                    evidence=apart,
+                    mend=_MEND[name],
+                )
+            )
+        return found
+
+
+_SAYS = {
+    GRAD: "whether gradients are recorded",
+    DTYPE: "torch's default dtype",
+    THREADS: "the thread that calls",
+    LAYOUT: "the layout of the inputs in memory",
+    ALIAS: "whether two inputs are one tensor",
+}
+
+
+def _conditions(source: Source, inputs: Inputs) -> Iterator[tuple[str, Callable[[], Outputs]]]:
+    def plain(*given: torch.Tensor) -> Outputs:
+        return {n: v.detach().clone() for n, v in flatten(source.module(*given), source).items()}
+
+    def copies() -> Inputs:
+        return tuple(t.clone() for t in inputs)
+
+    def gradients() -> Outputs:
+        with _asking(source), torch.enable_grad():
+            return plain(*(t.requires_grad_(_can_ask(t)) for t in copies()))
+
+    def inference() -> Outputs:
+        with torch.inference_mode():
+            return plain(*copies())
+
+    def other_dtype() -> Outputs:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if before == torch.float32 else torch.float32)
+        try:
+            return plain(*copies())
+        finally:
+            torch.set_default_dtype(before)
+
+    def another_thread() -> Outputs:
+        result: list[Any] = []
+
+        def run() -> None:
+            # The number of threads is a thread's own, and a forked process has one.
+            torch.set_num_threads(1)
+            with contextlib.suppress(Exception), torch.no_grad():
+                result.append(plain(*copies()))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        return result[0]
+
+    yield GRAD, gradients
+    yield GRAD, inference
+    yield DTYPE, other_dtype
+    yield THREADS, another_thread
+    yield LAYOUT, lambda: plain(*map(spread_out, inputs))
+    yield LAYOUT, lambda: plain(*map(transposed, inputs))
+    shared = _shared(inputs)
+    if shared is not None:
+        # Against the same values in tensors of their own.
+        yield ALIAS, lambda: _relative(plain(*shared), plain(*(t.clone() for t in shared)), eager(source, inputs))
+
+
+def _where_dtypes_part(source: Source, inputs: Inputs) -> str:
+    before, one = torch.get_default_dtype(), record(source, inputs)
+    torch.set_default_dtype(torch.float64 if before == torch.float32 else torch.float32)
+    try:
+        other = record(source, inputs)
+    finally:
+        torch.set_default_dtype(before)
+    if one.graph is None or other.graph is None:
+        return ""
+    return (difference(canonical(one), canonical(other)) or ("",))[0]
+
+
+def _relative(got: Outputs, wanted: Outputs, reference: Outputs | str) -> Outputs:
+    """``reference`` where the two agree, so that one comparison serves all conditions."""
+    return reference if not _apart(got, wanted) and not isinstance(reference, str) else got
+
+
+def _apart(got: Outputs, wanted: Outputs) -> str:
+    if list(got) != list(wanted):
+        return f"outputs {', '.join(got)} against {', '.join(wanted)}"
+    for name, value in wanted.items():
+        other = got[name]
+        if value.is_floating_point() and other.is_floating_point():
+            other = other.to(value.dtype)
+        found = unlike(other, value)
+        if found:
+            return f"output {name!r}: {found}"
+    return ""
+
+
+def _shared(inputs: Inputs) -> Inputs | None:
+    first: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
+    shared = tuple(first.setdefault((t.shape, t.dtype), t.clone()) for t in inputs)
+    return shared if len(first) < len(inputs) else None
+
+
+def _can_ask(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
+
+
+@contextlib.contextmanager
+def _asking(source: Source) -> Iterator[None]:
+    """Parameters that ask for gradients, as a training loop has them."""
+    parameters = [p for p in source.named.parameters() if _can_ask(p)]
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)

@@ -1,0 +1,148 @@
+"""The gate: all checks in order, what the user allows, and the refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from exporter.capture.trace import Captured
+from exporter.contract import Finding
+from exporter.errors import UnsoundError, UsageError, near
+from exporter.soundness import (
+    batch_sizes,
+    conditions,
+    data_reads,
+    devices,
+    exceptions,
+    outside,
+    random_numbers,
+    ranks,
+    state,
+    types_of_numbers,
+    unused,
+    values,
+)
+from exporter.soundness.draws import draws
+from exporter.soundness.isolation import CleanRoom, NotRun
+from exporter.soundness.subject import Eager, Subject
+from exporter.sources.source import Inputs
+from exporter.warmup import FirstRun, Warmup
+
+# What eager mode must be before a capture of it can mean anything.
+_BEFORE: Mapping[str, Callable[[Eager], list[Finding]]] = {
+    random_numbers.CHECK: random_numbers.check,
+    outside.CHECK: outside.check,
+    state.CHECK: state.check,
+    conditions.GRAD: conditions.check,
+    exceptions.CHECK: exceptions.check,
+    devices.CHECK: devices.check,
+    data_reads.CHECK: data_reads.check,
+    ranks.CHECK: ranks.check,
+    unused.INPUT: unused.check,
+}
+# A capture held against eager mode.
+_AFTER: Mapping[str, Callable[[Subject], list[Finding]]] = {
+    batch_sizes.CHECK: batch_sizes.check,
+    values.CHECK: values.check,
+    types_of_numbers.CHECK: types_of_numbers.check,
+}
+CHECKS = (
+    *_BEFORE,
+    state.WRITES,
+    conditions.DTYPE,
+    conditions.THREADS,
+    conditions.LAYOUT,
+    conditions.ALIAS,
+    *_AFTER,
+    unused.OUTPUT,
+    "precision",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowance:
+    """``CHECK:REASON``: an unsound finding of this check is let pass, for this reason."""
+
+    check: str
+    reason: str
+
+    @classmethod
+    def parse(cls, text: str) -> Allowance:
+        check, colon, reason = text.partition(":")
+        if check not in CHECKS or not reason.strip():
+            raise UsageError(
+                "what is allowed is not clear",
+                where=f"--allow {text!r}",
+                got=f"check {check!r}" + ("" if colon and reason.strip() else " without a reason"),
+                expected=f"CHECK:REASON, CHECK {near(check, CHECKS)}",
+            )
+        return cls(check, reason.strip())
+
+
+def before_capture(
+    first: FirstRun, room: CleanRoom, seed: int, allowed: Sequence[Allowance] = ()
+) -> tuple[tuple[Finding, ...], Inputs]:
+    """What the model does by itself, and the inputs to trace it at. Raises ``UnsoundError``."""
+    generator = torch.Generator().manual_seed(seed)
+    traced, other = first.sizes
+    eager = Eager(first.source, draws(first.sampler, traced, generator), first.sampler.draw(other, generator), room)
+    found: list[Finding] = []
+    for name, check in _BEFORE.items():
+        found += _run(name, lambda check=check: check(eager))
+        refuse(first.source.name, found, allowed)
+    return accepted(found, allowed), data_reads.inputs_to_trace(eager, found)
+
+
+def after_capture(
+    warm: Warmup, captured: Captured, seed: int, allowed: Sequence[Allowance] = ()
+) -> tuple[Finding, ...]:
+    """The capture against the model. Raises ``UnsoundError``."""
+    generator = torch.Generator().manual_seed(seed)
+    subject = Subject(
+        warm,
+        captured.module,
+        draws(warm.sampler, warm.traced_sizes[0] if warm.batch.ndim else 0, generator),
+        captured.warned,
+    )
+    found = list(captured.findings)
+    for name, check in _AFTER.items():
+        found += _run(name, lambda check=check: check(subject))
+        refuse(warm.source.name, found, allowed)
+    return accepted(found, allowed)
+
+
+def _run(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+    try:
+        return check()
+    except NotRun as error:
+        return [Finding(name, "the check could not run", reason=str(error), severity="not run")]
+
+
+def accepted(found: Sequence[Finding], allowed: Sequence[Allowance]) -> tuple[Finding, ...]:
+    reasons = {a.check: a.reason for a in allowed}
+    return tuple(
+        dataclasses.replace(f, severity="allowed", reason=reasons[f.check]) if f.severity == "unsound" else f
+        for f in dict.fromkeys(found)
+    )
+
+
+def refuse(name: str, found: Sequence[Finding], allowed: Sequence[Allowance]) -> None:
+    """Raises ``UnsoundError`` for the first finding that is unsound and not allowed."""
+    reasons = {a.check for a in allowed}
+    unsound = [f for f in found if f.severity == "unsound" and f.check not in reasons]
+    if not unsound:
+        return
+    first = unsound[0]
+    others = dict.fromkeys(f"{f.check} at {f.where}" for f in unsound[1:])
+    error = UnsoundError(
+        f"model {name!r} cannot be captured soundly: {first.what}",
+        check=first.check,
+        where=first.where,
+        got=first.evidence + (f" (also: {'; '.join(others)})" if others else ""),
+        expected="a forward that is captured whole",
+        mend=f"{first.mend}; or --allow '{first.check}:REASON', which every report will show",
+    )
+    error.findings = (*unsound, *(f for f in found if f not in unsound))
+    raise error

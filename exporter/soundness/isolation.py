@@ -1,0 +1,165 @@
+"""Runs that leave nothing behind: each in a forked process, from the state of now or of before the first call.
+
+A check may change clocks, globals or random states, and a model may remember what it was given: neither reaches the
+user's process, nor the next check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from exporter.errors import TorchferryError, first_line
+from exporter.sources.source import Source
+
+SECONDS = 300.0
+
+
+class NotRun(Exception):
+    """A run that did not come to its end: too long, ended by a signal, or without processes to fork."""
+
+
+def isolated(function: Callable[..., Any], *args: Any, seconds: float = SECONDS) -> Any:
+    """``function(*args)`` in a forked process; its result, or the ``TorchferryError`` that it raised.
+
+    Raises ``NotRun`` where the process ends without an answer. What the model prints there is dropped.
+    """
+    if not hasattr(os, "fork") or torch.cuda.is_initialized():
+        raise NotRun("this process cannot be forked")
+    ours, theirs = multiprocessing.connection.Pipe()
+    pid = _fork()
+    if pid == 0:
+        ours.close()
+        _answer(theirs, function, args)
+    theirs.close()
+    try:
+        if not ours.poll(seconds):
+            raise NotRun(f"no end within {seconds:g} s")
+        try:
+            kind, value = pickle.loads(ours.recv_bytes())
+        except EOFError:
+            raise NotRun("its process was ended") from None
+    finally:
+        ours.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if kind == "raised":
+        raise value
+    if kind == "failed":
+        raise NotRun(value)
+    return value
+
+
+class CleanRoom:
+    """A process that was forked before the model first ran; every call starts from the state of then."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._pid = 0
+        self._ours, theirs = multiprocessing.connection.Pipe()
+        if not hasattr(os, "fork") or torch.cuda.is_initialized():
+            return
+        self._pid = _fork()
+        if self._pid == 0:
+            self._ours.close()
+            _serve(theirs, source)
+        theirs.close()
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(source, *args)``, a function of a module, with arguments that can be pickled."""
+        if not self._pid:
+            raise NotRun("this process cannot be forked")
+        try:
+            self._ours.send_bytes(pickle.dumps((function, args)))
+            kind, value = pickle.loads(self._ours.recv_bytes())
+        except (EOFError, BrokenPipeError):
+            raise NotRun("the process from before the first call was ended") from None
+        if kind == "raised":
+            raise value
+        if kind == "failed":
+            raise NotRun(value)
+        return value
+
+    def __enter__(self) -> CleanRoom:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ours.close()
+        if self._pid:
+            # It ends by itself once the pipe is closed; what it is in the middle of is of no use any more.
+            for _ in range(50):
+                if os.waitpid(self._pid, os.WNOHANG)[0]:
+                    return
+                time.sleep(0.002)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+def _fork() -> int:
+    # What an interrupt raises while Python's own hooks run after a fork is lost.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns where other threads run; the child uses none of their locks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return os.fork()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _quiet() -> None:
+    """In the child: nothing of the model's own output, no signal handler of the host's."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    warnings.simplefilter("ignore")
+    # OpenMP's threads do not survive a fork.
+    torch.set_num_threads(1)
+
+
+def _answer(pipe: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        _quiet()
+        try:
+            answer = pickle.dumps(("value", function(*args)))
+        except NotRun as error:
+            answer = pickle.dumps(("failed", str(error)))
+        except TorchferryError as error:
+            answer = pickle.dumps(("raised", error))
+        except BaseException as error:
+            answer = pickle.dumps(("failed", first_line(error)))
+        pipe.send_bytes(answer)
+    finally:
+        os._exit(0)
+
+
+def _serve(pipe: Any, source: Source) -> None:
+    try:
+        _quiet()
+        while True:
+            function, args = pickle.loads(pipe.recv_bytes())
+            try:
+                answer: tuple[str, Any] = ("value", isolated(function, source, *args))
+            except NotRun as error:
+                answer = ("failed", str(error))
+            except TorchferryError as error:
+                answer = ("raised", error)
+            pipe.send_bytes(pickle.dumps(answer))
+    finally:
+        os._exit(0)

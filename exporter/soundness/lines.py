@@ -1,0 +1,40 @@
+"""Which line of the user's does it: found by watching a value after every line."""
+
+from __future__ import annotations
+
+import operator
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from exporter.soundness.footprint import is_users
+
+
+def line_that(
+    run: Callable[[], Any], value: Callable[[], Any], changed: Callable[[Any, Any], bool] = operator.ne
+) -> str:
+    """``file:line`` of the first line of the user's during ``run`` after which ``value()`` has changed."""
+    before, found = value(), ""
+    last: dict[types.FrameType, str] = {}
+
+    def event(frame: types.FrameType, kind: str, arg: Any) -> Any:
+        nonlocal found, before
+        if found or not is_users(frame.f_code.co_filename):
+            return None
+        if kind in ("line", "return") and frame in last:
+            now = value()
+            if changed(before, now):
+                found = last[frame]
+                return None
+            before = now
+        last[frame] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return event
+
+    tracer = sys.gettrace()
+    sys.settrace(event)
+    try:
+        run()
+    finally:
+        sys.settrace(tracer)
+    return found

@@ -1,0 +1,70 @@
+"""Random numbers that reach an output, from torch, Python or NumPy; with a fixed seed, too."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+from exporter.capture.operators import location, nodes
+from exporter.contract import Finding
+from exporter.eager import forward_line, inference_conditions
+from exporter.soundness.dependence import RANDOM, is_random
+from exporter.soundness.lines import line_that
+from exporter.soundness.recording import record
+from exporter.soundness.subject import Eager, eager, same_outputs
+from exporter.sources.source import Inputs, Source
+
+CHECK = "random numbers"
+SEEDS = 24
+_MEND = "draw outside the model and pass the numbers in; F.dropout(x, training=self.training)"
+
+
+def check(eager_mode: Eager) -> list[Finding]:
+    return eager_mode.room(_check, eager_mode.inputs)
+
+
+def draws_random_numbers(source: Source, inputs: Inputs) -> bool:
+    with inference_conditions(source):
+        before = _states()
+        eager(source, inputs)
+        return _states() != before
+
+
+def _states() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    arrays = str(numpy.random.get_state()) if numpy is not None else ""
+    return bytes(torch.get_rng_state().tolist()), random.getstate(), arrays
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)
+
+
+def _check(source: Source, inputs: Inputs) -> list[Finding]:
+    with inference_conditions(source):
+        before = _states()
+        first = eager(source, inputs)
+        drawn = _states() != before
+        where = line_that(lambda: eager(source, inputs), _states) if drawn else ""
+        for seed in range(SEEDS if drawn else 0):
+            _seed(seed)
+            if not same_outputs(eager(source, inputs), first):
+                return [_finding(where or forward_line(source), f"other outputs with seed {seed}")]
+        run = record(source, inputs)
+        if any(RANDOM in labels for labels in run.labels.values()):
+            node = next(node for node in nodes(run.graph) if is_random(node))
+            return [_finding(location(node) or forward_line(source), f"an output depends on {node.kind()}")]
+        if drawn:
+            return [Finding(CHECK, "the model draws random numbers", where, reason="no output depends on them")]
+    return []
+
+
+def _finding(where: str, evidence: str) -> Finding:
+    return Finding(CHECK, "outputs depend on random numbers", where, severity="unsound", evidence=evidence, mend=_MEND)

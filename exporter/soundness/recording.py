@@ -1,0 +1,156 @@
+"""One run of the model as a flat graph, with what Python read meanwhile and what that depends on.
+
+Lighter than ``torch.jit.trace``: parameters are constants, and no module is made of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from exporter.capture.operators import location, nodes
+from exporter.eager import flatten, raised_at
+from exporter.errors import first_line
+from exporter.reads import Change, Read, ReadRecorder, user_line
+from exporter.soundness.dependence import Dependence
+from exporter.sources.source import Inputs, Source
+
+
+@dataclass(frozen=True)
+class Recording:
+    """``origins`` and ``labels``: for each read and each output the labels of ``Dependence``; the graph returns the
+    outputs, then what was read. ``failure``: what the run raised, and where."""
+
+    outputs: dict[str, torch.Tensor]
+    reads: tuple[Read, ...]
+    origins: tuple[frozenset[str], ...]
+    graph: Any
+    labels: Mapping[str, frozenset[str]]
+    warned: tuple[tuple[str, str], ...] = ()
+    failure: str = ""
+    failed_at: str = ""
+
+
+def record(source: Source, inputs: Inputs, changes: Mapping[int, Change] | None = None) -> Recording:
+    """Run the model once under the tracer. Call it under ``inference_conditions``, best in a process of its own."""
+    recorder = ReadRecorder(changes)
+    outputs: dict[str, torch.Tensor] = {}
+
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs.update(flatten(source.module(*tensors), source))
+        with recorder.reading():
+            # Constants, too, have a place in the graph then.
+            returned = tuple(map(torch.ops.aten.alias, outputs.values()))
+            return returned + tuple(t for values in recorder.values for t in values)
+
+    given = tuple(t.clone() for t in inputs)
+    graph, failure, failed_at = None, "", ""
+    with _warnings() as warned, recorder:
+        try:
+            graph, _ = torch._C._create_graph_by_tracing(run, given, lambda _: "", True, False)
+        except Exception as error:
+            failure, failed_at = first_line(error), raised_at(error)
+    kept = {name: value.detach().clone() for name, value in outputs.items()}
+    origins: tuple[frozenset[str], ...] = (frozenset(),) * len(recorder.reads)
+    labels: dict[str, frozenset[str]] = {}
+    if graph is not None:
+        known = Dependence(graph, [spec.name for spec in source.inputs])
+        (returned,) = graph.outputs()
+        places = iter(list(returned.node().inputs()))
+        labels = {name: known.of([next(places)]) for name in outputs}
+        origins = tuple(
+            known.of([next(places) for _ in values], size=read.size)
+            for read, values in zip(recorder.reads, recorder.values, strict=True)
+        )
+    return Recording(kept, tuple(recorder.reads), origins, graph, labels, tuple(warned), failure, failed_at)
+
+
+@contextlib.contextmanager
+def _warnings() -> Iterator[list[tuple[str, str]]]:
+    """Warnings as ``(line of the user's, text)``: a warning's own place may be a line of torch's."""
+    caught: list[tuple[str, str]] = []
+
+    def show(message: Any, *_: Any, **__: Any) -> None:
+        caught.append((user_line(), str(message)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        yield caught
+
+
+# One operation: what it is, its constants, and its inputs by the position of what made them.
+_Row = tuple[str, str, tuple[Any, ...]]
+
+
+def canonical(recording: Recording) -> list[tuple[_Row, str]]:
+    """The operations that an output depends on, without names, each with its line: equal where two runs did the same.
+
+    Sizes and strides that the tracer noted are left out; literals, and the bytes of constant tensors, are not.
+    """
+    copy = recording.graph.copy()
+    (returned,) = copy.outputs()
+    kept = list(returned.node().inputs())[: len(recording.outputs)]
+    copy.eraseOutput(0)
+    for value in kept:
+        copy.registerOutput(value)
+    torch._C._jit_pass_dce(copy)
+    number: dict[str, tuple[Any, Any]] = {v.debugName(): ("input", i) for i, v in enumerate(copy.inputs())}
+    rows: list[tuple[_Row, str]] = []
+    for node in nodes(copy):
+        kind = node.kind()
+        if kind == "prim::Constant":
+            (output,) = node.outputs()
+            number[output.debugName()] = ("constant", _literal(output))
+            continue
+        inputs = tuple(number[value.debugName()] for value in node.inputs())
+        extra = node.s("name") if kind == "prim::GetAttr" else ""
+        for i, value in enumerate(node.outputs()):
+            number[value.debugName()] = (len(rows), i)
+        rows.append(((kind, extra, inputs), "" if kind == "aten::alias" else location(node)))
+    rows.append((("return", "", tuple(number[value.debugName()] for value in copy.outputs())), ""))
+    return rows
+
+
+def _literal(value: Any) -> str:
+    if value.node().mustBeNone():
+        return "None"
+    held = value.toIValue()
+    if isinstance(held, torch.Tensor):
+        return f"{held.dtype} {list(held.shape)} {digest(held)}"
+    return f"{type(held).__name__} {held!r}"
+
+
+def digest(value: torch.Tensor) -> str:
+    """Of a tensor's bytes, also where NumPy is not there to give them."""
+    held = value.detach().contiguous().resolve_conj().resolve_neg()
+    size = held.numel() * held.element_size()
+    return hashlib.sha256(ctypes.string_at(held.data_ptr(), size) if size else b"").hexdigest()[:16]
+
+
+def difference(a: list[tuple[_Row, str]], b: list[tuple[_Row, str]]) -> tuple[str, str] | None:
+    """``(file:line, what differs)`` of the first operation that two runs do not share; None where they did the same."""
+    last = ""
+    for (row, where), (other, elsewhere) in zip(a, b, strict=False):
+        last = where or last
+        if row == other:
+            continue
+        if row[0] == other[0]:
+            parts = [
+                f"{p[1]} against {q[1]}"
+                for p, q in zip(row[2], other[2], strict=False)
+                if p != q and p[0] == q[0] == "constant"
+            ]
+            return where or elsewhere or last, f"{row[0]}: {', '.join(parts) or 'other operands'}"
+        return elsewhere or where or last, f"{row[0]} against {other[0]}"
+    if len(a) != len(b):
+        longer = a if len(a) > len(b) else b
+        return longer[min(len(a), len(b))][1] or last, f"{len(a)} operations against {len(b)}"
+    return None

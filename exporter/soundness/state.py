@@ -1,0 +1,242 @@
+"""Hidden state: what one call leaves behind for the next, in inputs, parameters, buffers, attributes or globals.
+
+The model runs from the state before its first call. A write to inputs, parameters or buffers is unsound. Other state
+is judged by its effect: outputs must not depend on which calls came before, on memory that is written anew, or on a
+counter's value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from exporter.contract import Finding
+from exporter.eager import changes, evaluate, forward_line, inference_conditions, same_bits
+from exporter.eager import state as tensors_of
+from exporter.errors import WarmupError
+from exporter.soundness.footprint import Footprint, Leaf
+from exporter.soundness.lines import line_that
+from exporter.soundness.random_numbers import draws_random_numbers
+from exporter.soundness.recording import digest
+from exporter.soundness.subject import Eager, eager, same_outputs
+from exporter.sources.source import Inputs, Source
+
+CHECK, WRITES = "hidden state", "side effect"
+REPEATS, SECONDS = 60, 0.25
+
+
+def check(eager_mode: Eager) -> list[Finding]:
+    room = eager_mode.room
+    draws = [*(inputs for _, inputs in eager_mode.draws[:2]), eager_mode.other]
+    found = room(_writes, draws[0])
+    if found and found[0].severity == "unsound":
+        return found
+    if room(draws_random_numbers, draws[0]):
+        # Two runs differ by themselves then, and another check says why.
+        return found
+    fresh = [room(_first_call, inputs) for inputs in draws]
+    found += room(_history, draws, fresh) or room(_counters, draws)
+    first = found[0] if found else None
+    if first is not None and first.severity == "unsound":
+        where = room(_first_write, draws) or first.where
+        return [dataclasses.replace(first, where=where), *found[1:]]
+    return found
+
+
+def _first_write(source: Source, draws: Sequence[Inputs]) -> str:
+    """The first line that changes state, from the state before the first call."""
+    with inference_conditions(source), Footprint() as footprint:
+
+        def reached() -> dict[str, str]:
+            return {label: leaf.fingerprint for label, leaf in footprint.state(source.named).items()}
+
+        return line_that(lambda: [eager(source, inputs) for inputs in draws], reached, _state_changed)
+
+
+def _state_changed(before: dict[str, str], after: dict[str, str]) -> bool:
+    """What comes into reach only because more code ran is no change, but for a new attribute."""
+    return any(
+        before[label] != text if label in before else label.startswith("attribute") for label, text in after.items()
+    )
+
+
+def _first_call(source: Source, inputs: Inputs) -> dict[str, torch.Tensor] | str:
+    with inference_conditions(source):
+        return eager(source, inputs)
+
+
+def _writes(source: Source, inputs: Inputs) -> list[Finding]:
+    """Writes to what the caller or the file owns."""
+    with inference_conditions(source):
+        given = tuple(t.clone() for t in inputs)
+        before = tensors_of(source.named)
+        versions = [t._version for t in given]
+        try:
+            for _ in range(2):
+                evaluate(source, given)
+        except WarmupError:
+            return []
+        touched = [
+            (f"input {spec.name!r}", lambda i=i: given[i]._version)
+            for i, spec in enumerate(source.inputs)
+            if given[i]._version != versions[i] or not same_bits(given[i], inputs[i])
+        ]
+        owned = dict(_owned(source))
+        touched += [
+            (label, lambda t=owned[label]: (t._version, digest(t)))
+            for label in changes(before, tensors_of(source.named))
+            if label in owned
+        ]
+        found = []
+        for label, version in touched:
+            where = line_that(lambda: evaluate(source, given), version)
+            found.append(
+                Finding(
+                    WRITES,
+                    f"the model writes to {label}",
+                    where or forward_line(source),
+                    severity="unsound",
+                    evidence="another value, or a write in place, after a call",
+                    mend="work on a copy (x = x.clone(), no inplace=True on an input); return state instead of "
+                    "storing it",
+                )
+            )
+        return found
+
+
+def _owned(source: Source) -> list[tuple[str, torch.Tensor]]:
+    named = [*(("parameter", *p) for p in source.named.named_parameters())]
+    named += [("buffer", *b) for b in source.named.named_buffers()]
+    return [(f"{kind} {name!r}", value) for kind, name, value in named]
+
+
+def _history(source: Source, draws: Sequence[Inputs], fresh: Sequence[Any]) -> list[Finding]:
+    """Outputs of later calls against those of first calls."""
+    with inference_conditions(source):
+
+        def unsound(what: str, evidence: str) -> list[Finding]:
+            return [_unsound(source, what, evidence, "")]
+
+        order = [0, 0, *range(len(draws)), *reversed(range(len(draws))), 0]
+        for i in order:
+            if not same_outputs(eager(source, draws[i]), fresh[i]):
+                evidence = _between(eager(source, draws[i]), fresh[i])
+                return unsound("a call gives other outputs than the same call made first", evidence)
+        # A solver writes the next state where the last one was.
+        memory = tuple(t.clone() for t in draws[0])
+        eager_here(source, memory)
+        for held, new in zip(memory, draws[1], strict=True):
+            if held.shape == new.shape:
+                held.copy_(new)
+        later = eager_here(source, memory)
+        if all(t.shape == new.shape for t, new in zip(memory, draws[1], strict=True)) and not same_outputs(
+            later, fresh[1]
+        ):
+            return unsound("inputs that were written anew give the old outputs", _between(later, fresh[1]))
+        start, count = time.perf_counter(), 0
+        while count < REPEATS and (time.perf_counter() - start < SECONDS or count < 3):
+            count += 1
+            if not same_outputs(eager(source, draws[0]), fresh[0]):
+                return unsound("equal calls give different outputs", f"after {count + len(order)} calls")
+    return []
+
+
+def eager_here(source: Source, inputs: Inputs) -> dict[str, torch.Tensor] | str:
+    """As ``eager``, on these very tensors."""
+    try:
+        return {name: value.detach().clone() for name, value in evaluate(source, inputs).items()}
+    except WarmupError as error:
+        return error.details.get("got", error.what)
+
+
+def _counters(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
+    """State that changes from call to call, set to other values."""
+    with inference_conditions(source), Footprint() as footprint:
+        eager(source, draws[0])
+    with inference_conditions(source):
+        states: list[Mapping[str, Leaf]] = []
+        for inputs in (draws[0], draws[0], draws[1], draws[-1], draws[0]):
+            reference = eager(source, inputs)
+            states.append(footprint.state(source.named))
+        moving = [
+            label
+            for label in dict.fromkeys(label for state in states for label in state)
+            if len({state[label].fingerprint if label in state else "" for state in states[:-1]}) > 1
+        ]
+        found = []
+        for label in moving:
+            leaf = states[-1].get(label)
+            if leaf is None or leaf.put is None:
+                continue
+            put = leaf.put
+            for value in _others(leaf.value):
+                with contextlib.suppress(IndexError, KeyError, AttributeError):
+                    # What held it may have moved on.
+                    put(value)
+                outputs = eager(source, draws[0])
+                if not same_outputs(outputs, reference):
+                    where = _writer(source, draws[0], footprint, label)
+                    what = f"{label} changes from call to call, and outputs depend on it"
+                    evidence = f"with {str(value)[:40]!r} in it: {_between(outputs, reference)}"
+                    return [_unsound(source, what, evidence, where)]
+            found.append(label)
+        if not found:
+            return []
+        where = _writer(source, draws[0], footprint, found[0])
+        text = f"changes from call to call: {', '.join(found[:5])}"
+        return [Finding(CHECK, text, where, reason="no output depends on it; the file does not keep it")]
+
+
+def _others(value: Any) -> list[Any]:
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value + 1000, 2 * value + 7]
+    if isinstance(value, float):
+        return [3 * value + 1, 0.5 * value]
+    if isinstance(value, str):
+        return [value + "?"]
+    if isinstance(value, list) and value:
+        return [[*value, *(copy.copy(value[-1]) for _ in range(1000))]]
+    return []
+
+
+def _writer(source: Source, inputs: Inputs, footprint: Footprint, label: str) -> str:
+    def fingerprint() -> str:
+        leaf = footprint.state(source.named).get(label)
+        return leaf.fingerprint if leaf else ""
+
+    return line_that(lambda: eager(source, inputs), fingerprint)
+
+
+def _unsound(source: Source, what: str, evidence: str, where: str) -> Finding:
+    return Finding(
+        CHECK,
+        what,
+        where or forward_line(source),
+        severity="unsound",
+        evidence=evidence,
+        mend="make what is kept an input and an output of the model, or compute it in __init__",
+    )
+
+
+def _between(a: dict[str, torch.Tensor] | str, b: dict[str, torch.Tensor] | str) -> str:
+    if isinstance(a, str) or isinstance(b, str):
+        return f"{a if isinstance(a, str) else 'numbers'} against {b if isinstance(b, str) else 'numbers'}"
+    if list(a) != list(b):
+        return f"outputs {', '.join(a)} against {', '.join(b)}"
+    for name, value in a.items():
+        if not same_bits(value, b[name]):
+            if value.shape != b[name].shape or value.dtype != b[name].dtype:
+                return (
+                    f"output {name!r}: {list(value.shape)} {value.dtype} against {list(b[name].shape)} {b[name].dtype}"
+                )
+            at = (value != b[name]).flatten().to(torch.int8).argmax()
+            return f"output {name!r}: {value.flatten()[at].item()} against {b[name].flatten()[at].item()}"
+    return ""

@@ -1,0 +1,148 @@
+"""What the gate looks at, and how a capture is held against eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.jit._fuser import optimized_execution
+
+from exporter.capture.boxes import METHOD
+from exporter.eager import evaluate, same_bits
+from exporter.errors import TorchferryError, first_line
+from exporter.soundness.isolation import CleanRoom
+from exporter.soundness.paths import where_plain_values_part
+from exporter.soundness.recording import canonical, difference, record
+from exporter.sources.source import Inputs, Source
+from exporter.warmup import Warmup, close
+
+
+@dataclass(frozen=True)
+class Eager:
+    """A model in eager mode. ``draws`` are inputs by label, ``other`` of another batch size where it has any.
+
+    ``room`` is from before the first call.
+    """
+
+    source: Source
+    draws: tuple[tuple[str, Inputs], ...]
+    other: Inputs
+    room: CleanRoom
+
+    @property
+    def inputs(self) -> Inputs:
+        return self.draws[0][1]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """``module`` is the captured model, its method ``forward_batch`` the trace. ``draws`` are inputs by label."""
+
+    warm: Warmup
+    module: torch.jit.ScriptModule
+    draws: tuple[tuple[str, Inputs], ...]
+    warned: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def source(self) -> Source:
+        return self.warm.source
+
+
+def eager(source: Source, inputs: Inputs, *, as_they_are: bool = False) -> dict[str, torch.Tensor] | str:
+    """Copies of the outputs, or what the model raised. The inputs are copied, in contiguous memory."""
+    try:
+        outputs = evaluate(source, inputs if as_they_are else _contiguous(inputs))
+    except TorchferryError as error:
+        return error.details.get("got", error.what)
+    return {name: value.detach().clone() for name, value in outputs.items()}
+
+
+def _contiguous(inputs: Inputs) -> Inputs:
+    return tuple(t.clone(memory_format=torch.contiguous_format) for t in inputs)
+
+
+def captured(subject: Subject, inputs: Inputs, *, as_they_are: bool = False) -> dict[str, torch.Tensor] | str:
+    copies = inputs if as_they_are else _contiguous(inputs)
+    try:
+        # As written: what torch's optimiser makes of it is for the checks of the archive.
+        with optimized_execution(False):
+            values = getattr(subject.module, METHOD)(*copies)
+    except Exception as error:
+        return last_line(error)
+    return dict(zip((s.name for s in subject.warm.output_specs), values, strict=True))
+
+
+def last_line(error: Exception) -> str:
+    """The part of a TorchScript error that says what happened: its last line."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else first_line(error)
+
+
+def disagreement(subject: Subject, inputs: Inputs, *, as_they_are: bool = False) -> str:
+    """What eager mode and the capture do not agree on at these inputs; empty where they agree or both raise.
+
+    ``as_they_are``: in their own layout of memory, and without copies.
+    """
+    wanted = eager(subject.source, inputs, as_they_are=as_they_are)
+    got = captured(subject, inputs, as_they_are=as_they_are)
+    if isinstance(wanted, str):
+        return "" if isinstance(got, str) else f"eager mode raises {wanted}, the capture gives numbers"
+    if isinstance(got, str):
+        return f"the capture raises {got}, eager mode gives numbers"
+    constant = dict(zip(wanted, subject.warm.constant, strict=True))
+    for name, value in wanted.items():
+        whole = value.expand((inputs[0].shape[0], *value.shape)) if constant[name] else value
+        found = unlike(got[name], whole)
+        if found:
+            return f"output {name!r}: the capture gives {found} in eager mode"
+    return ""
+
+
+def unlike(got: torch.Tensor, wanted: torch.Tensor) -> str:
+    """``1.0 against 2.0 at [0, 1]``; empty where they agree up to rounding."""
+    if close(got, wanted):
+        return ""
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return f"{list(got.shape)} {got.dtype} against {list(wanted.shape)} {wanted.dtype}"
+    a, b = got.flatten(), wanted.flatten()
+    if a.is_floating_point() or a.is_complex():
+        gap = torch.where(a.isnan() & b.isnan(), torch.zeros_like(a.abs()), (a - b).abs())
+        gap = torch.where(gap.isnan(), torch.full_like(gap, torch.inf), gap)
+        at = int(gap.argmax())
+    else:
+        at = int((a != b).to(torch.int8).argmax())
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
+    return f"{a[at].item()} against {b[at].item()} at {index}"
+
+
+def same_outputs(a: dict[str, torch.Tensor] | str, b: dict[str, torch.Tensor] | str) -> bool:
+    """To the bit, names and their order included; two failures are the same."""
+    if isinstance(a, str) or isinstance(b, str):
+        return isinstance(a, str) and isinstance(b, str)
+    return list(a) == list(b) and all(same_bits(a[name], b[name]) for name in a)
+
+
+def where_runs_part(source: Source, first: Inputs, second: Inputs) -> tuple[str, str]:
+    """``(file:line, what)`` where runs at these inputs part; empty where they do the same.
+
+    The line is the one after which a variable that is no tensor differs, else that of the first operation that differs.
+    """
+    one, other = record(source, first), record(source, second)
+    if one.graph is None or other.graph is None:
+        return one.failed_at or other.failed_at, one.failure or other.failure
+    where, what = difference(canonical(one), canonical(other)) or ("", "")
+    plain = where_plain_values_part(lambda: record(source, first), lambda: record(source, second)) if what else ""
+    return plain or where, what
+
+
+def submodules_of_line(source: Source, where: str) -> Iterator[str]:
+    """Paths of the submodules whose ``forward`` holds this line."""
+    file, _, line = where.rpartition(":")
+    for path, module in source.named.named_modules():
+        code = getattr(getattr(type(module), "forward", None), "__code__", None)
+        if code is None or code.co_filename != file or not line.isdigit():
+            continue
+        lines = [n for _, _, n in code.co_lines() if n]
+        if lines and min(lines) <= int(line) <= max(lines):
+            yield path
