@@ -131,14 +131,14 @@ def sound_capture(
     with clock("warmup"):
         first = first_run(source, derived_seed(seed, "warmup"))
     with clock("soundness"):
-        found, inputs = gate.before_capture(first, room, derived_seed(seed, "gate"), allowed)
+        found, drawn = gate.before_capture(first, room, derived_seed(seed, "gate"), allowed)
     with clock("warmup"):
         warm = warm_up(first, derived_seed(seed, "more warmup"))
     announce(listing_of(warm))
     with clock("capture"):
-        captured = capture(warm, inputs, derived_seed(seed, "capture"))
+        captured = capture(warm, drawn[0][1], derived_seed(seed, "capture"))
     with clock("soundness"):
-        found += gate.after_capture(warm, captured, derived_seed(seed, "draws"), allowed)
+        found += gate.after_capture(warm, captured, drawn, allowed)
     return warm, captured, found
 
 

@@ -3,7 +3,8 @@
 A read is judged by what follows from it. What depends on an input (or on random numbers) is read again with another
 value in its place: where an output changes, or the run fails, a trace would have frozen what the model computes. A
 read of parameters, buffers or constants is sound, and so is one that only reaches a log. A branch is sound, too, where
-inputs that go either way are known and one recorded run serves all of them (``if mask.any(): x[mask] = ...``).
+inputs that go either way are known and the run that is captured serves all of them (``if mask.any(): x[mask] = ...``,
+captured with some of the mask set).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from exporter.soundness.subject import Eager, eager, same_outputs, submodules_of
 from exporter.sources.source import Inputs, Source
 
 CHECK = "data read"
-BOTH_WAYS = "inputs that go either way are computed alike by one recorded run"
+BOTH_WAYS = "inputs that go either way are computed alike by the run that is captured"
 # A model with more lines than this that read data is refused at the first of them all the same.
 LINES = 60
 
@@ -54,20 +55,12 @@ def _check(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
             told = [i for i in _telling(source, draws, where, kind) if i > 1]
             candidates = [*zip(draws[:2], bases, strict=True), *((draws[i], record(source, draws[i])) for i in told)]
             effect = _effect(source, candidates, where, kind)
-            if effect and kind == "bool()" and told and (_serving(source, draws) is not None):
+            if effect and kind == "bool()" and told and _serves_all(source, bases[0], draws):
                 effect, reason = "", BOTH_WAYS
             else:
                 reason = "no output depends on what was read"
             found.append(_finding(source, where, kind, origin, effect, reason))
         return found
-
-
-def inputs_to_trace(eager_mode: Eager, found: Sequence[Finding]) -> Inputs:
-    """The first draw, or where a branch was let pass the one whose run serves both ways."""
-    draws = [inputs for _, inputs in eager_mode.draws]
-    if not any(f.check == CHECK and f.reason == BOTH_WAYS for f in found):
-        return draws[0]
-    return draws[eager_mode.room(_serving, draws) or 0]
 
 
 def _telling(source: Source, draws: Sequence[Inputs], where: str, kind: str) -> list[int]:
@@ -84,18 +77,10 @@ def _telling(source: Source, draws: Sequence[Inputs], where: str, kind: str) -> 
     return list(seen.values())[:4] if len(seen) > 1 and len(counts) == 1 else []
 
 
-def _serving(source: Source, draws: Sequence[Inputs]) -> int | None:
-    """The draw whose recorded run gives eager mode's outputs at every draw; None where none does."""
-    with inference_conditions(source):
-        wanted = [eager(source, inputs) for inputs in draws]
-        for i in range(min(len(draws), 8)):
-            run = record(source, draws[i])
-            if run.graph is None:
-                continue
-            replay = torch._C._create_function_from_graph("forward", run.graph)
-            if all(_agrees(replay, inputs, outputs) for inputs, outputs in zip(draws, wanted, strict=True)):
-                return i
-    return None
+def _serves_all(source: Source, base: Recording, draws: Sequence[Inputs]) -> bool:
+    """Whether the run that would be captured gives eager mode's outputs at every draw."""
+    replay = torch._C._create_function_from_graph("forward", base.graph)
+    return all(_agrees(replay, inputs, eager(source, inputs)) for inputs in draws)
 
 
 def _agrees(replay: Any, inputs: Inputs, wanted: dict[str, torch.Tensor] | str) -> bool:
@@ -139,7 +124,7 @@ def _effect(source: Source, bases: Sequence[tuple[Inputs, Recording]], where: st
                     shown.append(_short(given))
                     return given
 
-                run = record(source, inputs, {position: change})
+                run = record(source, inputs, {position: change}, LONGEST)
                 read = base.reads[position]
                 instead = f"{read.value or 'data'} was read; with {shown[0] if shown else 'another value'} in its place"
                 if run.failure:
@@ -155,6 +140,8 @@ def _only(outputs: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Ten
 
 
 VARIANTS = 6
+# Seconds; a loop that was given another bound may have no end.
+LONGEST = 2.0
 
 
 def variants(value: Any) -> list[Any]:

@@ -85,7 +85,9 @@ class _Operations(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        self.rows.append(str(func))
+        # Asking for a device is no computation, and constants of no dimension may stay where they are.
+        if "prim.device" not in str(func):
+            self.rows.append(f"{func} {_plain([args, kwargs or {}])}")
         return func(*args, **(kwargs or {}))
 
 
@@ -101,9 +103,10 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
                 return [_finding("a device is fixed in the code", where, "the CPU is named, with inputs on a GPU")]
         if not failed:
             step = parting(lambda: _operations(source, inputs, "cpu"), lambda: _operations(source, inputs, "cuda"))
-            if step and step.branches:
-                counts = f"{len(on_cpu.rows)} operations, and {len(on_gpu.rows)} on a GPU"
-                return [_finding("what is computed depends on the device", step.where, counts)]
+            if step and step.branches and on_cpu.rows != on_gpu.rows:
+                pairs = zip(on_cpu.rows, on_gpu.rows, strict=False)
+                first = next((f"{a}, and on a GPU {b}" for a, b in pairs if a != b), "more operations on one of them")
+                return [_finding("what is computed depends on the device", step.where, first)]
     return []
 
 
@@ -161,3 +164,14 @@ def _operations(source: Source, inputs: Inputs, device: str) -> tuple[_Operation
             module._parameters.update(parameters)
             module._buffers.update(buffers)
     return rows, ""
+
+
+def _plain(value: Any) -> str:
+    """Arguments as text: tensors by dtype and shape, devices not at all."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_plain, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{k}: {_plain(v)}' for k, v in value.items())}}}"
+    return "device" if isinstance(value, torch.device) else str(value)

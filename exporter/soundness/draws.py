@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 
 import torch
 
+from exporter.eager import inference_conditions
 from exporter.sampling import Sampler
-from exporter.sources.source import Inputs
+from exporter.soundness.isolation import no_longer_than
+from exporter.soundness.subject import eager
+from exporter.sources.source import Inputs, Source
+
+Draws = tuple[tuple[str, Inputs], ...]
+SECONDS = 0.5
 
 
-def draws(sampler: Sampler, size: int, generator: torch.Generator) -> tuple[tuple[str, Inputs], ...]:
+def draws(sampler: Sampler, size: int, generator: torch.Generator) -> Draws:
     """Inputs of batch ``size`` by label; integers keep the values that warmup saw, in another order."""
     first = sampler.draw(size, generator)
     found: list[tuple[str, Inputs]] = [("other values", sampler.draw(size, generator))]
@@ -49,6 +57,22 @@ def draws(sampler: Sampler, size: int, generator: torch.Generator) -> tuple[tupl
     if same is not None:
         found.append(("equal inputs", same))
     return (("traced", first), *found)
+
+
+def timely_labels(source: Source, drawn: Draws) -> list[str]:
+    """Labels of the draws at which eager mode comes to an end in good time: data may decide on the number of steps."""
+    kept = []
+    with inference_conditions(source):
+        start = time.perf_counter()
+        eager(source, drawn[0][1])
+        seconds = max(SECONDS, 50 * (time.perf_counter() - start))
+        for label, inputs in drawn:
+            start = time.perf_counter()
+            with contextlib.suppress(TimeoutError), no_longer_than(seconds):
+                eager(source, inputs)
+            if label == drawn[0][0] or time.perf_counter() - start < seconds:
+                kept.append(label)
+    return kept
 
 
 def _real(value: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ arguments, attributes of classes. A leaf of it has a label, a way to read it and
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import gc
 import random
@@ -197,3 +198,18 @@ def _leaves(
 
 def _set_list(whole: list[Any], value: list[Any]) -> None:
     whole[:] = value
+
+
+def other_values(value: Any) -> list[Any]:
+    """Other values of the same kind, for state that changes: later counts, longer lists."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value + 1000, 2 * value + 7]
+    if isinstance(value, float):
+        return [3 * value + 1, 0.5 * value]
+    if isinstance(value, str):
+        return [value + "?"]
+    if isinstance(value, list) and value:
+        return [[*value, *(copy.copy(value[-1]) for _ in range(1000))]]
+    return []

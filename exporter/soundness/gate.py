@@ -24,10 +24,9 @@ from exporter.soundness import (
     unused,
     values,
 )
-from exporter.soundness.draws import draws
+from exporter.soundness.draws import Draws, draws, timely_labels
 from exporter.soundness.isolation import CleanRoom, NotRun
 from exporter.soundness.subject import Eager, Subject
-from exporter.sources.source import Inputs
 from exporter.warmup import FirstRun, Warmup
 
 # What eager mode must be before a capture of it can mean anything.
@@ -83,29 +82,32 @@ class Allowance:
 
 def before_capture(
     first: FirstRun, room: CleanRoom, seed: int, allowed: Sequence[Allowance] = ()
-) -> tuple[tuple[Finding, ...], Inputs]:
-    """What the model does by itself, and the inputs to trace it at. Raises ``UnsoundError``."""
+) -> tuple[tuple[Finding, ...], Draws]:
+    """What the model does by itself, and the draws for what follows, the first of which is to be traced.
+
+    Raises ``UnsoundError``.
+    """
     generator = torch.Generator().manual_seed(seed)
     traced, other = first.sizes
-    eager = Eager(first.source, draws(first.sampler, traced, generator), first.sampler.draw(other, generator), room)
+    drawn = draws(first.sampler, traced, generator)
+    try:
+        timely = room(timely_labels, drawn)
+    except NotRun:
+        timely = [label for label, _ in drawn]
+    drawn = tuple((label, inputs) for label, inputs in drawn if label in timely)
+    eager = Eager(first.source, drawn, first.sampler.draw(other, generator), room)
     found: list[Finding] = []
     for name, check in _BEFORE.items():
         found += _run(name, lambda check=check: check(eager))
         refuse(first.source.name, found, allowed)
-    return accepted(found, allowed), data_reads.inputs_to_trace(eager, found)
+    return accepted(found, allowed), drawn
 
 
 def after_capture(
-    warm: Warmup, captured: Captured, seed: int, allowed: Sequence[Allowance] = ()
+    warm: Warmup, captured: Captured, drawn: Draws, allowed: Sequence[Allowance] = ()
 ) -> tuple[Finding, ...]:
     """The capture against the model. Raises ``UnsoundError``."""
-    generator = torch.Generator().manual_seed(seed)
-    subject = Subject(
-        warm,
-        captured.module,
-        draws(warm.sampler, warm.traced_sizes[0] if warm.batch.ndim else 0, generator),
-        captured.warned,
-    )
+    subject = Subject(warm, captured.module, drawn, captured.warned)
     found = list(captured.findings)
     for name, check in _AFTER.items():
         found += _run(name, lambda check=check: check(subject))

@@ -13,7 +13,7 @@ import pickle
 import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -107,6 +107,23 @@ class CleanRoom:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
+
+
+@contextlib.contextmanager
+def no_longer_than(seconds: float) -> Iterator[None]:
+    """Raises ``TimeoutError`` inside; no limit where ``seconds`` is 0. For processes of our own: it takes the alarm."""
+
+    def over(number: int, frame: Any) -> None:
+        raise TimeoutError(f"no end within {seconds:.1f} s")
+
+    before = signal.signal(signal.SIGALRM, over) if seconds else None
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if seconds:
+            signal.signal(signal.SIGALRM, before)
 
 
 def _fork() -> int:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import contextvars
 import datetime
 import getpass
 import io
+import linecache
 import os
 import pathlib
 import platform
@@ -18,6 +20,7 @@ import random
 import socket
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +29,7 @@ import torch
 
 from exporter.contract import Finding
 from exporter.eager import inference_conditions
-from exporter.soundness.footprint import STDLIB, Footprint, is_users
+from exporter.soundness.footprint import STDLIB, Footprint, is_users, other_values
 from exporter.soundness.subject import Eager, eager, same_outputs
 from exporter.sources.source import Inputs, Source
 
@@ -146,19 +149,56 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
             name = f"{questions[i].owner.__name__}.{questions[i].name}" if i >= 0 else "datetime"
             what = f"the model asks {kind}: {name}"
             if effect:
-                found.append(
-                    Finding(
-                        CHECK,
-                        what,
-                        where,
-                        severity="unsound",
-                        evidence=f"with another answer {effect}" if effect.startswith(("the", "out")) else effect,
-                        mend="ask in __init__, or make what was asked an input of the model",
-                    )
-                )
+                evidence = f"with another answer {effect}" if effect.startswith(("the", "out")) else effect
+                found.append(_unsound(what, where, evidence))
             else:
                 found.append(Finding(CHECK, what, where, reason="no output depends on the answer"))
+        found += _context_variables(source, inputs, footprint, first)
         return sorted(found, key=lambda f: f.severity != "unsound")
+
+
+def _context_variables(
+    source: Source, inputs: Inputs, footprint: Footprint, first: dict[str, torch.Tensor] | str
+) -> list[Finding]:
+    """Variables of the context (``contextvars``) that the code names: whoever calls may have set them otherwise."""
+    found = []
+    for code, namespace in footprint.codes.items():
+        for name in code.co_names:
+            variable = namespace.get(name)
+            if not isinstance(variable, contextvars.ContextVar):
+                continue
+            try:
+                current = variable.get()
+            except LookupError:
+                continue
+            for value in other_values(current):
+                token = variable.set(value)
+                changed = not same_outputs(eager(source, inputs), first)
+                variable.reset(token)
+                if changed:
+                    where = f"{code.co_filename}:{_line_of(code, name)}"
+                    evidence = f"with {str(value)[:40]} in it outputs change"
+                    what = f"the model asks a context variable: {name}"
+                    found.append(_unsound(what, where, evidence))
+                    break
+    return found
+
+
+def _line_of(code: types.CodeType, name: str) -> int:
+    lines = [line for _, _, line in code.co_lines() if line]
+    named = (n for n in sorted(set(lines)) if name in linecache.getline(code.co_filename, n))
+    return next(named, code.co_firstlineno)
+
+
+def _unsound(what: str, where: str, evidence: str) -> Finding:
+    return Finding(
+        CHECK,
+        what,
+        where,
+        severity="unsound",
+        evidence=evidence,
+        mend="ask in __init__, or make what was asked an input of the model",
+    )
 
 
 @contextlib.contextmanager

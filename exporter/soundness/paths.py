@@ -87,6 +87,25 @@ def parting(first: Callable[[], Any], second: Callable[[], Any]) -> Step | None:
     return last if len(one) != len(other) else None
 
 
+def raises_inside(run: Callable[[], Any]) -> bool:
+    """Whether an exception is raised in the user's code, also one that is caught there."""
+    raised = False
+
+    def event(frame: types.FrameType, kind: str, arg: Any) -> Any:
+        nonlocal raised
+        raised = raised or (kind == "exception" and is_users(frame.f_code.co_filename))
+        return event
+
+    tracer = sys.gettrace()
+    sys.settrace(event)
+    try:
+        with contextlib.suppress(Exception):
+            run()
+    finally:
+        sys.settrace(tracer)
+    return raised
+
+
 def where_paths_part(first: Callable[[], Any], second: Callable[[], Any]) -> str:
     """``file:line`` of the last step that two runs share; empty where they took the same path."""
     step = parting(first, second)

@@ -6,11 +6,12 @@ from the front (``x.sum(1)``) means nothing by them, which is a limit and not a 
 
 from __future__ import annotations
 
+import linecache
+import re
+
 from exporter.contract import Finding
 from exporter.eager import inference_conditions
-from exporter.soundness.dependence import SIZE
-from exporter.soundness.paths import parting
-from exporter.soundness.recording import record
+from exporter.soundness.paths import Step, parting, raises_inside
 from exporter.soundness.subject import Eager, eager, unlike
 from exporter.sources.source import Inputs, Source
 
@@ -41,9 +42,7 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
                 if got[name].shape != wanted.shape or not unlike(got[name], wanted):
                     continue
                 step = parting(lambda: eager(source, inputs), lambda given=given: eager(source, given))
-                # A loop over a dimension that is another one now is no branch on the rank, and one on data is another
-                # check's.
-                if step and step.branches and step.where not in _data_lines(source, inputs):
+                if step and _asks_for_rank(step) and not raises_inside(lambda given=given: eager(source, given)):
                     return [
                         Finding(
                             CHECK,
@@ -57,7 +56,8 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
     return []
 
 
-def _data_lines(source: Source, inputs: Inputs) -> set[str]:
-    recording = record(source, inputs)
-    reads = zip(recording.reads, recording.origins, strict=True)
-    return {read.where for read, labels in reads if any(not label.startswith(SIZE) for label in labels)}
+def _asks_for_rank(step: Step) -> bool:
+    """Whether a line branches on a number of dimensions. Other branches part for other reasons: a dimension that is
+    counted from the front is another one now."""
+    line = linecache.getline(step.code.co_filename, step.line)
+    return step.branches and bool(re.search(r"\.dim\(|\bndim|ndimension|len\(.*(shape|size)|\brank\b", line))

@@ -20,6 +20,7 @@ from exporter.eager import flatten, raised_at
 from exporter.errors import first_line
 from exporter.reads import Change, Read, ReadRecorder, user_line
 from exporter.soundness.dependence import Dependence
+from exporter.soundness.isolation import no_longer_than
 from exporter.sources.source import Inputs, Source
 
 
@@ -38,8 +39,13 @@ class Recording:
     failed_at: str = ""
 
 
-def record(source: Source, inputs: Inputs, changes: Mapping[int, Change] | None = None) -> Recording:
-    """Run the model once under the tracer. Call it under ``inference_conditions``, best in a process of its own."""
+def record(
+    source: Source, inputs: Inputs, changes: Mapping[int, Change] | None = None, seconds: float = 0.0
+) -> Recording:
+    """Run the model once under the tracer. Call it under ``inference_conditions``, in a process of its own.
+
+    ``seconds`` is for runs that may not end, where a loop was given another bound: it is then their ``failure``.
+    """
     recorder = ReadRecorder(changes)
     outputs: dict[str, torch.Tensor] = {}
 
@@ -52,7 +58,7 @@ def record(source: Source, inputs: Inputs, changes: Mapping[int, Change] | None 
 
     given = tuple(t.clone() for t in inputs)
     graph, failure, failed_at = None, "", ""
-    with _warnings() as warned, recorder:
+    with _warnings() as warned, recorder, no_longer_than(seconds):
         try:
             graph, _ = torch._C._create_graph_by_tracing(run, given, lambda _: "", True, False)
         except Exception as error:

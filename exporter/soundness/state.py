@@ -8,7 +8,6 @@ counter's value.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from exporter.contract import Finding
 from exporter.eager import changes, evaluate, forward_line, inference_conditions, same_bits
 from exporter.eager import state as tensors_of
 from exporter.errors import WarmupError
-from exporter.soundness.footprint import Footprint, Leaf
+from exporter.soundness.footprint import Footprint, Leaf, other_values
 from exporter.soundness.lines import line_that
 from exporter.soundness.random_numbers import draws_random_numbers
 from exporter.soundness.recording import digest
@@ -175,7 +174,7 @@ def _counters(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
             if leaf is None or leaf.put is None:
                 continue
             put = leaf.put
-            for value in _others(leaf.value):
+            for value in other_values(leaf.value):
                 with contextlib.suppress(IndexError, KeyError, AttributeError):
                     # What held it may have moved on.
                     put(value)
@@ -191,20 +190,6 @@ def _counters(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
         where = _writer(source, draws[0], footprint, found[0])
         text = f"changes from call to call: {', '.join(found[:5])}"
         return [Finding(CHECK, text, where, reason="no output depends on it; the file does not keep it")]
-
-
-def _others(value: Any) -> list[Any]:
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int):
-        return [value + 1, value + 1000, 2 * value + 7]
-    if isinstance(value, float):
-        return [3 * value + 1, 0.5 * value]
-    if isinstance(value, str):
-        return [value + "?"]
-    if isinstance(value, list) and value:
-        return [[*value, *(copy.copy(value[-1]) for _ in range(1000))]]
-    return []
 
 
 def _writer(source: Source, inputs: Inputs, footprint: Footprint, label: str) -> str:
