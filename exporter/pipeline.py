@@ -131,6 +131,7 @@ def sound_capture(
     with clock("warmup"):
         first = first_run(source, derived_seed(seed, "warmup"))
     with clock("soundness"):
+        room.import_alike()
         found, drawn = gate.before_capture(first, room, derived_seed(seed, "gate"), allowed)
     with clock("warmup"):
         warm = warm_up(first, derived_seed(seed, "more warmup"))

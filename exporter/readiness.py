@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from exporter.errors import CaptureError, WarmupError
@@ -15,11 +16,22 @@ def refuse_training(source: Source) -> None:
         raise WarmupError(
             f"model {source.name!r} is in train mode although eval() was called",
             check="train mode",
-            where="submodule " + ", ".join(training[:5]),
+            where="submodule " + ", ".join(training[:5]) + _overridden(source),
             got="training = True",
             expected="training = False everywhere: dropout and batch statistics off",
             mend="do not override train() or eval(), and do not call train() in the factory's hooks",
         )
+
+
+def _overridden(source: Source) -> str:
+    kinds = dict.fromkeys(type(m) for _, m in source.named.named_modules() if type(m).train is not nn.Module.train)
+    codes = [getattr(kind.train, "__code__", None) for kind in kinds]
+    return "".join(f", by train() at {c.co_filename}:{c.co_firstlineno}" for c in codes if c)
+
+
+def _made_at(source: Source, name: str) -> str:
+    code = getattr(type(source.named.get_submodule(name.rpartition(".")[0])).__init__, "__code__", None)
+    return f", made at {code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
 def refuse_unready(source: Source) -> None:
@@ -30,7 +42,7 @@ def refuse_unready(source: Source) -> None:
             raise WarmupError(
                 f"model {source.name!r} has a lazy layer that has not run yet",
                 check="lazy layer",
-                where=f"submodule {name!r}",
+                where=f"submodule {name!r}" + _made_at(source, name),
                 expected="parameters with shapes",
                 mend="call the model once in the factory before returning it",
             )

@@ -85,10 +85,6 @@ def test_eager_mode_itself_is_held_to_account(name, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_python_function_in_the_graph_is_refused(tmp_path):
-    with pytest.raises(OperatorError, match=r"PythonOp(.|\n)*planted\.py|PythonOp"):
-        export("python_function_in_graph", tmp_path)
-
 
 @pytest.mark.parametrize(
     "name",

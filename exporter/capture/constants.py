@@ -83,6 +83,53 @@ def fold_copies(module: torch.jit.ScriptModule) -> None:
         torch._C._jit_pass_dce(graph)
 
 
+def pin_numbers(module: torch.jit.ScriptModule) -> None:
+    """Give Python's numbers the dtype that they had no say in.
+
+    A trace keeps ``2.0`` as a float64 tensor without dimensions that torch knows to be a plain number, and what is
+    saved does not know it any more: beside whole numbers, or beside tensors without dimensions, it would make the
+    result float64. The dtype of the result that the trace saw is given to the number instead.
+    """
+    for _, _, graph in graphs(module):
+        for node in list(nodes(graph)):
+            if not node.kind().startswith("aten::") or node.outputsSize() != 1:
+                continue
+            made = node.output().type()
+            wanted = _SCALAR_TYPES.get(made.scalarType()) if made.kind() == "TensorType" else None
+            if wanted is None or not (wanted.is_floating_point or wanted.is_complex):
+                continue
+            inputs = list(node.inputs())
+            numbers = [
+                i for i, v in enumerate(inputs) if _is_tensor_constant(v.node()) and not v.node().t("value").dim()
+            ]
+            if any(_decides(v) for i, v in enumerate(inputs) if i not in numbers):
+                continue
+            for i in numbers:
+                value = inputs[i].node().t("value")
+                if value.dtype == wanted or not value.is_floating_point():
+                    continue
+                pinned = graph.create("prim::Constant", [], 1)
+                pinned.t_("value", value.to(wanted))
+                pinned.output().setType(torch._C.TensorType.get())
+                pinned.copyMetadata(node)
+                pinned.insertBefore(node)
+                node.replaceInput(i, pinned.output())
+        torch._C._jit_pass_dce(graph)
+
+
+def _is_number(node: Any) -> bool:
+    return _is_tensor_constant(node) and node.t("value").dim() == 0
+
+
+def _decides(value: Any) -> bool:
+    """Whether a tensor decides the dtype of a result by itself: floating, and with dimensions."""
+    kind = value.type()
+    if kind.kind() != "TensorType":
+        return False
+    dtype = _SCALAR_TYPES.get(kind.scalarType())
+    return dtype is None or kind.dim() is None or ((dtype.is_floating_point or dtype.is_complex) and kind.dim() > 0)
+
+
 _UNKNOWN = object()
 
 

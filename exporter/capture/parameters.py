@@ -74,8 +74,12 @@ def _agree(
             return None
         if not all(map(finite, wanted)):
             return None
-        with optimized_execution(False):
-            got = getattr(module, METHOD)(*inputs)
+        try:
+            with optimized_execution(False):
+                got = getattr(module, METHOD)(*inputs)
+        except RuntimeError:
+            # A trace that does not run at all is for the soundness gate to judge.
+            return None
     finally:
         for (_, parameter), value in zip(parameters, before, strict=True):
             parameter.copy_(value)

@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from exporter.capture import boxes, constants
 from exporter.capture.entry import forward_source
+from exporter.capture.functions import functions_inlined
 from exporter.capture.operators import operators, rewrite_operators
 from exporter.capture.parameters import settable
 from exporter.contract import Finding
@@ -71,11 +72,13 @@ def capture(warm: Warmup, inputs: Inputs, seed: int) -> Captured:
         inlined = called_often(warm)
         first, warned = _heard(warm, inputs, inlined)
         refuse_dependent_constants(warm, first)
+        constants.pin_numbers(first)
         constants.fold_copies(first)
         findings = constants.lost_precision(first, [spec.dtype for spec in source.inputs])
         # The same lines warn again.
         warnings.simplefilter("ignore", TracerWarning)
         module = _trace(warm, inputs, constants.distinct_values(first), inlined)
+        constants.pin_numbers(module)
         constants.fold_copies(module)
         constants.lift(module)
         constants.pin_dtypes(module)
@@ -192,7 +195,7 @@ def _trace(
     root = boxes.build(source.named, run, buffers, inlined)
     clones = tuple(t.clone() for t in inputs)
     try:
-        with fresh_constants():
+        with fresh_constants(), functions_inlined():
             module = torch.jit.trace_module(root, {boxes.METHOD: clones}, check_trace=False, _store_inputs=False)
     except TorchferryError:
         raise

@@ -11,6 +11,7 @@ import torch
 
 from exporter.contract import Finding
 from exporter.eager import flatten, forward_line, inference_conditions
+from exporter.soundness.footprint import suspect_line
 from exporter.soundness.paths import where_paths_part
 from exporter.soundness.recording import canonical, difference, record
 from exporter.soundness.subject import Eager, eager, unlike
@@ -25,6 +26,8 @@ _MEND = {
     LAYOUT: "compute the same for every layout: no branch on is_contiguous(), no as_strided",
     ALIAS: "work on copies, and do not compare tensors by identity",
 }
+# Calls that speak of memory and not of values.
+OF_LAYOUT = r"as_strided|stride\(|storage|data_ptr|\bset_\(|is_contiguous"
 Outputs = dict[str, torch.Tensor]
 
 
@@ -48,6 +51,8 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
             if not apart:
                 continue
             where = where_paths_part(lambda: eager(source, inputs), run)
+            if not where and name == LAYOUT:
+                where = suspect_line(lambda: eager(source, inputs), OF_LAYOUT)
             if not where and name == DTYPE:
                 where = _where_dtypes_part(source, inputs)
             found.append(

@@ -10,9 +10,12 @@ import collections
 import copy
 import functools
 import gc
+import linecache
 import random
+import re
 import sys
 import sysconfig
+import threading
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -86,17 +89,19 @@ class Footprint:
                     if owner is not None and not isinstance(owner, nn.Module):
                         yield f"hook {i} of {path or 'the model'}", owner, None
         classes = {type(child): None for _, child in module.named_modules() if is_users(_file_of(type(child)))}
-        for kind in classes:
-            for name, value in list(vars(kind).items()):
-                if not name.startswith("__") and not _is_code(value):
-                    yield f"class attribute {kind.__name__}.{name}", value, functools.partial(setattr, kind, name)
         for code, namespace in list(self.codes.items()):
             for name in code.co_names:
                 value = namespace.get(name)
                 if name in namespace and not _is_code(value) and not isinstance(value, types.ModuleType):
                     yield f"global {name!r}", value, functools.partial(namespace.__setitem__, name)
+                elif isinstance(value, type) and is_users(_file_of(value)):
+                    classes[value] = None
                 elif isinstance(value, functools._lru_cache_wrapper):
                     yield f"cache of {name!r}", value, None
+        for kind in classes:
+            for name, value in list(vars(kind).items()):
+                if not name.startswith("__") and not _is_code(value):
+                    yield f"class attribute {kind.__name__}.{name}", value, functools.partial(setattr, kind, name)
         for function in self._functions():
             yield from _of_function(function)
 
@@ -185,7 +190,7 @@ def _leaves(
         return
     elif hasattr(value, "__array__") and hasattr(value, "tobytes"):
         yield label, Leaf(f"{getattr(value, 'shape', '')} {hash(value.tobytes())}")
-    elif hasattr(value, "__dict__") and is_users(_file_of(type(value))):
+    elif hasattr(value, "__dict__") and (is_users(_file_of(type(value))) or isinstance(value, threading.local)):
         seen.add(id(value))
         for key, part in list(vars(value).items())[:200]:
             setter = functools.partial(setattr, value, key)
@@ -213,3 +218,14 @@ def other_values(value: Any) -> list[Any]:
     if isinstance(value, list) and value:
         return [[*value, *(copy.copy(value[-1]) for _ in range(1000))]]
     return []
+
+
+def suspect_line(run: Callable[[], Any], pattern: str) -> str:
+    """``file:line`` of the first line of the code that runs with a call of this kind; empty where there is none."""
+    with Footprint() as footprint:
+        run()
+    for code in footprint.codes:
+        for line in sorted({n for _, _, n in code.co_lines() if n}):
+            if re.search(pattern, linecache.getline(code.co_filename, line).split("#")[0]):
+                return f"{code.co_filename}:{line}"
+    return ""

@@ -7,10 +7,12 @@ user's process, nor the next check.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing.connection
 import os
 import pickle
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,6 +25,8 @@ from exporter.errors import TorchferryError, first_line
 from exporter.sources.source import Source
 
 SECONDS = 300.0
+# What torch imports when it is first needed.
+_LAZY = ("torch", "sympy", "mpmath")
 
 
 class NotRun(Exception):
@@ -67,6 +71,7 @@ class CleanRoom:
     def __init__(self, source: Source) -> None:
         self.source = source
         self._pid = 0
+        self._known = set(sys.modules)
         self._ours, theirs = multiprocessing.connection.Pipe()
         if not hasattr(os, "fork") or torch.cuda.is_initialized():
             return
@@ -90,6 +95,12 @@ class CleanRoom:
         if kind == "failed":
             raise NotRun(value)
         return value
+
+    def import_alike(self) -> None:
+        """Import there what this process has imported of torch's own since: each first call would do it again."""
+        names = [n for n in sys.modules if n not in self._known and n.partition(".")[0] in _LAZY]
+        if self._pid and names:
+            self._ours.send_bytes(pickle.dumps((None, names)))
 
     def __enter__(self) -> CleanRoom:
         return self
@@ -171,6 +182,11 @@ def _serve(pipe: Any, source: Source) -> None:
         _quiet()
         while True:
             function, args = pickle.loads(pipe.recv_bytes())
+            if function is None:
+                for name in args:
+                    with contextlib.suppress(ImportError):
+                        importlib.import_module(name)
+                continue
             try:
                 answer: tuple[str, Any] = ("value", isolated(function, source, *args))
             except NotRun as error:

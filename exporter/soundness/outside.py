@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import contextvars
 import datetime
+import dis
 import getpass
 import io
 import linecache
@@ -154,6 +155,7 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
             else:
                 found.append(Finding(CHECK, what, where, reason="no output depends on the answer"))
         found += _context_variables(source, inputs, footprint, first)
+        found += _set_by_others(source, inputs, footprint, first)
         return sorted(found, key=lambda f: f.severity != "unsound")
 
 
@@ -182,6 +184,37 @@ def _context_variables(
                     found.append(_unsound(what, where, evidence))
                     break
     return found
+
+
+def _set_by_others(
+    source: Source, inputs: Inputs, footprint: Footprint, first: dict[str, torch.Tensor] | str
+) -> list[Finding]:
+    """Globals that a function of the same file assigns (``global UNIT``): a setting, made by whoever calls it."""
+    found = []
+    for code, namespace in footprint.codes.items():
+        for name in code.co_names:
+            value = namespace.get(name)
+            setter = _setter(name, namespace) if isinstance(value, (bool, int, float, str)) else ""
+            for other in other_values(value) if setter else ():
+                namespace[name] = other
+                changed = not same_outputs(eager(source, inputs), first)
+                namespace[name] = value
+                if changed:
+                    where = f"{code.co_filename}:{_line_of(code, name)}"
+                    evidence = f"{setter}() sets it; with {str(other)[:40]} in it outputs change"
+                    found.append(_unsound(f"the model asks a global that can be set: {name}", where, evidence))
+                    break
+    return found
+
+
+def _setter(name: str, namespace: Any) -> str:
+    """A function of the file that assigns this global; empty where none does."""
+    functions = [v for v in list(namespace.values()) if isinstance(v, types.FunctionType)]
+    for function in functions:
+        assigned = (i.argval for i in dis.get_instructions(function) if i.opname == "STORE_GLOBAL")
+        if function.__globals__ is namespace and name in assigned:
+            return function.__name__
+    return ""
 
 
 def _line_of(code: types.CodeType, name: str) -> int:

@@ -29,13 +29,14 @@ def check(eager_mode: Eager) -> list[Finding]:
         # Drawn in the first call and kept: a weight that is made when it is first needed.
         first, other = (room(_first_call_with, inputs, seed) for seed in (1, 2))
         if not same_outputs(first, other):
-            return [
-                _finding(
-                    found[0].where or forward_line(eager_mode.source),
-                    "first calls give other outputs with another seed",
-                )
-            ]
+            where = room(_drawing_line, inputs) or forward_line(eager_mode.source)
+            return [_finding(where, "first calls give other outputs with another seed")]
     return found
+
+
+def _drawing_line(source: Source, inputs: Inputs) -> str:
+    with inference_conditions(source):
+        return line_that(lambda: eager(source, inputs), _states)
 
 
 def _first_call_with(source: Source, inputs: Inputs, seed: int) -> dict[str, torch.Tensor] | str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from exporter.capture.functions import functions_inlined
 from exporter.capture.operators import location, nodes
 from exporter.eager import flatten, raised_at
 from exporter.errors import first_line
@@ -58,7 +59,7 @@ def record(
 
     given = tuple(t.clone() for t in inputs)
     graph, failure, failed_at = None, "", ""
-    with _warnings() as warned, recorder, no_longer_than(seconds):
+    with _warnings() as warned, recorder, no_longer_than(seconds), functions_inlined():
         try:
             graph, _ = torch._C._create_graph_by_tracing(run, given, lambda _: "", True, False)
         except Exception as error:

@@ -34,8 +34,10 @@ def check(eager_mode: Eager) -> list[Finding]:
     room = eager_mode.room
     draws = [*(inputs for _, inputs in eager_mode.draws[:2]), eager_mode.other]
     found = room(_writes, draws[0])
-    if found and found[0].severity == "unsound":
-        return found
+    if found:
+        label = found[0].what.removeprefix("the model writes to ")
+        where = room(_writing_line, draws[0], label) or found[0].where
+        return [dataclasses.replace(found[0], where=where), *found[1:]]
     if room(draws_random_numbers, draws[0]):
         # Two runs differ by themselves then, and another check says why.
         return found
@@ -82,31 +84,35 @@ def _writes(source: Source, inputs: Inputs) -> list[Finding]:
         except WarmupError:
             return []
         touched = [
-            (f"input {spec.name!r}", lambda i=i: given[i]._version)
+            f"input {spec.name!r}"
             for i, spec in enumerate(source.inputs)
             if given[i]._version != versions[i] or not same_bits(given[i], inputs[i])
         ]
         owned = dict(_owned(source))
-        touched += [
-            (label, lambda t=owned[label]: (t._version, digest(t)))
-            for label in changes(before, tensors_of(source.named))
-            if label in owned
-        ]
-        found = []
-        for label, version in touched:
-            where = line_that(lambda: evaluate(source, given), version)
-            found.append(
-                Finding(
-                    WRITES,
-                    f"the model writes to {label}",
-                    where or forward_line(source),
-                    severity="unsound",
-                    evidence="another value, or a write in place, after a call",
-                    mend="work on a copy (x = x.clone(), no inplace=True on an input); return state instead of "
-                    "storing it",
-                )
+        touched += [label for label in changes(before, tensors_of(source.named)) if label in owned]
+        return [
+            Finding(
+                WRITES,
+                f"the model writes to {label}",
+                forward_line(source),
+                severity="unsound",
+                evidence="another value, or a write in place, after a call",
+                mend="work on a copy (x = x.clone(), no inplace=True on an input); return state instead of storing it",
             )
-        return found
+            for label in touched
+        ]
+
+
+def _writing_line(source: Source, inputs: Inputs, label: str) -> str:
+    """Where the model writes to what has this label: in its first call, or in a later one."""
+    given = tuple(t.clone() for t in inputs)
+
+    def content() -> Any:
+        held = {f"input {s.name!r}": t for s, t in zip(source.inputs, given, strict=True)} | dict(_owned(source))
+        return id(held[label]), held[label]._version, digest(held[label])
+
+    with inference_conditions(source):
+        return line_that(lambda: [eager_here(source, given) for _ in range(2)], content)
 
 
 def _owned(source: Source) -> list[tuple[str, torch.Tensor]]:

@@ -11,6 +11,7 @@ from torch.jit._fuser import optimized_execution
 from exporter.capture.boxes import METHOD
 from exporter.eager import evaluate, same_bits
 from exporter.errors import TorchferryError, first_line
+from exporter.soundness.footprint import suspect_line
 from exporter.soundness.isolation import CleanRoom
 from exporter.soundness.paths import where_plain_values_part
 from exporter.soundness.recording import canonical, difference, record
@@ -47,6 +48,10 @@ class Subject:
     @property
     def source(self) -> Source:
         return self.warm.source
+
+
+# What copies values behind the tracer's back.
+_UNSEEN = r"deepcopy|\.data\b|dlpack|numpy|\bapply_\(|\bmap_\(|storage|torch\.equal|\.get\(|isinstance"
 
 
 def eager(source: Source, inputs: Inputs, *, as_they_are: bool = False) -> dict[str, torch.Tensor] | str:
@@ -132,7 +137,9 @@ def where_runs_part(source: Source, first: Inputs, second: Inputs) -> tuple[str,
     if one.graph is None or other.graph is None:
         return one.failed_at or other.failed_at, one.failure or other.failure
     where, what = difference(canonical(one), canonical(other)) or ("", "")
-    plain = where_plain_values_part(lambda: record(source, first), lambda: record(source, second)) if what else ""
+    if not what:
+        return suspect_line(lambda: eager(source, first), _UNSEEN), ""
+    plain = where_plain_values_part(lambda: record(source, first), lambda: record(source, second))
     return plain or where, what
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from exporter.contract import Finding
 from exporter.eager import forward_line, inference_conditions
-from exporter.soundness.conditions import LAYOUT
+from exporter.soundness.conditions import LAYOUT, OF_LAYOUT
+from exporter.soundness.footprint import suspect_line
 from exporter.soundness.isolation import isolated
-from exporter.soundness.subject import Subject, disagreement, where_runs_part
+from exporter.soundness.subject import Subject, disagreement, eager, where_runs_part
 from exporter.warmup import spread_out, transposed
 
 CHECK = "values"
@@ -48,7 +49,7 @@ def _layouts(subject: Subject) -> list[Finding]:
                 Finding(
                     LAYOUT,
                     "the capture keeps the layout in memory of the inputs that it saw",
-                    forward_line(subject.source),
+                    suspect_line(lambda: eager(subject.source, first), OF_LAYOUT) or forward_line(subject.source),
                     severity="unsound",
                     evidence=f"inputs with {label}: {apart}",
                     mend="no strides of an input in the code: unfold instead of as_strided, or x = x.contiguous()",
