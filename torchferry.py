@@ -28,6 +28,7 @@ from exporter.errors import (
 )
 from exporter.pipeline import Checked, Exported
 from exporter.sources.source import Listing
+from runtime_checks.envelope import OutsideEnvelopeWarning, known_mode
 from runtime_checks.load import Model, load
 from runtime_checks.report import Report
 from runtime_checks.runners import choose as _choose
@@ -46,6 +47,7 @@ __all__ = [
     "MismatchError",
     "MissingRuntimeError",
     "Model",
+    "OutsideEnvelopeWarning",
     "Part",
     "Report",
     "Sampling",
@@ -126,12 +128,14 @@ def verify(
     devices: str | Sequence[str] = "cpu",
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
+    envelope: str = "off",
     progress: Callable[[str], Any] = lambda text: None,
 ) -> Report:
     """Check an archive in fresh processes without its source library, as ``torchferry verify`` does.
 
+    ``envelope`` (``error``, ``warn`` or ``off``) is for stored inputs outside the range of values that was checked.
     Raises ``MismatchError``, ``ArchiveError``, and ``MissingRuntimeError`` for a runtime or device that is not there.
     """
     runners = _choose.runners(runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress)
     notes = _choose.not_checked([runner.device for runner in runners])
-    return _verify(Path(path), runners=runners, notes=notes)
+    return _verify(Path(path), runners=runners, notes=notes, envelope=known_mode(envelope))

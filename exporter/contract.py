@@ -194,6 +194,27 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Range:
+    """Both ends included."""
+
+    low: float
+    high: float
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What was checked: the finite values of each real input over all cases and fresh inputs, by name; the dtypes.
+
+    Batch sizes and numbers of batch dimensions are in ``Batch``, devices in ``Contract.devices``.
+    """
+
+    values: dict[str, Range] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ()
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
 class CreatedWith:
     torchferry: str
     torch: str
@@ -216,6 +237,7 @@ class Contract:
     devices: tuple[str, ...]
     operators: tuple[str, ...]
     findings: tuple[Finding, ...]
+    envelope: Envelope
     __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:

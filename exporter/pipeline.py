@@ -24,9 +24,12 @@ from exporter.contract import (
     SCHEMA,
     Contract,
     CreatedWith,
+    Envelope,
     Finding,
     MethodSpec,
     ParameterSpec,
+    Range,
+    TensorSpec,
     Tolerance,
 )
 from exporter.eager import inference_conditions
@@ -109,7 +112,8 @@ def export_source(
         with clock("cases"):
             stored = stored_cases(warm, derived_seed(seed, "stored cases"))
             fresh, limits = fresh_cases(warm, derived_seed(seed, "fresh cases"))
-        contract = renamed(contract_of(warm, captured, (*findings, *limits), devices), renames)
+        envelope = envelope_of(warm.source.inputs, [*stored, *fresh])
+        contract = renamed(contract_of(warm, captured, (*findings, *limits), envelope, devices), renames)
         # The file's parameters ask for no gradients: it needs no autograd at run time.
         with clock("write"), inference_conditions(source), quiet_deprecations():
             archive.write(beside, captured.module, contract, stored, graph_text(captured.module))
@@ -186,7 +190,9 @@ def sources_of(
     return [functools.partial(resolve.load, source, name, given) for name in resolve.chosen_models(source, models)]
 
 
-def contract_of(warm: Warmup, captured: Captured, findings: tuple[Finding, ...], devices: Sequence[str]) -> Contract:
+def contract_of(
+    warm: Warmup, captured: Captured, findings: tuple[Finding, ...], envelope: Envelope, devices: Sequence[str]
+) -> Contract:
     source = warm.source
     outputs = warm.output_specs
     return Contract(
@@ -207,7 +213,22 @@ def contract_of(warm: Warmup, captured: Captured, findings: tuple[Finding, ...],
         devices=tuple(devices),
         operators=captured.operators,
         findings=(*warm.findings, *findings),
+        envelope=envelope,
     )
+
+
+def envelope_of(specs: Sequence[TensorSpec], cases: Sequence[Case]) -> Envelope:
+    """The range of the finite values that each real input had in these cases."""
+    values = {}
+    for i, spec in enumerate(specs):
+        given = [case.inputs[i].flatten() for case in cases]
+        if spec.dtype == "bool" or spec.dtype.startswith("complex"):
+            continue
+        numbers = torch.cat([t.to(torch.float64) for t in given]) if given else torch.empty(0)
+        finite = numbers[torch.isfinite(numbers)]
+        if finite.numel():
+            values[spec.name] = Range(float(finite.min()), float(finite.max()))
+    return Envelope(values, tuple(dict.fromkeys(spec.dtype for spec in specs)))
 
 
 def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None) -> list[Listing]:

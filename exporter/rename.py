@@ -88,6 +88,9 @@ def renamed(contract: Contract, renames: Sequence[Rename]) -> Contract:
 
     return dataclasses.replace(
         contract,
+        envelope=dataclasses.replace(
+            contract.envelope, values={name_of(n): r for n, r in contract.envelope.values.items()}
+        ),
         inputs=tuple(dataclasses.replace(s, name=name_of(s.name)) for s in contract.inputs),
         outputs=tuple(dataclasses.replace(s, name=name_of(s.name)) for s in contract.outputs),
         methods={name: method(spec) for name, spec in contract.methods.items()},

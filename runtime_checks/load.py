@@ -11,6 +11,7 @@ import torch
 from exporter import archive
 from exporter.contract import Contract
 from exporter.errors import RunError, UsageError, first_line, near
+from runtime_checks.envelope import OFF, hold, known_mode
 
 
 class Model:
@@ -19,12 +20,18 @@ class Model:
     ``module`` is the TorchScript module itself, for whatever torch can do with it.
     """
 
-    def __init__(self, contract: Contract, module: Any, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self, contract: Contract, module: Any, device: str | torch.device = "cpu", envelope: str = OFF
+    ) -> None:
         self.contract = contract
+        self.envelope = envelope
         self.module = module
         self.device = torch.device(device)
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.envelope != OFF:
+            names = self.contract.methods["forward"].inputs
+            hold(self.contract, dict(zip(names, inputs, strict=False)), self.envelope)
         return self.module(*inputs)
 
     def call(self, method: str, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -48,13 +55,15 @@ class Model:
                     expected=str(self.device),
                     mend=f"move it with .to({str(self.device)!r}), or the model with to()",
                 )
+        hold(self.contract, inputs, self.envelope)
         outputs = getattr(self.module, method)(*(inputs[name] for name in spec.inputs))
         names = [o if isinstance(o, str) else "d {} / d {}".format(*o) for o in spec.outputs]
         return dict(zip(names, outputs, strict=True))
 
     def set_parameter(self, name: str, value: torch.Tensor) -> None:
         """Change a parameter in place; the shape must be the contract's. Raises ``UsageError``."""
-        parameters = dict(self.module.named_parameters())
+        offered = {p.name for p in self.contract.parameters}
+        parameters = {n: p for n, p in self.module.named_parameters() if n in offered}
         if name not in parameters:
             raise UsageError(f"there is no parameter {name!r}", expected=near(name, parameters))
         held = parameters[name]
@@ -85,8 +94,14 @@ def _same_place(a: torch.device, b: torch.device) -> bool:
     return a.type == b.type and (a.type == "cpu" or (a.index or 0) == (b.index or 0))
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
-    """Check the archive's records and load it. Raises ``ArchiveError`` for a damaged file."""
+def load(path: str | Path, device: str | torch.device = "cpu", *, envelope: str = OFF) -> Model:
+    """Check the archive's records and load it.
+
+    ``envelope``: what becomes of a call with inputs outside the range of values that was checked: ``off`` lets it pass,
+    ``warn`` gives an ``OutsideEnvelopeWarning``, ``error`` raises ``UsageError``, each with the input's name. Raises
+    ``ArchiveError`` for a damaged file.
+    """
+    known_mode(envelope)
     opened = archive.read(Path(path))
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
@@ -100,4 +115,4 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Model:
                 got=first_line(error),
                 mend="compare the torch version with the one in the contract, or export it again",
             ) from error
-    return Model(opened.contract, module.eval(), device)
+    return Model(opened.contract, module.eval(), device, envelope)

@@ -14,6 +14,7 @@ from exporter.contract import Contract
 from runtime_checks.checks import batches, devices, parity
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.compare import Comparison, compare
+from runtime_checks.envelope import ENVELOPE, ERROR, OFF, outside_envelope
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult, Leg, OutputResult, Report
 from runtime_checks.runners.base import Result, Run, Runner
 from runtime_checks.runners.isolated_python import IsolatedPython
@@ -29,6 +30,7 @@ def examine(
     runners: Sequence[Runner] = (),
     shown_as: Path | None = None,
     notes: Sequence[str] = (),
+    envelope: str = OFF,
 ) -> Report:
     """Run every check on the archive at ``path`` and say what was found; a mismatch is in the report, not raised.
 
@@ -44,6 +46,12 @@ def examine(
     cases = opened.cases()
     seconds["integrity"] = time.perf_counter() - start
     legs = [_leg(path, opened, cases, fresh, runner, seconds) for runner in runners]
+    outside = outside_envelope(opened.contract, cases) if envelope != OFF else []
+    if envelope == ERROR:
+        verdict = CheckResult(ENVELOPE, FAILED if outside else PASSED, len(cases), "; ".join(outside))
+        legs = [dataclasses.replace(leg, checks=(*leg.checks, verdict)) for leg in legs]
+    elif outside:
+        notes = (*notes, *(f"outside the envelope: {text}" for text in outside))
     return Report(
         archive=str(shown_as or path),
         model=opened.contract.name,
@@ -61,9 +69,10 @@ def verify(
     runners: Sequence[Runner] = (),
     shown_as: Path | None = None,
     notes: Sequence[str] = (),
+    envelope: str = OFF,
 ) -> Report:
     """``examine``, with a failed check raised as ``MismatchError``."""
-    report = examine(path, fresh=fresh, runners=runners, shown_as=shown_as, notes=notes)
+    report = examine(path, fresh=fresh, runners=runners, shown_as=shown_as, notes=notes, envelope=envelope)
     report.raise_if_failed()
     return report
 
@@ -163,7 +172,8 @@ def _contract(contract: Contract, run: Run) -> CheckResult:
     there = {(name, tuple(shape), dtype) for name, shape, dtype in parameters}
     said = {(p.name, p.shape, p.dtype) for p in contract.parameters}
     wrong = [name for name in contract.methods if name not in methods]
-    wrong += sorted({name for name, _, _ in there ^ said})
+    # The file may hold parameters that the contract does not offer: constants of the trace.
+    wrong += sorted({name for name, _, _ in said - there})
     if wrong:
         return CheckResult(CONTRACT, FAILED, detail=f"not as in the file: {', '.join(wrong)}")
     return CheckResult(CONTRACT, PASSED, detail=f"{len(said)} parameters and {', '.join(contract.methods)} are there")

@@ -85,7 +85,6 @@ def test_eager_mode_itself_is_held_to_account(name, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-
 @pytest.mark.parametrize(
     "name",
     [

@@ -9,10 +9,12 @@ from exporter.contract import (
     Batch,
     Contract,
     CreatedWith,
+    Envelope,
     Finding,
     MethodSpec,
     Origin,
     ParameterSpec,
+    Range,
     Sampling,
     Signature,
     TensorSpec,
@@ -50,6 +52,7 @@ def contract(inputs=INPUTS, outputs=OUTPUTS, **changes) -> Contract:
         "devices": ("cpu",),
         "operators": ("aten::add",),
         "findings": (Finding("history", "stopped", reason="a limit"),),
+        "envelope": Envelope({"a": Range(-1.0, 2.0)}, ("float64",)),
     }
     return Contract(**{**fields, **changes})
 

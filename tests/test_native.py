@@ -309,11 +309,17 @@ def test_a_path_that_is_no_text(tmp_path):
     assert json.loads(out)["status"] == "TF_ERROR_FILE"
 
 
-def test_a_parameter_that_the_contract_does_not_have(elastic):
-    change_contract(elastic, lambda c: c.update(parameters=c["parameters"][:1]))
+def test_a_parameter_that_the_file_does_not_have(elastic):
+    change_contract(elastic, lambda c: c["parameters"].append({"name": "ghost", "shape": [], "dtype": "float64"}))
     code, report = harness(elastic)
     assert code == 4
-    assert "parameters" in report["error"]
+    assert "parameter 'ghost'" in report["error"]
+
+
+def test_a_parameter_that_the_contract_does_not_offer(elastic):
+    """A constant of the trace: it stays in the file and cannot be set."""
+    change_contract(elastic, lambda c: c.update(parameters=c["parameters"][:1]))
+    assert harness(elastic)[0] == 0
 
 
 def test_the_exit_codes_of_the_harness(tmp_path):

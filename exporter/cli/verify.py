@@ -16,6 +16,9 @@ def command(
     device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
     time_limit: Annotated[float, typer.Option(help="Seconds for the process that runs it.")] = 600.0,
     memory_limit: Annotated[float, typer.Option(help="GiB for the process that runs it.")] = 16.0,
+    envelope: Annotated[
+        str, typer.Option(help="Stored inputs outside the range of values that was checked: error, warn or off.")
+    ] = "off",
     json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,
 ) -> None:
     """Check an archive: its records, and its numbers in a fresh process without the source library.
@@ -30,12 +33,14 @@ def command(
 
       torchferry verify eq.pt --runtime python,libtorch --device cpu,cuda
     """
+    from runtime_checks.envelope import known_mode
     from runtime_checks.report import render
     from runtime_checks.runners import choose
     from runtime_checks.verify import examine
 
+    mode = known_mode(envelope)
     chosen = choose.runners(runtime, device, time_limit=time_limit, memory_limit=memory_limit, announce=err.print)
-    report = examine(path, runners=chosen, notes=choose.not_checked([r.device for r in chosen]))
+    report = examine(path, runners=chosen, notes=choose.not_checked([r.device for r in chosen]), envelope=mode)
     if report.passed and json:
         print_json(report.as_dict())
     if not json:

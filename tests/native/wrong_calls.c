@@ -56,6 +56,32 @@ static const char* beside(const char* folder, const char* name) {
   return path;
 }
 
+/* An input outside the range that was checked, for a model that was loaded to mind it. */
+static void outside_the_envelope(const char* elastic) {
+  tf_options options;
+  tf_model strict = NULL, warning = NULL, kept = model;
+  tf_default_options(&options);
+  options.envelope = TF_ENVELOPE_ERROR;
+  if (tf_load(elastic, "cpu", &options, &strict) != TF_OK) complain("loading", tf_last_error(NULL));
+  options.envelope = TF_ENVELOPE_WARN;
+  if (tf_load(elastic, "cpu", &options, &warning) != TF_OK) complain("loading", tf_last_error(NULL));
+  reset();
+  const double before = v[4];
+  v[4] = NAN;
+  model = strict;
+  const tf_status got = call();
+  if (got != TF_ERROR_ENVELOPE || !strstr(tf_last_error(strict), "'v'")) complain("outside", tf_last_error(strict));
+  ++wrong;
+  model = warning;
+  if (call() != TF_OK || !strstr(tf_last_warning(), "'v'")) complain("warned", tf_last_warning());
+  v[4] = before;
+  if (call() != TF_OK || strlen(tf_last_warning())) complain("inside", tf_last_warning());
+  model = kept;
+  tf_close(strict);
+  tf_close(warning);
+  check_usable("outside_the_envelope");
+}
+
 static void loading(const char* elastic, const char* folder) {
   tf_model other;
   tf_options options;
@@ -79,6 +105,9 @@ static void loading(const char* elastic, const char* folder) {
   tf_default_options(&options);
   options.intra_op_threads = -3;
   REFUSE_FREE(TF_ERROR_ARGUMENT, tf_load(elastic, "cpu", &options, &other), "intra_op_threads");
+  tf_default_options(&options);
+  options.envelope = 3;
+  REFUSE_FREE(TF_ERROR_ARGUMENT, tf_load(elastic, "cpu", &options, &other), "envelope");
   REFUSE_FREE(TF_ERROR_ARGUMENT, tf_default_options(NULL), "'options'");
 }
 
@@ -221,6 +250,7 @@ int main(int argc, char** argv) {
   reset();
   check_usable("the first call");
   loading(argv[1], argv[3]);
+  outside_the_envelope(argv[1]);
   handles(argv[1]);
   names();
   tensors();

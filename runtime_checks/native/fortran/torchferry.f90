@@ -67,12 +67,12 @@ contains
 
   ! Checks and loads an archive to the CPU. The options are those of tf_options in torchferry.h.
   subroutine model_load(self, path, status, settable_parameters, intra_op_threads, fusion_depth, optimize, &
-                        check_integrity)
+                        check_integrity, envelope)
     class(tf_model), intent(inout) :: self
     character(*), intent(in) :: path
     integer(c_int32_t), intent(out) :: status
     logical, intent(in), optional :: settable_parameters, optimize, check_integrity
-    integer, intent(in), optional :: intra_op_threads, fusion_depth
+    integer, intent(in), optional :: intra_op_threads, fusion_depth, envelope
     character(kind=c_char), allocatable, target :: c_path(:)
     type(c_options) :: options
 
@@ -86,6 +86,7 @@ contains
     if (present(check_integrity)) options%check_integrity = merge(1, 0, check_integrity)
     if (present(intra_op_threads)) options%intra_op_threads = int(intra_op_threads, c_int32_t)
     if (present(fusion_depth)) options%fusion_depth = int(fusion_depth, c_int32_t)
+    if (present(envelope)) options%envelope = int(envelope, c_int32_t)
     allocate (c_path, source=c_text(path))
     status = c_tf_load(c_loc(c_path), c_null_ptr, options, self%handle)
     if (status == TF_OK) call remember_variables(self, status)

@@ -22,6 +22,7 @@ struct Arguments {
   bool latency = false;
   int fusion_depth = 0;
   bool optimize = true;
+  std::string envelope = "off";
   std::string calls, results;
   std::vector<std::string> absent;
 };
@@ -44,6 +45,10 @@ int run(const Arguments& arguments) {
   options.intra_op_threads = arguments.threads;
   options.fusion_depth = arguments.fusion_depth;
   options.optimize = arguments.optimize;
+  std::vector<std::string> warnings;
+  options.warn = [&warnings](const std::string& text) { warnings.push_back(text); };
+  if (arguments.envelope == "warn") options.envelope = OutsideEnvelope::kWarn;
+  if (arguments.envelope == "error") options.envelope = OutsideEnvelope::kError;
   const auto model = Model::load(arguments.file, arguments.device, options);
   const auto cases = model.run_cases();
   const auto foreign = harness::foreign_objects(arguments.absent);
@@ -60,6 +65,7 @@ int run(const Arguments& arguments) {
                  {"nodes", model.nodes()},
                  {"optimized", model.optimized()},
                  {"foreign_objects", foreign},
+                 {"warnings", warnings},
                  {"cases", harness::as_json(cases)}};
   if (!arguments.calls.empty())
     report["replay"] = harness::replay_calls(model, arguments.file, arguments.calls, arguments.results);
@@ -70,6 +76,7 @@ int run(const Arguments& arguments) {
   } else {
     harness::print(cases, model);
     if (arguments.latency) harness::print_latency(report["latency"]);
+    for (const auto& text : warnings) std::cout << "warning: " << text << "\n";
     for (const auto& object : foreign) std::cout << "in this process although it should be absent: " << object << "\n";
     std::cout << (passed ? "verified" : "NOT VERIFIED") << "\n";
   }
@@ -93,6 +100,9 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(-1, 20))
       ->capture_default_str();
   app.add_flag("!--no-optimize", arguments.optimize, "Run the graphs as they are");
+  app.add_option("--envelope", arguments.envelope, "Inputs outside the range that was checked: error, warn or off")
+      ->check(CLI::IsMember({"error", "warn", "off"}))
+      ->capture_default_str();
   app.add_option("--absent", arguments.absent, "Libraries that this process must not hold");
   auto* calls = app.add_option("--replay", arguments.calls, "Calls that a Python runner wrote");
   app.add_option("--results", arguments.results, "Where their outputs go")->needs(calls);

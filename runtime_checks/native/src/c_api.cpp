@@ -81,6 +81,12 @@ std::unordered_map<tf_model, std::string>& errors() {
   return texts;
 }
 
+/// What was said of this thread's last call.
+std::string& warning() {
+  thread_local std::string text;
+  return text;
+}
+
 tf_status report(tf_model model, tf_status status, const char* text) noexcept {
   try {
     auto& texts = errors();
@@ -186,11 +192,14 @@ Options options_of(const tf_options* given) {
   in_range(given->fusion_depth, -1, 20, "fusion_depth");
   in_range(given->optimize, 0, 1, "optimize");
   in_range(given->check_integrity, 0, 1, "check_integrity");
+  in_range(given->envelope, TF_ENVELOPE_OFF, TF_ENVELOPE_ERROR, "envelope");
   options.settable_parameters = given->settable_parameters != 0;
   options.intra_op_threads = given->intra_op_threads;
   options.fusion_depth = given->fusion_depth;
   options.optimize = given->optimize != 0;
   options.check_integrity = given->check_integrity != 0;
+  options.envelope = static_cast<OutsideEnvelope>(given->envelope);
+  options.warn = [](const std::string& text) { warning() = text; };
   return options;
 }
 
@@ -218,7 +227,7 @@ const char* tf_status_name(tf_status status) {
       "TF_OK",           "TF_ERROR_INTERNAL", "TF_ERROR_ARGUMENT",    "TF_ERROR_HANDLE", "TF_ERROR_FILE",
       "TF_ERROR_ARCHIVE", "TF_ERROR_NAME",     "TF_ERROR_COUNT",       "TF_ERROR_SHAPE",  "TF_ERROR_DTYPE",
       "TF_ERROR_DEVICE", "TF_ERROR_STRIDE",   "TF_ERROR_BUFFER",      "TF_ERROR_MODEL",  "TF_ERROR_UNAVAILABLE",
-      "TF_ERROR_MEMORY", "TF_ERROR_FROZEN",   "TF_ERROR_MISMATCH"};
+      "TF_ERROR_MEMORY", "TF_ERROR_FROZEN",   "TF_ERROR_MISMATCH",    "TF_ERROR_ENVELOPE"};
   constexpr auto count = static_cast<tf_status>(sizeof names / sizeof *names);
   return status >= 0 && status < count ? names[status] : "no status of torchferry's";
 }
@@ -229,12 +238,15 @@ const char* tf_last_error(tf_model model) {
   return found == texts.end() ? "" : found->second.c_str();
 }
 
+const char* tf_last_warning(void) { return warning().c_str(); }
+
 tf_status tf_default_options(tf_options* options) {
   return guarded(nullptr, [&] {
     require(options, "options");
     const Options defaults;
     *options = {sizeof(tf_options),    defaults.settable_parameters, defaults.intra_op_threads,
-                defaults.fusion_depth, defaults.optimize,            defaults.check_integrity};
+                defaults.fusion_depth, defaults.optimize,            defaults.check_integrity,
+                static_cast<int32_t>(defaults.envelope)};
     return tf_status{TF_OK};
   });
 }
@@ -341,6 +353,7 @@ tf_status tf_parameter(tf_model model, int32_t index, tf_variable* variable) {
 
 tf_status tf_call(tf_model model, const char* method, int32_t n_inputs, const tf_tensor* inputs, int32_t n_outputs,
                   const tf_tensor* outputs) {
+  warning().clear();
   return with_model(model, [&](Model& m) {
     const auto& called = method_of(m, method);
     require_count("inputs", n_inputs, called.inputs.size(), called);
@@ -356,6 +369,7 @@ tf_status tf_call(tf_model model, const char* method, int32_t n_inputs, const tf
 tf_status tf_call_named(tf_model model, const char* method, int32_t n_inputs, const char* const* input_names,
                         const tf_tensor* inputs, int32_t n_outputs, const char* const* output_names,
                         const tf_tensor* outputs) {
+  warning().clear();
   return with_model(model, [&](Model& m) {
     const auto& called = method_of(m, method);
     if (n_inputs) require(inputs, "inputs");
@@ -374,6 +388,7 @@ tf_status tf_call_named(tf_model model, const char* method, int32_t n_inputs, co
 
 tf_status tf_call_borrow(tf_model model, const char* method, int32_t n_inputs, const tf_tensor* inputs,
                          tf_result* result) {
+  warning().clear();
   return with_model(model, [&](Model& m) {
     require(result, "result");
     *result = nullptr;

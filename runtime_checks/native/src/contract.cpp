@@ -155,6 +155,8 @@ Contract parse(const std::string& text, const std::string& where) {
       if (dtype == name) contract.tolerance[code] = bounds.bounds();
   for (const auto& [output, bounds] : root.at("tolerance").at("outputs").members())
     contract.output_tolerance[output] = bounds.bounds();
+  for (const auto& [input, range] : root.at("envelope").at("values").members())
+    contract.envelope[input] = {range.at("low").number(), range.at("high").number()};
   return contract;
 }
 

@@ -2,6 +2,8 @@
 
 #include <array>
 #include <atomic>
+#include <cstdio>
+#include <iostream>
 #include <mutex>
 #include <shared_mutex>
 #include <utility>
@@ -33,6 +35,12 @@ void check(const at::Tensor& given, const Role& role, int batch_ndim, const at::
   if (lead < 0 || (batch_ndim == 0 && lead > 0) || given.sizes().slice(lead) != at::IntArrayRef(role.shape))
     fail(TF_ERROR_SHAPE, {role.what() + " has the wrong shape", "", shape_text(given.sizes().vec()),
                           (batch_ndim ? "any batch, then " : "") + shape_text(role.shape)});
+}
+
+std::string text_of(double number) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", number);
+  return text;
 }
 
 /// This thread's input tensors of the methods that it called last, for the next call. They own no memory.
@@ -94,10 +102,6 @@ struct Model::State {
       if (!held)
         fail(TF_ERROR_ARCHIVE, {"the file has no method " + in_quotes(method.name) + " that its contract names", path});
     }
-    if (module.named_parameters().size() != contract.parameters.size())
-      fail(TF_ERROR_ARCHIVE, {"the file has other parameters than its contract says", path,
-                              std::to_string(module.named_parameters().size()),
-                              std::to_string(contract.parameters.size())});
     for (const auto& known : contract.parameters) {
       const auto held = parameter(known.name);
       if (!held.defined() || held.sizes() != at::IntArrayRef(known.shape) ||
@@ -126,6 +130,29 @@ struct Model::State {
     for (const auto& held : module.named_parameters())
       if (held.name == name) return held.value;
     return {};
+  }
+
+  /// Throws or warns where an input has values outside the range that was checked.
+  void check_envelope(const Method& method, const Tensors& inputs) const {
+    if (options.envelope == OutsideEnvelope::kOff) return;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const auto range = contract.envelope.find(method.inputs[i].name);
+      if (range == contract.envelope.end() || inputs[i].numel() == 0) continue;
+      const auto [low, high] = at::aminmax(inputs[i].detach());
+      const double least = low.item<double>(), most = high.item<double>();
+      // Not a number is neither below nor above.
+      if (least >= range->second.low && most <= range->second.high) continue;
+      const Message message{role_of(i, method.inputs[i]).what() + " has values outside the range that was checked", "",
+                            text_of(least) + " to " + text_of(most),
+                            text_of(range->second.low) + " to " + text_of(range->second.high),
+                            "check it there (torchferry export --inputs), or load it without the option envelope"};
+      if (options.envelope == OutsideEnvelope::kError) fail(TF_ERROR_ENVELOPE, message);
+      const std::string text = message.text();
+      if (options.warn)
+        options.warn(text);
+      else
+        std::cerr << "warning: " << text << "\n";
+    }
   }
 
   const Executable& executable(const Method& method) const { return executables[&method - contract.methods.data()]; }
@@ -212,6 +239,7 @@ Tensors Model::call(const std::string& name, const Tensors& inputs) const {
     check(inputs[i], role, contract().batch_ndim, state_->device);
     if (contract().batch_ndim) broadcast_batch(batch, inputs[i], role);
   }
+  state_->check_envelope(method, inputs);
   return state_->executable(method)(inputs);
 }
 
@@ -246,6 +274,7 @@ void Model::call(const Method& method, const tf_tensor* inputs, const tf_tensor*
   auto tensors = state_->wrap(method, inputs, batch);
   for (size_t i = 0; i < method.outputs.size(); ++i)
     if (outputs[i]) check_output(*outputs[i], role_of(i, method.outputs[i]), batch, state_->device);
+  state_->check_envelope(method, tensors);
   const auto results = state_->run(method, inputs, std::move(tensors));
   for (size_t i = 0; i < results.size(); ++i)
     if (outputs[i]) write_output(*outputs[i], role_of(i, method.outputs[i]), results[i], state_->device);
@@ -268,6 +297,7 @@ Tensors Model::borrow(const Method& method, const tf_tensor* inputs) const {
   const c10::InferenceMode inference(!method.needs_grad);
   Sizes batch;
   auto tensors = state_->wrap(method, inputs, batch);
+  state_->check_envelope(method, tensors);
   auto outputs = state_->run(method, inputs, std::move(tensors));
   // Memory that a parameter, a constant or another output has as well is not the caller's to keep.
   for (auto& output : outputs)

@@ -45,6 +45,12 @@ struct Parameter {
   tf_dtype dtype = TF_FLOAT64;
 };
 
+/// The values of an input that were checked, both ends included.
+struct Range {
+  double low = 0.0;
+  double high = 0.0;
+};
+
 struct Bounds {
   double rtol = 0.0;
   double atol = 0.0;
@@ -59,6 +65,7 @@ struct Contract {
   std::vector<Parameter> parameters;
   std::map<tf_dtype, Bounds> tolerance;
   std::map<std::string, Bounds> output_tolerance;
+  std::map<std::string, Range> envelope;  ///< by input name
   std::string json;
 
   /// Throws `Error` (TF_ERROR_NAME) with the names that there are.

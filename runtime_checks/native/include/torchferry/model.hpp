@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,12 +16,16 @@ namespace torchferry {
 
 using Tensors = std::vector<at::Tensor>;
 
+enum class OutsideEnvelope { kOff = TF_ENVELOPE_OFF, kWarn = TF_ENVELOPE_WARN, kError = TF_ENVELOPE_ERROR };
+
 struct Options {
   bool settable_parameters = false;  ///< false: parameters are folded into the graph at load
   int intra_op_threads = 1;          ///< while the model runs; the host's number is restored. 0: the host's
   int fusion_depth = 0;              ///< specialisations by shape that torch may compile; -1: torch's own
   bool optimize = true;              ///< never for graphs of over 20,000 nodes: torch would take minutes on them
   bool check_integrity = true;       ///< every record against the manifest
+  OutsideEnvelope envelope = OutsideEnvelope::kOff;  ///< inputs outside the range that was checked
+  std::function<void(const std::string&)> warn;      ///< is told of them; without one, standard error
 };
 
 /// One output of one method of one stored case. `inputs` are the values at the worst element.

@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* Grows when a declaration below changes; tf_abi_version() is that of the library that was loaded. */
-#define TF_ABI_VERSION 1
+#define TF_ABI_VERSION 2
 #define TF_MAX_RANK 32
 
 /* Fixed-width, so that other languages know the size. */
@@ -48,7 +48,8 @@ enum {
   TF_ERROR_UNAVAILABLE = 14,/* a device that this machine or this libtorch does not have */
   TF_ERROR_MEMORY = 15,
   TF_ERROR_FROZEN = 16,     /* parameters were not asked to stay settable */
-  TF_ERROR_MISMATCH = 17    /* a stored case gave other numbers */
+  TF_ERROR_MISMATCH = 17,   /* a stored case gave other numbers */
+  TF_ERROR_ENVELOPE = 18    /* an input has values outside the range that was checked */
 };
 
 typedef int32_t tf_dtype;
@@ -94,6 +95,8 @@ typedef struct tf_variable {
   const int64_t* shape;   /* without the batch */
 } tf_variable;
 
+enum { TF_ENVELOPE_OFF = 0, TF_ENVELOPE_WARN = 1, TF_ENVELOPE_ERROR = 2 };
+
 typedef struct tf_options {
   size_t size;                /* sizeof(tf_options); tf_default_options sets it */
   int32_t settable_parameters;/* 0: parameters are folded into the graph at load; 1: tf_set_parameter works */
@@ -101,6 +104,7 @@ typedef struct tf_options {
   int32_t fusion_depth;       /* specialisations that torch may compile for the shapes it sees; -1: torch's own. Default 0 */
   int32_t optimize;           /* 0: run the graph as it is. Default 1; never for graphs of over 20,000 nodes */
   int32_t check_integrity;    /* compare every record with the manifest. Default 1 */
+  int32_t envelope;           /* inputs outside the range that was checked: TF_ENVELOPE_OFF (default), _WARN or _ERROR */
 } tf_options;
 
 typedef struct tf_model_handle* tf_model;
@@ -113,6 +117,9 @@ TF_API const char* tf_status_name(tf_status status);
 /* The text of this thread's last failure on that handle; of one without a handle (tf_load, a null or closed
  * handle) for null. Empty where nothing failed. It lives until this thread's next failure. */
 TF_API const char* tf_last_error(tf_model model);
+
+/* What the option TF_ENVELOPE_WARN said of this thread's last call; empty where its inputs were inside. */
+TF_API const char* tf_last_warning(void);
 
 TF_API tf_status tf_default_options(tf_options* options);
 /* device: "cpu", "cuda" or "cuda:1"; null is "cpu". options: null for the defaults. *model is null after a failure. */
