@@ -15,6 +15,7 @@ from torch import nn
 
 from exporter import __version__
 from exporter import pipeline as _pipeline
+from exporter.capture.scripted import mark
 from exporter.compose import ComposedModel, Part
 from exporter.contract import Contract, Finding, Sampling, Signature, TensorSpec
 from exporter.errors import (
@@ -60,6 +61,7 @@ __all__ = [
     "check",
     "export",
     "load",
+    "mark",
     "verify",
 ]
 
@@ -112,13 +114,15 @@ def check(
     inputs: str | Path | Mapping[str, Any] | None = None,
     seed: int = 0,
     allow: Sequence[str] = (),
+    second_opinion: bool = False,
 ) -> list[Checked]:
     """Run the soundness gate alone, as ``torchferry check`` does; nothing is written.
 
-    Raises ``UnsoundError``, whose ``findings`` say what a capture would lose, and the other errors of ``export``.
+    ``second_opinion`` asks ``torch.export``, too. Raises ``UnsoundError``, whose ``findings`` say what a capture would
+    lose, and the other errors of ``export``.
     """
     path = Path(inputs) if isinstance(inputs, str) else inputs
-    return _pipeline.check(source, models=models, inputs=path, seed=seed, allow=allow)
+    return _pipeline.check(source, models=models, inputs=path, seed=seed, allow=allow, second_opinion=second_opinion)
 
 
 def verify(

@@ -6,12 +6,13 @@ import dataclasses
 import graphlib
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from exporter.binding import Bound
+from exporter.capture.scripted import mark
 from exporter.contract import Signature, TensorSpec
 from exporter.errors import UsageError, near
 
@@ -20,7 +21,8 @@ class Part(nn.Module):
     """A module with names for what it takes and returns, for modules that declare no ``signature`` themselves.
 
     ``Part(nn.Linear(3, 2), inputs={"x": (3,)}, outputs={"y": (2,)}, name="layer")``: own shapes, without the
-    batch dimension. ``module`` is called with the inputs in this order.
+    batch dimension. ``module`` is called with the inputs in this order. ``jit="script"`` compiles it from its source
+    instead of tracing it, for control flow on data.
     """
 
     def __init__(
@@ -30,8 +32,10 @@ class Part(nn.Module):
         outputs: Mapping[str, Sequence[int] | TensorSpec],
         name: str = "",
         dtype: str = "float64",
+        jit: Literal["script", "trace"] = "trace",
     ) -> None:
         super().__init__()
+        mark(module, jit=jit)
         self.label = name or type(module).__name__
         self.module = module
         self._call = Bound(module, list(inputs), self.label)
@@ -49,6 +53,7 @@ class ComposedModel(nn.Module):
     outputs. The order of ``modules`` does not matter for what is computed. Evaluation order: the topological sort
     of the standard library's ``graphlib``.
 
+    ``jit`` says by module name which are compiled from their source (``"script"``) instead of traced.
     Raises ``UsageError`` naming modules and variable for a cycle, for two producers of one name, and for a shape or
     dtype that does not fit.
     """
@@ -59,10 +64,16 @@ class ComposedModel(nn.Module):
         *,
         name: str = "composed",
         additional_outputs: Sequence[str] = (),
+        jit: Mapping[str, Literal["script", "trace"]] | None = None,
     ) -> None:
         super().__init__()
         self.label = name
         labels = _labels(modules)
+        for label, how in (jit or {}).items():
+            if label not in labels:
+                raise UsageError(f"jit speaks of a module {label!r} that is not composed", expected=near(label, labels))
+            chosen = modules[labels.index(label)]
+            mark(chosen.module if isinstance(chosen, Part) else chosen, jit=how)
         signatures = {label: _signature(m, label) for label, m in zip(labels, modules, strict=True)}
         producer = _producers(signatures)
         self._order = _order(signatures, producer)

@@ -129,6 +129,8 @@ def sound_capture(
     allowed: Sequence[Allowance] = (),
     announce: Announce = lambda listing: None,
     clock: Clock | None = None,
+    *,
+    opinion: bool = False,
 ) -> tuple[Warmup, Captured, tuple[Finding, ...]]:
     """Warmup, capture and the gate: what the file is made of. Raises ``UnsoundError`` and its kin."""
     clock = clock or Clock()
@@ -136,14 +138,14 @@ def sound_capture(
         first = first_run(source, derived_seed(seed, "warmup"))
     with clock("soundness"):
         room.import_alike()
-        found, drawn = gate.before_capture(first, room, derived_seed(seed, "gate"), allowed)
+        found, drawn = gate.before_capture(first, room, derived_seed(seed, "gate"), allowed, opinion=opinion)
     with clock("warmup"):
         warm = warm_up(first, derived_seed(seed, "more warmup"))
     announce(listing_of(warm))
     with clock("capture"):
         captured = capture(warm, drawn[0][1], derived_seed(seed, "capture"))
     with clock("soundness"):
-        found += gate.after_capture(warm, captured, drawn, allowed)
+        found = gate.after_capture(warm, captured, drawn, found, allowed)
     return warm, captured, found
 
 
@@ -167,6 +169,7 @@ def check(
     inputs: Path | Given | None = None,
     seed: int = 0,
     allow: Sequence[str] = (),
+    second_opinion: bool = False,
 ) -> list[Checked]:
     """The soundness gate alone, for the models that ``export`` would export. Raises the errors that it would."""
     allowed = [Allowance.parse(text) for text in allow]
@@ -174,7 +177,7 @@ def check(
     for loaded in sources_of(source, models, inputs):
         clock = Clock()
         with CleanRoom(loaded()) as room:
-            _, _, findings = sound_capture(room.source, seed, room, allowed, clock=clock)
+            _, _, findings = sound_capture(room.source, seed, room, allowed, clock=clock, opinion=second_opinion)
         checked.append(Checked(room.source.name, findings, gate.CHECKS, round(sum(clock.seconds.values()), 3)))
     return checked
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 RATES = ROOT / "examples" / "rates" / "model.i"
 PLANTED = Path(__file__).with_name("planted.py")
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "soundness")]
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def need(present: bool, reason: str) -> None:

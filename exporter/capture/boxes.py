@@ -47,10 +47,12 @@ def build(
     run: Run,
     constants: Mapping[str, Sequence[torch.Tensor]],
     inlined: Collection[nn.Module],
+    scripted: Mapping[str, nn.Module],
 ) -> Root:
-    """Boxes for ``named``; ``constants`` (by box path) become buffers
+    """Boxes for ``named``; ``constants`` (by box path) become buffers.
 
-    Calls of the ``inlined`` modules become part of the graph that calls them.
+    Calls of the ``inlined`` modules become part of the graph that calls them; ``scripted`` ones, by path, are there
+    themselves.
     """
     scopes: dict[nn.Module, str] = {}
     root = Root(run, scopes)
@@ -58,6 +60,12 @@ def build(
     for path, module in named.named_modules():
         box: nn.Module = root
         _refuse_names(path, module)
+        if any(path.startswith(f"{outer}.") for outer in scripted):
+            continue
+        if path in scripted:
+            parent, _, own = path.rpartition(".")
+            root.get_submodule(parent).add_module(own, scripted[path])
+            continue
         for part in path.split(".") if path else ():
             if part not in box._modules:
                 box.add_module(part, Box())

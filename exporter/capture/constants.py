@@ -83,6 +83,13 @@ def fold_copies(module: torch.jit.ScriptModule) -> None:
         torch._C._jit_pass_dce(graph)
 
 
+# Operations that make floating results of whole numbers.
+_FLOATING_OF_WHOLE = frozenset(
+    """div true_divide mul add sub rsub pow exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan
+    atan2 sinh cosh tanh asinh acosh atanh sigmoid reciprocal erf erfc deg2rad rad2deg sinc hypot logaddexp""".split()  # noqa: SIM905
+)
+
+
 def pin_numbers(module: torch.jit.ScriptModule) -> None:
     """Give Python's numbers the dtype that they had no say in.
 
@@ -98,6 +105,8 @@ def pin_numbers(module: torch.jit.ScriptModule) -> None:
             wanted = _SCALAR_TYPES.get(made.scalarType()) if made.kind() == "TensorType" else None
             if wanted is None or not (wanted.is_floating_point or wanted.is_complex):
                 continue
+            if node.kind().removeprefix("aten::") in _FLOATING_OF_WHOLE and wanted.is_floating_point:
+                _cast_whole_inputs(graph, node, wanted)
             inputs = list(node.inputs())
             numbers = [
                 i for i, v in enumerate(inputs) if _is_tensor_constant(v.node()) and not v.node().t("value").dim()
@@ -115,6 +124,24 @@ def pin_numbers(module: torch.jit.ScriptModule) -> None:
                 pinned.insertBefore(node)
                 node.replaceInput(i, pinned.output())
         torch._C._jit_pass_dce(graph)
+
+
+def _cast_whole_inputs(graph: Any, node: Any, wanted: torch.dtype) -> None:
+    """A result of whole numbers alone would have the default dtype of whoever loads the file."""
+    tensors = [(i, v) for i, v in enumerate(node.inputs()) if v.type().kind() == "TensorType"]
+    dtypes = [_SCALAR_TYPES.get(v.type().scalarType()) for _, v in tensors if not _is_number(v.node())]
+    if not dtypes or any(d is None or d.is_floating_point or d.is_complex for d in dtypes):
+        return
+    for i, value in tensors:
+        if _is_number(value.node()):
+            continue
+        graph.setInsertPoint(node)
+        no, none = graph.insertConstant(False), graph.insertConstant(None)
+        cast = graph.create("aten::to", [value, graph.insertConstant(_CODES[wanted]), no, no, none], 1)
+        cast.output().setType(value.type())
+        cast.copyMetadata(node)
+        cast.insertBefore(node)
+        node.replaceInput(i, cast.output())
 
 
 def _is_number(node: Any) -> bool:

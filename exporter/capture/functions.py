@@ -42,7 +42,7 @@ def functions_inlined() -> Iterator[None]:
     original = Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch._C._get_tracing_state():
+        if not torch._C._get_tracing_state() or getattr(cls, "stays_a_call", False):
             return original.__func__(cls, *args, **kwargs)
         if cls.setup_context is not Function.setup_context:
             return cls.forward(*args, **kwargs)

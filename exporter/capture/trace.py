@@ -24,6 +24,7 @@ from exporter.capture.entry import forward_source
 from exporter.capture.functions import functions_inlined
 from exporter.capture.operators import operators, rewrite_operators
 from exporter.capture.parameters import settable
+from exporter.capture.scripted import called_instead, compiled, marked
 from exporter.contract import Finding
 from exporter.eager import evaluate, flatten, forward_line, inference_conditions, raised_at
 from exporter.errors import CaptureError, TorchferryError, first_line
@@ -192,10 +193,13 @@ def _trace(
             for value, constant in zip(outputs, warm.constant, strict=True)
         )
 
-    root = boxes.build(source.named, run, buffers, inlined)
+    modules = marked(source.named)
+    scripted = {path: compiled(path, module) for path, module in modules.items()}
+    root = boxes.build(source.named, run, buffers, inlined, scripted)
     clones = tuple(t.clone() for t in inputs)
     try:
-        with fresh_constants(), functions_inlined():
+        instead = {module: scripted[path] for path, module in modules.items()}
+        with fresh_constants(), functions_inlined(), called_instead(instead):
             module = torch.jit.trace_module(root, {boxes.METHOD: clones}, check_trace=False, _store_inputs=False)
     except TorchferryError:
         raise

@@ -21,6 +21,9 @@ def command(
     inputs: Annotated[Path | None, typer.Option(help="Warmup inputs by variable name: .pt, .npz or .json.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     allow: Annotated[list[str] | None, typer.Option(help="CHECK:REASON lets a finding pass.")] = None,
+    second_opinion: Annotated[
+        bool, typer.Option("--second-opinion", help="Ask torch.export, too; it decides nothing.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the findings for machines.")] = False,
 ) -> None:
     """Run the soundness gate alone: would a capture of the model keep its meaning?
@@ -37,7 +40,9 @@ def command(
     """
     from exporter import pipeline
 
-    checked = pipeline.check(source, models=model or [], inputs=inputs, seed=seed, allow=allow or [])
+    checked = pipeline.check(
+        source, models=model or [], inputs=inputs, seed=seed, allow=allow or [], second_opinion=second_opinion
+    )
     if json:
         print_json([c.as_dict() for c in checked])
         return

@@ -170,7 +170,7 @@ def _finding(source: Source, where: str, kind: str, origin: Sequence[str], effec
     if not effect:
         return Finding(CHECK, what, where, reason=reason)
     inside = [path for path in submodules_of_line(source, where) if path]
-    script = f', or mark submodule {inside[0]!r} with jit="script"' if inside else ""
+    script = f', or torchferry.mark(..., jit="script") for submodule {inside[-1]!r}' if inside else ""
     return Finding(
         CHECK,
         what,

@@ -19,6 +19,7 @@ from exporter.soundness import (
     outside,
     random_numbers,
     ranks,
+    second_opinion,
     state,
     types_of_numbers,
     unused,
@@ -81,11 +82,16 @@ class Allowance:
 
 
 def before_capture(
-    first: FirstRun, room: CleanRoom, seed: int, allowed: Sequence[Allowance] = ()
+    first: FirstRun,
+    room: CleanRoom,
+    seed: int,
+    allowed: Sequence[Allowance] = (),
+    *,
+    opinion: bool = False,
 ) -> tuple[tuple[Finding, ...], Draws]:
     """What the model does by itself, and the draws for what follows, the first of which is to be traced.
 
-    Raises ``UnsoundError``.
+    ``opinion`` asks ``torch.export``, too, which takes some seconds. Raises ``UnsoundError``.
     """
     generator = torch.Generator().manual_seed(seed)
     traced, other = first.sizes
@@ -97,6 +103,8 @@ def before_capture(
     drawn = tuple((label, inputs) for label, inputs in drawn if label in timely)
     eager = Eager(first.source, drawn, first.sampler.draw(other, generator), room)
     found: list[Finding] = []
+    if opinion:
+        found += _run(second_opinion.CHECK, lambda: second_opinion.check(eager))
     for name, check in _BEFORE.items():
         found += _run(name, lambda check=check: check(eager))
         refuse(first.source.name, found, allowed)
@@ -104,11 +112,15 @@ def before_capture(
 
 
 def after_capture(
-    warm: Warmup, captured: Captured, drawn: Draws, allowed: Sequence[Allowance] = ()
+    warm: Warmup,
+    captured: Captured,
+    drawn: Draws,
+    before: Sequence[Finding] = (),
+    allowed: Sequence[Allowance] = (),
 ) -> tuple[Finding, ...]:
-    """The capture against the model. Raises ``UnsoundError``."""
+    """The capture against the model; ``before`` is what was found already. Raises ``UnsoundError``."""
     subject = Subject(warm, captured.module, drawn, captured.warned)
-    found = list(captured.findings)
+    found = [*before, *captured.findings]
     for name, check in _AFTER.items():
         found += _run(name, lambda check=check: check(subject))
         refuse(warm.source.name, found, allowed)

@@ -17,6 +17,7 @@ import torch
 
 from exporter.capture.functions import functions_inlined
 from exporter.capture.operators import location, nodes
+from exporter.capture.scripted import as_one, called_instead, marked
 from exporter.eager import flatten, raised_at
 from exporter.errors import first_line
 from exporter.reads import Change, Read, ReadRecorder, user_line
@@ -59,7 +60,8 @@ def record(
 
     given = tuple(t.clone() for t in inputs)
     graph, failure, failed_at = None, "", ""
-    with _warnings() as warned, recorder, no_longer_than(seconds), functions_inlined():
+    opaque = {m: as_one(m, recorder.reading) for m in marked(source.named).values()}
+    with _warnings() as warned, recorder, no_longer_than(seconds), functions_inlined(), called_instead(opaque):
         try:
             graph, _ = torch._C._create_graph_by_tracing(run, given, lambda _: "", True, False)
         except Exception as error:

@@ -1,0 +1,106 @@
+"""Submodules that are compiled instead of traced: ``jit="script"``.
+
+``torch.jit.script`` reads the source of a submodule, so that its branches and loops on data stay what they are; the
+rest of the model is traced around it. To the soundness gate such a submodule is one operation, which runs as it does in
+eager mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from exporter.errors import CaptureError, UsageError, first_line
+
+_MARK = "torchferry_jit"
+
+
+def mark(module: nn.Module, *, jit: Literal["script", "trace"]) -> nn.Module:
+    """Say how a submodule is to be captured, and return it: ``self.law = torchferry.mark(Law(), jit="script")``.
+
+    Raises ``UsageError`` for another word.
+    """
+    if jit not in ("script", "trace"):
+        raise UsageError(
+            "a submodule is marked with an unknown word", got=f"jit={jit!r}", expected="'script' or 'trace'"
+        )
+    setattr(module, _MARK, jit)
+    return module
+
+
+def marked(named: nn.Module) -> dict[str, nn.Module]:
+    """Submodules to be compiled, by path, the outermost of nested ones."""
+    found: dict[str, nn.Module] = {}
+    for path, module in named.named_modules():
+        inside = any(path.startswith(f"{outer}.") for outer in found)
+        if getattr(module, _MARK, None) == "script" and not inside:
+            if not path:
+                raise CaptureError(
+                    "the whole model is marked to be compiled",
+                    check="script",
+                    expected="a mark on a submodule",
+                    mend="put it into a module that calls it, or mark the submodule that has the branch",
+                )
+            found[path] = module
+    return found
+
+
+def compiled(path: str, module: nn.Module) -> torch.jit.ScriptModule:
+    """Raises ``CaptureError`` with TorchScript's own words where it cannot read the source."""
+    try:
+        return torch.jit.script(module)
+    except Exception as error:
+        lines = [line for line in str(error).strip().splitlines() if line.strip()]
+        at = next((line.split('"')[1] for line in lines if line.strip().startswith('File "')), "")
+        number = next((line.split("line ")[1].split(",")[0] for line in lines if 'File "' in line), "")
+        code = getattr(type(module).forward, "__code__", None)
+        where = f"{at}:{number}" if at else f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+        raise CaptureError(
+            f"submodule {path!r} is marked with jit='script' and TorchScript cannot compile it",
+            check="script",
+            where=where,
+            got=lines[0] if lines else first_line(error),
+            expected="the part of Python that torch.jit.script knows: typed arguments, tensors, numbers, lists, loops",
+            mend="annotate its arguments, or keep the branch in a small submodule of its own",
+        ) from error
+
+
+@contextlib.contextmanager
+def called_instead(others: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """While this lasts, each module's ``forward`` is another; wherever the module is held."""
+    for module, other in others.items():
+        module.__dict__["forward"] = other
+    try:
+        yield
+    finally:
+        for module in others:
+            del module.__dict__["forward"]
+
+
+class _AsOne(torch.autograd.Function):
+    """One node in a recorded run, whose inputs and outputs the tracer knows."""
+
+    stays_a_call = True
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], *inputs: Any) -> Any:
+        return run(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError
+
+
+def as_one(module: nn.Module, quietly: Callable[[], Any]) -> Callable[..., Any]:
+    """``module``'s forward as one operation of a recorded run; what it reads, under ``quietly``, is its own affair."""
+    forward = module.forward
+
+    def run(*inputs: Any) -> Any:
+        with quietly():
+            return forward(*inputs)
+
+    return lambda *inputs: _AsOne.apply(run, *inputs)
