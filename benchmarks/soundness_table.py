@@ -26,8 +26,8 @@ from exporter.errors import TorchferryError  # noqa: E402
 HAZARDS = ROOT / "tests" / "soundness" / "hazards"
 HEAD = """# What a trace loses, and who says so
 
-`torch.jit.trace` with its own `check_trace` on the model's examples, and `torchferry check` on the same model. Written by
-`benchmarks/soundness_table.py`; the models are in `tests/soundness/hazards/`, each with a sound twin that passes.
+`torch.jit.trace` with its own `check_trace` on the model's examples, and `torchferry check` on the same model. Written
+by `benchmarks/soundness_table.py`; the models are in `tests/soundness/hazards/`, each with a sound twin that passes.
 
 | hazard | torch says | torchferry refuses by |
 | --- | --- | --- |"""
@@ -82,8 +82,8 @@ def main() -> None:
         print(f"| {summary} | {theirs} | {ours.replace('|', chr(92) + '|')} |", flush=True)
     print(
         f"\n{len(paths)} hazards: torch says nothing of {silent}, torchferry refuses {caught}. "
-        f"Of their {len(paths)} sound twins it refuses {refused}; the gate took {sorted(seconds)[len(seconds) // 2]:.2f} s "
-        f"on a median twin, {max(seconds):.1f} s on the slowest."
+        f"Of their {len(paths)} sound twins it refuses {refused}; the gate took "
+        f"{sorted(seconds)[len(seconds) // 2]:.2f} s on a median twin, {max(seconds):.1f} s on the slowest."
     )
 
 
