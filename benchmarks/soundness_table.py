@@ -14,7 +14,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
-from torch.jit._trace import TracerWarning
+from torch.jit._trace import TracerWarning, TracingCheckError
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -41,7 +41,7 @@ def torch_says(path: Path) -> str:
         try:
             traced = torch.jit.trace(model, tuple(examples.values()), strict=False)
             torch.jit.save(traced, io.BytesIO())
-        except torch.jit.TracingCheckError:
+        except TracingCheckError:
             return "check_trace fails"
         except Exception as error:
             return f"raises {type(error).__name__}"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from exporter.binding import Bound
-from exporter.capture.scripted import mark
+from exporter.capture.scripted import can_be_compiled, mark
 from exporter.contract import Signature, TensorSpec
 from exporter.errors import UsageError, near
 
@@ -53,7 +53,10 @@ class ComposedModel(nn.Module):
     outputs. The order of ``modules`` does not matter for what is computed. Evaluation order: the topological sort
     of the standard library's ``graphlib``.
 
-    ``jit`` says by module name which are compiled from their source (``"script"``) instead of traced.
+    ``jit`` says by module name which are compiled from their source (``"script"``) instead of traced; ``jit=False``
+    takes them one by one: each is compiled where TorchScript can read its source, and traced where it cannot, so that
+    one that cannot be traced does not cost the rest.
+
     Raises ``UsageError`` naming modules and variable for a cycle, for two producers of one name, and for a shape or
     dtype that does not fit.
     """
@@ -64,11 +67,15 @@ class ComposedModel(nn.Module):
         *,
         name: str = "composed",
         additional_outputs: Sequence[str] = (),
-        jit: Mapping[str, Literal["script", "trace"]] | None = None,
+        jit: Mapping[str, Literal["script", "trace"]] | Literal[False] | None = None,
     ) -> None:
         super().__init__()
         self.label = name
         labels = _labels(modules)
+        if jit is False:
+            for module in modules:
+                inner = module.module if isinstance(module, Part) else module
+                mark(inner, jit="script" if can_be_compiled(inner) else "trace")
         for label, how in (jit or {}).items():
             if label not in labels:
                 raise UsageError(f"jit speaks of a module {label!r} that is not composed", expected=near(label, labels))

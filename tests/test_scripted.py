@@ -116,7 +116,25 @@ def test_composed(tmp_path):
     law = torchferry.Part(Law(), inputs={"load": (2,)}, outputs={"x": (2,)}, name="law")
     by_name = torchferry.ComposedModel([law, root], jit={"law": "script"})
     findings_of(python.from_module(by_name, "m", examples(), "here"))
+    one_by_one = torchferry.ComposedModel([law, root], jit=False)
+    said = [f.what for f in findings_of(python.from_module(one_by_one, "m", examples(), "here")) if f.check == "script"]
+    assert said == [
+        "submodule 'law.module' is compiled from its source",
+        "submodule 'root.module' is compiled from its source",
+    ]
     with pytest.raises(UsageError, match="did you mean 'law'"):
         torchferry.ComposedModel([law, root], jit={"lav": "script"})
     with pytest.raises(UsageError, match="'script' or 'trace'"):
         torchferry.mark(Law(), jit="compile")  # pyright: ignore[reportArgumentType]
+
+
+def test_one_by_one_what_torchscript_cannot_read_is_traced():
+    class Untyped(nn.Module):
+        def forward(self, x):
+            return x * len(self.__class__.__name__)
+
+    law = torchferry.Part(Law(), inputs={"load": (2,)}, outputs={"x": (2,)}, name="law")
+    tail = torchferry.Part(Untyped(), inputs={"x": (2,)}, outputs={"y": (2,)}, name="tail")
+    model = torchferry.ComposedModel([law, tail], jit=False)
+    said = [f.what for f in findings_of(python.from_module(model, "m", examples(), "here")) if f.check == "script"]
+    assert said == ["submodule 'law.module' is compiled from its source"]

@@ -8,12 +8,14 @@ eager mode.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from exporter.contract import Finding
 from exporter.errors import CaptureError, UsageError, first_line
 
 _MARK = "torchferry_jit"
@@ -67,6 +69,24 @@ def compiled(path: str, module: nn.Module) -> torch.jit.ScriptModule:
             expected="the part of Python that torch.jit.script knows: typed arguments, tensors, numbers, lists, loops",
             mend="annotate its arguments, or keep the branch in a small submodule of its own",
         ) from error
+
+
+def can_be_compiled(module: nn.Module) -> bool:
+    """Whether TorchScript can read the module's source. What it computes is for the soundness gate to compare."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            compiled("", module)
+        except CaptureError:
+            return False
+    return True
+
+
+def said_of(modules: Mapping[str, nn.Module]) -> list[Finding]:
+    return [
+        Finding("script", f"submodule {path!r} is compiled from its source", reason="it is marked with jit='script'")
+        for path in modules
+    ]
 
 
 @contextlib.contextmanager

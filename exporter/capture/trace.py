@@ -24,7 +24,7 @@ from exporter.capture.entry import forward_source
 from exporter.capture.functions import functions_inlined
 from exporter.capture.operators import operators, rewrite_operators
 from exporter.capture.parameters import settable
-from exporter.capture.scripted import called_instead, compiled, marked
+from exporter.capture.scripted import called_instead, compiled, marked, said_of
 from exporter.contract import Finding
 from exporter.eager import evaluate, flatten, forward_line, inference_conditions, raised_at
 from exporter.errors import CaptureError, TorchferryError, first_line
@@ -84,7 +84,7 @@ def capture(warm: Warmup, inputs: Inputs, seed: int) -> Captured:
         constants.lift(module)
         constants.pin_dtypes(module)
         constants.follow_inputs(module)
-        findings += constants.fixed_devices(module)
+        findings += [*constants.fixed_devices(module), *said_of(marked(source.named))]
         rewrite_operators(module)
         operators(module)
         parameters, frozen = settable(warm, module, inputs, generator)
