@@ -122,3 +122,23 @@ def test_nothing_to_sweep(tmp_path):
         sweep.find_tasks([tmp_path / "none"], tmp_path, 0)
     with pytest.raises(UsageError, match="no input file"):
         sweep.find_tasks([tmp_path], tmp_path, 0)
+
+
+def test_a_pool_ends_after_a_few_models(folder, tmp_path, monkeypatch):
+    """torch keeps every graph that a process traced."""
+    monkeypatch.setattr(sweep, "TASKS_PER_PROCESS", 2)
+    pools: list[list[str]] = []
+
+    class Counted(AtOnce):
+        def __init__(self) -> None:
+            pools.append([])
+
+        def submit(self, fn, /, *args, **kwargs):
+            pools[-1].append(args[0].model)
+            return super().submit(fn, *args, **kwargs)
+
+    rows = sweep.sweep([folder], tmp_path / "out", fake_export, Counted)
+    models = [row.model for row in rows if row.model]
+    assert len(models) > 2
+    assert [len(pool) for pool in pools] == [2] * (len(models) // 2) + [1] * (len(models) % 2)
+    assert sorted(name for pool in pools for name in pool) == sorted(models)
