@@ -14,11 +14,12 @@ from exporter.eager import flatten, forward_line, inference_conditions
 from exporter.soundness.footprint import suspect_line
 from exporter.soundness.paths import where_paths_part
 from exporter.soundness.recording import canonical, difference, record
-from exporter.soundness.subject import Eager, eager, unlike
+from exporter.soundness.subject import Eager, eager, same_outputs, unlike
 from exporter.sources.source import Inputs, Source
 from exporter.warmup import spread_out, transposed
 
 GRAD, DTYPE, THREADS, LAYOUT, ALIAS = "grad mode", "default dtype", "threads", "memory layout", "aliasing"
+TRAIN = "train mode"
 _MEND = {
     GRAD: "compute the same with and without gradients",
     DTYPE: "make tensors with dtype=x.dtype, or as buffers in __init__",
@@ -64,6 +65,12 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
                     evidence=apart,
                     mend=_MEND[name],
                 )
+            )
+        # Last: the process ends in train mode.
+        source.named.train()
+        if not same_outputs(eager(source, inputs), reference):
+            found.append(
+                Finding(TRAIN, "the model computes something else in train mode", reason="it is captured in eval mode")
             )
         return found
 

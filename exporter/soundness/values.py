@@ -36,7 +36,16 @@ def _check(subject: Subject) -> list[Finding]:
                     "run, no .data of an input",
                 )
             ]
-        return [] if subject.warm.contiguous else _layouts(subject)
+        return [*_other_operations(subject), *([] if subject.warm.contiguous else _layouts(subject))]
+
+
+def _other_operations(subject: Subject) -> list[Finding]:
+    """Runs at other values that record other operations, or other literals, although every number agrees."""
+    where, what = where_runs_part(subject.source, subject.draws[0][1], subject.draws[1][1])
+    if not what:
+        return []
+    reason = "the capture agrees with eager mode at every draw"
+    return [Finding(CHECK, f"two runs record different operations: {what}", where, reason=reason)]
 
 
 def _layouts(subject: Subject) -> list[Finding]:

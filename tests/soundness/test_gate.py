@@ -223,3 +223,10 @@ def test_the_second_opinion_decides_nothing():
     said = next(f for f in caught.value.findings if f.check == "second opinion")
     assert "specialized" in said.what
     assert caught.value.details["check"] == "batch size"
+
+
+def test_train_mode_is_said():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    found = findings_of(python.from_module(model, "m", {"input": torch.rand(4, 3)}, "here"))
+    assert "eval mode" in next(f for f in found if f.check == "train mode").reason
+    assert not [f for f in findings_of(source_for(planted.sound())) if f.check == "train mode"]
