@@ -174,10 +174,16 @@ def check(
     """The soundness gate alone, for the models that ``export`` would export. Raises the errors that it would."""
     allowed = [Allowance.parse(text) for text in allow]
     checked = []
+    # The user's own module goes back to the mode that it was in.
+    modes = {m: m.training for m in source.modules()} if isinstance(source, nn.Module) else {}
     for loaded in sources_of(source, models, inputs):
         clock = Clock()
-        with CleanRoom(loaded()) as room:
-            _, _, findings = sound_capture(room.source, seed, room, allowed, clock=clock, opinion=second_opinion)
+        try:
+            with CleanRoom(loaded()) as room:
+                _, _, findings = sound_capture(room.source, seed, room, allowed, clock=clock, opinion=second_opinion)
+        finally:
+            for module, training in modes.items():
+                module.training = training
         checked.append(Checked(room.source.name, findings, gate.CHECKS, round(sum(clock.seconds.values()), 3)))
     return checked
 

@@ -51,7 +51,16 @@ _DATA_FUNCTIONS = {
 _PIECES = {torch.unbind, _T.unbind, torch.split, _T.split, torch.chunk, _T.chunk, torch.tensor_split, _T.tensor_split}
 _CONSTANTS = {torch.tensor, torch.as_tensor, torch.asarray}
 # Paths of code that no user can mend: torch's and ours, and the one that shows warnings.
-NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(warnings.__file__), "<")
+NOT_THE_USERS = (
+    f"{Path(torch.__file__).parent}/",
+    f"{Path(__file__).parent}/",
+    f"{Path(__file__).parents[1]}/torchferry.py",
+    str(warnings.__file__),
+    # Code that has no file: Python's own and torch's, but not a notebook's or the interpreter's.
+    "<frozen",
+    "<eval_with_key",
+    "<__array_function__",
+)
 
 # What a recorder hands to Python instead of the value that was read.
 Change = Callable[[Any], Any]

@@ -7,6 +7,8 @@ only ``forward`` matters, and it is run in the open.
 from __future__ import annotations
 
 import contextlib
+import gc
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +19,10 @@ from torch.autograd import Function
 class _Context:
     """Takes what ``forward`` saves for a backward pass that is not captured."""
 
-    needs_input_grad = ()
     saved_tensors = ()
+
+    def __init__(self, inputs: int) -> None:
+        self.needs_input_grad = (False,) * inputs
 
     def save_for_backward(self, *tensors: Any) -> None:
         self.saved_tensors = tensors
@@ -46,10 +50,28 @@ def functions_inlined() -> Iterator[None]:
             return original.__func__(cls, *args, **kwargs)
         if cls.setup_context is not Function.setup_context:
             return cls.forward(*args, **kwargs)
-        return cls.forward(_Context(), *args, **kwargs)
+        return cls.forward(_Context(len(args)), *args, **kwargs)
 
+    bound = _bound_before(original.__func__)
     setattr(Function, "apply", classmethod(apply))  # noqa: B010
+    for place, name, method in bound:
+        place[name] = types.MethodType(apply, method.__self__)
     try:
         yield
     finally:
         setattr(Function, "apply", original)  # noqa: B010
+        for place, name, method in bound:
+            place[name] = method
+
+
+def _bound_before(original: Any) -> list[tuple[dict[Any, Any], Any, types.MethodType]]:
+    """Where ``apply`` was taken from its function before: ``cube_root = CubeRoot.apply`` in a file, as is usual."""
+    kinds = [kind for kind in Function.__subclasses__() if not kind.__module__.startswith("torch")]
+    found = []
+    for kind in kinds:
+        for method in gc.get_referrers(kind):
+            if isinstance(method, types.MethodType) and method.__func__ is original:
+                for place in gc.get_referrers(method):
+                    if isinstance(place, dict):
+                        found += [(place, name, method) for name, value in list(place.items()) if value is method]
+    return found

@@ -23,7 +23,9 @@ from exporter.sources.source import Inputs
 from exporter.warmup import NUMBERS
 
 CHECK = "batch size"
-SIZES = (1, 2, 0, 3, 4, 8, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048)
+SIZES = (1, 2, 0, 3, 4, 8, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048, 4096, 5000)
+# Sizes that literals of the code lead to, and no more.
+LED_TO = 60
 LARGE = (10_000, 100_000)
 # A model for which one of the other sizes took longer than this is not run at the large ones.
 SECONDS = 0.05
@@ -46,7 +48,8 @@ def _check(subject: Subject) -> list[Finding]:
         wanted = dict.fromkeys([subject.warm.traced_sizes[1], *SIZES, *_around(literals)])
         notes: list[Finding] = []
         quick = True
-        for size in (*wanted, *LARGE):
+        pending = [*wanted, *LARGE]
+        for size in pending:
             if size in tried or size * _numbers(subject) > NUMBERS or (size in LARGE and not quick):
                 continue
             start = time.perf_counter()
@@ -58,6 +61,11 @@ def _check(subject: Subject) -> list[Finding]:
             apart = disagreement(subject, inputs)
             if apart:
                 return [_unsound(subject, base, inputs, size, apart)]
+            if reads and size <= SIZES[-1]:
+                # Another way through the code compares with other literals.
+                more = [n for n in _literals(record(source, inputs)) if n not in literals]
+                literals += more
+                pending += _around(more)[: max(0, LED_TO - len(pending))]
             quick = quick and time.perf_counter() - start < SECONDS
         far = [n for n in literals if n * _numbers(subject) > NUMBERS]
         if far and reads:

@@ -10,6 +10,7 @@ import collections
 import copy
 import functools
 import gc
+import itertools
 import linecache
 import random
 import re
@@ -27,8 +28,10 @@ from torch import nn
 from exporter.reads import NOT_THE_USERS
 from exporter.soundness.recording import digest
 
-STDLIB = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+STDLIB = tuple({f"{sysconfig.get_path('stdlib')}/", f"{sysconfig.get_path('platstdlib')}/"})
 DEPTH, LEAVES = 5, 4000
+# A count this much later; the largest tensor or array that may be a count.
+FAR, SMALL = 1000, 16
 _INTERNALS = frozenset(vars(nn.Module()))
 
 
@@ -39,11 +42,11 @@ def is_users(file: str) -> bool:
 
 @dataclass(frozen=True)
 class Leaf:
-    """``fingerprint`` changes with the value; ``value`` and ``put`` are for plain scalars and lists."""
+    """``fingerprint`` changes with the value; ``value`` and ``put`` are for what can be set to another value."""
 
     fingerprint: str
     value: Any = None
-    put: Callable[[Any], None] | None = None
+    put: Callable[[Any], Any] | None = None
 
 
 class Footprint:
@@ -69,7 +72,7 @@ class Footprint:
     def state(self, module: nn.Module) -> dict[str, Leaf]:
         """Every leaf by label, in a fixed order."""
         found: dict[str, Leaf] = {}
-        seen: set[int] = set()
+        seen: set[int] = {id(child) for child in module.modules()}
         for label, value, put in self._roots(module):
             for name, leaf in _leaves(label, value, put, DEPTH, seen):
                 if len(found) >= LEAVES:
@@ -77,7 +80,7 @@ class Footprint:
                 found.setdefault(name, leaf)
         return found
 
-    def _roots(self, module: nn.Module) -> Iterator[tuple[str, Any, Callable[[Any], None] | None]]:
+    def _roots(self, module: nn.Module) -> Iterator[tuple[str, Any, Callable[[Any], Any] | None]]:
         for path, child in module.named_modules():
             for name, value in list(vars(child).items()):
                 if name not in _INTERNALS:
@@ -94,6 +97,11 @@ class Footprint:
                 value = namespace.get(name)
                 if name in namespace and not _is_code(value) and not isinstance(value, types.ModuleType):
                     yield f"global {name!r}", value, functools.partial(namespace.__setitem__, name)
+                elif isinstance(value, types.ModuleType) and is_users(getattr(value, "__file__", None) or "<frozen"):
+                    for part in code.co_names:
+                        held = vars(value).get(part)
+                        if part in vars(value) and not _is_code(held) and not isinstance(held, types.ModuleType):
+                            yield f"{name}.{part}", held, functools.partial(setattr, value, part)
                 elif isinstance(value, type) and is_users(_file_of(value)):
                     classes[value] = None
                 elif isinstance(value, functools._lru_cache_wrapper):
@@ -102,8 +110,12 @@ class Footprint:
             for name, value in list(vars(kind).items()):
                 if not name.startswith("__") and not _is_code(value):
                     yield f"class attribute {kind.__name__}.{name}", value, functools.partial(setattr, kind, name)
+        named: collections.Counter[str] = collections.Counter()
         for function in self._functions():
-            yield from _of_function(function)
+            # One code may have made several functions, each with a closure of its own.
+            name = function.__qualname__
+            named[name] += 1
+            yield from _of_function(function, name if named[name] == 1 else f"{name} ({named[name]})")
 
     def _functions(self) -> list[types.FunctionType]:
         """The functions that were made of the code that ran; a search through memory, done when there is new code."""
@@ -114,8 +126,7 @@ class Footprint:
         return self._found
 
 
-def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any, Callable[[Any], None] | None]]:
-    name = function.__qualname__
+def _of_function(function: types.FunctionType, name: str) -> Iterator[tuple[str, Any, Callable[[Any], Any] | None]]:
     for i, value in enumerate(function.__defaults__ or ()):
         yield f"default argument {i} of {name}", value, None
     for key, value in (function.__kwdefaults__ or {}).items():
@@ -133,7 +144,7 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any, Calla
 
 
 def _file_of(kind: type) -> str:
-    return getattr(sys.modules.get(kind.__module__), "__file__", None) or "<"
+    return getattr(sys.modules.get(kind.__module__), "__file__", None) or "<frozen"
 
 
 def _is_code(value: Any) -> bool:
@@ -154,16 +165,25 @@ def _is_code(value: Any) -> bool:
 
 
 def _leaves(
-    label: str, value: Any, put: Callable[[Any], None] | None, depth: int, seen: set[int]
+    label: str, value: Any, put: Callable[[Any], Any] | None, depth: int, seen: set[int]
 ) -> Iterator[tuple[str, Leaf]]:
     if isinstance(value, torch.Tensor):
         held = value.detach()
         text = f"{held.dtype} {list(held.shape)} {value._version}"
-        yield label, Leaf(text + (digest(held) if held.layout == torch.strided and held.device.type == "cpu" else ""))
+        plain = held.layout == torch.strided and held.device.type == "cpu"
+        # A count that is kept in a tensor; a field is no count.
+        small = plain and 0 < held.numel() <= SMALL
+        yield label, Leaf(text + (digest(held) if plain else ""), held.clone() if small else None, held.copy_)
     elif isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
         yield label, Leaf(repr(value), value, put)
-    elif isinstance(value, nn.Module) or id(value) in seen or depth == 0:
+    elif id(value) in seen or depth == 0:
         yield label, Leaf(f"{type(value).__name__} {id(value)}")
+    elif isinstance(value, nn.Module):
+        # One that is registered nowhere: held in a list, say.
+        seen.add(id(value))
+        held = {k: v for k, v in vars(value).items() if k not in _INTERNALS}
+        for key, part in {**value._parameters, **value._buffers, **value._modules, **held}.items():
+            yield from _leaves(f"{label}.{key}", part, functools.partial(setattr, value, key), depth - 1, seen)
     elif isinstance(value, torch.Generator):
         yield label, Leaf(digest(value.get_state()))
     elif isinstance(value, random.Random):
@@ -171,52 +191,83 @@ def _leaves(
     elif isinstance(value, functools._lru_cache_wrapper):
         yield label, Leaf(str(value.cache_info().currsize))
     elif isinstance(value, types.GeneratorType):
-        yield label, Leaf(f"{value.gi_frame and value.gi_frame.f_lasti}")
+        yield label, Leaf(f"{value.gi_frame and value.gi_frame.f_lasti}", value, _advance)
     elif isinstance(value, dict):
         seen.add(id(value))
-        yield label, Leaf(f"{type(value).__name__} of {len(value)}: {list(map(str, value))[:50]}")
+        text = f"{type(value).__name__} of {len(value)}: {list(map(str, value))[:50]}"
+        yield label, Leaf(text, dict(value), functools.partial(_refill, value))
         for key, part in list(value.items())[:200]:
             setter = functools.partial(value.__setitem__, key)
             yield from _leaves(f"{label}[{key!r}]", part, setter, depth - 1, seen)
     elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         seen.add(id(value))
-        whole = value if isinstance(value, list) else None
-        setter = None if whole is None else functools.partial(_set_list, whole)
-        yield label, Leaf(f"{type(value).__name__} of {len(value)}", whole, setter)
+        grows = not isinstance(value, (tuple, frozenset))
+        setter = functools.partial(_refill, value) if grows else None
+        yield label, Leaf(f"{type(value).__name__} of {len(value)}", copy.copy(value) if grows else None, setter)
         for i, part in enumerate(list(value)[:200]):
             setter = functools.partial(value.__setitem__, i) if isinstance(value, list) else None
             yield from _leaves(f"{label}[{i}]", part, setter, depth - 1, seen)
     elif isinstance(value, type):
         return
     elif hasattr(value, "__array__") and hasattr(value, "tobytes"):
-        yield label, Leaf(f"{getattr(value, 'shape', '')} {hash(value.tobytes())}")
-    elif hasattr(value, "__dict__") and (is_users(_file_of(type(value))) or isinstance(value, threading.local)):
+        small = 0 < getattr(value, "size", 0) <= SMALL and getattr(value, "ndim", 0) > 0
+        text = f"{getattr(value, 'shape', '')} {hash(value.tobytes())}"
+        yield label, Leaf(text, value.copy() if small else None, functools.partial(value.__setitem__, ...))
+    elif isinstance(value, (threading.local, types.SimpleNamespace)) or is_users(_file_of(type(value))):
         seen.add(id(value))
-        for key, part in list(vars(value).items())[:200]:
+        slots = (name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name))
+        held = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots}}
+        for key, part in list(held.items())[:200]:
             setter = functools.partial(setattr, value, key)
             yield from _leaves(f"{label}.{key}", part, setter, depth - 1, seen)
     elif type(value).__module__ == "itertools":
-        yield label, Leaf(repr(value))
+        yield label, Leaf(repr(value), value if isinstance(value, itertools.count) else None, _advance)
     else:
         yield label, Leaf(f"{type(value).__name__} {id(value)}")
 
 
-def _set_list(whole: list[Any], value: list[Any]) -> None:
-    whole[:] = value
+def _slots_of(kind: type) -> tuple[str, ...]:
+    names = vars(kind).get("__slots__", ())
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _refill(held: Any, content: Any) -> None:
+    """New content in the very list, dict, set or deque that the model holds."""
+    held.clear()
+    (held.extend if isinstance(held, (list, collections.deque)) else held.update)(content)
+
+
+def _advance(steps: Any) -> None:
+    """``steps`` is the iterator itself: it is asked on."""
+    for _ in range(FAR):
+        next(steps, None)
 
 
 def other_values(value: Any) -> list[Any]:
     """Other values of the same kind, for state that changes: later counts, longer lists."""
+    if hasattr(value, "tobytes") and hasattr(value, "dtype") and value.dtype.kind in "iuf":
+        return [value + 1, value + FAR]
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
-        return [value + 1, value + 1000, 2 * value + 7]
+        return [value + 1, value + FAR, 2 * value + 7]
     if isinstance(value, float):
         return [3 * value + 1, 0.5 * value]
     if isinstance(value, str):
         return [value + "?"]
+    if isinstance(value, torch.Tensor) and value.dtype != torch.bool:
+        return [value + 1, value + FAR]
+    if isinstance(value, (types.GeneratorType, itertools.count)):
+        return [value]
+    if isinstance(value, dict) and value:
+        last = next(reversed(value.values()))
+        return [value | {("far", i): last for i in range(FAR)}]
+    if isinstance(value, set):
+        return [value | set(range(10**6, 10**6 + FAR))]
+    if isinstance(value, collections.deque) and value:
+        return [[*value, *(copy.copy(value[-1]) for _ in range(FAR))]]
     if isinstance(value, list) and value:
-        return [[*value, *(copy.copy(value[-1]) for _ in range(1000))]]
+        return [[*value, *(copy.copy(value[-1]) for _ in range(FAR))]]
     return []
 
 

@@ -7,13 +7,13 @@ user's process, nor the next check.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import multiprocessing.connection
 import os
 import pickle
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -55,9 +55,9 @@ def isolated(function: Callable[..., Any], *args: Any, seconds: float = SECONDS)
             raise NotRun("its process was ended") from None
     finally:
         ours.close()
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+            os.waitpid(pid, 0)
     if kind == "raised":
         raise value
     if kind == "failed":
@@ -77,6 +77,8 @@ class CleanRoom:
             return
         self._pid = _fork()
         if self._pid == 0:
+            # A group of its own, so that what it forked ends with it.
+            os.setpgid(0, 0)
             self._ours.close()
             _serve(theirs, source)
         theirs.close()
@@ -110,14 +112,12 @@ class CleanRoom:
     ) -> None:
         self._ours.close()
         if self._pid:
-            # It ends by itself once the pipe is closed; what it is in the middle of is of no use any more.
-            for _ in range(50):
-                if os.waitpid(self._pid, os.WNOHANG)[0]:
-                    return
-                time.sleep(0.002)
-            with contextlib.suppress(ProcessLookupError):
+            # What it is in the middle of is of no use any more.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+                os.waitpid(self._pid, 0)
 
 
 @contextlib.contextmanager
@@ -153,6 +153,9 @@ def _quiet() -> None:
     """In the child: nothing of the model's own output, no signal handler of the host's."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+    if sys.platform == "linux":
+        # PR_SET_PDEATHSIG: a process whose parent is gone works for nobody.
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)

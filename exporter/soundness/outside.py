@@ -14,6 +14,7 @@ import dis
 import getpass
 import io
 import linecache
+import logging
 import os
 import pathlib
 import platform
@@ -60,8 +61,14 @@ def _questions() -> list[Question]:
     def later(value: float) -> float:
         return value + 98_765_432.1
 
+    def much_later(value: float) -> float:
+        return value + 9_876_543_210.1
+
     found = [
-        *(Question("a clock", time, n, (later,)) for n in ("time", "perf_counter", "monotonic", "process_time")),
+        *(
+            Question("a clock", time, n, (later, much_later, lambda _: 0.0))
+            for n in ("time", "perf_counter", "monotonic", "process_time")
+        ),
         *(
             Question("a clock", time, n, (lambda v: v + 98_765_432_100_000_000,))
             for n in ("time_ns", "perf_counter_ns", "monotonic_ns")
@@ -73,6 +80,12 @@ def _questions() -> list[Question]:
         Question("a clock", time, "strftime", (lambda _: "1999-12-31",)),
         Question("the environment", os._Environ, "__getitem__", (lambda _: "1", lambda _: "0", _raise(KeyError("?")))),
         Question("the environment", os._Environ, "__contains__", (lambda v: not v,)),
+        Question("a clock", time, "ctime", (lambda _: "Fri Dec 31 23:59:59 1999",)),
+        Question("the environment", os._Environ, "__len__", (lambda v: v + 1000,)),
+        Question("the environment", os._Environ, "__iter__", (lambda _: iter(()),)),
+        Question("the host", sys, "getrecursionlimit", (lambda v: v + 1000,)),
+        Question("a file", os, "stat", (_raise(OSError("no such file")),)),
+        Question("a file", os, "scandir", (_raise(OSError("no such folder")),)),
         Question("the host", os, "getpid", (lambda v: v + 4242,)),
         Question("the host", os, "getcwd", (lambda _: "/elsewhere",)),
         Question("the host", os, "cpu_count", (lambda _: 4097,)),
@@ -98,6 +111,18 @@ def _questions() -> list[Question]:
             "get_default_dtype",
             (lambda v: torch.float64 if v == torch.float32 else torch.float32,),
         ),
+        *(
+            Question("a setting of torch", torch, n, (lambda v: not v,))
+            for n in (
+                "are_deterministic_algorithms_enabled",
+                "is_anomaly_enabled",
+                "is_deterministic_algorithms_warn_only_enabled",
+            )
+        ),
+        Question("a setting of torch", torch, "get_float32_matmul_precision", (lambda _: "medium", lambda _: "high")),
+        Question("a setting of torch", torch, "get_default_device", (lambda _: torch.device("meta"),)),
+        Question("a setting of torch", torch.distributed, "is_initialized", (lambda v: not v,)),
+        Question("a setting of logging", logging.Logger, "isEnabledFor", (lambda v: not v,)),
         Question("a setting of torch", torch.cuda, "is_available", (lambda v: not v,)),
         Question("a setting of torch", torch.cuda, "device_count", (lambda v: v + 1,)),
         Question("a setting of torch", torch.jit, "is_tracing", (lambda v: not v,)),
@@ -111,7 +136,8 @@ def _questions() -> list[Question]:
             Question("random numbers", numpy.random, n, (lambda v: v * 0.0, lambda v: v * 0.0 + 0.999999))
             for n in ("rand", "random", "random_sample", "uniform")
         ]
-    return found
+    # Some builds of torch lack some of them.
+    return [q for q in found if hasattr(q.owner, q.name)]
 
 
 def check(eager_mode: Eager) -> list[Finding]:

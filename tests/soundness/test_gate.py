@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import time
+import types
 from pathlib import Path
 
+import numpy
 import planted
 import pytest
 import torch
@@ -230,3 +233,98 @@ def test_train_mode_is_said():
     found = findings_of(python.from_module(model, "m", {"input": torch.rand(4, 3)}, "here"))
     assert "eval mode" in next(f for f in found if f.check == "train mode").reason
     assert not [f for f in findings_of(source_for(planted.sound())) if f.check == "train mode"]
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * (2.0 if self.calls > 500 else 1.0)
+
+
+class Slots:
+    __slots__ = ("calls",)
+
+    def __init__(self):
+        self.calls = 0
+
+
+def _counted(kept, step, over):
+    """A model whose outputs change after 500 calls; what counts them is ``kept``."""
+
+    def function(self, x):
+        step(kept)
+        return x * (2.0 if over(kept) else 1.0)
+
+    return model_of(function)
+
+
+def _in_a_list():
+    held = [Inner()]
+    return model_of(lambda self, x: held[0](x))
+
+
+def _step_slots(kept):
+    kept.calls += 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        _counted(torch.tensor(0), lambda k: k.add_(1), lambda k: int(k) > 500),
+        _counted(numpy.zeros(1), lambda k: k.__iadd__(1), lambda k: k[0] > 500),
+        _counted(Slots(), _step_slots, lambda k: k.calls > 500),
+        _counted(types.SimpleNamespace(calls=0), _step_slots, lambda k: k.calls > 500),
+        _counted(set(), lambda k: k.add(len(k)), lambda k: len(k) > 500),
+        _counted({}, lambda k: k.update({len(k): 0}), lambda k: len(k) > 500),
+        _counted(itertools.count(), lambda k: None, lambda k: next(k) > 500),
+        _in_a_list(),
+    ],
+    ids=["tensor", "array", "slots", "namespace", "set", "dict", "iterator", "module in a list"],
+)
+def test_a_count_is_found_wherever_it_is_kept(model):
+    with pytest.raises(UnsoundError) as caught:
+        findings_of(source_for(model))
+    assert caught.value.details["check"] == "hidden state"
+
+
+def test_code_without_a_file_is_the_users(tmp_path):
+    """A notebook's cell."""
+    text = (
+        "import torch\nfrom torch import nn\nclass Cell(nn.Module):\n    def forward(self, x):\n"
+        "        return x * 2 if x.is_cuda else x * 3\n"
+    )
+    names: dict = {"__name__": "cell"}
+    exec(compile(text, "<ipython-input-3>", "exec"), names)
+    with pytest.raises(UnsoundError) as caught:
+        torchferry.check(names["Cell"](), inputs={"x": torch.rand(4, 3)})
+    assert caught.value.details["check"] == "device"
+    assert "<ipython-input-3>:5" in caught.value.details["where"]
+
+
+def test_a_function_that_was_bound_before_is_captured():
+    def function(self, x):
+        return APPLY(x) * self.scale
+
+    findings_of(source_for(model_of(function)))
+
+
+APPLY = planted.Square.apply
+
+
+def test_processes_end_with_the_room():
+    source = source_for(planted.sound())
+    with CleanRoom(source) as room:
+        pid = room._pid
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_module_goes_back_to_the_mode_it_was_in():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).train()
+    torchferry.check(model, inputs={"input": torch.rand(4, 3)})
+    assert all(m.training for m in model.modules())
