@@ -52,7 +52,7 @@ def functions_inlined() -> Iterator[None]:
             return cls.forward(*args, **kwargs)
         return cls.forward(_Context(len(args)), *args, **kwargs)
 
-    bound = _bound_before(original.__func__)
+    bound = bound_before()
     setattr(Function, "apply", classmethod(apply))  # noqa: B010
     for place, name, method in bound:
         place[name] = types.MethodType(apply, method.__self__)
@@ -64,14 +64,27 @@ def functions_inlined() -> Iterator[None]:
             place[name] = method
 
 
-def _bound_before(original: Any) -> list[tuple[dict[Any, Any], Any, types.MethodType]]:
-    """Where ``apply`` was taken from its function before: ``cube_root = CubeRoot.apply`` in a file, as is usual."""
-    kinds = [kind for kind in Function.__subclasses__() if not kind.__module__.startswith("torch")]
-    found = []
-    for kind in kinds:
-        for method in gc.get_referrers(kind):
-            if isinstance(method, types.MethodType) and method.__func__ is original:
-                for place in gc.get_referrers(method):
-                    if isinstance(place, dict):
-                        found += [(place, name, method) for name, value in list(place.items()) if value is method]
-    return found
+_Bound = list[tuple[dict[Any, Any], Any, types.MethodType]]
+_SEARCHED: dict[tuple[type, ...], _Bound] = {}
+
+
+def bound_before() -> _Bound:
+    """Where ``apply`` was taken from its function before: ``cube_root = CubeRoot.apply`` in a file, as is usual.
+
+    A search through memory, made once for the functions that there are.
+    """
+    kinds = tuple(kind for kind in Function.__subclasses__() if not kind.__module__.startswith("torch"))
+    if kinds not in _SEARCHED:
+        original = Function.__dict__["apply"].__func__
+        methods = [m for m in (gc.get_referrers(*kinds) if kinds else ()) if isinstance(m, types.MethodType)]
+        methods = [m for m in methods if m.__func__ is original]
+        places = [p for p in (gc.get_referrers(*methods) if methods else ()) if isinstance(p, dict)]
+        known = {id(m): m for m in methods}
+        _SEARCHED[kinds] = [
+            (place, name, known[id(value)])
+            for place in places
+            if place is not known
+            for name, value in list(place.items())
+            if id(value) in known
+        ]
+    return _SEARCHED[kinds]

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from exporter.capture.functions import bound_before
 from exporter.errors import TorchferryError, first_line
 from exporter.sources.source import Source
 
@@ -72,6 +73,8 @@ class CleanRoom:
         self.source = source
         self._pid = 0
         self._known = set(sys.modules)
+        # Searched for once, and not in every process that is forked from here.
+        bound_before()
         self._ours, theirs = multiprocessing.connection.Pipe()
         if not hasattr(os, "fork") or torch.cuda.is_initialized():
             return
