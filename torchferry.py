@@ -15,7 +15,6 @@ from torch import nn
 
 from exporter import __version__
 from exporter import pipeline as _pipeline
-from exporter.capture.scripted import mark
 from exporter.compose import ComposedModel, Part
 from exporter.contract import Contract, Finding, Sampling, Signature, TensorSpec
 from exporter.errors import (
@@ -27,6 +26,7 @@ from exporter.errors import (
     UnsoundError,
     UsageError,
 )
+from exporter.marks import mark
 from exporter.pipeline import Checked, Exported
 from exporter.sources.source import Listing
 from runtime_checks.envelope import OutsideEnvelopeWarning, known_mode

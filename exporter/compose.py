@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from exporter.binding import Bound
-from exporter.capture.scripted import can_be_compiled, mark
 from exporter.contract import Signature, TensorSpec
 from exporter.errors import UsageError, near
+from exporter.marks import mark, mark_either
 
 
 class Part(nn.Module):
@@ -74,8 +74,7 @@ class ComposedModel(nn.Module):
         labels = _labels(modules)
         if jit is False:
             for module in modules:
-                inner = module.module if isinstance(module, Part) else module
-                mark(inner, jit="script" if can_be_compiled(inner) else "trace")
+                mark_either(module.module if isinstance(module, Part) else module)
         for label, how in (jit or {}).items():
             if label not in labels:
                 raise UsageError(f"jit speaks of a module {label!r} that is not composed", expected=near(label, labels))

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from exporter.contract import FLOATING
 from exporter.errors import CaptureError, TorchferryError, WarmupError, first_line
@@ -148,51 +147,3 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     # A copy: one element that was expanded counts as contiguous, and has no stride that a view could go by.
     left, right = (t.detach().clone(memory_format=torch.contiguous_format).reshape(-1) for t in (a, b))
     return torch.equal(*(t.resolve_conj().resolve_neg().view(torch.uint8) for t in (left, right)))
-
-
-def state(module: nn.Module) -> dict[str, Any]:
-    """Copies of what a run must leave alone, by kind and name: parameters, buffers, plain attributes.
-
-    A parameter or buffer comes with its version, which counts writes in place, also of equal values.
-    """
-    found: dict[str, Any] = {}
-    for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
-        for name, value in named:
-            found[f"{kind} {name!r}"] = (_copy(value), value._version)
-    for path, child in module.named_modules():
-        for name, value in vars(child).items():
-            if name in _MODULE_INTERNALS:
-                continue
-            label = f"attribute {f'{path}.{name}' if path else name!r}"
-            if isinstance(value, torch.Tensor):
-                found[label] = (_copy(value), value._version)
-            elif isinstance(value, (bool, int, float, complex, str, type(None))):
-                found[label] = value
-            elif isinstance(value, (list, dict, set)):
-                found[label] = f"{type(value).__name__} of {len(value)}"
-    return found
-
-
-def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Names of what differs between two states."""
-    return [
-        name
-        for name in dict.fromkeys([*before, *after])
-        if not _same(before.get(name, _ABSENT), after.get(name, _ABSENT))
-    ]
-
-
-_ABSENT = object()
-_MODULE_INTERNALS = frozenset(vars(nn.Module()))
-
-
-def _copy(value: torch.Tensor) -> torch.Tensor:
-    dense = value.detach().to_dense() if value.layout != torch.strided else value.detach()
-    return dense.clone()
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return a[1] == b[1] and same_bits(a[0], b[0])
-    # By text, so that NaN is itself.
-    return type(a) is type(b) and repr(a) == repr(b)

@@ -151,11 +151,15 @@ def sound_capture(
 
 @dataclass(frozen=True)
 class Checked:
-    """A model that the soundness gate let pass, and what each check said of it."""
+    """A model that the soundness gate let pass, and what was said of it.
+
+    ``checks`` are those that ran, ``not_run`` those that could not.
+    """
 
     name: str
     findings: tuple[Finding, ...]
     checks: tuple[str, ...]
+    not_run: tuple[str, ...]
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -184,7 +188,9 @@ def check(
         finally:
             for module, training in modes.items():
                 module.training = training
-        checked.append(Checked(room.source.name, findings, gate.CHECKS, round(sum(clock.seconds.values()), 3)))
+        not_run = tuple(f.check for f in findings if f.severity == "not run")
+        ran = tuple(name for name in gate.RUNS if name not in not_run)
+        checked.append(Checked(room.source.name, findings, ran, not_run, round(sum(clock.seconds.values()), 3)))
     return checked
 
 

@@ -155,7 +155,9 @@ def render(report: Report) -> RenderableType:
                 f"{result.at} {list(c.worst)}" if differs else "none",
                 "; ".join(f"{k}={_short(v)}" for k, v in result.inputs.items()) if differs else "",
             )
-    notes = [Text(note, style="yellow") for note in report.notes]
+    noted = [f for f in report.findings if f["severity"] in ("allowed", "not run")]
+    notes = [Text(f"{f['severity']}: {f['check']}: {f['what']} ({f['reason']})", style="yellow") for f in noted]
+    notes += [Text(note, style="yellow") for note in report.notes]
     verdict = Text("verified", style="bold green") if report.passed else Text("NOT VERIFIED", style="bold red")
     return Group(checks, outputs, *notes, verdict)
 

@@ -9,37 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from exporter.contract import Finding
-from exporter.errors import CaptureError, UsageError, first_line
+from exporter.errors import CaptureError, first_line
+from exporter.marks import EITHER, mark_of
 
-_MARK = "torchferry_jit"
-
-
-def mark(module: nn.Module, *, jit: Literal["script", "trace"]) -> nn.Module:
-    """Say how a submodule is to be captured, and return it: ``self.law = torchferry.mark(Law(), jit="script")``.
-
-    Raises ``UsageError`` for another word.
-    """
-    if jit not in ("script", "trace"):
-        raise UsageError(
-            "a submodule is marked with an unknown word", got=f"jit={jit!r}", expected="'script' or 'trace'"
-        )
-    setattr(module, _MARK, jit)
-    return module
+# Answers of ``can_be_compiled``, which the processes that are forked from here need not find again.
+_READABLE: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
 def marked(named: nn.Module) -> dict[str, nn.Module]:
-    """Submodules to be compiled, by path, the outermost of nested ones."""
+    """Submodules to be compiled, by path, the outermost of nested ones.
+
+    Raises ``CaptureError`` where that is the whole model.
+    """
     found: dict[str, nn.Module] = {}
     for path, module in named.named_modules():
         inside = any(path.startswith(f"{outer}.") for outer in found)
-        if getattr(module, _MARK, None) == "script" and not inside:
+        how = mark_of(module)
+        if not inside and (how == "script" or (how == EITHER and can_be_compiled(module))):
             if not path:
                 raise CaptureError(
                     "the whole model is marked to be compiled",
@@ -73,13 +67,16 @@ def compiled(path: str, module: nn.Module) -> torch.jit.ScriptModule:
 
 def can_be_compiled(module: nn.Module) -> bool:
     """Whether TorchScript can read the module's source. What it computes is for the soundness gate to compare."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            compiled("", module)
-        except CaptureError:
-            return False
-    return True
+    if module not in _READABLE:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                compiled("", module)
+            except CaptureError:
+                _READABLE[module] = False
+            else:
+                _READABLE[module] = True
+    return _READABLE[module]
 
 
 def said_of(modules: Mapping[str, nn.Module]) -> list[Finding]:

@@ -49,3 +49,5 @@ def command(
     for one in checked:
         print_findings(one.name, one.findings)
         out.print(f"{one.name}: sound, by {len(one.checks)} checks in {one.seconds:.1f} s")
+        if one.not_run:
+            out.print(f"{one.name}: not run, and not counted: {', '.join(one.not_run)}", style="yellow")

@@ -14,7 +14,7 @@ from exporter.eager import flatten, forward_line, inference_conditions
 from exporter.soundness.footprint import suspect_line
 from exporter.soundness.paths import where_paths_part
 from exporter.soundness.recording import canonical, difference, record
-from exporter.soundness.subject import Eager, eager, same_outputs, unlike
+from exporter.soundness.subject import Eager, Outputs, eager, same_as_one, same_outputs, unlike
 from exporter.sources.source import Inputs, Source
 from exporter.warmup import spread_out, transposed
 
@@ -29,7 +29,7 @@ _MEND = {
 }
 # Calls that speak of memory and not of values.
 OF_LAYOUT = r"as_strided|stride\(|storage|data_ptr|\bset_\(|is_contiguous"
-Outputs = dict[str, torch.Tensor]
+_Named = dict[str, torch.Tensor]
 
 
 def check(eager_mode: Eager) -> list[Finding]:
@@ -84,22 +84,22 @@ _SAYS = {
 }
 
 
-def _conditions(source: Source, inputs: Inputs) -> Iterator[tuple[str, Callable[[], Outputs]]]:
-    def plain(*given: torch.Tensor) -> Outputs:
+def _conditions(source: Source, inputs: Inputs) -> Iterator[tuple[str, Callable[[], _Named]]]:
+    def plain(*given: torch.Tensor) -> _Named:
         return {n: v.detach().clone() for n, v in flatten(source.module(*given), source).items()}
 
     def copies() -> Inputs:
         return tuple(t.clone() for t in inputs)
 
-    def gradients() -> Outputs:
+    def gradients() -> _Named:
         with _asking(source), torch.enable_grad():
             return plain(*(t.requires_grad_(_can_ask(t)) for t in copies()))
 
-    def inference() -> Outputs:
+    def inference() -> _Named:
         with torch.inference_mode():
             return plain(*copies())
 
-    def other_dtype() -> Outputs:
+    def other_dtype() -> _Named:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64 if before == torch.float32 else torch.float32)
         try:
@@ -107,7 +107,7 @@ def _conditions(source: Source, inputs: Inputs) -> Iterator[tuple[str, Callable[
         finally:
             torch.set_default_dtype(before)
 
-    def another_thread() -> Outputs:
+    def another_thread() -> _Named:
         result: list[Any] = []
 
         def run() -> None:
@@ -128,7 +128,7 @@ def _conditions(source: Source, inputs: Inputs) -> Iterator[tuple[str, Callable[
     yield LAYOUT, lambda: plain(*map(spread_out, inputs))
     yield LAYOUT, lambda: plain(*map(transposed, inputs))
     yield LAYOUT, lambda: plain(*map(_further_on, inputs))
-    shared = _shared(inputs)
+    shared = same_as_one(inputs)
     if shared is not None:
         # Against the same values in tensors of their own.
         yield ALIAS, lambda: _relative(plain(*shared), plain(*(t.clone() for t in shared)), eager(source, inputs))
@@ -146,12 +146,12 @@ def _where_dtypes_part(source: Source, inputs: Inputs) -> str:
     return (difference(canonical(one), canonical(other)) or ("",))[0]
 
 
-def _relative(got: Outputs, wanted: Outputs, reference: Outputs | str) -> Outputs:
+def _relative(got: _Named, wanted: _Named, reference: Outputs) -> _Named:
     """``reference`` where the two agree, so that one comparison serves all conditions."""
     return reference if not _apart(got, wanted) and not isinstance(reference, str) else got
 
 
-def _apart(got: Outputs, wanted: Outputs) -> str:
+def _apart(got: _Named, wanted: _Named) -> str:
     if list(got) != list(wanted):
         return f"outputs {', '.join(got)} against {', '.join(wanted)}"
     for name, value in wanted.items():
@@ -167,12 +167,6 @@ def _apart(got: Outputs, wanted: Outputs) -> str:
 def _further_on(value: torch.Tensor) -> torch.Tensor:
     """The same values, not at the beginning of their memory."""
     return torch.cat([value.flatten(), value.flatten()])[value.numel() :].view(value.shape)
-
-
-def _shared(inputs: Inputs) -> Inputs | None:
-    first: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
-    shared = tuple(first.setdefault((t.shape, t.dtype), t.clone()) for t in inputs)
-    return shared if len(first) < len(inputs) else None
 
 
 def _can_ask(value: torch.Tensor) -> bool:

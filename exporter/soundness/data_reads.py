@@ -20,7 +20,7 @@ from exporter.eager import inference_conditions
 from exporter.soundness.dependence import COUNT, SIZE
 from exporter.soundness.isolation import NotRun
 from exporter.soundness.recording import Recording, record
-from exporter.soundness.subject import Eager, eager, same_outputs, submodules_of_line, unlike
+from exporter.soundness.subject import Eager, Outputs, eager, same_outputs, submodules_of_line, unlike
 from exporter.sources.source import Inputs, Source
 
 CHECK = "data read"
@@ -83,7 +83,7 @@ def _serves_all(source: Source, base: Recording, draws: Sequence[Inputs]) -> boo
     return all(_agrees(replay, inputs, eager(source, inputs)) for inputs in draws)
 
 
-def _agrees(replay: Any, inputs: Inputs, wanted: dict[str, torch.Tensor] | str) -> bool:
+def _agrees(replay: Any, inputs: Inputs, wanted: Outputs) -> bool:
     if isinstance(wanted, str):
         # What the model refuses, a replay must refuse.
         wanted = {}

@@ -121,17 +121,17 @@ def _finding(what: str, where: str, evidence: str) -> Finding:
     )
 
 
-def _fake(source: Source, inputs: Inputs, device: str) -> tuple[Any, Source, Inputs]:
+def _fake(source: Source, inputs: Inputs, device: str) -> tuple[Any, Inputs]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mode = FakeTensorMode()
     with mode:
         made = tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in inputs)
-        _move(source, mode, device)
-    return mode, source, made
+        _move(source, device)
+    return mode, made
 
 
-def _move(source: Source, mode: Any, device: str) -> None:
+def _move(source: Source, device: str) -> None:
     """Parameters and buffers become tensors without numbers, in place: this process ends here."""
     known: dict[int, torch.Tensor] = {}
     for module in source.named.modules():
@@ -151,12 +151,12 @@ def _move(source: Source, mode: Any, device: str) -> None:
 
 def _operations(source: Source, inputs: Inputs, device: str) -> tuple[_Operations, str]:
     saved = [(m, copy.copy(m._parameters), copy.copy(m._buffers)) for m in source.named.modules()]
-    mode, fake, made = _fake(source, inputs, device)
+    mode, made = _fake(source, inputs, device)
     rows = _Operations()
     try:
         with mode, rows, _Asks() as asks:
             rows.asks = asks.order
-            fake.module(*made)
+            source.module(*made)
     except Exception as error:
         return rows, str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     finally:

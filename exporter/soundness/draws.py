@@ -11,10 +11,9 @@ import torch
 from exporter.eager import inference_conditions
 from exporter.sampling import Sampler
 from exporter.soundness.isolation import no_longer_than
-from exporter.soundness.subject import eager
+from exporter.soundness.subject import Draws, eager, same_as_one
 from exporter.sources.source import Inputs, Source
 
-Draws = tuple[tuple[str, Inputs], ...]
 SECONDS = 0.5
 
 
@@ -53,9 +52,9 @@ def draws(sampler: Sampler, size: int, generator: torch.Generator) -> Draws:
         add(f"times {factor:g}", lambda t, factor=factor: t * factor)
     for value in (float("nan"), float("inf"), -float("inf")):
         add(f"{value} in one row", lambda t, value=value: _row(t, -1, value))
-    same = _alike(first)
+    same = same_as_one(first)
     if same is not None:
-        found.append(("equal inputs", same))
+        found.append(("equal inputs", tuple(t.clone() for t in same)))
     return (("traced", first), *found)
 
 
@@ -93,10 +92,3 @@ def _row(value: torch.Tensor, index: int, number: float) -> torch.Tensor:
     elif not changed.ndim:
         changed.fill_(number)
     return changed
-
-
-def _alike(inputs: Inputs) -> Inputs | None:
-    """Every floating input with the values of the first one of its shape."""
-    first: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
-    changed = tuple(first.setdefault((t.shape, t.dtype), t).clone() for t in inputs)
-    return changed if len(first) < len(inputs) else None

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from exporter.reads import NOT_THE_USERS
+from exporter.soundness.following import undisturbed
 from exporter.soundness.recording import digest
 
 STDLIB = tuple({f"{sysconfig.get_path('stdlib')}/", f"{sysconfig.get_path('platstdlib')}/"})
@@ -58,12 +59,15 @@ class Footprint:
         self._found: list[types.FunctionType] = []
 
     def __enter__(self) -> Footprint:
+        self._undisturbed = undisturbed()
+        self._undisturbed.__enter__()
         self._before = sys.getprofile()
         sys.setprofile(self._event)
         return self
 
     def __exit__(self, *error: object) -> None:
         sys.setprofile(self._before)
+        self._undisturbed.__exit__(None, None, None)
 
     def _event(self, frame: types.FrameType, event: str, arg: Any) -> None:
         if event == "call" and frame.f_code not in self.codes and is_users(frame.f_code.co_filename):

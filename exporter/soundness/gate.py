@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -30,6 +31,8 @@ from exporter.soundness.isolation import CleanRoom, NotRun
 from exporter.soundness.subject import Eager, Subject
 from exporter.warmup import FirstRun, Warmup
 
+_Looked = TypeVar("_Looked", Eager, Subject)
+
 # What eager mode must be before a capture of it can mean anything.
 _BEFORE: Mapping[str, Callable[[Eager], list[Finding]]] = {
     random_numbers.CHECK: random_numbers.check,
@@ -48,14 +51,15 @@ _AFTER: Mapping[str, Callable[[Subject], list[Finding]]] = {
     values.CHECK: values.check,
     types_of_numbers.CHECK: types_of_numbers.check,
 }
+RUNS = (*_BEFORE, *_AFTER)
+# What a finding may be called; a run may look for several faults.
 CHECKS = (
-    *_BEFORE,
+    *RUNS,
     state.WRITES,
     conditions.DTYPE,
     conditions.THREADS,
     conditions.LAYOUT,
     conditions.ALIAS,
-    *_AFTER,
     unused.OUTPUT,
     "precision",
 )
@@ -104,9 +108,9 @@ def before_capture(
     eager = Eager(first.source, drawn, first.sampler.draw(other, generator), room)
     found: list[Finding] = []
     if opinion:
-        found += _run(second_opinion.CHECK, lambda: second_opinion.check(eager))
+        found += _run(second_opinion.CHECK, second_opinion.check, eager)
     for name, check in _BEFORE.items():
-        found += _run(name, lambda check=check: check(eager))
+        found += _run(name, check, eager)
         refuse(first.source.name, found, allowed)
     return accepted(found, allowed), drawn
 
@@ -122,14 +126,14 @@ def after_capture(
     subject = Subject(warm, captured.module, drawn, captured.warned)
     found = [*before, *captured.findings]
     for name, check in _AFTER.items():
-        found += _run(name, lambda check=check: check(subject))
+        found += _run(name, check, subject)
         refuse(warm.source.name, found, allowed)
     return accepted(found, allowed)
 
 
-def _run(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+def _run(name: str, check: Callable[[_Looked], list[Finding]], at: _Looked) -> list[Finding]:
     try:
-        return check()
+        return check(at)
     except NotRun as error:
         return [Finding(name, "the check could not run", reason=str(error), severity="not run")]
 

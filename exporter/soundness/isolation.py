@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from exporter.capture.functions import bound_before
-from exporter.errors import TorchferryError, first_line
+from exporter.capture.scripted import marked
+from exporter.errors import MissingRuntimeError, TorchferryError, first_line
 from exporter.sources.source import Source
 
 SECONDS = 300.0
@@ -31,7 +32,7 @@ _LAZY = ("torch", "sympy", "mpmath")
 
 
 class NotRun(Exception):
-    """A run that did not come to its end: too long, ended by a signal, or without processes to fork."""
+    """A run that did not come to its end: too long, or ended by a signal."""
 
 
 def isolated(function: Callable[..., Any], *args: Any, seconds: float = SECONDS) -> Any:
@@ -39,8 +40,6 @@ def isolated(function: Callable[..., Any], *args: Any, seconds: float = SECONDS)
 
     Raises ``NotRun`` where the process ends without an answer. What the model prints there is dropped.
     """
-    if not hasattr(os, "fork") or torch.cuda.is_initialized():
-        raise NotRun("this process cannot be forked")
     ours, theirs = multiprocessing.connection.Pipe()
     pid = _fork()
     if pid == 0:
@@ -71,13 +70,17 @@ class CleanRoom:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._pid = 0
         self._known = set(sys.modules)
-        # Searched for once, and not in every process that is forked from here.
+        # Found out once, and not in every process that is forked from here.
         bound_before()
+        marked(source.named)
         self._ours, theirs = multiprocessing.connection.Pipe()
-        if not hasattr(os, "fork") or torch.cuda.is_initialized():
-            return
+        if not hasattr(os, "fork"):
+            raise MissingRuntimeError(
+                "the soundness gate runs the model in forked processes, which this system does not have",
+                got=sys.platform,
+                expected="Linux or macOS",
+            )
         self._pid = _fork()
         if self._pid == 0:
             # A group of its own, so that what it forked ends with it.
@@ -88,8 +91,6 @@ class CleanRoom:
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         """``function(source, *args)``, a function of a module, with arguments that can be pickled."""
-        if not self._pid:
-            raise NotRun("this process cannot be forked")
         try:
             self._ours.send_bytes(pickle.dumps((function, args)))
             kind, value = pickle.loads(self._ours.recv_bytes())
@@ -104,7 +105,7 @@ class CleanRoom:
     def import_alike(self) -> None:
         """Import there what this process has imported of torch's own since: each first call would do it again."""
         names = [n for n in sys.modules if n not in self._known and n.partition(".")[0] in _LAZY]
-        if self._pid and names:
+        if names:
             self._ours.send_bytes(pickle.dumps((None, names)))
 
     def __enter__(self) -> CleanRoom:
@@ -114,13 +115,12 @@ class CleanRoom:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ours.close()
-        if self._pid:
-            # What it is in the middle of is of no use any more.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._pid, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self._pid, signal.SIGKILL)
-                os.waitpid(self._pid, 0)
+        # What it is in the middle of is of no use any more.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
 
 
 @contextlib.contextmanager

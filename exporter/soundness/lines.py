@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import operator
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
+from exporter.soundness.following import followed
 from exporter.soundness.footprint import is_users
 
 
@@ -31,10 +31,6 @@ def line_that(
         last[frame] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         return event
 
-    tracer = sys.gettrace()
-    sys.settrace(event)
-    try:
+    with followed(event):
         run()
-    finally:
-        sys.settrace(tracer)
     return found

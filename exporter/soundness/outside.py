@@ -32,7 +32,7 @@ import torch
 from exporter.contract import Finding
 from exporter.eager import inference_conditions
 from exporter.soundness.footprint import STDLIB, Footprint, is_users, other_values
-from exporter.soundness.subject import Eager, eager, same_outputs
+from exporter.soundness.subject import Eager, Outputs, eager, same_outputs
 from exporter.sources.source import Inputs, Source
 
 CHECK = "outside world"
@@ -185,9 +185,7 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
         return sorted(found, key=lambda f: f.severity != "unsound")
 
 
-def _context_variables(
-    source: Source, inputs: Inputs, footprint: Footprint, first: dict[str, torch.Tensor] | str
-) -> list[Finding]:
+def _context_variables(source: Source, inputs: Inputs, footprint: Footprint, first: Outputs) -> list[Finding]:
     """Variables of the context (``contextvars``) that the code names: whoever calls may have set them otherwise."""
     found = []
     for code, namespace in footprint.codes.items():
@@ -212,9 +210,7 @@ def _context_variables(
     return found
 
 
-def _set_by_others(
-    source: Source, inputs: Inputs, footprint: Footprint, first: dict[str, torch.Tensor] | str
-) -> list[Finding]:
+def _set_by_others(source: Source, inputs: Inputs, footprint: Footprint, first: Outputs) -> list[Finding]:
     """Globals that a function of the same file assigns (``global UNIT``): a setting, made by whoever calls it."""
     found = []
     for code, namespace in footprint.codes.items():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from exporter.soundness.following import followed
 from exporter.soundness.footprint import is_users
 
 # A longer path is compared up to here.
@@ -56,13 +56,8 @@ def path_of(run: Callable[[], Any], *, plain: bool = False) -> list[Step]:
             last[frame] = frame.f_lineno
         return event
 
-    tracer = sys.gettrace()
-    sys.settrace(event)
-    try:
-        with contextlib.suppress(Exception):
-            run()
-    finally:
-        sys.settrace(tracer)
+    with followed(event), contextlib.suppress(Exception):
+        run()
     return steps
 
 
@@ -96,13 +91,8 @@ def raises_inside(run: Callable[[], Any]) -> bool:
         raised = raised or (kind == "exception" and is_users(frame.f_code.co_filename))
         return event
 
-    tracer = sys.gettrace()
-    sys.settrace(event)
-    try:
-        with contextlib.suppress(Exception):
-            run()
-    finally:
-        sys.settrace(tracer)
+    with followed(event), contextlib.suppress(Exception):
+        run()
     return raised
 
 

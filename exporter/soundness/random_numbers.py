@@ -14,7 +14,7 @@ from exporter.eager import forward_line, inference_conditions
 from exporter.soundness.dependence import RANDOM, is_random
 from exporter.soundness.lines import line_that
 from exporter.soundness.recording import record
-from exporter.soundness.subject import Eager, eager, same_outputs
+from exporter.soundness.subject import Eager, Outputs, eager, same_outputs
 from exporter.sources.source import Inputs, Source
 
 CHECK = "random numbers"
@@ -39,7 +39,7 @@ def _drawing_line(source: Source, inputs: Inputs) -> str:
         return line_that(lambda: eager(source, inputs), _states)
 
 
-def _first_call_with(source: Source, inputs: Inputs, seed: int) -> dict[str, torch.Tensor] | str:
+def _first_call_with(source: Source, inputs: Inputs, seed: int) -> Outputs:
     _seed(seed)
     with inference_conditions(source):
         return eager(source, inputs)

@@ -20,7 +20,7 @@ from exporter.capture.operators import location, nodes
 from exporter.capture.scripted import as_one, called_instead, marked
 from exporter.eager import flatten, raised_at
 from exporter.errors import first_line
-from exporter.reads import Change, Read, ReadRecorder, user_line
+from exporter.reads import Change, Read, ReadRecorder
 from exporter.soundness.dependence import Dependence
 from exporter.soundness.isolation import no_longer_than
 from exporter.sources.source import Inputs, Source
@@ -36,7 +36,6 @@ class Recording:
     origins: tuple[frozenset[str], ...]
     graph: Any
     labels: Mapping[str, frozenset[str]]
-    warned: tuple[tuple[str, str], ...] = ()
     failure: str = ""
     failed_at: str = ""
 
@@ -61,7 +60,7 @@ def record(
     given = tuple(t.clone() for t in inputs)
     graph, failure, failed_at = None, "", ""
     opaque = {m: as_one(m, recorder.reading) for m in marked(source.named).values()}
-    with _warnings() as warned, recorder, no_longer_than(seconds), functions_inlined(), called_instead(opaque):
+    with _quiet(), recorder, no_longer_than(seconds), functions_inlined(), called_instead(opaque):
         try:
             graph, _ = torch._C._create_graph_by_tracing(run, given, lambda _: "", True, False)
         except Exception as error:
@@ -78,21 +77,14 @@ def record(
             known.of([next(places) for _ in values], size=read.size)
             for read, values in zip(recorder.reads, recorder.values, strict=True)
         )
-    return Recording(kept, tuple(recorder.reads), origins, graph, labels, tuple(warned), failure, failed_at)
+    return Recording(kept, tuple(recorder.reads), origins, graph, labels, failure, failed_at)
 
 
 @contextlib.contextmanager
-def _warnings() -> Iterator[list[tuple[str, str]]]:
-    """Warnings as ``(line of the user's, text)``: a warning's own place may be a line of torch's."""
-    caught: list[tuple[str, str]] = []
-
-    def show(message: Any, *_: Any, **__: Any) -> None:
-        caught.append((user_line(), str(message)))
-
+def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = show
-        yield caught
+        warnings.simplefilter("ignore")
+        yield
 
 
 # One operation: what it is, its constants, and its inputs by the position of what made them.

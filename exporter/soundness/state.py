@@ -16,14 +16,12 @@ from typing import Any
 import torch
 
 from exporter.contract import Finding
-from exporter.eager import changes, evaluate, forward_line, inference_conditions, same_bits
-from exporter.eager import state as tensors_of
-from exporter.errors import WarmupError
+from exporter.eager import forward_line, inference_conditions
 from exporter.soundness.footprint import Footprint, Leaf, other_values
 from exporter.soundness.lines import line_that
 from exporter.soundness.random_numbers import draws_random_numbers
 from exporter.soundness.recording import digest
-from exporter.soundness.subject import Eager, eager, same_outputs
+from exporter.soundness.subject import Eager, Outputs, difference_between, eager, same_outputs
 from exporter.sources.source import Inputs, Source
 
 CHECK, WRITES = "hidden state", "side effect"
@@ -67,7 +65,7 @@ def _state_changed(before: dict[str, str], after: dict[str, str]) -> bool:
     )
 
 
-def _first_call(source: Source, inputs: Inputs) -> dict[str, torch.Tensor] | str:
+def _first_call(source: Source, inputs: Inputs) -> Outputs:
     with inference_conditions(source):
         return eager(source, inputs)
 
@@ -76,20 +74,11 @@ def _writes(source: Source, inputs: Inputs) -> list[Finding]:
     """Writes to what the caller or the file owns."""
     with inference_conditions(source):
         given = tuple(t.clone() for t in inputs)
-        before = tensors_of(source.named)
-        versions = [t._version for t in given]
-        try:
-            for _ in range(2):
-                evaluate(source, given)
-        except WarmupError:
+        before = {label: _content(value) for label, value in _owned(source, given).items()}
+        if any(isinstance(eager(source, given, as_they_are=True), str) for _ in range(2)):
             return []
-        touched = [
-            f"input {spec.name!r}"
-            for i, spec in enumerate(source.inputs)
-            if given[i]._version != versions[i] or not same_bits(given[i], inputs[i])
-        ]
-        owned = dict(_owned(source))
-        touched += [label for label in changes(before, tensors_of(source.named)) if label in owned]
+        after = {label: _content(value) for label, value in _owned(source, given).items()}
+        touched = [label for label in dict.fromkeys([*before, *after]) if before.get(label) != after.get(label)]
         return [
             Finding(
                 WRITES,
@@ -108,17 +97,23 @@ def _writing_line(source: Source, inputs: Inputs, label: str) -> str:
     given = tuple(t.clone() for t in inputs)
 
     def content() -> Any:
-        held = {f"input {s.name!r}": t for s, t in zip(source.inputs, given, strict=True)} | dict(_owned(source))
-        return id(held[label]), held[label]._version, digest(held[label])
+        held = _owned(source, given).get(label)
+        return held is not None and _content(held)
 
     with inference_conditions(source):
-        return line_that(lambda: [eager_here(source, given) for _ in range(2)], content)
+        return line_that(lambda: [eager(source, given, as_they_are=True) for _ in range(2)], content)
 
 
-def _owned(source: Source) -> list[tuple[str, torch.Tensor]]:
-    named = [*(("parameter", *p) for p in source.named.named_parameters())]
+def _owned(source: Source, given: Inputs) -> dict[str, torch.Tensor]:
+    named = [*(("input", s.name, t) for s, t in zip(source.inputs, given, strict=True))]
+    named += [("parameter", *p) for p in source.named.named_parameters()]
     named += [("buffer", *b) for b in source.named.named_buffers()]
-    return [(f"{kind} {name!r}", value) for kind, name, value in named]
+    return {f"{kind} {name!r}": value for kind, name, value in named}
+
+
+def _content(value: torch.Tensor) -> tuple[int, str]:
+    """With the number of writes in place: those of equal values count, too."""
+    return value._version, digest(value.to_dense() if value.layout != torch.strided else value)
 
 
 def _history(source: Source, draws: Sequence[Inputs], fresh: Sequence[Any]) -> list[Finding]:
@@ -131,33 +126,25 @@ def _history(source: Source, draws: Sequence[Inputs], fresh: Sequence[Any]) -> l
         order = [0, 0, *range(len(draws)), *reversed(range(len(draws))), 0]
         for i in order:
             if not same_outputs(eager(source, draws[i]), fresh[i]):
-                evidence = _between(eager(source, draws[i]), fresh[i])
+                evidence = difference_between(eager(source, draws[i]), fresh[i])
                 return unsound("a call gives other outputs than the same call made first", evidence)
         # A solver writes the next state where the last one was.
         memory = tuple(t.clone() for t in draws[0])
-        eager_here(source, memory)
+        eager(source, memory, as_they_are=True)
         for held, new in zip(memory, draws[1], strict=True):
             if held.shape == new.shape:
                 held.copy_(new)
-        later = eager_here(source, memory)
+        later = eager(source, memory, as_they_are=True)
         if all(t.shape == new.shape for t, new in zip(memory, draws[1], strict=True)) and not same_outputs(
             later, fresh[1]
         ):
-            return unsound("inputs that were written anew give the old outputs", _between(later, fresh[1]))
+            return unsound("inputs that were written anew give the old outputs", difference_between(later, fresh[1]))
         start, count = time.perf_counter(), 0
         while count < REPEATS and (time.perf_counter() - start < SECONDS or count < 3):
             count += 1
             if not same_outputs(eager(source, draws[0]), fresh[0]):
                 return unsound("equal calls give different outputs", f"after {count + len(order)} calls")
     return []
-
-
-def eager_here(source: Source, inputs: Inputs) -> dict[str, torch.Tensor] | str:
-    """As ``eager``, on these very tensors."""
-    try:
-        return {name: value.detach().clone() for name, value in evaluate(source, inputs).items()}
-    except WarmupError as error:
-        return error.details.get("got", error.what)
 
 
 def _counters(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
@@ -188,7 +175,7 @@ def _counters(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
                 if not same_outputs(outputs, reference):
                     where = _writer(source, draws[0], footprint, label)
                     what = f"{label} changes from call to call, and outputs depend on it"
-                    evidence = f"with {str(value)[:40]!r} in it: {_between(outputs, reference)}"
+                    evidence = f"with {str(value)[:40]!r} in it: {difference_between(outputs, reference)}"
                     return [_unsound(source, what, evidence, where)]
             found.append(label)
         if not found:
@@ -215,19 +202,3 @@ def _unsound(source: Source, what: str, evidence: str, where: str) -> Finding:
         evidence=evidence,
         mend="make what is kept an input and an output of the model, or compute it in __init__",
     )
-
-
-def _between(a: dict[str, torch.Tensor] | str, b: dict[str, torch.Tensor] | str) -> str:
-    if isinstance(a, str) or isinstance(b, str):
-        return f"{a if isinstance(a, str) else 'numbers'} against {b if isinstance(b, str) else 'numbers'}"
-    if list(a) != list(b):
-        return f"outputs {', '.join(a)} against {', '.join(b)}"
-    for name, value in a.items():
-        if not same_bits(value, b[name]):
-            if value.shape != b[name].shape or value.dtype != b[name].dtype:
-                return (
-                    f"output {name!r}: {list(value.shape)} {value.dtype} against {list(b[name].shape)} {b[name].dtype}"
-                )
-            at = (value != b[name]).flatten().to(torch.int8).argmax()
-            return f"output {name!r}: {value.flatten()[at].item()} against {b[name].flatten()[at].item()}"
-    return ""

@@ -18,6 +18,11 @@ from exporter.soundness.recording import canonical, difference, record
 from exporter.sources.source import Inputs, Source
 from exporter.warmup import Warmup, close
 
+# Inputs by label.
+Draws = tuple[tuple[str, Inputs], ...]
+# Outputs by name, or what the model raised.
+Outputs = dict[str, torch.Tensor] | str
+
 
 @dataclass(frozen=True)
 class Eager:
@@ -27,7 +32,7 @@ class Eager:
     """
 
     source: Source
-    draws: tuple[tuple[str, Inputs], ...]
+    draws: Draws
     other: Inputs
     room: CleanRoom
 
@@ -42,7 +47,7 @@ class Subject:
 
     warm: Warmup
     module: torch.jit.ScriptModule
-    draws: tuple[tuple[str, Inputs], ...]
+    draws: Draws
     warned: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -54,7 +59,7 @@ class Subject:
 _UNSEEN = r"deepcopy|\.data\b|dlpack|numpy|\bapply_\(|\bmap_\(|storage|torch\.equal|\.get\(|isinstance"
 
 
-def eager(source: Source, inputs: Inputs, *, as_they_are: bool = False) -> dict[str, torch.Tensor] | str:
+def eager(source: Source, inputs: Inputs, *, as_they_are: bool = False) -> Outputs:
     """Copies of the outputs, or what the model raised. The inputs are copied, in contiguous memory."""
     try:
         outputs = evaluate(source, inputs if as_they_are else _contiguous(inputs))
@@ -67,7 +72,7 @@ def _contiguous(inputs: Inputs) -> Inputs:
     return tuple(t.clone(memory_format=torch.contiguous_format) for t in inputs)
 
 
-def captured(subject: Subject, inputs: Inputs, *, as_they_are: bool = False) -> dict[str, torch.Tensor] | str:
+def captured(subject: Subject, inputs: Inputs, *, as_they_are: bool = False) -> Outputs:
     copies = inputs if as_they_are else _contiguous(inputs)
     try:
         # As written: what torch's optimiser makes of it is for the checks of the archive.
@@ -106,8 +111,10 @@ def disagreement(subject: Subject, inputs: Inputs, *, as_they_are: bool = False)
 
 def unlike(got: torch.Tensor, wanted: torch.Tensor) -> str:
     """``1.0 against 2.0 at [0, 1]``; empty where they agree up to rounding."""
-    if close(got, wanted):
-        return ""
+    return "" if close(got, wanted) else _largest_gap(got, wanted)
+
+
+def _largest_gap(got: torch.Tensor, wanted: torch.Tensor) -> str:
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return f"{list(got.shape)} {got.dtype} against {list(wanted.shape)} {wanted.dtype}"
     a, b = got.flatten(), wanted.flatten()
@@ -121,11 +128,32 @@ def unlike(got: torch.Tensor, wanted: torch.Tensor) -> str:
     return f"{a[at].item()} against {b[at].item()} at {index}"
 
 
-def same_outputs(a: dict[str, torch.Tensor] | str, b: dict[str, torch.Tensor] | str) -> bool:
+def same_outputs(a: Outputs, b: Outputs) -> bool:
     """To the bit, names and their order included; two failures are the same."""
-    if isinstance(a, str) or isinstance(b, str):
-        return isinstance(a, str) and isinstance(b, str)
-    return list(a) == list(b) and all(same_bits(a[name], b[name]) for name in a)
+    return not difference_between(a, b)
+
+
+def difference_between(got: Outputs, wanted: Outputs) -> str:
+    """What tells two calls apart, to the bit; empty where nothing does."""
+    if isinstance(got, str) or isinstance(wanted, str):
+        if isinstance(got, str) and isinstance(wanted, str):
+            return ""
+        return (
+            f"{got if isinstance(got, str) else 'numbers'} against {wanted if isinstance(wanted, str) else 'numbers'}"
+        )
+    if list(got) != list(wanted):
+        return f"outputs {', '.join(got)} against {', '.join(wanted)}"
+    for name, value in got.items():
+        if not same_bits(value, wanted[name]):
+            return f"output {name!r}: {_largest_gap(value, wanted[name])}"
+    return ""
+
+
+def same_as_one(inputs: Inputs) -> Inputs | None:
+    """Every input in the tensor of the first one of its shape and dtype; None where no two are alike."""
+    first: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
+    shared = tuple(first.setdefault((t.shape, t.dtype), t.clone()) for t in inputs)
+    return shared if len(first) < len(inputs) else None
 
 
 def where_runs_part(source: Source, first: Inputs, second: Inputs) -> tuple[str, str]:

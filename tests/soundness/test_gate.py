@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -24,8 +25,10 @@ from exporter.contract import Finding
 from exporter.eager import inference_conditions
 from exporter.errors import UnsoundError, UsageError
 from exporter.soundness import data_reads, gate
+from exporter.soundness.footprint import Footprint
 from exporter.soundness.gate import Allowance
 from exporter.soundness.isolation import CleanRoom, NotRun, isolated
+from exporter.soundness.paths import path_of
 from exporter.soundness.recording import record
 from exporter.sources import python
 
@@ -313,6 +316,30 @@ def test_a_function_that_was_bound_before_is_captured():
 
 
 APPLY = planted.Square.apply
+
+
+def test_what_a_garbage_collection_calls_is_no_part_of_a_run():
+    """A library may have asked to be called; when that happens is chance."""
+    seen = []
+
+    def called(phase, info):
+        seen.append(phase)
+
+    def run():
+        return [[i] for i in range(2000)]
+
+    gc.callbacks.append(called)
+    try:
+        steps = path_of(run)
+        with Footprint() as footprint:
+            run()
+        gc.collect()
+    finally:
+        gc.callbacks.remove(called)
+    assert seen
+    assert any(step.code is run.__code__ for step in steps)
+    assert not any(step.code is called.__code__ for step in steps)
+    assert called.__code__ not in footprint.codes
 
 
 def test_processes_end_with_the_room():

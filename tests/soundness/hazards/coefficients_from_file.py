@@ -1,7 +1,9 @@
 """Forward reads its coefficients from a file each time."""
 
+import atexit
 import json
 import os
+import tempfile
 
 import torch
 from torch import nn
@@ -12,10 +14,10 @@ D = torch.float64
 
 
 def write(values):
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coefficients_%d.json" % os.getpid())
-    with open(path, "w") as f:
+    with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as f:
         json.dump(values, f)
-    return path
+    atexit.register(os.remove, f.name)
+    return f.name
 
 
 class Hazard(nn.Module):
