@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import sys
 import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from tampering import change_contract
 
 from exporter import archive
 from exporter.archive import Archive
@@ -20,8 +21,8 @@ from exporter.sources import resolve
 ROOT = Path(__file__).parents[1]
 RATES = ROOT / "examples" / "rates" / "model.i"
 PLANTED = Path(__file__).with_name("planted.py")
-
-sys.path.insert(0, str(Path(__file__).parent))
+MODELS = Path(__file__).parent / "native" / "models.py"
+FACTORIES = {"elastic": "Elastic", "single": "Single", "picks": "picks", "whole": "Whole", "conjugate": "Conjugate"}
 
 
 def need(present: bool, reason: str) -> None:
@@ -69,3 +70,35 @@ def load_module(path: Path) -> torch.jit.ScriptModule:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.jit.load(str(path)).eval()
+
+
+@pytest.fixture(scope="session")
+def archives(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("native")
+    for name, factory in FACTORIES.items():
+        export_unverified(f"{MODELS}:{factory}", folder / f"{name}.pt")
+    return {name: folder / f"{name}.pt" for name in FACTORIES}
+
+
+@pytest.fixture
+def elastic(archives, tmp_path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copy(archives["elastic"], tmp_path / "elastic.pt"))
+
+
+@pytest.fixture(scope="session")
+def damaged(archives, tmp_path_factory) -> Path:
+    """The archive of ``elastic``, damaged in every way that a host may meet."""
+    folder = tmp_path_factory.mktemp("damaged")
+    whole = archives["elastic"].read_bytes()
+    (folder / "empty.pt").touch()
+    (folder / "truncated.pt").write_bytes(whole[: len(whole) // 2])
+    (folder / "text.pt").write_text("not an archive at all\n" * 20)
+    changed = bytearray(whole)
+    changed[len(whole) // 3] ^= 1
+    (folder / "flipped.pt").write_bytes(changed)
+    torch.jit.save(load_module(archives["elastic"]), str(folder / "foreign.pt"))
+    with zipfile.ZipFile(shutil.copy(archives["elastic"], folder / "added.pt"), "a") as file:
+        file.writestr(f"{file.namelist()[0].split('/')[0]}/extra/stowaway", "x")
+    change_contract(Path(shutil.copy(archives["elastic"], folder / "schema.pt")), lambda c: c.update(schema=2))
+    return folder
