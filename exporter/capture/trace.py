@@ -220,6 +220,7 @@ def _trace(
 _MENDS = (
     ("requires grad as a constant", "register the layer: nn.ModuleList or nn.ModuleDict instead of a list or dict"),
     ("autograd.grad", "a trace cannot hold a derivative that forward takes itself"),
+    ("stateless", "a trace cannot hold torch.func.functional_call: call the module itself, with its own parameters"),
     ("vmap", "a trace cannot hold torch.func.vmap: write the batch dimension out"),
 )
 

@@ -33,12 +33,21 @@ STDLIB = tuple({f"{sysconfig.get_path('stdlib')}/", f"{sysconfig.get_path('plats
 DEPTH, LEAVES = 5, 4000
 # A count this much later; the largest tensor or array that may be a count.
 FAR, SMALL = 1000, 16
+_NOT_THE_USERS = frozenset({"exporter", "runtime_checks", "torchferry", "torch", *sys.stdlib_module_names})
 _INTERNALS = frozenset(vars(nn.Module()))
 
 
 def is_users(file: str) -> bool:
     """Whether a file is the user's: neither torch's, nor torchferry's, nor the standard library's."""
     return not file.startswith(NOT_THE_USERS) and (not file.startswith(STDLIB) or "site-packages" in file)
+
+
+def runs_users(frame: types.FrameType) -> bool:
+    """Whether a frame runs the user's code. What ``dataclass`` and its kin write has no file: its module says whose."""
+    file = frame.f_code.co_filename
+    if file == "<string>" and str(frame.f_globals.get("__name__")).partition(".")[0] in _NOT_THE_USERS:
+        return False
+    return is_users(file)
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class Footprint:
         self._undisturbed.__exit__(None, None, None)
 
     def _event(self, frame: types.FrameType, event: str, arg: Any) -> None:
-        if event == "call" and frame.f_code not in self.codes and is_users(frame.f_code.co_filename):
+        if event == "call" and frame.f_code not in self.codes and runs_users(frame):
             self.codes[frame.f_code] = frame.f_globals
 
     def state(self, module: nn.Module) -> dict[str, Leaf]:
@@ -95,7 +104,8 @@ class Footprint:
                     owner = getattr(hook, "__self__", None)
                     if owner is not None and not isinstance(owner, nn.Module):
                         yield f"hook {i} of {path or 'the model'}", owner, None
-        classes = {type(child): None for _, child in module.named_modules() if is_users(_file_of(type(child)))}
+        mro = (kind for child in module.modules() for kind in type(child).__mro__)
+        classes = {kind: None for kind in mro if is_users(file_of(kind))}
         for code, namespace in list(self.codes.items()):
             for name in code.co_names:
                 value = namespace.get(name)
@@ -106,7 +116,7 @@ class Footprint:
                         held = vars(value).get(part)
                         if part in vars(value) and not _is_code(held) and not isinstance(held, types.ModuleType):
                             yield f"{name}.{part}", held, functools.partial(setattr, value, part)
-                elif isinstance(value, type) and is_users(_file_of(value)):
+                elif isinstance(value, type) and is_users(file_of(value)):
                     classes[value] = None
                 elif isinstance(value, functools._lru_cache_wrapper):
                     yield f"cache of {name!r}", value, None
@@ -147,7 +157,7 @@ def _of_function(function: types.FunctionType, name: str) -> Iterator[tuple[str,
             yield f"attribute {key!r} of function {name}", value, functools.partial(setattr, function, key)
 
 
-def _file_of(kind: type) -> str:
+def file_of(kind: type) -> str:
     return getattr(sys.modules.get(kind.__module__), "__file__", None) or "<frozen"
 
 
@@ -217,7 +227,7 @@ def _leaves(
         small = 0 < getattr(value, "size", 0) <= SMALL and getattr(value, "ndim", 0) > 0
         text = f"{getattr(value, 'shape', '')} {hash(value.tobytes())}"
         yield label, Leaf(text, value.copy() if small else None, functools.partial(value.__setitem__, ...))
-    elif isinstance(value, (threading.local, types.SimpleNamespace)) or is_users(_file_of(type(value))):
+    elif isinstance(value, (threading.local, types.SimpleNamespace)) or is_users(file_of(type(value))):
         seen.add(id(value))
         slots = (name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name))
         held = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots}}

@@ -21,12 +21,14 @@ from exporter.soundness import (
     random_numbers,
     ranks,
     second_opinion,
+    settings,
     state,
     types_of_numbers,
     unused,
     values,
 )
 from exporter.soundness.draws import Draws, draws, timely_labels
+from exporter.soundness.guided import guided
 from exporter.soundness.isolation import CleanRoom, NotRun
 from exporter.soundness.subject import Eager, Subject
 from exporter.warmup import FirstRun, Warmup
@@ -37,6 +39,7 @@ _Looked = TypeVar("_Looked", Eager, Subject)
 _BEFORE: Mapping[str, Callable[[Eager], list[Finding]]] = {
     random_numbers.CHECK: random_numbers.check,
     outside.CHECK: outside.check,
+    settings.CHECK: settings.check,
     state.CHECK: state.check,
     conditions.GRAD: conditions.check,
     exceptions.CHECK: exceptions.check,
@@ -100,13 +103,14 @@ def before_capture(
     generator = torch.Generator().manual_seed(seed)
     traced, other = first.sizes
     drawn = draws(first.sampler, traced, generator)
+    found: list[Finding] = []
     try:
         timely = room(timely_labels, drawn)
-    except NotRun:
-        timely = [label for label, _ in drawn]
-    drawn = tuple((label, inputs) for label, inputs in drawn if label in timely)
+        drawn = tuple((label, inputs) for label, inputs in drawn if label in timely)
+        drawn += room(guided, drawn)
+    except NotRun as error:
+        found.append(_not_run(data_reads.CHECK, f"inputs for every branch: {error}"))
     eager = Eager(first.source, drawn, first.sampler.draw(other, generator), room)
-    found: list[Finding] = []
     if opinion:
         found += _run(second_opinion.CHECK, second_opinion.check, eager)
     for name, check in _BEFORE.items():
@@ -135,7 +139,11 @@ def _run(name: str, check: Callable[[_Looked], list[Finding]], at: _Looked) -> l
     try:
         return check(at)
     except NotRun as error:
-        return [Finding(name, "the check could not run", reason=str(error), severity="not run")]
+        return [_not_run(name, str(error))]
+
+
+def _not_run(name: str, why: str) -> Finding:
+    return Finding(name, "the check could not run", reason=why, severity="not run")
 
 
 def accepted(found: Sequence[Finding], allowed: Sequence[Allowance]) -> tuple[Finding, ...]:

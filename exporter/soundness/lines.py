@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from exporter.soundness.following import followed
-from exporter.soundness.footprint import is_users
+from exporter.soundness.footprint import runs_users
 
 
 def line_that(
@@ -20,7 +20,7 @@ def line_that(
 
     def event(frame: types.FrameType, kind: str, arg: Any) -> Any:
         nonlocal found, before
-        if found or not is_users(frame.f_code.co_filename):
+        if found or not runs_users(frame):
             return None
         if kind in ("line", "return") and frame in last:
             now = value()

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import contextvars
 import datetime
-import dis
 import getpass
 import io
-import linecache
 import logging
 import os
 import pathlib
@@ -22,7 +19,6 @@ import random
 import socket
 import sys
 import time
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +27,8 @@ import torch
 
 from exporter.contract import Finding
 from exporter.eager import inference_conditions
-from exporter.soundness.footprint import STDLIB, Footprint, is_users, other_values
-from exporter.soundness.subject import Eager, Outputs, eager, same_outputs
+from exporter.soundness.footprint import STDLIB, Footprint, is_users
+from exporter.soundness.subject import Eager, eager, same_outputs
 from exporter.sources.source import Inputs, Source
 
 CHECK = "outside world"
@@ -97,6 +93,7 @@ def _questions() -> list[Question]:
         Question("the host", getpass, "getuser", (lambda _: "nobody-else",)),
         Question("a file", builtins, "open", (_raise(OSError("no such file")),)),
         Question("a file", io, "open", (_raise(OSError("no such file")),)),
+        Question("for a module", builtins, "__import__", (_raise(ImportError("no such module")),)),
         Question("a file", os, "listdir", (lambda _: [],)),
         *(Question("a file", os.path, n, (lambda v: not v,)) for n in ("exists", "isfile", "isdir")),
         *(Question("a file", pathlib.Path, n, (lambda v: not v,)) for n in ("exists", "is_file", "is_dir")),
@@ -171,7 +168,8 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
                     else _clock_classes(namespaces, datetime.datetime(1999, 12, 31, 23, 59, 59), {})
                 ):
                     other = eager(source, inputs)
-                if not same_outputs(other, first):
+                # A model that cannot do without a module does not mean something else without it.
+                if not same_outputs(other, first) and not (kind == "for a module" and isinstance(other, str)):
                     effect = f"the model raises {other}" if isinstance(other, str) else "outputs change"
             name = f"{questions[i].owner.__name__}.{questions[i].name}" if i >= 0 else "datetime"
             what = f"the model asks {kind}: {name}"
@@ -180,69 +178,7 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
                 found.append(_unsound(what, where, evidence))
             else:
                 found.append(Finding(CHECK, what, where, reason="no output depends on the answer"))
-        found += _context_variables(source, inputs, footprint, first)
-        found += _set_by_others(source, inputs, footprint, first)
         return sorted(found, key=lambda f: f.severity != "unsound")
-
-
-def _context_variables(source: Source, inputs: Inputs, footprint: Footprint, first: Outputs) -> list[Finding]:
-    """Variables of the context (``contextvars``) that the code names: whoever calls may have set them otherwise."""
-    found = []
-    for code, namespace in footprint.codes.items():
-        for name in code.co_names:
-            variable = namespace.get(name)
-            if not isinstance(variable, contextvars.ContextVar):
-                continue
-            try:
-                current = variable.get()
-            except LookupError:
-                continue
-            for value in other_values(current):
-                token = variable.set(value)
-                changed = not same_outputs(eager(source, inputs), first)
-                variable.reset(token)
-                if changed:
-                    where = f"{code.co_filename}:{_line_of(code, name)}"
-                    evidence = f"with {str(value)[:40]} in it outputs change"
-                    what = f"the model asks a context variable: {name}"
-                    found.append(_unsound(what, where, evidence))
-                    break
-    return found
-
-
-def _set_by_others(source: Source, inputs: Inputs, footprint: Footprint, first: Outputs) -> list[Finding]:
-    """Globals that a function of the same file assigns (``global UNIT``): a setting, made by whoever calls it."""
-    found = []
-    for code, namespace in footprint.codes.items():
-        for name in code.co_names:
-            value = namespace.get(name)
-            setter = _setter(name, namespace) if isinstance(value, (bool, int, float, str)) else ""
-            for other in other_values(value) if setter else ():
-                namespace[name] = other
-                changed = not same_outputs(eager(source, inputs), first)
-                namespace[name] = value
-                if changed:
-                    where = f"{code.co_filename}:{_line_of(code, name)}"
-                    evidence = f"{setter}() sets it; with {str(other)[:40]} in it outputs change"
-                    found.append(_unsound(f"the model asks a global that can be set: {name}", where, evidence))
-                    break
-    return found
-
-
-def _setter(name: str, namespace: Any) -> str:
-    """A function of the file that assigns this global; empty where none does."""
-    functions = [v for v in list(namespace.values()) if isinstance(v, types.FunctionType)]
-    for function in functions:
-        assigned = (i.argval for i in dis.get_instructions(function) if i.opname == "STORE_GLOBAL")
-        if function.__globals__ is namespace and name in assigned:
-            return function.__name__
-    return ""
-
-
-def _line_of(code: types.CodeType, name: str) -> int:
-    lines = [line for _, _, line in code.co_lines() if line]
-    named = (n for n in sorted(set(lines)) if name in linecache.getline(code.co_filename, n))
-    return next(named, code.co_firstlineno)
 
 
 def _unsound(what: str, where: str, evidence: str) -> Finding:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exporter.soundness.following import followed
-from exporter.soundness.footprint import is_users
+from exporter.soundness.footprint import runs_users
 
 # A longer path is compared up to here.
 LONGEST = 200_000
@@ -44,7 +44,7 @@ def path_of(run: Callable[[], Any], *, plain: bool = False) -> list[Step]:
     last: dict[types.FrameType, int] = {}
 
     def event(frame: types.FrameType, kind: str, arg: Any) -> Any:
-        if not is_users(frame.f_code.co_filename):
+        if not runs_users(frame):
             return None
         frame.f_trace_opcodes = True
         if len(steps) >= LONGEST:
@@ -88,7 +88,7 @@ def raises_inside(run: Callable[[], Any]) -> bool:
 
     def event(frame: types.FrameType, kind: str, arg: Any) -> Any:
         nonlocal raised
-        raised = raised or (kind == "exception" and is_users(frame.f_code.co_filename))
+        raised = raised or (kind == "exception" and runs_users(frame))
         return event
 
     with followed(event), contextlib.suppress(Exception):

@@ -125,9 +125,9 @@ def _history(source: Source, draws: Sequence[Inputs], fresh: Sequence[Any]) -> l
 
         order = [0, 0, *range(len(draws)), *reversed(range(len(draws))), 0]
         for i in order:
-            if not same_outputs(eager(source, draws[i]), fresh[i]):
-                evidence = difference_between(eager(source, draws[i]), fresh[i])
-                return unsound("a call gives other outputs than the same call made first", evidence)
+            apart = difference_between(eager(source, draws[i]), fresh[i])
+            if apart:
+                return unsound("a call gives other outputs than the same call made first", apart)
         # A solver writes the next state where the last one was.
         memory = tuple(t.clone() for t in draws[0])
         eager(source, memory, as_they_are=True)

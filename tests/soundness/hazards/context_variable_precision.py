@@ -5,7 +5,7 @@ import contextvars
 import torch
 from torch import nn
 
-CHECK = "outside world"
+CHECK = "settings"
 
 D = torch.float64
 LEVEL = contextvars.ContextVar("LEVEL", default=3)
