@@ -81,6 +81,13 @@ def as_tensor(name: str, value: Any, dtype: str) -> torch.Tensor:
     """One given value as a tensor of ``dtype``. Raises ``UsageError`` where that would change its kind."""
     wanted: torch.dtype = getattr(torch, dtype)
     if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise UsageError(
+                f"input {name!r} is a sparse tensor",
+                got=str(value.layout),
+                expected="a dense tensor: a file takes memory with strides",
+                mend="give value.to_dense(), or its indices and values as inputs of their own",
+            )
         tensor = value.detach().cpu()
     else:
         # JSON has one kind of number: 1 is as good a float as 1.0
