@@ -40,9 +40,9 @@ _Looked = TypeVar("_Looked", Eager, Subject)
 _BEFORE: Mapping[str, Callable[[Eager], list[Finding]]] = {
     random_numbers.CHECK: random_numbers.check,
     outside.CHECK: outside.check,
+    state.CHECK: state.check,
     settings.CHECK: settings.check,
     hash_seed.CHECK: hash_seed.check,
-    state.CHECK: state.check,
     conditions.GRAD: conditions.check,
     exceptions.CHECK: exceptions.check,
     devices.CHECK: devices.check,

@@ -149,7 +149,8 @@ def _setters(file: str) -> tuple[tuple[str, str, int], ...]:
     }
     found: list[tuple[str, str, int]] = []
     for owner, function in _functions(tree, ""):
-        if function.name in at_import:
+        # What another forward stores is hidden state, and no setting.
+        if function.name in at_import or function.name == "forward":
             continue
         first = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         declared = {n for node in ast.walk(function) if isinstance(node, ast.Global) for n in node.names}
