@@ -17,6 +17,7 @@ from exporter import __version__
 from exporter import pipeline as _pipeline
 from exporter.compose import ComposedModel, Part
 from exporter.contract import Contract, Finding, Sampling, Signature, TensorSpec
+from exporter.derivatives.request import Asked
 from exporter.errors import (
     ArchiveError,
     CaptureError,
@@ -77,6 +78,10 @@ def export(
     runtimes: str | Sequence[str] = "python",
     devices: str | Sequence[str] = "cpu",
     allow: Sequence[str] = (),
+    derivatives: str | Sequence[str] = (),
+    jvp: bool = False,
+    vjp: bool = False,
+    parameters: Sequence[str] = (),
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
     announce: Callable[[Listing], Any] | None = None,
@@ -88,8 +93,14 @@ def export(
     tensors by name. ``runtimes`` and ``devices`` say where it is verified; ``time_limit`` (seconds) and
     ``memory_limit`` (GiB) bound the process that verifies; ``announce`` is told name, inputs and outputs of each model
     before it is captured, ``progress`` of a build of the native library; ``allow`` lets findings of the soundness gate
-    pass, each as ``CHECK:REASON``. Raises the errors of ``exporter.errors``.
+    pass, each as ``CHECK:REASON``.
+
+    ``derivatives`` are blocks of the Jacobian, each ``"OUT:BY"`` with globs, or ``"all"``: the file has a method
+    ``jacobian`` then, which returns the outputs and then blocks of shape ``(*batch, *out, *by)``. ``jvp`` and ``vjp``
+    add the methods of that name. ``parameters`` (globs) are those that stay settable, by default all that can. Raises
+    the errors of ``exporter.errors``.
     """
+    asked = Asked((derivatives,) if isinstance(derivatives, str) else tuple(derivatives), jvp, vjp, tuple(parameters))
     runners = _choose.runners(runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress)
     names = list(dict.fromkeys(runner.device for runner in runners))
     notes = _choose.not_checked(names)
@@ -102,6 +113,7 @@ def export(
         seed=seed,
         devices=names,
         allow=allow,
+        asked=asked,
         verify=lambda path, final, fresh: _verify(path, fresh=fresh, runners=runners, shown_as=final, notes=notes),
         announce=announce or (lambda listing: None),
     )

@@ -136,15 +136,11 @@ def _refuse_misfits(
     contract: Contract, where: str, method: MethodSpec, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> None:
     """Raises ``ArchiveError`` where a case's tensors have other shapes or dtypes than the contract says."""
-    named = {spec.name: spec for spec in (*contract.outputs, *contract.inputs)}
-    of_outputs = {spec.name: spec for spec in contract.outputs}
     batches = set()
-    for names, values, specs in ((method.inputs, inputs, named), (method.outputs, outputs, of_outputs)):
-        for name, value in zip(names, values, strict=True):
-            if isinstance(name, str):
-                shape, dtype = specs[name].shape, specs[name].dtype
-            else:
-                shape, dtype = of_outputs[name[0]].shape + named[name[1]].shape, of_outputs[name[0]].dtype
+    taken = [(contract.taken(name).shape, contract.taken(name).dtype) for name in method.inputs]
+    returned = [contract.returned(name) for name in method.outputs]
+    for names, values, known in ((method.inputs, inputs, taken), (method.outputs, outputs, returned)):
+        for name, value, (shape, dtype) in zip(names, values, known, strict=True):
             lead = value.ndim - len(shape)
             got = f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
             if (

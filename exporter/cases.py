@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from exporter.archive import Case
-from exporter.contract import Finding
+from exporter.contract import Finding, MethodSpec, bare
+from exporter.derivatives.eager import blocks, pulled, pushed
 from exporter.eager import evaluate, inference_conditions
 from exporter.errors import WarmupError
 from exporter.sources.source import Inputs
@@ -56,6 +59,61 @@ def fresh_cases(warm: Warmup, seed: int) -> tuple[tuple[Case, ...], tuple[Findin
         if isinstance(unbatched, Finding):
             return tuple(cases), (unbatched,)
         return (*cases, unbatched), ()
+
+
+# A block by a parameter takes a gradient for each row of eager mode.
+ROWS = 32
+
+
+def derivative_cases(
+    warm: Warmup, methods: Mapping[str, MethodSpec], cases: Sequence[Case], seed: int
+) -> tuple[Case, ...]:
+    """Cases of the methods that give derivatives, at the inputs of other cases, with what eager mode's autograd says.
+
+    Where a parameter's blocks are among them, large batches are left to the laws of a batch.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for name, spec in methods.items():
+        by_parameters = any(not isinstance(o, str) and o[1] not in spec.inputs for o in spec.outputs)
+        for case in cases:
+            if _one_batch(warm, case) and not (by_parameters and case.outputs[0].shape[0] > ROWS):
+                found.append(_derivative_case(warm, name, spec, case, generator))
+    return tuple(found)
+
+
+def _one_batch(warm: Warmup, case: Case) -> bool:
+    """Whether every input has the batch that was traced: one dimension of one size, or none."""
+    lead = 1 if warm.source.batch_ndim else 0
+    batches = {t.shape[: t.ndim - len(s.shape)] for t, s in zip(case.inputs, warm.source.inputs, strict=True)}
+    return len(batches) == 1 and len(next(iter(batches))) == lead
+
+
+def _derivative_case(warm: Warmup, name: str, spec: MethodSpec, case: Case, generator: torch.Generator) -> Case:
+    source = warm.source
+    plain = tuple(t.clone(memory_format=torch.contiguous_format) for t in case.inputs)
+    outputs = dict(zip((s.name for s in warm.output_specs), case.outputs, strict=True))
+    given = dict(zip((s.name for s in source.inputs), plain, strict=True))
+
+    def drawn(names: Sequence[str], like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        held = {bare(name): like[bare(name)] for name in names}
+        unit = {n: torch.rand(t.shape, generator=generator, dtype=torch.float64) for n, t in held.items()}
+        return {n: (2 * unit[n] - 1).to(t.dtype) for n, t in held.items()}
+
+    with inference_conditions(source):
+        directions = spec.inputs[len(plain) :]
+        if name == "jvp":
+            extra = drawn(directions, given)
+            made = pushed(source, plain, extra, [bare(str(o)) for o in spec.outputs[len(outputs) :]])
+        elif name == "vjp":
+            extra = drawn(directions, outputs)
+            made = pulled(source, plain, extra)
+        else:
+            extra = {}
+            pairs = [o for o in spec.outputs if not isinstance(o, str)]
+            made = blocks(source, plain, pairs)
+    values = (*case.outputs, *made.values())
+    return Case(case.name, name, (*case.inputs, *extra.values()), tuple(v.contiguous() for v in values))
 
 
 def _case(warm: Warmup, name: str, inputs: Inputs) -> Case:

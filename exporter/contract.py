@@ -122,14 +122,28 @@ class Batch:
     __pydantic_config__ = STRICT
 
 
+# Before the name of a variable: what ``jvp`` pushes forward, and what ``vjp`` pulls back.
+TANGENT, COTANGENT = "tangent:", "cotangent:"
+
+
 @dataclass(frozen=True)
 class MethodSpec:
-    """Names of what a method takes and returns, in call order; a Jacobian block is ``(output, input)``."""
+    """Names of what a method takes and returns, in call order.
+
+    A Jacobian block is ``(output, input)`` or ``(output, parameter)``; ``tangent:a`` and ``cotangent:a`` have the shape
+    of ``a``. ``how`` says how derivatives are computed.
+    """
 
     inputs: tuple[str, ...]
     outputs: tuple[str | tuple[str, str], ...]
     needs_grad: bool = False
+    how: str = ""
     __pydantic_config__ = STRICT
+
+
+def bare(name: str) -> str:
+    """The variable that a tangent or cotangent belongs to."""
+    return name.removeprefix(TANGENT).removeprefix(COTANGENT)
 
 
 @dataclass(frozen=True)
@@ -246,19 +260,34 @@ class Contract:
             repeated = sorted({name for name in names if names.count(name) > 1})
             if repeated:
                 raise UsageError(f"two {kind}s have one name", got=", ".join(map(repr, repeated)))
-        known_inputs = {spec.name for spec in self.inputs}
-        known_outputs = {spec.name for spec in self.outputs}
+        ins, outs = {spec.name for spec in self.inputs}, {spec.name for spec in self.outputs}
+        bys = ins | {spec.name for spec in self.parameters}
         for method, spec in self.methods.items():
-            unknown = [name for name in spec.inputs if name not in known_inputs]
+            unknown = [n for n in spec.inputs if bare(n) not in (outs if n.startswith(COTANGENT) else ins)]
             for output in spec.outputs:
                 of, by = (output, None) if isinstance(output, str) else output
-                unknown += [] if of in known_outputs else [of]
-                unknown += [] if by is None or by in known_inputs else [by]
+                unknown += [] if bare(of) in (ins if of.startswith(COTANGENT) else outs) else [of]
+                unknown += [] if by is None or by in bys else [by]
             if unknown:
                 raise UsageError(
                     f"method {method!r} speaks of variables that the contract does not have",
                     got=", ".join(map(repr, unknown)),
                 )
+
+    def taken(self, name: str) -> TensorSpec:
+        """What a method takes by this name: an input, its tangent, or the cotangent of an output."""
+        specs = self.outputs if name.startswith(COTANGENT) else self.inputs
+        return next(s for s in specs if s.name == bare(name))
+
+    def returned(self, output: str | tuple[str, str]) -> tuple[tuple[int, ...], str]:
+        """Shape without the batch, and dtype, of what a method returns: an output, its tangent, the cotangent of an
+        input, or a block, which has the output's shape and then the input's or parameter's."""
+        if not isinstance(output, str):
+            shape, dtype = self.returned(output[0])
+            return (*shape, *next(s.shape for s in (*self.inputs, *self.parameters) if s.name == output[1])), dtype
+        specs = self.inputs if output.startswith(COTANGENT) else self.outputs
+        found = next(s for s in specs if s.name == bare(output))
+        return found.shape, found.dtype
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)

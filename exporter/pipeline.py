@@ -19,7 +19,7 @@ from torch import nn
 from exporter import __version__, archive
 from exporter.archive import Case
 from exporter.capture.trace import Captured, capture, quiet_deprecations
-from exporter.cases import METHOD, fresh_cases, stored_cases
+from exporter.cases import METHOD, derivative_cases, fresh_cases, stored_cases
 from exporter.contract import (
     SCHEMA,
     Contract,
@@ -32,6 +32,9 @@ from exporter.contract import (
     TensorSpec,
     Tolerance,
 )
+from exporter.derivatives import request
+from exporter.derivatives.eager import reached
+from exporter.derivatives.request import Asked, Wanted
 from exporter.eager import inference_conditions
 from exporter.given import Given, read_inputs
 from exporter.graph.text import graph_text
@@ -70,6 +73,7 @@ def export(
     seed: int = 0,
     devices: Sequence[str] = ("cpu",),
     allow: Sequence[str] = (),
+    asked: Asked | None = None,
     verify: Verify,
     announce: Announce = lambda listing: None,
 ) -> list[Exported]:
@@ -78,7 +82,7 @@ def export(
     ``source`` is what the command line takes, or a module; ``inputs`` a file of warmup inputs, or a dict by name.
     ``output`` is the file, or a folder where several models are exported or it exists as one; the default is
     ``NAME.pt`` here; ``devices`` are those on which ``verify`` runs it; ``allow`` lets findings of the soundness gate
-    pass, each as ``CHECK:REASON``. Raises the errors of ``exporter.errors``; no
+    pass, each as ``CHECK:REASON``; ``asked`` are derivatives. Raises the errors of ``exporter.errors``; no
     file is left behind by a failure, and files of models before the one that failed stay: each stands for itself.
     """
     rules = [Rename.parse(text) for text in renames]
@@ -90,7 +94,7 @@ def export(
         with clock("load"):
             loaded = load()
         path = output_path(output, loaded.name, several=len(loads) > 1)
-        exported.append(export_source(loaded, path, rules, seed, verify, announce, clock, devices, allowed))
+        exported.append(export_source(loaded, path, rules, seed, verify, announce, clock, devices, allowed, asked))
     return exported
 
 
@@ -104,14 +108,17 @@ def export_source(
     clock: Clock,
     devices: Sequence[str] = ("cpu",),
     allowed: Sequence[Allowance] = (),
+    asked: Asked | None = None,
 ) -> Exported:
     """The stages, one after the other. Draws of each stage have a seed of their own."""
     with archive.replacing(path) as beside:
         with CleanRoom(source) as room:
-            warm, captured, findings = sound_capture(source, seed, room, allowed, announce, clock)
+            warm, captured, findings = sound_capture(source, seed, room, allowed, announce, clock, asked=asked)
         with clock("cases"):
             stored = stored_cases(warm, derived_seed(seed, "stored cases"))
             fresh, limits = fresh_cases(warm, derived_seed(seed, "fresh cases"))
+            stored = (*stored, *derivative_cases(warm, captured.methods, stored, derived_seed(seed, "tangents")))
+            fresh = (*fresh, *derivative_cases(warm, captured.methods, fresh, derived_seed(seed, "fresh tangents")))
         envelope = envelope_of(warm.source.inputs, [*stored, *fresh])
         contract = renamed(contract_of(warm, captured, (*findings, *limits), envelope, devices), renames)
         # The file's parameters ask for no gradients: it needs no autograd at run time.
@@ -131,6 +138,7 @@ def sound_capture(
     clock: Clock | None = None,
     *,
     opinion: bool = False,
+    asked: Asked | None = None,
 ) -> tuple[Warmup, Captured, tuple[Finding, ...]]:
     """Warmup, capture and the gate: what the file is made of. Raises ``UnsoundError`` and its kin."""
     clock = clock or Clock()
@@ -142,11 +150,21 @@ def sound_capture(
     with clock("warmup"):
         warm = warm_up(first, derived_seed(seed, "more warmup"))
     announce(listing_of(warm))
+    wanted, said = derivatives_of(warm, asked)
     with clock("capture"):
-        captured = capture(warm, drawn[0][1], derived_seed(seed, "capture"))
+        captured = capture(warm, drawn[0][1], derived_seed(seed, "capture"), wanted)
     with clock("soundness"):
         found = gate.after_capture(warm, captured, drawn, found, allowed)
-    return warm, captured, found
+    return warm, captured, (*found, *said)
+
+
+def derivatives_of(warm: Warmup, asked: Asked | None) -> tuple[Wanted | None, tuple[Finding, ...]]:
+    if asked is None or not asked.derivatives:
+        return None, ()
+    with inference_conditions(warm.source):
+        pairs = reached(warm.source, warm.inputs)
+    parameters = [name for name, _ in warm.source.named.named_parameters()]
+    return request.wanted(asked, warm.source.inputs, warm.output_specs, parameters, pairs)
 
 
 @dataclass(frozen=True)
@@ -218,7 +236,10 @@ def contract_of(
         inputs=source.inputs,
         outputs=outputs,
         batch=warm.batch,
-        methods={METHOD: MethodSpec(tuple(s.name for s in source.inputs), tuple(s.name for s in outputs))},
+        methods={
+            METHOD: MethodSpec(tuple(s.name for s in source.inputs), tuple(s.name for s in outputs)),
+            **captured.methods,
+        },
         parameters=tuple(
             ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
             for name, p in source.named.named_parameters()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exporter.contract import Contract, MethodSpec
+from exporter.contract import Contract, MethodSpec, bare
 from exporter.errors import UsageError, near
 
 
@@ -77,7 +77,8 @@ def renamed(contract: Contract, renames: Sequence[Rename]) -> Contract:
             )
 
     def name_of(name: str) -> str:
-        return new.get(name, name)
+        variable = bare(name)
+        return name.removesuffix(variable) + new.get(variable, variable)
 
     def method(spec: MethodSpec) -> MethodSpec:
         return dataclasses.replace(

@@ -231,11 +231,10 @@ def _outputs(
 
 def _inputs_at(contract: Contract, expectation: Expectation, worst: Comparison) -> dict[str, Any]:
     """The inputs of the element of the batch in which the worst element lies."""
-    specs = {s.name: s for s in contract.inputs}
     found: dict[str, Any] = {}
     names = contract.methods[expectation.call.method].inputs
     for name, value in zip(names, expectation.call.inputs, strict=True):
-        lead = value.ndim - len(specs[name].shape) if contract.batch.ndim else 0
+        lead = value.ndim - len(contract.taken(name).shape) if contract.batch.ndim else 0
         at = worst.worst[:lead]
         if len(at) == lead and all(i < n for i, n in zip(at, value.shape, strict=False)):
             element = value[at].tolist()

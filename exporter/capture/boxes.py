@@ -19,7 +19,17 @@ from exporter.errors import CaptureError
 
 Run = Callable[..., tuple[torch.Tensor, ...]]
 METHOD = "forward_batch"
-RESERVED = ("forward", METHOD, "forward_any_batch", "broadcast_batch")
+# Methods that a file may have; none may be a name of the model's own.
+BLOCKS, TANGENTS, COTANGENTS = "blocks_batch", "tangents_batch", "cotangents_batch"
+BY_PARAMETERS = "by_parameters_batch"
+JVP, VJP, JACOBIAN = "jvp_batch", "vjp_batch", "jacobian_batch"
+_PUBLIC = ("forward", "jacobian", "jvp", "vjp")
+RESERVED = (
+    *_PUBLIC,
+    *(f"{name}_any_batch" for name in _PUBLIC),
+    *(METHOD, BLOCKS, TANGENTS, BY_PARAMETERS, COTANGENTS, JVP, VJP, JACOBIAN),
+    "broadcast_batch",
+)
 
 
 class Box(nn.Module):
@@ -27,24 +37,30 @@ class Box(nn.Module):
 
 
 class Root(Box):
-    """The traced module. ``run`` and ``scopes`` are kept out of the module tree on purpose."""
+    """The traced module. ``runs`` and ``scopes`` are kept out of the module tree on purpose."""
 
-    def __init__(self, run: Run, scopes: Mapping[nn.Module, str]) -> None:
+    def __init__(self, runs: Mapping[str, Run], scopes: Mapping[nn.Module, str]) -> None:
         super().__init__()
-        self._outside = (run, scopes)
+        self._outside = (runs, scopes)
 
     def forward_batch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        run, scopes = self._outside
+        return self._run(METHOD, inputs)
+
+    def blocks_batch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self._run(BLOCKS, inputs)
+
+    def _run(self, method: str, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        runs, scopes = self._outside
         # The tracer keeps a submodule's calls together where it knows the submodule's path.
         known = _trace._trace_module_map
         if known is not None:
             known.update(scopes)
-        return run(*inputs)
+        return runs[method](*inputs)
 
 
 def build(
     named: nn.Module,
-    run: Run,
+    runs: Mapping[str, Run],
     constants: Mapping[str, Sequence[torch.Tensor]],
     inlined: Collection[nn.Module],
     scripted: Mapping[str, nn.Module],
@@ -55,7 +71,7 @@ def build(
     themselves.
     """
     scopes: dict[nn.Module, str] = {}
-    root = Root(run, scopes)
+    root = Root(runs, scopes)
     placed: set[int] = set()
     for path, module in named.named_modules():
         box: nn.Module = root

@@ -181,6 +181,28 @@ def distinct_values(module: torch.jit.ScriptModule) -> dict[str, list[torch.Tens
     return found
 
 
+class Places:
+    """Where TorchScript that is written by hand reads a tensor of the model from; constants have buffers at the top."""
+
+    def __init__(self, named: torch.nn.Module, constants: list[torch.Tensor]) -> None:
+        self._paths = {id(t): path for path, t in [*named.named_buffers(), *named.named_parameters()]}
+        self._constants = constants
+
+    def make_room(self, value: torch.Tensor) -> None:
+        if id(value) not in self._paths and not any(same_bits(value, other) for other in self._constants):
+            self._constants.append(value.detach().clone())
+
+    def of(self, value: torch.Tensor) -> str:
+        """An expression of ``self``."""
+        if id(value) not in self._paths:
+            at = next(i for i, other in enumerate(self._constants) if same_bits(value, other))
+            return f"self.{BUFFER}{at}"
+        text = "self"
+        for part in self._paths[id(value)].split("."):
+            text = f"{text}.{part}" if part.isidentifier() else f'getattr({text}, "{part}")'
+        return text
+
+
 def lift(module: torch.jit.ScriptModule) -> None:
     """Read every tensor constant from the buffer of equal value that stands ready in its box.
 

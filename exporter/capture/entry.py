@@ -32,6 +32,7 @@ raise ValueError(
         )
 {%- endmacro -%}
 {%- if batched %}
+{%- if helper %}
 def broadcast_batch(self, a: List[int], b: List[int]) -> List[int]:
     longer, shorter = a, b
     if len(a) < len(b):
@@ -44,8 +45,8 @@ def broadcast_batch(self, a: List[int], b: List[int]) -> List[int]:
         elif shorter[i] != 1 and shorter[i] != batch[lead + i]:
             raise ValueError("the batch shapes {} and {} of the inputs do not broadcast".format(a, b))
     return batch
-
-{{ signature("forward_any_batch") }}
+{% endif %}
+{{ signature(name ~ "_any_batch") }}
 {%- for x in inputs if x.ndim %}
     if {{ x.name }}.dim() < {{ x.ndim }} or {{ x.name }}.shape[{{ x.name }}.dim() - {{ x.ndim }}:] != {{ x.shape }}:
         {{ refuse(x, x.index, "[*batch, " ~ x.shape[1:-1] ~ "]") }}
@@ -64,12 +65,12 @@ def broadcast_batch(self, a: List[int], b: List[int]) -> List[int]:
         outputs[{{ i }}].reshape(batch + outputs[{{ i }}].shape[1:]),{% endfor %}
     )
 
-{{ signature("forward") }}
+{{ signature(name) }}
     if {{ traced | join(" and ") }}:
         return self.{{ method }}({{ given }})
-    return self.forward_any_batch({{ args }})
+    return self.{{ name }}_any_batch({{ args }})
 {%- else %}
-{{ signature("forward") }}
+{{ signature(name) }}
 {%- for x in inputs %}
     if {% if x.ndim %}{{ x.name }}.shape != {{ x.shape }}{% else %}{{ x.name }}.dim() != 0{% endif %}:
         {{ refuse(x, x.index, x.shape) }}
@@ -79,8 +80,18 @@ def broadcast_batch(self, a: List[int], b: List[int]) -> List[int]:
 """
 
 
-def forward_source(inputs: Sequence[TensorSpec], outputs: int, batched: bool, contiguous: bool = False) -> str:
+def forward_source(
+    inputs: Sequence[TensorSpec],
+    outputs: int,
+    batched: bool,
+    contiguous: bool = False,
+    *,
+    name: str = "forward",
+    inner: str = METHOD,
+) -> str:
     """TorchScript source of ``forward`` (and its helper) for these inputs, as ``ScriptModule.define`` takes it.
+
+    Another ``name`` calls another traced method, ``inner``, in the same way.
 
     ``contiguous`` is for models that work on contiguous inputs only (``view``): others are copied first.
     """
@@ -112,7 +123,9 @@ def forward_source(inputs: Sequence[TensorSpec], outputs: int, batched: bool, co
         count=outputs,
         returns=", ".join(["Tensor"] * outputs),
         batched=batched,
-        method=METHOD,
+        method=inner,
+        name=name,
+        helper=name == "forward",
     )
 
 
@@ -122,7 +135,8 @@ def argument_names(names: Sequence[str]) -> list[str]:
     result = []
     for name in names:
         base = re.sub(r"\W", "_", name, flags=re.ASCII)
-        base = f"x_{base}" if not re.match(r"[A-Za-z]", base) else base
+        # Names that begin with ``tf_`` are those of methods that are written around the traced ones.
+        base = f"x_{base}" if not re.match(r"(?!tf_)[A-Za-z]", base) else base
         unique, i = base, 2
         while unique in taken or _is_word(unique):
             unique, i = f"{base}_{i}", i + 1

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,13 +19,14 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from exporter.capture import boxes, constants
+from exporter.capture import boxes, constants, derivatives
 from exporter.capture.entry import forward_source
 from exporter.capture.functions import functions_inlined
 from exporter.capture.operators import operators, rewrite_operators
 from exporter.capture.parameters import settable
 from exporter.capture.scripted import called_instead, compiled, marked, said_of
-from exporter.contract import Finding
+from exporter.contract import Finding, MethodSpec
+from exporter.derivatives.request import Wanted
 from exporter.eager import evaluate, flatten, forward_line, inference_conditions, raised_at
 from exporter.errors import CaptureError, TorchferryError, first_line
 from exporter.reads import ReadRecorder, fresh_constants, user_line
@@ -59,10 +60,15 @@ class Captured:
     parameters: tuple[str, ...]
     findings: tuple[Finding, ...]
     warned: tuple[tuple[str, str], ...] = ()
+    methods: Mapping[str, MethodSpec] = field(default_factory=dict)
 
 
-def capture(warm: Warmup, inputs: Inputs, seed: int) -> Captured:
-    """The module to save, traced at ``inputs``, and findings of a look at its constants.
+# Inputs and what is run with them, by the name of the method that is traced.
+Methods = Mapping[str, tuple[boxes.Run, Inputs]]
+
+
+def capture(warm: Warmup, inputs: Inputs, seed: int, wanted: Wanted | None = None) -> Captured:
+    """The module to save, traced at ``inputs``, and findings of a look at its constants. ``wanted``: its derivatives.
 
     Raises ``CaptureError`` where there is no trace, or where an output without a batch depends on the inputs;
     ``OperatorError`` for an operator of a source library.
@@ -71,14 +77,20 @@ def capture(warm: Warmup, inputs: Inputs, seed: int) -> Captured:
     generator = torch.Generator().manual_seed(seed)
     with inference_conditions(source), quiet_deprecations():
         inlined = called_often(warm)
-        first, warned = _heard(warm, inputs, inlined)
+        chosen = derivatives.plan(warm, wanted, inputs) if wanted else derivatives.Plan(Wanted())
+        methods = {boxes.METHOD: (_forward(warm), inputs)}
+        first, warned = _heard(warm, {**methods, **chosen.traced}, inlined)
         refuse_dependent_constants(warm, first)
         constants.pin_numbers(first)
         constants.fold_copies(first)
         findings = constants.lost_precision(first, [spec.dtype for spec in source.inputs])
         # The same lines warn again.
         warnings.simplefilter("ignore", TracerWarning)
-        module = _trace(warm, inputs, constants.distinct_values(first), inlined)
+        buffers = constants.distinct_values(first)
+        places = constants.Places(source.named, buffers.setdefault("", []))
+        for value in chosen.constants(bool(source.batch_ndim)):
+            places.make_room(value)
+        module = _trace(warm, {**methods, **chosen.traced}, buffers, inlined)
         constants.pin_numbers(module)
         constants.fold_copies(module)
         constants.lift(module)
@@ -89,7 +101,9 @@ def capture(warm: Warmup, inputs: Inputs, seed: int) -> Captured:
         operators(module)
         parameters, frozen = settable(warm, module, inputs, generator)
         module.define(forward_source(source.inputs, len(warm.output_specs), bool(source.batch_ndim), warm.contiguous))
-    return Captured(module, operators(module), parameters, (*findings, *frozen), tuple(warned))
+        made = derivatives.define(warm, chosen, module, places.of)
+        rewrite_operators(module)
+    return Captured(module, operators(module), parameters, (*findings, *frozen), tuple(warned), made)
 
 
 def refuse_dependent_constants(warm: Warmup, module: torch.jit.ScriptModule) -> None:
@@ -147,7 +161,7 @@ def called_often(warm: Warmup) -> set[nn.Module]:
 
 
 def _heard(
-    warm: Warmup, inputs: Inputs, inlined: set[nn.Module]
+    warm: Warmup, methods: Methods, inlined: set[nn.Module]
 ) -> tuple[torch.jit.ScriptModule, list[tuple[str, str]]]:
     """A trace, and the ``TracerWarning``s that it drew, with the user's line; other warnings are passed on.
 
@@ -169,18 +183,13 @@ def _heard(
         warnings.simplefilter("always", TracerWarning)
         warnings.showwarning = show
         with ReadRecorder():
-            module = _trace(warm, inputs, {}, inlined)
+            module = _trace(warm, methods, {}, inlined)
     for message, category, filename, lineno in others:
         warnings.warn_explicit(message, category, filename, lineno)
     return module, list(dict.fromkeys(caught))
 
 
-def _trace(
-    warm: Warmup,
-    inputs: Inputs,
-    buffers: Mapping[str, Sequence[torch.Tensor]],
-    inlined: set[nn.Module],
-) -> torch.jit.ScriptModule:
+def _forward(warm: Warmup) -> boxes.Run:
     source = warm.source
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -193,14 +202,24 @@ def _trace(
             for value, constant in zip(outputs, warm.constant, strict=True)
         )
 
+    return run
+
+
+def _trace(
+    warm: Warmup,
+    methods: Methods,
+    buffers: Mapping[str, Sequence[torch.Tensor]],
+    inlined: set[nn.Module],
+) -> torch.jit.ScriptModule:
+    source = warm.source
     modules = marked(source.named)
     scripted = {path: compiled(path, module) for path, module in modules.items()}
-    root = boxes.build(source.named, run, buffers, inlined, scripted)
-    clones = tuple(t.clone() for t in inputs)
+    root = boxes.build(source.named, {name: run for name, (run, _) in methods.items()}, buffers, inlined, scripted)
+    given = {name: tuple(t.clone() for t in inputs) for name, (_, inputs) in methods.items()}
     try:
         instead = {module: scripted[path] for path, module in modules.items()}
         with fresh_constants(), functions_inlined(), called_instead(instead):
-            module = torch.jit.trace_module(root, {boxes.METHOD: clones}, check_trace=False, _store_inputs=False)
+            module = torch.jit.trace_module(root, given, check_trace=False, _store_inputs=False)
     except TorchferryError:
         raise
     except Exception as error:

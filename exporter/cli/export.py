@@ -33,6 +33,15 @@ def command(
         list[str] | None,
         typer.Option(help="CHECK:REASON lets a finding of the soundness gate pass; every report shows it."),
     ] = None,
+    derivative: Annotated[
+        list[str] | None,
+        typer.Option(help="OUT:IN block of the Jacobian, by an input or a parameter; globs; or all."),
+    ] = None,
+    jvp: Annotated[bool, typer.Option("--jvp", help="Add the method jvp: Jacobian times vector.")] = False,
+    vjp: Annotated[bool, typer.Option("--vjp", help="Add the method vjp: vector times Jacobian.")] = False,
+    parameter: Annotated[
+        list[str] | None, typer.Option(help="A parameter that stays settable (globs). Default: all that can.")
+    ] = None,
     runtime: Annotated[str, typer.Option(help="Where it is verified: python, libtorch, or both.")] = "python",
     device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
     time_limit: Annotated[float, typer.Option(help="Seconds for the process that verifies.")] = 600.0,
@@ -56,6 +65,8 @@ def command(
       torchferry export net.py:make_model --inputs examples.npz -o net.pt
 
       torchferry export model.i --model eq --runtime python,libtorch
+
+      torchferry export model.i --model eq --derivative a_rate:a --derivative '*:E'
     """
     start = time.perf_counter()
     import torchferry
@@ -71,6 +82,10 @@ def command(
         inputs=inputs,
         seed=seed,
         allow=allow or [],
+        derivatives=derivative or [],
+        jvp=jvp,
+        vjp=vjp,
+        parameters=parameter or [],
         runtimes=runtime,
         devices=device,
         time_limit=time_limit,

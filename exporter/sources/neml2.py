@@ -33,13 +33,23 @@ class RawTensors(nn.Module):
         self._sub_batch = dict(sub_batch)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        types: Any = self.model.input_spec
-        wrapped = (
-            kind(tensor, sub_batch_ndim=self._sub_batch.get(name, 0))
-            for (name, kind), tensor in zip(types.items(), tensors, strict=True)
-        )
-        result = self.model(*wrapped)
+        result = self.model(*self._wrapped(tensors).values())
         return tuple(v.data for v in (result if isinstance(result, tuple) else (result,)))
+
+    def blocks(self, *tensors: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], dict[tuple[str, str], torch.Tensor]]:
+        """The outputs, and the Jacobian by ``(output, input)`` from the library's own chain rule."""
+        model: Any = self.model
+        outputs, rows = model.jacobian(self._wrapped(tensors))
+        return tuple(v.data for v in outputs.values()), {
+            (of, by): block.data for of, row in rows.items() for by, block in row.items()
+        }
+
+    def _wrapped(self, tensors: tuple[torch.Tensor, ...]) -> dict[str, Any]:
+        types: Any = self.model.input_spec
+        return {
+            name: kind(tensor, sub_batch_ndim=self._sub_batch.get(name, 0))
+            for (name, kind), tensor in zip(types.items(), tensors, strict=True)
+        }
 
 
 def model_names(path: Path) -> list[str]:
@@ -69,9 +79,11 @@ def load(path: Path, name: str, given: Given | None) -> Source:
         else:
             calls, findings = _recorded(path, name)
         layout = neml2_layout.find(model, calls, factory.settings, RawTensors)
+    raw = RawTensors(model, layout.sub_batch).eval()
     return Source(
         name=name,
-        module=RawTensors(model, layout.sub_batch).eval(),
+        module=raw,
+        blocks=raw.blocks,
         named=model,
         inputs=layout.inputs,
         outputs=tuple(TensorSpec(n, type=t.__name__) for n, t in model.output_spec.items()),

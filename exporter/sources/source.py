@@ -36,6 +36,8 @@ class Source:
     calls: tuple[Inputs, ...] = ()
     default_dtype: torch.dtype = torch.float32
     findings: tuple[Finding, ...] = ()
+    # The library's own chain rule: inputs to the outputs, in order, and blocks by ``(output, input)``.
+    blocks: Callable[..., tuple[Inputs, Mapping[tuple[str, str], torch.Tensor]]] | None = None
 
 
 @dataclass(frozen=True)

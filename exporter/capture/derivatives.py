@@ -1,0 +1,264 @@
+"""Derivatives as methods of the captured module.
+
+A source library's own chain rule is traced. For any other model products are captured as graphs: cotangents by a
+backward pass, tangents by a backward pass through it (J. Townsend, A new trick for calculating Jacobian vector
+products, 2017: the pull-back is linear in the cotangent, so that its derivative by the cotangent is the push-forward).
+torch's own forward mode writes the sizes that it saw into a graph. The Jacobian is written around the product that
+needs fewer operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.utils import stateless
+
+from exporter.capture import fx
+from exporter.capture.boxes import BLOCKS, BY_PARAMETERS, COTANGENTS, JACOBIAN, JVP, TANGENTS, VJP, Run
+from exporter.capture.entry import argument_names, forward_source
+from exporter.contract import COTANGENT, FLOATING, TANGENT, MethodSpec, TensorSpec
+from exporter.derivatives import eager
+from exporter.derivatives.glue import Directions, Product, jacobian_source
+from exporter.derivatives.request import Wanted
+from exporter.eager import flatten
+from exporter.errors import CaptureError
+from exporter.sources.source import Inputs
+from exporter.warmup import Warmup
+
+FORWARD, REVERSE, CHAIN = "forward mode", "reverse mode", "the chain rule of {}"
+Specs = Sequence[TensorSpec]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is traced beside ``forward``, the products that are captured already, and how the blocks are computed."""
+
+    wanted: Wanted
+    traced: Mapping[str, tuple[Run, Inputs]] = field(default_factory=dict)
+    programs: Mapping[str, fx.Program] = field(default_factory=dict)
+    products: tuple[Product, ...] = ()
+    how: str = ""
+
+    def constants(self, batched: bool) -> list[torch.Tensor]:
+        """Tensors that the methods read which are written here: directions, and what backward passes hold."""
+        found = [t for p in self.products for t in p.along.tensors(_lead(p, batched))]
+        return found + [t for program in self.programs.values() for t in program.constants.values()]
+
+
+def plan(warm: Warmup, wanted: Wanted, inputs: Inputs) -> Plan:
+    """Call it under ``inference_conditions``. Raises ``CaptureError`` where no way to the derivatives works."""
+    source = warm.source
+    programs: dict[str, fx.Program] = {}
+    products: list[Product] = []
+    traced: dict[str, tuple[Run, Inputs]] = {}
+    how = ""
+    if wanted.pairs and source.blocks is not None:
+        traced[BLOCKS] = (_blocks_run(warm, wanted), inputs)
+        how = CHAIN.format(source.origin.library)
+    elif wanted.pairs:
+        name, program, product, how = _cheapest(warm, wanted, inputs)
+        programs[name] = program
+        products.append(product)
+    if wanted.by_parameters:
+        named = eager.parameters_of(source)
+        names = tuple(dict.fromkeys(by for _, by in wanted.by_parameters))
+        specs = tuple(TensorSpec(n, tuple(named[n].shape), str(named[n].dtype).removeprefix("torch.")) for n in names)
+        of = [s for s in warm.output_specs if any(name == s.name for name, _ in wanted.by_parameters)]
+        programs[BY_PARAMETERS] = _tangents(warm, inputs, specs, of, by_parameters=True)
+        along = Directions(specs)
+        products.append(Product(BY_PARAMETERS, along, tuple(s.name for s in of), forward=True, parameters=True))
+        how = f"{how}; by parameters: {FORWARD}" if how else FORWARD
+    real_in, real_out = _real(source.inputs), _real(warm.output_specs)
+    if wanted.jvp:
+        programs[JVP] = _tangents(warm, inputs, real_in, real_out)
+    if wanted.vjp:
+        programs[VJP] = _cotangents(warm, inputs, real_in, real_out)
+    return Plan(wanted, traced, programs, tuple(products), how)
+
+
+def _real(specs: Specs) -> tuple[TensorSpec, ...]:
+    return tuple(s for s in specs if s.dtype in FLOATING)
+
+
+def _cheapest(warm: Warmup, wanted: Wanted, inputs: Inputs) -> tuple[str, fx.Program, Product, str]:
+    """The product with fewer operations for all its directions, and how that is said."""
+    by = tuple(s for s in warm.source.inputs if any(name == s.name for _, name in wanted.pairs))
+    of = tuple(s for s in warm.output_specs if any(name == s.name for name, _ in wanted.pairs))
+    names_of, names_by = tuple(s.name for s in of), tuple(s.name for s in by)
+    ways: list[tuple[int, str, fx.Program, Product]] = []
+    said: list[str] = []
+    failed: list[CaptureError] = []
+    for mode, name, make, along, others in (
+        (FORWARD, TANGENTS, _tangents, by, names_of),
+        (REVERSE, COTANGENTS, _cotangents, of, names_by),
+    ):
+        try:
+            program = make(warm, inputs, by, of)
+        except CaptureError as error:
+            failed.append(error)
+            said.append(f"{mode} cannot be captured: {error.details.get('got', error.what)}")
+            continue
+        directions = Directions(along)
+        cost = program.operations * directions.total
+        said.append(f"{mode}: {cost} operations")
+        ways.append((cost, name, program, Product(name, directions, others, forward=mode == FORWARD)))
+    if not ways:
+        raise CaptureError(
+            f"model {warm.source.name!r} cannot be differentiated",
+            check="derivatives",
+            where=failed[0].details.get("where", ""),
+            got="; ".join(said),
+            expected="operations that torch can differentiate",
+            mend="write the operation with ones that have derivatives, or ask for other outputs",
+        )
+    _, name, program, product = min(ways, key=lambda way: way[0])
+    return name, program, product, f"{FORWARD if product.forward else REVERSE} ({'; '.join(said)})"
+
+
+def _blocks_run(warm: Warmup, wanted: Wanted) -> Run:
+    """Through the source library's own chain rule. A constant block, too, is given for every element of the batch."""
+    blocks = warm.source.blocks
+    assert blocks is not None
+    outs, ins = {s.name: s.shape for s in warm.output_specs}, {s.name: s.shape for s in warm.source.inputs}
+
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs, found = blocks(*tensors)
+        lead = (tensors[0].shape[0],) if warm.source.batch_ndim else ()
+        values = [v.expand((*lead, *s.shape)) for v, s in zip(outputs, warm.output_specs, strict=True)]
+        return (*values, *(found[o, i].expand((*lead, *outs[o], *ins[i])) for o, i in wanted.pairs))
+
+    return run
+
+
+def _tangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs, *, by_parameters: bool = False) -> fx.Program:
+    """Inputs, then tangents of ``by``, to all outputs, then the tangents of ``of``."""
+    call, moving, parameters = _call(warm, by, of, by_parameters)
+
+    def run(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            leaves, picked, values = call(given)
+            used = [(i, v) for i, v in enumerate(picked) if v.requires_grad]
+            seeds = [torch.zeros_like(v).requires_grad_(True) for _, v in used]
+            pulled = torch.autograd.grad([v for _, v in used], leaves, seeds, create_graph=True, allow_unused=True)
+            linear = [(g, t) for g, t in zip(pulled, moving(given), strict=True) if g is not None and g.requires_grad]
+            pushed: Sequence[Any] = [None] * len(seeds)
+            if linear:
+                rows, tangents = zip(*linear, strict=True)
+                pushed = torch.autograd.grad(rows, seeds, tangents, allow_unused=True)
+        found = {i: t for (i, _), t in zip(used, pushed, strict=True) if t is not None}
+        zeros = [found[i] if i in found else torch.zeros_like(v) for i, v in enumerate(picked)]
+        return tuple(v.detach() for v in (*values, *zeros))
+
+    return fx.captured(run, (*inputs, *_ones(warm, inputs, by, by_parameters), *parameters.values()), tuple(parameters))
+
+
+def _cotangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs) -> fx.Program:
+    """Inputs, then cotangents of ``of``, to all outputs, then the cotangents of ``by``."""
+    call, moving, _ = _call(warm, by, of, by_parameters=False)
+
+    def run(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            leaves, picked, values = call(given)
+            used = [(v, seed) for v, seed in zip(picked, moving(given), strict=True) if v.requires_grad]
+            pulled: Sequence[Any] = [None] * len(leaves)
+            if used:
+                outputs, seeds = zip(*used, strict=True)
+                pulled = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
+        zeros = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, pulled, strict=True)]
+        return tuple(v.detach() for v in (*values, *zeros))
+
+    return fx.captured(run, (*inputs, *_ones(warm, inputs, of, False)))
+
+
+def _ones(warm: Warmup, inputs: Inputs, specs: Specs, parameters: bool) -> list[torch.Tensor]:
+    lead = inputs[0].shape[:1] if warm.source.batch_ndim and not parameters else ()
+    return [torch.ones((*lead, *s.shape), dtype=getattr(torch, s.dtype)) for s in specs]
+
+
+_Called = tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
+
+
+def _call(
+    warm: Warmup, by: Specs, of: Specs, by_parameters: bool
+) -> tuple[Callable[..., _Called], Callable[..., Sequence[torch.Tensor]], dict[str, torch.Tensor]]:
+    """``(call, moving, parameters)``. ``call`` gives the leaves ``by`` that gradients are taken of, the outputs ``of``
+    and all outputs; ``moving`` picks the directions; ``parameters`` come behind them."""
+    source = warm.source
+    count, names = len(source.inputs), [s.name for s in source.inputs]
+    parameters = {n: p for n, p in eager.parameters_of(source).items() if any(s.name == n for s in by)}
+    parameters = parameters if by_parameters else {}
+
+    def call(given: Sequence[torch.Tensor]) -> _Called:
+        whole = [t.detach() for t in given[:count]]
+        leaves = [t.detach().requires_grad_(True) for t in given[len(given) - len(parameters) :]] if parameters else []
+        for spec in by if not parameters else ():
+            at = names.index(spec.name)
+            whole[at] = whole[at].requires_grad_(True)
+            leaves.append(whole[at])
+        with stateless._reparametrize_module(source.named, dict(zip(parameters, leaves, strict=False))):
+            outputs = flatten(source.module(*whole), source)
+        rows = whole[0].shape[0] if any(warm.constant) else 0
+        values = {
+            name: value.expand((rows, *value.shape)) if constant else value
+            for (name, value), constant in zip(outputs.items(), warm.constant, strict=True)
+        }
+        return leaves, [values[s.name] for s in of], list(values.values())
+
+    def moving(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return given[count : len(given) - len(parameters)]
+
+    return call, moving, {n: p.detach() for n, p in parameters.items()}
+
+
+def _lead(product: Product, batched: bool) -> int:
+    return 1 if batched and not product.parameters else 0
+
+
+def define(
+    warm: Warmup, chosen: Plan, module: torch.jit.ScriptModule, place: Callable[[torch.Tensor], str]
+) -> dict[str, MethodSpec]:
+    """Write the methods into ``module``, and say what they take and return. ``place``: where a tensor is read from."""
+    source, specs = warm.source, warm.output_specs
+    batched = bool(source.batch_ndim)
+    names = argument_names([s.name for s in source.inputs])
+    real_in, real_out = _real(source.inputs), _real(specs)
+    parameters = dict(source.named.named_parameters())
+    for name, program in chosen.programs.items():
+        seeds = [f"tf_seed_{i}" for i in range(program.inputs - len(names) - len(program.parameters))]
+        arguments = [*names, *seeds, *(place(parameters[n]) for n in program.parameters)]
+        held = {target: place(t) for target, t in program.constants.items()}
+        module.define(fx.torchscript(program, name, arguments, held))
+    ins, outs = tuple(s.name for s in source.inputs), tuple(s.name for s in specs)
+    methods: dict[str, MethodSpec] = {}
+
+    def outer(name: str, inner: str, taken: Specs, count: int) -> None:
+        module.define(forward_source(taken, count, batched, warm.contiguous, name=name, inner=inner))
+
+    pairs = (*chosen.wanted.pairs, *chosen.wanted.by_parameters)
+    if pairs:
+        inner = BLOCKS
+        if chosen.products:
+            inner = JACOBIAN
+            places = {p.method: [place(t) for t in p.along.tensors(_lead(p, batched))] for p in chosen.products}
+            ready = chosen.wanted.pairs if BLOCKS in chosen.traced else ()
+            text = jacobian_source(
+                inner, names, source.inputs, specs, pairs, chosen.products, places, batched, ready, BLOCKS
+            )
+            module.define(text)
+        outer("jacobian", inner, source.inputs, len(specs) + len(pairs))
+        methods["jacobian"] = MethodSpec(ins, (*outs, *pairs), how=chosen.how)
+    if chosen.wanted.jvp:
+        tangents = [dataclasses.replace(s, name=TANGENT + s.name) for s in real_in]
+        outer("jvp", JVP, (*source.inputs, *tangents), len(specs) + len(real_out))
+        returned = (*outs, *(TANGENT + s.name for s in real_out))
+        methods["jvp"] = MethodSpec((*ins, *(s.name for s in tangents)), returned, how=FORWARD)
+    if chosen.wanted.vjp:
+        seeds = [dataclasses.replace(s, name=COTANGENT + s.name) for s in real_out]
+        outer("vjp", VJP, (*source.inputs, *seeds), len(specs) + len(real_in))
+        returned = (*outs, *(COTANGENT + s.name for s in real_in))
+        methods["vjp"] = MethodSpec((*ins, *(s.name for s in seeds)), returned, how=REVERSE)
+    return methods

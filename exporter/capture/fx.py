@@ -1,0 +1,225 @@
+"""Functions that differentiate themselves: captured by ``make_fx``, written as TorchScript.
+
+``torch.jit.trace`` cannot follow ``torch.autograd.grad``. ``make_fx`` runs the function on tensors whose sizes are
+symbols and records what torch's dispatcher is asked for, the backward pass included; what it records is written here as
+the source of one TorchScript method. Sizes stay sizes of the inputs; devices, and the dtype of what is made afresh,
+follow the first input.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from exporter.eager import raised_at
+from exporter.errors import CaptureError, OperatorError, first_line
+
+# What only rearranges or asks: an operation that is counted computes something.
+_FREE = ("detach", "alias", "sym_size", "sym_numel", "sym_stride", "lift_fresh_copy")
+_SYMBOLS: Mapping[Any, str] = {
+    operator.add: "({} + {})",
+    operator.sub: "({} - {})",
+    operator.mul: "({} * {})",
+    operator.floordiv: "({} // {})",
+    operator.mod: "({} % {})",
+    operator.neg: "(-{})",
+    operator.truediv: "({} / {})",
+    operator.pow: "({} ** {})",
+    operator.eq: "({} == {})",
+    operator.ne: "({} != {})",
+    operator.lt: "({} < {})",
+    operator.le: "({} <= {})",
+    operator.gt: "({} > {})",
+    operator.ge: "({} >= {})",
+    torch.sym_float: "float({})",
+    torch.sym_int: "int({})",
+    torch.sym_max: "max({}, {})",
+    torch.sym_min: "min({}, {})",
+    torch.sym_not: "(not {})",
+    math.floor: "math.floor({})",
+    math.ceil: "math.ceil({})",
+    math.trunc: "int({})",
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function as a graph. ``constants`` are the tensors that it holds; ``parameters`` are its last inputs."""
+
+    graph: torch.fx.GraphModule
+    constants: Mapping[str, torch.Tensor]
+    operations: int
+    inputs: int
+    parameters: tuple[str, ...] = ()
+
+
+def captured(function: Callable[..., Any], inputs: Sequence[torch.Tensor], parameters: tuple[str, ...] = ()) -> Program:
+    """``function`` of tensors, run once; the last of ``inputs`` are ``parameters``.
+
+    Raises ``CaptureError`` with torch's own words, and the user's line, where it cannot be captured.
+    """
+    fake = logging.getLogger("torch._subclasses.fake_tensor")
+    level = fake.level
+    # It prints a page before it raises.
+    fake.setLevel(logging.CRITICAL)
+    try:
+        graph = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*(t.clone() for t in inputs))
+    except Exception as error:
+        raise CaptureError(
+            "the backward pass cannot be captured",
+            check="derivatives",
+            where=raised_at(error),
+            got=first_line(error),
+            expected="a function that torch.fx.experimental.proxy_tensor.make_fx can follow",
+        ) from error
+    finally:
+        fake.setLevel(level)
+    graph.graph.eliminate_dead_code()
+    held = {str(n.target): _attribute(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"}
+    calls = [n for n in graph.graph.nodes if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)]
+    count = sum(1 for n in calls if not _name(n.target)[1].startswith(_FREE))
+    return Program(graph, held, count, len(inputs), parameters)
+
+
+def _attribute(module: Any, path: str) -> torch.Tensor:
+    for part in path.split("."):
+        module = getattr(module, part)
+    if not isinstance(module, torch.Tensor):
+        raise CaptureError("the backward pass holds an object", check="derivatives", got=type(module).__name__)
+    return module
+
+
+def torchscript(program: Program, name: str, arguments: Sequence[str], places: Mapping[str, str]) -> str:
+    """Source of a method. ``places`` gives an expression of ``self`` for each constant, and so do the last of
+    ``arguments`` for parameters.
+
+    Raises ``OperatorError`` for what TorchScript has no operator for.
+    """
+    nodes = list(program.graph.graph.nodes)
+    given = [n for n in nodes if n.op == "placeholder"]
+    first = next((a for a, n in zip(arguments, given, strict=True) if _dtype_of(n).is_floating_point), arguments[0])
+    dtype = next((_dtype_of(n) for n in given if _dtype_of(n).is_floating_point), None)
+    writer = _Writer(first, dtype, dict(places))
+    writer.names.update({n.name: a for n, a in zip(given, arguments, strict=True)})
+    lines = [line for n in nodes if n.op not in ("placeholder", "output") for line in writer.lines(n)]
+    (output,) = (n for n in nodes if n.op == "output")
+    returned = [writer.text(v) for v in output.args[0]]
+    taken = arguments[: len(arguments) - len(program.parameters)]
+    signature = ", ".join(f"{a}: Tensor" for a in taken)
+    returns = ", ".join(["Tensor"] * len(returned))
+    body = "\n    ".join([*lines, f"return ({', '.join(returned)},)"])
+    return f"def {name}(self, {signature}) -> Tuple[{returns}]:\n    {body}\n"
+
+
+def _dtype_of(node: torch.fx.Node) -> torch.dtype:
+    return node.meta["val"].dtype
+
+
+class _Writer:
+    """Names of values that are written already, and how arguments are spelt."""
+
+    def __init__(self, first: str, dtype: torch.dtype | None, places: dict[str, str]) -> None:
+        self.names: dict[str, str] = {}
+        self._first = first
+        self._dtype = dtype
+        self._places = places
+
+    def lines(self, node: torch.fx.Node) -> list[str]:
+        made = f"tf_{node.name}"
+        if node.op == "get_attr":
+            self.names[node.name] = self._places[str(node.target)]
+            return []
+        self.names[node.name] = made
+        if node.target in _SYMBOLS:
+            return [f"{made} = {_SYMBOLS[node.target].format(*map(self.text, node.args))}"]
+        if node.target is operator.getitem:
+            return [f"{made} = {self.text(node.args[0])}[{self.text(node.args[1])}]"]
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise _unknown(str(node.target), node)
+        space, name = _name(node.target)
+        if space != "aten":
+            raise _unknown(f"{space}::{name}", node)
+        args = [self.text(a) for a in node.args]
+        if name in ("detach", "alias"):
+            return [f"{made} = {args[0]}"]
+        if name == "lift_fresh_copy":
+            return [f"{made} = {args[0]}.clone()"]
+        if name in ("sym_size", "sym_stride"):
+            return [f"{made} = {args[0]}.{name.removeprefix('sym_')}({args[1]})"]
+        if name == "sym_numel":
+            return [f"{made} = {args[0]}.numel()"]
+        if name.startswith(("_assert", "sym_constrain")):
+            return []
+        schema = node.target._schema
+        args = [self._fitting(a, t, s) for a, t, s in zip(node.args, args, schema.arguments, strict=False)]
+        args += [f"{k}={self._option(k, v)}" for k, v in node.kwargs.items()]
+        return [f"{made} = torch.ops.aten.{name}({', '.join(args)})"]
+
+    def _fitting(self, value: Any, text: str, argument: Any) -> str:
+        """A number where the schema has a tensor, which TorchScript does not make of it; lists of optional tensors."""
+        kind = str(argument.type)
+        if kind == "Tensor" and isinstance(value, (int, float)) and argument.name == "self":
+            return f"torch.scalar_tensor({text}, dtype={self._first}.dtype, device={self._first}.device)"
+        if kind == "List[Optional[Tensor]]":
+            return f"torch.jit.annotate(List[Optional[Tensor]], {text})"
+        return text
+
+    def _option(self, name: str, value: Any) -> str:
+        # Fresh tensors are made where the inputs are, and of their kind.
+        if name == "device" and value is not None:
+            return f"{self._first}.device"
+        if name == "dtype" and value is not None and value == self._dtype:
+            return f"{self._first}.dtype"
+        if name == "layout":
+            return "None"
+        return self.text(value)
+
+    def text(self, value: Any) -> str:
+        if isinstance(value, torch.fx.Node):
+            return self.names[value.name]
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(self.text, value))}]"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'float("{value}")'
+        if isinstance(value, complex):
+            return f"complex({value.real!r}, {value.imag!r})"
+        if isinstance(value, torch.device):
+            return f"{self._first}.device"
+        if isinstance(value, torch.dtype):
+            return f"{self._first}.dtype" if value == self._dtype else str(value)
+        if isinstance(value, torch.layout):
+            return "None"
+        return str(value) if isinstance(value, torch.memory_format) else repr(value)
+
+
+def _name(overload: Any) -> tuple[str, str]:
+    space, _, name = overload._schema.name.partition("::")
+    return space, name
+
+
+def _unknown(name: str, node: torch.fx.Node) -> OperatorError:
+    return OperatorError(
+        f"the backward pass calls {name}, which TorchScript does not have",
+        check="operators",
+        where=first_line_of_user(node),
+        got=name,
+        expected="aten:: operators only",
+        mend="write the operation with torch's own operators",
+    )
+
+
+def first_line_of_user(node: torch.fx.Node) -> str:
+    """``file:line`` of the user's that made a node, where torch kept it."""
+    from exporter.reads import NOT_THE_USERS
+
+    trace = node.meta.get("stack_trace") or ""
+    places = [line.split('"') for line in trace.splitlines() if line.strip().startswith("File")]
+    found = [(p[1], p[2]) for p in places if len(p) > 2 and not p[1].startswith(NOT_THE_USERS)]
+    return f"{found[-1][0]}:{found[-1][1].split('line ')[-1].split(',')[0]}" if found else ""

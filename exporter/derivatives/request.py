@@ -1,0 +1,166 @@
+"""Which derivatives a file is to carry: ``OUT:BY`` with globs on both sides, or ``all``."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from exporter.contract import COTANGENT, FLOATING, TANGENT, Finding, TensorSpec
+from exporter.errors import UsageError, near
+
+Pair = tuple[str, str]
+CHECK = "derivatives"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for. ``parameters`` are those to stay settable; without any, all that can be."""
+
+    blocks: tuple[str, ...] = ()
+    jvp: bool = False
+    vjp: bool = False
+    parameters: tuple[str, ...] = ()
+
+    @property
+    def derivatives(self) -> bool:
+        return bool(self.blocks) or self.jvp or self.vjp
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Blocks in the contract's order, by inputs and by parameters, and whether products are wanted."""
+
+    pairs: tuple[Pair, ...] = ()
+    by_parameters: tuple[Pair, ...] = ()
+    jvp: bool = False
+    vjp: bool = False
+
+
+def wanted(
+    asked: Asked,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    parameters: Sequence[str],
+    reached: Collection[Pair],
+) -> tuple[Wanted, tuple[Finding, ...]]:
+    """``reached`` are the pairs ``(output, input or parameter)`` that a gradient connects.
+
+    A glob takes what has a derivative, and says what it leaves out. Raises ``UsageError`` for names that match nothing,
+    and for an exact pair that has no derivative: integers, an output that does not depend on the input.
+    """
+    kinds = {s.name: s.dtype for s in (*inputs, *outputs)}
+    for name in kinds:
+        if name.startswith((TANGENT, COTANGENT)):
+            raise UsageError(
+                f"variable {name!r} has a name that stands for a derivative",
+                expected=f"no name that begins with {TANGENT!r} or {COTANGENT!r}",
+                mend="rename it: --rename OLD:NEW",
+            )
+    outs, ins = [s.name for s in outputs], [s.name for s in inputs]
+    chosen: dict[Pair, None] = {}
+    left_out: dict[Pair, str] = {}
+    for text in asked.blocks:
+        of, by = ("*", "*") if text == "all" else _split(text, outs, [*ins, *parameters])
+        among = ins if text == "all" else [*ins, *parameters]
+        for output in _matches(of, outs, text, "output"):
+            for name in _matches(by, among, text, "input or parameter"):
+                why = _without(output, name, kinds, reached)
+                if why and (of, by) == (output, name):
+                    raise UsageError(
+                        f"there is no derivative of {output!r} by {name!r}",
+                        where=f"--derivative {text!r}",
+                        got=why,
+                        expected="an output and an input or parameter of floating dtype that it depends on",
+                    )
+                if why:
+                    left_out[output, name] = why
+                else:
+                    chosen[output, name] = None
+    if asked.blocks and not chosen:
+        raise UsageError(
+            "no block of the Jacobian is left",
+            where=", ".join(f"--derivative {text!r}" for text in asked.blocks),
+            got="; ".join(f"{o} by {i}: {why}" for (o, i), why in list(left_out.items())[:5]),
+            expected="an output that depends on an input or parameter of floating dtype",
+        )
+    order = {pair: i for i, pair in enumerate((o, i) for o in outs for i in (*ins, *parameters))}
+    pairs = sorted(chosen, key=order.__getitem__)
+    found = tuple(Finding(CHECK, f"no block d {output} / d {by}", reason=why) for (output, by), why in left_out.items())
+    return (
+        Wanted(
+            tuple(p for p in pairs if p[1] in ins),
+            tuple(p for p in pairs if p[1] not in ins),
+            asked.jvp,
+            asked.vjp,
+        ),
+        found,
+    )
+
+
+def _without(output: str, by: str, kinds: dict[str, str], reached: Collection[Pair]) -> str:
+    for name in (output, by):
+        if kinds.get(name, FLOATING[0]) not in FLOATING:
+            return f"{name!r} is {kinds[name]}"
+    return "" if (output, by) in reached else f"{output!r} does not depend on {by!r}"
+
+
+def _split(text: str, outs: Sequence[str], bys: Sequence[str]) -> Pair:
+    """At the colon that gives names on both sides: names may hold colons themselves."""
+    parts = text.split(":")
+    ways = [(":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))]
+    for of, by in ways:
+        if fnmatch.filter(outs, of) or of in outs:
+            if by in bys or fnmatch.filter(bys, by):
+                return of, by
+            if by.count(":") and any(by.partition(":")[0] == name for name in bys):
+                raise UsageError(
+                    "second derivatives are not exported",
+                    where=f"--derivative {text!r}",
+                    expected="OUTPUT:INPUT, one input",
+                    mend="export the first derivative; of an output that is a gradient already it is the second one",
+                )
+    if not ways:
+        raise UsageError(
+            "a derivative is not an output by an input",
+            where=f"--derivative {text!r}",
+            expected="OUTPUT:INPUT, each a name or a glob, or all",
+        )
+    return ways[0]
+
+
+def _matches(pattern: str, names: Sequence[str], text: str, kind: str) -> list[str]:
+    # ``a~1`` is a name before it is a pattern, and so is one with brackets.
+    found = [pattern] if pattern in names else [n for n in names if fnmatch.fnmatchcase(n, pattern)]
+    if not found:
+        raise UsageError(
+            f"no {kind} matches {pattern!r}", where=f"--derivative {text!r}", expected=near(pattern, names)
+        )
+    return found
+
+
+def settable_names(globs: Sequence[str], alive: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Parameters that stay settable: those that match, in the model's order; all that are alive without any glob.
+
+    Raises ``UsageError`` for a name that matches no parameter, or one that is a constant of the capture.
+    """
+    if not globs:
+        return tuple(alive)
+    kept: set[str] = set()
+    for glob in globs:
+        matches = [n for n in known if n == glob or fnmatch.fnmatchcase(n, glob)]
+        if not matches:
+            raise UsageError(
+                f"no parameter matches {glob!r}", where=f"--parameter {glob!r}", expected=near(glob, known)
+            )
+        dead = [n for n in matches if n not in alive]
+        if dead and (glob in dead or len(dead) == len(matches)):
+            raise UsageError(
+                f"parameter {dead[0]!r} cannot stay settable",
+                where=f"--parameter {glob!r}",
+                got="a constant in the capture: the model reads it through .data, .item(), NumPy or a cache made of it",
+                expected=near(dead[0], alive) if alive else "a parameter that the capture reads",
+                mend="compute with the parameter itself in forward",
+            )
+        kept.update(matches)
+    return tuple(n for n in alive if n in kept)
