@@ -131,13 +131,15 @@ class MethodSpec:
     """Names of what a method takes and returns, in call order.
 
     A Jacobian block is ``(output, input)`` or ``(output, parameter)``; ``tangent:a`` and ``cotangent:a`` have the shape
-    of ``a``. ``how`` says how derivatives are computed.
+    of ``a``. ``how`` says how derivatives are computed, ``zeros`` which blocks are left out because the output does not
+    depend on the input or parameter.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str | tuple[str, str], ...]
     needs_grad: bool = False
     how: str = ""
+    zeros: tuple[tuple[str, str], ...] = ()
     __pydantic_config__ = STRICT
 
 
@@ -268,6 +270,7 @@ class Contract:
                 of, by = (output, None) if isinstance(output, str) else output
                 unknown += [] if bare(of) in (ins if of.startswith(COTANGENT) else outs) else [of]
                 unknown += [] if by is None or by in bys else [by]
+            unknown += [of for of, _ in spec.zeros if of not in outs] + [by for _, by in spec.zeros if by not in bys]
             if unknown:
                 raise UsageError(
                     f"method {method!r} speaks of variables that the contract does not have",

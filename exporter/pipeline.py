@@ -120,7 +120,7 @@ def export_source(
             stored = (*stored, *derivative_cases(warm, captured.methods, stored, derived_seed(seed, "tangents")))
             fresh = (*fresh, *derivative_cases(warm, captured.methods, fresh, derived_seed(seed, "fresh tangents")))
         envelope = envelope_of(warm.source.inputs, [*stored, *fresh])
-        contract = renamed(contract_of(warm, captured, (*findings, *limits), envelope, devices), renames)
+        contract = renamed(contract_of(warm, captured, (*findings, *limits), envelope, devices, asked), renames)
         # The file's parameters ask for no gradients: it needs no autograd at run time.
         with clock("write"), inference_conditions(source), quiet_deprecations():
             archive.write(beside, captured.module, contract, stored, graph_text(captured.module))
@@ -224,10 +224,18 @@ def sources_of(
 
 
 def contract_of(
-    warm: Warmup, captured: Captured, findings: tuple[Finding, ...], envelope: Envelope, devices: Sequence[str]
+    warm: Warmup,
+    captured: Captured,
+    findings: tuple[Finding, ...],
+    envelope: Envelope,
+    devices: Sequence[str],
+    asked: Asked | None = None,
 ) -> Contract:
     source = warm.source
     outputs = warm.output_specs
+    named = [name for name, _ in source.named.named_parameters()]
+    by = {o[1] for m in captured.methods.values() for o in m.outputs if not isinstance(o, str)} & set(named)
+    kept = request.settable_names(asked.parameters if asked else (), captured.parameters, named, by)
     return Contract(
         schema=SCHEMA,
         name=source.name,
@@ -243,7 +251,7 @@ def contract_of(
         parameters=tuple(
             ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
             for name, p in source.named.named_parameters()
-            if name in captured.parameters
+            if name in kept
         ),
         tolerance=Tolerance(),
         devices=tuple(devices),

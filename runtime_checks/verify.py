@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 from exporter import archive
 from exporter.archive import Archive, Case
 from exporter.contract import Contract
-from runtime_checks.checks import batches, devices, parity
+from runtime_checks.checks import batches, devices, finite_differences, parity, products
 from runtime_checks.checks.expectation import Expectation, NotRun
+from runtime_checks.checks.probe import Probe
 from runtime_checks.compare import Comparison, compare
 from runtime_checks.envelope import ENVELOPE, ERROR, OFF, outside_envelope
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult, Leg, OutputResult, Report
@@ -88,13 +90,17 @@ def _leg(
     """Every check in one runtime on one device; adds its seconds to ``seconds``."""
     expectations, skipped = _expectations(opened.contract, cases, fresh, runner.device)
     start = time.perf_counter()
-    run = runner.run(path, opened.contract, [e.call for e in expectations])
+    probes = _probes(opened.contract, cases)
+    asked = [e.call for e in expectations] + [call for probe in probes for call in probe.calls]
+    run = runner.run(path, opened.contract, asked)
     seconds[f"fresh process, {runner.name}, {runner.device}"] = time.perf_counter() - start
     start = time.perf_counter()
-    judged = [_judge(e, r, opened.contract) for e, r in zip(expectations, run.results, strict=True)]
+    answers = iter(run.results)
+    judged = [_judge(e, r, opened.contract) for e, r in zip(expectations, answers, strict=False)]
     checks = [_integrity(opened), _isolation(run), _contract(opened.contract, run), *_harness(run)]
     for name in dict.fromkeys(e.check for e in expectations):
         checks.append(_check(name, [(e, j) for e, j in zip(expectations, judged, strict=True) if e.check == name]))
+    checks += [probe.judge(list(itertools.islice(answers, len(probe.calls)))) for probe in probes]
     if run.evidence.get("optimised") is False:
         reason = f"a graph of {run.evidence['nodes']} nodes was run as it is: torch's optimiser takes minutes on it"
         skipped.append(NotRun("optimising executor", reason))
@@ -117,6 +123,14 @@ def _expectations(
         [p for p in planned if isinstance(p, Expectation)],
         [p for p in planned if isinstance(p, NotRun)],
     )
+
+
+def _probes(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
+    return [
+        *finite_differences.probes(contract, cases),
+        *products.products(contract, cases),
+        *products.newton(contract, cases),
+    ]
 
 
 # One comparison an output; a call that raised has a failed one with the error as its reason.

@@ -250,7 +250,7 @@ def define(
             )
             module.define(text)
         outer("jacobian", inner, source.inputs, len(specs) + len(pairs))
-        methods["jacobian"] = MethodSpec(ins, (*outs, *pairs), how=chosen.how)
+        methods["jacobian"] = MethodSpec(ins, (*outs, *pairs), how=chosen.how, zeros=chosen.wanted.zeros)
     if chosen.wanted.jvp:
         tangents = [dataclasses.replace(s, name=TANGENT + s.name) for s in real_in]
         outer("jvp", JVP, (*source.inputs, *tangents), len(specs) + len(real_out))

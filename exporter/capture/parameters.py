@@ -1,4 +1,4 @@
-"""Which parameters are alive in the trace: setting one in the file changes the outputs as it does in eager mode.
+"""Which parameters are alive in the file: setting one changes outputs and Jacobian as it does in eager mode.
 
 ``w.data``, a cache made of parameters, or a slice of one kept as an attribute are constants to a trace: sound as long
 as the contract does not offer them to be set.
@@ -6,11 +6,15 @@ as the contract does not offer them to be set.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.jit._fuser import optimized_execution
 
 from exporter.capture.boxes import METHOD
 from exporter.contract import Finding
+from exporter.derivatives.eager import blocks
+from exporter.derivatives.request import Pair
 from exporter.eager import evaluate
 from exporter.errors import WarmupError
 from exporter.sources.source import Inputs
@@ -22,20 +26,26 @@ RTOL = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
 def settable(
-    warm: Warmup, module: torch.jit.ScriptModule, inputs: Inputs, generator: torch.Generator
+    warm: Warmup,
+    module: torch.jit.ScriptModule,
+    inputs: Inputs,
+    generator: torch.Generator,
+    pairs: Sequence[Pair] = (),
 ) -> tuple[tuple[str, ...], tuple[Finding, ...]]:
     """Names of the parameters that are alive in the trace, and a finding for each of the others.
+
+    ``pairs`` are the blocks that the method ``jacobian`` returns behind the outputs.
 
     Parameters are changed in place, eager mode and trace compared, and the old values put back. The trace holds the
     very tensors of the model, so both see the change. Call it under no_grad.
     """
     named = list(warm.source.named.named_parameters())
     parameters = [(n, p) for n, p in named if p.dtype.is_floating_point]
-    if not parameters or _agree(warm, module, inputs, parameters, generator) is True:
+    if not parameters or _agree(warm, module, inputs, parameters, generator, pairs) is True:
         return tuple(name for name, _ in named), ()
     findings, dead = [], set()
     for name, parameter in parameters:
-        agree = _agree(warm, module, inputs, [(name, parameter)], generator)
+        agree = _agree(warm, module, inputs, [(name, parameter)], generator, pairs)
         if agree is None:
             findings.append(
                 Finding(
@@ -62,6 +72,7 @@ def _agree(
     inputs: Inputs,
     parameters: list[tuple[str, torch.nn.Parameter]],
     generator: torch.Generator,
+    pairs: Sequence[Pair],
 ) -> bool | None:
     before = [parameter.detach().clone() for _, parameter in parameters]
     try:
@@ -70,13 +81,15 @@ def _agree(
             parameter.mul_((1 + CHANGE * (0.5 + noise)).to(parameter.dtype))
         try:
             wanted = tuple(evaluate(warm.source, tuple(t.clone() for t in inputs)).values())
+            if pairs:
+                wanted += tuple(blocks(warm.source, inputs, pairs).values())
         except WarmupError:
             return None
         if not all(map(finite, wanted)):
             return None
         try:
             with optimized_execution(False):
-                got = getattr(module, METHOD)(*inputs)
+                got = getattr(module, "jacobian" if pairs else METHOD)(*inputs)
         except RuntimeError:
             # A trace that does not run at all is for the soundness gate to judge.
             return None

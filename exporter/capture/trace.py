@@ -99,10 +99,11 @@ def capture(warm: Warmup, inputs: Inputs, seed: int, wanted: Wanted | None = Non
         findings += [*constants.fixed_devices(module), *said_of(marked(source.named))]
         rewrite_operators(module)
         operators(module)
-        parameters, frozen = settable(warm, module, inputs, generator)
         module.define(forward_source(source.inputs, len(warm.output_specs), bool(source.batch_ndim), warm.contiguous))
         made = derivatives.define(warm, chosen, module, places.of)
         rewrite_operators(module)
+        blocks = [o for o in made["jacobian"].outputs if not isinstance(o, str)] if "jacobian" in made else []
+        parameters, frozen = settable(warm, module, inputs, generator, blocks)
     return Captured(module, operators(module), parameters, (*findings, *frozen), tuple(warned), made)
 
 

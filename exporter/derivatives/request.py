@@ -29,12 +29,16 @@ class Asked:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Blocks in the contract's order, by inputs and by parameters, and whether products are wanted."""
+    """Blocks in the contract's order, by inputs and by parameters, and whether products are wanted.
+
+    ``zeros`` were asked for and are left out: the output does not depend on the input or parameter.
+    """
 
     pairs: tuple[Pair, ...] = ()
     by_parameters: tuple[Pair, ...] = ()
     jvp: bool = False
     vjp: bool = False
+    zeros: tuple[Pair, ...] = ()
 
 
 def wanted(
@@ -93,9 +97,14 @@ def wanted(
             tuple(p for p in pairs if p[1] not in ins),
             asked.jvp,
             asked.vjp,
+            tuple(p for p in sorted(left_out, key=order.__getitem__) if _real(p, kinds)),
         ),
         found,
     )
+
+
+def _real(pair: Pair, kinds: dict[str, str]) -> bool:
+    return all(kinds.get(name, FLOATING[0]) in FLOATING for name in pair)
 
 
 def _without(output: str, by: str, kinds: dict[str, str], reached: Collection[Pair]) -> str:
@@ -139,14 +148,17 @@ def _matches(pattern: str, names: Sequence[str], text: str, kind: str) -> list[s
     return found
 
 
-def settable_names(globs: Sequence[str], alive: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+def settable_names(
+    globs: Sequence[str], alive: Sequence[str], known: Sequence[str], differentiated: Collection[str] = ()
+) -> tuple[str, ...]:
     """Parameters that stay settable: those that match, in the model's order; all that are alive without any glob.
 
-    Raises ``UsageError`` for a name that matches no parameter, or one that is a constant of the capture.
+    Those that a block is ``differentiated`` by stay settable, too. Raises ``UsageError`` for a name that matches no
+    parameter, or one that is a constant of the capture.
     """
     if not globs:
         return tuple(alive)
-    kept: set[str] = set()
+    kept: set[str] = set(differentiated)
     for glob in globs:
         matches = [n for n in known if n == glob or fnmatch.fnmatchcase(n, glob)]
         if not matches:

@@ -99,25 +99,37 @@ std::map<std::string, Variable> variables(const Field& list) {
   return found;
 }
 
-Method method_of(const std::string& name, const Field& spec, const std::map<std::string, Variable>& inputs,
-                 const std::map<std::string, Variable>& outputs) {
-  const auto find = [](const Field& field, const std::map<std::string, Variable>& known) -> const Variable& {
-    const auto found = known.find(field.text());
-    if (found == known.end()) field.broken(in_quotes(field.text()), "a variable of the contract");
-    return found->second;
-  };
+using Variables = std::map<std::string, Variable>;
+
+/// The tangent or cotangent of a variable has the variable's shape and dtype.
+const std::string kTangent = "tangent:", kCotangent = "cotangent:";
+
+Variable find(const Field& field, const Variables& plain, const Variables& of_cotangents) {
+  const auto name = field.text();
+  const bool pulled = name.rfind(kCotangent, 0) == 0;
+  const auto prefix = pulled ? kCotangent.size() : name.rfind(kTangent, 0) == 0 ? kTangent.size() : 0;
+  const auto& known = pulled ? of_cotangents : plain;
+  const auto found = known.find(name.substr(prefix));
+  if (found == known.end()) field.broken(in_quotes(name), "a variable of the contract");
+  auto variable = found->second;
+  variable.name = name;
+  return variable;
+}
+
+Method method_of(const std::string& name, const Field& spec, const Variables& inputs, const Variables& outputs,
+                 const Variables& parameters) {
   Method method{name, {}, {}, spec.at("needs_grad").boolean()};
-  for (const auto& item : spec.at("inputs").items()) method.inputs.push_back(find(item, inputs));
+  for (const auto& item : spec.at("inputs").items()) method.inputs.push_back(find(item, inputs, outputs));
   for (const auto& item : spec.at("outputs").items()) {
     if (item.is_text()) {
-      const auto& variable = find(item, outputs);
+      const auto variable = find(item, outputs, inputs);
       method.outputs.push_back({variable.name, std::nullopt, variable.shape, variable.dtype});
       continue;
     }
     const auto pair = item.items();
-    if (pair.size() != 2) item.broken(std::to_string(pair.size()) + " names", "an output and an input");
-    const auto& of = find(pair[0], outputs);
-    const auto& by = find(pair[1], inputs);
+    if (pair.size() != 2) item.broken(std::to_string(pair.size()) + " names", "an output, and an input or parameter");
+    const auto of = find(pair[0], outputs, inputs);
+    const auto by = inputs.count(pair[1].text()) ? find(pair[1], inputs, outputs) : find(pair[1], parameters, outputs);
     auto shape = of.shape;
     shape.insert(shape.end(), by.shape.begin(), by.shape.end());
     method.outputs.push_back({of.name, by.name, shape, of.dtype});
@@ -145,11 +157,15 @@ Contract parse(const std::string& text, const std::string& where) {
   contract.batch_ndim = static_cast<int>(ndim);
   const auto inputs = variables(root.at("inputs"));
   const auto outputs = variables(root.at("outputs"));
-  for (const auto& [name, spec] : root.at("methods").members())
-    contract.methods.push_back(method_of(name, spec, inputs, outputs));
-  if (contract.methods.empty()) root.at("methods").broken("none", "at least forward");
-  for (const auto& item : root.at("parameters").items())
+  Variables parameters;
+  for (const auto& item : root.at("parameters").items()) {
     contract.parameters.push_back({item.at("name").text(), item.at("shape").shape(), item.at("dtype").dtype()});
+    const auto& last = contract.parameters.back();
+    parameters[last.name] = {last.name, last.shape, last.dtype, ""};
+  }
+  for (const auto& [name, spec] : root.at("methods").members())
+    contract.methods.push_back(method_of(name, spec, inputs, outputs, parameters));
+  if (contract.methods.empty()) root.at("methods").broken("none", "at least forward");
   for (const auto& [dtype, bounds] : root.at("tolerance").at("dtypes").members())
     for (const auto& [code, name] : kDtypes)
       if (dtype == name) contract.tolerance[code] = bounds.bounds();

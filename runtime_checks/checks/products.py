@@ -1,0 +1,191 @@
+"""``jacobian``, ``jvp`` and ``vjp`` of a file against each other, and Newton's method with the Jacobian."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from exporter.archive import Case
+from exporter.contract import COTANGENT, FLOATING, TANGENT, Contract, bare
+from runtime_checks.checks.probe import Probe, error_of, points
+from runtime_checks.compare import compare
+from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult
+from runtime_checks.runners.base import Call, Result, Tensors
+
+PRODUCTS, NEWTON = "products", "Newton"
+# Distances from the root, as parts of the input's size, at which a step is tried.
+DISTANCES = (2.0**-6, 2.0**-8, 2.0**-10)
+
+
+def products(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
+    """Cotangent times tangent, by ``jvp`` and by ``vjp``, is one number; each product is that of the blocks."""
+    at = points(contract, cases)
+    methods = contract.methods
+    if not at or not {"jvp", "vjp"} & set(methods):
+        return []
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(names: Sequence[str], specs: Sequence[torch.Tensor]) -> Tensors:
+        unit = (2 * torch.rand(t.shape, generator=generator, dtype=torch.float64) - 1 for t in specs)
+        return tuple(u.to(t.dtype) for u, t in zip(unit, specs, strict=True))
+
+    given = dict(zip((s.name for s in contract.inputs), at, strict=True))
+    first = next(c for c in cases if c.method == "forward")
+    lead = contract.batch.ndim
+    rows = at[0].shape[:lead]
+    like = {s.name: v.new_zeros((*rows, *s.shape)) for s, v in zip(contract.outputs, first.outputs, strict=True)}
+    calls: list[Call] = []
+    tangents: dict[str, torch.Tensor] = {}
+    seeds: dict[str, torch.Tensor] = {}
+    if "jvp" in methods:
+        names = [bare(n) for n in methods["jvp"].inputs if n.startswith(TANGENT)]
+        tangents = dict(zip(names, drawn(names, [given[n] for n in names]), strict=True))
+        calls.append(Call("jvp", (*at, *tangents.values())))
+    if "vjp" in methods:
+        names = [bare(n) for n in methods["vjp"].inputs if n.startswith(COTANGENT)]
+        seeds = dict(zip(names, drawn(names, [like[n] for n in names]), strict=True))
+        calls.append(Call("vjp", (*at, *seeds.values())))
+    if "jacobian" in methods:
+        calls.append(Call("jacobian", at))
+
+    def judge(results: Sequence[Result]) -> CheckResult:
+        if error_of(results):
+            return CheckResult(PRODUCTS, FAILED, len(calls), error_of(results))
+        by_method = {c.method: r.outputs for c, r in zip(calls, results, strict=True)}
+        pushed = _named(contract, "jvp", by_method)
+        pulled = _named(contract, "vjp", by_method)
+        wrong = []
+        if pushed and pulled:
+            left = sum((_dot(seeds[n], pushed[n], lead) for n in seeds if n in pushed), torch.zeros(rows))
+            right = sum((_dot(pulled[n], tangents[n], lead) for n in tangents if n in pulled), torch.zeros(rows))
+            wrong += _unlike(contract, "vjp against jvp", torch.as_tensor(left), torch.as_tensor(right), given)
+        if "jacobian" in by_method and _is_whole(contract):
+            blocks = {
+                o: v
+                for o, v in zip(methods["jacobian"].outputs, by_method["jacobian"], strict=True)
+                if not isinstance(o, str)
+            }
+            for of, value in pushed.items():
+                made = [_apply(b, tangents[i], lead) for (o, i), b in blocks.items() if o == of and i in tangents]
+                wrong += _unlike(contract, f"jvp of {of!r} against the blocks", value, _total(made, value), given)
+            for by, value in pulled.items():
+                made = [_transposed(b, seeds[o], lead) for (o, i), b in blocks.items() if i == by and o in seeds]
+                wrong += _unlike(contract, f"vjp by {by!r} against the blocks", value, _total(made, value), given)
+        if wrong:
+            return CheckResult(PRODUCTS, FAILED, len(calls), "; ".join(wrong))
+        return CheckResult(PRODUCTS, PASSED, len(calls), ", ".join(by_method))
+
+    return [Probe(tuple(calls), judge)]
+
+
+def _named(contract: Contract, method: str, results: dict[str, Tensors]) -> dict[str, torch.Tensor]:
+    if method not in results:
+        return {}
+    names = contract.methods[method].outputs
+    found = zip(names, results[method], strict=True)
+    return {bare(str(n)): v for n, v in found if str(n).startswith((TANGENT, COTANGENT))}
+
+
+def _is_whole(contract: Contract) -> bool:
+    """Whether every block of the Jacobian is in the file or declared zero, so that products can be put together."""
+    spec = contract.methods["jacobian"]
+    known = {o for o in spec.outputs if not isinstance(o, str)} | set(spec.zeros)
+    outs = [s.name for s in contract.outputs if s.dtype in FLOATING]
+    ins = [s.name for s in contract.inputs if s.dtype in FLOATING]
+    return all((o, i) in known for o in outs for i in ins)
+
+
+def _dot(a: torch.Tensor, b: torch.Tensor, lead: int) -> torch.Tensor:
+    return (a * b).reshape(*a.shape[:lead], -1).sum(-1)
+
+
+def _apply(block: torch.Tensor, tangent: torch.Tensor, lead: int) -> torch.Tensor:
+    n = tangent.ndim - lead
+    out = block.shape[: block.ndim - n]
+    flat = block.reshape(*out[:lead], math.prod(out[lead:]), -1)
+    return (flat @ tangent.reshape(*out[:lead], -1, 1)).reshape(out)
+
+
+def _transposed(block: torch.Tensor, seed: torch.Tensor, lead: int) -> torch.Tensor:
+    n = seed.ndim - lead
+    own = block.shape[lead + n :]
+    flat = block.reshape(*block.shape[:lead], math.prod(seed.shape[lead:]), -1)
+    return (seed.reshape(*block.shape[:lead], 1, -1) @ flat).reshape(*block.shape[:lead], *own)
+
+
+def _total(made: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    return sum(made[1:], made[0]) if made else torch.zeros_like(like)
+
+
+def _unlike(contract: Contract, what: str, got: torch.Tensor, wanted: torch.Tensor, given: dict) -> list[str]:
+    dtype = str(next(t.dtype for t in given.values() if t.is_floating_point())).removeprefix("torch.")
+    found = compare(got.to(wanted.dtype), wanted, contract.tolerance.bounds("", dtype))
+    return [] if found.passed else [f"{what}: {found.reason}"]
+
+
+def newton(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
+    """A Newton step from near a root of ``f(x) - f(x*)`` comes nearer with the square of the distance."""
+    spec = contract.methods.get("jacobian")
+    at = points(contract, cases)
+    if spec is None or not at:
+        return []
+    shapes = {s.name: s for s in contract.outputs}, {s.name: s for s in contract.inputs}
+    square = [
+        (i, o)
+        for i, o in enumerate(spec.outputs)
+        if not isinstance(o, str)
+        and o[1] in shapes[1]
+        and _size(shapes[0][o[0]]) == _size(shapes[1][o[1]])
+        and shapes[1][o[1]].dtype == "float64"
+    ]
+    if not square:
+        return []
+    return [_newton(contract, at, place, pair) for place, pair in square[:2]]
+
+
+def _size(spec: object) -> int:
+    return math.prod(getattr(spec, "shape", ()))
+
+
+def _newton(contract: Contract, at: Tensors, place: int, pair: tuple[str, str]) -> Probe:
+    of = [s.name for s in contract.outputs].index(pair[0])
+    by = [s.name for s in contract.inputs].index(pair[1])
+    lead = contract.batch.ndim
+    root = at[by]
+    size = float(root.abs().max()) or 1.0
+    generator = torch.Generator().manual_seed(2)
+    direction = 2 * torch.rand(root.shape, generator=generator, dtype=torch.float64) - 1
+    starts = [root + size * d * direction for d in DISTANCES]
+    calls = (
+        Call("forward", at),
+        *(Call("jacobian", tuple(s if i == by else t for i, t in enumerate(at))) for s in starts),
+    )
+    label = f"{pair[0]} by {pair[1]}"
+
+    def judge(results: Sequence[Result]) -> CheckResult:
+        if error_of(results):
+            return CheckResult(NEWTON, FAILED, len(calls), f"{label}: {error_of(results)}")
+        goal = results[0].outputs[of]
+        errors = []
+        for start, result in zip(starts, results[1:], strict=True):
+            rows = start.shape[:lead]
+            block = result.outputs[place].reshape(*rows, _size(contract.outputs[of]), -1)
+            residual = (result.outputs[of] - goal).reshape(*rows, -1, 1)
+            step, info = torch.linalg.solve_ex(block, residual)
+            if bool(info.any()):
+                return CheckResult(NEWTON, NOT_RUN, len(calls), f"{label}: the block is singular")
+            left = (start.reshape(*rows, -1) - step[..., 0] - root.reshape(*rows, -1)).abs().amax(-1)
+            errors.append(left / size)
+        first, second, third = errors
+        floor = 1e-9
+        # From the far start the step may be beyond the region where Newton's method works.
+        quadratic = (third <= 8 * (DISTANCES[2] / DISTANCES[1]) ** 2 * second + floor) | (third <= floor)
+        if not bool(quadratic.all()):
+            text = f"{label}: {float(second.max()):.2g}, then {float(third.max()):.2g} at a quarter of the distance"
+            return CheckResult(NEWTON, FAILED, len(calls), text)
+        text = f"{label}: {float(first.max()):.1e}, {float(second.max()):.1e}, {float(third.max()):.1e}"
+        return CheckResult(NEWTON, PASSED, len(calls), text)
+
+    return Probe(calls, judge)
