@@ -94,6 +94,14 @@ def _same_place(a: torch.device, b: torch.device) -> bool:
     return a.type == b.type and (a.type == "cpu" or (a.index or 0) == (b.index or 0))
 
 
+def parameter_values(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
+    """Of those that the contract offers to be set, where a method gives derivatives."""
+    if "jacobian" not in contract.methods or not contract.parameters:
+        return {}
+    named = dict(load(path).module.named_parameters())
+    return {p.name: named[p.name].detach() for p in contract.parameters if p.name in named}
+
+
 def load(path: str | Path, device: str | torch.device = "cpu", *, envelope: str = OFF) -> Model:
     """Check the archive's records and load it.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from exporter import archive
 from exporter.archive import Archive, Case
@@ -17,6 +19,7 @@ from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.checks.probe import Probe
 from runtime_checks.compare import Comparison, compare
 from runtime_checks.envelope import ENVELOPE, ERROR, OFF, outside_envelope
+from runtime_checks.load import parameter_values
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult, Leg, OutputResult, Report
 from runtime_checks.runners.base import Result, Run, Runner
 from runtime_checks.runners.isolated_python import IsolatedPython
@@ -90,7 +93,7 @@ def _leg(
     """Every check in one runtime on one device; adds its seconds to ``seconds``."""
     expectations, skipped = _expectations(opened.contract, cases, fresh, runner.device)
     start = time.perf_counter()
-    probes = _probes(opened.contract, cases)
+    probes = _probes(opened.contract, cases, parameter_values(path, opened.contract))
     asked = [e.call for e in expectations] + [call for probe in probes for call in probe.calls]
     run = runner.run(path, opened.contract, asked)
     seconds[f"fresh process, {runner.name}, {runner.device}"] = time.perf_counter() - start
@@ -125,9 +128,9 @@ def _expectations(
     )
 
 
-def _probes(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
+def _probes(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, torch.Tensor]) -> list[Probe]:
     return [
-        *finite_differences.probes(contract, cases),
+        *finite_differences.probes(contract, cases, parameters),
         *products.products(contract, cases),
         *products.newton(contract, cases),
     ]

@@ -9,18 +9,20 @@ meet, the function has a kink at that point, which is said.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from exporter.archive import Case
-from exporter.contract import FLOATING, Contract, TensorSpec
+from exporter.contract import Contract
 from runtime_checks.checks.probe import Probe, error_of, points
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult
 from runtime_checks.runners.base import Call, Result, Tensors
 
-CHECK, ZEROS = "finite differences", "structural zeros"
+CHECK, ZEROS, PARAMETERS = "finite differences", "structural zeros", "settable parameters"
+# Other values of the parameters, as a factor; the components of a parameter that are moved.
+CHANGE, COMPONENTS = 1.0 + 2.0**-6, 8
 # Steps are the size of the input times FIRST, then each FACTOR smaller.
 FIRST, FACTOR, STEPS = 0.05, 4.0, 7
 # An entry is judged where it is known to this part of its block's largest entry.
@@ -31,72 +33,88 @@ TRUST = 20.0
 
 @dataclass(frozen=True)
 class Ladder:
-    """One input, moved along each of its components: rows of the calls, and the steps by component."""
+    """One input or parameter, moved along each of its components: the calls, and the steps."""
 
-    spec: TensorSpec
+    name: str
+    dtype: str
+    components: torch.Tensor
     steps: torch.Tensor
     calls: tuple[Call, ...]
 
 
-def probes(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
-    """For each input that a block is taken by or declared zero for; parameters are not moved by a call."""
+def probes(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, torch.Tensor]) -> list[Probe]:
+    """For each input and parameter that a block is taken by or declared zero for, and for inputs once more with other
+    values of the parameters: a block that forgot to read one is stale."""
     spec = contract.methods.get("jacobian")
     at = points(contract, cases)
     if spec is None or not at:
         return []
-    pairs = [o for o in spec.outputs if not isinstance(o, str)]
+    held = {n: p for n, p in parameters.items() if str(p.dtype).removeprefix("torch.") in RESOLUTION}
+    changed = {name: value * CHANGE for name, value in held.items()}
     found = []
-    for place, variable in enumerate(contract.inputs):
-        by_this = [(i, o) for i, o in enumerate(spec.outputs) if not isinstance(o, str) and o[1] == variable.name]
-        zeros = [of for of, by in spec.zeros if by == variable.name]
-        if variable.dtype not in FLOATING or variable.dtype not in RESOLUTION or not (by_this or zeros):
+    for name, dtype in [(s.name, s.dtype) for s in (*contract.inputs, *contract.parameters)]:
+        by_this = [(i, o) for i, o in enumerate(spec.outputs) if not isinstance(o, str) and o[1] == name]
+        zeros = [of for of, by in spec.zeros if by == name]
+        if dtype not in RESOLUTION or not (by_this or zeros):
             continue
-        ladder = _ladder(contract, cases, at, place)
+        ladder = _ladder(contract, cases, at, name, held, {})
         if by_this:
-            found.append(_differences(contract, at, ladder, by_this))
+            found.append(_differences(contract, at, ladder, by_this, CHECK, {}))
         if zeros:
             found.append(_zeros(contract, at, ladder, zeros))
-    by_parameters = sorted({by for _, by in pairs} - {s.name for s in contract.inputs})
-    if by_parameters:
-        reason = f"blocks by parameters were held against eager mode only: {', '.join(by_parameters)}"
-        found.append(Probe((), lambda _: CheckResult(CHECK, NOT_RUN, detail=reason)))
+        if by_this and changed and name not in held:
+            other = _ladder(contract, cases, at, name, held, changed)
+            found.append(_differences(contract, at, other, by_this, PARAMETERS, changed))
     return found
 
 
-def _ladder(contract: Contract, cases: Sequence[Case], at: Tensors, place: int) -> Ladder:
+def _ladder(
+    contract: Contract,
+    cases: Sequence[Case],
+    at: Tensors,
+    name: str,
+    held: Mapping[str, torch.Tensor],
+    changed: Mapping[str, torch.Tensor],
+) -> Ladder:
     """Calls of ``forward``: up and down, for each step and component; the points are a batch where there is one."""
-    spec = contract.inputs[place]
-    seen = torch.cat([c.inputs[place].flatten() for c in cases if c.method == "forward" and c.name == "warmup"])
-    typical = float(seen.abs().max()) if seen.numel() else 0.0
-    typical = typical or 1.0
-    value = at[place]
-    lead = contract.batch.ndim
-    flat = value.reshape(*value.shape[:lead], -1)
-    count = flat.shape[-1]
+    place = next((i for i, s in enumerate(contract.inputs) if s.name == name), -1)
+    value = at[place] if place >= 0 else held[name]
+    flat = value.reshape(*value.shape[: contract.batch.ndim], -1) if place >= 0 else value.reshape(-1)
+    typical = _typical(cases, place) if place >= 0 else float(value.abs().max()) or 1.0
     # Exact in binary, so that x + h - x is h up to the rounding of x.
     steps = [2.0 ** round(math.log2(typical * FIRST / FACTOR**j)) for j in range(STEPS)]
+    count = flat.shape[-1]
+    components = torch.arange(count) if place >= 0 else torch.linspace(0, count - 1, min(count, COMPONENTS)).long()
     calls = []
-    for k in range(count):
+    for k in components.tolist():
         for step in steps:
             for sign in (1.0, -1.0):
                 moved = flat.clone()
                 moved[..., k] += sign * step
-                inputs = list(at)
-                inputs[place] = moved.reshape(value.shape)
-                calls.append(Call("forward", tuple(inputs)))
-    return Ladder(spec, torch.tensor(steps, dtype=torch.float64), _together(contract, calls))
+                moved = moved.reshape(value.shape)
+                inputs = tuple(moved if i == place else t for i, t in enumerate(at))
+                calls.append(Call("forward", inputs, parameters=changed if place >= 0 else {name: moved}))
+    one = place >= 0 and contract.batch.ndim
+    together = _together(calls, changed) if one else tuple(calls)
+    dtype = str(value.dtype).removeprefix("torch.")
+    return Ladder(name, dtype, components, torch.tensor(steps, dtype=torch.float64), together)
 
 
-def _together(contract: Contract, calls: Sequence[Call]) -> tuple[Call, ...]:
-    """One call for all where there is a batch."""
-    if contract.batch.ndim == 0:
-        return tuple(calls)
-    return (Call("forward", tuple(map(torch.cat, zip(*(c.inputs for c in calls), strict=True)))),)
+def _typical(cases: Sequence[Case], place: int) -> float:
+    """The largest magnitude of an input in the warmup case."""
+    seen = torch.cat([c.inputs[place].flatten() for c in cases if c.method == "forward" and c.name == "warmup"])
+    return (float(seen.abs().max()) if seen.numel() else 0.0) or 1.0
+
+
+def _together(calls: Sequence[Call], parameters: Mapping[str, torch.Tensor]) -> tuple[Call, ...]:
+    """One call for all."""
+    inputs = tuple(map(torch.cat, zip(*(c.inputs for c in calls), strict=True)))
+    return (Call("forward", inputs, parameters=parameters),)
 
 
 def _table(contract: Contract, ladder: Ladder, results: Sequence[Result], output: int, rows: int) -> torch.Tensor:
     """``(components, steps, 2, *batch, *out)``: outputs above and below."""
-    if contract.batch.ndim == 0:
+    if len(results) > 1:
         values = torch.stack([r.outputs[output] for r in results])
         own = values.shape[1:]
     else:
@@ -106,38 +124,43 @@ def _table(contract: Contract, ladder: Ladder, results: Sequence[Result], output
 
 
 def _differences(
-    contract: Contract, at: Tensors, ladder: Ladder, by_this: Sequence[tuple[int, tuple[str, str]]]
+    contract: Contract,
+    at: Tensors,
+    ladder: Ladder,
+    by_this: Sequence[tuple[int, tuple[str, str]]],
+    check: str,
+    parameters: Mapping[str, torch.Tensor],
 ) -> Probe:
-    calls = (Call("jacobian", at), *ladder.calls)
+    calls = (Call("jacobian", at, parameters=parameters), *ladder.calls)
     outputs = [s.name for s in contract.outputs]
     rows = at[0].shape[0] if contract.batch.ndim else 1
 
     def judge(results: Sequence[Result]) -> CheckResult:
         if error_of(results):
-            return CheckResult(CHECK, FAILED, len(calls), f"by {ladder.spec.name!r}: {error_of(results)}")
+            return CheckResult(check, FAILED, len(calls), f"by {ladder.name!r}: {error_of(results)}")
         said, resolved, total, kinks, order = [], 0, 0, 0, []
         for place, (of, _) in by_this:
             position = outputs.index(of)
             block = results[0].outputs[place].to(torch.float64)
             table = _table(contract, ladder, results[1:], position, rows)
             centre = results[0].outputs[position].to(torch.float64)
-            entries = _judge_block(block, table, centre, ladder, contract.batch.ndim)
+            entries = _judge_block(block, table, centre, ladder)
             total += entries.count
             resolved += entries.resolved
             kinks += entries.kinks
             order += entries.order
             if entries.worst:
-                said.append(f"d {of} / d {ladder.spec.name}: {entries.worst}")
-        text = f"d / d {ladder.spec.name}: {resolved} of {total} entries"
+                said.append(f"d {of} / d {ladder.name}: {entries.worst}")
+        text = f"d / d {ladder.name}: {resolved} of {total} entries"
         if order:
             text += f", observed order {sorted(order)[len(order) // 2]:.1f}"
         if kinks:
             text += f"; not differentiable at {kinks} of them"
         if said:
-            return CheckResult(CHECK, FAILED, len(calls), "; ".join(said))
+            return CheckResult(check, FAILED, len(calls), "; ".join(said))
         if resolved + kinks < total / 2:
-            return CheckResult(CHECK, NOT_RUN, len(calls), f"{text}: the others are too noisy or too curved to judge")
-        return CheckResult(CHECK, PASSED, len(calls), text)
+            return CheckResult(check, NOT_RUN, len(calls), f"{text}: the others are too noisy or too curved to judge")
+        return CheckResult(check, PASSED, len(calls), text)
 
     return Probe(calls, judge)
 
@@ -151,16 +174,15 @@ class Entries:
     worst: str
 
 
-def _judge_block(block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor, ladder: Ladder, lead: int) -> Entries:
+def _judge_block(block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor, ladder: Ladder) -> Entries:
     """``block``: ``(*batch, *out, *in)``; ``table``: ``(components, steps, 2, *batch, *out)``."""
-    components = table.shape[0]
-    exact = block.reshape(*centre.shape, components).movedim(-1, 0)
+    exact = block.reshape(*centre.shape, -1).movedim(-1, 0)[ladder.components]
     steps = ladder.steps.reshape(-1, *[1] * centre.ndim)
     central = (table[:, :, 0] - table[:, :, 1]) / (2 * steps)
     best, doubt = _extrapolated(central)
     scale = exact.abs().amax() if exact.numel() else torch.tensor(0.0)
     scale = torch.maximum(exact.abs(), scale * torch.ones_like(exact))
-    allowed = RESOLUTION[ladder.spec.dtype] * scale.clamp(min=torch.finfo(torch.float64).tiny)
+    allowed = RESOLUTION[ladder.dtype] * scale.clamp(min=torch.finfo(torch.float64).tiny)
     up = (table[:, -2:, 0] - centre) / steps[-2:]
     down = (centre - table[:, -2:, 1]) / steps[-2:]
     gap = (up - down).abs()
@@ -225,8 +247,8 @@ def _zeros(contract: Contract, at: Tensors, ladder: Ladder, zeros: Sequence[str]
             if not bool(((table == centre) | (table.isnan() & centre.isnan())).all()):
                 moved.append(of)
         if moved:
-            text = f"{', '.join(moved)} changes with {ladder.spec.name}, and no block says so"
+            text = f"{', '.join(moved)} changes with {ladder.name}, and no block says so"
             return CheckResult(ZEROS, FAILED, len(calls), text)
-        return CheckResult(ZEROS, PASSED, len(calls), f"{', '.join(zeros)} by {ladder.spec.name}")
+        return CheckResult(ZEROS, PASSED, len(calls), f"{', '.join(zeros)} by {ladder.name}")
 
     return Probe(calls, judge)

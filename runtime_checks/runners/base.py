@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ class Call:
 
     ``default_dtype`` is the one of the process, on which an archive must not depend. Inputs are moved to the runner's
     device, except the one at ``left_on_cpu``. ``moved``: by an archive that was loaded on the CPU and then moved.
+    ``parameters`` have other values for this call.
     """
 
     method: str
@@ -27,6 +28,7 @@ class Call:
     default_dtype: str = "float32"
     moved: bool = False
     left_on_cpu: int = -1
+    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

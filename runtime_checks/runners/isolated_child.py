@@ -96,6 +96,14 @@ def on(device, value):
     return there.expand(value.shape)
 
 
+def put(parameters, values):
+    import torch
+
+    with torch.no_grad():
+        for name, value in values.items():
+            parameters[name].copy_(value)
+
+
 def main():
     job = json.load(sys.stdin)
     isolate(job)
@@ -128,10 +136,13 @@ def main():
         evidence["optimised"] = evidence["nodes"] <= job["largest_optimised"]
         device = torch.device(job["device"])
         moved = None
-        for method, inputs, dtype, from_cpu, left_on_cpu in torch.load(job["calls"], weights_only=True):
+        parameters = dict(module.named_parameters())
+        for method, inputs, dtype, from_cpu, left_on_cpu, names, values in torch.load(job["calls"], weights_only=True):
             torch.set_default_dtype(getattr(torch, dtype))
             given = [x if i == left_on_cpu else on(device, x) for i, x in enumerate(inputs)]
+            before = {name: parameters[name].detach().clone() for name in names}
             try:
+                put(parameters, dict(zip(names, values, strict=True)))
                 if from_cpu and moved is None:
                     moved = torch.jit.load(job["archive"], map_location="cpu").eval().to(device)
                 with torch.inference_mode(), optimized_execution(evidence["optimised"]):
@@ -144,6 +155,7 @@ def main():
                 results.append({"outputs": [t.cpu().clone() for t in outputs], "error": ""})
             except Exception as error:
                 results.append({"outputs": [], "error": describe(error)})
+            put(parameters, before)
     evidence["foreign_modules"] = foreign_modules(job["packages"])
     torch.save(results, job["results"])
     print(json.dumps(evidence))

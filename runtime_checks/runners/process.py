@@ -28,7 +28,11 @@ def check_limits(seconds: float, memory: float) -> None:
 def write_calls(calls: Sequence[Call], path: Path) -> None:
     """Torch and plain values only, so that a process without torchferry, or without Python, reads them."""
     try:
-        torch.save([(c.method, list(c.inputs), c.default_dtype, c.moved, c.left_on_cpu) for c in calls], path)
+        rows = [
+            (c.method, [*c.inputs], c.default_dtype, c.moved, c.left_on_cpu, [*c.parameters], [*c.parameters.values()])
+            for c in calls
+        ]
+        torch.save(rows, path)
     except (OSError, RuntimeError) as error:
         raise OutputError(
             "the calls for a fresh process cannot be written",

@@ -34,11 +34,12 @@ nlohmann::json replay_calls(const Model& model, const std::string& path, const s
                             const std::string& results) {
   const auto list = torch::jit::pickle_load(read(calls)).toList();
   const auto device = model.device();
-  std::optional<Model> moved;
+  std::optional<Model> moved, settable;
   std::vector<c10::IValue> outputs;
   auto errors = nlohmann::json::object();
   for (size_t i = 0; i < list.size(); ++i) {
-    // As runtime_checks/runners/process.py writes them: method, inputs, default dtype, moved, left on the CPU.
+    // As runtime_checks/runners/process.py writes them: method, inputs, default dtype, moved, left on the CPU,
+    // names and values of parameters.
     const c10::IValue item = list.get(i);
     const auto& parts = item.toTupleRef().elements();
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(parts[2].toStringRef() == "float64" ? at::kDouble : at::kFloat));
@@ -48,12 +49,25 @@ nlohmann::json replay_calls(const Model& model, const std::string& path, const s
       const bool stays = static_cast<int64_t>(inputs.size()) == parts[4].toInt();
       inputs.push_back(stays ? tensor : on(device, tensor));
     }
+    std::vector<std::pair<std::string, at::Tensor>> before;
     try {
       if (parts[3].toBool() && !moved) {
         moved.emplace(Model::load(path, "cpu", model.options()));
         moved->to(device.str());
       }
-      const auto got = (parts[3].toBool() ? *moved : model).call(parts[0].toStringRef(), inputs);
+      const auto names = parts[5].toList();
+      if (!names.empty() && !settable) {
+        auto options = model.options();
+        options.settable_parameters = true;
+        settable.emplace(Model::load(path, device.str(), options));
+      }
+      for (size_t k = 0; k < names.size(); ++k) {
+        const auto name = static_cast<c10::IValue>(names.get(k)).toStringRef();
+        before.emplace_back(name, settable->parameter(name).clone());
+        settable->set_parameter(name, on(device, static_cast<c10::IValue>(parts[6].toList().get(k)).toTensor()));
+      }
+      const auto& used = !names.empty() ? *settable : parts[3].toBool() ? *moved : model;
+      const auto got = used.call(parts[0].toStringRef(), inputs);
       for (size_t k = 0; k < got.size(); ++k)
         if (got[k].device() != device)
           throw Error(TF_ERROR_DEVICE, "output " + std::to_string(k) + " is on device " + got[k].device().str() +
@@ -62,6 +76,7 @@ nlohmann::json replay_calls(const Model& model, const std::string& path, const s
     } catch (const Error& error) {
       errors[std::to_string(i)] = error.what();
     }
+    for (const auto& [name, value] : before) settable->set_parameter(name, value);
   }
   const auto bytes = torch::jit::pickle_save(c10::ivalue::Tuple::create(std::move(outputs)));
   std::ofstream file(results, std::ios::binary);
