@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,10 @@ def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the archives and report.json.")],
     jobs: Annotated[int, typer.Option(help="Processes at work.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    derivative: Annotated[
+        list[str] | None, typer.Option(help="OUT:IN blocks of the Jacobian in every archive, as in export.")
+    ] = None,
+    runtime: Annotated[str, typer.Option(help="Where each is verified: python, libtorch, or both.")] = "python",
     coverage: Annotated[
         Path | None,
         typer.Option(help="Also write the figures and reasons as a Markdown page.", dir_okay=False, writable=True),
@@ -38,6 +43,8 @@ def command(
       torchferry sweep models/ -o archives/ --jobs 2
 
       torchferry sweep models/ regression/ -o archives/ --coverage docs/coverage.md
+
+      torchferry sweep models/ -o archives/ --derivative all --runtime python,libtorch
     """
     import torchferry
     from exporter.coverage import coverage_page, versions
@@ -50,7 +57,8 @@ def command(
             shown = bar.add_task("sweep", total=total)
             return lambda row: bar.update(shown, advance=1, description=row.model[:24].ljust(24))
 
-        rows = sweep(folders, output, torchferry.export, processes(jobs), seed=seed, watch=watch)
+        export = functools.partial(torchferry.export, derivatives=derivative or [], runtimes=runtime)
+        rows = sweep(folders, output, export, processes(jobs), seed=seed, watch=watch)
     if coverage is not None:
         coverage.write_text(coverage_page(rows, versions()))
     if json:
