@@ -27,8 +27,8 @@ CHANGE, COMPONENTS = 1.0 + 2.0**-6, 8
 FIRST, FACTOR, STEPS = 0.05, 4.0, 7
 # An entry is judged where it is known to this part of its block's largest entry.
 RESOLUTION = {"float64": 2e-7, "float32": 2e-2}
-# How far beyond its own estimate an extrapolation may be off.
-TRUST = 20.0
+# How far beyond its own estimate an extrapolation may be off, and what is always let pass, as a part of the resolution.
+TRUST, FLOOR = 20.0, 5e-3
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _differences(
     check: str,
     parameters: Mapping[str, torch.Tensor],
 ) -> Probe:
-    calls = (Call("jacobian", at, parameters=parameters), *ladder.calls)
+    calls = (*(Call(m, at, parameters=parameters) for m in ("jacobian", "forward")), *ladder.calls)
     outputs = [s.name for s in contract.outputs]
     rows = at[0].shape[0] if contract.batch.ndim else 1
 
@@ -142,8 +142,8 @@ def _differences(
         for place, (of, _) in by_this:
             position = outputs.index(of)
             block = results[0].outputs[place].to(torch.float64)
-            table = _table(contract, ladder, results[1:], position, rows)
-            centre = results[0].outputs[position].to(torch.float64)
+            table = _table(contract, ladder, results[2:], position, rows)
+            centre = results[1].outputs[position].to(torch.float64)
             entries = _judge_block(block, table, centre, ladder)
             total += entries.count
             resolved += entries.resolved
@@ -179,21 +179,23 @@ def _judge_block(block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor,
     exact = block.reshape(*centre.shape, -1).movedim(-1, 0)[ladder.components]
     steps = ladder.steps.reshape(-1, *[1] * centre.ndim)
     central = (table[:, :, 0] - table[:, :, 1]) / (2 * steps)
-    best, doubt = _extrapolated(central)
+    rounding = 4 * torch.finfo(getattr(torch, ladder.dtype)).eps * table.abs().amax(2) / steps
+    best, doubt = _extrapolated(central, rounding)
     scale = exact.abs().amax() if exact.numel() else torch.tensor(0.0)
     scale = torch.maximum(exact.abs(), scale * torch.ones_like(exact))
     allowed = RESOLUTION[ladder.dtype] * scale.clamp(min=torch.finfo(torch.float64).tiny)
     up = (table[:, -2:, 0] - centre) / steps[-2:]
     down = (centre - table[:, -2:, 1]) / steps[-2:]
     gap = (up - down).abs()
-    kink = (gap[:, 1] > 1e-3 * scale) & (gap[:, 1] > 0.5 * gap[:, 0]) & (doubt > allowed)
+    # Where there is a second derivative the gap shrinks with the step.
+    kink = (gap[:, 1] > 1e-3 * scale + 10 * rounding[:, -1]) & (gap[:, 1] > 0.5 * gap[:, 0])
     finite = torch.isfinite(best) & torch.isfinite(exact)
     known = finite & (doubt <= allowed) & ~kink
     off = (best - exact).abs()
-    wrong = (known & (off > torch.maximum(TRUST * doubt, 0.5 * allowed))) | (
+    wrong = (known & (off > torch.maximum(TRUST * doubt, FLOOR * allowed))) | (
         torch.isfinite(best) & ~torch.isfinite(exact)
     )
-    order = _observed_order(central, exact, table, steps)
+    order = _observed_order(central, exact, 250 * rounding)
     worst = ""
     if bool(wrong.any()):
         at = int(torch.where(wrong, off / scale.clamp(min=1e-300), torch.zeros_like(off)).nan_to_num(0.0).argmax())
@@ -202,8 +204,9 @@ def _judge_block(block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor,
     return Entries(exact.numel(), int(known.sum()), int(kink.sum()), order, worst)
 
 
-def _extrapolated(central: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ridders' table over the steps: the entry whose neighbours agree best, and how well they do."""
+def _extrapolated(central: torch.Tensor, rounding: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ridders' table over the steps: the entry whose neighbours agree best, and how well they do; rounding of the
+    outputs bounds that from below."""
     columns = [central]
     best = central[:, -1]
     doubt = torch.full_like(best, torch.inf)
@@ -212,6 +215,7 @@ def _extrapolated(central: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         last = columns[-1]
         made = (factor * last[:, 1:] - last[:, :-1]) / (factor - 1)
         difference = torch.maximum((made - last[:, 1:]).abs(), (made - last[:, :-1]).abs())
+        difference = torch.maximum(difference, rounding[:, level:])
         for i in range(made.shape[1]):
             better = difference[:, i] < doubt
             best, doubt = torch.where(better, made[:, i], best), torch.where(better, difference[:, i], doubt)
@@ -219,12 +223,9 @@ def _extrapolated(central: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return best, doubt
 
 
-def _observed_order(
-    central: torch.Tensor, exact: torch.Tensor, table: torch.Tensor, steps: torch.Tensor
-) -> list[float]:
+def _observed_order(central: torch.Tensor, exact: torch.Tensor, noise: torch.Tensor) -> list[float]:
     """Of the error of central differences, where it stands above rounding: 2 is expected."""
     errors = (central - exact[:, None]).abs()
-    noise = 1e3 * torch.finfo(torch.float64).eps * table.abs().amax(2) / steps
     clear = (errors[:, :-1] > noise[:, :-1]) & (errors[:, 1:] > noise[:, 1:])
     orders = torch.log(errors[:, :-1] / errors[:, 1:]) / math.log(FACTOR)
     return orders[clear & torch.isfinite(orders)].tolist()

@@ -180,8 +180,9 @@ def _newton(contract: Contract, at: Tensors, place: int, pair: tuple[str, str]) 
             errors.append(left / size)
         first, second, third = errors
         floor = 1e-9
-        # From the far start the step may be beyond the region where Newton's method works.
-        quadratic = (third <= 8 * (DISTANCES[2] / DISTANCES[1]) ** 2 * second + floor) | (third <= floor)
+        # From the far start the step may be beyond the region where Newton's method works. A Jacobian that is only
+        # near the right one comes nearer with the distance itself.
+        quadratic = third <= 2 * (DISTANCES[2] / DISTANCES[1]) ** 2 * second + floor
         if not bool(quadratic.all()):
             text = f"{label}: {float(second.max()):.2g}, then {float(third.max()):.2g} at a quarter of the distance"
             return CheckResult(NEWTON, FAILED, len(calls), text)

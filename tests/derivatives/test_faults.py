@@ -1,0 +1,128 @@
+"""Faults planted into files, each found by the check that is meant for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from exporter.capture import constants, derivatives, parameters
+from exporter.derivatives import glue, request
+from exporter.derivatives.request import Asked
+from exporter.pipeline import Clock, export_source
+from exporter.sources import python
+from runtime_checks.checks import finite_differences, products
+from runtime_checks.verify import examine
+from torchferry import Signature
+
+F = torch.float64
+
+
+class Square(nn.Module):
+    """Two inputs and two outputs of one shape, a parameter."""
+
+    signature = Signature.of({"x": (3,), "z": (3,)}, {"u": (3,), "v": (3,)})
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.l = nn.Linear(3, 3, dtype=F)
+        self.E = nn.Parameter(torch.tensor(2.0, dtype=F))
+
+    def forward(self, x, z):
+        return torch.tanh(self.l(x)) * self.E + z**2, torch.sin(z) * x
+
+
+def failed(path, asked=Asked(("all",)), model=None):  # noqa: B008
+    source = python.from_module(model or Square(), "m", None, "here")
+    export_source(source, path, (), 0, lambda *_: None, lambda _: None, Clock(), asked=asked)
+    return {c.check for c in examine(path).checks if c.verdict == "failed"}
+
+
+def test_without_a_fault_nothing_fails(tmp_path):
+    assert failed(tmp_path / "m.pt", Asked(("all", "*:E"), jvp=True, vjp=True)) == set()
+
+
+def edited(monkeypatch, edit):
+    """The text of the method ``jacobian`` with something else in it."""
+    written = glue.jacobian_source
+    monkeypatch.setattr(derivatives, "jacobian_source", lambda *a, **k: edit(written(*a, **k)))
+
+
+def first_block(text: str, change: str) -> str:
+    """``change`` behind the first block that is returned."""
+    shape = ".reshape([tf_rows, 3, 3])"
+    head, returned = text.rsplit("return (", 1)
+    return f"{head}return ({returned.replace(shape, shape + change, 1)}"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [".transpose(1, 2)", ".neg()", ".mul(1.0 + 1e-6)", ".float().double()", ".tril()"],
+    ids=["transposed block", "wrong sign", "a factor of 1 + 1e-6", "float32 inside", "a term that is missing"],
+)
+def test_a_wrong_block(tmp_path, monkeypatch, change):
+    edited(monkeypatch, lambda text: first_block(text, change))
+    found = failed(tmp_path / "m.pt")
+    assert {finite_differences.CHECK, "stored cases"} <= found
+
+
+def test_blocks_in_the_wrong_order(tmp_path, monkeypatch):
+    def swap(text: str) -> str:
+        head, returned = text.rsplit("return (", 1)
+        values = returned.removesuffix(",)\n").split(", tf_p0")
+        values[-1], values[-2] = values[-2], values[-1]
+        return f"{head}return ({', tf_p0'.join(values)},)\n"
+
+    edited(monkeypatch, swap)
+    assert finite_differences.CHECK in failed(tmp_path / "m.pt")
+
+
+def test_a_block_that_is_declared_zero_and_is_not(tmp_path, monkeypatch):
+    reached = request._without
+
+    def forget(output, by, kinds, known):
+        return "forgotten" if (output, by) == ("u", "z") else reached(output, by, kinds, known)
+
+    monkeypatch.setattr(request, "_without", forget)
+    assert failed(tmp_path / "m.pt") == {finite_differences.ZEROS}
+
+
+def test_a_stale_parameter(tmp_path, monkeypatch):
+    """The Jacobian reads a copy of what ``forward`` reads."""
+    monkeypatch.setattr(parameters, "_agree", lambda *_: True)
+    room = constants.Places.make_room
+
+    def forget(self, value):
+        self._paths = {key: path for key, path in self._paths.items() if path != "E"}
+        room(self, value)
+
+    monkeypatch.setattr(constants.Places, "make_room", forget)
+    assert failed(tmp_path / "m.pt") == {finite_differences.PARAMETERS}
+
+
+def test_a_product_that_is_not_that_of_the_blocks(tmp_path, monkeypatch):
+    edited(monkeypatch, lambda text: first_block(text, ".neg()"))
+    assert products.PRODUCTS in failed(tmp_path / "m.pt", Asked(("all",), jvp=True, vjp=True))
+
+
+def test_newton_finds_a_wrong_jacobian(tmp_path, monkeypatch):
+    edited(monkeypatch, lambda text: first_block(text, ".mul(1.1)"))
+    assert products.NEWTON in failed(tmp_path / "m.pt")
+
+
+def test_a_model_in_float32_that_says_float64(tmp_path):
+    class Rounded(nn.Module):
+        signature = Signature.of({"x": (3,)}, {"y": (3,)})
+
+        def forward(self, x):
+            return (torch.sin(x.float()) * 3.0).to(x.dtype)
+
+    found = {c.check: c for c in examine_of(tmp_path / "m.pt", Rounded()).checks}
+    assert found[finite_differences.CHECK].verdict != "passed"
+
+
+def examine_of(path, model):
+    source = python.from_module(model, "m", None, "here")
+    export_source(source, path, (), 0, lambda *_: None, lambda _: None, Clock(), asked=Asked(("all",)))
+    return examine(path)

@@ -1,0 +1,204 @@
+"""``jacobian``, ``jvp`` and ``vjp`` of exported files against eager mode, and what the contract says of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import differentiable
+import pytest
+import torch
+from conftest import RATES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torchferry
+from exporter.errors import CaptureError, MismatchError
+from runtime_checks.checks import finite_differences
+
+F = torch.float64
+
+
+def exported(model, path, **asked):
+    torchferry.export(model, output=path, **asked)
+    return torchferry.load(path)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mixed") / "m.pt"
+    return exported(
+        differentiable.Mixed(),
+        path,
+        derivatives=["all", "*:E", "h:l.bias"],
+        jvp=True,
+        vjp=True,
+        parameters=["E", "l.*"],
+    )
+
+
+def reference(model, x, y, k, of):
+    """Row by row, by ``torch.func``: other code than ours."""
+
+    def one(x, y, k):
+        return model(x[None], y[None], k[None])[of][0]
+
+    return torch.func.vmap(torch.func.jacrev(one, argnums=(0, 1)))(x, y, k)
+
+
+def test_blocks_in_the_order_of_the_contract(mixed):
+    spec = mixed.contract.methods["jacobian"]
+    blocks = (("h", "x"), ("e", "x"), ("e", "y"), ("c", "y"), ("h", "E"), ("h", "l.bias"), ("e", "E"))
+    assert spec.outputs == ("h", "e", "c", "n", *blocks)
+    assert {("h", "y"), ("c", "x")} <= set(spec.zeros)
+    assert [p.name for p in mixed.contract.parameters] == ["E", "l.weight", "l.bias"]
+    assert "operations" in spec.how
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 40), st.integers(0, 2**31))
+def test_blocks_are_those_of_eager_mode_at_any_batch(mixed, rows, seed):
+    g = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(rows, 3, generator=g, dtype=F), torch.randn(rows, generator=g, dtype=F)
+    k = torch.randint(0, 3, (rows,), generator=g)
+    model = differentiable.Mixed().requires_grad_(False)
+    with torch.inference_mode():
+        got = mixed.call("jacobian", {"x": x, "y": y, "k": k})
+    for of, name in ((0, "h"), (1, "e"), (2, "c")):
+        by_x, by_y = reference(model, x, y, k, of)
+        for by, wanted in (("x", by_x), ("y", by_y)):
+            if (name, by) in mixed.contract.methods["jacobian"].zeros:
+                assert not wanted.any()
+            else:
+                assert got[f"d {name} / d {by}"].shape == wanted.shape
+                assert torch.allclose(got[f"d {name} / d {by}"], wanted, rtol=1e-11, atol=1e-13)
+
+
+def test_any_number_of_batch_dimensions_and_broadcasting(mixed):
+    x, y, k = torch.randn(2, 3, 3, dtype=F), torch.randn(3, dtype=F), torch.tensor(1)
+    got = mixed.call("jacobian", {"x": x, "y": y, "k": k})
+    flat = mixed.call("jacobian", {"x": x.reshape(6, 3), "y": y.repeat(2), "k": k.expand(6)})
+    assert got["d h / d x"].shape == (2, 3, 4, 3)
+    assert torch.equal(got["d h / d x"].reshape(6, 4, 3), flat["d h / d x"])
+
+
+def test_outputs_and_blocks_after_setting_a_parameter_are_those_of_a_fresh_export(tmp_path):
+    path = tmp_path / "m.pt"
+    loaded = exported(differentiable.Mixed(), path, derivatives=["all", "*:E"])
+    model = differentiable.Mixed()
+    model.E.data.fill_(3.5)
+    fresh = exported(model, tmp_path / "fresh.pt", derivatives=["all", "*:E"])
+    loaded.set_parameter("E", torch.tensor(3.5, dtype=F))
+    inputs = {"x": torch.randn(5, 3, dtype=F), "y": torch.randn(5, dtype=F), "k": torch.arange(5)}
+    got, wanted = loaded.call("jacobian", inputs), fresh.call("jacobian", inputs)
+    assert all(torch.equal(got[name], value) for name, value in wanted.items())
+
+
+def test_the_product_with_fewer_operations_is_taken(tmp_path, mixed):
+    fan = exported(differentiable.Fan(), tmp_path / "fan.pt", derivatives="all")
+    assert fan.contract.methods["jacobian"].how.startswith("reverse mode")
+    assert mixed.contract.methods["jacobian"].how.startswith("forward mode")
+    x = torch.randn(4, 12, dtype=F)
+    model = differentiable.Fan()
+    wanted = torch.func.vmap(torch.func.jacfwd(lambda v: model(v[None])[0]))(x)
+    assert torch.allclose(fan.call("jacobian", {"x": x})["d e / d x"], wanted, rtol=1e-12)
+
+
+def test_whole_shapes(tmp_path):
+    loaded = exported(differentiable.Whole(), tmp_path / "w.pt", derivatives="all", jvp=True, vjp=True)
+    x, A = torch.randn(4, dtype=F), torch.randn(4, 4, dtype=F)
+    by_x, by_A = torch.func.jacrev(differentiable.Whole(), argnums=(0, 1))(x, A)
+    got = loaded.call("jacobian", {"x": x, "A": A})
+    assert torch.allclose(got["d y / d x"], by_x, rtol=1e-10)
+    assert torch.allclose(got["d y / d A"], by_A, rtol=1e-10)
+
+
+def test_constant_blocks_are_given_and_outputs_that_depend_on_nothing_are_said(tmp_path):
+    loaded = exported(differentiable.Constant(), tmp_path / "c.pt", derivatives="all")
+    got = loaded.call("jacobian", {"x": torch.randn(3, 2, dtype=F)})
+    assert torch.equal(got["d y / d x"], torch.tensor([[2.0, 1.0], [0.0, 3.0]], dtype=F).expand(3, 2, 2))
+    assert loaded.contract.methods["jacobian"].zeros == (("one", "x"),)
+    assert any("does not depend" in f.reason for f in loaded.contract.findings)
+
+
+def test_a_kink_is_said_and_no_error(tmp_path):
+    (one,) = torchferry.export(differentiable.Kinked(), output=tmp_path / "k.pt", derivatives="all")
+    (found,) = (c for c in one.report.checks if c.check == finite_differences.CHECK)
+    assert found.verdict == "passed"
+    assert "not differentiable at 1 of them" in found.detail
+
+
+def test_a_custom_function_has_the_derivative_that_it_says(tmp_path):
+    loaded = exported(differentiable.Cube(), tmp_path / "c.pt", derivatives="all", jvp=True, vjp=True)
+    x = torch.randn(3, 3, dtype=F)
+    assert torch.allclose(loaded.call("jacobian", {"x": x})["d y / d x"], torch.diag_embed(3 * x**2))
+
+
+def test_a_backward_that_lacks_a_term_is_found(tmp_path):
+    """Eager autograd says the same wrong thing, so that only differences of the file's own forward can tell."""
+    with pytest.raises(MismatchError) as caught:
+        torchferry.export(differentiable.Forgetful(), output=tmp_path / "f.pt", derivatives="all")
+    failed = [c.check for c in caught.value.report.checks if c.verdict == "failed"]
+    assert finite_differences.CHECK in failed
+    assert "stored cases" not in failed
+    assert not (tmp_path / "f.pt").exists()
+
+
+def test_what_has_no_derivative(tmp_path):
+    with pytest.raises(torchferry.UsageError, match="does not depend on 'x'"):
+        torchferry.export(differentiable.Searched(), output=tmp_path / "s.pt", derivatives="y:x")
+    with pytest.raises(CaptureError, match="igamma") as caught:
+        torchferry.export(differentiable.Lookup(), output=tmp_path / "l.pt", derivatives="all")
+    assert caught.value.exit_code == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_float32(tmp_path):
+    (one,) = torchferry.export(differentiable.Single(), output=tmp_path / "s.pt", derivatives="all", jvp=True, vjp=True)
+    assert one.report.passed
+    loaded = torchferry.load(tmp_path / "s.pt")
+    assert loaded.call("jacobian", {"x": torch.randn(2, 3)})["d y / d x"].dtype == torch.float32
+
+
+def test_newton_converges_quadratically(tmp_path):
+    """In a loop, with the file alone."""
+    loaded = exported(differentiable.Oscillator(), tmp_path / "o.pt", derivatives="r:x")
+    x, p = torch.tensor([0.9, 0.4], dtype=F), torch.tensor(0.0, dtype=F)
+    errors = []
+    for _ in range(7):
+        got = loaded.call("jacobian", {"x": x, "p": p})
+        errors.append(float(got["r"].abs().max()))
+        x = x - torch.linalg.solve(got["d r / d x"], got["r"])
+    assert errors[-1] < 1e-14
+    steep = [(a, b) for a, b in itertools.pairwise(errors) if a < 0.3 and b > 1e-13]
+    assert steep
+    assert all(b < 2 * a**2 for a, b in steep)
+
+
+def test_a_neml2_model_by_its_own_chain_rule(tmp_path, neml2):
+    path = tmp_path / "eq.pt"
+    (one,) = torchferry.export(
+        str(RATES), models=["eq"], output=path, derivatives=["a_rate:a", "*_rate:t*"], jvp=True, vjp=True
+    )
+    spec = one.contract.methods["jacobian"]
+    assert spec.how == "the chain rule of neml2"
+    assert ("a_rate", "a") in spec.outputs
+    verdicts = {c.check: c.verdict for c in one.report.checks}
+    assert verdicts[finite_differences.CHECK] == verdicts["products"] == "passed"
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 2**31))
+def test_the_error_of_differences_falls_with_the_step(mixed, seed):
+    g = torch.Generator().manual_seed(seed)
+    x, y, k = torch.randn(1, 3, generator=g, dtype=F), torch.rand(1, generator=g, dtype=F) + 0.5, torch.tensor([0])
+    block = mixed.call("jacobian", {"x": x, "y": y, "k": k})["d h / d x"][0]
+    errors = []
+    for step in (2.0**-4, 2.0**-6, 2.0**-8):
+        columns = []
+        for i in range(3):
+            e = torch.zeros(1, 3, dtype=F)
+            e[0, i] = step
+            columns.append((mixed(x + e, y, k)[0] - mixed(x - e, y, k)[0])[0] / (2 * step))
+        errors.append(float((torch.stack(columns, -1) - block).abs().max()))
+    assert 10 < errors[0] / errors[1] < 20
+    assert 10 < errors[1] / errors[2] < 20
