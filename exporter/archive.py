@@ -41,6 +41,10 @@ SEAL = b"torchferry sha256 "
 LARGEST = 16 * 2**30
 
 
+# How the names of cases of extreme magnitudes begin.
+EXTREMES = ("small_", "large_")
+
+
 @dataclass(frozen=True)
 class Case:
     """Inputs of one method and the outputs that eager mode gave, in the contract's order."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from exporter.archive import Case
+from exporter.archive import EXTREMES, Case
 from exporter.contract import Contract
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call, Tensors
@@ -19,7 +19,6 @@ from runtime_checks.runners.base import Call, Tensors
 SIZES, PERMUTATION, CONCATENATION = "batch sizes", "permutation", "concatenation"
 LAYOUTS, RANKS = "memory layouts", "batch dimensions"
 LAWS = (SIZES, PERMUTATION, CONCATENATION, LAYOUTS, RANKS)
-EXTREMES = ("small_", "large_")
 # Enough rows to permute, few enough to compare by hand.
 ROWS = 12
 
