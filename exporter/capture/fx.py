@@ -18,11 +18,14 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from exporter.capture.operators import REWRITES
 from exporter.eager import raised_at
 from exporter.errors import CaptureError, OperatorError, first_line
 
 # What only rearranges or asks: an operation that is counted computes something.
 _FREE = ("detach", "alias", "sym_size", "sym_numel", "sym_stride", "lift_fresh_copy")
+# Operators of source libraries that become ones of torch's once the method is there.
+_REWRITTEN = frozenset(row.operator for row in REWRITES)
 _SYMBOLS: Mapping[Any, str] = {
     operator.add: "({} + {})",
     operator.sub: "({} - {})",
@@ -144,7 +147,7 @@ class _Writer:
         if not isinstance(node.target, torch._ops.OpOverload):
             raise _unknown(str(node.target), node)
         space, name = _name(node.target)
-        if space != "aten":
+        if space != "aten" and f"{space}::{name}" not in _REWRITTEN:
             raise _unknown(f"{space}::{name}", node)
         args = [self.text(a) for a in node.args]
         if name in ("detach", "alias"):
@@ -160,7 +163,7 @@ class _Writer:
         schema = node.target._schema
         args = [self._fitting(a, t, s) for a, t, s in zip(node.args, args, schema.arguments, strict=False)]
         args += [f"{k}={self._option(k, v)}" for k, v in node.kwargs.items()]
-        return [f"{made} = torch.ops.aten.{name}({', '.join(args)})"]
+        return [f"{made} = torch.ops.{space}.{name}({', '.join(args)})"]
 
     def _fitting(self, value: Any, text: str, argument: Any) -> str:
         """A number where the schema has a tensor, which TorchScript does not make of it; lists of optional tensors."""
