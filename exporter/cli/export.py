@@ -103,3 +103,6 @@ def command(
             parts = {f"verify: {name}": value for name, value in one.report.seconds.items()}
             stages = {name: value for name, value in one.seconds.items() if name != "verify"}
             print_timings({**started, **stages, **parts})
+            for name, method in one.contract.methods.items():
+                if method.how:
+                    out.print(f"{name}: {method.how}", soft_wrap=True)

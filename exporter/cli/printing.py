@@ -78,7 +78,11 @@ def print_archive(opened: Archive) -> None:
     out.print(variables("Outputs", contract.outputs, batch))
     for name, method in contract.methods.items():
         takes, gives = ", ".join(method.inputs), ", ".join(map(str, method.outputs))
-        out.print(Text(f"Method {name}({takes}) -> {gives}"))
+        how = f", by {method.how}" if method.how else ""
+        out.print(Text(f"Method {name}({takes}) -> {gives}{how}"))
+        if method.zeros:
+            zeros = ", ".join(f"d {of} / d {by}" for of, by in method.zeros)
+            out.print(Text(f"  zero by structure, and left out: {zeros}"))
     parameters = ", ".join(f"{p.name} {list(p.shape)} {p.dtype}" for p in contract.parameters)
     out.print(Text(f"Parameters: {parameters or 'none'}"))
     sizes = ", ".join(map(str, contract.batch.sizes)) or "whole, fixed shapes"
