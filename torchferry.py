@@ -82,6 +82,7 @@ def export(
     jvp: bool = False,
     vjp: bool = False,
     parameters: Sequence[str] = (),
+    differentiable: bool = False,
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
     announce: Callable[[Listing], Any] | None = None,
@@ -97,10 +98,12 @@ def export(
 
     ``derivatives`` are blocks of the Jacobian, each ``"OUT:BY"`` with globs, or ``"all"``: the file has a method
     ``jacobian`` then, which returns the outputs and then blocks of shape ``(*batch, *out, *by)``. ``jvp`` and ``vjp``
-    add the methods of that name. ``parameters`` (globs) are those that stay settable, by default all that can. Raises
-    the errors of ``exporter.errors``.
+    add the methods of that name. ``parameters`` (globs) are those that stay settable, by default all that can.
+    ``differentiable``: torch's autograd through the loaded file is held against eager mode's, too (and ``vjp`` is
+    added). Raises the errors of ``exporter.errors``.
     """
-    asked = Asked((derivatives,) if isinstance(derivatives, str) else tuple(derivatives), jvp, vjp, tuple(parameters))
+    blocks = (derivatives,) if isinstance(derivatives, str) else tuple(derivatives)
+    asked = Asked(blocks, jvp, vjp, tuple(parameters), differentiable)
     runners = _choose.runners(runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress)
     names = list(dict.fromkeys(runner.device for runner in runners))
     notes = _choose.not_checked(names)

@@ -254,6 +254,8 @@ class Contract:
     operators: tuple[str, ...]
     findings: tuple[Finding, ...]
     envelope: Envelope
+    # torch's autograd works through ``forward``, and was held against eager mode's.
+    differentiable: bool = False
     __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:

@@ -258,6 +258,7 @@ def contract_of(
         operators=captured.operators,
         findings=(*warm.findings, *findings),
         envelope=envelope,
+        differentiable=asked is not None and asked.differentiable,
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from exporter import archive
 from exporter.archive import Archive, Case
 from exporter.contract import Contract
-from runtime_checks.checks import batches, devices, finite_differences, parity, products
+from runtime_checks.checks import batches, devices, finite_differences, gradients, parity, products
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.checks.probe import Probe
 from runtime_checks.compare import Comparison, compare
@@ -120,6 +120,7 @@ def _expectations(
     anew = parity.fresh(fresh)
     planned += [anew] if isinstance(anew, NotRun) else anew
     planned += batches.laws(contract, cases)
+    planned += gradients.through(contract, cases)
     if device != "cpu":
         planned += devices.on_device(contract, cases)
     return (
@@ -141,7 +142,7 @@ Judged = tuple[Comparison, ...]
 
 
 def _judge(expectation: Expectation, result: Result, contract: Contract) -> Judged:
-    names = contract.methods[expectation.call.method].outputs
+    names = contract.methods[expectation.returns or expectation.call.method].outputs
     if expectation.refusal:
         refused = expectation.refusal in result.error
         reason = "" if refused else f"{result.error or 'it ran'} instead of an error about the {expectation.refusal}"

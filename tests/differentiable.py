@@ -79,6 +79,25 @@ class Kinked(nn.Module):
         return x.abs().sum(-1) + (x**2).prod(-1)
 
 
+class _Straight(torch.autograd.Function):
+    """A backward that is not the derivative of its forward, on purpose."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient
+
+
+class Straight(nn.Module):
+    signature = Signature.of({"x": (3,)}, {"y": (3,)})
+
+    def forward(self, x):
+        return _Straight.apply(3 * x) * x
+
+
 class _Forgetful(torch.autograd.Function):
     """Its backward lacks a term of the product rule."""
 

@@ -39,6 +39,10 @@ def command(
     ] = None,
     jvp: Annotated[bool, typer.Option("--jvp", help="Add the method jvp: Jacobian times vector.")] = False,
     vjp: Annotated[bool, typer.Option("--vjp", help="Add the method vjp: vector times Jacobian.")] = False,
+    differentiable: Annotated[
+        bool,
+        typer.Option("--differentiable", help="Autograd through the file gives eager mode's gradients."),
+    ] = False,
     parameter: Annotated[
         list[str] | None, typer.Option(help="A parameter that stays settable (globs). Default: all that can.")
     ] = None,
@@ -86,6 +90,7 @@ def command(
         jvp=jvp,
         vjp=vjp,
         parameters=parameter or [],
+        differentiable=differentiable,
         runtimes=runtime,
         devices=device,
         time_limit=time_limit,

@@ -15,16 +15,20 @@ CHECK = "derivatives"
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user asked for. ``parameters`` are those to stay settable; without any, all that can be."""
+    """What the user asked for. ``parameters`` are those to stay settable; without any, all that can be.
+
+    ``differentiable``: torch's autograd works through the loaded file; what it must give is in the cases of ``vjp``.
+    """
 
     blocks: tuple[str, ...] = ()
     jvp: bool = False
     vjp: bool = False
     parameters: tuple[str, ...] = ()
+    differentiable: bool = False
 
     @property
     def derivatives(self) -> bool:
-        return bool(self.blocks) or self.jvp or self.vjp
+        return bool(self.blocks) or self.jvp or self.vjp or self.differentiable
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def wanted(
             tuple(p for p in pairs if p[1] in ins),
             tuple(p for p in pairs if p[1] not in ins),
             asked.jvp,
-            asked.vjp,
+            asked.vjp or asked.differentiable,
             tuple(p for p in sorted(left_out, key=order.__getitem__) if _real(p, kinds)),
         ),
         found,

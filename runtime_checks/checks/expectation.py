@@ -11,7 +11,8 @@ from runtime_checks.runners.base import Call, Tensors
 class Expectation:
     """``label`` names the call within its check: a case, a batch size, a layout.
 
-    ``refusal``: the call must raise, with this in its message.
+    ``refusal``: the call must raise, with this in its message. ``returns``: the method whose outputs these are, where
+    it is not the one that is called.
     """
 
     check: str
@@ -19,6 +20,7 @@ class Expectation:
     call: Call
     outputs: Tensors
     refusal: str = ""
+    returns: str = ""
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,23 @@ def put(parameters, values):
             parameters[name].copy_(value)
 
 
+def differentiated(run, inputs, seeds):
+    """Outputs, then gradients of the floating inputs, by torch's own autograd."""
+    import torch
+
+    given = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    with torch.enable_grad():
+        outputs = run(*given)
+    real = [o for o in outputs if o.is_floating_point()]
+    pairs = [(o, s) for o, s in zip(real, seeds, strict=True) if o.requires_grad]
+    leaves = [x for x in given if x.requires_grad]
+    if not pairs:
+        raise ValueError("no output carries a gradient")
+    gradients = torch.autograd.grad([o for o, _ in pairs], leaves, [s for _, s in pairs], allow_unused=True)
+    zeros = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, gradients, strict=True)]
+    return tuple(v.detach() for v in (*outputs, *zeros))
+
+
 def main():
     job = json.load(sys.stdin)
     isolate(job)
@@ -137,7 +154,8 @@ def main():
         device = torch.device(job["device"])
         moved = None
         parameters = dict(module.named_parameters())
-        for method, inputs, dtype, from_cpu, left_on_cpu, names, values in torch.load(job["calls"], weights_only=True):
+        for call in torch.load(job["calls"], weights_only=True):
+            method, inputs, dtype, from_cpu, left_on_cpu, names, values, seeds = call
             torch.set_default_dtype(getattr(torch, dtype))
             given = [x if i == left_on_cpu else on(device, x) for i, x in enumerate(inputs)]
             before = {name: parameters[name].detach().clone() for name in names}
@@ -145,8 +163,9 @@ def main():
                 put(parameters, dict(zip(names, values, strict=True)))
                 if from_cpu and moved is None:
                     moved = torch.jit.load(job["archive"], map_location="cpu").eval().to(device)
-                with torch.inference_mode(), optimized_execution(evidence["optimised"]):
-                    outputs = getattr(moved if from_cpu else module, method)(*given)
+                run = getattr(moved if from_cpu else module, method)
+                with torch.inference_mode(not seeds), optimized_execution(evidence["optimised"]):
+                    outputs = differentiated(run, given, [on(device, s) for s in seeds]) if seeds else run(*given)
                 if not isinstance(outputs, tuple):
                     raise TypeError(f"{type(outputs).__name__} returned instead of a tuple")
                 for i, t in enumerate(outputs):

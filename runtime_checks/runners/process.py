@@ -29,7 +29,16 @@ def write_calls(calls: Sequence[Call], path: Path) -> None:
     """Torch and plain values only, so that a process without torchferry, or without Python, reads them."""
     try:
         rows = [
-            (c.method, [*c.inputs], c.default_dtype, c.moved, c.left_on_cpu, [*c.parameters], [*c.parameters.values()])
+            (
+                c.method,
+                [*c.inputs],
+                c.default_dtype,
+                c.moved,
+                c.left_on_cpu,
+                [*c.parameters],
+                [*c.parameters.values()],
+                [*c.seeds],
+            )
             for c in calls
         ]
         torch.save(rows, path)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import torchferry
 from exporter.errors import CaptureError, MismatchError
-from runtime_checks.checks import finite_differences
+from runtime_checks.checks import finite_differences, gradients
 
 F = torch.float64
 
@@ -141,6 +141,29 @@ def test_a_backward_that_lacks_a_term_is_found(tmp_path):
     assert finite_differences.CHECK in failed
     assert "stored cases" not in failed
     assert not (tmp_path / "f.pt").exists()
+
+
+def test_autograd_through_the_file(tmp_path):
+    path = tmp_path / "m.pt"
+    (one,) = torchferry.export(differentiable.Mixed(), output=path, differentiable=True)
+    assert {c.check: c.verdict for c in one.report.checks}[gradients.CHECK] == "passed"
+    module, model = torch.jit.load(path), differentiable.Mixed().requires_grad_(False)
+    x, y, k = torch.randn(9, 3, dtype=F), torch.randn(9, dtype=F), torch.zeros(9, dtype=torch.int64)
+    found = []
+    for f in (module, model):
+        given = (x.clone().requires_grad_(), y.clone().requires_grad_())
+        h, e, c, _ = f(*given, k)
+        found.append(torch.autograd.grad((h**2).sum() + e.sum() * c.sum(), given))
+    for got, wanted in zip(*found, strict=True):
+        assert torch.allclose(got, wanted, rtol=1e-12)
+
+
+def test_a_backward_that_autograd_cannot_know_is_found(tmp_path):
+    """The file's graph holds what forward computes; ``vjp`` holds the backward that the model says."""
+    torchferry.export(differentiable.Straight(), output=tmp_path / "s.pt", vjp=True)
+    with pytest.raises(MismatchError) as caught:
+        torchferry.export(differentiable.Straight(), output=tmp_path / "d.pt", differentiable=True)
+    assert [c.check for c in caught.value.report.checks if c.verdict == "failed"] == [gradients.CHECK]
 
 
 def test_what_has_no_derivative(tmp_path):

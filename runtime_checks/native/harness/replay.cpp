@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/DefaultDtype.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/jit/serialization/import.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include "harness.hpp"
@@ -28,6 +30,34 @@ at::Tensor on(const at::Device& device, const at::Tensor& value) {
   return there.expand(value.sizes());
 }
 
+/// Outputs, then gradients of the floating inputs, by torch's own autograd through the module itself.
+Tensors differentiated(const std::string& path, const std::string& method, const at::Device& device,
+                       const Tensors& inputs, const Tensors& seeds) {
+  auto module = torch::jit::load(path, device);
+  module.eval();
+  const at::AutoGradMode recorded(true);
+  std::vector<c10::IValue> given;
+  Tensors leaves, outputs, real, used;
+  for (const auto& input : inputs) {
+    const auto leaf = input.detach().clone();
+    if (leaf.is_floating_point()) leaves.push_back(leaf.requires_grad_(true));
+    given.emplace_back(leaf);
+  }
+  const c10::IValue returned = module.get_method(method)(given);
+  for (const auto& value : returned.toTupleRef().elements()) outputs.push_back(value.toTensor());
+  size_t next = 0;
+  for (const auto& output : outputs) {
+    if (!output.is_floating_point()) continue;
+    const auto seed = on(device, seeds.at(next++));
+    if (output.requires_grad()) real.push_back(output), used.push_back(seed);
+  }
+  if (real.empty()) throw Error(TF_ERROR_INTERNAL, "no output carries a gradient");
+  const auto gradients = torch::autograd::grad(real, leaves, used, c10::nullopt, false, true);
+  for (size_t i = 0; i < leaves.size(); ++i)
+    outputs.push_back(gradients[i].defined() ? gradients[i] : at::zeros_like(leaves[i]));
+  return outputs;
+}
+
 }  // namespace
 
 nlohmann::json replay_calls(const Model& model, const std::string& path, const std::string& calls,
@@ -39,7 +69,7 @@ nlohmann::json replay_calls(const Model& model, const std::string& path, const s
   auto errors = nlohmann::json::object();
   for (size_t i = 0; i < list.size(); ++i) {
     // As runtime_checks/runners/process.py writes them: method, inputs, default dtype, moved, left on the CPU,
-    // names and values of parameters.
+    // names and values of parameters, seeds of a gradient.
     const c10::IValue item = list.get(i);
     const auto& parts = item.toTupleRef().elements();
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(parts[2].toStringRef() == "float64" ? at::kDouble : at::kFloat));
@@ -67,7 +97,10 @@ nlohmann::json replay_calls(const Model& model, const std::string& path, const s
         settable->set_parameter(name, on(device, static_cast<c10::IValue>(parts[6].toList().get(k)).toTensor()));
       }
       const auto& used = !names.empty() ? *settable : parts[3].toBool() ? *moved : model;
-      const auto got = used.call(parts[0].toStringRef(), inputs);
+      Tensors seeds;
+      for (const auto& value : parts[7].toList()) seeds.push_back(static_cast<c10::IValue>(value).toTensor());
+      const auto got = seeds.empty() ? used.call(parts[0].toStringRef(), inputs)
+                                     : differentiated(path, parts[0].toStringRef(), device, inputs, seeds);
       for (size_t k = 0; k < got.size(); ++k)
         if (got[k].device() != device)
           throw Error(TF_ERROR_DEVICE, "output " + std::to_string(k) + " is on device " + got[k].device().str() +
