@@ -83,6 +83,7 @@ def export(
     vjp: bool = False,
     parameters: Sequence[str] = (),
     differentiable: bool = False,
+    symmetric: Sequence[str] = (),
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
     announce: Callable[[Listing], Any] | None = None,
@@ -100,10 +101,11 @@ def export(
     ``jacobian`` then, which returns the outputs and then blocks of shape ``(*batch, *out, *by)``. ``jvp`` and ``vjp``
     add the methods of that name. ``parameters`` (globs) are those that stay settable, by default all that can.
     ``differentiable``: torch's autograd through the loaded file is held against eager mode's, too (and ``vjp`` is
-    added). Raises the errors of ``exporter.errors``.
+    added); ``symmetric`` blocks, each ``"OUT:IN"``, are second derivatives of a potential, and checked as such. Raises
+    the errors of ``exporter.errors``.
     """
     blocks = (derivatives,) if isinstance(derivatives, str) else tuple(derivatives)
-    asked = Asked(blocks, jvp, vjp, tuple(parameters), differentiable)
+    asked = Asked(blocks, jvp, vjp, tuple(parameters), differentiable, tuple(symmetric))
     runners = _choose.runners(runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress)
     names = list(dict.fromkeys(runner.device for runner in runners))
     notes = _choose.not_checked(names)

@@ -132,7 +132,7 @@ class MethodSpec:
 
     A Jacobian block is ``(output, input)`` or ``(output, parameter)``; ``tangent:a`` and ``cotangent:a`` have the shape
     of ``a``. ``how`` says how derivatives are computed, ``zeros`` which blocks are left out because the output does not
-    depend on the input or parameter.
+    depend on the input or parameter, ``symmetric`` which are second derivatives of a potential.
     """
 
     inputs: tuple[str, ...]
@@ -140,6 +140,7 @@ class MethodSpec:
     needs_grad: bool = False
     how: str = ""
     zeros: tuple[tuple[str, str], ...] = ()
+    symmetric: tuple[tuple[str, str], ...] = ()
     __pydantic_config__ = STRICT
 
 
@@ -273,6 +274,7 @@ class Contract:
                 unknown += [] if bare(of) in (ins if of.startswith(COTANGENT) else outs) else [of]
                 unknown += [] if by is None or by in bys else [by]
             unknown += [of for of, _ in spec.zeros if of not in outs] + [by for _, by in spec.zeros if by not in bys]
+            unknown += [of for of, by in spec.symmetric if (of, by) not in spec.outputs]
             if unknown:
                 raise UsageError(
                     f"method {method!r} speaks of variables that the contract does not have",

@@ -84,6 +84,7 @@ def renamed(contract: Contract, renames: Sequence[Rename]) -> Contract:
         return dataclasses.replace(
             spec,
             inputs=tuple(map(name_of, spec.inputs)),
+            symmetric=tuple((name_of(of), name_of(by)) for of, by in spec.symmetric),
             zeros=tuple((name_of(of), name_of(by)) for of, by in spec.zeros),
             outputs=tuple(name_of(o) if isinstance(o, str) else (name_of(o[0]), name_of(o[1])) for o in spec.outputs),
         )

@@ -133,6 +133,7 @@ def _probes(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, 
     return [
         *finite_differences.probes(contract, cases, parameters),
         *products.products(contract, cases),
+        *products.symmetry(contract, cases),
         *products.newton(contract, cases),
     ]
 

@@ -267,7 +267,8 @@ def define(
             )
             module.define(text)
         outer("jacobian", inner, source.inputs, len(specs) + len(pairs))
-        methods["jacobian"] = MethodSpec(ins, (*outs, *pairs), how=chosen.how, zeros=chosen.wanted.zeros)
+        zeros, symmetric = chosen.wanted.zeros, chosen.wanted.symmetric
+        methods["jacobian"] = MethodSpec(ins, (*outs, *pairs), how=chosen.how, zeros=zeros, symmetric=symmetric)
     if chosen.wanted.jvp:
         tangents = [dataclasses.replace(s, name=TANGENT + s.name) for s in real_in]
         outer("jvp", JVP, (*source.inputs, *tangents), len(specs) + len(real_out))

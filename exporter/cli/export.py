@@ -43,6 +43,9 @@ def command(
         bool,
         typer.Option("--differentiable", help="Autograd through the file gives eager mode's gradients."),
     ] = False,
+    symmetric: Annotated[
+        list[str] | None, typer.Option(help="OUT:IN block that is the second derivative of a potential.")
+    ] = None,
     parameter: Annotated[
         list[str] | None, typer.Option(help="A parameter that stays settable (globs). Default: all that can.")
     ] = None,
@@ -91,6 +94,7 @@ def command(
         vjp=vjp,
         parameters=parameter or [],
         differentiable=differentiable,
+        symmetric=symmetric or [],
         runtimes=runtime,
         devices=device,
         time_limit=time_limit,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from exporter.contract import COTANGENT, FLOATING, TANGENT, Finding, TensorSpec
@@ -18,6 +18,7 @@ class Asked:
     """What the user asked for. ``parameters`` are those to stay settable; without any, all that can be.
 
     ``differentiable``: torch's autograd works through the loaded file; what it must give is in the cases of ``vjp``.
+    ``symmetric`` are blocks that are second derivatives of a potential, each ``OUT:IN`` by name.
     """
 
     blocks: tuple[str, ...] = ()
@@ -25,6 +26,7 @@ class Asked:
     vjp: bool = False
     parameters: tuple[str, ...] = ()
     differentiable: bool = False
+    symmetric: tuple[str, ...] = ()
 
     @property
     def derivatives(self) -> bool:
@@ -43,6 +45,7 @@ class Wanted:
     jvp: bool = False
     vjp: bool = False
     zeros: tuple[Pair, ...] = ()
+    symmetric: tuple[Pair, ...] = ()
 
 
 def wanted(
@@ -102,9 +105,35 @@ def wanted(
             asked.jvp,
             asked.vjp or asked.differentiable,
             tuple(p for p in sorted(left_out, key=order.__getitem__) if _real(p, kinds)),
+            _symmetric(asked, pairs, {s.name: s.shape for s in outputs}, {s.name: s.shape for s in inputs}),
         ),
         found,
     )
+
+
+def _symmetric(
+    asked: Asked, pairs: Sequence[Pair], outs: Mapping[str, tuple[int, ...]], ins: Mapping[str, tuple[int, ...]]
+) -> tuple[Pair, ...]:
+    """Raises ``UsageError`` for a block that is not in the file, or not square."""
+    found = []
+    for text in asked.symmetric:
+        pair = next((p for p in pairs if ":".join(p) == text), None)
+        if pair is None:
+            raise UsageError(
+                f"there is no block {text!r} to be symmetric",
+                where=f"--symmetric {text!r}",
+                expected=near(text, [":".join(p) for p in pairs]),
+                mend="ask for it: --derivative OUT:IN",
+            )
+        if pair[1] not in ins or outs[pair[0]] != ins[pair[1]]:
+            raise UsageError(
+                f"the block {text!r} is not square",
+                where=f"--symmetric {text!r}",
+                got=f"{list(outs[pair[0]])} by {list(ins.get(pair[1], ()))}",
+                expected="an output and an input of one shape",
+            )
+        found.append(pair)
+    return tuple(found)
 
 
 def _real(pair: Pair, kinds: dict[str, str]) -> bool:

@@ -14,7 +14,7 @@ from runtime_checks.compare import compare
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult
 from runtime_checks.runners.base import Call, Result, Tensors
 
-PRODUCTS, NEWTON = "products", "Newton"
+PRODUCTS, NEWTON, SYMMETRY = "products", "Newton", "symmetry"
 # Distances from the root, as parts of the input's size, at which a step is tried.
 DISTANCES = (2.0**-6, 2.0**-9, 2.0**-12)
 # What a step from the nearest may leave of the distance; a Jacobian that is wrong by a part leaves that part.
@@ -125,6 +125,31 @@ def _unlike(contract: Contract, what: str, got: torch.Tensor, wanted: torch.Tens
     dtype = str(next(t.dtype for t in given.values() if t.is_floating_point())).removeprefix("torch.")
     found = compare(got.to(wanted.dtype), wanted, contract.tolerance.bounds("", dtype))
     return [] if found.passed else [f"{what}: {found.reason}"]
+
+
+def symmetry(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
+    """Blocks that are declared to be second derivatives of a potential equal their transposes."""
+    spec = contract.methods.get("jacobian")
+    at = points(contract, cases)
+    if spec is None or not spec.symmetric or not at:
+        return []
+    lead = contract.batch.ndim
+
+    def judge(results: Sequence[Result]) -> CheckResult:
+        if error_of(results):
+            return CheckResult(SYMMETRY, FAILED, 1, error_of(results))
+        wrong = []
+        for pair in spec.symmetric:
+            block = results[0].outputs[spec.outputs.index(pair)]
+            n = math.prod(contract.returned(pair[0])[0])
+            square = block.reshape(*block.shape[:lead], n, n)
+            bounds = contract.tolerance.bounds(pair[0], str(block.dtype).removeprefix("torch."))
+            found = compare(square, square.transpose(-1, -2).contiguous(), bounds)
+            wrong += [] if found.passed else [f"d {pair[0]} / d {pair[1]}: {found.reason}"]
+        said = ", ".join(f"d {of} / d {by}" for of, by in spec.symmetric)
+        return CheckResult(SYMMETRY, FAILED if wrong else PASSED, 1, "; ".join(wrong) or said)
+
+    return [Probe((Call("jacobian", at),), judge)]
 
 
 def newton(contract: Contract, cases: Sequence[Case]) -> list[Probe]:

@@ -111,6 +111,25 @@ def test_newton_finds_a_wrong_jacobian(tmp_path, monkeypatch):
     assert products.NEWTON in failed(tmp_path / "m.pt")
 
 
+class Potential(nn.Module):
+    """The gradient of ``x.A.x / 2 + sum(x^4)``; its derivative is symmetric where A is."""
+
+    signature = Signature.of({"x": (3,)}, {"g": (3,)})
+
+    def __init__(self, skew: float):
+        super().__init__()
+        self.register_buffer("A", torch.tensor([[2.0, 1.0 + skew, 0.5], [1.0, 3.0, 0.0], [0.5, 0.0, 1.0]], dtype=F))
+
+    def forward(self, x):
+        return torch.einsum("ij,bj->bi", self.A, x) + 4 * x**3
+
+
+def test_a_block_that_has_no_potential(tmp_path):
+    asked = Asked(("all",), symmetric=("g:x",))
+    assert failed(tmp_path / "m.pt", asked, Potential(0.0)) == set()
+    assert failed(tmp_path / "skew.pt", asked, Potential(1e-6)) == {products.SYMMETRY}
+
+
 def test_a_model_in_float32_that_says_float64(tmp_path):
     class Rounded(nn.Module):
         signature = Signature.of({"x": (3,)}, {"y": (3,)})

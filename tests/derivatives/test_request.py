@@ -55,6 +55,14 @@ def test_what_bad_requests_get(text, message):
     assert repr(text) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"), [("rate:k", "no block 'rate:k'"), ("stress:old/b", "not square"), ("stress:E", "not square")]
+)
+def test_what_cannot_be_symmetric(text, message):
+    with pytest.raises(UsageError, match=message):
+        wanted(Asked(("all", "stress:E"), symmetric=(text,)), INPUTS, OUTPUTS, ["E", "G"], REACHED)
+
+
 def test_near_names_are_offered():
     with pytest.raises(UsageError, match="'rate'"):
         pairs("rates:a")
