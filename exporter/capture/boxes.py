@@ -23,11 +23,12 @@ METHOD = "forward_batch"
 BLOCKS, TANGENTS, COTANGENTS = "blocks_batch", "tangents_batch", "cotangents_batch"
 BY_PARAMETERS = "by_parameters_batch"
 JVP, VJP, JACOBIAN = "jvp_batch", "vjp_batch", "jacobian_batch"
+ROWS, EVERY = "rows_batch", "every_block_batch"
 _PUBLIC = ("forward", "jacobian", "jvp", "vjp")
 RESERVED = (
     *_PUBLIC,
     *(f"{name}_any_batch" for name in _PUBLIC),
-    *(METHOD, BLOCKS, TANGENTS, BY_PARAMETERS, COTANGENTS, JVP, VJP, JACOBIAN),
+    *(METHOD, BLOCKS, TANGENTS, BY_PARAMETERS, COTANGENTS, JVP, VJP, JACOBIAN, ROWS, EVERY),
     "broadcast_batch",
 )
 

@@ -18,11 +18,11 @@ import torch
 from torch.nn.utils import stateless
 
 from exporter.capture import fx
-from exporter.capture.boxes import BLOCKS, BY_PARAMETERS, COTANGENTS, JACOBIAN, JVP, TANGENTS, VJP, Run
+from exporter.capture.boxes import BLOCKS, BY_PARAMETERS, COTANGENTS, EVERY, JACOBIAN, JVP, ROWS, TANGENTS, VJP, Run
 from exporter.capture.entry import argument_names, forward_source
 from exporter.contract import COTANGENT, FLOATING, TANGENT, MethodSpec, TensorSpec
 from exporter.derivatives import eager
-from exporter.derivatives.glue import Directions, Product, jacobian_source
+from exporter.derivatives.glue import Directions, Product, jacobian_source, pushed_source
 from exporter.derivatives.request import Wanted
 from exporter.eager import flatten
 from exporter.errors import CaptureError, TorchferryError, first_line
@@ -42,10 +42,13 @@ class Plan:
     programs: Mapping[str, fx.Program] = field(default_factory=dict)
     products: tuple[Product, ...] = ()
     how: str = ""
+    # The whole Jacobian, where tangents cannot be captured by themselves.
+    rows: Product | None = None
 
     def constants(self, batched: bool) -> list[torch.Tensor]:
         """Tensors that the methods read which are written here: directions, and what backward passes hold."""
-        found = [t for p in self.products for t in p.along.tensors(_lead(p, batched))]
+        products = [*self.products, *([self.rows] if self.rows else [])]
+        found = [t for p in products for t in p.along.tensors(_lead(p, batched))]
         return found + [t for program in self.programs.values() for t in program.constants.values()]
 
 
@@ -71,15 +74,25 @@ def plan(warm: Warmup, wanted: Wanted, inputs: Inputs) -> Plan:
         specs = tuple(TensorSpec(n, tuple(named[n].shape), str(named[n].dtype).removeprefix("torch.")) for n in names)
         of = [s for s in warm.output_specs if any(name == s.name for name, _ in wanted.by_parameters)]
         programs[BY_PARAMETERS] = _tangents(warm, inputs, specs, of, by_parameters=True)
+        _hold(warm, programs[BY_PARAMETERS], specs, of, forward=True)
         along = Directions(specs)
         products.append(Product(BY_PARAMETERS, along, tuple(s.name for s in of), forward=True, parameters=True))
         how = f"{how}; by parameters: {FORWARD}" if how else FORWARD
     real_in, real_out = _real(source.inputs), _real(warm.output_specs)
+    rows: Product | None = None
     if wanted.jvp:
-        programs[JVP] = _tangents(warm, inputs, real_in, real_out)
+        try:
+            programs[JVP] = _tangents(warm, inputs, real_in, real_out)
+            _hold(warm, programs[JVP], real_in, real_out, forward=True)
+        except CaptureError:
+            programs.pop(JVP, None)
+            programs[ROWS] = _cotangents(warm, inputs, real_in, real_out)
+            _hold(warm, programs[ROWS], real_in, real_out, forward=False)
+            rows = Product(ROWS, Directions(real_out), tuple(s.name for s in real_in), forward=False)
     if wanted.vjp:
         programs[VJP] = _cotangents(warm, inputs, real_in, real_out)
-    return Plan(wanted, traced, programs, tuple(products), how)
+        _hold(warm, programs[VJP], real_in, real_out, forward=False)
+    return Plan(wanted, traced, programs, tuple(products), how, rows)
 
 
 def _real(specs: Specs) -> tuple[TensorSpec, ...]:
@@ -100,9 +113,10 @@ def _cheapest(warm: Warmup, wanted: Wanted, inputs: Inputs) -> tuple[str, fx.Pro
     ):
         try:
             program = make(warm, inputs, by, of)
+            _hold(warm, program, by, of, forward=mode == FORWARD)
         except CaptureError as error:
             failed.append(error)
-            said.append(f"{mode} cannot be captured: {error.details.get('got', error.what)}")
+            said.append(f"{mode} is of no use: {error.details.get('got', error.what)}")
             continue
         directions = Directions(along)
         cost = program.operations * directions.total
@@ -119,6 +133,41 @@ def _cheapest(warm: Warmup, wanted: Wanted, inputs: Inputs) -> tuple[str, fx.Pro
         )
     _, name, program, product = min(ways, key=lambda way: way[0])
     return name, program, product, f"{FORWARD if product.forward else REVERSE} ({'; '.join(said)})"
+
+
+def _hold(warm: Warmup, program: fx.Program, by: Specs, of: Specs, *, forward: bool) -> None:
+    """A product at another batch size, against eager mode: raises ``CaptureError`` where the two part.
+
+    torch's own formulas may write a size that they saw into a graph, or give NaN where others give numbers.
+    """
+    source = warm.source
+    generator = torch.Generator().manual_seed(0)
+    inputs = warm.sampler.draw(warm.traced_sizes[1], generator)
+    parameters = eager.parameters_of(source)
+    lead = inputs[0].shape[:1] if source.batch_ndim and not program.parameters else torch.Size()
+    directions = {
+        s.name: torch.rand((*lead, *s.shape), generator=generator, dtype=torch.float64).to(getattr(torch, s.dtype))
+        for s in (by if forward else of)
+    }
+    held = [parameters[n].detach() for n in program.parameters]
+    try:
+        got = program.graph(*inputs, *directions.values(), *held)[len(warm.output_specs) :]
+    except Exception as error:
+        what = "the product does not run at another batch size"
+        mend = "torch's own formula of some operation wrote a size into the graph: write it with other operations"
+        raise CaptureError(what, check="derivatives", got=first_line(error), mend=mend) from error
+    if forward:
+        wanted = eager.pushed(source, inputs, directions, [s.name for s in of])
+    else:
+        wanted = {n: v for n, v in eager.pulled(source, inputs, directions).items() if any(s.name == n for s in by)}
+    for (name, value), found in zip(wanted.items(), got, strict=True):
+        if not close(found, value):
+            raise CaptureError(
+                "a product that was captured is not that of eager mode",
+                check="derivatives",
+                got=f"{name!r} differs at a batch of {list(lead)}",
+                expected="what torch's autograd gives in eager mode",
+            )
 
 
 def _chain_rule(warm: Warmup, wanted: Wanted, inputs: Inputs) -> str:
@@ -159,7 +208,8 @@ def _tangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs, *, by_paramete
         with torch.enable_grad():
             leaves, picked, values = call(given)
             used = [(i, v) for i, v in enumerate(picked) if v.requires_grad]
-            seeds = [torch.zeros_like(v).requires_grad_(True) for _, v in used]
+            # Any seed will do; some backward formulas take the logarithm of it.
+            seeds = [torch.ones_like(v).requires_grad_(True) for _, v in used]
             pulled = torch.autograd.grad([v for _, v in used], leaves, seeds, create_graph=True, allow_unused=True)
             linear = [(g, t) for g, t in zip(pulled, moving(given), strict=True) if g is not None and g.requires_grad]
             pushed: Sequence[Any] = [None] * len(seeds)
@@ -248,12 +298,15 @@ def define(
         seeds = [f"tf_seed_{i}" for i in range(program.inputs - len(names) - len(program.parameters))]
         arguments = [*names, *seeds, *(place(parameters[n]) for n in program.parameters)]
         held = {target: place(t) for target, t in program.constants.items()}
-        module.define(fx.torchscript(program, name, arguments, held))
+        module.define(fx.torchscript(program, name, arguments, held, batched))
     ins, outs = tuple(s.name for s in source.inputs), tuple(s.name for s in specs)
     methods: dict[str, MethodSpec] = {}
 
+    # A graph of operators goes by the strides that it saw.
+    contiguous = warm.contiguous or bool(chosen.programs)
+
     def outer(name: str, inner: str, taken: Specs, count: int) -> None:
-        module.define(forward_source(taken, count, batched, warm.contiguous, name=name, inner=inner))
+        module.define(forward_source(taken, count, batched, contiguous, name=name, inner=inner))
 
     pairs = (*chosen.wanted.pairs, *chosen.wanted.by_parameters)
     if pairs:
@@ -271,9 +324,15 @@ def define(
         methods["jacobian"] = MethodSpec(ins, (*outs, *pairs), how=chosen.how, zeros=zeros, symmetric=symmetric)
     if chosen.wanted.jvp:
         tangents = [dataclasses.replace(s, name=TANGENT + s.name) for s in real_in]
+        if chosen.rows:
+            places = {ROWS: [place(t) for t in chosen.rows.along.tensors(_lead(chosen.rows, batched))]}
+            every = [(o.name, i.name) for o in real_out for i in real_in]
+            module.define(jacobian_source(EVERY, names, source.inputs, specs, every, [chosen.rows], places, batched))
+            module.define(pushed_source(JVP, EVERY, names, real_in, specs, every, batched))
         outer("jvp", JVP, (*source.inputs, *tangents), len(specs) + len(real_out))
         returned = (*outs, *(TANGENT + s.name for s in real_out))
-        methods["jvp"] = MethodSpec((*ins, *(s.name for s in tangents)), returned, how=FORWARD)
+        how = f"{REVERSE}, times the tangents" if chosen.rows else FORWARD
+        methods["jvp"] = MethodSpec((*ins, *(s.name for s in tangents)), returned, how=how)
     if chosen.wanted.vjp:
         seeds = [dataclasses.replace(s, name=COTANGENT + s.name) for s in real_out]
         outer("vjp", VJP, (*source.inputs, *seeds), len(specs) + len(real_in))

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exporter.capture.operators import REWRITES
 from exporter.eager import raised_at
@@ -73,12 +74,15 @@ def captured(function: Callable[..., Any], inputs: Sequence[torch.Tensor], param
     # It prints a page before it raises.
     fake.setLevel(logging.CRITICAL)
     try:
-        graph = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*(t.clone() for t in inputs))
+        # The fused kernels of attention have no second derivative.
+        with sdpa_kernel(SDPBackend.MATH):
+            made = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+            graph = made(*(t.clone() for t in inputs))
     except Exception as error:
         raise CaptureError(
             "the backward pass cannot be captured",
             check="derivatives",
-            where=raised_at(error),
+            where=place if not (place := raised_at(error)).startswith("<") else "",
             got=first_line(error),
             expected="a function that torch.fx.experimental.proxy_tensor.make_fx can follow",
         ) from error
@@ -99,7 +103,7 @@ def _attribute(module: Any, path: str) -> torch.Tensor:
     return module
 
 
-def torchscript(program: Program, name: str, arguments: Sequence[str], places: Mapping[str, str]) -> str:
+def torchscript(program: Program, name: str, arguments: Sequence[str], places: Mapping[str, str], batched: bool) -> str:
     """Source of a method. ``places`` gives an expression of ``self`` for each constant, and so do the last of
     ``arguments`` for parameters.
 
@@ -109,7 +113,7 @@ def torchscript(program: Program, name: str, arguments: Sequence[str], places: M
     given = [n for n in nodes if n.op == "placeholder"]
     first = next((a for a, n in zip(arguments, given, strict=True) if _dtype_of(n).is_floating_point), arguments[0])
     dtype = next((_dtype_of(n) for n in given if _dtype_of(n).is_floating_point), None)
-    writer = _Writer(first, dtype, dict(places))
+    writer = _Writer(first, dtype, dict(places), _batch_symbols(given) if batched else frozenset())
     writer.names.update({n.name: a for n, a in zip(given, arguments, strict=True)})
     lines = [line for n in nodes if n.op not in ("placeholder", "output") for line in writer.lines(n)]
     (output,) = (n for n in nodes if n.op == "output")
@@ -121,6 +125,12 @@ def torchscript(program: Program, name: str, arguments: Sequence[str], places: M
     return f"def {name}(self, {signature}) -> Tuple[{returns}]:\n    {body}\n"
 
 
+def _batch_symbols(given: Sequence[torch.fx.Node]) -> frozenset[Any]:
+    """What the sizes of a batch are made of; every other size is the contract's, and a number."""
+    sizes = [n.meta["val"].shape[0] for n in given[:1] if n.meta["val"].ndim]
+    return frozenset().union(*(s.node.expr.free_symbols for s in sizes if isinstance(s, torch.SymInt)))
+
+
 def _dtype_of(node: torch.fx.Node) -> torch.dtype:
     return node.meta["val"].dtype
 
@@ -128,11 +138,12 @@ def _dtype_of(node: torch.fx.Node) -> torch.dtype:
 class _Writer:
     """Names of values that are written already, and how arguments are spelt."""
 
-    def __init__(self, first: str, dtype: torch.dtype | None, places: dict[str, str]) -> None:
+    def __init__(self, first: str, dtype: torch.dtype | None, places: dict[str, str], batch: frozenset[Any]) -> None:
         self.names: dict[str, str] = {}
         self._first = first
         self._dtype = dtype
         self._places = places
+        self._batch = batch
 
     def lines(self, node: torch.fx.Node) -> list[str]:
         made = f"tf_{node.name}"
@@ -160,6 +171,12 @@ class _Writer:
             return [f"{made} = {args[0]}.numel()"]
         if name.startswith(("_assert", "sym_constrain")):
             return []
+        if name in ("view", "_unsafe_view"):
+            # Which of them torch took was a matter of the strides that it saw. One size may be open, and is ambiguous
+            # for an empty batch.
+            asked: Any = node.args[1]
+            sizes = [self._size(s, m) for s, m in zip(asked, node.meta["val"].shape, strict=True)]
+            return [f"{made} = {args[0]}.reshape([{', '.join(sizes)}])"]
         schema = node.target._schema
         args = [self._fitting(a, t, s) for a, t, s in zip(node.args, args, schema.arguments, strict=False)]
         args += [f"{k}={self._option(k, v)}" for k, v in node.kwargs.items()]
@@ -184,9 +201,22 @@ class _Writer:
             return "None"
         return self.text(value)
 
+    def _size(self, given: Any, made: Any) -> str:
+        if given != -1:
+            return self.text(given)
+        fixed = self._fixed(made)
+        return "-1" if fixed is None else str(fixed)
+
+    def _fixed(self, size: Any) -> int | None:
+        """The number that a size is, unless it depends on the batch."""
+        if not isinstance(size, torch.SymInt):
+            return size if isinstance(size, int) else None
+        return None if size.node.expr.free_symbols & self._batch else size.node.hint
+
     def text(self, value: Any) -> str:
         if isinstance(value, torch.fx.Node):
-            return self.names[value.name]
+            fixed = self._fixed(value.meta.get("val"))
+            return self.names[value.name] if fixed is None else str(fixed)
         if isinstance(value, (list, tuple)):
             return f"[{', '.join(map(self.text, value))}]"
         if isinstance(value, float) and not math.isfinite(value):

@@ -7,6 +7,7 @@ component of an output, summed over a batch whose elements do not see each other
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -112,7 +113,7 @@ def _rows(value: torch.Tensor, alone: int, lead: int) -> Iterator[torch.Tensor]:
     elements = range(value.shape[0]) if alone else (slice(None),) if lead else (None,)
     for element in elements:
         for k in range(count):
-            seed = torch.zeros_like(value)
+            seed = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
             flat = seed.view(value.shape[0], -1) if lead else seed.view(1, -1)
             flat[element if element is not None else 0, k] = 1.0
             yield seed
@@ -132,17 +133,17 @@ def _assembled(
 def pushed(
     source: Source, inputs: Inputs, tangents: Mapping[str, torch.Tensor], outputs: Sequence[str]
 ) -> dict[str, torch.Tensor]:
-    """Tangents of the outputs: the blocks times the tangents of the inputs."""
-    pairs = [(of, by) for of in outputs for by in tangents]
-    found = blocks(source, inputs, pairs)
-    lead = 1 if source.batch_ndim and inputs else 0
+    """Tangents of the outputs: the blocks times the tangents of inputs, which have the batch, and of parameters."""
+    found = blocks(source, inputs, [(of, by) for of in outputs for by in tangents])
+    names = [s.name for s in source.inputs]
     result: dict[str, torch.Tensor] = {}
     for (of, by), block in found.items():
-        ndim = tangents[by].ndim - lead
-        tangent = tangents[by].reshape(
-            *tangents[by].shape[:lead], *[1] * (block.ndim - lead - ndim), *tangents[by].shape[lead:]
-        )
-        term = (block * tangent).flatten(block.ndim - ndim).sum(-1) if ndim else block * tangent
+        lead = 1 if source.batch_ndim and by in names else 0
+        own = tangents[by].shape[lead:]
+        out = block.shape[: block.ndim - len(own)]
+        size = math.prod(own)
+        tangent = tangents[by].reshape(*tangents[by].shape[:lead], *[1] * (len(out) - lead), size)
+        term = (block.reshape(*out, size) * tangent).sum(-1)
         result[of] = result[of] + term if of in result else term
     return result
 

@@ -99,11 +99,10 @@ def jacobian_source(
             spec = product.along.specs[[s.name for s in product.along.specs].index(along)]
             by_shape = spec.shape if product.forward else ins[by].shape
             shape = [*outs[of].shape, *by_shape]
-            text = ", ".join(map(str, shape))
             part = f"{made}_{at}.narrow(0, {start}, {math.prod(spec.shape)})"
             # Directions are the last of the block in forward mode, and come before the input's own in reverse mode.
             turned = f"{part}.movedim(0, -1)" if product.forward else f"{part}.movedim(0, 1)" if batched else part
-            blocks[of, by] = f"{turned}.reshape([{lead}{text}])"
+            blocks[of, by] = f"{turned}.reshape({_sizes(lead, shape)})"
         if not values:
             values = [f"{made}_out_{i}" for i in range(len(outputs))]
     signature = ", ".join(f"{a}: Tensor" for a in arguments)
@@ -111,6 +110,11 @@ def jacobian_source(
     returns = ", ".join(["Tensor"] * len(returned))
     body = "\n    ".join([*lines, f"return ({', '.join(returned)},)"])
     return f"def {name}(self, {signature}) -> Tuple[{returns}]:\n    {body}\n"
+
+
+def _sizes(lead: str, shape: Sequence[int]) -> str:
+    """TorchScript takes an empty list for one of tensors."""
+    return f"[{lead}{', '.join(map(str, shape))}]" if lead or shape else "torch.jit.annotate(List[int], [])"
 
 
 def _repeated(
@@ -157,3 +161,33 @@ def _in_a_loop(
     lines += [f"    {made}_list_{i}.append({made}[{len(outputs) + i}])" for i in range(count)]
     lines += [f"{made}_out_{i} = {made}[{i}]" for i in range(len(outputs))]
     return [*lines, *(f"{made}_{i} = torch.stack({made}_list_{i})" for i in range(count))]
+
+
+def pushed_source(
+    name: str,
+    blocks: str,
+    arguments: Sequence[str],
+    by: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    pairs: Sequence[Pair],
+    batched: bool,
+) -> str:
+    """Source of a method that takes tangents of ``by`` behind the inputs and returns the outputs, then the tangents of
+    those outputs that ``pairs`` have, from the method ``blocks``, which returns the outputs and then those pairs."""
+    lead = "tf_rows, " if batched else ""
+    lines = [f"tf_b = self.{blocks}({', '.join(arguments)})"]
+    lines += [f"tf_rows = {arguments[0]}.size(0)"] if batched else []
+    pushed = []
+    for spec in [s for s in outputs if any(of == s.name for of, _ in pairs)]:
+        n = math.prod(spec.shape)
+        terms = []
+        for i, other in enumerate(by):
+            m = math.prod(other.shape)
+            block = f"tf_b[{len(outputs) + list(pairs).index((spec.name, other.name))}].reshape([{lead}{n}, {m}])"
+            terms.append(f"torch.matmul({block}, tf_t_{i}.reshape([{lead}{m}, 1]))")
+        pushed.append(f"({' + '.join(terms)}).reshape({_sizes(lead, spec.shape)})")
+    signature = ", ".join(f"{a}: Tensor" for a in [*arguments, *(f"tf_t_{i}" for i in range(len(by)))])
+    returned = [*(f"tf_b[{i}]" for i in range(len(outputs))), *pushed]
+    returns = ", ".join(["Tensor"] * len(returned))
+    body = "\n    ".join([*lines, f"return ({', '.join(returned)},)"])
+    return f"def {name}(self, {signature}) -> Tuple[{returns}]:\n    {body}\n"

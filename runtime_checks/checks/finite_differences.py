@@ -55,7 +55,9 @@ def probes(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, t
     for name, dtype in [(s.name, s.dtype) for s in (*contract.inputs, *contract.parameters)]:
         by_this = [(i, o) for i, o in enumerate(spec.outputs) if not isinstance(o, str) and o[1] == name]
         zeros = [of for of, by in spec.zeros if by == name]
-        if dtype not in RESOLUTION or not (by_this or zeros):
+        own = next(s.shape for s in (*contract.inputs, *contract.parameters) if s.name == name)
+        by_this = [(i, o) for i, o in by_this if math.prod(contract.returned(o)[0])]
+        if dtype not in RESOLUTION or not (by_this or zeros) or not math.prod(own):
             continue
         ladder = _ladder(contract, cases, at, name, held, {})
         if by_this:

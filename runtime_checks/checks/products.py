@@ -19,6 +19,8 @@ PRODUCTS, NEWTON, SYMMETRY = "products", "Newton", "symmetry"
 DISTANCES = (2.0**-6, 2.0**-9, 2.0**-12)
 # What a step from the nearest may leave of the distance; a Jacobian that is wrong by a part leaves that part.
 LEFT = 0.01
+# A condition number.
+SINGULAR = 1e8
 
 
 def products(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
@@ -166,6 +168,7 @@ def newton(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
         and o[1] in shapes[1]
         and _size(shapes[0][o[0]]) == _size(shapes[1][o[1]])
         and shapes[1][o[1]].dtype == "float64"
+        and _size(shapes[1][o[1]]) > 0
     ]
     if not square:
         return []
@@ -212,7 +215,7 @@ def _newton(contract: Contract, at: Tensors, place: int, pair: tuple[str, str]) 
         # Where the Jacobian vanishes, or changes much on the way, the root is not a simple one.
         steep = blocks[2].abs().amax((-1, -2))
         simple = (blocks[2] - blocks[1]).abs().amax((-1, -2)) < 0.3 * steep
-        simple &= steep * size > 1e-6 * goal.abs().max()
+        simple &= (steep * size > 1e-6 * goal.abs().max()) & (torch.linalg.cond(blocks[2]) < SINGULAR)
         if not bool(simple.any()):
             return CheckResult(NEWTON, NOT_RUN, len(calls), f"{label}: no point where the Jacobian changes slowly")
         if not bool(((third <= LEFT * DISTANCES[2] + 1e-9) | falls | ~simple).all()):
