@@ -8,6 +8,7 @@ with the traced value that was read, and, where asked for, with another value ha
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -61,6 +62,11 @@ NOT_THE_USERS = (
     "<eval_with_key",
     "<__array_function__",
 )
+
+# neml2 wraps functions of torch to say where they must not be used; found without importing it.
+_NEML2 = importlib.util.find_spec("neml2")
+if _NEML2 is not None and _NEML2.origin:
+    NOT_THE_USERS = (*NOT_THE_USERS, f"{Path(_NEML2.origin).parent}/models/_guard.py")
 
 # What a recorder hands to Python instead of the value that was read.
 Change = Callable[[Any], Any]

@@ -232,7 +232,7 @@ def test_a_mismatch_at_export_leaves_no_file(monkeypatch, capfd):
 
     capture = pipeline.capture
 
-    def faulty(warm, inputs, seed):
+    def faulty(warm, inputs, seed, wanted):
         captured = capture(warm, inputs, seed)
         with torch.no_grad():
             next(iter(captured.module.parameters())).mul_(1 + 1e-6)

@@ -256,8 +256,9 @@ def _call(
     and all outputs; ``moving`` picks the directions; ``parameters`` come behind them."""
     source = warm.source
     count, names = len(source.inputs), [s.name for s in source.inputs]
-    parameters = {n: p for n, p in eager.parameters_of(source).items() if any(s.name == n for s in by)}
-    parameters = parameters if by_parameters else {}
+    named = eager.parameters_of(source)
+    # In the order of their directions.
+    parameters = {s.name: named[s.name] for s in by} if by_parameters else {}
 
     def call(given: Sequence[torch.Tensor]) -> _Called:
         whole = [t.detach() for t in given[:count]]
@@ -266,7 +267,8 @@ def _call(
             at = names.index(spec.name)
             whole[at] = whole[at].requires_grad_(True)
             leaves.append(whole[at])
-        with stateless._reparametrize_module(source.named, dict(zip(parameters, leaves, strict=False))):
+        moved = dict(zip(parameters, leaves, strict=False))
+        with stateless._reparametrize_module(source.named, moved, tie_weights=True):
             outputs = flatten(source.module(*whole), source)
         rows = whole[0].shape[0] if any(warm.constant) else 0
         values = {

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._decomp import get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -53,6 +54,10 @@ _SYMBOLS: Mapping[Any, str] = {
 }
 
 
+# Its kernel divides by the number of elements, and ends the process of an empty batch.
+_DECOMPOSED: Any = get_decompositions([torch.ops.aten.native_batch_norm_backward])
+
+
 @dataclass(frozen=True)
 class Program:
     """A function as a graph. ``constants`` are the tensors that it holds; ``parameters`` are its last inputs."""
@@ -76,7 +81,7 @@ def captured(function: Callable[..., Any], inputs: Sequence[torch.Tensor], param
     try:
         # The fused kernels of attention have no second derivative.
         with sdpa_kernel(SDPBackend.MATH):
-            made = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)
+            made = make_fx(function, _DECOMPOSED, "symbolic", _allow_non_fake_inputs=True)
             graph = made(*(t.clone() for t in inputs))
     except Exception as error:
         raise CaptureError(
@@ -128,7 +133,12 @@ def torchscript(program: Program, name: str, arguments: Sequence[str], places: M
 def _batch_symbols(given: Sequence[torch.fx.Node]) -> frozenset[Any]:
     """What the sizes of a batch are made of; every other size is the contract's, and a number."""
     sizes = [n.meta["val"].shape[0] for n in given[:1] if n.meta["val"].ndim]
-    return frozenset().union(*(s.node.expr.free_symbols for s in sizes if isinstance(s, torch.SymInt)))
+    return frozenset().union(*(_symbols(s) for s in sizes if isinstance(s, torch.SymInt)))
+
+
+def _symbols(size: torch.SymInt) -> frozenset[Any]:
+    """As they were written: torch may have noted since that one stands for a number."""
+    return frozenset(size.node._expr.free_symbols)
 
 
 def _dtype_of(node: torch.fx.Node) -> torch.dtype:
@@ -211,7 +221,7 @@ class _Writer:
         """The number that a size is, unless it depends on the batch."""
         if not isinstance(size, torch.SymInt):
             return size if isinstance(size, int) else None
-        return None if size.node.expr.free_symbols & self._batch else size.node.hint
+        return None if _symbols(size) & self._batch else size.node.hint
 
     def text(self, value: Any) -> str:
         if isinstance(value, torch.fx.Node):

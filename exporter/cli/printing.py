@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from exporter.sources.source import Listing
 
 # Names and paths are the user's: nothing in them is markup.
-out = Console(markup=False, highlight=False)
-err = Console(stderr=True, markup=False, highlight=False)
+out = Console(markup=False, highlight=False, emoji=False)
+err = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
 
 def print_json(value: Any) -> None:

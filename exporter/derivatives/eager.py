@@ -39,8 +39,9 @@ def asking(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
 
 
 def parameters_of(source: Source) -> dict[str, nn.Parameter]:
-    """Those of floating dtype, by name."""
-    return {name: p for name, p in source.named.named_parameters() if _real(p)}
+    """Those of floating dtype, by name; one that is called like an input is left to be the input."""
+    inputs = {s.name for s in source.inputs}
+    return {n: p for n, p in source.named.named_parameters() if _real(p) and n not in inputs}
 
 
 def _recorded(source: Source, inputs: Inputs) -> tuple[Inputs, dict[str, torch.Tensor]]:
@@ -126,8 +127,8 @@ def _assembled(
     if not rows:
         return leaf.new_zeros((*batch, *own, *own_by))
     if parameter or not batch:
-        return torch.stack(rows).reshape(*batch, *own, *own_by)
-    return torch.stack(rows, 1).reshape(*batch, *own, *own_by)
+        return torch.stack(rows).reshape((*batch, *own, *own_by))
+    return torch.stack(rows, 1).reshape((*batch, *own, *own_by))
 
 
 def pushed(
@@ -143,7 +144,7 @@ def pushed(
         out = block.shape[: block.ndim - len(own)]
         size = math.prod(own)
         tangent = tangents[by].reshape(*tangents[by].shape[:lead], *[1] * (len(out) - lead), size)
-        term = (block.reshape(*out, size) * tangent).sum(-1)
+        term = (block.reshape((*out, size)) * tangent).sum(-1)
         result[of] = result[of] + term if of in result else term
     return result
 

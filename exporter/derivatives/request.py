@@ -189,6 +189,14 @@ def settable_names(
     Those that a block is ``differentiated`` by stay settable, too. Raises ``UsageError`` for a name that matches no
     parameter, or one that is a constant of the capture.
     """
+    lost = [name for name in known if name in differentiated and name not in alive]
+    if lost:
+        raise UsageError(
+            f"a block by parameter {lost[0]!r} cannot be given",
+            got="a constant in the capture: the model reads it through .data, .item(), NumPy or a cache made of it",
+            expected="a parameter that outputs and blocks are computed with",
+            mend="leave it out of --derivative, or compute with the parameter itself in forward",
+        )
     if not globs:
         return tuple(alive)
     kept: set[str] = set(differentiated)

@@ -45,7 +45,7 @@ def draws(sampler: Sampler, size: int, generator: torch.Generator) -> Draws:
     add("one row zero", lambda t: _row(t, 0, 0.0))
     add("ones", torch.ones_like)
     add("equal rows", lambda t: t[:1].expand(t.shape).clone() if t.ndim else t)
-    add("ties", lambda t: t.flatten()[:1].expand(t.shape).clone() if t.numel() else t)
+    add("ties", lambda t: t.flatten()[:1].expand(t.shape).clone() if t.ndim and t.numel() else t)
     add("whole numbers", lambda t: t if t.is_complex() else (3 * t).round())
     add("spread", lambda t: torch.randn(t.shape, generator=generator, dtype=torch.float64) * 3)
     for factor in (1e-12, 1e-3, 10.0, 1e3, 1e8):

@@ -51,6 +51,8 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
     with inference_conditions(source):
         with Footprint() as footprint:
             first = eager(source, inputs)
+        # What an installed library keeps to itself is no setting: neml2 counts how deep it is in a call.
+        footprint.codes = {c: space for c, space in footprint.codes.items() if "site-packages" not in c.co_filename}
         if isinstance(first, str):
             return []
         for setting in (*_of_contexts(footprint), *_of_sys(footprint), *_of_users(footprint, source)):

@@ -49,12 +49,12 @@ def probes(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, t
     at = points(contract, cases)
     if spec is None or not at:
         return []
-    held = {n: p for n, p in parameters.items() if str(p.dtype).removeprefix("torch.") in RESOLUTION}
+    held = {n: p for n, p in parameters.items() if str(p.dtype).removeprefix("torch.") in RESOLUTION and p.numel()}
     changed = {name: value * CHANGE for name, value in held.items()}
     found = []
     for name, dtype in [(s.name, s.dtype) for s in (*contract.inputs, *contract.parameters)]:
         by_this = [(i, o) for i, o in enumerate(spec.outputs) if not isinstance(o, str) and o[1] == name]
-        zeros = [of for of, by in spec.zeros if by == name]
+        zeros = [of for of, by in spec.zeros if by == name and math.prod(contract.returned(of)[0])]
         own = next(s.shape for s in (*contract.inputs, *contract.parameters) if s.name == name)
         by_this = [(i, o) for i, o in by_this if math.prod(contract.returned(o)[0])]
         if dtype not in RESOLUTION or not (by_this or zeros) or not math.prod(own):

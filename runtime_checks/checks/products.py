@@ -102,21 +102,21 @@ def _is_whole(contract: Contract) -> bool:
 
 
 def _dot(a: torch.Tensor, b: torch.Tensor, lead: int) -> torch.Tensor:
-    return (a * b).reshape(*a.shape[:lead], -1).sum(-1)
+    return (a * b).reshape((*a.shape[:lead], math.prod(a.shape[lead:]))).sum(-1)
 
 
 def _apply(block: torch.Tensor, tangent: torch.Tensor, lead: int) -> torch.Tensor:
-    n = tangent.ndim - lead
-    out = block.shape[: block.ndim - n]
-    flat = block.reshape(*out[:lead], math.prod(out[lead:]), -1)
-    return (flat @ tangent.reshape(*out[:lead], -1, 1)).reshape(out)
+    own = tangent.shape[lead:]
+    out = block.shape[: block.ndim - len(own)]
+    flat = block.reshape((*out[:lead], math.prod(out[lead:]), math.prod(own)))
+    return (flat @ tangent.reshape((*out[:lead], math.prod(own), 1))).reshape(out)
 
 
 def _transposed(block: torch.Tensor, seed: torch.Tensor, lead: int) -> torch.Tensor:
-    n = seed.ndim - lead
-    own = block.shape[lead + n :]
-    flat = block.reshape(*block.shape[:lead], math.prod(seed.shape[lead:]), -1)
-    return (seed.reshape(*block.shape[:lead], 1, -1) @ flat).reshape(*block.shape[:lead], *own)
+    rows, n = block.shape[:lead], math.prod(seed.shape[lead:])
+    own = block.shape[seed.ndim :]
+    flat = block.reshape((*rows, n, math.prod(own)))
+    return (seed.reshape((*rows, 1, n)) @ flat).reshape((*rows, *own))
 
 
 def _total(made: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
