@@ -129,7 +129,8 @@ def _cheapest(warm: Warmup, wanted: Wanted, inputs: Inputs) -> tuple[str, fx.Pro
             where=failed[0].details.get("where", ""),
             got="; ".join(said),
             expected="operations that torch can differentiate",
-            mend="write the operation with ones that have derivatives, or ask for other outputs",
+            mend="write the operation with ones that have derivatives, or ask for other outputs; a submodule that is "
+            "compiled for its control flow on data has none here",
         )
     _, name, program, product = min(ways, key=lambda way: way[0])
     return name, program, product, f"{FORWARD if product.forward else REVERSE} ({'; '.join(said)})"

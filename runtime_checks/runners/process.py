@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,11 +72,15 @@ def start(command: Sequence[str], archive: str, seconds: float, text: str = "") 
 
 def ended_early(path: Path, done: subprocess.CompletedProcess[str], seconds: float, memory: float) -> RunError:
     last = (done.stderr.strip().splitlines() or [""])[-1]
-    how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    number = -done.returncode
+    how = f"signal {number}, {signal.strsignal(number)}" if number > 0 else f"exit code {done.returncode}"
+    mend = "raise --time-limit or --memory-limit if the limits are the reason"
+    if number in (signal.SIGFPE, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL):
+        mend = "an operator of the file ends its process, and would end a host's: find out at which inputs"
     return RunError(
         "the process that ran the archive ended early",
         where=str(path),
         got=f"{how}{': ' + last if last else ''}",
         expected=f"a run within {seconds:g} s and {memory / 2**30:.1f} GiB",
-        mend="raise --time-limit or --memory-limit if the limits are the reason",
+        mend=mend,
     )
