@@ -45,7 +45,8 @@ def _lead(source: Source, inputs: Inputs) -> str:
     with inference_conditions(source), Footprint() as footprint:
         eager(source, inputs)
     for code in footprint.codes:
-        if "/numpy/" in code.co_filename:
+        # What an installed library walks through is its own affair.
+        if "site-packages" in code.co_filename:
             continue
         steps = list(dis.get_instructions(code))
         builds = [i for i, then in itertools.pairwise(steps) if i.opname in _BUILD or _names_one(i, then)]
