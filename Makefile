@@ -14,7 +14,7 @@ demo: .venv/installed
 	out/solvers/decay out/decay.pt
 
 test: lint
-	$(BIN)/pytest -n $(JOBS)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 lint: .venv/installed
 	$(BIN)/ruff check
