@@ -234,7 +234,8 @@ def contract_of(
     source = warm.source
     outputs = warm.output_specs
     named = [name for name, _ in source.named.named_parameters()]
-    by = {o[1] for m in captured.methods.values() for o in m.outputs if not isinstance(o, str)} & set(named)
+    by = {o[1] for m in captured.methods.values() for o in m.outputs if not isinstance(o, str)}
+    by -= {s.name for s in source.inputs}
     kept = request.settable_names(asked.parameters if asked else (), captured.parameters, named, by)
     return Contract(
         schema=SCHEMA,

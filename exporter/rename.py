@@ -80,13 +80,19 @@ def renamed(contract: Contract, renames: Sequence[Rename]) -> Contract:
         variable = bare(name)
         return name.removesuffix(variable) + new.get(variable, variable)
 
+    inputs = {s.name for s in contract.inputs}
+
+    def pair(of: str, by: str) -> tuple[str, str]:
+        # Parameters keep their names: they are places in the file.
+        return name_of(of), name_of(by) if by in inputs else by
+
     def method(spec: MethodSpec) -> MethodSpec:
         return dataclasses.replace(
             spec,
             inputs=tuple(map(name_of, spec.inputs)),
-            symmetric=tuple((name_of(of), name_of(by)) for of, by in spec.symmetric),
-            zeros=tuple((name_of(of), name_of(by)) for of, by in spec.zeros),
-            outputs=tuple(name_of(o) if isinstance(o, str) else (name_of(o[0]), name_of(o[1])) for o in spec.outputs),
+            symmetric=tuple(pair(*p) for p in spec.symmetric),
+            zeros=tuple(pair(*p) for p in spec.zeros),
+            outputs=tuple(name_of(o) if isinstance(o, str) else pair(*o) for o in spec.outputs),
         )
 
     return dataclasses.replace(

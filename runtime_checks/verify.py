@@ -50,7 +50,8 @@ def examine(
     opened = archive.read(path)
     cases = opened.cases()
     seconds["integrity"] = time.perf_counter() - start
-    legs = [_leg(path, opened, cases, fresh, runner, seconds) for runner in runners]
+    probes = _probes(opened.contract, cases, parameter_values(path, opened.contract))
+    legs = [_leg(path, opened, cases, fresh, probes, runner, seconds) for runner in runners]
     outside = outside_envelope(opened.contract, cases) if envelope != OFF else []
     if envelope == ERROR:
         verdict = CheckResult(ENVELOPE, FAILED if outside else PASSED, len(cases), "; ".join(outside))
@@ -87,13 +88,13 @@ def _leg(
     opened: Archive,
     cases: Sequence[Case],
     fresh: Sequence[Case] | None,
+    probes: Sequence[Probe],
     runner: Runner,
     seconds: dict[str, float],
 ) -> Leg:
     """Every check in one runtime on one device; adds its seconds to ``seconds``."""
     expectations, skipped = _expectations(opened.contract, cases, fresh, runner.device)
     start = time.perf_counter()
-    probes = _probes(opened.contract, cases, parameter_values(path, opened.contract))
     asked = [e.call for e in expectations] + [call for probe in probes for call in probe.calls]
     run = runner.run(path, opened.contract, asked)
     seconds[f"fresh process, {runner.name}, {runner.device}"] = time.perf_counter() - start

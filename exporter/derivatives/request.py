@@ -30,7 +30,7 @@ class Asked:
 
     @property
     def derivatives(self) -> bool:
-        return bool(self.blocks) or self.jvp or self.vjp or self.differentiable
+        return any((self.blocks, self.jvp, self.vjp, self.differentiable, self.symmetric))
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,15 @@ def probes(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, t
     held = {n: p for n, p in parameters.items() if str(p.dtype).removeprefix("torch.") in RESOLUTION and p.numel()}
     changed = {name: value * CHANGE for name, value in held.items()}
     found = []
-    for name, dtype in [(s.name, s.dtype) for s in (*contract.inputs, *contract.parameters)]:
+    variables = {s.name: (s.dtype, s.shape) for s in (*contract.parameters, *contract.inputs)}
+    for name, (dtype, shape) in variables.items():
         by_this = [(i, o) for i, o in enumerate(spec.outputs) if not isinstance(o, str) and o[1] == name]
         zeros = [of for of, by in spec.zeros if by == name and math.prod(contract.returned(of)[0])]
-        own = next(s.shape for s in (*contract.inputs, *contract.parameters) if s.name == name)
         by_this = [(i, o) for i, o in by_this if math.prod(contract.returned(o)[0])]
-        if dtype not in RESOLUTION or not (by_this or zeros) or not math.prod(own):
+        if not (by_this or zeros) or not math.prod(shape):
+            continue
+        if dtype not in RESOLUTION:
+            found.append(_too_coarse(name, dtype))
             continue
         ladder = _ladder(contract, cases, at, name, held, {})
         if by_this:
@@ -68,6 +71,10 @@ def probes(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, t
             other = _ladder(contract, cases, at, name, held, changed)
             found.append(_differences(contract, at, other, by_this, PARAMETERS, changed))
     return found
+
+
+def _too_coarse(name: str, dtype: str) -> Probe:
+    return Probe((), lambda _: CheckResult(CHECK, NOT_RUN, detail=f"d / d {name}: differences of {dtype} say nothing"))
 
 
 def _ladder(
@@ -183,8 +190,7 @@ def _judge_block(block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor,
     central = (table[:, :, 0] - table[:, :, 1]) / (2 * steps)
     rounding = 4 * torch.finfo(getattr(torch, ladder.dtype)).eps * table.abs().amax(2) / steps
     best, doubt = _extrapolated(central, rounding)
-    scale = exact.abs().amax() if exact.numel() else torch.tensor(0.0)
-    scale = torch.maximum(exact.abs(), scale * torch.ones_like(exact))
+    scale = exact.abs().amax().expand(exact.shape)
     allowed = RESOLUTION[ladder.dtype] * scale.clamp(min=torch.finfo(torch.float64).tiny)
     up = (table[:, -2:, 0] - centre) / steps[-2:]
     down = (centre - table[:, -2:, 1]) / steps[-2:]

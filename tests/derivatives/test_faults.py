@@ -6,16 +6,22 @@ import pytest
 import torch
 from torch import nn
 
+from exporter import archive
 from exporter.capture import constants, derivatives, parameters
 from exporter.derivatives import glue, request
 from exporter.derivatives.request import Asked
 from exporter.pipeline import Clock, export_source
 from exporter.sources import python
 from runtime_checks.checks import finite_differences, products
+from runtime_checks.runners.base import Call
+from runtime_checks.runners.isolated_python import IsolatedPython
+from runtime_checks.runners.libtorch import Libtorch
 from runtime_checks.verify import examine
 from torchferry import Signature
 
 F = torch.float64
+# No verification, no announcement.
+NOTHING = (lambda *_: None, lambda _: None)
 
 
 class Square(nn.Module):
@@ -33,10 +39,10 @@ class Square(nn.Module):
         return torch.tanh(self.l(x)) * self.E + z**2, torch.sin(z) * x
 
 
-def failed(path, asked=Asked(("all",)), model=None):  # noqa: B008
+def failed(path, asked=Asked(("all",)), model=None, runners=()):  # noqa: B008
     source = python.from_module(model or Square(), "m", None, "here")
-    export_source(source, path, (), 0, lambda *_: None, lambda _: None, Clock(), asked=asked)
-    return {c.check for c in examine(path).checks if c.verdict == "failed"}
+    export_source(source, path, (), 0, *NOTHING, Clock(), asked=asked)
+    return {c.check for c in examine(path, runners=runners).checks if c.verdict == "failed"}
 
 
 def test_without_a_fault_nothing_fails(tmp_path):
@@ -88,8 +94,8 @@ def test_a_block_that_is_declared_zero_and_is_not(tmp_path, monkeypatch):
     assert failed(tmp_path / "m.pt") == {finite_differences.ZEROS}
 
 
-def test_a_stale_parameter(tmp_path, monkeypatch):
-    """The Jacobian reads a copy of what ``forward`` reads."""
+def stale(monkeypatch):
+    """The Jacobian reads a copy of the parameter that ``forward`` reads."""
     monkeypatch.setattr(parameters, "_agree", lambda *_: True)
     room = constants.Places.make_room
 
@@ -98,7 +104,35 @@ def test_a_stale_parameter(tmp_path, monkeypatch):
         room(self, value)
 
     monkeypatch.setattr(constants.Places, "make_room", forget)
+
+
+def test_a_stale_parameter(tmp_path, monkeypatch):
+    stale(monkeypatch)
     assert failed(tmp_path / "m.pt") == {finite_differences.PARAMETERS}
+
+
+def test_libtorch_finds_them_too(tmp_path, monkeypatch):
+    """A wrong sign, and a parameter that only ``forward`` reads; the harness sets parameters and puts them back."""
+    edited(monkeypatch, lambda text: first_block(text, ".neg()"))
+    assert finite_differences.CHECK in failed(tmp_path / "sign.pt", runners=[Libtorch()])
+    monkeypatch.undo()
+    stale(monkeypatch)
+    assert failed(tmp_path / "stale.pt", runners=[Libtorch()]) == {finite_differences.PARAMETERS}
+
+
+@pytest.mark.parametrize("runner", [IsolatedPython(), Libtorch()], ids=lambda r: r.name)
+def test_a_call_with_other_parameters_leaves_none_behind(tmp_path, runner):
+    path = tmp_path / "m.pt"
+    export_source(python.from_module(Square(), "m", None, "here"), path, (), 0, *NOTHING, Clock())
+    contract = archive.read(path).contract
+    inputs = (torch.rand(2, 3, dtype=F), torch.rand(2, 3, dtype=F))
+    other = Call("forward", inputs, parameters={"E": torch.tensor(5.0, dtype=F)})
+    before, changed, after = runner.run(
+        path, contract, [Call("forward", inputs), other, Call("forward", inputs)]
+    ).results
+    assert not changed.error
+    assert torch.equal(before.outputs[0], after.outputs[0])
+    assert not torch.equal(before.outputs[0], changed.outputs[0])
 
 
 def test_a_product_that_is_not_that_of_the_blocks(tmp_path, monkeypatch):
@@ -143,5 +177,5 @@ def test_a_model_in_float32_that_says_float64(tmp_path):
 
 def examine_of(path, model):
     source = python.from_module(model, "m", None, "here")
-    export_source(source, path, (), 0, lambda *_: None, lambda _: None, Clock(), asked=Asked(("all",)))
+    export_source(source, path, (), 0, *NOTHING, Clock(), asked=Asked(("all",)))
     return examine(path)

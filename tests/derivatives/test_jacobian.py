@@ -182,6 +182,23 @@ def test_float32(tmp_path):
     assert loaded.call("jacobian", {"x": torch.randn(2, 3)})["d y / d x"].dtype == torch.float32
 
 
+def test_differences_of_a_dtype_that_is_too_coarse_are_not_run(tmp_path):
+    model = differentiable.Single().to(torch.bfloat16)
+    model.signature = torchferry.Signature.of({"x": (3,)}, {"y": (3,)}, dtype="bfloat16")
+    (one,) = torchferry.export(model, output=tmp_path / "b.pt", derivatives="all")
+    assert {c.check: c.verdict for c in one.report.checks}[finite_differences.CHECK] == "not run"
+
+
+def test_a_rename_leaves_parameters_where_they_are(tmp_path):
+    """The output that is renamed is called like the parameter of a block."""
+    model = differentiable.Constant()
+    model.signature = torchferry.Signature.of({"x": (2,)}, {"k": (2,), "one": ()})
+    model.k = torch.nn.Parameter(torch.ones((), dtype=F))
+    model.forward = lambda x: (model.k * x, torch.ones((), dtype=F))
+    loaded = exported(model, tmp_path / "m.pt", derivatives=["all", "k:k"], renames=["k:product"])
+    assert loaded.contract.methods["jacobian"].outputs[2:] == (("product", "x"), ("product", "k"))
+
+
 def test_newton_converges_quadratically(tmp_path):
     """In a loop, with the file alone."""
     loaded = exported(differentiable.Oscillator(), tmp_path / "o.pt", derivatives="r:x")

@@ -63,6 +63,13 @@ def test_what_cannot_be_symmetric(text, message):
         wanted(Asked(("all", "stress:E"), symmetric=(text,)), INPUTS, OUTPUTS, ["E", "G"], REACHED)
 
 
+def test_symmetry_of_a_block_that_was_not_asked_for():
+    asked = Asked(symmetric=("rate:a",))
+    assert asked.derivatives
+    with pytest.raises(UsageError, match="--derivative"):
+        wanted(asked, INPUTS, OUTPUTS, [], REACHED)
+
+
 def test_near_names_are_offered():
     with pytest.raises(UsageError, match="'rate'"):
         pairs("rates:a")

@@ -88,8 +88,8 @@ typedef struct tf_tensor {
 
 /* What the contract says of an input, output or parameter. */
 typedef struct tf_variable {
-  const char* name;       /* of a Jacobian block: its output's name */
-  const char* by;         /* of a Jacobian block: its input's name; otherwise null */
+  const char* name;       /* of a Jacobian block: its output's; "tangent:a" and "cotangent:a" belong to variable a */
+  const char* by;         /* of a Jacobian block: its input's or parameter's name; otherwise null */
   tf_dtype dtype;
   int32_t rank;
   const int64_t* shape;   /* without the batch */
