@@ -63,7 +63,7 @@ def main(text: str, name: str = "") -> None:
     generator = torch.Generator().manual_seed(0)
     for rows in BATCHES:
         inputs = tuple(
-            (1 + torch.rand((rows, *s.shape), generator=generator, dtype=torch.float64)).to(getattr(torch, s.dtype))
+            (1 + torch.rand((rows, *s.fixed), generator=generator, dtype=torch.float64)).to(getattr(torch, s.dtype))
             for s in contract.inputs
         )
         ways: dict[str, Callable[[], object]] = {

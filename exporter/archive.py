@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.contract import Contract, MethodSpec, contract_from_json
+from exporter.contract import Contract, MethodSpec, contract_from_json, fits_shape
 from exporter.errors import ArchiveError, OutputError
 
 if TYPE_CHECKING:
@@ -141,22 +141,23 @@ def _refuse_misfits(
 ) -> None:
     """Raises ``ArchiveError`` where a case's tensors have other shapes or dtypes than the contract says."""
     batches = set()
-    taken = [(contract.taken(name).shape, contract.taken(name).dtype) for name in method.inputs]
+    sizes: dict[str, int] = {}
+    taken = [contract.taken(name) for name in method.inputs]
     returned = [contract.returned(name) for name in method.outputs]
     for names, values, known in ((method.inputs, inputs, taken), (method.outputs, outputs, returned)):
-        for name, value, (shape, dtype) in zip(names, values, known, strict=True):
-            lead = value.ndim - len(shape)
+        for name, value, spec in zip(names, values, known, strict=True):
+            lead = value.ndim - len(spec.shape)
             got = f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
             if (
                 lead != contract.batch.ndim
-                or tuple(value.shape[lead:]) != shape
-                or f"torch.{dtype}" != str(value.dtype)
+                or not fits_shape(value.shape[lead:], spec.shape, sizes)
+                or f"torch.{spec.dtype}" != str(value.dtype)
             ):
                 raise ArchiveError(
                     "a case does not fit the contract",
                     where=f"{where}, {name!r}",
                     got=got,
-                    expected=f"{['batch'] * contract.batch.ndim + list(shape)} {dtype}".replace("'", ""),
+                    expected=f"{['batch'] * contract.batch.ndim + list(spec.shape)} {spec.dtype}".replace("'", ""),
                     mend="export the model again",
                 )
             batches.add(tuple(value.shape[:lead]))

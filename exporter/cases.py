@@ -22,9 +22,9 @@ def stored_cases(warm: Warmup, seed: int) -> tuple[Case, ...]:
     generator = torch.Generator().manual_seed(seed)
     with inference_conditions(warm.source):
         drawn = [("warmup", warm.inputs)]
-        if warm.source.batch_ndim:
+        if warm.source.varies:
             drawn += [
-                (f"batch_{n}", warm.sampler.draw(n, generator))
+                (f"{_lead(warm)}_{n}", warm.sampler.draw(n, generator))
                 for n in (1, warm.traced_sizes[1])
                 if n > 1 or n in warm.batch.sizes
             ]
@@ -41,24 +41,27 @@ def fresh_cases(warm: Warmup, seed: int) -> tuple[tuple[Case, ...], tuple[Findin
     """
     generator = torch.Generator().manual_seed(seed)
     with inference_conditions(warm.source):
-        if not warm.source.batch_ndim:
+        if not warm.source.varies:
             drawn = [warm.sampler.draw(0, generator) for _ in range(5)]
             return tuple(_case(warm, f"drawn {i}", x) for i, x in enumerate(drawn)), ()
-        cases = [_case(warm, f"batch {n}", warm.sampler.draw(n, generator)) for n in warm.batch.sizes]
+        cases = [_case(warm, f"{_lead(warm)} {n}", warm.sampler.draw(n, generator)) for n in warm.batch.sizes]
         size = warm.traced_sizes[1]
         whole = warm.sampler.draw(size, generator)
-        row = tuple(t.expand(size, *t.shape[1:]) for t in warm.sampler.draw(1, generator))
-        layouts = [
-            ("non-contiguous", tuple(map(spread_out, whole))),
-            ("transposed", tuple(map(transposed, whole))),
-            ("expanded", row),
-        ]
+        layouts = [("non-contiguous", tuple(map(spread_out, whole))), ("transposed", tuple(map(transposed, whole)))]
         cases += [_case(warm, name, inputs) for name, inputs in layouts]
+        if not warm.source.batch_ndim:
+            return tuple(cases), ()
+        row = tuple(t.expand(size, *t.shape[1:]) for t in warm.sampler.draw(1, generator))
+        cases.append(_case(warm, "expanded", row))
         cases.append(_mixed(warm, size, generator))
         unbatched = _unbatched(warm, generator)
         if isinstance(unbatched, Finding):
             return tuple(cases), (unbatched,)
         return (*cases, unbatched), ()
+
+
+def _lead(warm: Warmup) -> str:
+    return "batch" if warm.source.batch_ndim else warm.source.sizes[0]
 
 
 # A block by a parameter takes a gradient for each row of eager mode.

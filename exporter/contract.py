@@ -19,6 +19,8 @@ from exporter.errors import ArchiveError, SchemaError, UsageError
 SCHEMA = 1
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 FLOATING = ("float64", "float32", "float16", "bfloat16")
+# The sizes of a tensor: numbers, and names of sizes that every call decides anew.
+Shape = tuple[int | str, ...]
 DTYPES = (*FLOATING, "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128")
 
 
@@ -40,10 +42,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One variable. ``shape`` is its own shape, without the batch dimensions that come before it."""
+    """One variable. ``shape`` is its own shape, without the batch dimensions that come before it.
+
+    A size with a name is open: it may be another one in every call, and is one for all variables that have the name.
+    """
 
     name: str
-    shape: tuple[int, ...] = ()
+    shape: Shape = ()
     dtype: str = "float64"
     type: str = "Tensor"
     sampling: Sampling = field(default_factory=Sampling)
@@ -56,9 +61,40 @@ class TensorSpec:
                 got=repr(self.dtype),
                 expected=f"one of {', '.join(DTYPES)}",
             )
+        unfit = [d for d in self.shape if isinstance(d, str) and not d.isidentifier()]
+        if unfit:
+            raise UsageError(
+                f"variable {self.name!r} has a size whose name is no name",
+                got=repr(unfit[0]),
+                expected="a whole number, or an identifier for a size that is open: 'n'",
+            )
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        """The shape where every size is a number. Raises ``UsageError`` where one is open."""
+        if any(isinstance(d, str) for d in self.shape):
+            raise UsageError(f"variable {self.name!r} has open sizes", got=str(list(self.shape)), expected="numbers")
+        return tuple(d for d in self.shape if isinstance(d, int))
+
+    def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape with numbers for its open sizes."""
+        return tuple(d if isinstance(d, int) else sizes[d] for d in self.shape)
 
     def describe(self) -> str:
         return f"{self.name}: {self.type}{list(self.shape)} {self.dtype}"
+
+
+def open_sizes(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    """Names of the sizes that are not numbers, in the order in which they first come."""
+    return tuple(dict.fromkeys(d for spec in specs for d in spec.shape if isinstance(d, str)))
+
+
+def fits_shape(got: Sequence[int], shape: Shape, known: dict[str, int]) -> bool:
+    """Whether ``got`` is this shape; open sizes must be those in ``known``, which learns them."""
+    return len(got) == len(shape) and all(
+        known.setdefault(wanted, size) == size if isinstance(wanted, str) else wanted == size
+        for size, wanted in zip(got, shape, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -66,25 +102,43 @@ class Signature:
     """The variables of a torch module, declared by its author as ``module.signature``.
 
     ``batch_ndim`` is 1 where every tensor has a leading batch dimension over independent elements, 0 where the
-    shapes are whole and fixed.
+    shapes are whole: fixed, but for sizes with names. An output's open sizes are sizes of inputs.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...] = ()
     batch_ndim: int = 1
 
+    def __post_init__(self) -> None:
+        known, used = open_sizes(self.inputs), open_sizes(self.outputs)
+        if (known or used) and self.batch_ndim:
+            raise UsageError(
+                "a signature has open sizes and a batch",
+                got=f"sizes {', '.join((*known, *used))}, batch_ndim={self.batch_ndim}",
+                expected="batch_ndim=0: the shapes are then whole, and open sizes stand for what changes",
+            )
+        if not set(used) <= set(known):
+            raise UsageError(
+                "an output has an open size that no input has",
+                got=", ".join(sorted(set(used) - set(known))),
+                expected="a number" + (f", or one of {', '.join(known)}" if known else ""),
+            )
+
     @classmethod
     def of(
         cls,
-        inputs: Mapping[str, Sequence[int] | TensorSpec],
-        outputs: Mapping[str, Sequence[int] | TensorSpec] | None = None,
+        inputs: Mapping[str, Sequence[int | str] | TensorSpec],
+        outputs: Mapping[str, Sequence[int | str] | TensorSpec] | None = None,
         *,
         dtype: str = "float64",
-        batch_ndim: int = 1,
+        batch_ndim: int | None = None,
     ) -> Signature:
-        """``Signature.of({"strain": (6,)}, {"stress": (6,)})``: own shapes by name, one dtype for all."""
+        """``Signature.of({"strain": (6,)}, {"stress": (6,)})``: own shapes by name, one dtype for all.
 
-        def specs(by_name: Mapping[str, Sequence[int] | TensorSpec]) -> tuple[TensorSpec, ...]:
+        ``Signature.of({"x": ("n", 3)}, {"loss": ()})`` has an open size and, as it must then, no batch.
+        """
+
+        def specs(by_name: Mapping[str, Sequence[int | str] | TensorSpec]) -> tuple[TensorSpec, ...]:
             return tuple(
                 dataclasses.replace(shape, name=name)
                 if isinstance(shape, TensorSpec)
@@ -92,7 +146,10 @@ class Signature:
                 for name, shape in by_name.items()
             )
 
-        return cls(specs(inputs), specs(outputs or {}), batch_ndim)
+        ins, outs = specs(inputs), specs(outputs or {})
+        if batch_ndim is None:
+            batch_ndim = 0 if open_sizes((*ins, *outs)) else 1
+        return cls(ins, outs, batch_ndim)
 
 
 @dataclass(frozen=True)
@@ -110,9 +167,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Batch:
-    """``ndim`` 1: independent elements, any number of leading dimensions; 0: whole, fixed shapes.
+    """``ndim`` 1: independent elements, any number of leading dimensions; 0: whole shapes, fixed but for open sizes.
 
-    ``sizes`` and ``ranks`` are those that verification ran; ``limits`` says what eager mode itself refused.
+    ``sizes`` (of the batch, or of the first open size) and ``ranks`` are those that verification ran; ``limits`` says
+    what eager mode itself refused.
     """
 
     ndim: int
@@ -265,6 +323,8 @@ class Contract:
             repeated = sorted({name for name in names if names.count(name) > 1})
             if repeated:
                 raise UsageError(f"two {kind}s have one name", got=", ".join(map(repr, repeated)))
+        # Holds open sizes to the same rules.
+        Signature(self.inputs, self.outputs, self.batch.ndim)
         ins, outs = {spec.name for spec in self.inputs}, {spec.name for spec in self.outputs}
         bys = ins | {spec.name for spec in self.parameters}
         for method, spec in self.methods.items():
@@ -286,15 +346,14 @@ class Contract:
         specs = self.outputs if name.startswith(COTANGENT) else self.inputs
         return next(s for s in specs if s.name == bare(name))
 
-    def returned(self, output: str | tuple[str, str]) -> tuple[tuple[int, ...], str]:
-        """Shape without the batch, and dtype, of what a method returns: an output, its tangent, the cotangent of an
-        input, or a block, which has the output's shape and then the input's or parameter's."""
+    def returned(self, output: str | tuple[str, str]) -> TensorSpec:
+        """What a method returns: an output, its tangent, the cotangent of an input, or a block, which has the output's
+        shape and then the input's or parameter's."""
         if not isinstance(output, str):
-            shape, dtype = self.returned(output[0])
-            return (*shape, *next(s.shape for s in (*self.inputs, *self.parameters) if s.name == output[1])), dtype
+            of, by = self.returned(output[0]), (*self.inputs, *self.parameters)
+            return dataclasses.replace(of, shape=(*of.shape, *next(s.shape for s in by if s.name == output[1])))
         specs = self.inputs if output.startswith(COTANGENT) else self.outputs
-        found = next(s for s in specs if s.name == bare(output))
-        return found.shape, found.dtype
+        return next(s for s in specs if s.name == bare(output))
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
@@ -333,4 +392,10 @@ def contract_from_json(text: str | bytes, where: str) -> Contract:
             mend="export the model again",
         ) from None
     except UsageError as error:
-        raise ArchiveError(f"the contract is broken: {error.what}", where=where) from None
+        raise ArchiveError(
+            f"the contract is broken: {error.what}",
+            where=where,
+            got=error.details.get("got", ""),
+            expected=error.details.get("expected", ""),
+            mend="export the model again",
+        ) from None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from exporter.contract import FLOATING, TensorSpec
+from exporter.contract import FLOATING, TensorSpec, fits_shape
 from exporter.errors import UsageError, first_line, near
 
 Given = Mapping[str, Any]
@@ -119,16 +119,18 @@ def match_shapes(given: Given, specs: Sequence[TensorSpec], batch_ndim: int) -> 
     values = ordered(given, [spec.name for spec in specs])
     tensors = [as_tensor(spec.name, values[spec.name], spec.dtype) for spec in specs]
     sizes: dict[str, int] = {}
+    known: dict[str, int] = {}
     for spec, tensor in zip(specs, tensors, strict=True):
         own = len(spec.shape)
         lead = tuple(tensor.shape[: tensor.ndim - own]) if tensor.ndim >= own else None
-        fits = lead is not None and tuple(tensor.shape[tensor.ndim - own :]) == spec.shape
+        fits = lead is not None and fits_shape(tensor.shape[len(lead) :], spec.shape, known)
         if not fits or len(lead or ()) > batch_ndim:
             raise UsageError(
                 f"input {spec.name!r} has the wrong shape",
                 got=str(list(tensor.shape)),
                 expected=str(["batch"] * batch_ndim + list(spec.shape)).replace("'", "")
-                + (f" or {list(spec.shape)}" if batch_ndim else ""),
+                + (f" or {list(spec.shape)}" if batch_ndim else "")
+                + "".join(f", {name} = {size}" for name, size in known.items()),
             )
         if lead:
             sizes[spec.name] = lead[0]
@@ -142,4 +144,4 @@ def match_shapes(given: Given, specs: Sequence[TensorSpec], batch_ndim: int) -> 
             expected="one batch size for all (or 1)",
         )
     size = wide.pop() if wide else 1
-    return tuple(t.expand(size, *spec.shape).clone() for t, spec in zip(tensors, specs, strict=True))
+    return tuple(t.expand(size, *spec.fixed).clone() for t, spec in zip(tensors, specs, strict=True))

@@ -36,6 +36,7 @@ from exporter.derivatives import request
 from exporter.derivatives.eager import reached
 from exporter.derivatives.request import Asked, Wanted
 from exporter.eager import inference_conditions
+from exporter.errors import UsageError
 from exporter.given import Given, read_inputs
 from exporter.graph.text import graph_text
 from exporter.rename import Rename, renamed
@@ -164,6 +165,13 @@ def derivatives_of(warm: Warmup, asked: Asked | None) -> tuple[Wanted | None, tu
     with inference_conditions(warm.source):
         pairs = reached(warm.source, warm.inputs)
     parameters = [name for name, _ in warm.source.named.named_parameters()]
+    if warm.source.sizes:
+        raise UsageError(
+            "derivatives of a model with open sizes have no shape",
+            got=f"open sizes {', '.join(warm.source.sizes)}",
+            expected="fixed shapes, or a batch of independent elements",
+            mend="take the derivatives in the function itself: torch.autograd.grad, and return them",
+        )
     return request.wanted(asked, warm.source.inputs, warm.output_specs, parameters, pairs)
 
 

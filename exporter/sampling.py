@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from exporter.contract import FLOATING, Sampling, TensorSpec
+from exporter.contract import FLOATING, Sampling, Shape, TensorSpec, open_sizes
 from exporter.sources.source import Inputs
 
 SPREAD = 0.05
@@ -17,48 +18,74 @@ SCALE_OF_ZEROS = 1e-2
 
 @dataclass(frozen=True)
 class Sampler:
-    """Draws inputs of a model. ``rows`` are recorded inputs, one leading dimension each where ``batch_ndim`` is 1."""
+    """Draws inputs of a model. ``rows`` are recorded inputs, one leading dimension each where ``batch_ndim`` is 1.
+
+    Where ``batch_ndim`` is 0, ``rows`` are whole, and their open sizes are drawn anew.
+    """
 
     specs: tuple[TensorSpec, ...]
     batch_ndim: int
     rows: Inputs | None
 
-    def draw(self, batch: int, generator: torch.Generator) -> Inputs:
-        """Inputs of shape ``(batch, *own)``, or ``own`` for fixed shapes, on the CPU."""
-        lead = (batch,) if self.batch_ndim else ()
+    def sizes(self, size: int) -> dict[str, int]:
+        """Open sizes by name; no two are equal, so that one taken for the other shows."""
+        return {name: size + i for i, name in enumerate(open_sizes(self.specs))}
+
+    def draw(self, size: int, generator: torch.Generator) -> Inputs:
+        """Inputs of shape ``(size, *own)``, or ``own`` with ``sizes(size)`` where there is no batch, on the CPU."""
+        lead = (size,) if self.batch_ndim else ()
         picked = None
+        sizes = self.sizes(size)
+        rows = self._resized(sizes, generator) if sizes and self.rows is not None else self.rows
         if self.rows is not None and self.batch_ndim and self.specs:
             count = self.rows[0].shape[0]
             picked = torch.randint(count, lead, generator=generator)
-        return tuple(self._draw(i, spec, lead, picked, generator) for i, spec in enumerate(self.specs))
-
-    def _draw(
-        self,
-        index: int,
-        spec: TensorSpec,
-        lead: tuple[int, ...],
-        picked: torch.Tensor | None,
-        generator: torch.Generator,
-    ) -> torch.Tensor:
-        hint, dtype = spec.sampling, getattr(torch, spec.dtype)
-        if hint.kind == "uniform" or self.rows is None:
-            return uniform(spec, lead, generator)
-        rows = self.rows[index]
-        values = rows[picked] if picked is not None else rows.clone()
-        if hint.kind == "fixed" or hint.spread == 0.0:
-            return values
-        scale = float(rows.detach().abs().max()) if rows.numel() else 0.0
-        relative, absolute = (
-            torch.rand(values.shape, generator=generator, dtype=torch.float64) * 2 - 1 for _ in range(2)
+        return tuple(
+            _drawn(spec, (*lead, *spec.sized(sizes)), rows[i] if rows else None, picked, generator)
+            for i, spec in enumerate(self.specs)
         )
-        spread = hint.spread
-        noisy = values.to(torch.float64) * (1 + spread * relative)
-        return (noisy + spread * (scale or SCALE_OF_ZEROS) * absolute).to(dtype)
+
+    def _resized(self, sizes: Mapping[str, int], generator: torch.Generator) -> Inputs:
+        """Recorded inputs with other sizes: entries along an open size are picked, for all variables alike."""
+        assert self.rows is not None
+        known = {
+            n: d for s, t in zip(self.specs, self.rows, strict=True) for n, d in zip(s.shape, t.shape, strict=True)
+        }
+        picks = {name: torch.randint(max(1, known[name]), (size,), generator=generator) for name, size in sizes.items()}
+        return tuple(
+            _picked(rows, spec.shape, picks) if rows.numel() else rows.new_zeros(spec.sized(sizes))
+            for spec, rows in zip(self.specs, self.rows, strict=True)
+        )
 
 
-def uniform(spec: TensorSpec, lead: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def _picked(value: torch.Tensor, shape: Shape, picks: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    for at, name in enumerate(shape):
+        value = value.index_select(at, picks[name]) if isinstance(name, str) else value
+    return value
+
+
+def _drawn(
+    spec: TensorSpec,
+    shape: tuple[int, ...],
+    rows: torch.Tensor | None,
+    picked: torch.Tensor | None,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    hint, dtype = spec.sampling, getattr(torch, spec.dtype)
+    if hint.kind == "uniform" or rows is None:
+        return uniform(spec, shape, generator)
+    values = rows[picked] if picked is not None else rows.clone()
+    if hint.kind == "fixed" or hint.spread == 0.0:
+        return values
+    scale = float(rows.detach().abs().max()) if rows.numel() else 0.0
+    relative, absolute = (torch.rand(values.shape, generator=generator, dtype=torch.float64) * 2 - 1 for _ in range(2))
+    spread = hint.spread
+    noisy = values.to(torch.float64) * (1 + spread * relative)
+    return (noisy + spread * (scale or SCALE_OF_ZEROS) * absolute).to(dtype)
+
+
+def uniform(spec: TensorSpec, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     low, high, dtype = spec.sampling.low, spec.sampling.high, getattr(torch, spec.dtype)
-    shape = (*lead, *spec.shape)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     if not dtype.is_floating_point and not dtype.is_complex:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from exporter.contract import FLOATING, Batch, Finding, Sampling, TensorSpec
+from exporter.contract import FLOATING, Batch, Finding, Sampling, Shape, TensorSpec
 from exporter.eager import evaluate, forward_line, inference_conditions, same_bits
 from exporter.errors import CaptureError, WarmupError
 from exporter.readiness import refuse_training, refuse_unready
@@ -54,7 +54,7 @@ class FirstRun:
     @property
     def sizes(self) -> tuple[int, int]:
         """The batch size to trace at, and another one."""
-        return distinct_sizes(self.source) if self.source.batch_ndim else (0, 0)
+        return distinct_sizes(self.source) if self.source.varies else (0, 0)
 
 
 def first_run(source: Source, seed: int) -> FirstRun:
@@ -161,15 +161,17 @@ def refuse_non_finite(source: Source, outputs: dict[str, torch.Tensor], inputs: 
 
 
 def distinct_sizes(source: Source) -> tuple[int, int]:
-    """Two batch sizes that no dimension of the model has, so that a size that was baked in shows."""
+    """Two sizes (of the batch, or of the first open size, which others follow) that no dimension of the model has, so
+    that a size that was baked in shows."""
     taken = {d for spec in source.inputs for d in spec.shape}
+    named = range(max(1, len(source.sizes)))
     tensors = [*source.named.parameters(), *source.named.buffers()]
     taken |= {d for t in tensors for d in t.shape}
-    free = [size for size in TRACED_SIZES if size not in taken]
+    free = [size for size in TRACED_SIZES if not any(size + i in taken for i in named)]
     fresh = itertools.count(31, 2)
     while len(free) < 2:
         size = next(fresh)
-        free += [size] if size not in taken else []
+        free += [size] if not any(size + i in taken for i in named) else []
     return free[0], free[1]
 
 
@@ -182,7 +184,7 @@ def output_specs(
 ) -> tuple[tuple[TensorSpec, ...], tuple[bool, ...]]:
     declared = {spec.name: spec for spec in source.outputs}
     runs = [seen]
-    if source.batch_ndim:
+    if source.varies:
         runs = [evaluate(source, sampler.draw(size, generator)) for size in sizes]
     specs, constant = [], []
     for name, value in seen.items():
@@ -199,11 +201,13 @@ def output_specs(
                 where=forward_line(source),
                 got="; ".join(f"shape {list(s)} at batch {n}" for s, n in zip(shapes, sizes, strict=False)),
                 expected=f"shape [batch, ...], here [{sizes[0]}, ...] and [{sizes[1]}, ...]",
-                mend="declare batch_ndim=0 in the signature if the elements of a batch depend on each other "
-                "(the shapes are then fixed)",
+                mend="if the elements of a batch depend on each other, name that size in the signature, which then has "
+                "whole shapes: Signature.of({'x': ('n', 3)}, {'loss': ()})",
             )
         own = shapes[0][1:] if source.batch_ndim and carries else shapes[0]
         spec = declared.get(name, TensorSpec(name))
+        if source.sizes:
+            own = _with_open_sizes(source, name, shapes, [sampler.sizes(n) for n in sizes], spec.shape)
         dtype = str(value.dtype).removeprefix("torch.")
         if source.declares_outputs and (spec.shape, spec.dtype) != (own, dtype):
             raise CaptureError(
@@ -218,25 +222,60 @@ def output_specs(
     return tuple(specs), tuple(constant)
 
 
+def _with_open_sizes(
+    source: Source,
+    name: str,
+    shapes: Sequence[tuple[int, ...]],
+    sizes: Sequence[Mapping[str, int]],
+    declared: Shape,
+) -> Shape:
+    """The shape of an output from its shapes at two choices of the open sizes. Raises ``CaptureError``."""
+    own: list[int | str] = []
+    for at, seen in enumerate(zip(*shapes, strict=True) if len({len(s) for s in shapes}) == 1 else [()]):
+        fits = [n for n in source.sizes if all(d == s[n] for d, s in zip(seen, sizes, strict=False))]
+        wanted = declared[at : at + 1]
+        if not seen or (len(set(seen)) > 1 and not fits):
+            raise CaptureError(
+                f"output {name!r} of model {source.name!r} has a size that is neither fixed nor an input's",
+                check="open sizes",
+                where=forward_line(source),
+                got="; ".join(f"shape {list(s)} at {_text(n)}" for s, n in zip(shapes, sizes, strict=True)),
+                expected=f"numbers, or {', '.join(source.sizes)}",
+                mend="return a tensor whose sizes are those of inputs",
+            )
+        own.append(wanted[0] if wanted and wanted[0] in fits else fits[0] if fits else seen[0])
+    return tuple(own)
+
+
+def _text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items())
+
+
 def admitted_batches(
     source: Source, sampler: Sampler, outputs: Sequence[TensorSpec], traced: int, generator: torch.Generator
 ) -> Batch:
     """The sizes of ``LADDER`` that eager mode itself runs; the archive is held to the same ones."""
-    if not source.batch_ndim:
+    if not source.varies:
         return Batch(0, limits="fixed shapes: the elements of a batch are not independent")
-    numbers = sum(math.prod(spec.shape) for spec in (*source.inputs, *outputs))
+    lead = "batch" if source.batch_ndim else source.sizes[0]
     sizes, limits = [], []
     for size in sorted({*LADDER, traced}):
-        if size * numbers > NUMBERS:
-            limits.append(f"batch {size}: not run, inputs and outputs would hold more than {NUMBERS} numbers")
+        if numbers_at(source, (*source.inputs, *outputs), sampler, size) > NUMBERS:
+            limits.append(f"{lead} {size}: not run, inputs and outputs would hold more than {NUMBERS} numbers")
             continue
         try:
             evaluate(source, sampler.draw(size, generator))
         except WarmupError as error:
-            limits.append(f"batch {size}: {error.details.get('got', error.what)}")
+            limits.append(f"{lead} {size}: {error.details.get('got', error.what)}")
         else:
             sizes.append(size)
-    return Batch(1, tuple(sizes), (0, 1, 2), "; ".join(limits))
+    return Batch(source.batch_ndim, tuple(sizes), (0, 1, 2) if source.batch_ndim else (), "; ".join(limits))
+
+
+def numbers_at(source: Source, specs: Sequence[TensorSpec], sampler: Sampler, size: int) -> int:
+    """How many numbers these variables have at a size of the batch, or of the first open size."""
+    lead = size if source.batch_ndim else 1
+    return lead * sum(math.prod(spec.sized(sampler.sizes(size))) for spec in specs)
 
 
 def tame(

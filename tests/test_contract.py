@@ -74,7 +74,9 @@ def test_jacobian_outputs_round_trip():
     [
         (lambda c: c.pop("operators"), "operators"),
         (lambda c: c.update(surprise=1), "surprise"),
-        (lambda c: c["inputs"][0].update(shape=["6"]), "inputs.0.shape"),
+        (lambda c: c["inputs"][0].update(shape=[6.5]), "inputs.0.shape"),
+        (lambda c: c["inputs"][0].update(shape=["6"]), "a size whose name is no name"),
+        (lambda c: c["outputs"][0].update(shape=["n"]), "open sizes and a batch"),
         (lambda c: c["batch"].update(ndim=1.5), "batch.ndim"),
         (lambda c: c["tolerance"]["dtypes"]["float64"].update(rtol="loose"), "tolerance"),
         (lambda c: c.update(schema="one"), "schema"),

@@ -97,7 +97,7 @@ def test_the_harness_without_a_gpu(elastic):
 
 def test_load_names_the_input_on_the_wrong_device(elastic):
     model = torchferry.load(elastic)
-    values = {s.name: torch.zeros(2, *s.shape, dtype=torch.float64) for s in contract_inputs(model)}
+    values = {s.name: torch.zeros(2, *s.fixed, dtype=torch.float64) for s in contract_inputs(model)}
     assert set(model.call("forward", values)) == {"force", "pushed", "energy"}
     values["v"] = values["v"].to("meta")
     with pytest.raises(UsageError, match="'v' is on the wrong device"):

@@ -98,7 +98,7 @@ def agreement(path: Path) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]
     opened = archive.read(path)
     generator = torch.Generator().manual_seed(7)
     inputs = tuple(
-        torch.rand(23, *spec.shape, dtype=torch.float64, generator=generator) + 0.5 for spec in opened.contract.inputs
+        torch.rand(23, *spec.fixed, dtype=torch.float64, generator=generator) + 0.5 for spec in opened.contract.inputs
     )
     return inputs, list(load_module(path)(*inputs))
 

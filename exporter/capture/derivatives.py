@@ -147,7 +147,7 @@ def _hold(warm: Warmup, program: fx.Program, by: Specs, of: Specs, *, forward: b
     parameters = eager.parameters_of(source)
     lead = inputs[0].shape[:1] if source.batch_ndim and not program.parameters else torch.Size()
     directions = {
-        s.name: torch.rand((*lead, *s.shape), generator=generator, dtype=torch.float64).to(getattr(torch, s.dtype))
+        s.name: torch.rand((*lead, *s.fixed), generator=generator, dtype=torch.float64).to(getattr(torch, s.dtype))
         for s in (by if forward else of)
     }
     held = [parameters[n].detach() for n in program.parameters]
@@ -190,12 +190,12 @@ def _blocks_run(warm: Warmup, wanted: Wanted) -> Run:
     """Through the source library's own chain rule. A constant block, too, is given for every element of the batch."""
     blocks = warm.source.blocks
     assert blocks is not None
-    outs, ins = {s.name: s.shape for s in warm.output_specs}, {s.name: s.shape for s in warm.source.inputs}
+    outs, ins = {s.name: s.fixed for s in warm.output_specs}, {s.name: s.fixed for s in warm.source.inputs}
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs, found = blocks(*tensors)
         lead = (tensors[0].shape[0],) if warm.source.batch_ndim else ()
-        values = [v.expand((*lead, *s.shape)) for v, s in zip(outputs, warm.output_specs, strict=True)]
+        values = [v.expand((*lead, *s.fixed)) for v, s in zip(outputs, warm.output_specs, strict=True)]
         return (*values, *(found[o, i].expand((*lead, *outs[o], *ins[i])) for o, i in wanted.pairs))
 
     return run
@@ -244,7 +244,7 @@ def _cotangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs) -> fx.Progra
 
 def _ones(warm: Warmup, inputs: Inputs, specs: Specs, parameters: bool) -> list[torch.Tensor]:
     lead = inputs[0].shape[:1] if warm.source.batch_ndim and not parameters else ()
-    return [torch.ones((*lead, *s.shape), dtype=getattr(torch, s.dtype)) for s in specs]
+    return [torch.ones((*lead, *s.fixed), dtype=getattr(torch, s.dtype)) for s in specs]
 
 
 _Called = tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]

@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment
 
 from exporter.capture.boxes import METHOD
-from exporter.contract import TensorSpec
+from exporter.contract import Shape, TensorSpec
 
 _TEMPLATE = """
 {%- set args = inputs | map(attribute="name") | join(", ") -%}
@@ -72,8 +72,8 @@ def broadcast_batch(self, a: List[int], b: List[int]) -> List[int]:
 {%- else %}
 {{ signature(name) }}
 {%- for x in inputs %}
-    if {% if x.ndim %}{{ x.name }}.shape != {{ x.shape }}{% else %}{{ x.name }}.dim() != 0{% endif %}:
-        {{ refuse(x, x.index, x.shape) }}
+    if {{ x.misfit }}:
+        {{ refuse(x, x.index, x.shape | replace("'", "")) }}
 {%- endfor %}
     return self.{{ method }}({{ given }})
 {%- endif %}
@@ -96,6 +96,7 @@ def forward_source(
     ``contiguous`` is for models that work on contiguous inputs only (``view``): others are copied first.
     """
     names = argument_names([spec.name for spec in inputs])
+    first: dict[str, str] = {}
     variables: list[dict[str, Any]] = [
         {
             "name": name,
@@ -106,6 +107,7 @@ def forward_source(
             "ndim": len(spec.shape),
             "dims": spec.shape,
             "shape": str(list(spec.shape)),
+            "misfit": _misfit(name, spec.shape, first),
             # TorchScript has no literal for an empty list of integers.
             "whole": f"batch + {list(spec.shape)}" if spec.shape else "batch",
             "flat": str(["rows", *spec.shape]).replace("'", ""),
@@ -127,6 +129,16 @@ def forward_source(
         name=name,
         helper=name == "forward",
     )
+
+
+def _misfit(name: str, shape: Shape, first: dict[str, str]) -> str:
+    """Whether a whole input has another shape. ``first``: the expression of each open size that came before."""
+    unlike = [f"{name}.dim() != {len(shape)}"]
+    for at, size in enumerate(shape):
+        here = f"{name}.size({at})"
+        known = first.setdefault(size, here) if isinstance(size, str) else str(size)
+        unlike += [f"{here} != {known}"] if known != here else []
+    return " or ".join(unlike)
 
 
 def argument_names(names: Sequence[str]) -> list[str]:

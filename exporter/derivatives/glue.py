@@ -25,7 +25,7 @@ class Directions:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        return tuple(math.prod(s.shape) for s in self.specs)
+        return tuple(math.prod(s.fixed) for s in self.specs)
 
     @property
     def total(self) -> int:
@@ -40,7 +40,7 @@ class Directions:
         eye = torch.eye(self.total, dtype=torch.float64)
         parts = torch.split(eye, list(self.counts), dim=1)
         return tuple(
-            part.reshape(self.total, *[1] * lead, *s.shape).to(getattr(torch, s.dtype))
+            part.reshape(self.total, *[1] * lead, *s.fixed).to(getattr(torch, s.dtype))
             for part, s in zip(parts, self.specs, strict=True)
         )
 
@@ -97,9 +97,9 @@ def jacobian_source(
             at = product.products.index(along_other)
             start = product.along.start(along)
             spec = product.along.specs[[s.name for s in product.along.specs].index(along)]
-            by_shape = spec.shape if product.forward else ins[by].shape
-            shape = [*outs[of].shape, *by_shape]
-            part = f"{made}_{at}.narrow(0, {start}, {math.prod(spec.shape)})"
+            by_shape = spec.fixed if product.forward else ins[by].fixed
+            shape = [*outs[of].fixed, *by_shape]
+            part = f"{made}_{at}.narrow(0, {start}, {math.prod(spec.fixed)})"
             # Directions are the last of the block in forward mode, and come before the input's own in reverse mode.
             turned = f"{part}.movedim(0, -1)" if product.forward else f"{part}.movedim(0, 1)" if batched else part
             blocks[of, by] = f"{turned}.reshape({_sizes(lead, shape)})"
@@ -128,7 +128,7 @@ def _repeated(
     n = product.along.total
 
     def tall(value: str, spec: TensorSpec) -> str:
-        own = "".join(f", {d}" for d in spec.shape)
+        own = "".join(f", {d}" for d in spec.fixed)
         return f"{value}.expand([{n}, tf_rows{own}]).reshape([{n} * tf_rows{own}])"
 
     given = [tall(a, s) for a, s in zip(arguments, inputs, strict=True)]
@@ -179,13 +179,13 @@ def pushed_source(
     lines += [f"tf_rows = {arguments[0]}.size(0)"] if batched else []
     pushed = []
     for spec in [s for s in outputs if any(of == s.name for of, _ in pairs)]:
-        n = math.prod(spec.shape)
+        n = math.prod(spec.fixed)
         terms = []
         for i, other in enumerate(by):
-            m = math.prod(other.shape)
+            m = math.prod(other.fixed)
             block = f"tf_b[{len(outputs) + list(pairs).index((spec.name, other.name))}].reshape([{lead}{n}, {m}])"
             terms.append(f"torch.matmul({block}, tf_t_{i}.reshape([{lead}{m}, 1]))")
-        pushed.append(f"({' + '.join(terms)}).reshape({_sizes(lead, spec.shape)})")
+        pushed.append(f"({' + '.join(terms)}).reshape({_sizes(lead, spec.fixed)})")
     signature = ", ".join(f"{a}: Tensor" for a in [*arguments, *(f"tf_t_{i}" for i in range(len(by)))])
     returned = [*(f"tf_b[{i}]" for i in range(len(outputs))), *pushed]
     returns = ", ".join(["Tensor"] * len(returned))

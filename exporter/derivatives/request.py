@@ -105,7 +105,7 @@ def wanted(
             asked.jvp,
             asked.vjp or asked.differentiable,
             tuple(p for p in sorted(left_out, key=order.__getitem__) if _real(p, kinds)),
-            _symmetric(asked, pairs, {s.name: s.shape for s in outputs}, {s.name: s.shape for s in inputs}),
+            _symmetric(asked, pairs, {s.name: s.fixed for s in outputs}, {s.name: s.fixed for s in inputs}),
         ),
         found,
     )

@@ -20,7 +20,7 @@ from exporter.soundness.isolation import isolated
 from exporter.soundness.recording import Recording, record
 from exporter.soundness.subject import Subject, disagreement, eager, where_runs_part
 from exporter.sources.source import Inputs
-from exporter.warmup import NUMBERS
+from exporter.warmup import NUMBERS, numbers_at
 
 CHECK = "batch size"
 SIZES = (1, 2, 0, 3, 4, 8, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048, 4096, 5000)
@@ -32,7 +32,7 @@ SECONDS = 0.05
 
 
 def check(subject: Subject) -> list[Finding]:
-    if not subject.source.batch_ndim or not subject.source.inputs:
+    if not subject.source.varies or not subject.source.inputs:
         return []
     return isolated(_check, subject)
 
@@ -50,7 +50,7 @@ def _check(subject: Subject) -> list[Finding]:
         quick = True
         pending = [*wanted, *LARGE]
         for size in pending:
-            if size in tried or size * _numbers(subject) > NUMBERS or (size in LARGE and not quick):
+            if size in tried or _numbers(subject, size) > NUMBERS or (size in LARGE and not quick):
                 continue
             start = time.perf_counter()
             tried.add(size)
@@ -67,7 +67,7 @@ def _check(subject: Subject) -> list[Finding]:
                 literals += more
                 pending += _around(more)[: max(0, LED_TO - len(pending))]
             quick = quick and time.perf_counter() - start < SECONDS
-        far = [n for n in literals if n * _numbers(subject) > NUMBERS]
+        far = [n for n in literals if _numbers(subject, n) > NUMBERS]
         if far and reads:
             where = next(iter(reads))[0]
             notes.append(
@@ -102,26 +102,27 @@ def _around(literals: Iterable[int]) -> list[int]:
     return [n + shift for n in literals for shift in (0, 1, -1)]
 
 
-def _numbers(subject: Subject) -> int:
-    specs = (*subject.source.inputs, *subject.warm.output_specs)
-    return max(1, sum(torch.Size(s.shape).numel() for s in specs))
+def _numbers(subject: Subject, size: int) -> int:
+    warm = subject.warm
+    return max(size, numbers_at(warm.source, (*warm.source.inputs, *warm.output_specs), warm.sampler, size))
 
 
 def _unsound(subject: Subject, base: Recording, inputs: Inputs, size: int, apart: str) -> Finding:
     source, first = subject.source, subject.warm.traced_sizes[0]
+    kind, lead = ("batch", "batch") if source.batch_ndim else ("open", source.sizes[0])
     other = record(source, inputs)
     where, what, mend = "", "", "let torch work with the size: x.new_zeros(x.shape[0], 3), x.reshape(x.shape[0], -1)"
     for a, b in zip(base.reads, other.reads, strict=False):
         if a != b:
-            where, what = a.where, f"{a.kind} gave {a.value} at batch {first} and {b.value} at batch {size}"
+            where, what = a.where, f"{a.kind} gave {a.value} at {lead} {first} and {b.value} at {lead} {size}"
             break
     if not where:
         where, what = where_runs_part(source, subject.draws[0][1], inputs)
     return Finding(
         CHECK,
-        "the batch size is read into Python, and a trace would keep the one it saw",
+        f"the {kind} size is read into Python, and a trace would keep the one it saw",
         where or forward_line(source),
         severity="unsound",
-        evidence="; ".join(filter(None, (what, f"at batch {size}: {apart}"))),
+        evidence="; ".join(filter(None, (what, f"at {lead} {size}: {apart}"))),
         mend=f"{mend}; torch.where instead of a branch",
     )

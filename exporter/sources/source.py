@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter.contract import Finding, Origin, TensorSpec
+from exporter.contract import Finding, Origin, TensorSpec, open_sizes
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -38,6 +38,16 @@ class Source:
     findings: tuple[Finding, ...] = ()
     # The library's own chain rule: inputs to the outputs, in order, and blocks by ``(output, input)``.
     blocks: Callable[..., tuple[Inputs, Mapping[tuple[str, str], torch.Tensor]]] | None = None
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Names of the open sizes."""
+        return open_sizes(self.inputs)
+
+    @property
+    def varies(self) -> bool:
+        """Whether two calls may differ in their shapes: by the batch, or by open sizes."""
+        return bool(self.batch_ndim or self.sizes)
 
 
 @dataclass(frozen=True)

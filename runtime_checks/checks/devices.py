@@ -24,7 +24,7 @@ def on_device(contract: Contract, cases: Sequence[Case]) -> list[Expectation | N
     for method in contract.methods:
         case = next((c for c in cases if c.method == method and not c.name.startswith(EXTREMES)), None)
         if case is None or contract.batch.ndim == 0:
-            found.append(NotRun(LARGE, "does not apply: the contract's shapes are whole and fixed"))
+            found.append(NotRun(LARGE, "does not apply: the contract's shapes are whole"))
         else:
             found += [_repeated(case, rows) for rows in SIZES]
         if case is None or len(case.inputs) < 2:

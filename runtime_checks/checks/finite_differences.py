@@ -55,8 +55,8 @@ def probes(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, t
     variables = {s.name: (s.dtype, s.shape) for s in (*contract.parameters, *contract.inputs)}
     for name, (dtype, shape) in variables.items():
         by_this = [(i, o) for i, o in enumerate(spec.outputs) if not isinstance(o, str) and o[1] == name]
-        zeros = [of for of, by in spec.zeros if by == name and math.prod(contract.returned(of)[0])]
-        by_this = [(i, o) for i, o in by_this if math.prod(contract.returned(o)[0])]
+        zeros = [of for of, by in spec.zeros if by == name and math.prod(contract.returned(of).fixed)]
+        by_this = [(i, o) for i, o in by_this if math.prod(contract.returned(o).fixed)]
         if not (by_this or zeros) or not math.prod(shape):
             continue
         if dtype not in RESOLUTION:

@@ -39,7 +39,7 @@ def products(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
     first = next(c for c in cases if c.method == "forward")
     lead = contract.batch.ndim
     rows = at[0].shape[:lead]
-    like = {s.name: v.new_zeros((*rows, *s.shape)) for s, v in zip(contract.outputs, first.outputs, strict=True)}
+    like = {s.name: v.new_zeros((*rows, *s.fixed)) for s, v in zip(contract.outputs, first.outputs, strict=True)}
     calls: list[Call] = []
     tangents: dict[str, torch.Tensor] = {}
     seeds: dict[str, torch.Tensor] = {}
@@ -143,7 +143,7 @@ def symmetry(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
         wrong = []
         for pair in spec.symmetric:
             block = results[0].outputs[spec.outputs.index(pair)]
-            n = math.prod(contract.returned(pair[0])[0])
+            n = math.prod(contract.returned(pair[0]).fixed)
             square = block.reshape(*block.shape[:lead], n, n)
             bounds = contract.tolerance.bounds(pair[0], str(block.dtype).removeprefix("torch."))
             found = compare(square, square.transpose(-1, -2).contiguous(), bounds)

@@ -209,6 +209,21 @@ tf_status tf_batch_ndim(tf_model model, int32_t* ndim) {
   });
 }
 
+tf_status tf_size_count(tf_model model, int32_t* count) {
+  return with_model(model, [&](Model& m) {
+    require(count, "count");
+    *count = static_cast<int32_t>(m.contract().sizes.size());
+  });
+}
+
+tf_status tf_size_name(tf_model model, int32_t index, const char** name) {
+  return with_model(model, [&](Model& m) {
+    require(name, "name");
+    const auto& sizes = m.contract().sizes;
+    *name = sizes[index_in(index, sizes.size(), "open size")].c_str();
+  });
+}
+
 tf_status tf_method_count(tf_model model, int32_t* count) {
   return with_model(model, [&](Model& m) {
     require(count, "count");
@@ -340,7 +355,8 @@ tf_status tf_set_parameter(tf_model model, const char* name, const tf_tensor* va
   return with_model(model, [&](Model& m) {
     const auto role = parameter_role(m, name, value);
     at::Tensor shell;
-    m.set_parameter(name, as_tensor(*value, role, 0, m.device(), shell));
+    Extent extent(m.contract());
+    m.set_parameter(name, as_tensor(*value, role, 0, m.device(), shell, extent));
   });
 }
 
@@ -348,7 +364,8 @@ tf_status tf_get_parameter(tf_model model, const char* name, const tf_tensor* va
   return with_model(model, [&](Model& m) {
     const auto role = parameter_role(m, name, value);
     const auto device = m.device();
-    check_output(*value, role, {}, device);
+    Extent extent(m.contract());
+    check_output(*value, role, extent, device);
     write_output(*value, role, m.parameter(name), device);
   });
 }

@@ -35,21 +35,22 @@ bool parse_key(const std::string& text, Key& key) {
   return !key.method.empty() && (key.side == "in" || key.side == "out");
 }
 
-/// Torch holds `tensor` against a variable's shape and dtype; the batch of all tensors of a case must be one.
+/// Holds `tensor` against a variable's shape and dtype; batch and open sizes of all tensors of a case must be the same.
 void check(const at::Tensor& tensor, const std::vector<int64_t>& shape, tf_dtype dtype, int batch_ndim,
-           const std::string& where, std::vector<int64_t>& batch, bool& first) {
+           const std::string& where, Extent& extent, bool& first) {
   const auto lead = static_cast<int64_t>(batch_ndim);
   const bool fits = tensor.defined() && tensor.dim() == lead + static_cast<int64_t>(shape.size()) &&
-                    tensor.sizes().slice(lead) == at::IntArrayRef(shape) && tensor.scalar_type() == scalar_type(dtype);
+                    extent.fits(shape, tensor.sizes().data() + lead) && tensor.scalar_type() == scalar_type(dtype);
   const auto got = tensor.defined() ? shape_text(tensor.sizes().vec()) + " " + c10::toString(tensor.scalar_type())
                                     : std::string("nothing");
   if (!fits)
     fail(TF_ERROR_ARCHIVE, {"a case does not fit the contract", where, got,
-                            (batch_ndim ? "a batch of " : "") + shape_text(shape) + " " + dtype_name(dtype),
+                            (batch_ndim ? "a batch of " : "") + extent.text(shape) + " " + dtype_name(dtype),
                             "export the model again"});
-  const auto own = tensor.sizes().slice(0, lead).vec();
-  if (first) batch = own, first = false;
-  if (own != batch) fail(TF_ERROR_ARCHIVE, {"a case has tensors of different batches", where, got, shape_text(batch)});
+  const auto own = tensor.sizes().slice(0, lead);
+  if (first) extent.batch.assign(own.begin(), own.end()), first = false;
+  if (own != at::IntArrayRef(extent.batch))
+    fail(TF_ERROR_ARCHIVE, {"a case has tensors of different batches", where, got, shape_text(extent.whole({}))});
 }
 
 c10::impl::GenericDict read(const std::string& bytes, const std::string& where) {
@@ -129,17 +130,17 @@ std::vector<Case> unpack_cases(const std::string& bytes, const Contract& contrac
     if (!method || one.inputs.size() != method->inputs.size() || one.outputs.size() != method->outputs.size())
       fail(TF_ERROR_ARCHIVE, {"a case does not fit the contract", place, "method " + in_quotes(one.method),
                               "one tensor for each input and output of a method of the contract"});
-    std::vector<int64_t> batch;
+    Extent extent(contract);
     bool first = true;
     for (size_t i = 0; i < one.inputs.size(); ++i) {
       const auto& variable = method->inputs[i];
       check(one.inputs[i], variable.shape, variable.dtype, contract.batch_ndim, place + ", " + in_quotes(variable.name),
-            batch, first);
+            extent, first);
     }
     for (size_t i = 0; i < one.outputs.size(); ++i) {
       const auto& output = method->outputs[i];
       check(one.outputs[i], output.shape, output.dtype, contract.batch_ndim, place + ", " + in_quotes(output.label()),
-            batch, first);
+            extent, first);
     }
   }
   for (const auto& method : contract.methods) {

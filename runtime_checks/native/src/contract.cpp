@@ -1,5 +1,6 @@
 #include <torchferry/contract.hpp>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -64,11 +65,19 @@ class Field {
     if (!value_.is_boolean()) broken(value_.type_name(), "true or false");
     return value_.get<bool>();
   }
-  std::vector<int64_t> shape() const {
+  /// `open` names the open sizes, and learns those that it does not have.
+  std::vector<int64_t> shape(std::vector<std::string>& open) const {
     std::vector<int64_t> sizes;
-    for (const auto& size : items()) sizes.push_back(size.integer());
-    for (const auto size : sizes)
-      if (size < 0) broken(std::to_string(size), "a size");
+    for (const auto& size : items()) {
+      if (!size.is_text()) {
+        sizes.push_back(size.integer());
+        if (sizes.back() < 0) broken(std::to_string(sizes.back()), "a size");
+        continue;
+      }
+      const auto found = std::find(open.begin(), open.end(), size.text());
+      sizes.push_back(-1 - (found - open.begin()));
+      if (found == open.end()) open.push_back(size.text());
+    }
     return sizes;
   }
   tf_dtype dtype() const {
@@ -89,10 +98,10 @@ class Field {
   std::string path_;
 };
 
-std::map<std::string, Variable> variables(const Field& list) {
+std::map<std::string, Variable> variables(const Field& list, std::vector<std::string>& open) {
   std::map<std::string, Variable> found;
   for (const auto& item : list.items()) {
-    Variable variable{item.at("name").text(), item.at("shape").shape(), item.at("dtype").dtype(),
+    Variable variable{item.at("name").text(), item.at("shape").shape(open), item.at("dtype").dtype(),
                       item.at("type").text()};
     if (!found.emplace(variable.name, variable).second) item.broken(in_quotes(variable.name) + " twice", "one of each");
   }
@@ -155,14 +164,19 @@ Contract parse(const std::string& text, const std::string& where) {
   const auto ndim = root.at("batch").at("ndim").integer();
   if (ndim != 0 && ndim != 1) root.at("batch").at("ndim").broken(std::to_string(ndim), "0 or 1");
   contract.batch_ndim = static_cast<int>(ndim);
-  const auto inputs = variables(root.at("inputs"));
-  const auto outputs = variables(root.at("outputs"));
+  const auto inputs = variables(root.at("inputs"), contract.sizes);
+  const auto known = contract.sizes.size();
+  if (known && contract.batch_ndim) root.at("inputs").broken("open sizes and a batch", "one of them");
+  const auto outputs = variables(root.at("outputs"), contract.sizes);
   Variables parameters;
   for (const auto& item : root.at("parameters").items()) {
-    contract.parameters.push_back({item.at("name").text(), item.at("shape").shape(), item.at("dtype").dtype()});
+    contract.parameters.push_back(
+        {item.at("name").text(), item.at("shape").shape(contract.sizes), item.at("dtype").dtype()});
     const auto& last = contract.parameters.back();
     parameters[last.name] = {last.name, last.shape, last.dtype, ""};
   }
+  if (contract.sizes.size() > known)
+    root.at("inputs").broken("none with the open size " + in_quotes(contract.sizes.back()), "an input that decides it");
   for (const auto& [name, spec] : root.at("methods").members())
     contract.methods.push_back(method_of(name, spec, inputs, outputs, parameters));
   if (contract.methods.empty()) root.at("methods").broken("none", "at least forward");
@@ -206,9 +220,12 @@ const char* dtype_name(tf_dtype dtype) {
   return "no dtype";
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
+std::string shape_text(const std::vector<int64_t>& shape, const std::vector<std::string>& sizes) {
   std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  for (size_t i = 0; i < shape.size(); ++i) {
+    const auto open = static_cast<size_t>(-1 - shape[i]);
+    text += (i ? ", " : "") + (shape[i] < 0 && open < sizes.size() ? sizes[open] : std::to_string(shape[i]));
+  }
   return text + "]";
 }
 

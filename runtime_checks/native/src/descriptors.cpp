@@ -33,8 +33,8 @@ std::string text_of(const tf_device& device) {
   return "device type " + std::to_string(device.type);
 }
 
-std::string expected_shape(const Role& role, int batch_ndim) {
-  if (batch_ndim == 0) return shape_text(role.shape);
+std::string expected_shape(const Role& role, int batch_ndim, const Extent& extent) {
+  if (batch_ndim == 0) return extent.text(role.shape);
   const auto own = shape_text(role.shape);
   return "[*batch" + (role.shape.empty() ? "]" : ", " + own.substr(1));
 }
@@ -123,6 +123,30 @@ std::vector<int64_t> shape_of(const tf_tensor& given) {
 
 }  // namespace
 
+bool Extent::fits(const std::vector<int64_t>& shape, const int64_t* got) {
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == got[i]) continue;
+    if (shape[i] >= 0) return false;
+    auto& known = open[static_cast<size_t>(-1 - shape[i])];
+    if (known < 0) known = got[i];
+    if (known != got[i]) return false;
+  }
+  return true;
+}
+
+std::vector<int64_t> Extent::whole(const std::vector<int64_t>& shape) const {
+  std::vector<int64_t> all(batch.begin(), batch.end());
+  for (const auto size : shape) all.push_back(size < 0 ? open[static_cast<size_t>(-1 - size)] : size);
+  return all;
+}
+
+std::string Extent::text(const std::vector<int64_t>& shape) const {
+  auto text = shape_text(shape, names);
+  for (size_t i = 0; i < open.size(); ++i)
+    if (open[i] >= 0) text += ", " + names[i] + " = " + std::to_string(open[i]);
+  return text;
+}
+
 std::string Role::what() const {
   return std::string(kind) + " " + std::to_string(index) + " (" + in_quotes(by ? name + "/" + *by : name) + ")";
 }
@@ -168,13 +192,13 @@ at::Device parse_device(const std::string& text) {
 }
 
 at::Tensor as_tensor(const tf_tensor& given, const Role& role, int batch_ndim, const at::Device& device,
-                     at::Tensor& shell) {
+                     at::Tensor& shell, Extent& extent) {
   const int64_t elements = check(given, role, device);
   const auto own = role.shape.size();
   const auto rank = static_cast<size_t>(given.rank);
   const bool fits = (batch_ndim ? rank >= own : rank == own) &&
-                    std::equal(role.shape.begin(), role.shape.end(), given.shape + (rank - own));
-  if (!fits) misfit(given, role, expected_shape(role, batch_ndim));
+                    extent.fits(role.shape, given.shape + (rank - own));
+  if (!fits) misfit(given, role, expected_shape(role, batch_ndim, extent));
   if (!reusable(shell, given))
     shell = wrap(given, elements, scalar_type(role.dtype), device);
   else
@@ -182,15 +206,14 @@ at::Tensor as_tensor(const tf_tensor& given, const Role& role, int batch_ndim, c
   return shell;
 }
 
-void check_output(const tf_tensor& given, const Role& role, const Sizes& batch,
-                  const at::Device& device) {
+void check_output(const tf_tensor& given, const Role& role, Extent& extent, const at::Device& device) {
+  const auto& batch = extent.batch;
   const int64_t elements = check(given, role, device);
   const bool fits = static_cast<size_t>(given.rank) == batch.size() + role.shape.size() &&
                     std::equal(batch.begin(), batch.end(), given.shape) &&
-                    std::equal(role.shape.begin(), role.shape.end(), given.shape + batch.size());
+                    extent.fits(role.shape, given.shape + batch.size());
   if (!fits) {
-    std::vector<int64_t> shape(batch.begin(), batch.end());
-    shape.insert(shape.end(), role.shape.begin(), role.shape.end());
+    const auto shape = extent.whole(role.shape);
     int64_t needed = 1;
     for (const auto size : shape)
       if (__builtin_mul_overflow(needed, size, &needed)) misfit(given, role, "a batch that memory can hold");

@@ -23,7 +23,7 @@ namespace torchferry {
 namespace {
 
 /// Tensors that a C++ host brings: what the graph itself would not say, or not by name.
-void check(const at::Tensor& given, const Role& role, int batch_ndim, const at::Device& device) {
+void check(const at::Tensor& given, const Role& role, int batch_ndim, const at::Device& device, Extent& extent) {
   if (!given.defined()) fail(TF_ERROR_ARGUMENT, {role.what() + " is undefined"});
   if (given.scalar_type() != scalar_type(role.dtype))
     fail(TF_ERROR_DTYPE, {role.what() + " has the wrong dtype", "", c10::toString(given.scalar_type()),
@@ -32,9 +32,9 @@ void check(const at::Tensor& given, const Role& role, int batch_ndim, const at::
     fail(TF_ERROR_DEVICE, {role.what() + " is on the wrong device", "", given.device().str(), device.str(),
                            "move it with .to(), or the model with to()"});
   const auto lead = given.dim() - static_cast<int64_t>(role.shape.size());
-  if (lead < 0 || (batch_ndim == 0 && lead > 0) || given.sizes().slice(lead) != at::IntArrayRef(role.shape))
+  if (lead < 0 || (batch_ndim == 0 && lead > 0) || !extent.fits(role.shape, given.sizes().data() + lead))
     fail(TF_ERROR_SHAPE, {role.what() + " has the wrong shape", "", shape_text(given.sizes().vec()),
-                          (batch_ndim ? "any batch, then " : "") + shape_text(role.shape)});
+                          (batch_ndim ? "any batch, then " : "") + extent.text(role.shape)});
 }
 
 std::string text_of(double number) {
@@ -157,15 +157,15 @@ struct Model::State {
 
   const Executable& executable(const Method& method) const { return executables[&method - contract.methods.data()]; }
 
-  /// The inputs as tensors, and the batch that they give together.
-  Tensors wrap(const Method& method, const tf_tensor* inputs, Sizes& batch) const {
+  /// The inputs as tensors, and the batch and the open sizes that they give together.
+  Tensors wrap(const Method& method, const tf_tensor* inputs, Extent& extent) const {
     auto& shells = shells_of(id, method).tensors;
     Tensors tensors;
     tensors.reserve(method.inputs.size());
     for (size_t i = 0; i < method.inputs.size(); ++i) {
       const auto role = role_of(i, method.inputs[i]);
-      tensors.push_back(as_tensor(inputs[i], role, contract.batch_ndim, device, shells[i]));
-      if (contract.batch_ndim) broadcast_batch(batch, tensors.back(), role);
+      tensors.push_back(as_tensor(inputs[i], role, contract.batch_ndim, device, shells[i], extent));
+      if (contract.batch_ndim) broadcast_batch(extent.batch, tensors.back(), role);
     }
     return tensors;
   }
@@ -233,11 +233,11 @@ Tensors Model::call(const std::string& name, const Tensors& inputs) const {
     fail(TF_ERROR_COUNT, {"method " + in_quotes(name) + " takes another number of inputs", "argument 'inputs'",
                           std::to_string(inputs.size()), std::to_string(method.inputs.size())});
   const auto lock = state_->share();
-  Sizes batch;
+  Extent extent(contract());
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto role = role_of(i, method.inputs[i]);
-    check(inputs[i], role, contract().batch_ndim, state_->device);
-    if (contract().batch_ndim) broadcast_batch(batch, inputs[i], role);
+    check(inputs[i], role, contract().batch_ndim, state_->device, extent);
+    if (contract().batch_ndim) broadcast_batch(extent.batch, inputs[i], role);
   }
   state_->check_envelope(method, inputs);
   return state_->executable(method)(inputs);
@@ -270,10 +270,10 @@ void Model::call(const Method& method, const tf_tensor* inputs, const tf_tensor*
   const auto lock = state_->share();
   // No tensor of this call leaves it, so none needs what autograd would keep.
   const c10::InferenceMode inference(!method.needs_grad);
-  Sizes batch;
-  auto tensors = state_->wrap(method, inputs, batch);
+  Extent extent(contract());
+  auto tensors = state_->wrap(method, inputs, extent);
   for (size_t i = 0; i < method.outputs.size(); ++i)
-    if (outputs[i]) check_output(*outputs[i], role_of(i, method.outputs[i]), batch, state_->device);
+    if (outputs[i]) check_output(*outputs[i], role_of(i, method.outputs[i]), extent, state_->device);
   state_->check_envelope(method, tensors);
   const auto results = state_->run(method, inputs, std::move(tensors));
   for (size_t i = 0; i < results.size(); ++i)
@@ -295,8 +295,8 @@ void Model::call(const std::string& name, const std::vector<tf_tensor>& inputs,
 Tensors Model::borrow(const Method& method, const tf_tensor* inputs) const {
   const auto lock = state_->share();
   const c10::InferenceMode inference(!method.needs_grad);
-  Sizes batch;
-  auto tensors = state_->wrap(method, inputs, batch);
+  Extent extent(contract());
+  auto tensors = state_->wrap(method, inputs, extent);
   state_->check_envelope(method, tensors);
   auto outputs = state_->run(method, inputs, std::move(tensors));
   // Memory that a parameter, a constant or another output has as well is not the caller's to keep.

@@ -16,7 +16,7 @@ constexpr int kSchema = 1;
 
 struct Variable {
   std::string name;
-  std::vector<int64_t> shape;  ///< without the batch
+  std::vector<int64_t> shape;  ///< without the batch; -1 - k is the open size k of `Contract::sizes`
   tf_dtype dtype = TF_FLOAT64;
   std::string type;  ///< Scalar, SR2, ...
 };
@@ -60,7 +60,8 @@ struct Contract {
   std::string name;
   std::string made_with_torchferry;
   std::string made_with_torch;
-  int batch_ndim = 1;  ///< 1: any number of leading batch dimensions; 0: shapes are whole and fixed
+  int batch_ndim = 1;  ///< 1: any number of leading batch dimensions; 0: shapes are whole, fixed but for open sizes
+  std::vector<std::string> sizes;  ///< names of the open sizes, which every call decides anew
   std::vector<Method> methods;
   std::vector<Parameter> parameters;
   std::map<tf_dtype, Bounds> tolerance;
@@ -78,7 +79,7 @@ struct Contract {
 Contract contract_from_json(const std::string& text, const std::string& where);
 
 const char* dtype_name(tf_dtype dtype);
-/// "[3, 3]"
-std::string shape_text(const std::vector<int64_t>& shape);
+/// "[3, 3]", or "[n, 3]" where a size is open
+std::string shape_text(const std::vector<int64_t>& shape, const std::vector<std::string>& sizes = {});
 
 }  // namespace torchferry

@@ -92,7 +92,7 @@ typedef struct tf_variable {
   const char* by;         /* of a Jacobian block: its input's or parameter's name; otherwise null */
   tf_dtype dtype;
   int32_t rank;
-  const int64_t* shape;   /* without the batch */
+  const int64_t* shape;   /* without the batch; -1 - k is the open size k, which every call decides: see tf_size_name */
 } tf_variable;
 
 enum { TF_ENVELOPE_OFF = 0, TF_ENVELOPE_WARN = 1, TF_ENVELOPE_ERROR = 2 };
@@ -129,6 +129,9 @@ TF_API tf_status tf_close(tf_model model);
 TF_API tf_status tf_name(tf_model model, const char** name);
 TF_API tf_status tf_contract_json(tf_model model, const char** json);
 TF_API tf_status tf_batch_ndim(tf_model model, int32_t* ndim); /* 1: batch dimensions come first; 0: whole shapes */
+/* Sizes that a call may choose, where shapes are whole; an output's open sizes are those of the inputs. */
+TF_API tf_status tf_size_count(tf_model model, int32_t* count);
+TF_API tf_status tf_size_name(tf_model model, int32_t index, const char** name);
 TF_API tf_status tf_method_count(tf_model model, int32_t* count);
 TF_API tf_status tf_method_name(tf_model model, int32_t index, const char** name);
 /* In all that follows a null method is "forward". */

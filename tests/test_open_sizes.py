@@ -1,0 +1,202 @@
+"""Whole shapes with open sizes: in the signature, the draws, the file, and a C host."""
+
+import ctypes
+
+import pytest
+import torch
+from torch import nn
+
+import torchferry
+from exporter.contract import TensorSpec, fits_shape
+from exporter.errors import CaptureError, UnsoundError, UsageError
+from exporter.sampling import Sampler
+from runtime_checks import native_library
+from runtime_checks.runners.libtorch import Libtorch
+from runtime_checks.verify import examine
+
+F = torch.float64
+PAIRS = torchferry.Signature.of({"x": ("n", 3), "y": ("m", 3), "w": ("n",)}, {"d": ("n", "m"), "energy": ()})
+
+
+class Pairs(nn.Module):
+    """Weighted distances between two clouds of points."""
+
+    signature = PAIRS
+
+    def forward(self, x, y, w):
+        d = (x[:, None, :] - y).pow(2).sum(-1) * w[:, None]
+        return d, d.mean()
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    path = tmp_path_factory.mktemp("open") / "pairs.pt"
+    torchferry.export(Pairs(), output=path)
+    return path
+
+
+def given(n, m):
+    generator = torch.Generator().manual_seed(n + m)
+    return {
+        name: torch.rand(shape, dtype=F, generator=generator)
+        for name, shape in (("x", (n, 3)), ("y", (m, 3)), ("w", (n,)))
+    }
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 9), (300, 4)])
+def test_any_sizes(pairs, sizes):
+    values = given(*sizes)
+    loaded = torchferry.load(pairs)
+    got = loaded.call("forward", values)
+    for value, wanted in zip(got.values(), Pairs()(**values), strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-12, atol=0)
+    assert loaded.contract.outputs[0].shape == ("n", "m")
+
+
+def test_sizes_that_do_not_agree(pairs):
+    values = given(4, 2) | {"w": torch.rand(5, dtype=F)}
+    with pytest.raises(Exception, match=r"input 2 \(w\): got shape \[5\], expected \[n\]"):
+        torchferry.load(pairs).call("forward", values)
+
+
+def test_verified_natively(pairs):
+    report = examine(pairs, runners=[Libtorch()])
+    assert report.passed
+    assert {c.check for c in report.checks if c.verdict == "passed"} >= {"stored cases", "memory layouts"}
+
+
+def test_the_c_interface(pairs):
+    """Sizes by name, a call with memory of these sizes, and the texts where sizes do not agree."""
+    library = ctypes.CDLL(str(native_library.build() / "lib" / "libtorchferry.so"))
+    library.tf_last_error.restype = ctypes.c_char_p
+    model = ctypes.c_void_p()
+    assert library.tf_load(str(pairs).encode(), None, None, ctypes.byref(model)) == 0
+    count, text = ctypes.c_int32(), ctypes.c_char_p()
+    assert library.tf_size_count(model, ctypes.byref(count)) == 0
+    names = []
+    for i in range(count.value):
+        assert library.tf_size_name(model, i, ctypes.byref(text)) == 0
+        names.append((text.value or b"").decode())
+    assert names == ["n", "m"]
+    variable = Variable()
+    assert library.tf_output(model, None, 0, ctypes.byref(variable)) == 0
+    assert variable.shape[: variable.rank] == [-1, -2]
+
+    def call(values, outputs):
+        ins, outs = ((Tensor * len(side))(*map(described, side)) for side in (values, outputs))
+        return library.tf_call(model, None, len(ins), ins, len(outs), outs)
+
+    values = list(given(4, 2).values())
+    outputs = [torch.zeros(4, 2, dtype=F), torch.zeros((), dtype=F)]
+    assert call(values, outputs) == 0
+    torch.testing.assert_close(outputs[0], Pairs()(*values)[0])
+    assert call(values, [torch.zeros(4, 3, dtype=F), outputs[1]]) != 0
+    assert b"[4, 2]" in library.tf_last_error(model)
+    assert call([*values[:2], torch.rand(3, dtype=F)], outputs) != 0
+    assert b"[n], n = 4, m = 2" in library.tf_last_error(model)
+    library.tf_close(model)
+
+
+class Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("index", ctypes.c_int32))
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("device", Device),
+    )
+
+
+class Variable(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("by", ctypes.c_char_p),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+    )
+
+
+def described(value):
+    shape = (ctypes.c_int64 * value.ndim)(*value.shape)
+    return Tensor(value.data_ptr(), 1, value.ndim, shape, None, Device(1, 0))
+
+
+class Baked(Pairs):
+    def forward(self, x, y, w):
+        d, _ = super().forward(x, y, w)
+        return d, d.sum() / float(x.shape[0] * y.shape[0])
+
+
+class Doubled(Pairs):
+    def forward(self, x, y, w):
+        d, energy = super().forward(x, y, w)
+        return torch.cat([d, d]), energy
+
+
+class Swapped(Pairs):
+    """The sizes of the declared output in the other order."""
+
+    signature = torchferry.Signature.of({"x": ("n", 3), "y": ("m", 3), "w": ("n",)}, {"d": ("m", "n"), "energy": ()})
+
+
+def test_a_size_that_a_trace_would_keep(tmp_path):
+    with pytest.raises(UnsoundError, match="open size is read into Python") as caught:
+        torchferry.export(Baked(), output=tmp_path / "m.pt")
+    assert "test_open_sizes.py" in caught.value.details["where"]
+    assert not (tmp_path / "m.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "text"), [(Doubled, "neither fixed nor an input's"), (Swapped, "not what its signature declares")]
+)
+def test_outputs_of_other_sizes(tmp_path, model, text):
+    with pytest.raises(CaptureError, match=text):
+        torchferry.export(model(), output=tmp_path / "m.pt")
+
+
+def test_derivatives_have_no_shape(tmp_path):
+    with pytest.raises(UsageError, match="open sizes"):
+        torchferry.export(Pairs(), output=tmp_path / "m.pt", derivatives="all")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "ndim", "text"),
+    [
+        ({"x": ("n", 3)}, {"y": ("k",)}, None, "no input has"),
+        ({"x": ("n", 3)}, {"y": ()}, 1, "open sizes and a batch"),
+        ({"x": ("2n",)}, {}, None, "no name"),
+    ],
+)
+def test_signatures_that_say_nothing(inputs, outputs, ndim, text):
+    with pytest.raises(UsageError, match=text):
+        torchferry.Signature.of(inputs, outputs, batch_ndim=ndim)
+
+
+def test_given_inputs_must_agree(tmp_path):
+    with pytest.raises(UsageError, match="wrong shape") as caught:
+        torchferry.export(Pairs(), output=tmp_path / "m.pt", inputs=given(4, 2) | {"w": torch.rand(5, dtype=F)})
+    assert caught.value.details["expected"] == "[n], n = 4, m = 2"
+
+
+def test_recorded_inputs_are_drawn_at_other_sizes():
+    """Entries along an open size are picked for all variables alike."""
+    rows = (torch.arange(4, dtype=F)[:, None].expand(4, 3), torch.arange(4, dtype=F))
+    fixed = torchferry.Sampling("fixed")
+    specs = (TensorSpec("x", ("n", 3), sampling=fixed), TensorSpec("w", ("n",), sampling=fixed))
+    x, w = Sampler(specs, 0, rows).draw(9, torch.Generator().manual_seed(0))
+    assert x.shape == (9, 3)
+    assert torch.equal(x[:, 0], w)
+    assert len(w.unique()) > 1
+
+
+def test_a_shape_learns_sizes():
+    known = {}
+    assert fits_shape((4, 3), ("n", 3), known)
+    assert not fits_shape((5,), ("n",), known)
+    assert known == {"n": 4}
