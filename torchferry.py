@@ -29,6 +29,7 @@ from exporter.errors import (
 )
 from exporter.marks import mark
 from exporter.pipeline import Checked, Exported
+from exporter.sources.function import declare
 from exporter.sources.source import Listing
 from runtime_checks.envelope import OutsideEnvelopeWarning, known_mode
 from runtime_checks.load import Model, load
@@ -60,6 +61,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "check",
+    "declare",
     "export",
     "load",
     "mark",
@@ -68,7 +70,7 @@ __all__ = [
 
 
 def export(
-    source: str | nn.Module,
+    source: str | nn.Module | Callable[..., Any],
     *,
     models: Sequence[str] = (),
     output: str | Path | None = None,
@@ -125,7 +127,7 @@ def export(
 
 
 def check(
-    source: str | nn.Module,
+    source: str | nn.Module | Callable[..., Any],
     *,
     models: Sequence[str] = (),
     inputs: str | Path | Mapping[str, Any] | None = None,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping
+from types import CodeType
 from typing import Any
 
 import torch
+from torch import nn
 
 from exporter.contract import FLOATING
 from exporter.errors import CaptureError, TorchferryError, WarmupError, first_line
@@ -18,17 +21,18 @@ from exporter.sources.source import Inputs, Source
 def inference_conditions(source: Source) -> Iterator[None]:
     """No gradients, no parameter that asks for one, one thread, and the default dtype the source is meant for.
 
-    Parameters that require grad make neml2 call an ``autograd.Function``, which a trace cannot hold. All is put
-    back afterwards: the module belongs to the user.
+    Parameters that require grad make neml2 call an ``autograd.Function``, which a trace cannot hold. A model that
+    takes gradients itself has them on, and its parameters as they are. All is put back afterwards: the module belongs
+    to the user.
     """
-    asked = [p for p in source.named.parameters() if p.requires_grad]
+    asked = [p for p in source.named.parameters() if p.requires_grad and not source.differentiates]
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     for parameter in asked:
         parameter.requires_grad_(False)
     torch.set_default_dtype(source.default_dtype)
     torch.set_num_threads(1)
     try:
-        with torch.no_grad():
+        with torch.set_grad_enabled(source.differentiates), gradients_kept(source):
             yield
     finally:
         torch.set_default_dtype(dtype)
@@ -37,11 +41,27 @@ def inference_conditions(source: Source) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def evaluate(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
+@contextlib.contextmanager
+def gradients_kept(source: Source) -> Iterator[None]:
+    """What a model leaves in ``.grad`` of its parameters is gone afterwards."""
+    before = [(p, p.grad) for p in source.named.parameters() if source.differentiates]
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
+
+
+def evaluate(source: Source, inputs: Inputs, *, attached: bool = False) -> dict[str, torch.Tensor]:
     """Outputs by name. Call it under ``inference_conditions``.
 
-    What the model raises comes out as ``WarmupError`` with the line that raised it.
+    ``attached``: with what autograd keeps of a model that takes gradients itself. What the model raises comes out as
+    ``WarmupError`` with the line that raised it.
     """
+    if source.differentiates and not attached:
+        # It may ask for gradients by its inputs, which belong to the caller, and return .grad, which it writes to.
+        outputs = evaluate(source, tuple(t.detach() for t in inputs), attached=True)
+        return {name: value.detach().clone() for name, value in outputs.items()}
     try:
         result = source.module(*inputs)
     except TorchferryError:
@@ -129,8 +149,14 @@ def flatten(result: Any, source: Source) -> dict[str, torch.Tensor]:
 
 def forward_line(source: Source) -> str:
     """Where the model's ``forward`` begins: the place of last resort for a finding about the whole."""
-    code = getattr(getattr(type(source.named), "forward", None), "__code__", None)
+    code = forward_code(source.named)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+
+
+def forward_code(module: nn.Module) -> CodeType | None:
+    """Of a function that was made a module, the function's."""
+    own = vars(module).get("forward")
+    return getattr(inspect.unwrap(own) if own is not None else getattr(type(module), "forward", None), "__code__", None)
 
 
 def _forward_of(source: Source) -> str:

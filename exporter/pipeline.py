@@ -35,6 +35,7 @@ from exporter.contract import (
 from exporter.derivatives import request
 from exporter.derivatives.eager import reached
 from exporter.derivatives.request import Asked, Wanted
+from exporter.differentiating import as_it_runs
 from exporter.eager import inference_conditions
 from exporter.errors import UsageError
 from exporter.given import Given, read_inputs
@@ -44,6 +45,7 @@ from exporter.soundness import gate
 from exporter.soundness.gate import Allowance
 from exporter.soundness.isolation import CleanRoom
 from exporter.sources import neml2, python, resolve
+from exporter.sources.function import Function
 from exporter.sources.source import Listing, Source
 from exporter.warmup import Warmup, first_run, warm_up
 
@@ -65,7 +67,7 @@ class Exported:
 
 
 def export(
-    source: str | nn.Module,
+    source: str | nn.Module | Callable[..., Any],
     *,
     models: Sequence[str] = (),
     output: Path | None = None,
@@ -80,11 +82,12 @@ def export(
 ) -> list[Exported]:
     """Export models of ``source``, each to a file that appears only once it has been verified.
 
-    ``source`` is what the command line takes, or a module; ``inputs`` a file of warmup inputs, or a dict by name.
-    ``output`` is the file, or a folder where several models are exported or it exists as one; the default is
-    ``NAME.pt`` here; ``devices`` are those on which ``verify`` runs it; ``allow`` lets findings of the soundness gate
-    pass, each as ``CHECK:REASON``; ``asked`` are derivatives. Raises the errors of ``exporter.errors``; no
-    file is left behind by a failure, and files of models before the one that failed stay: each stands for itself.
+    ``source`` is what the command line takes, a module, or a function of tensors; ``inputs`` a file of warmup inputs,
+    or a dict by name. ``output`` is the file, or a folder where several models are exported or it exists as one; the
+    default is ``NAME.pt`` here; ``devices`` are those on which ``verify`` runs it; ``allow`` lets findings of the
+    soundness gate pass, each as ``CHECK:REASON``; ``asked`` are derivatives. Raises the errors of
+    ``exporter.errors``; no file is left behind by a failure, and files of models before the one that failed stay: each
+    stands for itself.
     """
     rules = [Rename.parse(text) for text in renames]
     allowed = [Allowance.parse(text) for text in allow]
@@ -112,6 +115,8 @@ def export_source(
     asked: Asked | None = None,
 ) -> Exported:
     """The stages, one after the other. Draws of each stage have a seed of their own."""
+    with clock("warmup"):
+        source = as_it_runs(source, derived_seed(seed, "warmup"))
     with archive.replacing(path) as beside:
         with CleanRoom(source) as room:
             warm, captured, findings = sound_capture(source, seed, room, allowed, announce, clock, asked=asked)
@@ -123,7 +128,8 @@ def export_source(
         envelope = envelope_of(warm.source.inputs, [*stored, *fresh])
         contract = renamed(contract_of(warm, captured, (*findings, *limits), envelope, devices, asked), renames)
         # The file's parameters ask for no gradients: it needs no autograd at run time.
-        with clock("write"), inference_conditions(source), quiet_deprecations():
+        off = dataclasses.replace(source, differentiates=False)
+        with clock("write"), inference_conditions(off), quiet_deprecations():
             archive.write(beside, captured.module, contract, stored, graph_text(captured.module))
         with clock("verify"):
             report = verify(beside, path, fresh)
@@ -193,7 +199,7 @@ class Checked:
 
 
 def check(
-    source: str | nn.Module,
+    source: str | nn.Module | Callable[..., Any],
     *,
     models: Sequence[str] = (),
     inputs: Path | Given | None = None,
@@ -209,7 +215,7 @@ def check(
     for loaded in sources_of(source, models, inputs):
         clock = Clock()
         try:
-            with CleanRoom(loaded()) as room:
+            with CleanRoom(as_it_runs(loaded(), derived_seed(seed, "warmup"))) as room:
                 _, _, findings = sound_capture(room.source, seed, room, allowed, clock=clock, opinion=second_opinion)
         finally:
             for module, training in modes.items():
@@ -221,13 +227,16 @@ def check(
 
 
 def sources_of(
-    source: str | nn.Module, models: Sequence[str], inputs: Path | Given | None
+    source: str | nn.Module | Callable[..., Any], models: Sequence[str], inputs: Path | Given | None
 ) -> list[Callable[[], Source]]:
     """What loads each of the models, one at a time."""
     given = read_inputs(inputs) if isinstance(inputs, Path) else inputs
     if isinstance(source, nn.Module):
         name = type(getattr(source, "_orig_mod", source)).__name__
         return [lambda: python.from_module(source, name, given, f"the {name} that was given")]
+    if callable(source):
+        name = getattr(source, "__name__", type(source).__name__)
+        return [lambda: python.from_module(Function(source), name, given, f"the function {name} that was given")]
     return [functools.partial(resolve.load, source, name, given) for name in resolve.chosen_models(source, models)]
 
 

@@ -16,8 +16,7 @@ from native_build import SOLVERS, programs, run
 from tampering import change_cases
 
 import torchferry
-from exporter.capture import derivatives
-from exporter.derivatives import glue
+from exporter.capture import derivatives, glue
 from exporter.derivatives.request import Asked
 from exporter.pipeline import Clock, export_source
 from exporter.sources import resolve

@@ -131,6 +131,14 @@ def forward_source(
     )
 
 
+def method_source(name: str, arguments: Sequence[str], lines: Sequence[str], returned: Sequence[str]) -> str:
+    """TorchScript source of a method that takes tensors and returns a tuple of them."""
+    signature = ", ".join(f"{a}: Tensor" for a in arguments)
+    returns = ", ".join(["Tensor"] * len(returned))
+    body = "\n    ".join([*lines, f"return ({', '.join(returned)},)"])
+    return f"def {name}(self, {signature}) -> Tuple[{returns}]:\n    {body}\n"
+
+
 def _misfit(name: str, shape: Shape, first: dict[str, str]) -> str:
     """Whether a whole input has another shape. ``first``: the expression of each open size that came before."""
     unlike = [f"{name}.dim() != {len(shape)}"]

@@ -37,7 +37,7 @@ def settable(
     ``pairs`` are the blocks that the method ``jacobian`` returns behind the outputs.
 
     Parameters are changed in place, eager mode and trace compared, and the old values put back. The trace holds the
-    very tensors of the model, so both see the change. Call it under no_grad.
+    very tensors of the model, so both see the change.
     """
     named = list(warm.source.named.named_parameters())
     parameters = [(n, p) for n, p in named if p.dtype.is_floating_point]
@@ -76,9 +76,10 @@ def _agree(
 ) -> bool | None:
     before = [parameter.detach().clone() for _, parameter in parameters]
     try:
-        for _, parameter in parameters:
-            noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.mul_((1 + CHANGE * (0.5 + noise)).to(parameter.dtype))
+        with torch.no_grad():
+            for _, parameter in parameters:
+                noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.mul_((1 + CHANGE * (0.5 + noise)).to(parameter.dtype))
         try:
             wanted = tuple(evaluate(warm.source, tuple(t.clone() for t in inputs)).values())
             if pairs:
@@ -94,8 +95,9 @@ def _agree(
             # A trace that does not run at all is for the soundness gate to judge.
             return None
     finally:
-        for (_, parameter), value in zip(parameters, before, strict=True):
-            parameter.copy_(value)
+        with torch.no_grad():
+            for (_, parameter), value in zip(parameters, before, strict=True):
+                parameter.copy_(value)
     return all(_close(a, b) for a, b in zip(got, wanted, strict=True))
 
 

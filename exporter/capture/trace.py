@@ -19,8 +19,9 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from exporter.capture import boxes, constants, derivatives
-from exporter.capture.entry import forward_source
+from exporter.capture import boxes, constants, derivatives, fx
+from exporter.capture.backward import followed
+from exporter.capture.entry import argument_names, forward_source
 from exporter.capture.functions import functions_inlined
 from exporter.capture.operators import operators, rewrite_operators
 from exporter.capture.parameters import settable
@@ -78,9 +79,11 @@ def capture(warm: Warmup, inputs: Inputs, seed: int, wanted: Wanted | None = Non
     with inference_conditions(source), quiet_deprecations():
         inlined = called_often(warm)
         chosen = derivatives.plan(warm, wanted, inputs) if wanted else derivatives.Plan(Wanted())
-        methods = {boxes.METHOD: (_forward(warm), inputs)}
+        program = followed(source, inputs, warm.constant) if source.differentiates else None
+        methods = {boxes.METHOD: (_forward(warm), inputs)} if program is None else {}
         first, warned = _heard(warm, {**methods, **chosen.traced}, inlined)
-        refuse_dependent_constants(warm, first)
+        if program is None:
+            refuse_dependent_constants(warm, first)
         constants.pin_numbers(first)
         constants.fold_copies(first)
         findings = constants.lost_precision(first, [spec.dtype for spec in source.inputs])
@@ -88,7 +91,8 @@ def capture(warm: Warmup, inputs: Inputs, seed: int, wanted: Wanted | None = Non
         warnings.simplefilter("ignore", TracerWarning)
         buffers = constants.distinct_values(first)
         places = constants.Places(source.named, buffers.setdefault("", []))
-        for value in chosen.constants(bool(source.batch_ndim)):
+        held = program.constants if program is not None else {}
+        for value in (*held.values(), *chosen.constants(bool(source.batch_ndim))):
             places.make_room(value)
         module = _trace(warm, {**methods, **chosen.traced}, buffers, inlined)
         constants.pin_numbers(module)
@@ -97,9 +101,16 @@ def capture(warm: Warmup, inputs: Inputs, seed: int, wanted: Wanted | None = Non
         constants.pin_dtypes(module)
         constants.follow_inputs(module)
         findings += [*constants.fixed_devices(module), *said_of(marked(source.named))]
+        if program is not None:
+            names = argument_names([s.name for s in source.inputs])
+            read = {target: places.of(value) for target, value in held.items()}
+            varying = fx.varying_sizes(source.inputs, bool(source.batch_ndim))
+            module.define(fx.torchscript(program, boxes.METHOD, names, read, varying))
+            refuse_dependent_constants(warm, module)
         rewrite_operators(module)
         operators(module)
-        module.define(forward_source(source.inputs, len(warm.output_specs), bool(source.batch_ndim), warm.contiguous))
+        contiguous = warm.contiguous or program is not None
+        module.define(forward_source(source.inputs, len(warm.output_specs), bool(source.batch_ndim), contiguous))
         made = derivatives.define(warm, chosen, module, places.of)
         rewrite_operators(module)
         blocks = [o for o in made["jacobian"].outputs if not isinstance(o, str)] if "jacobian" in made else []
@@ -239,7 +250,6 @@ def _trace(
 # Parts of torch's own messages, and what helps.
 _MENDS = (
     ("requires grad as a constant", "register the layer: nn.ModuleList or nn.ModuleDict instead of a list or dict"),
-    ("autograd.grad", "a trace cannot hold a derivative that forward takes itself"),
     ("stateless", "a trace cannot hold torch.func.functional_call: call the module itself, with its own parameters"),
     ("vmap", "a trace cannot hold torch.func.vmap: write the batch dimension out"),
 )

@@ -46,7 +46,7 @@ def parameters_of(source: Source) -> dict[str, nn.Parameter]:
 
 def _recorded(source: Source, inputs: Inputs) -> tuple[Inputs, dict[str, torch.Tensor]]:
     given = tuple(t.detach().clone().requires_grad_(_real(t)) for t in inputs)
-    return given, evaluate(source, given)
+    return given, evaluate(source, given, attached=True)
 
 
 def _gradient(

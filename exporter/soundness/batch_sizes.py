@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import torch
 
+from exporter.capture.fx import COMPARED
 from exporter.contract import Finding
 from exporter.eager import forward_line, inference_conditions
 from exporter.soundness.dependence import COUNT, SIZE
@@ -94,6 +95,8 @@ def _literals(base: Recording) -> list[int]:
     if base.graph is None:
         return []
     found = re.findall(r"(?:value=\{?|\[value=\{?)(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)", base.graph.str())
+    asked = [read.value for read in base.reads if read.kind == COMPARED]
+    found += [text for value in asked for text in re.findall(r"(?<![\w.])\d+", value)]
     numbers = {int(float(text)) for text in found if abs(float(text)) < 1e9}
     return sorted(n for n in numbers if n > 2)
 

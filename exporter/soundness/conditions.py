@@ -113,7 +113,7 @@ def _conditions(source: Source, inputs: Inputs) -> Iterator[tuple[str, Callable[
         def run() -> None:
             # The number of threads is a thread's own, and a forked process has one.
             torch.set_num_threads(1)
-            with contextlib.suppress(Exception), torch.no_grad():
+            with contextlib.suppress(Exception), torch.set_grad_enabled(source.differentiates):
                 result.append(plain(*copies()))
 
         thread = threading.Thread(target=run)
@@ -121,8 +121,9 @@ def _conditions(source: Source, inputs: Inputs) -> Iterator[tuple[str, Callable[
         thread.join()
         return result[0]
 
-    yield GRAD, gradients
-    yield GRAD, inference
+    if not source.differentiates:
+        yield GRAD, gradients
+        yield GRAD, inference
     yield DTYPE, other_dtype
     yield THREADS, another_thread
     yield LAYOUT, lambda: plain(*map(spread_out, inputs))

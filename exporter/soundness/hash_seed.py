@@ -44,10 +44,9 @@ def _lead(source: Source, inputs: Inputs) -> str:
     """The first line of the code that runs which builds a set, or is of a model that keeps one; empty for none."""
     with inference_conditions(source), Footprint() as footprint:
         eager(source, inputs)
+    # What an installed library walks through, or keeps, is its own affair.
+    footprint.codes = {c: names for c, names in footprint.codes.items() if "site-packages" not in c.co_filename}
     for code in footprint.codes:
-        # What an installed library walks through is its own affair.
-        if "site-packages" in code.co_filename:
-            continue
         steps = list(dis.get_instructions(code))
         builds = [i for i, then in itertools.pairwise(steps) if i.opname in _BUILD or _names_one(i, then)]
         if builds:

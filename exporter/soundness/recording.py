@@ -15,13 +15,17 @@ from typing import Any
 
 import torch
 
+from exporter.capture import fx
+from exporter.capture.backward import followed
+from exporter.capture.boxes import METHOD
+from exporter.capture.entry import argument_names
 from exporter.capture.functions import functions_inlined
 from exporter.capture.operators import location, nodes
 from exporter.capture.scripted import as_one, called_instead, marked
-from exporter.eager import flatten, raised_at
-from exporter.errors import first_line
+from exporter.eager import evaluate, flatten, raised_at
+from exporter.errors import TorchferryError, first_line
 from exporter.reads import Change, Read, ReadRecorder
-from exporter.soundness.dependence import Dependence
+from exporter.soundness.dependence import SIZE, Dependence
 from exporter.soundness.isolation import no_longer_than
 from exporter.sources.source import Inputs, Source
 
@@ -46,7 +50,11 @@ def record(
     """Run the model once under the tracer. Call it under ``inference_conditions``, in a process of its own.
 
     ``seconds`` is for runs that may not end, where a loop was given another bound: it is then their ``failure``.
+    A model that takes gradients itself is followed as it is captured: no tensor has values then, and what Python asks
+    is of sizes alone.
     """
+    if source.differentiates:
+        return _followed(source, inputs)
     recorder = ReadRecorder(changes)
     outputs: dict[str, torch.Tensor] = {}
 
@@ -78,6 +86,27 @@ def record(
             for read, values in zip(recorder.reads, recorder.values, strict=True)
         )
     return Recording(kept, tuple(recorder.reads), origins, graph, labels, failure, failed_at)
+
+
+def _followed(source: Source, inputs: Inputs) -> Recording:
+    try:
+        outputs = evaluate(source, tuple(t.clone() for t in inputs))
+        with _quiet(), functions_inlined():
+            program = followed(source, inputs)
+    except TorchferryError as error:
+        return Recording({}, (), (), None, {}, error.details.get("got", error.what), error.details.get("where", ""))
+    names = [spec.name for spec in source.inputs]
+    arguments = argument_names(names)
+    held = {target: f"tf_held_{i}" for i, target in enumerate(program.constants)}
+    varying = fx.varying_sizes(source.inputs, bool(source.batch_ndim))
+    text = fx.torchscript(program, METHOD, arguments, held, varying, list(held.values()))
+    with _quiet():
+        graph = getattr(torch.jit.CompilationUnit(text.replace("(self, ", "(", 1)), METHOD).graph
+    (returned,) = graph.outputs()
+    known = Dependence(graph, names)
+    labels = {name: known.of([value]) for name, value in zip(outputs, returned.node().inputs(), strict=True)}
+    sizes = frozenset(SIZE + spec.name for spec in source.inputs)
+    return Recording(outputs, program.compared, (sizes,) * len(program.compared), graph, labels)
 
 
 @contextlib.contextmanager

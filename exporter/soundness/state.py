@@ -55,10 +55,10 @@ def _first_write(source: Source, draws: Sequence[Inputs]) -> str:
         def reached() -> dict[str, str]:
             return {label: leaf.fingerprint for label, leaf in footprint.state(source.named).items()}
 
-        return line_that(lambda: [eager(source, inputs) for inputs in draws], reached, _state_changed)
+        return line_that(lambda: [eager(source, inputs) for inputs in draws], reached, state_changed)
 
 
-def _state_changed(before: dict[str, str], after: dict[str, str]) -> bool:
+def state_changed(before: dict[str, str], after: dict[str, str]) -> bool:
     """What comes into reach only because more code ran is no change, but for a new attribute."""
     return any(
         before[label] != text if label in before else label.startswith("attribute") for label, text in after.items()

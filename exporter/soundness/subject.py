@@ -9,7 +9,7 @@ import torch
 from torch.jit._fuser import optimized_execution
 
 from exporter.capture.boxes import METHOD
-from exporter.eager import evaluate, same_bits
+from exporter.eager import evaluate, forward_code, same_bits
 from exporter.errors import TorchferryError, first_line
 from exporter.soundness.footprint import suspect_line
 from exporter.soundness.isolation import CleanRoom
@@ -175,7 +175,7 @@ def submodules_of_line(source: Source, where: str) -> Iterator[str]:
     """Paths of the submodules whose ``forward`` holds this line."""
     file, _, line = where.rpartition(":")
     for path, module in source.named.named_modules():
-        code = getattr(getattr(type(module), "forward", None), "__code__", None)
+        code = forward_code(module)
         if code is None or code.co_filename != file or not line.isdigit():
             continue
         lines = [n for _, _, n in code.co_lines() if n]

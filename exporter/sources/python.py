@@ -19,6 +19,7 @@ from exporter.binding import Bound, argument_names, required_names
 from exporter.contract import Origin, Signature, TensorSpec
 from exporter.errors import SourceError, TorchferryError, UsageError, first_line, near
 from exporter.given import Given, as_tensor, match_shapes, ordered
+from exporter.sources.function import Function, takes_tensors
 from exporter.sources.source import Inputs, Source
 
 # Set on a module of the user's: the digest of the text that was executed.
@@ -34,7 +35,7 @@ def load(text: str, given: Given | None) -> Source:
     """
     place, _, attribute = text.rpartition(":")
     code = _import(place, text)
-    made = _make(code, place, attribute)
+    made = _make(code, place, attribute, given is not None)
     examples: Any = None
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):
         made, examples = made
@@ -44,6 +45,7 @@ def load(text: str, given: Given | None) -> Source:
             where=text,
             got=type(made).__name__,
             expected="a torch.nn.Module, or (module, {name: example tensor})",
+            mend="for a function of tensors: @torchferry.declare({'x': ('n', 3)}, ...)",
         )
     return from_module(
         made,
@@ -62,8 +64,8 @@ def from_module(
 
     ``refused`` are packages that the archive must do without; by default the one that defines the module's class.
     """
-    package = type(made).__module__.split(".")[0]
-    if not refused and package not in ("__main__", "torch", *sys.stdlib_module_names):
+    package = getattr(made.forward if isinstance(made, Function) else type(made), "__module__", "").split(".")[0]
+    if not refused and package not in ("", "__main__", "torch", *sys.stdlib_module_names):
         refused = (package,)
     # torch.compile wraps a module; what it wraps computes the same.
     module = getattr(made, "_orig_mod", made).eval()
@@ -143,7 +145,7 @@ def _import(place: str, text: str) -> ModuleType:
     return code
 
 
-def _make(code: ModuleType, place: str, attribute: str) -> Any:
+def _make(code: ModuleType, place: str, attribute: str, inputs_given: bool) -> Any:
     public = [n for n, v in vars(code).items() if not n.startswith("_") and callable(v)]
     if not hasattr(code, attribute):
         raise SourceError(
@@ -154,6 +156,8 @@ def _make(code: ModuleType, place: str, attribute: str) -> Any:
     value = getattr(code, attribute)
     if isinstance(value, nn.Module):
         return value
+    if callable(value) and takes_tensors(value):
+        return Function(value)
     if not callable(value):
         raise SourceError(
             f"{attribute!r} is not callable",
@@ -169,13 +173,17 @@ def _make(code: ModuleType, place: str, attribute: str) -> Any:
         ]
     except ValueError:
         required = []
+    if required and inputs_given and not isinstance(value, type):
+        return Function(value)
     if required:
         raise SourceError(
             f"factory {attribute!r} needs arguments",
             where=f"{place}:{attribute}",
             got=", ".join(required),
-            expected="a function without required arguments",
-            mend=f"write one that calls it: def make(): return {attribute}(...)",
+            expected="a function without required arguments that makes a module, or a function of tensors that says "
+            "what it takes",
+            mend=f"write one that calls it: def make(): return {attribute}(...); or for a function of tensors: "
+            f"@torchferry.declare({{{required[0]!r}: ('n', 3)}}, ...), or --inputs FILE",
         )
     try:
         return value()

@@ -36,6 +36,8 @@ class Source:
     calls: tuple[Inputs, ...] = ()
     default_dtype: torch.dtype = torch.float32
     findings: tuple[Finding, ...] = ()
+    # A call asks torch's autograd for gradients: it runs with them on, and is captured with its backward pass.
+    differentiates: bool = False
     # The library's own chain rule: inputs to the outputs, in order, and blocks by ``(output, input)``.
     blocks: Callable[..., tuple[Inputs, Mapping[tuple[str, str], torch.Tensor]]] | None = None
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from exporter import archive
-from exporter.capture import constants, derivatives, parameters
-from exporter.derivatives import glue, request
+from exporter.capture import constants, derivatives, glue, parameters
+from exporter.derivatives import request
 from exporter.derivatives.request import Asked
 from exporter.pipeline import Clock, export_source
 from exporter.sources import python

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from exporter.capture.entry import method_source
 from exporter.contract import TensorSpec
 from exporter.derivatives.request import Pair
 
@@ -105,11 +106,7 @@ def jacobian_source(
             blocks[of, by] = f"{turned}.reshape({_sizes(lead, shape)})"
         if not values:
             values = [f"{made}_out_{i}" for i in range(len(outputs))]
-    signature = ", ".join(f"{a}: Tensor" for a in arguments)
-    returned = [*values, *(blocks[pair] for pair in pairs)]
-    returns = ", ".join(["Tensor"] * len(returned))
-    body = "\n    ".join([*lines, f"return ({', '.join(returned)},)"])
-    return f"def {name}(self, {signature}) -> Tuple[{returns}]:\n    {body}\n"
+    return method_source(name, arguments, lines, [*values, *(blocks[pair] for pair in pairs)])
 
 
 def _sizes(lead: str, shape: Sequence[int]) -> str:
@@ -186,8 +183,5 @@ def pushed_source(
             block = f"tf_b[{len(outputs) + list(pairs).index((spec.name, other.name))}].reshape([{lead}{n}, {m}])"
             terms.append(f"torch.matmul({block}, tf_t_{i}.reshape([{lead}{m}, 1]))")
         pushed.append(f"({' + '.join(terms)}).reshape({_sizes(lead, spec.fixed)})")
-    signature = ", ".join(f"{a}: Tensor" for a in [*arguments, *(f"tf_t_{i}" for i in range(len(by)))])
-    returned = [*(f"tf_b[{i}]" for i in range(len(outputs))), *pushed]
-    returns = ", ".join(["Tensor"] * len(returned))
-    body = "\n    ".join([*lines, f"return ({', '.join(returned)},)"])
-    return f"def {name}(self, {signature}) -> Tuple[{returns}]:\n    {body}\n"
+    taken = [*arguments, *(f"tf_t_{i}" for i in range(len(by)))]
+    return method_source(name, taken, lines, [*(f"tf_b[{i}]" for i in range(len(outputs))), *pushed])

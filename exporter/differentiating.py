@@ -1,0 +1,65 @@
+"""Whether a model takes gradients itself, which only a run can tell."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.autograd import graph
+
+from exporter.capture import fx
+from exporter.eager import inference_conditions
+from exporter.errors import TorchferryError
+from exporter.soundness.isolation import NotRun, isolated
+from exporter.sources.source import Source
+from exporter.warmup import find_inputs
+
+
+class _Asked(Exception):
+    """The engine was asked for a backward pass."""
+
+
+def as_it_runs(source: Source, seed: int) -> Source:
+    """The source, marked where a call asks torch's engine for a backward pass. It runs in a process of its own."""
+    if source.origin.kind != "python":
+        # A source library has its own chain rule.
+        return source
+    try:
+        asked = isolated(_asks, source, seed)
+    except (NotRun, TorchferryError):
+        # What fails here fails again where it is said.
+        return source
+    if asked:
+        # What torch loads when a graph is first made is there before processes are forked from here.
+        fx.captured(lambda x: torch.autograd.grad(x.requires_grad_().sin().sum(), x), (torch.ones(3),))
+    return dataclasses.replace(source, differentiates=asked)
+
+
+def _asks(source: Source, seed: int) -> bool:
+    with inference_conditions(dataclasses.replace(source, differentiates=True)), _engine_stopped() as asked:
+        with contextlib.suppress(Exception):
+            find_inputs(source, torch.Generator().manual_seed(seed))
+        return bool(asked)
+
+
+@contextlib.contextmanager
+def _engine_stopped() -> Iterator[list[bool]]:
+    """Every way to a backward pass goes through one function of torch's, under two names."""
+    asked: list[bool] = []
+
+    def stop(*args: Any, **kwargs: Any) -> None:
+        asked.append(True)
+        raise _Asked
+
+    name = "_engine_run_backward"
+    before = [(place, getattr(place, name)) for place in (graph, torch.autograd)]
+    for place, _ in before:
+        setattr(place, name, stop)
+    try:
+        yield asked
+    finally:
+        for place, original in before:
+            setattr(place, name, original)

@@ -1,0 +1,116 @@
+"""Hooks of a backward pass that do more than give another gradient: the file would not do it.
+
+What a hook computes is captured; what it appends to a list, keeps in a dict, counts or prints is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd import graph
+
+from exporter.contract import Finding
+from exporter.eager import inference_conditions
+from exporter.soundness.following import followed
+from exporter.soundness.footprint import Footprint, runs_users
+from exporter.soundness.state import state_changed
+from exporter.soundness.subject import Eager, eager
+from exporter.sources.source import Inputs, Source
+
+CHECK = "hook"
+# Calls of hooks that are looked at.
+CALLS = 30
+
+
+def check(eager_mode: Eager) -> list[Finding]:
+    if not eager_mode.source.differentiates:
+        return []
+    return eager_mode.room(_check, eager_mode.inputs, eager_mode.other)
+
+
+def _check(source: Source, inputs: Inputs, other: Inputs) -> list[Finding]:
+    with inference_conditions(source):
+        with Footprint() as footprint:
+            # Twice: what only comes into being with the first call is there before the one that is watched.
+            for _ in range(2):
+                eager(source, inputs)
+
+        def state() -> dict[str, str]:
+            return {label: leaf.fingerprint for label, leaf in footprint.state(source.named).items()}
+
+        watch = _Watch(state)
+        # At other inputs: a gradient that is kept is another one then.
+        with watch.engine(), followed(watch.event):
+            eager(source, other)
+    return watch.findings
+
+
+class _Watch:
+    """Looks at the state before and after each call that torch's engine makes into the user's code."""
+
+    def __init__(self, state: Callable[[], dict[str, str]]) -> None:
+        self.findings: list[Finding] = []
+        self._state = state
+        self._inside = False
+        self._hook: types.FrameType | None = None
+        self._before: dict[str, str] = {}
+        self._printed, self._stdout = io.StringIO(), sys.stdout
+        self._calls = 0
+
+    @contextlib.contextmanager
+    def engine(self) -> Iterator[None]:
+        name = "_engine_run_backward"
+        places = [(place, getattr(place, name)) for place in (graph, torch.autograd)]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            outer, self._inside = self._inside, True
+            try:
+                return places[0][1](*args, **kwargs)
+            finally:
+                self._inside = outer
+
+        for place, _ in places:
+            setattr(place, name, run)
+        try:
+            yield
+        finally:
+            for place, original in places:
+                setattr(place, name, original)
+
+    def event(self, frame: types.FrameType, kind: str, arg: Any) -> Any:
+        if not self._inside or self._hook not in (None, frame) or not runs_users(frame):
+            return None
+        if self._hook is None and kind == "call" and self._calls < CALLS:
+            self._hook, self._before = frame, self._state()
+            self._calls += 1
+            self._printed, self._stdout = io.StringIO(), sys.stdout
+            sys.stdout = self._printed
+        elif self._hook is frame and kind == "return":
+            sys.stdout, self._hook = self._stdout, None
+            self._judge(frame)
+        return self.event
+
+    def _judge(self, frame: types.FrameType) -> None:
+        after = self._state()
+        moved = [n for n in after if state_changed({n: self._before.get(n, "")}, {n: after[n]})]
+        said = self._printed.getvalue().strip()
+        code = frame.f_code
+        if moved or said:
+            self.findings.append(
+                Finding(
+                    CHECK,
+                    f"hook {code.co_name!r} of the backward pass does more than give a gradient",
+                    f"{code.co_filename}:{code.co_firstlineno}",
+                    severity="unsound",
+                    evidence="; ".join(
+                        [f"it changes {', '.join(moved[:3])}"] * bool(moved) + [f"it prints {said[:60]!r}"] * bool(said)
+                    ),
+                    mend="let the hook return a gradient and nothing else; what it keeps, return from the function",
+                )
+            )

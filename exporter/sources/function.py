@@ -1,0 +1,131 @@
+"""A function of tensors as a model: a loss and its gradients, a step of an optimiser.
+
+Modules and parameters that the function reads from its surroundings become the model's own, under the names that the
+code has for them, so that the file offers them to be set.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from exporter.contract import Signature, TensorSpec
+from exporter.reads import NOT_THE_USERS
+
+
+class Function(nn.Module):
+    """``forward`` is the function itself."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = function
+        for attribute in ("signature", "example_inputs"):
+            if hasattr(function, attribute):
+                setattr(self, attribute, getattr(function, attribute))
+        seen: set[int] = set()
+        for name, value in _read_by(function, seen):
+            own = name if not hasattr(self, name) else f"{name}_"
+            if isinstance(value, nn.Module):
+                self.add_module(own, value)
+            else:
+                self.register_parameter(own, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process has other objects behind the function's names.
+        return _made_again, (self.forward, self.state_dict())
+
+
+def _made_again(function: Callable[..., Any], state: Mapping[str, torch.Tensor]) -> Function:
+    made = Function(function)
+    made.load_state_dict(state)
+    return made.eval()
+
+
+Declared = TypeVar("Declared", bound=Callable[..., Any])
+
+
+def declare(
+    inputs: Mapping[str, Sequence[int | str] | TensorSpec],
+    outputs: Mapping[str, Sequence[int | str] | TensorSpec] | None = None,
+    *,
+    dtype: str = "float64",
+    batch_ndim: int | None = None,
+) -> Callable[[Declared], Declared]:
+    """Say what a function of tensors takes and returns: ``@declare({"x": ("n", 3)}, {"loss": ()})``.
+
+    As ``Signature.of``; a module has an attribute ``signature`` instead.
+    """
+    signature = Signature.of(inputs, outputs, dtype=dtype, batch_ndim=batch_ndim)
+
+    def set_on(function: Declared) -> Declared:
+        function.__dict__["signature"] = signature
+        return function
+
+    return set_on
+
+
+def takes_tensors(value: Any) -> bool:
+    """Whether this is a function of tensors, and not a factory: it needs arguments, or says what it is given."""
+    return not isinstance(value, type) and (hasattr(value, "signature") or hasattr(value, "example_inputs"))
+
+
+def _read_by(function: Any, seen: set[int]) -> Iterator[tuple[str, nn.Module | nn.Parameter]]:
+    """Modules and parameters in the closure, the globals, the defaults and the object of a function, and of those that
+    it calls."""
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    if isinstance(function, functools.partial):
+        yield from _read_by(function.func, seen)
+        held = {f"argument_{i}": v for i, v in enumerate(function.args)} | function.keywords
+        yield from _among(held, seen)
+        return
+    function = inspect.unwrap(function)
+    owner = getattr(function, "__self__", None)
+    if owner is not None:
+        yield from _among({"self": owner} if isinstance(owner, nn.Module) else vars(owner), seen)
+    inner = function if isinstance(function, FunctionType) else getattr(function, "__func__", None)
+    if inner is None:
+        # An object that can be called.
+        yield from _among(getattr(function, "__dict__", {}), seen)
+        inner = vars(type(function)).get("__call__")
+    if not isinstance(inner, FunctionType) or inner.__code__.co_filename.startswith(NOT_THE_USERS):
+        return
+    defaults = inspect.signature(inner).parameters.values()
+    held = {p.name: p.default for p in defaults if p.default is not p.empty}
+    for name, cell in zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True):
+        held[name] = cell.cell_contents
+    names = _names(inner.__code__)
+    held |= {name: inner.__globals__[name] for name in names if name in inner.__globals__}
+    for module in [v for v in held.values() if isinstance(v, ModuleType)]:
+        if not str(getattr(module, "__file__", None) or NOT_THE_USERS[0]).startswith(NOT_THE_USERS):
+            held |= {name: vars(module)[name] for name in names if name in vars(module) and name not in held}
+    yield from _among(held, seen)
+
+
+def _among(held: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, nn.Module | nn.Parameter]]:
+    for name, value in held.items():
+        if isinstance(value, (nn.Module, nn.Parameter)):
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield name, value
+        elif isinstance(value, (torch.Tensor, type, ModuleType)):
+            continue
+        elif isinstance(value, (list, tuple)):
+            yield from _among({f"{name}_{i}": v for i, v in enumerate(value)}, seen)
+        elif isinstance(value, Mapping):
+            yield from _among({f"{name}_{k}": v for k, v in value.items()}, seen)
+        elif isinstance(value, functools.partial) or inspect.isroutine(value):
+            yield from _read_by(value, seen)
+
+
+def _names(code: CodeType) -> list[str]:
+    """Names of globals and attributes that the code, and the functions inside it, speak of."""
+    inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names(const)]
+    return list(dict.fromkeys([*code.co_names, *inner]))
