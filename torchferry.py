@@ -86,6 +86,7 @@ def export(
     parameters: Sequence[str] = (),
     differentiable: bool = False,
     symmetric: Sequence[str] = (),
+    against: str | Path | None = None,
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
     announce: Callable[[Listing], Any] | None = None,
@@ -103,8 +104,11 @@ def export(
     ``jacobian`` then, which returns the outputs and then blocks of shape ``(*batch, *out, *by)``. ``jvp`` and ``vjp``
     add the methods of that name. ``parameters`` (globs) are those that stay settable, by default all that can.
     ``differentiable``: torch's autograd through the loaded file is held against eager mode's, too (and ``vjp`` is
-    added); ``symmetric`` blocks, each ``"OUT:IN"``, are second derivatives of a potential, and checked as such. Raises
-    the errors of ``exporter.errors``.
+    added); ``symmetric`` blocks, each ``"OUT:IN"``, are second derivatives of a potential, and checked as such.
+
+    ``against`` is an earlier archive of the model: each result's ``reasons`` say why the new one is another
+    specialisation (a static size, the structure of the backward pass, ...), and are empty where the earlier one serves
+    as well. Raises the errors of ``exporter.errors``.
     """
     blocks = (derivatives,) if isinstance(derivatives, str) else tuple(derivatives)
     asked = Asked(blocks, jvp, vjp, tuple(parameters), differentiable, tuple(symmetric))
@@ -121,6 +125,7 @@ def export(
         devices=names,
         allow=allow,
         asked=asked,
+        against=Path(against) if against is not None else None,
         verify=lambda path, final, fresh: _verify(path, fresh=fresh, runners=runners, shown_as=final, notes=notes),
         announce=announce or (lambda listing: None),
     )

@@ -39,6 +39,8 @@ from exporter.differentiating import as_it_runs
 from exporter.eager import inference_conditions
 from exporter.errors import UsageError
 from exporter.given import Given, read_inputs
+from exporter.graph.against import Reason, reasons
+from exporter.graph.steps import opened
 from exporter.graph.text import graph_text
 from exporter.rename import Rename, renamed
 from exporter.soundness import gate
@@ -64,6 +66,8 @@ class Exported:
     contract: Contract
     report: Any
     seconds: dict[str, float] = field(default_factory=dict)
+    # Why it is another specialisation than an earlier export; None where it was held against none.
+    reasons: tuple[Reason, ...] | None = None
 
 
 def export(
@@ -77,6 +81,7 @@ def export(
     devices: Sequence[str] = ("cpu",),
     allow: Sequence[str] = (),
     asked: Asked | None = None,
+    against: Path | None = None,
     verify: Verify,
     announce: Announce = lambda listing: None,
 ) -> list[Exported]:
@@ -85,20 +90,31 @@ def export(
     ``source`` is what the command line takes, a module, or a function of tensors; ``inputs`` a file of warmup inputs,
     or a dict by name. ``output`` is the file, or a folder where several models are exported or it exists as one; the
     default is ``NAME.pt`` here; ``devices`` are those on which ``verify`` runs it; ``allow`` lets findings of the
-    soundness gate pass, each as ``CHECK:REASON``; ``asked`` are derivatives. Raises the errors of
-    ``exporter.errors``; no file is left behind by a failure, and files of models before the one that failed stay: each
-    stands for itself.
+    soundness gate pass, each as ``CHECK:REASON``; ``asked`` are derivatives; ``against`` is an earlier archive.
+    Raises the errors of ``exporter.errors``; no file is left behind by a failure, and files of models before the one
+    that failed stay: each stands for itself.
     """
     rules = [Rename.parse(text) for text in renames]
     allowed = [Allowance.parse(text) for text in allow]
     exported = []
     loads = sources_of(source, models, inputs)
+    if against is not None and len(loads) > 1:
+        raise UsageError(
+            "one earlier archive cannot stand for several models",
+            where=f"--against {against}",
+            got=", ".join(models),
+            mend="export one model at a time",
+        )
+    earlier = opened(against) if against is not None else None
     for load in loads:
         clock = Clock()
         with clock("load"):
             loaded = load()
         path = output_path(output, loaded.name, several=len(loads) > 1)
-        exported.append(export_source(loaded, path, rules, seed, verify, announce, clock, devices, allowed, asked))
+        one = export_source(loaded, path, rules, seed, verify, announce, clock, devices, allowed, asked)
+        if earlier is not None:
+            one = dataclasses.replace(one, reasons=reasons(earlier, opened(path)))
+        exported.append(one)
     return exported
 
 
@@ -354,4 +370,5 @@ def as_dict(exported: Exported) -> dict[str, Any]:
         "report": exported.report.as_dict(),
         "seconds": dict(exported.seconds),
         "findings": [dataclasses.asdict(f) for f in exported.contract.findings],
+        **({"against": list(map(dataclasses.asdict, exported.reasons))} if exported.reasons is not None else {}),
     }

@@ -10,6 +10,7 @@ from types import ModuleType
 from torch import nn
 
 from exporter.contract import Finding, Signature, TensorSpec
+from exporter.differentiating import as_it_runs
 from exporter.pipeline import sound_capture
 from exporter.soundness.gate import Allowance
 from exporter.soundness.isolation import CleanRoom
@@ -41,5 +42,6 @@ def source_of(path: Path, kind: str) -> Source:
 
 def findings_of(source: Source, *allowed: str) -> tuple[Finding, ...]:
     """What the gate says of a model that it lets pass; else its error is raised."""
+    source = as_it_runs(source, 0)
     with CleanRoom(source) as room:
         return sound_capture(source, 0, room, [Allowance.parse(text) for text in allowed])[2]

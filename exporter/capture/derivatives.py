@@ -221,7 +221,12 @@ def _tangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs, *, by_paramete
         zeros = [found[i] if i in found else torch.zeros_like(v) for i, v in enumerate(picked)]
         return tuple(v.detach() for v in (*values, *zeros))
 
-    return fx.captured(run, (*inputs, *_ones(warm, inputs, by, by_parameters), *parameters.values()), tuple(parameters))
+    return fx.captured(
+        run,
+        (*inputs, *_ones(warm, inputs, by, by_parameters), *parameters.values()),
+        tuple(parameters),
+        named=warm.source.named,
+    )
 
 
 def _cotangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs) -> fx.Program:
@@ -239,7 +244,7 @@ def _cotangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs) -> fx.Progra
         zeros = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, pulled, strict=True)]
         return tuple(v.detach() for v in (*values, *zeros))
 
-    return fx.captured(run, (*inputs, *_ones(warm, inputs, of, False)))
+    return fx.captured(run, (*inputs, *_ones(warm, inputs, of, False)), named=warm.source.named)
 
 
 def _ones(warm: Warmup, inputs: Inputs, specs: Specs, parameters: bool) -> list[torch.Tensor]:

@@ -104,6 +104,8 @@ class Origins(TorchDispatchMode):
     def _origin(self) -> Origin:
         asked, function, engine = _stack()
         module = next((path for path in reversed(self._inside) if path), "")
+        if engine is None:
+            return Origin(BACKWARD, "seed", module, asked)
         if not engine:
             origin = Origin(AFTER if self._backward else FORWARD, "", module, asked)
             # The first operation that an autograd node stands for; what has no node has the number of the next.
@@ -112,19 +114,23 @@ class Origins(TorchDispatchMode):
         self._backward = True
         node: Any = torch._C._current_autograd_node()  # pyright: ignore[reportAttributeAccessIssue]
         made = self._made.get(node._sequence_nr(), Origin(FORWARD)) if node is not None else Origin(FORWARD)
+        # A graph of the backward pass itself has nodes of its own.
+        self._made.setdefault(_get_sequence_nr() - 1, made)
         if asked:
             return Origin(HOOK, function, made.module, asked)
         return Origin(BACKWARD, node.name().rpartition("::")[2] if node is not None else "", made.module, made.where)
 
 
-def _stack() -> tuple[str, str, bool]:
-    """The innermost line of the user's on this side of the engine, its function, and whether the engine runs."""
-    frame, where, function = sys._getframe(3), "", ""
+def _stack() -> tuple[str, str, bool | None]:
+    """The innermost line of the user's on this side of the engine, its function, and whether the engine runs; None
+    while torch makes the gradients that it starts from."""
+    frame, where, function, seeds = sys._getframe(3), "", "", False
     while frame is not None:
         code = frame.f_code
         if code.co_name == _ENGINE:
             return where, function, True
+        seeds |= not where and code.co_filename == torch.autograd.__file__ and code.co_name in ("backward", "grad")
         if not where and not code.co_filename.startswith(NOT_THE_USERS):
             where, function = f"{Path(code.co_filename).name}:{frame.f_lineno}", code.co_name
         frame = frame.f_back
-    return where, function, False
+    return where, function, None if seeds else False

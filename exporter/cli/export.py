@@ -49,6 +49,9 @@ def command(
     parameter: Annotated[
         list[str] | None, typer.Option(help="A parameter that stays settable (globs). Default: all that can.")
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="An earlier archive: say why this one is another specialisation.")
+    ] = None,
     runtime: Annotated[str, typer.Option(help="Where it is verified: python, libtorch, or both.")] = "python",
     device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
     time_limit: Annotated[float, typer.Option(help="Seconds for the process that verifies.")] = 600.0,
@@ -74,6 +77,8 @@ def command(
       torchferry export model.i --model eq --runtime python,libtorch
 
       torchferry export model.i --model eq --derivative a_rate:a --derivative '*:E'
+
+      torchferry export train_step.py:loss_and_grad -o new.pt --against old.pt
     """
     start = time.perf_counter()
     import torchferry
@@ -95,6 +100,7 @@ def command(
         parameters=parameter or [],
         differentiable=differentiable,
         symmetric=symmetric or [],
+        against=against,
         runtimes=runtime,
         devices=device,
         time_limit=time_limit,
@@ -108,6 +114,10 @@ def command(
     for one in exported:
         out.print(render(one.report))
         out.print(f"wrote {one.path} ({one.path.stat().st_size} bytes)", soft_wrap=True)
+        for reason in one.reasons or ():
+            out.print(f"another specialisation than {against}: {reason.kind}: {reason.text}", soft_wrap=True)
+        if one.reasons == ():
+            out.print(f"no other specialisation than {against}: one graph serves both", soft_wrap=True)
         if timings:
             parts = {f"verify: {name}": value for name, value in one.report.seconds.items()}
             stages = {name: value for name, value in one.seconds.items() if name != "verify"}

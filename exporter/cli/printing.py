@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from exporter.contract import Finding, TensorSpec
 from exporter.errors import MismatchError, TorchferryError, UnsoundError
 
 if TYPE_CHECKING:
+    from exporter.graph.steps import Step
     from exporter.sources.source import Listing
 
 # Names and paths are the user's: nothing in them is markup.
@@ -100,6 +102,25 @@ def print_archive(opened: Archive) -> None:
     for name, size in opened.records.items():
         table.add_row(Text(name), str(size))
     out.print(table)
+
+
+def print_autograd(methods: Mapping[str, Sequence[Step]]) -> None:
+    """Each captured graph that holds a backward pass."""
+    count = len(methods)
+    out.print(f"graphs with a backward pass: {count}" + ("" if count else "; torch's autograd made none of this file"))
+    for name, found in methods.items():
+        parts = Counter(step.origin.part or "forward" for step in found)
+        said = ", ".join(f"{n} {part}" for part, n in parts.items())
+        out.print(f"{name}: {len(found)} operations: {said}", soft_wrap=True)
+        rows = [("", "operation", "part", "of", "submodule", "line")]
+        rows += [
+            (str(at), s.operator, s.origin.part, s.origin.of, s.origin.module, s.origin.where)
+            for at, s in enumerate(found)
+        ]
+        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            line = "  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True))
+            out.print(f"  {line}".rstrip(), soft_wrap=True)
 
 
 def print_findings(name: str, findings: Sequence[Finding]) -> None:

@@ -53,7 +53,12 @@ def _first_write(source: Source, draws: Sequence[Inputs]) -> str:
     with inference_conditions(source), Footprint() as footprint:
 
         def reached() -> dict[str, str]:
-            return {label: leaf.fingerprint for label, leaf in footprint.state(source.named).items()}
+            gradients = {
+                f"attribute 'grad' of {name!r}": str(_content(p.grad))
+                for name, p in source.named.named_parameters()
+                if p.grad is not None
+            }
+            return {n: leaf.fingerprint for n, leaf in footprint.state(source.named).items()} | gradients
 
         return line_that(lambda: [eager(source, inputs) for inputs in draws], reached, state_changed)
 

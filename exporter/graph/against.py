@@ -1,0 +1,103 @@
+"""Why a model needs another graph than an earlier export of it has: what compiled autograd calls a recompilation.
+
+One graph serves as long as the variables, their fixed sizes, the structure of the backward pass and all else that is
+computed are the same. Open sizes and settable parameters never ask for another.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from exporter.capture.boxes import METHOD
+from exporter.contract import Contract, TensorSpec
+from exporter.graph.steps import Opened, Step, steps
+from exporter.graph.text import graph_text
+
+VARIABLES, DTYPE, SIZE = "variables", "dtype", "static size"
+STRUCTURE, OPERATIONS, CONSTANTS = "autograd structure", "operations", "constants"
+
+
+@dataclass(frozen=True)
+class Reason:
+    kind: str
+    text: str
+
+
+def reasons(old: Opened, new: Opened) -> tuple[Reason, ...]:
+    """Why ``new`` is another specialisation than ``old``; empty where the earlier file serves as well."""
+    found = [*_of_variables(old.archive.contract, new.archive.contract)]
+    before, now = steps(old.module), steps(new.module)
+    structure = _first_difference([s for s in before if s.of_backward], [s for s in now if s.of_backward], _node)
+    operations = _first_difference(before, now, lambda s: s.operator)
+    if structure:
+        found.append(Reason(STRUCTURE, f"of the backward pass, {structure}"))
+    elif operations:
+        found.append(Reason(OPERATIONS, operations))
+    elif not found:
+        found += _of_constants(old.module, new.module)
+    return tuple(found)
+
+
+def _of_variables(old: Contract, new: Contract) -> list[Reason]:
+    found = []
+    for kind, before, now in (("input", old.inputs, new.inputs), ("output", old.outputs, new.outputs)):
+        was, names = {s.name: s for s in before}, [s.name for s in now]
+        if list(was) != names:
+            found.append(Reason(VARIABLES, f"{kind}s are {', '.join(names)}; they were {', '.join(was)}"))
+        for spec in now:
+            found += _of_variable(kind, was[spec.name], spec) if spec.name in was else []
+    return found
+
+
+def _of_variable(kind: str, was: TensorSpec, spec: TensorSpec) -> list[Reason]:
+    found = []
+    if was.shape != spec.shape:
+        text = f"{kind} {spec.name!r} has shape {_text(spec)}; it had {_text(was)}"
+        found.append(Reason(SIZE, text))
+    if was.dtype != spec.dtype:
+        found.append(Reason(DTYPE, f"{kind} {spec.name!r} is {spec.dtype}; it was {was.dtype}"))
+    return found
+
+
+def _text(spec: TensorSpec) -> str:
+    return f"[{', '.join(map(str, spec.shape))}]"
+
+
+def _node(step: Step) -> str:
+    return f"{step.origin.part} {step.origin.of}"
+
+
+def _first_difference(before: Sequence[Step], now: Sequence[Step], key: Callable[[Step], str]) -> str:
+    for at, (a, b) in enumerate(itertools.zip_longest(before, now)):
+        if a is None or b is None or key(a) != key(b):
+            return f"operation {at} is {_said(b, key)}; it was {_said(a, key)}"
+    return ""
+
+
+def _said(step: Step | None, key: Callable[[Step], str]) -> str:
+    if step is None:
+        return "missing"
+    more = [p for p in (step.operator, step.origin.where) if p and p != key(step)]
+    return key(step) + (f" ({', '.join(more)})" if more else "")
+
+
+def _of_constants(old: torch.jit.ScriptModule, new: torch.jit.ScriptModule) -> list[Reason]:
+    """Numbers in the graph, and tensors that are no parameters: both are part of what a file computes."""
+    if _section(old) != _section(new):
+        return [Reason(CONSTANTS, "numbers in the graph are others")]
+    before, now = dict(old.named_buffers()), dict(new.named_buffers())
+    other = [n for n, value in now.items() if n not in before or not _same(before[n], value)]
+    return [Reason(CONSTANTS, f"tensors of the file are others: {', '.join(other[:5])}")] if other else []
+
+
+def _section(module: torch.jit.ScriptModule) -> str:
+    text = graph_text(module)
+    return next(part for part in text.split("# ") if part.startswith(f"{METHOD}\n"))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
