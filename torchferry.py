@@ -16,7 +16,7 @@ from torch import nn
 from exporter import __version__
 from exporter import pipeline as _pipeline
 from exporter.compose import ComposedModel, Part
-from exporter.contract import Contract, Finding, Sampling, Signature, TensorSpec
+from exporter.contract import Contract, Finding
 from exporter.derivatives.request import Asked
 from exporter.errors import (
     ArchiveError,
@@ -31,6 +31,7 @@ from exporter.marks import mark
 from exporter.pipeline import Checked, Exported
 from exporter.sources.function import declare
 from exporter.sources.source import Listing
+from exporter.variables import Sampling, Signature, TensorSpec
 from runtime_checks.envelope import OutsideEnvelopeWarning, known_mode
 from runtime_checks.load import Model, load
 from runtime_checks.report import Report

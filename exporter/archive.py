@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.contract import Contract, MethodSpec, contract_from_json, fits_shape
+from exporter.contract import Contract, MethodSpec, contract_from_json
 from exporter.errors import ArchiveError, OutputError
+from exporter.variables import fits_shape
 
 if TYPE_CHECKING:
     import torch

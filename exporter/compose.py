@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from exporter.binding import Bound
-from exporter.contract import Signature, TensorSpec
 from exporter.errors import UsageError, near
 from exporter.marks import mark, mark_either
+from exporter.variables import Signature, TensorSpec
 
 
 class Part(nn.Module):

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter.contract import FLOATING
 from exporter.errors import CaptureError, TorchferryError, WarmupError, first_line
 from exporter.reads import NOT_THE_USERS
 from exporter.sources.source import Inputs, Source
+from exporter.variables import FLOATING
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from exporter.contract import FLOATING, TensorSpec, fits_shape
 from exporter.errors import UsageError, first_line, near
+from exporter.variables import FLOATING, TensorSpec, fits_shape
 
 Given = Mapping[str, Any]
 

@@ -29,7 +29,6 @@ from exporter.contract import (
     MethodSpec,
     ParameterSpec,
     Range,
-    TensorSpec,
     Tolerance,
 )
 from exporter.derivatives import request
@@ -49,6 +48,7 @@ from exporter.soundness.isolation import CleanRoom
 from exporter.sources import neml2, python, resolve
 from exporter.sources.function import Function
 from exporter.sources.source import Listing, Source
+from exporter.variables import TensorSpec
 from exporter.warmup import Warmup, first_run, warm_up
 
 # Verifies the archive at the first path, which is to be called by the second, with fresh cases of the model; raises
@@ -194,7 +194,8 @@ def derivatives_of(warm: Warmup, asked: Asked | None) -> tuple[Wanted | None, tu
             expected="fixed shapes, or a batch of independent elements",
             mend="take the derivatives in the function itself: torch.autograd.grad, and return them",
         )
-    return request.wanted(asked, warm.source.inputs, warm.output_specs, parameters, pairs)
+    specs = warm.source.inputs, warm.output_specs
+    return request.wanted(asked, *specs, parameters, pairs, differentiates=warm.source.differentiates)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter.contract import FLOATING, Sampling, Shape, TensorSpec, open_sizes
 from exporter.sources.source import Inputs
+from exporter.variables import FLOATING, Sampling, Shape, TensorSpec, open_sizes
 
 SPREAD = 0.05
 # Where every recorded value of a variable is zero there is no scale to perturb it by; small beside 1, and far

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter.contract import FLOATING, Batch, Finding, Sampling, Shape, TensorSpec
+from exporter.contract import Batch, Finding
 from exporter.eager import evaluate, forward_line, inference_conditions, same_bits
 from exporter.errors import CaptureError, WarmupError
 from exporter.readiness import refuse_training, refuse_unready
 from exporter.sampling import SPREAD, Sampler, recorded
 from exporter.sources.source import Inputs, Source
+from exporter.variables import FLOATING, Sampling, Shape, TensorSpec
 
 # Rows that the warmup case keeps: enough to stand for a history, small enough to store.
 ROWS = 32

@@ -9,13 +9,14 @@ from types import ModuleType
 
 from torch import nn
 
-from exporter.contract import Finding, Signature, TensorSpec
+from exporter.contract import Finding
 from exporter.differentiating import as_it_runs
 from exporter.pipeline import sound_capture
 from exporter.soundness.gate import Allowance
 from exporter.soundness.isolation import CleanRoom
 from exporter.sources import python
 from exporter.sources.source import Source
+from exporter.variables import Signature, TensorSpec
 
 
 def load(path: Path) -> ModuleType:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from exporter.compose import ComposedModel, Part
-from exporter.contract import Signature, TensorSpec
 from exporter.errors import UsageError
+from exporter.variables import Signature, TensorSpec
 
 F = torch.float64
 

@@ -15,13 +15,11 @@ from exporter.contract import (
     Origin,
     ParameterSpec,
     Range,
-    Sampling,
-    Signature,
-    TensorSpec,
     Tolerance,
     contract_from_json,
 )
 from exporter.errors import ArchiveError, SchemaError, UsageError
+from exporter.variables import Sampling, Signature, TensorSpec
 
 names = st.text(min_size=1, max_size=8)
 specs = st.builds(

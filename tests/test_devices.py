@@ -10,8 +10,8 @@ from native_build import CLIENTS
 
 import torchferry
 from exporter import archive
-from exporter.contract import TensorSpec
 from exporter.errors import MissingRuntimeError, UsageError
+from exporter.variables import TensorSpec
 from runtime_checks.checks import devices
 from runtime_checks.checks.expectation import Expectation
 from runtime_checks.runners.base import Call

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from exporter.capture.entry import argument_names, forward_source
-from exporter.contract import TensorSpec
+from exporter.variables import TensorSpec
 
 F = torch.float64
 

@@ -4,9 +4,9 @@ import numpy
 import pytest
 import torch
 
-from exporter.contract import TensorSpec
 from exporter.errors import UsageError
 from exporter.given import match_shapes, read_inputs
+from exporter.variables import TensorSpec
 
 SPECS = (TensorSpec("x", (3,)), TensorSpec("t"))
 X = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]

@@ -9,8 +9,9 @@ from test_contract import contract
 
 from exporter import archive
 from exporter.archive import Case
-from exporter.contract import Batch, MethodSpec, TensorSpec
+from exporter.contract import Batch, MethodSpec
 from exporter.errors import RunError
+from exporter.variables import TensorSpec
 from runtime_checks.runners import isolated_python
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.isolated_python import TORCH_AND_ITS_OWN, IsolatedPython

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import torchferry
-from exporter.contract import TensorSpec, fits_shape
 from exporter.errors import CaptureError, UnsoundError, UsageError
 from exporter.sampling import Sampler
+from exporter.variables import TensorSpec, fits_shape
 from runtime_checks import native_library
 from runtime_checks.runners.libtorch import Libtorch
 from runtime_checks.verify import examine

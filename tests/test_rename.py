@@ -1,9 +1,9 @@
 import pytest
 from test_contract import contract
 
-from exporter.contract import TensorSpec
 from exporter.errors import UsageError
 from exporter.rename import Rename, renamed
+from exporter.variables import TensorSpec
 
 
 def slash_contract():

@@ -10,8 +10,9 @@ from test_contract import contract
 
 from exporter import archive
 from exporter.archive import Case
-from exporter.contract import Batch, MethodSpec, TensorSpec
+from exporter.contract import Batch, MethodSpec
 from exporter.errors import ArchiveError, MismatchError
+from exporter.variables import TensorSpec
 from runtime_checks.checks import batches
 from runtime_checks.report import FAILED, NOT_RUN, PASSED
 from runtime_checks.runners.base import Result, Run

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from exporter.capture.operators import graphs, location, nodes
-from exporter.contract import FLOATING, Finding
+from exporter.contract import Finding
 from exporter.eager import same_bits
 from exporter.errors import CaptureError
+from exporter.variables import FLOATING
 
 # What torch.tensor and torch.as_tensor leave behind in a trace, each with the constant as its first input. A clone is
 # made again by ``lift`` where the graph writes in place.

@@ -21,12 +21,14 @@ from exporter.capture import fx
 from exporter.capture.boxes import BLOCKS, BY_PARAMETERS, COTANGENTS, EVERY, JACOBIAN, JVP, ROWS, TANGENTS, VJP, Run
 from exporter.capture.entry import argument_names, forward_source
 from exporter.capture.glue import Directions, Product, jacobian_source, pushed_source
-from exporter.contract import COTANGENT, FLOATING, TANGENT, MethodSpec, TensorSpec
+from exporter.capture.torchscript import torchscript, varying_sizes
+from exporter.contract import COTANGENT, TANGENT, MethodSpec
 from exporter.derivatives import eager
 from exporter.derivatives.request import Wanted
 from exporter.eager import flatten
 from exporter.errors import CaptureError, TorchferryError, first_line
 from exporter.sources.source import Inputs
+from exporter.variables import FLOATING, TensorSpec
 from exporter.warmup import Warmup, close
 
 FORWARD, REVERSE, CHAIN = "forward mode", "reverse mode", "the chain rule of {}"
@@ -302,12 +304,12 @@ def define(
     names = argument_names([s.name for s in source.inputs])
     real_in, real_out = _real(source.inputs), _real(specs)
     parameters = dict(source.named.named_parameters())
-    varying = fx.varying_sizes(source.inputs, batched)
+    varying = varying_sizes(source.inputs, batched)
     for name, program in chosen.programs.items():
         seeds = [f"tf_seed_{i}" for i in range(program.inputs - len(names) - len(program.parameters))]
         arguments = [*names, *seeds, *(place(parameters[n]) for n in program.parameters)]
         held = {target: place(t) for target, t in program.constants.items()}
-        module.define(fx.torchscript(program, name, arguments, held, varying))
+        module.define(torchscript(program, name, arguments, held, varying))
     ins, outs = tuple(s.name for s in source.inputs), tuple(s.name for s in specs)
     methods: dict[str, MethodSpec] = {}
 

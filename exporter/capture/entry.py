@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment
 
 from exporter.capture.boxes import METHOD
-from exporter.contract import Shape, TensorSpec
+from exporter.variables import Shape, TensorSpec
 
 _TEMPLATE = """
 {%- set args = inputs | map(attribute="name") | join(", ") -%}

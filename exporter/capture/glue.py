@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from exporter.capture.entry import method_source
-from exporter.contract import TensorSpec
 from exporter.derivatives.request import Pair
+from exporter.variables import TensorSpec
 
 
 @dataclass(frozen=True)

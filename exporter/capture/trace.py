@@ -19,13 +19,14 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from exporter.capture import boxes, constants, derivatives, fx
+from exporter.capture import boxes, constants, derivatives
 from exporter.capture.backward import followed
 from exporter.capture.entry import argument_names, forward_source
 from exporter.capture.functions import functions_inlined
 from exporter.capture.operators import operators, rewrite_operators
 from exporter.capture.parameters import settable
 from exporter.capture.scripted import called_instead, compiled, marked, said_of
+from exporter.capture.torchscript import torchscript, varying_sizes
 from exporter.contract import Finding, MethodSpec
 from exporter.derivatives.request import Wanted
 from exporter.eager import evaluate, flatten, forward_line, inference_conditions, raised_at
@@ -104,8 +105,8 @@ def capture(warm: Warmup, inputs: Inputs, seed: int, wanted: Wanted | None = Non
         if program is not None:
             names = argument_names([s.name for s in source.inputs])
             read = {target: places.of(value) for target, value in held.items()}
-            varying = fx.varying_sizes(source.inputs, bool(source.batch_ndim))
-            module.define(fx.torchscript(program, boxes.METHOD, names, read, varying))
+            varying = varying_sizes(source.inputs, bool(source.batch_ndim))
+            module.define(torchscript(program, boxes.METHOD, names, read, varying))
             refuse_dependent_constants(warm, module)
         rewrite_operators(module)
         operators(module)

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.archive import Archive
-from exporter.contract import Finding, TensorSpec
+from exporter.contract import Finding
 from exporter.errors import MismatchError, TorchferryError, UnsoundError
+from exporter.variables import TensorSpec
 
 if TYPE_CHECKING:
     from exporter.graph.steps import Step

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from exporter.contract import FLOATING
 from exporter.derivatives.request import Pair
 from exporter.eager import evaluate
 from exporter.errors import CaptureError, first_line
 from exporter.sources.source import Inputs, Source
+from exporter.variables import FLOATING
 
 
 def _real(tensor: torch.Tensor) -> bool:

@@ -6,8 +6,9 @@ import fnmatch
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from exporter.contract import COTANGENT, FLOATING, TANGENT, Finding, TensorSpec
+from exporter.contract import COTANGENT, TANGENT, Finding
 from exporter.errors import UsageError, near
+from exporter.variables import FLOATING, TensorSpec
 
 Pair = tuple[str, str]
 CHECK = "derivatives"
@@ -54,8 +55,11 @@ def wanted(
     outputs: Sequence[TensorSpec],
     parameters: Sequence[str],
     reached: Collection[Pair],
+    *,
+    differentiates: bool = False,
 ) -> tuple[Wanted, tuple[Finding, ...]]:
-    """``reached`` are the pairs ``(output, input or parameter)`` that a gradient connects.
+    """``reached`` are the pairs ``(output, input or parameter)`` that a gradient connects; ``differentiates`` says that
+    the model takes gradients itself.
 
     A glob takes what has a derivative, and says what it leaves out. Raises ``UsageError`` for names that match nothing,
     and for an exact pair that has no derivative: integers, an output that does not depend on the input.
@@ -83,6 +87,10 @@ def wanted(
                         where=f"--derivative {text!r}",
                         got=why,
                         expected="an output and an input or parameter of floating dtype that it depends on",
+                        mend="keep the graph of the gradient that the model takes: torch.autograd.grad(..., "
+                        "create_graph=True), of the input itself and not of x.detach()"
+                        if differentiates
+                        else "",
                     )
                 if why:
                     left_out[output, name] = why

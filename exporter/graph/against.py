@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from exporter.capture.boxes import METHOD
-from exporter.contract import Contract, TensorSpec
+from exporter.contract import Contract
 from exporter.graph.steps import Opened, Step, steps
 from exporter.graph.text import graph_text
+from exporter.variables import TensorSpec
 
 VARIABLES, DTYPE, SIZE = "variables", "dtype", "static size"
 STRUCTURE, OPERATIONS, CONSTANTS = "autograd structure", "operations", "constants"
@@ -31,15 +32,19 @@ def reasons(old: Opened, new: Opened) -> tuple[Reason, ...]:
     """Why ``new`` is another specialisation than ``old``; empty where the earlier file serves as well."""
     found = [*_of_variables(old.archive.contract, new.archive.contract)]
     before, now = steps(old.module), steps(new.module)
-    structure = _first_difference([s for s in before if s.of_backward], [s for s in now if s.of_backward], _node)
-    operations = _first_difference(before, now, lambda s: s.operator)
+    structure = _first_difference(_backward(before), _backward(now), _node)
     if structure:
-        found.append(Reason(STRUCTURE, f"of the backward pass, {structure}"))
-    elif operations:
-        found.append(Reason(OPERATIONS, operations))
-    elif not found:
-        found += _of_constants(old.module, new.module)
-    return tuple(found)
+        return (*found, Reason(STRUCTURE, f"of the backward pass, {structure}"))
+    # Other sizes or dtypes bring other operations with them.
+    operations = "" if found else _first_difference(before, now, lambda s: s.operator)
+    if operations:
+        return (Reason(OPERATIONS, operations),)
+    return tuple(found) or _of_constants(old.module, new.module)
+
+
+def _backward(found: Sequence[Step]) -> list[Step]:
+    """One step of each node of autograd and each hook, in order: how many operations it has depends on sizes."""
+    return [next(run) for _, run in itertools.groupby((s for s in found if s.of_backward), _node)]
 
 
 def _of_variables(old: Contract, new: Contract) -> list[Reason]:
@@ -74,7 +79,7 @@ def _node(step: Step) -> str:
 def _first_difference(before: Sequence[Step], now: Sequence[Step], key: Callable[[Step], str]) -> str:
     for at, (a, b) in enumerate(itertools.zip_longest(before, now)):
         if a is None or b is None or key(a) != key(b):
-            return f"operation {at} is {_said(b, key)}; it was {_said(a, key)}"
+            return f"step {at} is {_said(b, key)}; it was {_said(a, key)}"
     return ""
 
 
@@ -85,13 +90,13 @@ def _said(step: Step | None, key: Callable[[Step], str]) -> str:
     return key(step) + (f" ({', '.join(more)})" if more else "")
 
 
-def _of_constants(old: torch.jit.ScriptModule, new: torch.jit.ScriptModule) -> list[Reason]:
+def _of_constants(old: torch.jit.ScriptModule, new: torch.jit.ScriptModule) -> tuple[Reason, ...]:
     """Numbers in the graph, and tensors that are no parameters: both are part of what a file computes."""
     if _section(old) != _section(new):
-        return [Reason(CONSTANTS, "numbers in the graph are others")]
+        return (Reason(CONSTANTS, "numbers in the graph are others"),)
     before, now = dict(old.named_buffers()), dict(new.named_buffers())
     other = [n for n, value in now.items() if n not in before or not _same(before[n], value)]
-    return [Reason(CONSTANTS, f"tensors of the file are others: {', '.join(other[:5])}")] if other else []
+    return (Reason(CONSTANTS, f"tensors of the file are others: {', '.join(other[:5])}"),) if other else ()
 
 
 def _section(module: torch.jit.ScriptModule) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import torch
 
-from exporter.capture.fx import COMPARED
+from exporter.capture.comparisons import COMPARED
 from exporter.contract import Finding
 from exporter.eager import forward_line, inference_conditions
 from exporter.soundness.dependence import COUNT, SIZE

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from exporter.capture import fx
 from exporter.capture.backward import followed
 from exporter.capture.boxes import METHOD
 from exporter.capture.entry import argument_names
 from exporter.capture.functions import functions_inlined
 from exporter.capture.operators import location, nodes
 from exporter.capture.scripted import as_one, called_instead, marked
+from exporter.capture.torchscript import torchscript, varying_sizes
 from exporter.eager import evaluate, flatten, raised_at
 from exporter.errors import TorchferryError, first_line
 from exporter.reads import Change, Read, ReadRecorder
@@ -98,8 +98,8 @@ def _followed(source: Source, inputs: Inputs) -> Recording:
     names = [spec.name for spec in source.inputs]
     arguments = argument_names(names)
     held = {target: f"tf_held_{i}" for i, target in enumerate(program.constants)}
-    varying = fx.varying_sizes(source.inputs, bool(source.batch_ndim))
-    text = fx.torchscript(program, METHOD, arguments, held, varying, list(held.values()))
+    varying = varying_sizes(source.inputs, bool(source.batch_ndim))
+    text = torchscript(program, METHOD, arguments, held, varying, list(held.values()))
     with _quiet():
         graph = getattr(torch.jit.CompilationUnit(text.replace("(self, ", "(", 1)), METHOD).graph
     (returned,) = graph.outputs()

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from exporter.contract import Signature, TensorSpec
 from exporter.reads import NOT_THE_USERS
+from exporter.variables import Signature, TensorSpec
 
 
 class Function(nn.Module):

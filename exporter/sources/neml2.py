@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter.contract import Origin, TensorSpec
+from exporter.contract import Origin
 from exporter.errors import MissingRuntimeError, SourceError, UnsupportedError, UsageError, first_line, near
 from exporter.given import Given, as_tensor, ordered
 from exporter.sources import neml2_history, neml2_layout
 from exporter.sources.source import Listing, Source
+from exporter.variables import TensorSpec
 
 # neml2-run computes in float64 unless told otherwise, and a literal like Scalar([0.1]) follows the default dtype.
 DTYPE = torch.float64

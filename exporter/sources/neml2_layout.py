@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter.contract import Finding, Sampling, TensorSpec
+from exporter.contract import Finding
 from exporter.sources.neml2_history import Call
 from exporter.sources.source import Inputs
+from exporter.variables import Sampling, TensorSpec
 
 Shape = tuple[int, ...]
 # Samples for variables of which nothing is recorded. Modified Rodrigues parameters of a rotation below half a turn

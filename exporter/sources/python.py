@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from exporter.binding import Bound, argument_names, required_names
-from exporter.contract import Origin, Signature, TensorSpec
+from exporter.contract import Origin
 from exporter.errors import SourceError, TorchferryError, UsageError, first_line, near
 from exporter.given import Given, as_tensor, match_shapes, ordered
 from exporter.sources.function import Function, takes_tensors
 from exporter.sources.source import Inputs, Source
+from exporter.variables import Signature, TensorSpec
 
 # Set on a module of the user's: the digest of the text that was executed.
 _EXECUTED = "__torchferry_sha256__"

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter.contract import Finding, Origin, TensorSpec, open_sizes
+from exporter.contract import Finding, Origin
+from exporter.variables import TensorSpec, open_sizes
 
 Inputs = tuple[torch.Tensor, ...]
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from exporter.archive import Case
-from exporter.contract import COTANGENT, FLOATING, TANGENT, Contract, bare
+from exporter.contract import COTANGENT, TANGENT, Contract, bare
+from exporter.variables import FLOATING
 from runtime_checks.checks.probe import Probe, error_of, points
 from runtime_checks.compare import compare
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from exporter.contract import TensorSpec
 from exporter.derivatives.request import Asked, settable_names, wanted
 from exporter.errors import UsageError
+from exporter.variables import TensorSpec
 
 INPUTS = (TensorSpec("a"), TensorSpec("a~1"), TensorSpec("old/b", (3,)), TensorSpec("k", (), "int64"))
 OUTPUTS = (TensorSpec("rate"), TensorSpec("stress", (6,)), TensorSpec("n", (), "int64"))
