@@ -167,6 +167,10 @@ def sound_capture(
     clock = clock or Clock()
     with clock("warmup"):
         first = first_run(source, derived_seed(seed, "warmup"))
+    if asked is not None:
+        # A name that is misspelt is said before the seconds of the gate.
+        parameters = [name for name, _ in source.named.named_parameters()]
+        request.named(asked, [s.name for s in source.inputs], list(first.outputs), parameters)
     with clock("soundness"):
         room.import_alike()
         found, drawn = gate.before_capture(first, room, derived_seed(seed, "gate"), allowed, opinion=opinion)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from exporter.capture import fx
+from exporter.capture.origins import of_node
 from exporter.eager import flatten, gradients_kept
 from exporter.sources.source import Inputs, Source
 
@@ -27,3 +28,14 @@ def followed(source: Source, inputs: Inputs, constant: Sequence[bool] = ()) -> f
         for parameter in source.named.parameters():
             parameter.grad = None
         return fx.captured(run, inputs, named=source.named)
+
+
+def constants_of(source: Source, program: fx.Program) -> list[tuple[str, str, torch.Tensor]]:
+    """Tensors that the function made or found, but for the model's own: no submodule, the line that uses it, value."""
+    own = {t.data_ptr() for t in (*source.named.parameters(), *source.named.buffers())}
+    found = []
+    for node in program.graph.graph.nodes:
+        if node.op == "get_attr" and program.constants[str(node.target)].data_ptr() not in own:
+            users = [origin for user in node.users if (origin := of_node(user)) is not None]
+            found.append(("", users[0].where if users else "", program.constants[str(node.target)]))
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -332,7 +332,16 @@ def _property(graph: Any, node: Any, kind: str, of: Any, result: Any) -> Any:
     return read.output()
 
 
-def lost_precision(module: torch.jit.ScriptModule, dtypes: list[str]) -> list[Finding]:
+# A constant: the path of the submodule that holds it, the line that made it, its value.
+Constant = tuple[str, str, torch.Tensor]
+
+
+def traced_constants(module: torch.jit.ScriptModule) -> Iterator[Constant]:
+    for path, _, node in tensor_constants(module):
+        yield path, location(node), node.t("value")
+
+
+def lost_precision(constants: Iterable[Constant], dtypes: list[str]) -> list[Finding]:
     """Constants that their dtype could not hold, in a wider model: ``torch.tensor(0.1)`` is float32 by default."""
     order = {dtype: i for i, dtype in enumerate(FLOATING)}
     floating = [dtype for dtype in dtypes if dtype in order]
@@ -340,8 +349,7 @@ def lost_precision(module: torch.jit.ScriptModule, dtypes: list[str]) -> list[Fi
         return []
     widest = min(floating, key=order.__getitem__)
     found = []
-    for path, _, node in tensor_constants(module):
-        value: torch.Tensor = node.t("value")
+    for path, where, value in constants:
         dtype = str(value.dtype).removeprefix("torch.")
         if order.get(dtype, -1) <= order[widest] or not _rounded(value):
             continue
@@ -350,7 +358,7 @@ def lost_precision(module: torch.jit.ScriptModule, dtypes: list[str]) -> list[Fi
             Finding(
                 "precision",
                 "a constant has the wrong dtype and has lost precision",
-                location(node),
+                where,
                 severity="unsound",
                 evidence=numbers + (f", in submodule {path!r}" if path else ""),
                 mend="make it with dtype=x.dtype, device=x.device, or as a buffer in __init__",

@@ -20,7 +20,7 @@ from torch.jit._trace import TracerWarning
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from exporter.capture import boxes, constants, derivatives
-from exporter.capture.backward import followed
+from exporter.capture.backward import constants_of, followed
 from exporter.capture.entry import argument_names, forward_source
 from exporter.capture.functions import functions_inlined
 from exporter.capture.operators import operators, rewrite_operators
@@ -87,7 +87,8 @@ def capture(warm: Warmup, inputs: Inputs, seed: int, wanted: Wanted | None = Non
             refuse_dependent_constants(warm, first)
         constants.pin_numbers(first)
         constants.fold_copies(first)
-        findings = constants.lost_precision(first, [spec.dtype for spec in source.inputs])
+        made_here = [*constants.traced_constants(first), *(constants_of(source, program) if program else ())]
+        findings = constants.lost_precision(made_here, [spec.dtype for spec in source.inputs])
         # The same lines warn again.
         warnings.simplefilter("ignore", TracerWarning)
         buffers = constants.distinct_values(first)

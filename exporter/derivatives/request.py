@@ -75,27 +75,23 @@ def wanted(
     outs, ins = [s.name for s in outputs], [s.name for s in inputs]
     chosen: dict[Pair, None] = {}
     left_out: dict[Pair, str] = {}
-    for text in asked.blocks:
-        of, by = ("*", "*") if text == "all" else _split(text, outs, [*ins, *parameters])
-        among = ins if text == "all" else [*ins, *parameters]
-        for output in _matches(of, outs, text, "output"):
-            for name in _matches(by, among, text, "input or parameter"):
-                why = _without(output, name, kinds, reached)
-                if why and (of, by) == (output, name):
-                    raise UsageError(
-                        f"there is no derivative of {output!r} by {name!r}",
-                        where=f"--derivative {text!r}",
-                        got=why,
-                        expected="an output and an input or parameter of floating dtype that it depends on",
-                        mend="keep the graph of the gradient that the model takes: torch.autograd.grad(..., "
-                        "create_graph=True), of the input itself and not of x.detach()"
-                        if differentiates
-                        else "",
-                    )
-                if why:
-                    left_out[output, name] = why
-                else:
-                    chosen[output, name] = None
+    for text, exact, output, name in named(asked, ins, outs, parameters):
+        why = _without(output, name, kinds, reached)
+        if why and exact:
+            raise UsageError(
+                f"there is no derivative of {output!r} by {name!r}",
+                where=f"--derivative {text!r}",
+                got=why,
+                expected="an output and an input or parameter of floating dtype that it depends on",
+                mend="keep the graph of the gradient that the model takes: torch.autograd.grad(..., "
+                "create_graph=True), of the input itself and not of x.detach()"
+                if differentiates
+                else "",
+            )
+        if why:
+            left_out[output, name] = why
+        else:
+            chosen[output, name] = None
     if asked.blocks and not chosen:
         raise UsageError(
             "no block of the Jacobian is left",
@@ -117,6 +113,21 @@ def wanted(
         ),
         found,
     )
+
+
+def named(
+    asked: Asked, ins: Sequence[str], outs: Sequence[str], parameters: Sequence[str]
+) -> list[tuple[str, bool, str, str]]:
+    """``(text, whether it is exactly this pair, output, input or parameter)``. Raises ``UsageError`` for a name that
+    there is not."""
+    found = []
+    for text in asked.blocks:
+        of, by = ("*", "*") if text == "all" else _split(text, outs, [*ins, *parameters])
+        among = ins if text == "all" else [*ins, *parameters]
+        for output in _matches(of, outs, text, "output"):
+            for name in _matches(by, among, text, "input or parameter"):
+                found.append((text, (of, by) == (output, name), output, name))
+    return found
 
 
 def _symmetric(
