@@ -96,7 +96,7 @@ def _same_place(a: torch.device, b: torch.device) -> bool:
 
 def parameter_values(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
     """Of those that the contract offers to be set, where a method gives derivatives."""
-    if "jacobian" not in contract.methods or not contract.parameters:
+    if not ("jacobian" in contract.methods or contract.differentiable) or not contract.parameters:
         return {}
     named = dict(load(path).module.named_parameters())
     return {p.name: named[p.name].detach() for p in contract.parameters if p.name in named}

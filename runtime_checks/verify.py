@@ -94,23 +94,31 @@ def _leg(
 ) -> Leg:
     """Every check in one runtime on one device; adds its seconds to ``seconds``."""
     expectations, skipped = _expectations(opened.contract, cases, fresh, runner.device)
-    start = time.perf_counter()
+    begun = start = time.perf_counter()
     asked = [e.call for e in expectations] + [call for probe in probes for call in probe.calls]
     run = runner.run(path, opened.contract, asked)
-    seconds[f"fresh process, {runner.name}, {runner.device}"] = time.perf_counter() - start
-    start = time.perf_counter()
+    spent = time.perf_counter() - start
     answers = iter(run.results)
     judged = [_judge(e, r, opened.contract) for e, r in zip(expectations, answers, strict=False)]
     checks = [_integrity(opened), _isolation(run), _contract(opened.contract, run), *_harness(run)]
     for name in dict.fromkeys(e.check for e in expectations):
         checks.append(_check(name, [(e, j) for e, j in zip(expectations, judged, strict=True) if e.check == name]))
-    checks += [probe.judge(list(itertools.islice(answers, len(probe.calls)))) for probe in probes]
+    found = [(probe, list(itertools.islice(answers, len(probe.calls)))) for probe in probes]
+    checks += [probe.judge(results) for probe, results in found]
+    # What the answers raise questions about is asked in another run.
+    further = [more for probe, results in found if (more := probe.further(results)) is not None]
+    if further:
+        start = time.perf_counter()
+        answers = iter(runner.run(path, opened.contract, [call for probe in further for call in probe.calls]).results)
+        spent += time.perf_counter() - start
+        checks += [probe.judge(list(itertools.islice(answers, len(probe.calls)))) for probe in further]
+    seconds[f"fresh process, {runner.name}, {runner.device}"] = spent
     if run.evidence.get("optimised") is False:
         reason = f"a graph of {run.evidence['nodes']} nodes was run as it is: torch's optimiser takes minutes on it"
         skipped.append(NotRun("optimising executor", reason))
     checks += [CheckResult(s.check, NOT_RUN, detail=s.reason) for s in skipped]
     outputs = _outputs(opened.contract, expectations, judged)
-    seconds["compare"] = seconds.get("compare", 0.0) + time.perf_counter() - start
+    seconds["compare"] = seconds.get("compare", 0.0) + time.perf_counter() - begun - spent
     return Leg(runner.name, runner.device, tuple(checks), outputs, run.evidence)
 
 
@@ -136,6 +144,7 @@ def _probes(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, 
         *products.products(contract, cases),
         *products.symmetry(contract, cases),
         *products.newton(contract, cases),
+        *gradients.by_parameters(contract, cases, parameters),
     ]
 
 

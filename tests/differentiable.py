@@ -79,6 +79,19 @@ class Kinked(nn.Module):
         return x.abs().sum(-1) + (x**2).prod(-1)
 
 
+class HalfDetached(nn.Module):
+    """A parameter that reaches the output by two ways, one of which autograd does not see."""
+
+    signature = Signature.of({"x": (2,)}, {"y": (2,)})
+
+    def __init__(self):
+        super().__init__()
+        self.E = nn.Parameter(torch.tensor(2.0, dtype=F))
+
+    def forward(self, x):
+        return self.E * x + self.E.detach() * x**2
+
+
 class _Straight(torch.autograd.Function):
     """A backward that is not the derivative of its forward, on purpose."""
 

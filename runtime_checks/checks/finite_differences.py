@@ -8,6 +8,9 @@ meet, the function has a kink at that point, which is said.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +24,9 @@ from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult
 from runtime_checks.runners.base import Call, Result, Tensors
 
 CHECK, ZEROS, PARAMETERS = "finite differences", "structural zeros", "settable parameters"
+SIDES = "both sides of a kink"
+# Components with a kink that are looked at on both sides.
+KINKS = 4
 # Other values of the parameters, as a factor; the components of a parameter that are moved.
 CHANGE, COMPONENTS = 1.0 + 2.0**-6, 8
 # Steps are the size of the input times FIRST, then each FACTOR smaller.
@@ -64,7 +70,11 @@ def probes(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, t
             continue
         ladder = _ladder(contract, cases, at, name, held, {})
         if by_this:
-            found.append(_differences(contract, at, ladder, by_this, CHECK, {}))
+            differences = _differences(contract, at, ladder, by_this, CHECK, {})
+            if name not in held:
+                further = functools.partial(_both_sides, contract, cases, at, ladder, by_this)
+                differences = dataclasses.replace(differences, further=further)
+            found.append(differences)
         if zeros:
             found.append(_zeros(contract, at, ladder, zeros))
         if by_this and changed and name not in held:
@@ -84,6 +94,7 @@ def _ladder(
     name: str,
     held: Mapping[str, torch.Tensor],
     changed: Mapping[str, torch.Tensor],
+    only: int | None = None,
 ) -> Ladder:
     """Calls of ``forward``: up and down, for each step and component; the points are a batch where there is one."""
     place = next((i for i, s in enumerate(contract.inputs) if s.name == name), -1)
@@ -94,6 +105,7 @@ def _ladder(
     steps = [2.0 ** round(math.log2(typical * FIRST / FACTOR**j)) for j in range(STEPS)]
     count = flat.shape[-1]
     components = torch.arange(count) if place >= 0 else torch.linspace(0, count - 1, min(count, COMPONENTS)).long()
+    components = components if only is None else torch.tensor([only])
     calls = []
     for k in components.tolist():
         for step in steps:
@@ -179,8 +191,52 @@ class Entries:
     count: int
     resolved: int
     kinks: int
+    # Positions among the ladder's components.
+    kinked: tuple[int, ...]
     order: list[float]
     worst: str
+
+
+def _both_sides(
+    contract: Contract,
+    cases: Sequence[Case],
+    at: Tensors,
+    ladder: Ladder,
+    by_this: Sequence[tuple[int, tuple[str, str]]],
+    results: Sequence[Result],
+) -> Probe | None:
+    """Where a component has a kink at one of the points, the blocks again with the component moved to each side, out of
+    the reach of the steps there; None where no kink was found."""
+    if error_of(results):
+        return None
+    rows = at[0].shape[0] if contract.batch.ndim else 1
+    names = [s.name for s in contract.outputs]
+    kinked: dict[int, None] = {}
+    for output, (of, _) in by_this:
+        table = _table(contract, ladder, results[2:], names.index(of), rows)
+        centre = results[1].outputs[names.index(of)].to(torch.float64)
+        found = _judge_block(results[0].outputs[output].to(torch.float64), table, centre, ladder)
+        kinked.update(dict.fromkeys(ladder.components[list(found.kinked)].tolist()))
+    place = next(i for i, s in enumerate(contract.inputs) if s.name == ladder.name)
+    sides = []
+    for component in list(kinked)[:KINKS]:
+        for sign in (2.0, -2.0):
+            moved = at[place].reshape(*at[place].shape[: contract.batch.ndim], -1).clone()
+            moved[..., component] += sign * ladder.steps[0].item()
+            there = tuple(moved.reshape(t.shape) if i == place else t for i, t in enumerate(at))
+            around = _ladder(contract, cases, there, ladder.name, {}, {}, component)
+            sides.append(_differences(contract, there, around, by_this, SIDES, {}))
+    if not sides:
+        return None
+
+    def judge(answers: Sequence[Result]) -> CheckResult:
+        rest = iter(answers)
+        checks = [side.judge(list(itertools.islice(rest, len(side.calls)))) for side in sides]
+        worst = next(c for v in (FAILED, NOT_RUN, PASSED) for c in checks if c.verdict == v)
+        where = f"{ladder.name}, components {', '.join(map(str, list(kinked)[:KINKS]))} of {len(kinked)} with a kink"
+        return CheckResult(SIDES, worst.verdict, len(answers), f"{where}: {worst.detail}")
+
+    return Probe(tuple(call for side in sides for call in side.calls), judge)
 
 
 def _judge_block(block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor, ladder: Ladder) -> Entries:
@@ -189,7 +245,7 @@ def _judge_block(block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor,
     steps = ladder.steps.reshape(-1, *[1] * centre.ndim)
     central = (table[:, :, 0] - table[:, :, 1]) / (2 * steps)
     rounding = 4 * torch.finfo(getattr(torch, ladder.dtype)).eps * table.abs().amax(2) / steps
-    best, doubt = _extrapolated(central, rounding)
+    best, doubt = extrapolated(central, rounding)
     scale = exact.abs().amax().expand(exact.shape)
     allowed = RESOLUTION[ladder.dtype] * scale.clamp(min=torch.finfo(torch.float64).tiny)
     up = (table[:, -2:, 0] - centre) / steps[-2:]
@@ -209,10 +265,11 @@ def _judge_block(block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor,
         at = int(torch.where(wrong, off / scale.clamp(min=1e-300), torch.zeros_like(off)).nan_to_num(0.0).argmax())
         got, wanted = exact.reshape(-1)[at].item(), best.reshape(-1)[at].item()
         worst = f"{int(wrong.sum())} entries; {got:.12g} against {wanted:.12g} from differences"
-    return Entries(exact.numel(), int(known.sum()), int(kink.sum()), order, worst)
+    kinked = tuple(i for i, one in enumerate(kink) if bool(one.any()))
+    return Entries(exact.numel(), int(known.sum()), int(kink.sum()), kinked, order, worst)
 
 
-def _extrapolated(central: torch.Tensor, rounding: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def extrapolated(central: torch.Tensor, rounding: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Ridders' table over the steps: the entry whose neighbours agree best, and how well they do; rounding of the
     outputs bounds that from below."""
     columns = [central]

@@ -18,10 +18,11 @@ POINTS = 4
 
 @dataclass(frozen=True)
 class Probe:
-    """``judge`` takes the results of ``calls``, in their order."""
+    """``judge`` takes the results of ``calls``, in their order; ``further`` may have more to ask because of them."""
 
     calls: tuple[Call, ...]
     judge: Callable[[Sequence[Result]], CheckResult]
+    further: Callable[[Sequence[Result]], Probe | None] = lambda _: None
 
 
 def points(contract: Contract, cases: Sequence[Case], method: str = "forward") -> Tensors:

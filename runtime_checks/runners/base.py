@@ -21,7 +21,7 @@ class Call:
     ``default_dtype`` is the one of the process, on which an archive must not depend. Inputs are moved to the runner's
     device, except the one at ``left_on_cpu``. ``moved``: by an archive that was loaded on the CPU and then moved.
     ``parameters`` have other values for this call. ``seeds``, one for each floating output, ask torch's autograd for
-    the gradients of the floating inputs, which come behind the outputs.
+    the gradients of the floating inputs, and then of the parameters ``by``, which come behind the outputs.
     """
 
     method: str
@@ -31,6 +31,7 @@ class Call:
     left_on_cpu: int = -1
     parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
     seeds: Tensors = ()
+    by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

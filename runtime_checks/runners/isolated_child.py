@@ -104,20 +104,24 @@ def put(parameters, values):
             parameters[name].copy_(value)
 
 
-def differentiated(run, inputs, seeds):
-    """Outputs, then gradients of the floating inputs, by torch's own autograd."""
+def differentiated(run, inputs, seeds, parameters):
+    """Outputs, then gradients of the floating inputs and of these parameters, by torch's own autograd."""
     import torch
 
     given = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    for parameter in parameters:
+        parameter.requires_grad_(True)
     with torch.enable_grad():
         outputs = run(*given)
     real = [o for o in outputs if o.is_floating_point()]
     pairs = [(o, s) for o, s in zip(real, seeds, strict=True) if o.requires_grad]
-    leaves = [x for x in given if x.requires_grad]
+    leaves = [*(x for x in given if x.requires_grad), *parameters]
     if not pairs:
         raise ValueError("no output carries a gradient")
     gradients = torch.autograd.grad([o for o, _ in pairs], leaves, [s for _, s in pairs], allow_unused=True)
     zeros = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, gradients, strict=True)]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
     return tuple(v.detach() for v in (*outputs, *zeros))
 
 
@@ -155,7 +159,7 @@ def main():
         moved = None
         parameters = dict(module.named_parameters())
         for call in torch.load(job["calls"], weights_only=True):
-            method, inputs, dtype, from_cpu, left_on_cpu, names, values, seeds = call
+            method, inputs, dtype, from_cpu, left_on_cpu, names, values, seeds, by = call
             torch.set_default_dtype(getattr(torch, dtype))
             given = [x if i == left_on_cpu else on(device, x) for i, x in enumerate(inputs)]
             before = {name: parameters[name].detach().clone() for name in names}
@@ -165,7 +169,11 @@ def main():
                     moved = torch.jit.load(job["archive"], map_location="cpu").eval().to(device)
                 run = getattr(moved if from_cpu else module, method)
                 with torch.inference_mode(not seeds), optimized_execution(evidence["optimised"]):
-                    outputs = differentiated(run, given, [on(device, s) for s in seeds]) if seeds else run(*given)
+                    if seeds:
+                        leaves = [parameters[name] for name in by]
+                        outputs = differentiated(run, given, [on(device, s) for s in seeds], leaves)
+                    else:
+                        outputs = run(*given)
                 if not isinstance(outputs, tuple):
                     raise TypeError(f"{type(outputs).__name__} returned instead of a tuple")
                 for i, t in enumerate(outputs):

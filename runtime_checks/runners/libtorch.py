@@ -50,7 +50,7 @@ class Libtorch:
         found = []
         for i, call in enumerate(calls):
             error = report["replay"]["errors"].get(str(i), "")
-            gradients = sum(t.is_floating_point() for t in call.inputs) if call.seeds else 0
+            gradients = sum(t.is_floating_point() for t in call.inputs) + len(call.by) if call.seeds else 0
             count = 0 if error else len(contract.methods[call.method].outputs) + gradients
             found.append(Result(tuple(itertools.islice(outputs, count)), error))
         evidence = {k: report[k] for k in ("torch", "nodes", "foreign_objects", "cases", "threads")}

@@ -39,6 +39,7 @@ def write_calls(calls: Sequence[Call], path: Path) -> None:
                 [*c.parameters],
                 [*c.parameters.values()],
                 [*c.seeds],
+                [*c.by],
             )
             for c in calls
         ]

@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchferry
+from exporter import archive
+from exporter.archive import Case
 from exporter.errors import CaptureError, MismatchError
 from runtime_checks.checks import finite_differences, gradients
+from runtime_checks.runners.base import Result
 
 F = torch.float64
 
@@ -125,6 +128,30 @@ def test_a_kink_is_said_and_no_error(tmp_path):
     (found,) = (c for c in one.report.checks if c.check == finite_differences.CHECK)
     assert found.verdict == "passed"
     assert "not differentiable at 1 of them" in found.detail
+    (sides,) = (c for c in one.report.checks if c.check == finite_differences.SIDES)
+    assert sides.verdict == "passed"
+    assert "components 0 of 1 with a kink" in sides.detail
+
+
+@pytest.mark.parametrize("left", [-1.0, 1.0])
+def test_a_block_that_is_wrong_on_one_side_of_a_kink(tmp_path, left):
+    """All points of the cases lie on the kink itself, where any number may stand in the block."""
+    torchferry.export(differentiable.Kinked(), output=tmp_path / "k.pt", derivatives="all")
+    contract, zeros = archive.read(tmp_path / "k.pt").contract, torch.zeros(3, 2, dtype=F)
+    (probe,) = finite_differences.probes(contract, [Case("warmup", "forward", (zeros,), (zeros[:, 0],))], {})
+
+    def answer(call):
+        (x,) = call.inputs
+        y = x.abs().sum(-1)
+        block = torch.where(x > 0, 1.0, torch.where(x < 0, left, 0.0)).to(F)
+        return Result((y, block) if call.method == "jacobian" else (y,))
+
+    results = [answer(call) for call in probe.calls]
+    assert probe.judge(results).verdict == "passed"
+    further = probe.further(results)
+    assert further is not None
+    found = further.judge([answer(call) for call in further.calls])
+    assert (found.check, found.verdict) == (finite_differences.SIDES, "passed" if left < 0 else "failed")
 
 
 def test_a_custom_function_has_the_derivative_that_it_says(tmp_path):
@@ -146,7 +173,9 @@ def test_a_backward_that_lacks_a_term_is_found(tmp_path):
 def test_autograd_through_the_file(tmp_path):
     path = tmp_path / "m.pt"
     (one,) = torchferry.export(differentiable.Mixed(), output=path, differentiable=True)
-    assert {c.check: c.verdict for c in one.report.checks}[gradients.CHECK] == "passed"
+    checks = [(c.check, c.verdict) for c in one.report.checks]
+    assert (gradients.CHECK, "passed") in checks
+    assert checks.count((gradients.PARAMETERS, "passed")) == len(one.contract.parameters) == 5
     module, model = torch.jit.load(path), differentiable.Mixed().requires_grad_(False)
     x, y, k = torch.randn(9, 3, dtype=F), torch.randn(9, dtype=F), torch.zeros(9, dtype=torch.int64)
     found = []
@@ -156,6 +185,18 @@ def test_autograd_through_the_file(tmp_path):
         found.append(torch.autograd.grad((h**2).sum() + e.sum() * c.sum(), given))
     for got, wanted in zip(*found, strict=True):
         assert torch.allclose(got, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("runtime", ["python", "libtorch"])
+def test_a_parameter_that_autograd_does_not_reach(tmp_path, runtime):
+    torchferry.export(differentiable.HalfDetached(), output=tmp_path / "f.pt", runtimes=runtime)
+    with pytest.raises(MismatchError) as caught:
+        torchferry.export(
+            differentiable.HalfDetached(), output=tmp_path / "d.pt", differentiable=True, runtimes=runtime
+        )
+    (failed,) = (c for c in caught.value.report.checks if c.verdict == "failed")
+    assert failed.check == gradients.PARAMETERS
+    assert "by E" in failed.detail
 
 
 def test_a_backward_that_autograd_cannot_know_is_found(tmp_path):

@@ -30,9 +30,10 @@ at::Tensor on(const at::Device& device, const at::Tensor& value) {
   return there.expand(value.sizes());
 }
 
-/// Outputs, then gradients of the floating inputs, by torch's own autograd through the module itself.
+/// Outputs, then gradients of the floating inputs and of the parameters `by`, by torch's own autograd through the module
+/// itself.
 Tensors differentiated(const std::string& path, const std::string& method, const at::Device& device,
-                       const Tensors& inputs, const Tensors& seeds) {
+                       const Tensors& inputs, const Tensors& seeds, const c10::List<c10::IValue>& by) {
   auto module = torch::jit::load(path, device);
   module.eval();
   const at::AutoGradMode recorded(true);
@@ -43,6 +44,10 @@ Tensors differentiated(const std::string& path, const std::string& method, const
     if (leaf.is_floating_point()) leaves.push_back(leaf.requires_grad_(true));
     given.emplace_back(leaf);
   }
+  for (const auto& name : by)
+    for (const auto& parameter : module.named_parameters())
+      if (parameter.name == static_cast<c10::IValue>(name).toStringRef())
+        leaves.push_back(parameter.value.requires_grad_(true));
   const c10::IValue returned = module.get_method(method)(given);
   for (const auto& value : returned.toTupleRef().elements()) outputs.push_back(value.toTensor());
   size_t next = 0;
@@ -69,7 +74,7 @@ nlohmann::json replay_calls(const Model& model, const std::string& path, const s
   auto errors = nlohmann::json::object();
   for (size_t i = 0; i < list.size(); ++i) {
     // As runtime_checks/runners/process.py writes them: method, inputs, default dtype, moved, left on the CPU,
-    // names and values of parameters, seeds of a gradient.
+    // names and values of parameters, seeds of a gradient, names of the parameters that it is taken by.
     const c10::IValue item = list.get(i);
     const auto& parts = item.toTupleRef().elements();
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(parts[2].toStringRef() == "float64" ? at::kDouble : at::kFloat));
@@ -100,7 +105,7 @@ nlohmann::json replay_calls(const Model& model, const std::string& path, const s
       Tensors seeds;
       for (const auto& value : parts[7].toList()) seeds.push_back(static_cast<c10::IValue>(value).toTensor());
       const auto got = seeds.empty() ? used.call(parts[0].toStringRef(), inputs)
-                                     : differentiated(path, parts[0].toStringRef(), device, inputs, seeds);
+                                     : differentiated(path, parts[0].toStringRef(), device, inputs, seeds, parts[8].toList());
       for (size_t k = 0; k < got.size(); ++k)
         if (got[k].device() != device)
           throw Error(TF_ERROR_DEVICE, "output " + std::to_string(k) + " is on device " + got[k].device().str() +
