@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +12,10 @@ import torch
 from torch.autograd import graph
 
 from exporter.capture import fx
-from exporter.eager import inference_conditions
 from exporter.errors import TorchferryError
 from exporter.soundness.isolation import NotRun, isolated
 from exporter.sources.source import Source
-from exporter.warmup import find_inputs
+from exporter.warmup import first_run
 
 
 class _Asked(Exception):
@@ -39,10 +39,22 @@ def as_it_runs(source: Source, seed: int) -> Source:
 
 
 def _asks(source: Source, seed: int) -> bool:
-    with inference_conditions(dataclasses.replace(source, differentiates=True)), _engine_stopped() as asked:
-        with contextlib.suppress(Exception):
-            find_inputs(source, torch.Generator().manual_seed(seed))
-        return bool(asked)
+    with _engine_stopped() as asked:
+        try:
+            first_run(dataclasses.replace(source, differentiates=True), seed)
+        except Exception as error:
+            return bool(asked) or _failed_before(error)
+    return bool(asked)
+
+
+def _failed_before(error: BaseException | None) -> bool:
+    """Whether it was raised by what asks for a backward pass, before the engine was reached."""
+    while error is not None:
+        frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if any(c.co_filename == torch.autograd.__file__ and c.co_name in ("grad", "backward") for c in frames):
+            return True
+        error = error.__cause__
+    return False
 
 
 @contextlib.contextmanager

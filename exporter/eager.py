@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.backends import opt_einsum
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exporter.errors import CaptureError, TorchferryError, WarmupError, first_line
 from exporter.reads import NOT_THE_USERS
@@ -22,8 +24,9 @@ def inference_conditions(source: Source) -> Iterator[None]:
     """No gradients, no parameter that asks for one, one thread, and the default dtype the source is meant for.
 
     Parameters that require grad make neml2 call an ``autograd.Function``, which a trace cannot hold. A model that
-    takes gradients itself has them on, and its parameters as they are. All is put back afterwards: the module belongs
-    to the user.
+    takes gradients itself has them on, its parameters as they are, and attention in the form that it is captured in:
+    torch's fused kernels differ in rounding, and belong to a device. All is put back afterwards: the module belongs to
+    the user.
     """
     asked = [p for p in source.named.parameters() if p.requires_grad and not source.differentiates]
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
@@ -33,12 +36,25 @@ def inference_conditions(source: Source) -> Iterator[None]:
     torch.set_num_threads(1)
     try:
         with torch.set_grad_enabled(source.differentiates), gradients_kept(source):
-            yield
+            with as_captured() if source.differentiates else contextlib.nullcontext():
+                yield
     finally:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
         for parameter in asked:
             parameter.requires_grad_(True)
+
+
+@contextlib.contextmanager
+def as_captured() -> Iterator[None]:
+    """Forms of operations that are the same for every device and size: attention by its formula, sums of products from
+    left to right."""
+    ordered, opt_einsum.enabled = opt_einsum.enabled, False
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        opt_einsum.enabled = ordered
 
 
 @contextlib.contextmanager

@@ -63,6 +63,10 @@ NOT_THE_USERS = (
     "<__array_function__",
 )
 
+# What torch itself calls.
+_CALLED = [importlib.util.find_spec(name) for name in ("sympy", "mpmath", "opt_einsum")]
+NOT_THE_USERS = (*NOT_THE_USERS, *(f"{Path(spec.origin).parent}/" for spec in _CALLED if spec and spec.origin))
+
 # neml2 wraps functions of torch to say where they must not be used; found without importing it.
 _NEML2 = importlib.util.find_spec("neml2")
 if _NEML2 is not None and _NEML2.origin:

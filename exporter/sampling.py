@@ -28,8 +28,10 @@ class Sampler:
     rows: Inputs | None
 
     def sizes(self, size: int) -> dict[str, int]:
-        """Open sizes by name; no two are equal, so that one taken for the other shows."""
-        return {name: size + i for i, name in enumerate(open_sizes(self.specs))}
+        """Open sizes by name; no two are equal, nor in one proportion at every size, so that one taken for the other
+        shows. Where the first is a multiple of 8, so are the others."""
+        step = 8 if size and size % 8 == 0 else 1
+        return {name: size + step * i for i, name in enumerate(open_sizes(self.specs))}
 
     def draw(self, size: int, generator: torch.Generator) -> Inputs:
         """Inputs of shape ``(size, *own)``, or ``own`` with ``sizes(size)`` where there is no batch, on the CPU."""

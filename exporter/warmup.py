@@ -22,6 +22,8 @@ from exporter.variables import FLOATING, Sampling, Shape, TensorSpec
 ROWS = 32
 # The traced size and the one it is compared with: neither may be a dimension of the model.
 TRACED_SIZES = (5, 7, 11, 13, 17, 19, 23, 29)
+# For open sizes that must be larger, or divisible: an image that is halved three times.
+LARGER_SIZES = (16, 40, 72, 136)
 PRIME = 13
 LADDER = (0, 1, 2, PRIME, 1000)
 # A batch with more numbers than this in its inputs and outputs is left out of the ladder: 32 MB, and intermediates.
@@ -45,17 +47,16 @@ class Warmup:
 
 @dataclass(frozen=True)
 class FirstRun:
-    """Warmup inputs, how more are drawn, and copies of the outputs that the first run gave."""
+    """Warmup inputs, how more are drawn, and copies of the outputs that the first run gave.
+
+    ``sizes``: of the batch, or of the first open size, to trace at, and another one.
+    """
 
     source: Source
+    sizes: tuple[int, int]
     sampler: Sampler
     inputs: Inputs
     outputs: dict[str, torch.Tensor]
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """The batch size to trace at, and another one."""
-        return distinct_sizes(self.source) if self.source.varies else (0, 0)
 
 
 def first_run(source: Source, seed: int) -> FirstRun:
@@ -65,8 +66,10 @@ def first_run(source: Source, seed: int) -> FirstRun:
     """
     refuse_unready(source)
     refuse_training(source)
+    generator = torch.Generator().manual_seed(seed)
     with inference_conditions(source):
-        return FirstRun(source, *find_inputs(source, torch.Generator().manual_seed(seed)))
+        sizes = admitted_sizes(source) if source.sizes else distinct_sizes(source) if source.batch_ndim else (0, 0)
+        return FirstRun(source, sizes, *find_inputs(source, generator, sizes[0] if source.sizes else 3))
 
 
 def warm_up(first: FirstRun, seed: int) -> Warmup:
@@ -78,7 +81,7 @@ def warm_up(first: FirstRun, seed: int) -> Warmup:
     source, sampler, inputs = first.source, first.sampler, first.inputs
     generator = torch.Generator().manual_seed(seed)
     with inference_conditions(source):
-        sizes = distinct_sizes(source)
+        sizes = first.sizes
         specs, constant = output_specs(source, sampler, first.outputs, sizes, generator)
         batch = admitted_batches(source, sampler, specs, sizes[0], generator)
         sampler, finding = tame(source, sampler, sizes[1], generator)
@@ -97,8 +100,10 @@ def warm_up(first: FirstRun, seed: int) -> Warmup:
     )
 
 
-def find_inputs(source: Source, generator: torch.Generator) -> tuple[Sampler, Inputs, dict[str, torch.Tensor]]:
-    """Warmup inputs: those that were given or recorded, else the first seeded sample with finite outputs.
+def find_inputs(
+    source: Source, generator: torch.Generator, size: int
+) -> tuple[Sampler, Inputs, dict[str, torch.Tensor]]:
+    """Warmup inputs: those that were given or recorded, else the first seeded sample of this size with finite outputs.
 
     The outputs are copies of what the first run on them gave.
     """
@@ -113,7 +118,7 @@ def find_inputs(source: Source, generator: torch.Generator) -> tuple[Sampler, In
     for low, high in ((-1.0, 1.0), (0.1, 1.0), (1e-3, 0.1)):
         specs = tuple(_hinted(spec, low, high) for spec in source.inputs)
         sampler = Sampler(specs, source.batch_ndim, None)
-        inputs = sampler.draw(3, generator)
+        inputs = sampler.draw(size, generator)
         outputs = _on_copies(source, inputs)
         if all(map(finite, outputs.values())):
             return sampler, inputs, outputs
@@ -162,18 +167,43 @@ def refuse_non_finite(source: Source, outputs: dict[str, torch.Tensor], inputs: 
 
 
 def distinct_sizes(source: Source) -> tuple[int, int]:
-    """Two sizes (of the batch, or of the first open size, which others follow) that no dimension of the model has, so
-    that a size that was baked in shows."""
-    taken = {d for spec in source.inputs for d in spec.shape}
-    named = range(max(1, len(source.sizes)))
-    tensors = [*source.named.parameters(), *source.named.buffers()]
-    taken |= {d for t in tensors for d in t.shape}
-    free = [size for size in TRACED_SIZES if not any(size + i in taken for i in named)]
+    """Two batch sizes that no dimension of the model has, so that a size that was baked in shows."""
+    taken = _dimensions(source)
+    free = [size for size in TRACED_SIZES if size not in taken]
     fresh = itertools.count(31, 2)
     while len(free) < 2:
         size = next(fresh)
-        free += [size] if not any(size + i in taken for i in named) else []
+        free += [size] if size not in taken else []
     return free[0], free[1]
+
+
+def admitted_sizes(source: Source) -> tuple[int, int]:
+    """Two choices for the first open size, which others follow, that eager mode admits and that give no size that is a
+    dimension of the model. Raises what eager mode raised where there are none."""
+    generator = torch.Generator().manual_seed(0)
+    sampler = Sampler(source.inputs, 0, stack(source) if source.calls else None)
+    taken = _dimensions(source)
+    found: list[int] = []
+    refused: list[WarmupError] = []
+    for size in (*TRACED_SIZES, *LARGER_SIZES):
+        if taken & set(sampler.sizes(size).values()):
+            continue
+        try:
+            evaluate(source, sampler.draw(size, generator))
+        except WarmupError as error:
+            refused.append(error)
+            continue
+        found.append(size)
+        if len(found) == 2:
+            return found[0], found[1]
+    if refused:
+        raise refused[0]
+    raise WarmupError(f"model {source.name!r} has every size that it could be traced at as a dimension of its own")
+
+
+def _dimensions(source: Source) -> set[int | str]:
+    tensors = [*source.named.parameters(), *source.named.buffers()]
+    return {d for spec in source.inputs for d in spec.shape} | {d for t in tensors for d in t.shape}
 
 
 def output_specs(

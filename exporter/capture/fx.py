@@ -18,11 +18,10 @@ from torch._decomp import get_decompositions
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exporter.capture.comparisons import Comparisons
 from exporter.capture.origins import Origins, of_node
-from exporter.eager import raised_at
+from exporter.eager import as_captured, raised_at
 from exporter.errors import CaptureError, TorchferryError, first_line
 from exporter.reads import NOT_THE_USERS, Read
 
@@ -68,7 +67,7 @@ def captured(
 
     try:
         # The fused kernels of attention have no second derivative.
-        with sdpa_kernel(SDPBackend.MATH), Comparisons() as comparisons:
+        with as_captured(), Comparisons() as comparisons:
             made = make_fx(run, _DECOMPOSED, "symbolic", _allow_non_fake_inputs=True)
             graph = made(*(t.clone() for t in inputs))
     except TorchferryError:
@@ -84,10 +83,12 @@ def captured(
             where=place if not (place := raised_at(error)).startswith("<") else "",
             got=first_line(error),
             expected="a function that torch.fx.experimental.proxy_tensor.make_fx can follow",
+            mend="operations of torch on tensors alone, no NumPy; torch.func.jacrev in place of jacfwd and hessian",
         ) from error
     finally:
         fake.setLevel(level)
-    graph.graph.eliminate_dead_code()
+    # What raises for a matrix without an inverse returns nothing.
+    graph.graph.eliminate_dead_code(lambda n: n.is_impure() or n.target is torch.ops.aten._linalg_check_errors.default)
     _refuse_writes_to_constants(graph)
     held = {str(n.target): _attribute(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"}
     calls = [n for n in graph.graph.nodes if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)]
