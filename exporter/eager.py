@@ -92,6 +92,7 @@ def evaluate(source: Source, inputs: Inputs, *, attached: bool = False) -> dict[
             got=first_line(error),
             expected="outputs for inputs " + "; ".join(f"{s.name} {list(t.shape)} {s.dtype}" for s, t in shapes),
             mend="give inputs that the model is meant for: --inputs FILE, or mend its signature (shapes, dtypes)"
+            + "; a leading batch is implied: batch_ndim=0 where the shapes are whole" * bool(source.batch_ndim)
             + ("; integers were drawn as 0 and 1: a TensorSpec may say sampling=Sampling('uniform', 0, 10)" * integers),
         ) from error
     return flatten(result, source)

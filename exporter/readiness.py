@@ -7,10 +7,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from exporter.errors import CaptureError, WarmupError
+from exporter.sources.function import Function
 from exporter.sources.source import Source
 
 
 def refuse_training(source: Source) -> None:
+    if isinstance(source.named, Function):
+        return
     training = [name or "the model itself" for name, m in source.named.named_modules() if m.training]
     if training:
         raise WarmupError(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,19 +13,12 @@ from exporter.eager import evaluate, forward_line, inference_conditions, same_bi
 from exporter.errors import CaptureError, WarmupError
 from exporter.readiness import refuse_training, refuse_unready
 from exporter.sampling import SPREAD, Sampler, recorded
+from exporter.sizes import admitted_batches, admitted_sizes, distinct_sizes, with_open_sizes
 from exporter.sources.source import Inputs, Source
-from exporter.variables import FLOATING, Sampling, Shape, TensorSpec
+from exporter.variables import FLOATING, Sampling, TensorSpec
 
 # Rows that the warmup case keeps: enough to stand for a history, small enough to store.
 ROWS = 32
-# The traced size and the one it is compared with: neither may be a dimension of the model.
-TRACED_SIZES = (5, 7, 11, 13, 17, 19, 23, 29)
-# For open sizes that must be larger, or divisible: an image that is halved three times.
-LARGER_SIZES = (16, 40, 72, 136)
-PRIME = 13
-LADDER = (0, 1, 2, PRIME, 1000)
-# A batch with more numbers than this in its inputs and outputs is left out of the ladder: 32 MB, and intermediates.
-NUMBERS = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -68,8 +59,18 @@ def first_run(source: Source, seed: int) -> FirstRun:
     refuse_training(source)
     generator = torch.Generator().manual_seed(seed)
     with inference_conditions(source):
-        sizes = admitted_sizes(source) if source.sizes else distinct_sizes(source) if source.batch_ndim else (0, 0)
+        sizes = (
+            admitted_sizes(source, _recorded(source))
+            if source.sizes
+            else distinct_sizes(source)
+            if source.batch_ndim
+            else (0, 0)
+        )
         return FirstRun(source, sizes, *find_inputs(source, generator, sizes[0] if source.sizes else 3))
+
+
+def _recorded(source: Source) -> Sampler:
+    return Sampler(source.inputs, source.batch_ndim, stack(source) if source.calls else None)
 
 
 def warm_up(first: FirstRun, seed: int) -> Warmup:
@@ -166,46 +167,6 @@ def refuse_non_finite(source: Source, outputs: dict[str, torch.Tensor], inputs: 
         )
 
 
-def distinct_sizes(source: Source) -> tuple[int, int]:
-    """Two batch sizes that no dimension of the model has, so that a size that was baked in shows."""
-    taken = _dimensions(source)
-    free = [size for size in TRACED_SIZES if size not in taken]
-    fresh = itertools.count(31, 2)
-    while len(free) < 2:
-        size = next(fresh)
-        free += [size] if size not in taken else []
-    return free[0], free[1]
-
-
-def admitted_sizes(source: Source) -> tuple[int, int]:
-    """Two choices for the first open size, which others follow, that eager mode admits and that give no size that is a
-    dimension of the model. Raises what eager mode raised where there are none."""
-    generator = torch.Generator().manual_seed(0)
-    sampler = Sampler(source.inputs, 0, stack(source) if source.calls else None)
-    taken = _dimensions(source)
-    found: list[int] = []
-    refused: list[WarmupError] = []
-    for size in (*TRACED_SIZES, *LARGER_SIZES):
-        if taken & set(sampler.sizes(size).values()):
-            continue
-        try:
-            evaluate(source, sampler.draw(size, generator))
-        except WarmupError as error:
-            refused.append(error)
-            continue
-        found.append(size)
-        if len(found) == 2:
-            return found[0], found[1]
-    if refused:
-        raise refused[0]
-    raise WarmupError(f"model {source.name!r} has every size that it could be traced at as a dimension of its own")
-
-
-def _dimensions(source: Source) -> set[int | str]:
-    tensors = [*source.named.parameters(), *source.named.buffers()]
-    return {d for spec in source.inputs for d in spec.shape} | {d for t in tensors for d in t.shape}
-
-
 def output_specs(
     source: Source,
     sampler: Sampler,
@@ -238,7 +199,7 @@ def output_specs(
         own = shapes[0][1:] if source.batch_ndim and carries else shapes[0]
         spec = declared.get(name, TensorSpec(name))
         if source.sizes:
-            own = _with_open_sizes(source, name, shapes, [sampler.sizes(n) for n in sizes], spec.shape)
+            own = with_open_sizes(source, name, shapes, [sampler.sizes(n) for n in sizes], spec.shape)
         dtype = str(value.dtype).removeprefix("torch.")
         if source.declares_outputs and (spec.shape, spec.dtype) != (own, dtype):
             raise CaptureError(
@@ -251,62 +212,6 @@ def output_specs(
         specs.append(dataclasses.replace(spec, shape=own, dtype=dtype))
         constant.append(bool(source.batch_ndim) and not carries)
     return tuple(specs), tuple(constant)
-
-
-def _with_open_sizes(
-    source: Source,
-    name: str,
-    shapes: Sequence[tuple[int, ...]],
-    sizes: Sequence[Mapping[str, int]],
-    declared: Shape,
-) -> Shape:
-    """The shape of an output from its shapes at two choices of the open sizes. Raises ``CaptureError``."""
-    own: list[int | str] = []
-    for at, seen in enumerate(zip(*shapes, strict=True) if len({len(s) for s in shapes}) == 1 else [()]):
-        fits = [n for n in source.sizes if all(d == s[n] for d, s in zip(seen, sizes, strict=False))]
-        wanted = declared[at : at + 1]
-        if not seen or (len(set(seen)) > 1 and not fits):
-            raise CaptureError(
-                f"output {name!r} of model {source.name!r} has a size that is neither fixed nor an input's",
-                check="open sizes",
-                where=forward_line(source),
-                got="; ".join(f"shape {list(s)} at {_text(n)}" for s, n in zip(shapes, sizes, strict=True)),
-                expected=f"numbers, or {', '.join(source.sizes)}",
-                mend="return a tensor whose sizes are those of inputs",
-            )
-        own.append(wanted[0] if wanted and wanted[0] in fits else fits[0] if fits else seen[0])
-    return tuple(own)
-
-
-def _text(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} = {size}" for name, size in sizes.items())
-
-
-def admitted_batches(
-    source: Source, sampler: Sampler, outputs: Sequence[TensorSpec], traced: int, generator: torch.Generator
-) -> Batch:
-    """The sizes of ``LADDER`` that eager mode itself runs; the archive is held to the same ones."""
-    if not source.varies:
-        return Batch(0, limits="fixed shapes: the elements of a batch are not independent")
-    lead = "batch" if source.batch_ndim else source.sizes[0]
-    sizes, limits = [], []
-    for size in sorted({*LADDER, traced}):
-        if numbers_at(source, (*source.inputs, *outputs), sampler, size) > NUMBERS:
-            limits.append(f"{lead} {size}: not run, inputs and outputs would hold more than {NUMBERS} numbers")
-            continue
-        try:
-            evaluate(source, sampler.draw(size, generator))
-        except WarmupError as error:
-            limits.append(f"{lead} {size}: {error.details.get('got', error.what)}")
-        else:
-            sizes.append(size)
-    return Batch(source.batch_ndim, tuple(sizes), (0, 1, 2) if source.batch_ndim else (), "; ".join(limits))
-
-
-def numbers_at(source: Source, specs: Sequence[TensorSpec], sampler: Sampler, size: int) -> int:
-    """How many numbers these variables have at a size of the batch, or of the first open size."""
-    lead = size if source.batch_ndim else 1
-    return lead * sum(math.prod(spec.sized(sampler.sizes(size))) for spec in specs)
 
 
 def tame(

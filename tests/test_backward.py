@@ -2,6 +2,7 @@
 autograd, what each operation comes from, and what asks for another graph."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -14,15 +15,17 @@ from typer.testing import CliRunner
 import torchferry
 from exporter.capture.backward import followed
 from exporter.capture.comparisons import COMPARED
-from exporter.capture.origins import AFTER, BACKWARD, FORWARD, HOOK, Origin
+from exporter.capture.origins import AFTER, BACKWARD, FORWARD, HOOK, Origin, of_node
+from exporter.capture.torchscript import torchscript
 from exporter.cli.app import app
 from exporter.differentiating import as_it_runs
 from exporter.eager import inference_conditions
-from exporter.errors import CaptureError, SourceError, UnsoundError, UsageError
+from exporter.errors import CaptureError, OperatorError, SourceError, UnsoundError, UsageError
 from exporter.graph.against import CONSTANTS, DTYPE, OPERATIONS, SIZE, STRUCTURE, VARIABLES, reasons
 from exporter.graph.steps import captured_methods, opened, steps
 from exporter.sources import python
 from exporter.sources.function import Function
+from exporter.warmup import first_run
 from runtime_checks.runners.libtorch import Libtorch
 from runtime_checks.verify import examine
 
@@ -388,3 +391,113 @@ def test_origins_round_trip(origin):
 @pytest.mark.parametrize("text", ["", "a comment", "forwards | a | b", "forward | a"])
 def test_what_is_no_origin(text):
     assert Origin.parse(text) is None
+
+
+def test_a_network_that_trains_is_not_put_to_rest(tmp_path):
+    """The function uses its modules in the mode that it has set them to: dropout draws, batch norm writes."""
+    for part, check in ((nn.Dropout(0.5), "random numbers"), (nn.BatchNorm1d(10, dtype=F), "side effect")):
+        net = nn.Sequential(layer(), part).train()
+
+        @torchferry.declare({"x": ("n", 10)})
+        def gradient(x, net=net):
+            return torch.autograd.grad(net(x).pow(2).sum(), next(iter(net.parameters())))[0]
+
+        with pytest.raises(UnsoundError) as caught:
+            exported(gradient, tmp_path / "m.pt")
+        assert caught.value.details["check"] == check
+        assert net.training
+
+
+def test_an_optimiser_that_works_on_lists(tmp_path):
+    @torchferry.declare({"x": ("n", 3), "w": (3,)}, {"w1": (3,)})
+    def step(x, w):
+        moved = w.clone().requires_grad_()
+        optimizer = torch.optim.SGD([moved], lr=0.1, foreach=True)
+        (x @ moved).pow(2).mean().backward()
+        optimizer.step()
+        return moved.detach()
+
+    with pytest.raises(OperatorError, match="foreach=False"):
+        exported(step, tmp_path / "m.pt")
+
+
+def test_tensors_that_ask_for_gradients_are_parameters(tmp_path):
+    """In a list; and what a hook puts aside for the function to return is no side effect."""
+    weights = [torch.rand(10, 4, dtype=F, requires_grad=True)]
+
+    @torchferry.declare({"x": ("n", 10)})
+    def gradient(x):
+        kept = {}
+        inner = torch.tanh(x @ weights[0])
+        inner.register_hook(lambda g: kept.update(inner=g))
+        found = torch.autograd.grad(inner.pow(2).sum(), weights[0])[0]
+        return {"gradient": found, "inner": kept["inner"]}
+
+    (one,) = torchferry.export(gradient, output=tmp_path / "m.pt")
+    assert [p.name for p in one.contract.parameters] == ["weights_0"]
+    check(gradient, tmp_path / "m.pt", 2, 50)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return 2 * gradients[0]
+
+
+def program_of(function, size=5):
+    function.__dict__["signature"] = torchferry.Signature.of({"x": ("n", 3)})
+    source = as_it_runs(python.from_module(Function(function), "f", None, "here"), 0)
+    with inference_conditions(source):
+        return followed(source, (torch.rand(size, 3, dtype=F) + 0.1,))
+
+
+def test_what_lies_between_two_backward_passes():
+    def two(x):
+        z = x.requires_grad_()
+        first = torch.autograd.grad(Doubled.apply(z).sin().sum(), z)[0]
+        second = torch.autograd.grad((first * z).cos().sum(), z)[0]
+        return second * 3
+
+    found = [of_node(n) for n in program_of(two).graph.graph.nodes]
+    parts = [origin.part for origin in found if origin is not None]
+    last = max(i for i, part in enumerate(parts) if part == BACKWARD)
+    assert AFTER not in parts[:last]
+    assert parts[last + 1 :].count(AFTER) == len(parts) - last - 1 >= 1
+    assert FORWARD in parts[parts.index(BACKWARD) :]
+    assert {o.of for o in found if o is not None and o.where.startswith("test_backward.py") and "Doubled" in o.of}
+    assert HOOK not in parts
+
+
+def test_a_matrix_that_cannot_be_factorised_is_an_error_in_the_file():
+    def gradient(x):
+        z = x.requires_grad_()
+        factor = torch.linalg.cholesky(z.mT @ z - torch.eye(3, dtype=z.dtype))
+        return torch.autograd.grad(factor.diagonal().log().sum(), z)[0]
+
+    program = program_of(gradient, 40)
+    text = torchscript(program, "m", ["x"], {}, [(0, 0)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        unit = torch.jit.CompilationUnit(text.replace("(self, ", "(", 1))
+    with pytest.raises(torch.jit.Error, match="positive-definite"):
+        unit.m(torch.full((4, 3), 1e-3, dtype=F))
+
+
+def test_open_sizes_as_large_as_the_model_needs():
+    image = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2), nn.Conv2d(2, 2, 3, stride=2), nn.AdaptiveAvgPool2d(1)).double()
+
+    def gradient(x):
+        return torch.autograd.grad(image(x).sum(), next(iter(image.parameters())))[0]
+
+    gradient.__dict__["signature"] = torchferry.Signature.of({"x": (1, "h", "w")})
+    source = as_it_runs(python.from_module(Function(gradient), "f", None, "here"), 0)
+    assert source.differentiates
+    assert min(first_run(source, 0).sizes) >= 7

@@ -93,7 +93,7 @@ def build(
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in placed:
                 placed.add(id(parameter))
-                box.register_parameter(name, parameter)
+                box._parameters[name] = parameter
         for name, buffer in module._buffers.items():
             if buffer is not None and id(buffer) not in placed:
                 placed.add(id(buffer))

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from exporter.capture.comparisons import Comparisons
-from exporter.capture.origins import Origins, of_node
+from exporter.capture.origins import Origins, of_node, settle
 from exporter.eager import as_captured, raised_at
 from exporter.errors import CaptureError, TorchferryError, first_line
 from exporter.reads import NOT_THE_USERS, Read
@@ -73,9 +73,9 @@ def captured(
     except TorchferryError:
         raise
     except DataDependentOutputException as error:
-        raise _reads_data(error, "a value") from error
+        raise _reads_data(error, "a value", f"{error.func} of a tensor") from error
     except GuardOnDataDependentSymNode as error:
-        raise _reads_data(error, "a branch") from error
+        raise _reads_data(error, "a branch", "a comparison of a tensor's values") from error
     except Exception as error:
         raise CaptureError(
             "the backward pass cannot be captured",
@@ -87,6 +87,7 @@ def captured(
         ) from error
     finally:
         fake.setLevel(level)
+    settle(graph)
     # What raises for a matrix without an inverse returns nothing.
     graph.graph.eliminate_dead_code(lambda n: n.is_impure() or n.target is torch.ops.aten._linalg_check_errors.default)
     _refuse_writes_to_constants(graph)
@@ -132,12 +133,12 @@ def _is_view(node: torch.fx.Node) -> bool:
     return bool(first) and first[0].alias_info is not None
 
 
-def _reads_data(error: Exception, what: str) -> CaptureError:
+def _reads_data(error: Exception, what: str, got: str) -> CaptureError:
     return CaptureError(
         f"{what} that depends on data is read into Python, where a backward pass is captured",
         check="data read",
         where=place if not (place := raised_at(error)).startswith("<") else "",
-        got=first_line(error),
+        got=got,
         expected="tensors all the way: no value is known while the graph is made",
         mend="torch.where instead of a branch, no .item(), a fixed number of iterations",
     )

@@ -7,6 +7,7 @@ user's that the engine calls is a hook.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -53,6 +54,16 @@ class Origin:
 
 def of_node(node: torch.fx.Node) -> Origin | None:
     return node.meta.get(_META)
+
+
+def settle(graph: torch.fx.GraphModule) -> None:
+    """What lies between two backward passes is the forward pass of the second."""
+    later = False
+    for node in reversed(graph.graph.nodes):
+        origin = of_node(node)
+        later |= origin is not None and origin.part in (BACKWARD, HOOK)
+        if later and origin is not None and origin.part == AFTER:
+            node.meta[_META] = dataclasses.replace(origin, part=FORWARD)
 
 
 class Origins(TorchDispatchMode):
@@ -116,6 +127,9 @@ class Origins(TorchDispatchMode):
         made = self._made.get(node._sequence_nr(), Origin(FORWARD)) if node is not None else Origin(FORWARD)
         # A graph of the backward pass itself has nodes of its own.
         self._made.setdefault(_get_sequence_nr() - 1, made)
+        if asked and function == "backward":
+            # Of a custom autograd function.
+            return Origin(BACKWARD, node.name() if node is not None else "", made.module, asked)
         if asked:
             return Origin(HOOK, function, made.module, asked)
         return Origin(BACKWARD, node.name().rpartition("::")[2] if node is not None else "", made.module, made.where)

@@ -125,6 +125,8 @@ class _Writer:
         space, name = space_and_name(node.target)
         if space == "profiler":
             return []
+        if name.startswith("_foreach"):
+            raise _unknown(f"aten::{name}", node, "let the optimiser go parameter by parameter: foreach=False")
         if space != "aten" and f"{space}::{name}" not in _REWRITTEN:
             raise _unknown(f"{space}::{name}", node)
         args = [self.text(a) for a in node.args]
@@ -134,6 +136,10 @@ class _Writer:
             return [f"{made} = {args[0]}.clone()"]
         if name in ("sym_size", "sym_stride"):
             return [f"{made} = {args[0]}.{name.removeprefix('sym_')}({args[1]})"]
+        if name == "_linalg_check_errors":
+            # The operator returns nothing, and TorchScript leaves out what nobody needs.
+            said = f"{node.args[1]}: a matrix is singular, or not positive-definite"
+            return [f"if bool(({args[0]} != 0).any()):", f'    raise ValueError("{said}")']
         if name == "sym_numel":
             return [f"{made} = {args[0]}.numel()"]
         if name.startswith(("_assert", "sym_constrain")):
@@ -199,12 +205,13 @@ class _Writer:
         return str(value) if isinstance(value, torch.memory_format) else repr(value)
 
 
-def _unknown(name: str, node: torch.fx.Node) -> OperatorError:
+def _unknown(name: str, node: torch.fx.Node, mend: str = "write it with torch's own operators") -> OperatorError:
+    origin = of_node(node)
     return OperatorError(
         f"the backward pass calls {name}, which TorchScript does not have",
         check="operators",
-        where=first_line_of_user(node),
+        where=first_line_of_user(node) or (origin.where if origin else ""),
         got=name,
         expected="aten:: operators only",
-        mend="write the operation with torch's own operators",
+        mend=mend,
     )

@@ -49,6 +49,12 @@ class Wanted:
     symmetric: tuple[Pair, ...] = ()
 
 
+_KEEP = (
+    "keep the graph of the gradient that the model takes: torch.autograd.grad(..., create_graph=True), of the input "
+    "itself and not of x.detach()"
+)
+
+
 def wanted(
     asked: Asked,
     inputs: Sequence[TensorSpec],
@@ -83,10 +89,7 @@ def wanted(
                 where=f"--derivative {text!r}",
                 got=why,
                 expected="an output and an input or parameter of floating dtype that it depends on",
-                mend="keep the graph of the gradient that the model takes: torch.autograd.grad(..., "
-                "create_graph=True), of the input itself and not of x.detach()"
-                if differentiates
-                else "",
+                mend=_KEEP if differentiates else "",
             )
         if why:
             left_out[output, name] = why
@@ -98,6 +101,7 @@ def wanted(
             where=", ".join(f"--derivative {text!r}" for text in asked.blocks),
             got="; ".join(f"{o} by {i}: {why}" for (o, i), why in list(left_out.items())[:5]),
             expected="an output that depends on an input or parameter of floating dtype",
+            mend=_KEEP if differentiates else "",
         )
     order = {pair: i for i, pair in enumerate((o, i) for o in outs for i in (*ins, *parameters))}
     pairs = sorted(chosen, key=order.__getitem__)

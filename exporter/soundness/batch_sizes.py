@@ -16,12 +16,12 @@ import torch
 from exporter.capture.comparisons import COMPARED
 from exporter.contract import Finding
 from exporter.eager import forward_line, inference_conditions
+from exporter.sizes import NUMBERS, numbers_at
 from exporter.soundness.dependence import COUNT, SIZE
 from exporter.soundness.isolation import isolated
 from exporter.soundness.recording import Recording, record
 from exporter.soundness.subject import Subject, disagreement, eager, where_runs_part
 from exporter.sources.source import Inputs
-from exporter.warmup import NUMBERS, numbers_at
 
 CHECK = "batch size"
 SIZES = (1, 2, 0, 3, 4, 8, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048, 4096, 5000)
@@ -51,7 +51,12 @@ def _check(subject: Subject) -> list[Finding]:
         quick = True
         pending = [*wanted, *LARGE]
         for size in pending:
-            if size in tried or _numbers(subject, size) > NUMBERS or (size in LARGE and not quick):
+            if (
+                size in tried
+                or (size == 0 and 0 not in subject.warm.batch.sizes)
+                or _numbers(subject, size) > NUMBERS
+                or (size in LARGE and not quick)
+            ):
                 continue
             start = time.perf_counter()
             tried.add(size)
@@ -119,11 +124,14 @@ def _unsound(subject: Subject, base: Recording, inputs: Inputs, size: int, apart
         if a != b:
             where, what = a.where, f"{a.kind} gave {a.value} at {lead} {first} and {b.value} at {lead} {size}"
             break
+    asked = bool(where)
     if not where:
         where, what = where_runs_part(source, subject.draws[0][1], inputs)
     return Finding(
         CHECK,
-        f"the {kind} size is read into Python, and a trace would keep the one it saw",
+        f"the {kind} size is read into Python, and a trace would keep the one it saw"
+        if asked or not source.differentiates
+        else f"the capture keeps the {kind} size that it saw: a formula or a transform of torch's own writes it",
         where or forward_line(source),
         severity="unsound",
         evidence="; ".join(filter(None, (what, f"at {lead} {size}: {apart}"))),

@@ -35,7 +35,8 @@ def check(eager_mode: Eager) -> list[Finding]:
 
 def _check(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
     with inference_conditions(source):
-        bases = [record(source, inputs) for inputs in draws[:2]]
+        # Without values one recording is like another.
+        bases = [record(source, inputs) for inputs in draws[: 1 if source.differentiates else 2]]
         failed = [base for base in bases if base.graph is None]
         if failed:
             raise NotRun(failed[0].failure)

@@ -33,6 +33,9 @@ _NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e[+-]?\d+)?", re.IGNORECASE)
 
 def guided(source: Source, drawn: Draws) -> Draws:
     """Further draws by label; none where no data are read. For a process of its own."""
+    if source.differentiates:
+        # A branch on data is refused where there is no value to ask.
+        return ()
     with inference_conditions(source):
         runs = [record(source, inputs) for _, inputs in drawn[:2]]
         if not any(map(_read_lines, runs)):

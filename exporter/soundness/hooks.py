@@ -44,6 +44,8 @@ def _check(source: Source, inputs: Inputs, other: Inputs) -> list[Finding]:
         def state() -> dict[str, str]:
             return {label: leaf.fingerprint for label, leaf in footprint.state(source.named).items()}
 
+        # Closures that a call makes for itself are not found any more.
+        state()
         watch = _Watch(state)
         # At other inputs: a gradient that is kept is another one then.
         with watch.engine(), followed(watch.event):

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -34,7 +34,8 @@ class Function(nn.Module):
             if isinstance(value, nn.Module):
                 self.add_module(own, value)
             else:
-                self.register_parameter(own, value)
+                # A tensor that asks for gradients is as good a parameter; register_parameter takes no other class.
+                self._parameters[own] = cast(nn.Parameter, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process has other objects behind the function's names.
@@ -44,7 +45,7 @@ class Function(nn.Module):
 def _made_again(function: Callable[..., Any], state: Mapping[str, torch.Tensor]) -> Function:
     made = Function(function)
     made.load_state_dict(state)
-    return made.eval()
+    return made
 
 
 Declared = TypeVar("Declared", bound=Callable[..., Any])
@@ -75,7 +76,7 @@ def takes_tensors(value: Any) -> bool:
     return not isinstance(value, type) and (hasattr(value, "signature") or hasattr(value, "example_inputs"))
 
 
-def _read_by(function: Any, seen: set[int]) -> Iterator[tuple[str, nn.Module | nn.Parameter]]:
+def _read_by(function: Any, seen: set[int]) -> Iterator[tuple[str, nn.Module | torch.Tensor]]:
     """Modules and parameters in the closure, the globals, the defaults and the object of a function, and of those that
     it calls."""
     if id(function) in seen:
@@ -109,9 +110,9 @@ def _read_by(function: Any, seen: set[int]) -> Iterator[tuple[str, nn.Module | n
     yield from _among(held, seen)
 
 
-def _among(held: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, nn.Module | nn.Parameter]]:
+def _among(held: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, nn.Module | torch.Tensor]]:
     for name, value in held.items():
-        if isinstance(value, (nn.Module, nn.Parameter)):
+        if isinstance(value, nn.Module) or (isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf):
             if id(value) not in seen:
                 seen.add(id(value))
                 yield name, value

@@ -69,7 +69,10 @@ def from_module(
     if not refused and package not in ("", "__main__", "torch", *sys.stdlib_module_names):
         refused = (package,)
     # torch.compile wraps a module; what it wraps computes the same.
-    module = getattr(made, "_orig_mod", made).eval()
+    module = getattr(made, "_orig_mod", made)
+    if not isinstance(module, Function):
+        # A function has its modules in the mode that it has set them to.
+        module.eval()
     examples = given if given is not None else getattr(module, "example_inputs", None)
     signature, calls = _variables(module, examples, where)
     return Source(

@@ -70,6 +70,7 @@ def foreign_modules(packages):
 def describe(error):
     """The last line of a TorchScript error is the message; what comes before it is the traceback."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    lines = [line for line in lines if not (".py(" in line and "): " in line)]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
