@@ -27,7 +27,7 @@ from exporter.derivatives import eager
 from exporter.derivatives.request import Wanted
 from exporter.eager import flatten
 from exporter.errors import CaptureError, TorchferryError, first_line
-from exporter.sources.source import Inputs
+from exporter.sources.source import Inputs, Source
 from exporter.variables import FLOATING, TensorSpec
 from exporter.warmup import Warmup, close
 
@@ -75,11 +75,10 @@ def plan(warm: Warmup, wanted: Wanted, inputs: Inputs) -> Plan:
         names = tuple(dict.fromkeys(by for _, by in wanted.by_parameters))
         specs = tuple(TensorSpec(n, tuple(named[n].shape), str(named[n].dtype).removeprefix("torch.")) for n in names)
         of = [s for s in warm.output_specs if any(name == s.name for name, _ in wanted.by_parameters)]
-        programs[BY_PARAMETERS] = _tangents(warm, inputs, specs, of, by_parameters=True)
-        _hold(warm, programs[BY_PARAMETERS], specs, of, forward=True)
-        along = Directions(specs)
-        products.append(Product(BY_PARAMETERS, along, tuple(s.name for s in of), forward=True, parameters=True))
-        how = f"{how}; by parameters: {FORWARD}" if how else FORWARD
+        program, product, mode = _by_parameters(warm, inputs, specs, of)
+        programs[BY_PARAMETERS] = program
+        products.append(product)
+        how = f"{how}; by parameters: {mode}" if how else mode
     real_in, real_out = _real(source.inputs), _real(warm.output_specs)
     rows: Product | None = None
     if wanted.jvp:
@@ -95,6 +94,25 @@ def plan(warm: Warmup, wanted: Wanted, inputs: Inputs) -> Plan:
         programs[VJP] = _cotangents(warm, inputs, real_in, real_out)
         _hold(warm, programs[VJP], real_in, real_out, forward=False)
     return Plan(wanted, traced, programs, tuple(products), how, rows)
+
+
+def _by_parameters(warm: Warmup, inputs: Inputs, by: Specs, of: Specs) -> tuple[fx.Program, Product, str]:
+    """By tangents of the parameters; where torch's second derivatives cannot be captured, by cotangents, a call for
+    each component of each element's outputs."""
+    try:
+        program = _tangents(warm, inputs, by, of, by_parameters=True)
+        _hold(warm, program, by, of, forward=True)
+        names = tuple(s.name for s in of)
+        return program, Product(BY_PARAMETERS, Directions(tuple(by)), names, forward=True, parameters=True), FORWARD
+    except CaptureError as refused:
+        program = _cotangents(warm, inputs, by, of, by_parameters=True)
+        try:
+            _hold(warm, program, by, of, forward=False)
+        except CaptureError:
+            raise refused from None
+        names = tuple(s.name for s in by)
+        product = Product(BY_PARAMETERS, Directions(tuple(of)), names, forward=False, parameters=True)
+        return program, product, f"{REVERSE}, element by element"
 
 
 def _real(specs: Specs) -> tuple[TensorSpec, ...]:
@@ -147,7 +165,8 @@ def _hold(warm: Warmup, program: fx.Program, by: Specs, of: Specs, *, forward: b
     generator = torch.Generator().manual_seed(0)
     inputs = warm.sampler.draw(warm.traced_sizes[1], generator)
     parameters = eager.parameters_of(source)
-    lead = inputs[0].shape[:1] if source.batch_ndim and not program.parameters else torch.Size()
+    whole = not source.batch_ndim or (program.parameters and forward)
+    lead = torch.Size() if whole else inputs[0].shape[:1]
     directions = {
         s.name: torch.rand((*lead, *s.fixed), generator=generator, dtype=torch.float64).to(getattr(torch, s.dtype))
         for s in (by if forward else of)
@@ -161,6 +180,8 @@ def _hold(warm: Warmup, program: fx.Program, by: Specs, of: Specs, *, forward: b
         raise CaptureError(what, check="derivatives", got=first_line(error), mend=mend) from error
     if forward:
         wanted = eager.pushed(source, inputs, directions, [s.name for s in of])
+    elif program.parameters:
+        wanted = _pulled_to_parameters(source, inputs, directions, [s.name for s in by])
     else:
         wanted = {n: v for n, v in eager.pulled(source, inputs, directions).items() if any(s.name == n for s in by)}
     for (name, value), found in zip(wanted.items(), got, strict=True):
@@ -171,6 +192,22 @@ def _hold(warm: Warmup, program: fx.Program, by: Specs, of: Specs, *, forward: b
                 got=f"{name!r} differs at a batch of {list(lead)}",
                 expected="what torch's autograd gives in eager mode",
             )
+
+
+def _pulled_to_parameters(
+    source: Source, inputs: Inputs, seeds: Mapping[str, torch.Tensor], names: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    """Gradients of the outputs, weighted by ``seeds``, from the blocks of eager mode."""
+    reached = eager.reached(source, inputs)
+    found: dict[str, torch.Tensor] = {}
+    for name in names:
+        parts = [(of, name) for of in seeds if (of, name) in reached]
+        rows = [
+            torch.tensordot(seeds[of], block, seeds[of].ndim)
+            for (of, _), block in eager.blocks(source, inputs, parts).items()
+        ]
+        found[name] = torch.stack(rows).sum(0)
+    return found
 
 
 def _chain_rule(warm: Warmup, wanted: Wanted, inputs: Inputs) -> str:
@@ -231,9 +268,10 @@ def _tangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs, *, by_paramete
     )
 
 
-def _cotangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs) -> fx.Program:
-    """Inputs, then cotangents of ``of``, to all outputs, then the cotangents of ``by``."""
-    call, moving, _ = _call(warm, by, of, by_parameters=False)
+def _cotangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs, *, by_parameters: bool = False) -> fx.Program:
+    """Inputs, then cotangents of ``of``, to all outputs, then the cotangents of ``by``; those of parameters are sums
+    over the batch."""
+    call, moving, parameters = _call(warm, by, of, by_parameters)
 
     def run(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.enable_grad():
@@ -246,7 +284,8 @@ def _cotangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs) -> fx.Progra
         zeros = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, pulled, strict=True)]
         return tuple(v.detach() for v in (*values, *zeros))
 
-    return fx.captured(run, (*inputs, *_ones(warm, inputs, of, False)), named=warm.source.named)
+    given = (*inputs, *_ones(warm, inputs, of, False), *parameters.values())
+    return fx.captured(run, given, tuple(parameters), named=warm.source.named)
 
 
 def _ones(warm: Warmup, inputs: Inputs, specs: Specs, parameters: bool) -> list[torch.Tensor]:
@@ -292,7 +331,7 @@ def _call(
 
 
 def _lead(product: Product, batched: bool) -> int:
-    return 1 if batched and not product.parameters else 0
+    return 1 if batched and not (product.parameters and product.forward) else 0
 
 
 def define(
@@ -326,8 +365,9 @@ def define(
             inner = JACOBIAN
             places = {p.method: [place(t) for t in p.along.tensors(_lead(p, batched))] for p in chosen.products}
             ready = chosen.wanted.pairs if BLOCKS in chosen.traced else ()
+            shapes = {n: tuple(p.shape) for n, p in parameters.items()}
             text = jacobian_source(
-                inner, names, source.inputs, specs, pairs, chosen.products, places, batched, ready, BLOCKS
+                inner, names, source.inputs, specs, pairs, chosen.products, places, batched, ready, BLOCKS, shapes
             )
             module.define(text)
         outer("jacobian", inner, source.inputs, len(specs) + len(pairs))

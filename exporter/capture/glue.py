@@ -7,12 +7,14 @@ do parameters, of which all elements share one.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from exporter.capture.boxes import METHOD
 from exporter.capture.entry import method_source
 from exporter.derivatives.request import Pair
 from exporter.variables import TensorSpec
@@ -71,8 +73,9 @@ def jacobian_source(
     batched: bool,
     ready: Sequence[Pair] = (),
     ready_by: str = "",
+    parameters: Mapping[str, tuple[int, ...]] | None = None,
 ) -> str:
-    """Source of a method that returns the outputs, then the blocks of ``pairs``.
+    """Source of a method that returns the outputs, then the blocks of ``pairs``; ``parameters`` are shapes by name.
 
     ``places`` gives for each product the expressions of its direction tensors; ``ready`` are blocks that the method
     ``ready_by`` returns behind the outputs.
@@ -84,11 +87,12 @@ def jacobian_source(
         lines.append(f"tf_b = self.{ready_by}({', '.join(arguments)})")
         values = [f"tf_b[{i}]" for i in range(len(outputs))]
         blocks = {pair: f"tf_b[{len(outputs) + i}]" for i, pair in enumerate(ready)}
-    ins, outs = {s.name: s for s in inputs}, {s.name: s for s in outputs}
+    shapes, outs = {s.name: s.fixed for s in inputs} | dict(parameters or {}), {s.name: s for s in outputs}
     for number, product in enumerate(products):
         made = f"tf_p{number}"
-        whole = not batched or product.parameters
-        call = _in_a_loop if whole else _repeated
+        call = _in_a_loop if not batched or product.parameters else _repeated
+        if batched and product.parameters and not product.forward:
+            call = functools.partial(_element_by_element, shapes=shapes)
         lines += call(made, product, arguments, inputs, outputs, places[product.method])
         lead = "tf_rows, " if batched else ""
         for of, by in pairs:
@@ -98,7 +102,7 @@ def jacobian_source(
             at = product.products.index(along_other)
             start = product.along.start(along)
             spec = product.along.specs[[s.name for s in product.along.specs].index(along)]
-            by_shape = spec.fixed if product.forward else ins[by].fixed
+            by_shape = spec.fixed if product.forward else shapes[by]
             shape = [*outs[of].fixed, *by_shape]
             part = f"{made}_{at}.narrow(0, {start}, {math.prod(spec.fixed)})"
             # Directions are the last of the block in forward mode, and come before the input's own in reverse mode.
@@ -158,6 +162,32 @@ def _in_a_loop(
     lines += [f"    {made}_list_{i}.append({made}[{len(outputs) + i}])" for i in range(count)]
     lines += [f"{made}_out_{i} = {made}[{i}]" for i in range(len(outputs))]
     return [*lines, *(f"{made}_{i} = torch.stack({made}_list_{i})" for i in range(count))]
+
+
+def _element_by_element(
+    made: str,
+    product: Product,
+    arguments: Sequence[str],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    places: Sequence[str],
+    *,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> list[str]:
+    """Rows by parameters: a batch would give their sum."""
+    count, n = len(product.products), product.along.total
+    row = ", ".join([*(f"{a}.narrow(0, tf_r, 1)" for a in arguments), *(f"{p}[tf_k]" for p in places)])
+    lines = [f"{made}_all = self.{METHOD}({', '.join(arguments)})"]
+    lines += [f"{made}_out_{i} = {made}_all[{i}]" for i in range(len(outputs))]
+    lines += [f"{made}_list_{i}: List[Tensor] = []" for i in range(count)]
+    lines += [f"for tf_k in range({n}):", "    for tf_r in range(tf_rows):"]
+    lines += [f"        {made} = self.{product.method}({row})"]
+    lines += [f"        {made}_list_{i}.append({made}[{len(outputs) + i}])" for i in range(count)]
+    for i, name in enumerate(product.products):
+        shape = _sizes(f"{n}, tf_rows, ", shapes[name])
+        lines += [f"{made}_{i} = {places[0]}.new_zeros({shape})", "if tf_rows > 0:"]
+        lines += [f"    {made}_{i} = torch.stack({made}_list_{i}).reshape({shape})"]
+    return lines
 
 
 def pushed_source(

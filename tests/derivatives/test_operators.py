@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn import functional
 
 import torchferry
-from exporter.errors import CaptureError
 from torchferry import Signature
 
 F = torch.float64
@@ -137,8 +136,36 @@ def test_a_formula_of_torch_that_writes_a_size_into_the_graph(tmp_path):
     """The second derivative of max_pool1d does; what comes by another way is there."""
     model = Of(pooled, {"x": (8,)}, {"y": (3,)}, c=nn.Conv1d(1, 3, 3, dtype=F))
     torchferry.export(model, output=tmp_path / "m.pt", derivatives="all", jvp=True)
-    with pytest.raises(CaptureError, match="another batch size"):
-        torchferry.export(model, output=tmp_path / "w.pt", derivatives="*:c.weight")
+    torchferry.export(model, output=tmp_path / "w.pt", derivatives=["*:x", "*:c.weight"])
+    loaded = torchferry.load(tmp_path / "w.pt")
+    assert loaded.contract.methods["jacobian"].how.endswith("by parameters: reverse mode, element by element")
+    model.requires_grad_(False)
+    assert loaded.call("jacobian", {"x": torch.rand(0, 8, dtype=F)})["d y / d c.weight"].shape == (0, 3, 3, 1, 3)
+    for n in (1, 4):
+        x, weight = torch.rand(n, 8, dtype=F), model.get_parameter("c.weight")
+        with torch.inference_mode():
+            got = loaded.call("jacobian", {"x": x})
+        assert torch.equal(got["y"], model(x))
+
+        def moved(w, x=x):
+            return torch.func.functional_call(model, {"c.weight": w}, (x,))
+
+        assert torch.allclose(got["d y / d c.weight"], torch.func.jacrev(moved)(weight.clone()), rtol=1e-10)
+
+
+def test_rows_of_an_embedding(tmp_path):
+    model = Of(
+        lambda m, x, k: (m.e(k) * x[:, None]).sin(),
+        {"x": (), "k": torchferry.TensorSpec("k", (), "int64")},
+        {"y": (3,)},
+        e=nn.Embedding(2, 3, dtype=F),
+    )
+    torchferry.export(model, output=tmp_path / "m.pt", derivatives="y:e.weight")
+    x, k = torch.rand(5, dtype=F), torch.tensor([0, 1, 1, 0, 1])
+    got = torchferry.load(tmp_path / "m.pt").call("jacobian", {"x": x, "k": k})["d y / d e.weight"]
+    weight = model.get_parameter("e.weight").detach()
+    wanted = torch.func.jacrev(lambda w: (w[k] * x[:, None]).sin())(weight)
+    assert torch.allclose(got, wanted)
 
 
 def test_nothing_in_a_variable(tmp_path):
