@@ -178,7 +178,8 @@ def _differences(
         if kinks:
             text += f"; not differentiable at {kinks} of them"
         if said:
-            return CheckResult(check, FAILED, len(calls), "; ".join(said))
+            why = "the block is wrong, or the model keeps a part of it from autograd (detach, .data)"
+            return CheckResult(check, FAILED, len(calls), f"{'; '.join(said)}: {why}")
         if resolved + kinks < total / 2:
             return CheckResult(check, NOT_RUN, len(calls), f"{text}: the others are too noisy or too curved to judge")
         return CheckResult(check, PASSED, len(calls), text)

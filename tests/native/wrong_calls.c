@@ -138,6 +138,8 @@ static void names(void) {
   REFUSE(TF_ERROR_ARGUMENT, tf_output(model, NULL, -1, &variable), "'index'");
   REFUSE(TF_ERROR_ARGUMENT, tf_input(model, NULL, 0, NULL), "'variable'");
   REFUSE(TF_ERROR_ARGUMENT, tf_method_name(model, 7, &text), "'index'");
+  REFUSE(TF_ERROR_ARGUMENT, tf_size_name(model, 0, &text), "'index'");
+  REFUSE(TF_ERROR_ARGUMENT, tf_size_count(model, NULL), "'count'");
   REFUSE(TF_ERROR_ARGUMENT, tf_parameter(model, 2, &variable), "'index'");
   REFUSE(TF_ERROR_NAME, tf_call_named(model, NULL, 3, unknown, in, 3, outputs, out), "'strain'");
   REFUSE(TF_ERROR_NAME, tf_call_named(model, NULL, 3, twice, in, 3, outputs, out), "'v' is given twice");

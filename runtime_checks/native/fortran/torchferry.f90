@@ -26,7 +26,8 @@ module torchferry
     TF_ERROR_STRIDE, TF_ERROR_BUFFER, TF_ERROR_MODEL, TF_ERROR_UNAVAILABLE, TF_ERROR_MEMORY, TF_ERROR_FROZEN, &
     TF_ERROR_MISMATCH, TF_FLOAT64, TF_FLOAT32, TF_INT64, TF_INT32
 
-  ! What the contract says of a variable; shape is without the batch. by: the input of a Jacobian block.
+  ! What the contract says of a variable; shape is without the batch, -1 - k for the open size k. by: the input of a
+  ! Jacobian block.
   type :: tf_variable
     character(:), allocatable :: name, by
     integer(c_int32_t) :: dtype = 0
