@@ -348,6 +348,26 @@ def test_what_a_function_reads_is_its_own():
     }
 
 
+def test_names_that_a_file_cannot_have():
+    found = []
+    weights = {"layer.0": nn.Parameter(torch.ones(2)), "forward": nn.Linear(2, 2)}
+    forward, append = weights["forward"], found.append
+
+    def function(x):
+        append(x)
+        return forward(x) * weights["layer.0"]
+
+    def later(x):
+        return function(x) if x is None else earlier(x)
+
+    made = Function(later)
+
+    def earlier(x):
+        return x
+
+    assert {n for n, _ in made.named_parameters()} == {"weights_layer_0", "forward_.weight", "forward_.bias"}
+
+
 def test_what_python_asks_of_sizes_is_noted():
     def asks(x):
         z = x.requires_grad_()

@@ -6,8 +6,10 @@ code has for them, so that the file offers them to be set.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar, cast
@@ -30,7 +32,9 @@ class Function(nn.Module):
                 setattr(self, attribute, getattr(function, attribute))
         seen: set[int] = set()
         for name, value in _read_by(function, seen):
-            own = name if not hasattr(self, name) else f"{name}_"
+            own = re.sub(r"\W", "_", name)
+            while hasattr(self, own):
+                own += "_"
             if isinstance(value, nn.Module):
                 self.add_module(own, value)
             else:
@@ -89,8 +93,8 @@ def _read_by(function: Any, seen: set[int]) -> Iterator[tuple[str, nn.Module | t
         return
     function = inspect.unwrap(function)
     owner = getattr(function, "__self__", None)
-    if owner is not None:
-        yield from _among({"self": owner} if isinstance(owner, nn.Module) else vars(owner), seen)
+    if not isinstance(owner, (type, ModuleType)):
+        yield from _among({"self": owner} if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {}), seen)
     inner = function if isinstance(function, FunctionType) else getattr(function, "__func__", None)
     if inner is None:
         # An object that can be called.
@@ -101,7 +105,9 @@ def _read_by(function: Any, seen: set[int]) -> Iterator[tuple[str, nn.Module | t
     defaults = inspect.signature(inner).parameters.values()
     held = {p.name: p.default for p in defaults if p.default is not p.empty}
     for name, cell in zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True):
-        held[name] = cell.cell_contents
+        with contextlib.suppress(ValueError):
+            # A cell may be empty yet.
+            held[name] = cell.cell_contents
     names = _names(inner.__code__)
     held |= {name: inner.__globals__[name] for name in names if name in inner.__globals__}
     for module in [v for v in held.values() if isinstance(v, ModuleType)]:
