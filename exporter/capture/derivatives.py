@@ -105,8 +105,8 @@ def _by_parameters(warm: Warmup, inputs: Inputs, by: Specs, of: Specs) -> tuple[
         names = tuple(s.name for s in of)
         return program, Product(BY_PARAMETERS, Directions(tuple(by)), names, forward=True, parameters=True), FORWARD
     except CaptureError as refused:
-        program = _cotangents(warm, inputs, by, of, by_parameters=True)
         try:
+            program = _cotangents(warm, inputs, by, of, by_parameters=True)
             _hold(warm, program, by, of, forward=False)
         except CaptureError:
             raise refused from None
