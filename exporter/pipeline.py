@@ -322,8 +322,9 @@ def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None)
     """
     if resolve.is_python(source):
         (name,) = resolve.chosen_models(source, models)
-        loaded = resolve.load(source, name, read_inputs(inputs) if inputs else None)
-        return [listing_of(warm_up(first_run(loaded, derived_seed(0, "warmup")), derived_seed(0, "more warmup")))]
+        seed = derived_seed(0, "warmup")
+        loaded = as_it_runs(resolve.load(source, name, read_inputs(inputs) if inputs else None), seed)
+        return [listing_of(warm_up(first_run(loaded, seed), derived_seed(0, "more warmup")))]
     path = Path(source)
     return [neml2.listing(path, name) for name in models or neml2.model_names(path)]
 

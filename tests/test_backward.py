@@ -265,6 +265,14 @@ def test_the_command_line(plain, tmp_path):
     assert not (tmp_path / "n.pt").exists()
 
 
+def test_show_and_check():
+    run, source = CliRunner(), f"{ROOT}/examples/train_step.py:momentum_step"
+    shown = run.invoke(app, ["show", source])
+    assert shown.exit_code == 0, shown.output
+    assert "new_velocity" in shown.output
+    assert "sound" in run.invoke(app, ["check", source]).output
+
+
 def test_what_a_file_without_backward_pass_says(eq_path):
     shown = CliRunner().invoke(app, ["inspect", str(eq_path), "--autograd"])
     assert "graphs with a backward pass: 0" in shown.output
