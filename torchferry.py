@@ -109,7 +109,10 @@ def export(
 
     ``against`` is an earlier archive of the model: each result's ``reasons`` say why the new one is another
     specialisation (a static size, the structure of the backward pass, ...), and are empty where the earlier one serves
-    as well. Raises the errors of ``exporter.errors``.
+    as well.
+
+    Settings of torch are changed while it runs and put back: one export at a time in a process. Raises the errors of
+    ``exporter.errors``.
     """
     blocks = (derivatives,) if isinstance(derivatives, str) else tuple(derivatives)
     asked = Asked(blocks, jvp, vjp, tuple(parameters), differentiable, tuple(symmetric))

@@ -9,9 +9,10 @@ import torch
 from exporter.archive import EXTREMES, Case
 from exporter.contract import Finding, MethodSpec, bare
 from exporter.derivatives.eager import blocks, pulled, pushed
-from exporter.eager import evaluate, inference_conditions
-from exporter.errors import WarmupError
+from exporter.eager import evaluate, forward_line, inference_conditions
+from exporter.errors import CaptureError, WarmupError
 from exporter.sources.source import Inputs
+from exporter.variables import fits_shape
 from exporter.warmup import Warmup, close, extremes, spread_out, transposed
 
 METHOD = "forward"
@@ -50,7 +51,8 @@ def fresh_cases(warm: Warmup, seed: int) -> tuple[tuple[Case, ...], tuple[Findin
         layouts = [("non-contiguous", tuple(map(spread_out, whole))), ("transposed", tuple(map(transposed, whole)))]
         cases += [_case(warm, name, inputs) for name, inputs in layouts]
         if not warm.source.batch_ndim:
-            return tuple(cases), ()
+            arranged, limits = _arranged(warm, generator)
+            return (*cases, *arranged), limits
         row = tuple(t.expand(size, *t.shape[1:]) for t in warm.sampler.draw(1, generator))
         cases.append(_case(warm, "expanded", row))
         cases.append(_mixed(warm, size, generator))
@@ -58,6 +60,22 @@ def fresh_cases(warm: Warmup, seed: int) -> tuple[tuple[Case, ...], tuple[Findin
         if isinstance(unbatched, Finding):
             return tuple(cases), (unbatched,)
         return (*cases, unbatched), ()
+
+
+def _arranged(warm: Warmup, generator: torch.Generator) -> tuple[list[Case], tuple[Finding, ...]]:
+    """Several open sizes in other orders; what eager mode refuses is said."""
+    cases, refused = [], []
+    for sizes in warm.sampler.arrangements(warm.traced_sizes[1]):
+        name = ", ".join(f"{n} {d}" for n, d in sizes.items())
+        if 0 in sizes.values() and 0 not in warm.batch.sizes:
+            refused.append(f"{name}: left out, as 0 is")
+            continue
+        try:
+            cases.append(_case(warm, name, warm.sampler.draw(sizes, generator)))
+        except WarmupError as error:
+            refused.append(f"{name}: {error.details.get('got', error.what)}")
+    what = "not compared with eager mode: the source does not admit some open sizes"
+    return cases, (Finding("open sizes", what, reason="; ".join(refused)),) if refused else ()
 
 
 def _lead(warm: Warmup) -> str:
@@ -123,7 +141,22 @@ def _derivative_case(warm: Warmup, name: str, spec: MethodSpec, case: Case, gene
 
 
 def _case(warm: Warmup, name: str, inputs: Inputs) -> Case:
-    return Case(name, METHOD, inputs, _outputs(warm, inputs))
+    """Raises ``CaptureError`` where an output has other open sizes than its declaration says."""
+    outputs = _outputs(warm, inputs)
+    known: dict[str, int] = {}
+    for spec, value in zip(warm.source.inputs, inputs, strict=True):
+        fits_shape(value.shape, spec.shape, known) if warm.source.sizes else None
+    for spec, value in zip(warm.output_specs, outputs, strict=True):
+        if warm.source.sizes and not fits_shape(value.shape, spec.shape, known):
+            raise CaptureError(
+                f"output {spec.name!r} of model {warm.source.name!r} has a size that is neither fixed nor an input's",
+                check="open sizes",
+                where=forward_line(warm.source),
+                got=f"shape {list(value.shape)} at {', '.join(f'{n} = {d}' for n, d in known.items())}",
+                expected=str(list(spec.shape)).replace("'", ""),
+                mend="return a tensor whose sizes are those of inputs",
+            )
+    return Case(name, METHOD, inputs, outputs)
 
 
 def _outputs(warm: Warmup, inputs: Inputs) -> Inputs:

@@ -173,6 +173,13 @@ def _signature(module: nn.Module, label: str) -> Signature:
             expected="an attribute `signature` with inputs and outputs",
             mend="wrap it: Part(module, inputs={'x': (3,)}, outputs={'y': ()})",
         )
+    if not signature.batch_ndim:
+        raise UsageError(
+            f"module {label!r} has whole shapes, and modules are composed over a batch of independent elements",
+            got=f"batch_ndim={signature.batch_ndim}",
+            expected="batch_ndim=1",
+            mend="call the modules from one whose signature has the whole shapes",
+        )
     return signature
 
 

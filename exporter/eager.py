@@ -59,8 +59,11 @@ def as_captured() -> Iterator[None]:
 
 @contextlib.contextmanager
 def gradients_kept(source: Source) -> Iterator[None]:
-    """What a model leaves in ``.grad`` of its parameters is gone afterwards."""
+    """What a model leaves in ``.grad`` of its parameters is gone afterwards; it finds none, and what the user has there
+    is not touched."""
     before = [(p, p.grad) for p in source.named.parameters() if source.differentiates]
+    for parameter, _ in before:
+        parameter.grad = None
     try:
         yield
     finally:

@@ -46,7 +46,6 @@ from exporter.soundness import gate
 from exporter.soundness.gate import Allowance
 from exporter.soundness.isolation import CleanRoom
 from exporter.sources import neml2, python, resolve
-from exporter.sources.function import Function
 from exporter.sources.source import Listing, Source
 from exporter.variables import TensorSpec
 from exporter.warmup import Warmup, first_run, warm_up
@@ -256,8 +255,7 @@ def sources_of(
         name = type(getattr(source, "_orig_mod", source)).__name__
         return [lambda: python.from_module(source, name, given, f"the {name} that was given")]
     if callable(source):
-        name = getattr(source, "__name__", type(source).__name__)
-        return [lambda: python.from_module(Function(source), name, given, f"the function {name} that was given")]
+        return [lambda: python.from_callable(source, given)]
     return [functools.partial(resolve.load, source, name, given) for name in resolve.chosen_models(source, models)]
 
 

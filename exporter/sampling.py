@@ -27,15 +27,29 @@ class Sampler:
     batch_ndim: int
     rows: Inputs | None
 
-    def sizes(self, size: int) -> dict[str, int]:
-        """Open sizes by name; no two are equal, nor in one proportion at every size, so that one taken for the other
-        shows. Where the first is a multiple of 8, so are the others."""
-        step = 8 if size and size % 8 == 0 else 1
-        return {name: size + step * i for i, name in enumerate(open_sizes(self.specs))}
+    def sizes(self, size: int | Mapping[str, int]) -> dict[str, int]:
+        """Open sizes by name, from the first of them; no two are equal, and how far they are apart changes with the
+        size, so that one taken for the other shows. Where the first is a multiple of 8, so are the others."""
+        if not isinstance(size, int):
+            return dict(size)
+        return {name: size + self.step(size) * i for i, name in enumerate(open_sizes(self.specs))}
 
-    def draw(self, size: int, generator: torch.Generator) -> Inputs:
+    @staticmethod
+    def step(size: int) -> int:
+        return 8 * (1 + size // 8 % 3) if size and size % 8 == 0 else 1 + size % 3
+
+    def arrangements(self, size: int) -> list[dict[str, int]]:
+        """Several open sizes in other orders: the last first, all equal, each far ahead, each alone at 0 and at 1."""
+        base = self.sizes(size)
+        if len(base) < 2:
+            return []
+        turned = dict(zip(base, reversed(base.values()), strict=True))
+        one_by_one = [{**base, name: other} for other in (4 * size + 3, 0, 1) for name in base]
+        return [turned, dict.fromkeys(base, size), *one_by_one]
+
+    def draw(self, size: int | Mapping[str, int], generator: torch.Generator) -> Inputs:
         """Inputs of shape ``(size, *own)``, or ``own`` with ``sizes(size)`` where there is no batch, on the CPU."""
-        lead = (size,) if self.batch_ndim else ()
+        lead = (size,) if self.batch_ndim and isinstance(size, int) else ()
         picked = None
         sizes = self.sizes(size)
         rows = self._resized(sizes, generator) if sizes and self.rows is not None else self.rows

@@ -42,10 +42,14 @@ def admitted_sizes(source: Source, sampler: Sampler) -> tuple[int, int]:
     dimension of the model. Raises what eager mode raised where there are none."""
     generator = torch.Generator().manual_seed(0)
     taken = _dimensions(source)
+    # Whole numbers may point at rows: where sizes are as large as those that were given, they still do.
+    given = max((d for t in source.calls[-1] for d in t.shape), default=0) if source.calls else 0
+    larger = [given + 1, 2 * given + 1, 3 * given + 2] if given > 2 else []
     found: list[int] = []
     refused: list[WarmupError] = []
-    for size in (*TRACED_SIZES, *LARGER_SIZES):
-        if taken & set(sampler.sizes(size).values()):
+    for size in (*TRACED_SIZES, *LARGER_SIZES, *larger):
+        alike = len(sampler.sizes(size)) > 1 and any(sampler.step(size) == sampler.step(other) for other in found)
+        if alike or taken & set(sampler.sizes(size).values()):
             continue
         try:
             evaluate(source, sampler.draw(size, generator))
@@ -121,7 +125,7 @@ def admitted_batches(
     return Batch(source.batch_ndim, tuple(sizes), (0, 1, 2) if source.batch_ndim else (), "; ".join(limits))
 
 
-def numbers_at(source: Source, specs: Sequence[TensorSpec], sampler: Sampler, size: int) -> int:
-    """How many numbers these variables have at a size of the batch, or of the first open size."""
-    lead = size if source.batch_ndim else 1
+def numbers_at(source: Source, specs: Sequence[TensorSpec], sampler: Sampler, size: int | Mapping[str, int]) -> int:
+    """How many numbers these variables have at a size of the batch, or of the first open size, or at open sizes."""
+    lead = size if source.batch_ndim and isinstance(size, int) else 1
     return lead * sum(math.prod(spec.sized(sampler.sizes(size))) for spec in specs)

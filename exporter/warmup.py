@@ -60,7 +60,7 @@ def first_run(source: Source, seed: int) -> FirstRun:
     generator = torch.Generator().manual_seed(seed)
     with inference_conditions(source):
         sizes = (
-            admitted_sizes(source, _recorded(source))
+            admitted_sizes(source, _first_sampler(source))
             if source.sizes
             else distinct_sizes(source)
             if source.batch_ndim
@@ -69,8 +69,11 @@ def first_run(source: Source, seed: int) -> FirstRun:
         return FirstRun(source, sizes, *find_inputs(source, generator, sizes[0] if source.sizes else 3))
 
 
-def _recorded(source: Source) -> Sampler:
-    return Sampler(source.inputs, source.batch_ndim, stack(source) if source.calls else None)
+def _first_sampler(source: Source) -> Sampler:
+    if not source.calls:
+        return Sampler(tuple(_hinted(spec, -1.0, 1.0) for spec in source.inputs), source.batch_ndim, None)
+    specs = tuple(dataclasses.replace(s, sampling=recorded(s, SPREAD)) for s in source.inputs)
+    return Sampler(specs, source.batch_ndim, stack(source))
 
 
 def warm_up(first: FirstRun, seed: int) -> Warmup:

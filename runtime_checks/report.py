@@ -97,7 +97,7 @@ class Report:
                 for o in worst[:3]
             ),
             expected="; ".join(f"{o.comparison.expected}" for o in worst[:3] if o.comparison.expected),
-            mend="declare batch_ndim=0 in the signature: the shapes are then whole and fixed"
+            mend="declare batch_ndim=0 in the signature: the shapes are then whole"
             if only_laws
             else "the inputs of the worst element are in the report (--json); look at the model's own code there",
         )

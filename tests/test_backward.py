@@ -321,6 +321,66 @@ def test_the_users_gradients_are_left_alone(tmp_path):
     assert model.weight.requires_grad
 
 
+def test_gradients_of_the_users_are_left_alone_where_a_function_adds_to_them(tmp_path):
+    model = layer()
+    model.weight.grad = torch.ones(10, 10, dtype=F)
+
+    @torchferry.declare({"x": ("n", 10)})
+    def adds(x):
+        model(x).sum().backward()
+        return model.weight.grad
+
+    with pytest.raises(UnsoundError):
+        exported(adds, tmp_path / "m.pt")
+    assert torch.equal(model.weight.grad, torch.ones(10, 10, dtype=F))
+
+
+def test_against_a_file_whose_constants_are_others(tmp_path):
+    """A parameter that cannot be set in the earlier file is a constant of it."""
+    model = layer()
+    exported(training(model=model), tmp_path / "old.pt", parameters=["model.weight"])
+    with torch.no_grad():
+        model.get_parameter("bias").add_(1)
+    one = exported(training(model=model), tmp_path / "m.pt", parameters=["model.weight"], against=tmp_path / "old.pt")
+    assert one.reasons
+    assert (one.reasons[0].kind, "model.bias" in one.reasons[0].text) == (CONSTANTS, True)
+
+
+class Trainer:
+    def __init__(self):
+        self.net = layer()
+        self.myself = self
+
+
+TRAINER = Trainer()
+
+
+def test_modules_behind_an_object():
+    def function(x):
+        return TRAINER.net(x)
+
+    assert {n for n, _ in Function(function).named_parameters()} == {"TRAINER_net.weight", "TRAINER_net.bias"}
+
+
+def test_numbers_have_no_say_in_the_dtype():
+    def scaled(x):
+        z = x.to(torch.float32).requires_grad_()
+        return torch.autograd.grad((torch.rsub(z.double(), 0.1) ** 3).sum(), z)[0]
+
+    program = program_of(scaled)
+    unit = torch.jit.CompilationUnit(torchscript(program, "m", ["x"], {}, [(0, 0)]).replace("(self, ", "(", 1))
+    x = torch.rand(4, 3, dtype=F)
+    assert torch.equal(unit.m(x)[0], scaled(x))
+
+
+def test_a_factory_and_a_class_that_are_given(tmp_path):
+    def make():
+        return Detached()
+
+    for at, source in enumerate((Detached, make)):
+        assert exported(source, tmp_path / f"{at}.pt").contract.outputs[0].name == "stress"
+
+
 def test_a_function_that_does_not_say_what_it_takes(tmp_path):
     path = tmp_path / "f.py"
     path.write_text("def loss(x, y):\n    return (x - y).sum()\n")

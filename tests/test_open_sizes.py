@@ -200,3 +200,87 @@ def test_a_shape_learns_sizes():
     assert fits_shape((4, 3), ("n", 3), known)
     assert not fits_shape((5,), ("n",), known)
     assert known == {"n": 4}
+
+
+TWO = torchferry.Signature.of({"x": ("n",), "y": ("m",)}, {"s": ()})
+
+
+class Shorter(nn.Module):
+    """As many numbers of both as the shorter one has."""
+
+    signature = TWO
+
+    def forward(self, x, y):
+        k = min(x.shape[0], y.shape[0])
+        return x[:k].sum() + y[:k].pow(2).sum()
+
+
+class Ordered(nn.Module):
+    signature = TWO
+
+    def forward(self, x, y):
+        if x.shape[0] < y.shape[0]:
+            return x.sum() + y.sum()
+        return x.sum() - y.sum()
+
+
+class Emptied(nn.Module):
+    signature = TWO
+
+    def forward(self, x, y):
+        return x.sum() if y.shape[0] == 0 else x.sum() + y.mean()
+
+
+class Far(nn.Module):
+    signature = TWO
+
+    def forward(self, x, y):
+        return x.sum() + (y.sum() if y.shape[0] < 300 else y.mean())
+
+
+class ShorterGradient(Shorter):
+    def forward(self, x, y):
+        z = x.requires_grad_()
+        return torch.autograd.grad(super().forward(z**2, y), z)[0].sum()
+
+
+@pytest.mark.parametrize("model", [Shorter, Ordered, Emptied, Far, ShorterGradient])
+def test_the_order_of_two_sizes_is_not_taken_for_granted(tmp_path, model):
+    with pytest.raises(UnsoundError) as caught:
+        torchferry.export(model(), output=tmp_path / "m.pt")
+    assert caught.value.details["check"] == "batch size", caught.value
+
+
+@pytest.mark.parametrize("declared", [{"s": ("m",)}, {}])
+def test_one_more_than_a_size_is_no_other_size(tmp_path, declared):
+    class Padded(nn.Module):
+        signature = torchferry.Signature.of({"x": ("n",), "y": ("m",)}, declared)
+
+        def forward(self, x, y):
+            return torch.cat([x, x.new_zeros(1)]) + 0 * y.sum()
+
+    with pytest.raises(CaptureError, match="size"):
+        torchferry.export(Padded(), output=tmp_path / "m.pt")
+
+
+def test_recorded_indices(tmp_path):
+    """Edges that point at the last of many nodes are drawn where there are as many."""
+
+    class Graph(nn.Module):
+        signature = torchferry.Signature.of(
+            {"x": ("n", 2), "edges": TensorSpec("edges", ("e", 2), "int64")}, {"energy": ()}
+        )
+
+        def forward(self, x, edges):
+            return (x[edges[:, 0]] - x[edges[:, 1]]).pow(2).sum()
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(200, 2, dtype=F, generator=generator)
+    edges = torch.randint(0, 200, (300, 2), generator=generator)
+    (one,) = torchferry.export(Graph(), output=tmp_path / "m.pt", inputs={"x": x, "edges": edges})
+    assert one.contract.batch.limits
+
+
+def test_modules_with_whole_shapes_are_not_composed():
+    with pytest.raises(UsageError, match="whole shapes"):
+        torchferry.ComposedModel([Shorter()], name="m")

@@ -23,10 +23,8 @@ def followed(source: Source, inputs: Inputs, constant: Sequence[bool] = ()) -> f
         values = (v.expand((rows, *v.shape)) if fixed else v for v, fixed in zip(outputs, whole, strict=True))
         return tuple(v.detach() for v in values)
 
-    # A first call finds no gradients; the engine leaves tensors without data there.
+    # The engine leaves tensors without data in .grad.
     with gradients_kept(source):
-        for parameter in source.named.parameters():
-            parameter.grad = None
         return fx.captured(run, inputs, named=source.named)
 
 

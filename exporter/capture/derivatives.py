@@ -203,7 +203,7 @@ def _pulled_to_parameters(
     for name in names:
         parts = [(of, name) for of in seeds if (of, name) in reached]
         rows = [
-            torch.tensordot(seeds[of], block, seeds[of].ndim)
+            torch.tensordot(seeds[of].to(block.dtype), block, seeds[of].ndim)
             for (of, _), block in eager.blocks(source, inputs, parts).items()
         ]
         found[name] = torch.stack(rows).sum(0)

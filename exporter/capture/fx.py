@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +104,7 @@ def _refuse_writes_to_constants(graph: torch.fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         for argument, value in _written(node):
             root = value
-            while isinstance(root, torch.fx.Node) and root.op == "call_function" and _is_view(root):
+            while isinstance(root, torch.fx.Node) and (root.target is operator.getitem or _is_view(root)):
                 root = root.args[0]
             if isinstance(root, torch.fx.Node) and root.op == "get_attr":
                 origin = of_node(node)

@@ -151,15 +151,20 @@ class _Writer:
             sizes = [self._size(s, m) for s, m in zip(asked, node.meta["val"].shape, strict=True)]
             return [f"{made} = {args[0]}.reshape([{', '.join(sizes)}])"]
         schema = node.target._schema
-        args = [self._fitting(a, t, s) for a, t, s in zip(node.args, args, schema.arguments, strict=False)]
+        args = [
+            self._fitting(a, t, s, node.meta.get("val"))
+            for a, t, s in zip(node.args, args, schema.arguments, strict=False)
+        ]
         args += [f"{k}={self._option(k, v)}" for k, v in node.kwargs.items()]
         return [f"{made} = torch.ops.{space}.{name}({', '.join(args)})"]
 
-    def _fitting(self, value: Any, text: str, argument: Any) -> str:
+    def _fitting(self, value: Any, text: str, argument: Any, made: Any) -> str:
         """A number where the schema has a tensor, which TorchScript does not make of it; lists of optional tensors."""
         kind = str(argument.type)
         if kind == "Tensor" and isinstance(value, (int, float)) and argument.name == "self":
-            return f"torch.scalar_tensor({text}, dtype={self._first}.dtype, device={self._first}.device)"
+            # As torch has it, a number has no say in the dtype.
+            dtype = made.dtype if isinstance(made, torch.Tensor) else self._dtype
+            return f"torch.scalar_tensor({text}, dtype={self.text(dtype)}, device={self._first}.device)"
         if kind == "List[Optional[Tensor]]":
             return f"torch.jit.annotate(List[Optional[Tensor]], {text})"
         return text

@@ -15,7 +15,7 @@ from rich.text import Text
 from exporter.archive import Archive
 from exporter.contract import Finding
 from exporter.errors import MismatchError, TorchferryError, UnsoundError
-from exporter.variables import TensorSpec
+from exporter.variables import TensorSpec, open_sizes
 
 if TYPE_CHECKING:
     from exporter.graph.steps import Step
@@ -89,9 +89,10 @@ def print_archive(opened: Archive) -> None:
     parameters = ", ".join(f"{p.name} {list(p.shape)} {p.dtype}" for p in contract.parameters)
     out.print(Text(f"Parameters: {parameters or 'none'}"))
     sizes = ", ".join(map(str, contract.batch.sizes)) or "whole, fixed shapes"
-    out.print(Text(f"Batch: verified at {sizes}"))
+    lead = f"Open sizes: verified at {open_sizes(contract.inputs)[0]} =" if open_sizes(contract.inputs) else ""
+    out.print(Text(f"{lead or 'Batch: verified at'} {sizes}"))
     if contract.batch.limits:
-        out.print(Text(f"Batch limits: {contract.batch.limits}"))
+        out.print(Text(f"Limits: {contract.batch.limits}"))
     bounds = ", ".join(f"{d}: rtol {b.rtol:g}, atol {b.atol:g}" for d, b in contract.tolerance.dtypes.items())
     out.print(Text(f"Tolerance: {bounds}"))
     out.print(Text(f"Devices: {', '.join(contract.devices)}"))

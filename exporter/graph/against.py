@@ -14,6 +14,7 @@ import torch
 
 from exporter.capture.boxes import METHOD
 from exporter.contract import Contract
+from exporter.eager import same_bits
 from exporter.graph.steps import Opened, Step, steps
 from exporter.graph.text import graph_text
 from exporter.variables import TensorSpec
@@ -39,7 +40,7 @@ def reasons(old: Opened, new: Opened) -> tuple[Reason, ...]:
     operations = "" if found else _first_difference(before, now, lambda s: s.operator)
     if operations:
         return (Reason(OPERATIONS, operations),)
-    return tuple(found) or _of_constants(old.module, new.module)
+    return tuple(found) or _of_constants(old, new)
 
 
 def _backward(found: Sequence[Step]) -> list[Step]:
@@ -90,19 +91,17 @@ def _said(step: Step | None, key: Callable[[Step], str]) -> str:
     return key(step) + (f" ({', '.join(more)})" if more else "")
 
 
-def _of_constants(old: torch.jit.ScriptModule, new: torch.jit.ScriptModule) -> tuple[Reason, ...]:
-    """Numbers in the graph, and tensors that are no parameters: both are part of what a file computes."""
-    if _section(old) != _section(new):
+def _of_constants(old: Opened, new: Opened) -> tuple[Reason, ...]:
+    """Numbers in the graph, and tensors that cannot be set in both files: they are part of what a file computes."""
+    if _section(old.module) != _section(new.module):
         return (Reason(CONSTANTS, "numbers in the graph are others"),)
-    before, now = dict(old.named_buffers()), dict(new.named_buffers())
-    other = [n for n, value in now.items() if n not in before or not _same(before[n], value)]
+    settable = [{p.name for p in one.archive.contract.parameters} for one in (old, new)]
+    before, now = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (old.module, new.module))
+    names = dict.fromkeys(n for n in (*before, *now) if n not in settable[0] & settable[1])
+    other = [n for n in names if n not in before or n not in now or not same_bits(before[n], now[n])]
     return (Reason(CONSTANTS, f"tensors of the file are others: {', '.join(other[:5])}"),) if other else ()
 
 
 def _section(module: torch.jit.ScriptModule) -> str:
     text = graph_text(module)
     return next(part for part in text.split("# ") if part.startswith(f"{METHOD}\n"))
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)

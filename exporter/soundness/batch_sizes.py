@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -44,6 +44,9 @@ def _check(subject: Subject) -> list[Finding]:
     with inference_conditions(source):
         traced = subject.draws[0][1]
         base = record(source, traced)
+        if disagreement(subject, traced):
+            # Not for a size: another check says so.
+            return []
         reads = _size_reads(base)
         tried, literals = set(), _literals(base)
         wanted = dict.fromkeys([subject.warm.traced_sizes[1], *SIZES, *_around(literals)])
@@ -66,13 +69,18 @@ def _check(subject: Subject) -> list[Finding]:
                 continue
             apart = disagreement(subject, inputs)
             if apart:
-                return [_unsound(subject, base, inputs, size, apart)]
+                return [_unsound(subject, base, inputs, f"{_lead(subject)} {size}", apart)]
             if reads and size <= SIZES[-1]:
                 # Another way through the code compares with other literals.
                 more = [n for n in _literals(record(source, inputs)) if n not in literals]
                 literals += more
                 pending += _around(more)[: max(0, LED_TO - len(pending))]
             quick = quick and time.perf_counter() - start < SECONDS
+        for sizes in _arranged(subject, literals):
+            inputs = subject.warm.sampler.draw(sizes, generator)
+            apart = "" if isinstance(eager(source, inputs), str) else disagreement(subject, inputs)
+            if apart:
+                return [_unsound(subject, base, inputs, ", ".join(f"{n} = {d}" for n, d in sizes.items()), apart)]
         far = [n for n in literals if _numbers(subject, n) > NUMBERS]
         if far and reads:
             where = next(iter(reads))[0]
@@ -84,6 +92,27 @@ def _check(subject: Subject) -> list[Finding]:
                 Finding(CHECK, f"{kind} reads a size", where, reason="capture and eager mode agree on every side of it")
             )
         return notes
+
+
+def _lead(subject: Subject) -> str:
+    return "batch" if subject.source.batch_ndim else subject.source.sizes[0]
+
+
+def _arranged(subject: Subject, literals: Sequence[int]) -> list[dict[str, int]]:
+    """Several open sizes in other orders, and each but the first at the literals that a size may be compared with."""
+    warm = subject.warm
+    size = warm.traced_sizes[0]
+    base = warm.sampler.sizes(size)
+    found = warm.sampler.arrangements(size)
+    found += [{**base, name: n} for name in list(base)[1:] for n in _around(literals)[:LED_TO]]
+    specs = (*warm.source.inputs, *warm.output_specs)
+    # A size of 0 that warmup left out may end the process.
+    empty = 0 in warm.batch.sizes
+    return [
+        sizes
+        for sizes in found
+        if (empty or 0 not in sizes.values()) and numbers_at(warm.source, specs, warm.sampler, sizes) <= NUMBERS
+    ]
 
 
 def _size_reads(base: Recording) -> dict[tuple[str, str], None]:
@@ -115,14 +144,14 @@ def _numbers(subject: Subject, size: int) -> int:
     return max(size, numbers_at(warm.source, (*warm.source.inputs, *warm.output_specs), warm.sampler, size))
 
 
-def _unsound(subject: Subject, base: Recording, inputs: Inputs, size: int, apart: str) -> Finding:
+def _unsound(subject: Subject, base: Recording, inputs: Inputs, there: str, apart: str) -> Finding:
     source, first = subject.source, subject.warm.traced_sizes[0]
-    kind, lead = ("batch", "batch") if source.batch_ndim else ("open", source.sizes[0])
+    kind, lead = "batch" if source.batch_ndim else "open", _lead(subject)
     other = record(source, inputs)
     where, what, mend = "", "", "let torch work with the size: x.new_zeros(x.shape[0], 3), x.reshape(x.shape[0], -1)"
     for a, b in zip(base.reads, other.reads, strict=False):
         if a != b:
-            where, what = a.where, f"{a.kind} gave {a.value} at {lead} {first} and {b.value} at {lead} {size}"
+            where, what = a.where, f"{a.kind} gave {a.value} at {lead} {first} and {b.value} at {there}"
             break
     asked = bool(where)
     if not where:
@@ -134,6 +163,6 @@ def _unsound(subject: Subject, base: Recording, inputs: Inputs, size: int, apart
         else f"the capture keeps the {kind} size that it saw: a formula or a transform of torch's own writes it",
         where or forward_line(source),
         severity="unsound",
-        evidence="; ".join(filter(None, (what, f"at {lead} {size}: {apart}"))),
+        evidence="; ".join(filter(None, (what, f"at {there}: {apart}"))),
         mend=f"{mend}; torch.where instead of a branch",
     )

@@ -171,7 +171,7 @@ def _rounding(source: Source, inputs: Inputs, reference: _Named) -> dict[str, fl
         for name, value in reference.items():
             other = outputs[name] if not isinstance(outputs, str) else value
             if value.is_floating_point() and other.shape == value.shape and value.numel():
-                found[name] = max(found[name], FACTOR * float((other - value).abs().max().nan_to_num(0.0)))
+                found[name] = max(found[name], FACTOR * float((other - value).abs().max().nan_to_num(0.0, 0.0, 0.0)))
     return found
 
 

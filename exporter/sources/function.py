@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar, cast
@@ -76,7 +77,7 @@ def declare(
 
 
 def takes_tensors(value: Any) -> bool:
-    """Whether this is a function of tensors, and not a factory: it needs arguments, or says what it is given."""
+    """Whether this is a function of tensors, and not a factory: it says what it is given."""
     return not isinstance(value, type) and (hasattr(value, "signature") or hasattr(value, "example_inputs"))
 
 
@@ -124,12 +125,31 @@ def _among(held: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, nn.Mo
                 yield name, value
         elif isinstance(value, (torch.Tensor, type, ModuleType)):
             continue
-        elif isinstance(value, (list, tuple)):
-            yield from _among({f"{name}_{i}": v for i, v in enumerate(value)}, seen)
-        elif isinstance(value, Mapping):
-            yield from _among({f"{name}_{k}": v for k, v in value.items()}, seen)
         elif isinstance(value, functools.partial) or inspect.isroutine(value):
             yield from _read_by(value, seen)
+        elif id(value) not in seen:
+            # What holds itself is walked through once.
+            yield from _among({f"{name}_{k}": v for k, v in _parts(value, seen).items()}, seen)
+            if _is_users(value) and callable(value):
+                yield from _read_by(type(value).__call__, seen)
+
+
+def _parts(value: Any, seen: set[int]) -> dict[str, Any]:
+    seen.add(id(value))
+    if isinstance(value, (list, tuple)):
+        return {str(i): part for i, part in enumerate(value)}
+    if isinstance(value, Mapping):
+        return {str(key): part for key, part in value.items()}
+    return dict(vars(value)) if _is_users(value) else {}
+
+
+def _is_users(value: Any) -> bool:
+    """An object of a class of the user's, with attributes."""
+    module = sys.modules.get(type(value).__module__)
+    file = getattr(module, "__file__", None) or NOT_THE_USERS[0]
+    known = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
+    own = not file.startswith(NOT_THE_USERS) and (not known or type(value).__module__ == "__main__")
+    return own and hasattr(value, "__dict__")
 
 
 def _names(code: CodeType) -> list[str]:

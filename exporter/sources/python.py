@@ -37,25 +37,39 @@ def load(text: str, given: Given | None) -> Source:
     place, _, attribute = text.rpartition(":")
     code = _import(place, text)
     made = _make(code, place, attribute, given is not None)
+    return _with_examples(
+        made,
+        attribute,
+        given,
+        text,
+        sha256=getattr(code, _EXECUTED, ""),
+        refused=(code.__name__.split(".")[0],),
+    )
+
+
+def from_callable(value: Any, given: Given | None) -> Source:
+    """A function of tensors, a factory or a class that is there already."""
+    name = getattr(value, "__name__", type(value).__name__)
+    where = f"{name!r}, which was given"
+    return _with_examples(made_of(value, name, where, given is not None), name, given, where)
+
+
+def _with_examples(
+    made: Any, name: str, given: Given | None, where: str, *, sha256: str = "", refused: tuple[str, ...] = ()
+) -> Source:
     examples: Any = None
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):
         made, examples = made
     if not isinstance(made, nn.Module):
         raise SourceError(
             "the factory returns no module",
-            where=text,
+            where=where,
             got=type(made).__name__,
             expected="a torch.nn.Module, or (module, {name: example tensor})",
             mend="for a function of tensors: @torchferry.declare({'x': ('n', 3)}, ...)",
         )
-    return from_module(
-        made,
-        attribute,
-        given if given is not None else examples,
-        text,
-        sha256=getattr(code, _EXECUTED, ""),
-        refused=(code.__name__.split(".")[0],),
-    )
+    examples = given if given is not None else examples
+    return from_module(made, name, examples, where, sha256=sha256, refused=refused)
 
 
 def from_module(
@@ -157,7 +171,11 @@ def _make(code: ModuleType, place: str, attribute: str, inputs_given: bool) -> A
             where=f"{place}:{attribute}",
             expected=near(attribute, public),
         )
-    value = getattr(code, attribute)
+    return made_of(getattr(code, attribute), attribute, f"{place}:{attribute}", inputs_given)
+
+
+def made_of(value: Any, attribute: str, where: str, inputs_given: bool) -> Any:
+    """A module as it is, a function of tensors as one, and what a factory or a class makes. Raises ``SourceError``."""
     if isinstance(value, nn.Module):
         return value
     if callable(value) and takes_tensors(value):
@@ -165,7 +183,7 @@ def _make(code: ModuleType, place: str, attribute: str, inputs_given: bool) -> A
     if not callable(value):
         raise SourceError(
             f"{attribute!r} is not callable",
-            where=f"{place}:{attribute}",
+            where=where,
             got=type(value).__name__,
             expected="a function without required arguments, or an nn.Module",
         )
@@ -182,7 +200,7 @@ def _make(code: ModuleType, place: str, attribute: str, inputs_given: bool) -> A
     if required:
         raise SourceError(
             f"factory {attribute!r} needs arguments",
-            where=f"{place}:{attribute}",
+            where=where,
             got=", ".join(required),
             expected="a function without required arguments that makes a module, or a function of tensors that says "
             "what it takes",
@@ -192,7 +210,7 @@ def _make(code: ModuleType, place: str, attribute: str, inputs_given: bool) -> A
     try:
         return value()
     except BaseException as error:
-        raise _raises(f"factory {attribute!r}", f"{place}:{attribute}", error) from error
+        raise _raises(f"factory {attribute!r}", where, error) from error
 
 
 def _raises(what: str, where: str, error: BaseException) -> SourceError:
