@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-CHECK = "batch size"
+CHECK = "values"
 
 D = torch.float64
 
