@@ -286,7 +286,7 @@ def test_an_interrupt_leaves_nothing(number):
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         # A shell that starts the tests in its background has told its children to ignore an interrupt.
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # noqa: PLW1509
     )
     deadline = time.monotonic() + 60
     while not left_behind() and time.monotonic() < deadline:
