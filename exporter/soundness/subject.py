@@ -179,7 +179,9 @@ def where_runs_part(source: Source, first: Inputs, second: Inputs) -> tuple[str,
     if not what:
         return suspect_line(lambda: eager(source, first), _UNSEEN), ""
     plain = where_plain_values_part(lambda: record(source, first), lambda: record(source, second))
-    return plain or where, what
+    place = plain or where
+    # A line of a graph's own text is none of the user's.
+    return "" if place.startswith("<") else place, what
 
 
 def submodules_of_line(source: Source, where: str) -> Iterator[str]:
