@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import traceback
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.autograd import graph
 
 from exporter.capture import fx
+from exporter.engine import engine_entered_by
 from exporter.errors import TorchferryError
-from exporter.soundness.isolation import NotRun, isolated
+from exporter.forked import NotRun, isolated
 from exporter.sources.source import Source
 from exporter.warmup import first_run
 
@@ -39,7 +37,13 @@ def as_it_runs(source: Source, seed: int) -> Source:
 
 
 def _asks(source: Source, seed: int) -> bool:
-    with _engine_stopped() as asked:
+    asked: list[bool] = []
+
+    def stop(*args: Any, **kwargs: Any) -> None:
+        asked.append(True)
+        raise _Asked
+
+    with engine_entered_by(lambda _: stop):
         try:
             first_run(dataclasses.replace(source, differentiates=True), seed)
         except Exception as error:
@@ -55,23 +59,3 @@ def _failed_before(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-@contextlib.contextmanager
-def _engine_stopped() -> Iterator[list[bool]]:
-    """Every way to a backward pass goes through one function of torch's, under two names."""
-    asked: list[bool] = []
-
-    def stop(*args: Any, **kwargs: Any) -> None:
-        asked.append(True)
-        raise _Asked
-
-    name = "_engine_run_backward"
-    before = [(place, getattr(place, name)) for place in (graph, torch.autograd)]
-    for place, _ in before:
-        setattr(place, name, stop)
-    try:
-        yield asked
-    finally:
-        for place, original in before:
-            setattr(place, name, original)

@@ -11,8 +11,8 @@ import torch
 from exporter.contract import Batch
 from exporter.eager import evaluate, forward_line
 from exporter.errors import CaptureError, WarmupError
+from exporter.forked import NotRun, isolated
 from exporter.sampling import Sampler
-from exporter.soundness.isolation import NotRun, isolated
 from exporter.sources.source import Source
 from exporter.variables import Shape, TensorSpec
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from exporter.capture import fx
-from exporter.capture.origins import of_node
+from exporter.capture.origins import line_of
 from exporter.eager import flatten, gradients_kept
 from exporter.sources.source import Inputs, Source
 
@@ -34,6 +34,6 @@ def constants_of(source: Source, program: fx.Program) -> list[tuple[str, str, to
     found = []
     for node in program.graph.graph.nodes:
         if node.op == "get_attr" and program.constants[str(node.target)].data_ptr() not in own:
-            users = [origin for user in node.users if (origin := of_node(user)) is not None]
-            found.append(("", users[0].where if users else "", program.constants[str(node.target)]))
+            where = next((line for user in node.users if (line := line_of(user))), "")
+            found.append(("", where, program.constants[str(node.target)]))
     return found

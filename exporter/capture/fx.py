@@ -21,10 +21,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from exporter.capture.comparisons import Comparisons
-from exporter.capture.origins import Origins, of_node, settle
+from exporter.capture.origins import Origins, line_of, settle
 from exporter.eager import as_captured, raised_at
 from exporter.errors import CaptureError, TorchferryError, first_line
-from exporter.reads import NOT_THE_USERS, Read
+from exporter.reads import Read
 
 # What only rearranges or asks: an operation that is counted computes something.
 _FREE = ("detach", "alias", "sym_size", "sym_numel", "sym_stride", "lift_fresh_copy")
@@ -107,11 +107,10 @@ def _refuse_writes_to_constants(graph: torch.fx.GraphModule) -> None:
             while isinstance(root, torch.fx.Node) and (root.target is operator.getitem or _is_view(root)):
                 root = root.args[0]
             if isinstance(root, torch.fx.Node) and root.op == "get_attr":
-                origin = of_node(node)
                 raise CaptureError(
                     "an operation writes to a tensor that the file keeps",
                     check="side effect",
-                    where=first_line_of_user(node) or (origin.where if origin else ""),
+                    where=line_of(node),
                     got=f"{node.target} writes to its argument {argument!r}",
                     expected="a call that leaves nothing behind",
                     mend="gradients that are None before the backward pass (zero_grad() sets them so), and what an "
@@ -156,11 +155,3 @@ def _attribute(module: Any, path: str) -> torch.Tensor:
 def space_and_name(overload: Any) -> tuple[str, str]:
     space, _, name = overload._schema.name.partition("::")
     return space, name
-
-
-def first_line_of_user(node: torch.fx.Node) -> str:
-    """``file:line`` of the user's that made a node, where torch kept it."""
-    trace = node.meta.get("stack_trace") or ""
-    places = [line.split('"') for line in trace.splitlines() if line.strip().startswith("File")]
-    found = [(p[1], p[2]) for p in places if len(p) > 2 and not p[1].startswith(NOT_THE_USERS)]
-    return f"{found[-1][0]}:{found[-1][1].split('line ')[-1].split(',')[0]}" if found else ""

@@ -11,7 +11,6 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,17 +20,17 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from exporter.engine import ENTRY
 from exporter.reads import NOT_THE_USERS
 
 FORWARD, BACKWARD, HOOK, AFTER = "forward", "backward", "hook", "after the backward pass"
-_ENGINE = "_engine_run_backward"
 _META = "torchferry_origin"
 
 
 @dataclass(frozen=True)
 class Origin:
     """``of``: the node of autograd that runs, or the hook. ``where`` is the line of the forward pass for what the
-    engine does itself, else the line that asked."""
+    engine does itself, else the line that asked; without its folders in a file."""
 
     part: str
     of: str = ""
@@ -40,7 +39,8 @@ class Origin:
 
     def text(self) -> str:
         """One line, as it stands behind an operation in the file."""
-        return f"{self.part} {self.of}".strip() + "".join(f" | {p}" for p in (self.module or "-", self.where or "-"))
+        line = self.where.rpartition("/")[2]
+        return f"{self.part} {self.of}".strip() + "".join(f" | {p}" for p in (self.module or "-", line or "-"))
 
     @classmethod
     def parse(cls, text: str) -> Origin | None:
@@ -54,6 +54,12 @@ class Origin:
 
 def of_node(node: torch.fx.Node) -> Origin | None:
     return node.meta.get(_META)
+
+
+def line_of(node: torch.fx.Node) -> str:
+    """``file:line`` of the user's; empty where none is known."""
+    origin = of_node(node)
+    return origin.where if origin is not None else ""
 
 
 def settle(graph: torch.fx.GraphModule) -> None:
@@ -141,10 +147,10 @@ def _stack() -> tuple[str, str, bool | None]:
     frame, where, function, seeds = sys._getframe(3), "", "", False
     while frame is not None:
         code = frame.f_code
-        if code.co_name == _ENGINE:
+        if code.co_name == ENTRY:
             return where, function, True
         seeds |= not where and code.co_filename == torch.autograd.__file__ and code.co_name in ("backward", "grad")
         if not where and not code.co_filename.startswith(NOT_THE_USERS):
-            where, function = f"{Path(code.co_filename).name}:{frame.f_lineno}", code.co_name
+            where, function = f"{code.co_filename}:{frame.f_lineno}", code.co_name
         frame = frame.f_back
     return where, function, None if seeds else False

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from exporter.capture.entry import method_source
-from exporter.capture.fx import Program, first_line_of_user, space_and_name
+from exporter.capture.fx import Program, space_and_name
 from exporter.capture.operators import REWRITES
-from exporter.capture.origins import of_node
+from exporter.capture.origins import line_of, of_node
 from exporter.errors import OperatorError
 from exporter.variables import TensorSpec
 
@@ -211,11 +211,10 @@ class _Writer:
 
 
 def _unknown(name: str, node: torch.fx.Node, mend: str = "write it with torch's own operators") -> OperatorError:
-    origin = of_node(node)
     return OperatorError(
         f"the backward pass calls {name}, which TorchScript does not have",
         check="operators",
-        where=first_line_of_user(node) or (origin.where if origin else ""),
+        where=line_of(node),
         got=name,
         expected="aten:: operators only",
         mend=mend,

@@ -16,9 +16,9 @@ import torch
 from exporter.capture.comparisons import COMPARED
 from exporter.contract import Finding
 from exporter.eager import forward_line, inference_conditions
+from exporter.forked import isolated
 from exporter.sizes import NUMBERS, numbers_at
 from exporter.soundness.dependence import COUNT, SIZE
-from exporter.soundness.isolation import isolated
 from exporter.soundness.recording import Recording, record
 from exporter.soundness.subject import Subject, disagreement, eager, where_runs_part
 from exporter.sources.source import Inputs

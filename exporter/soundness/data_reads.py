@@ -17,8 +17,8 @@ from torch.jit._fuser import optimized_execution
 
 from exporter.contract import Finding
 from exporter.eager import inference_conditions
+from exporter.forked import NotRun
 from exporter.soundness.dependence import COUNT, SIZE
-from exporter.soundness.isolation import NotRun
 from exporter.soundness.recording import Recording, record
 from exporter.soundness.subject import Eager, Outputs, eager, same_outputs, submodules_of_line, unlike
 from exporter.sources.source import Inputs, Source

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from exporter.contract import Finding
 from exporter.eager import inference_conditions
+from exporter.forked import NotRun
 from exporter.reads import user_line
 from exporter.soundness.footprint import is_users
-from exporter.soundness.isolation import NotRun
 from exporter.soundness.paths import parting
 from exporter.soundness.subject import Eager, eager
 from exporter.sources.source import Inputs, Source

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 
 from exporter.eager import inference_conditions
+from exporter.forked import no_longer_than
 from exporter.sampling import Sampler
-from exporter.soundness.isolation import no_longer_than
 from exporter.soundness.subject import Draws, eager, same_as_one
 from exporter.sources.source import Inputs, Source
 

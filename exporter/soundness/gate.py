@@ -11,6 +11,7 @@ import torch
 from exporter.capture.trace import Captured
 from exporter.contract import Finding
 from exporter.errors import UnsoundError, UsageError, near
+from exporter.forked import NotRun
 from exporter.soundness import (
     batch_sizes,
     conditions,
@@ -31,7 +32,7 @@ from exporter.soundness import (
 )
 from exporter.soundness.draws import Draws, draws, timely_labels
 from exporter.soundness.guided import guided
-from exporter.soundness.isolation import CleanRoom, NotRun
+from exporter.soundness.isolation import CleanRoom
 from exporter.soundness.subject import Eager, Subject
 from exporter.warmup import FirstRun, Warmup
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from exporter.contract import Finding
 from exporter.eager import forward_line, inference_conditions
 from exporter.errors import first_line
+from exporter.forked import NotRun
 from exporter.soundness.footprint import Footprint, is_users
-from exporter.soundness.isolation import NotRun
 from exporter.soundness.subject import Eager, Outputs, eager, unlike
 from exporter.sources.source import Inputs, Source
 

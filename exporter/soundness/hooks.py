@@ -5,18 +5,15 @@ What a hook computes is captured; what it appends to a list, keeps in a dict, co
 
 from __future__ import annotations
 
-import contextlib
 import io
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-
-import torch
-from torch.autograd import graph
 
 from exporter.contract import Finding
 from exporter.eager import inference_conditions
+from exporter.engine import Entry, engine_entered_by
 from exporter.soundness.following import followed
 from exporter.soundness.footprint import Footprint, runs_users
 from exporter.soundness.state import state_changed
@@ -48,7 +45,7 @@ def _check(source: Source, inputs: Inputs, other: Inputs) -> list[Finding]:
         state()
         watch = _Watch(state)
         # At other inputs: a gradient that is kept is another one then.
-        with watch.engine(), followed(watch.event):
+        with engine_entered_by(watch.entry), followed(watch.event):
             eager(source, other)
     return watch.findings
 
@@ -65,25 +62,15 @@ class _Watch:
         self._printed, self._stdout = io.StringIO(), sys.stdout
         self._calls = 0
 
-    @contextlib.contextmanager
-    def engine(self) -> Iterator[None]:
-        name = "_engine_run_backward"
-        places = [(place, getattr(place, name)) for place in (graph, torch.autograd)]
-
+    def entry(self, original: Entry) -> Entry:
         def run(*args: Any, **kwargs: Any) -> Any:
             outer, self._inside = self._inside, True
             try:
-                return places[0][1](*args, **kwargs)
+                return original(*args, **kwargs)
             finally:
                 self._inside = outer
 
-        for place, _ in places:
-            setattr(place, name, run)
-        try:
-            yield
-        finally:
-            for place, original in places:
-                setattr(place, name, original)
+        return run
 
     def event(self, frame: types.FrameType, kind: str, arg: Any) -> Any:
         if not self._inside or self._hook not in (None, frame) or not runs_users(frame):
@@ -100,7 +87,7 @@ class _Watch:
 
     def _judge(self, frame: types.FrameType) -> None:
         after = self._state()
-        moved = [n for n in after if state_changed({n: self._before.get(n, "")}, {n: after[n]})]
+        moved = [label for label, text in after.items() if state_changed(self._before, {label: text})]
         said = self._printed.getvalue().strip()
         code = frame.f_code
         if moved or said:

@@ -24,9 +24,9 @@ from exporter.capture.scripted import as_one, called_instead, marked
 from exporter.capture.torchscript import torchscript, varying_sizes
 from exporter.eager import evaluate, flatten, raised_at
 from exporter.errors import TorchferryError, first_line
+from exporter.forked import no_longer_than
 from exporter.reads import Change, Read, ReadRecorder
 from exporter.soundness.dependence import SIZE, Dependence
-from exporter.soundness.isolation import no_longer_than
 from exporter.sources.source import Inputs, Source
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from exporter.contract import Finding
 from exporter.eager import flatten, inference_conditions
 from exporter.errors import first_line
+from exporter.forked import NotRun, isolated
 from exporter.soundness.footprint import is_users
-from exporter.soundness.isolation import NotRun, isolated
 from exporter.soundness.subject import Eager
 from exporter.sources.source import Inputs, Source
 

@@ -6,7 +6,7 @@ import torch
 
 from exporter.contract import Finding
 from exporter.eager import inference_conditions
-from exporter.soundness.isolation import isolated
+from exporter.forked import isolated
 from exporter.soundness.paths import where_paths_part
 from exporter.soundness.subject import Subject, captured, eager
 from exporter.sources.source import Inputs

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from exporter.contract import Finding
 from exporter.eager import forward_line, inference_conditions
+from exporter.forked import isolated
 from exporter.soundness.conditions import LAYOUT, OF_LAYOUT
 from exporter.soundness.footprint import suspect_line
-from exporter.soundness.isolation import isolated
 from exporter.soundness.subject import Subject, disagreement, eager, where_runs_part
 from exporter.warmup import spread_out, transposed
 

@@ -24,10 +24,11 @@ from exporter.cli.app import run
 from exporter.contract import Finding
 from exporter.eager import inference_conditions
 from exporter.errors import UnsoundError, UsageError
+from exporter.forked import NotRun, isolated
 from exporter.soundness import data_reads, gate
 from exporter.soundness.footprint import Footprint
 from exporter.soundness.gate import Allowance
-from exporter.soundness.isolation import CleanRoom, NotRun, isolated
+from exporter.soundness.isolation import CleanRoom
 from exporter.soundness.paths import path_of
 from exporter.soundness.recording import record
 from exporter.sources import python
