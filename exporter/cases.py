@@ -9,10 +9,10 @@ import torch
 from exporter.archive import EXTREMES, Case
 from exporter.contract import Finding, MethodSpec, bare
 from exporter.derivatives.eager import blocks, pulled, pushed
-from exporter.eager import evaluate, forward_line, inference_conditions
-from exporter.errors import CaptureError, WarmupError
+from exporter.eager import evaluate, inference_conditions
+from exporter.errors import WarmupError
+from exporter.sizes import hold_sizes, text_of
 from exporter.sources.source import Inputs
-from exporter.variables import fits_shape
 from exporter.warmup import Warmup, close, extremes, spread_out, transposed
 
 METHOD = "forward"
@@ -66,7 +66,7 @@ def _arranged(warm: Warmup, generator: torch.Generator) -> tuple[list[Case], tup
     """Several open sizes in other orders; what eager mode refuses is said."""
     cases, refused = [], []
     for sizes in warm.sampler.arrangements(warm.traced_sizes[1]):
-        name = ", ".join(f"{n} {d}" for n, d in sizes.items())
+        name = text_of(sizes)
         if 0 in sizes.values() and 0 not in warm.batch.sizes:
             refused.append(f"{name}: left out, as 0 is")
             continue
@@ -143,19 +143,8 @@ def _derivative_case(warm: Warmup, name: str, spec: MethodSpec, case: Case, gene
 def _case(warm: Warmup, name: str, inputs: Inputs) -> Case:
     """Raises ``CaptureError`` where an output has other open sizes than its declaration says."""
     outputs = _outputs(warm, inputs)
-    known: dict[str, int] = {}
-    for spec, value in zip(warm.source.inputs, inputs, strict=True):
-        fits_shape(value.shape, spec.shape, known) if warm.source.sizes else None
-    for spec, value in zip(warm.output_specs, outputs, strict=True):
-        if warm.source.sizes and not fits_shape(value.shape, spec.shape, known):
-            raise CaptureError(
-                f"output {spec.name!r} of model {warm.source.name!r} has a size that is neither fixed nor an input's",
-                check="open sizes",
-                where=forward_line(warm.source),
-                got=f"shape {list(value.shape)} at {', '.join(f'{n} = {d}' for n, d in known.items())}",
-                expected=str(list(spec.shape)).replace("'", ""),
-                mend="return a tensor whose sizes are those of inputs",
-            )
+    if warm.source.sizes:
+        hold_sizes(warm.source, inputs, warm.output_specs, outputs)
     return Case(name, METHOD, inputs, outputs)
 
 

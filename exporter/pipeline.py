@@ -189,7 +189,7 @@ def derivatives_of(warm: Warmup, asked: Asked | None) -> tuple[Wanted | None, tu
         return None, ()
     with inference_conditions(warm.source):
         pairs = reached(warm.source, warm.inputs)
-    parameters = [name for name, _ in warm.source.named.named_parameters()]
+    parameters = {n: str(p.dtype).removeprefix("torch.") for n, p in warm.source.named.named_parameters()}
     if warm.source.sizes:
         raise UsageError(
             "derivatives of a model with open sizes have no shape",

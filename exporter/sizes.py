@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -14,7 +14,7 @@ from exporter.errors import CaptureError, WarmupError
 from exporter.forked import NotRun, isolated
 from exporter.sampling import Sampler
 from exporter.sources.source import Source
-from exporter.variables import Shape, TensorSpec
+from exporter.variables import Shape, TensorSpec, fits_shape
 
 # The traced size and the one it is compared with: neither may be a dimension of the model.
 TRACED_SIZES = (5, 7, 11, 13, 17, 19, 23, 29)
@@ -82,19 +82,38 @@ def with_open_sizes(
         fits = [n for n in source.sizes if all(d == s[n] for d, s in zip(seen, sizes, strict=False))]
         wanted = declared[at : at + 1]
         if not seen or (len(set(seen)) > 1 and not fits):
-            raise CaptureError(
-                f"output {name!r} of model {source.name!r} has a size that is neither fixed nor an input's",
-                check="open sizes",
-                where=forward_line(source),
-                got="; ".join(f"shape {list(s)} at {_text(n)}" for s, n in zip(shapes, sizes, strict=True)),
-                expected=f"numbers, or {', '.join(source.sizes)}",
-                mend="return a tensor whose sizes are those of inputs",
-            )
+            raise _of_its_own(source, name, zip(shapes, sizes, strict=True), f"numbers, or {', '.join(source.sizes)}")
         own.append(wanted[0] if wanted and wanted[0] in fits else fits[0] if fits else seen[0])
     return tuple(own)
 
 
-def _text(sizes: Mapping[str, int]) -> str:
+def hold_sizes(
+    source: Source, inputs: Sequence[torch.Tensor], specs: Sequence[TensorSpec], outputs: Sequence[torch.Tensor]
+) -> None:
+    """Raises ``CaptureError`` where an output has other open sizes than ``specs`` say for these inputs."""
+    known: dict[str, int] = {}
+    for spec, value in zip(source.inputs, inputs, strict=True):
+        fits_shape(value.shape, spec.shape, known)
+    for spec, value in zip(specs, outputs, strict=True):
+        if not fits_shape(value.shape, spec.shape, known):
+            expected = str(list(spec.shape)).replace("'", "")
+            raise _of_its_own(source, spec.name, [(tuple(value.shape), known)], expected)
+
+
+def _of_its_own(
+    source: Source, name: str, seen: Iterable[tuple[Sequence[int], Mapping[str, int]]], expected: str
+) -> CaptureError:
+    return CaptureError(
+        f"output {name!r} of model {source.name!r} has a size that is neither fixed nor an input's",
+        check="open sizes",
+        where=forward_line(source),
+        got="; ".join(f"shape {list(shape)} at {text_of(sizes)}" for shape, sizes in seen),
+        expected=expected,
+        mend="return a tensor whose sizes are those of inputs",
+    )
+
+
+def text_of(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} = {size}" for name, size in sizes.items())
 
 

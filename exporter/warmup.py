@@ -59,19 +59,17 @@ def first_run(source: Source, seed: int) -> FirstRun:
     refuse_training(source)
     generator = torch.Generator().manual_seed(seed)
     with inference_conditions(source):
-        sizes = (
-            admitted_sizes(source, _first_sampler(source))
-            if source.sizes
-            else distinct_sizes(source)
-            if source.batch_ndim
-            else (0, 0)
-        )
+        if source.sizes:
+            sizes = admitted_sizes(source, sampler_of(source))
+        else:
+            sizes = distinct_sizes(source) if source.batch_ndim else (0, 0)
         return FirstRun(source, sizes, *find_inputs(source, generator, sizes[0] if source.sizes else 3))
 
 
-def _first_sampler(source: Source) -> Sampler:
+def sampler_of(source: Source, low: float = -1.0, high: float = 1.0) -> Sampler:
+    """Around the calls that were recorded; else by the hints of the signature, and in [low, high) without one."""
     if not source.calls:
-        return Sampler(tuple(_hinted(spec, -1.0, 1.0) for spec in source.inputs), source.batch_ndim, None)
+        return Sampler(tuple(_hinted(spec, low, high) for spec in source.inputs), source.batch_ndim, None)
     specs = tuple(dataclasses.replace(s, sampling=recorded(s, SPREAD)) for s in source.inputs)
     return Sampler(specs, source.batch_ndim, stack(source))
 
@@ -113,15 +111,13 @@ def find_inputs(
     """
     if source.calls:
         rows = stack(source)
-        specs = tuple(dataclasses.replace(s, sampling=recorded(s, SPREAD)) for s in source.inputs)
         inputs = thin(rows) if source.batch_ndim else rows
         outputs = _on_copies(source, inputs)
         refuse_non_finite(source, outputs, inputs)
-        return Sampler(specs, source.batch_ndim, rows), inputs, outputs
+        return sampler_of(source), inputs, outputs
     failure: str = ""
     for low, high in ((-1.0, 1.0), (0.1, 1.0), (1e-3, 0.1)):
-        specs = tuple(_hinted(spec, low, high) for spec in source.inputs)
-        sampler = Sampler(specs, source.batch_ndim, None)
+        sampler = sampler_of(source, low, high)
         inputs = sampler.draw(size, generator)
         outputs = _on_copies(source, inputs)
         if all(map(finite, outputs.values())):

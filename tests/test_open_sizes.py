@@ -4,6 +4,8 @@ import ctypes
 
 import pytest
 import torch
+from conftest import ROOT
+from specimens import load
 from torch import nn
 
 import torchferry
@@ -83,7 +85,7 @@ def test_the_c_interface(pairs):
     assert variable.shape[: variable.rank] == [-1, -2]
 
     def call(values, outputs):
-        ins, outs = ((Tensor * len(side))(*map(described, side)) for side in (values, outputs))
+        ins, outs = ((SOLVER.Tensor * len(side))(*map(described, side)) for side in (values, outputs))
         return library.tf_call(model, None, len(ins), ins, len(outs), outs)
 
     values = list(given(4, 2).values())
@@ -97,19 +99,7 @@ def test_the_c_interface(pairs):
     library.tf_close(model)
 
 
-class Device(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int32), ("index", ctypes.c_int32))
-
-
-class Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("dtype", ctypes.c_int32),
-        ("rank", ctypes.c_int32),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("device", Device),
-    )
+SOLVER = load(ROOT / "examples" / "solvers" / "robertson_scipy.py")
 
 
 class Variable(ctypes.Structure):
@@ -124,7 +114,7 @@ class Variable(ctypes.Structure):
 
 def described(value):
     shape = (ctypes.c_int64 * value.ndim)(*value.shape)
-    return Tensor(value.data_ptr(), 1, value.ndim, shape, None, Device(1, 0))
+    return SOLVER.Tensor(value.data_ptr(), 1, value.ndim, shape, None, SOLVER.Device(1, 0))
 
 
 class Baked(Pairs):

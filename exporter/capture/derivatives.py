@@ -20,7 +20,7 @@ from torch.nn.utils import stateless
 from exporter.capture import fx
 from exporter.capture.boxes import BLOCKS, BY_PARAMETERS, COTANGENTS, EVERY, JACOBIAN, JVP, ROWS, TANGENTS, VJP, Run
 from exporter.capture.entry import argument_names, forward_source
-from exporter.capture.glue import Directions, Product, jacobian_source, pushed_source
+from exporter.capture.glue import Caller, Directions, Product, jacobian_source, pushed_source
 from exporter.capture.torchscript import torchscript, varying_sizes
 from exporter.contract import COTANGENT, TANGENT, MethodSpec
 from exporter.derivatives import eager
@@ -358,6 +358,7 @@ def define(
     def outer(name: str, inner: str, taken: Specs, count: int) -> None:
         module.define(forward_source(taken, count, batched, contiguous, name=name, inner=inner))
 
+    caller = Caller(names, source.inputs, specs, batched, {n: tuple(p.shape) for n, p in parameters.items()})
     pairs = (*chosen.wanted.pairs, *chosen.wanted.by_parameters)
     if pairs:
         inner = BLOCKS
@@ -365,11 +366,7 @@ def define(
             inner = JACOBIAN
             places = {p.method: [place(t) for t in p.along.tensors(_lead(p, batched))] for p in chosen.products}
             ready = chosen.wanted.pairs if BLOCKS in chosen.traced else ()
-            shapes = {n: tuple(p.shape) for n, p in parameters.items()}
-            text = jacobian_source(
-                inner, names, source.inputs, specs, pairs, chosen.products, places, batched, ready, BLOCKS, shapes
-            )
-            module.define(text)
+            module.define(jacobian_source(inner, caller, pairs, chosen.products, places, ready, BLOCKS))
         outer("jacobian", inner, source.inputs, len(specs) + len(pairs))
         zeros, symmetric = chosen.wanted.zeros, chosen.wanted.symmetric
         methods["jacobian"] = MethodSpec(ins, (*outs, *pairs), how=chosen.how, zeros=zeros, symmetric=symmetric)
@@ -378,8 +375,8 @@ def define(
         if chosen.rows:
             places = {ROWS: [place(t) for t in chosen.rows.along.tensors(_lead(chosen.rows, batched))]}
             every = [(o.name, i.name) for o in real_out for i in real_in]
-            module.define(jacobian_source(EVERY, names, source.inputs, specs, every, [chosen.rows], places, batched))
-            module.define(pushed_source(JVP, EVERY, names, real_in, specs, every, batched))
+            module.define(jacobian_source(EVERY, caller, every, [chosen.rows], places))
+            module.define(pushed_source(JVP, EVERY, caller, real_in, every))
         outer("jvp", JVP, (*source.inputs, *tangents), len(specs) + len(real_out))
         returned = (*outs, *(TANGENT + s.name for s in real_out))
         how = f"{REVERSE}, times the tangents" if chosen.rows else FORWARD

@@ -7,9 +7,8 @@ do parameters, of which all elements share one.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,39 +61,60 @@ class Product:
     parameters: bool = False
 
 
+@dataclass(frozen=True)
+class Caller:
+    """What a written method takes and gives: names of its arguments, which are the model's inputs, the outputs, and
+    whether they have a batch. ``parameters`` are shapes by name."""
+
+    arguments: Sequence[str]
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
+    batched: bool
+    parameters: Mapping[str, tuple[int, ...]]
+
+    @property
+    def given(self) -> str:
+        return ", ".join(self.arguments)
+
+    @property
+    def lead(self) -> str:
+        return "tf_rows, " if self.batched else ""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of what a block may be taken by."""
+        return {**self.parameters, **{s.name: s.fixed for s in self.inputs}}
+
+    def rows(self) -> list[str]:
+        return [f"tf_rows = {self.arguments[0]}.size(0)"] if self.batched else []
+
+
 def jacobian_source(
     name: str,
-    arguments: Sequence[str],
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
+    caller: Caller,
     pairs: Sequence[Pair],
     products: Sequence[Product],
     places: Mapping[str, Sequence[str]],
-    batched: bool,
     ready: Sequence[Pair] = (),
     ready_by: str = "",
-    parameters: Mapping[str, tuple[int, ...]] | None = None,
 ) -> str:
-    """Source of a method that returns the outputs, then the blocks of ``pairs``; ``parameters`` are shapes by name.
+    """Source of a method that returns the outputs, then the blocks of ``pairs``.
 
     ``places`` gives for each product the expressions of its direction tensors; ``ready`` are blocks that the method
     ``ready_by`` returns behind the outputs.
     """
-    lines: list[str] = [f"tf_rows = {arguments[0]}.size(0)"] if batched else []
+    lines = caller.rows()
+    outputs = len(caller.outputs)
     blocks: dict[Pair, str] = {}
     values: list[str] = []
     if ready:
-        lines.append(f"tf_b = self.{ready_by}({', '.join(arguments)})")
-        values = [f"tf_b[{i}]" for i in range(len(outputs))]
-        blocks = {pair: f"tf_b[{len(outputs) + i}]" for i, pair in enumerate(ready)}
-    shapes, outs = {s.name: s.fixed for s in inputs} | dict(parameters or {}), {s.name: s for s in outputs}
+        lines.append(f"tf_b = self.{ready_by}({caller.given})")
+        values = [f"tf_b[{i}]" for i in range(outputs)]
+        blocks = {pair: f"tf_b[{outputs + i}]" for i, pair in enumerate(ready)}
+    outs = {s.name: s for s in caller.outputs}
     for number, product in enumerate(products):
         made = f"tf_p{number}"
-        call = _in_a_loop if not batched or product.parameters else _repeated
-        if batched and product.parameters and not product.forward:
-            call = functools.partial(_element_by_element, shapes=shapes)
-        lines += call(made, product, arguments, inputs, outputs, places[product.method])
-        lead = "tf_rows, " if batched else ""
+        lines += _way(product, caller.batched)(made, product, caller, places[product.method])
         for of, by in pairs:
             along, along_other = (by, of) if product.forward else (of, by)
             if along not in [s.name for s in product.along.specs] or along_other not in product.products:
@@ -102,15 +122,21 @@ def jacobian_source(
             at = product.products.index(along_other)
             start = product.along.start(along)
             spec = product.along.specs[[s.name for s in product.along.specs].index(along)]
-            by_shape = spec.fixed if product.forward else shapes[by]
-            shape = [*outs[of].fixed, *by_shape]
+            shape = [*outs[of].fixed, *(spec.fixed if product.forward else caller.shapes[by])]
             part = f"{made}_{at}.narrow(0, {start}, {math.prod(spec.fixed)})"
             # Directions are the last of the block in forward mode, and come before the input's own in reverse mode.
-            turned = f"{part}.movedim(0, -1)" if product.forward else f"{part}.movedim(0, 1)" if batched else part
-            blocks[of, by] = f"{turned}.reshape({_sizes(lead, shape)})"
+            before = f"{part}.movedim(0, 1)" if caller.batched else part
+            turned = f"{part}.movedim(0, -1)" if product.forward else before
+            blocks[of, by] = f"{turned}.reshape({_sizes(caller.lead, shape)})"
         if not values:
-            values = [f"{made}_out_{i}" for i in range(len(outputs))]
-    return method_source(name, arguments, lines, [*values, *(blocks[pair] for pair in pairs)])
+            values = [f"{made}_out_{i}" for i in range(outputs)]
+    return method_source(name, caller.arguments, lines, [*values, *(blocks[pair] for pair in pairs)])
+
+
+def _way(product: Product, batched: bool) -> Callable[[str, Product, Caller, Sequence[str]], list[str]]:
+    if batched and not product.parameters:
+        return _repeated
+    return _in_a_loop if not batched or product.forward else _element_by_element
 
 
 def _sizes(lead: str, shape: Sequence[int]) -> str:
@@ -118,92 +144,68 @@ def _sizes(lead: str, shape: Sequence[int]) -> str:
     return f"[{lead}{', '.join(map(str, shape))}]" if lead or shape else "torch.jit.annotate(List[int], [])"
 
 
-def _repeated(
-    made: str,
-    product: Product,
-    arguments: Sequence[str],
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    places: Sequence[str],
-) -> list[str]:
+def _repeated(made: str, product: Product, caller: Caller, places: Sequence[str]) -> list[str]:
     n = product.along.total
 
     def tall(value: str, spec: TensorSpec) -> str:
         own = "".join(f", {d}" for d in spec.fixed)
         return f"{value}.expand([{n}, tf_rows{own}]).reshape([{n} * tf_rows{own}])"
 
-    given = [tall(a, s) for a, s in zip(arguments, inputs, strict=True)]
+    given = [tall(a, s) for a, s in zip(caller.arguments, caller.inputs, strict=True)]
     given += [tall(p, s) for p, s in zip(places, product.along.specs, strict=True)]
+    outputs = len(caller.outputs)
     lines = [f"{made} = self.{product.method}({', '.join(given)})"]
-    lines += [f"{made}_out_{i} = {made}[{i}].narrow(0, 0, tf_rows)" for i in range(len(outputs))]
+    lines += [f"{made}_out_{i} = {made}[{i}].narrow(0, 0, tf_rows)" for i in range(outputs)]
     for i in range(len(product.products)):
-        value = f"{made}[{len(outputs) + i}]"
+        value = f"{made}[{outputs + i}]"
         lines.append(f"{made}_{i} = {value}.reshape([{n}, tf_rows] + {value}.shape[1:])")
     return lines
 
 
-def _in_a_loop(
-    made: str,
-    product: Product,
-    arguments: Sequence[str],
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    places: Sequence[str],
-) -> list[str]:
-    given = ", ".join(arguments)
-    zeros = ", ".join([given, *(f"{p}[0]" for p in places)])
-    along = ", ".join([given, *(f"{p}[tf_k]" for p in places)])
-    count = len(product.products)
-    lines = [f"{made}_list_{i}: List[Tensor] = []" for i in range(count)]
-    lines += [f"{made} = self.{product.method}({zeros})"]
-    lines += [f"{made}_list_{i}.append({made}[{len(outputs) + i}])" for i in range(count)]
-    lines += [f"for tf_k in range(1, {product.along.total}):"]
-    lines += [f"    {made} = self.{product.method}({along})"]
-    lines += [f"    {made}_list_{i}.append({made}[{len(outputs) + i}])" for i in range(count)]
-    lines += [f"{made}_out_{i} = {made}[{i}]" for i in range(len(outputs))]
-    return [*lines, *(f"{made}_{i} = torch.stack({made}_list_{i})" for i in range(count))]
+def _in_a_loop(made: str, product: Product, caller: Caller, places: Sequence[str]) -> list[str]:
+    def call(at: str) -> str:
+        return f"{product.method}({', '.join([caller.given, *(f'{p}[{at}]' for p in places)])})"
+
+    lines = [*_begun(made, product, caller, call("0")), *_kept(made, f"{made}_first", product, caller)]
+    lines += [f"for tf_k in range(1, {product.along.total}):", f"    {made} = self.{call('tf_k')}"]
+    lines += [f"    {line}" for line in _kept(made, made, product, caller)]
+    return [*lines, *(f"{made}_{i} = torch.stack({made}_list_{i})" for i in range(len(product.products)))]
 
 
-def _element_by_element(
-    made: str,
-    product: Product,
-    arguments: Sequence[str],
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    places: Sequence[str],
-    *,
-    shapes: Mapping[str, tuple[int, ...]],
-) -> list[str]:
+def _element_by_element(made: str, product: Product, caller: Caller, places: Sequence[str]) -> list[str]:
     """Rows by parameters: a batch would give their sum."""
-    count, n = len(product.products), product.along.total
-    row = ", ".join([*(f"{a}.narrow(0, tf_r, 1)" for a in arguments), *(f"{p}[tf_k]" for p in places)])
-    lines = [f"{made}_all = self.{METHOD}({', '.join(arguments)})"]
-    lines += [f"{made}_out_{i} = {made}_all[{i}]" for i in range(len(outputs))]
-    lines += [f"{made}_list_{i}: List[Tensor] = []" for i in range(count)]
+    n = product.along.total
+    row = ", ".join([*(f"{a}.narrow(0, tf_r, 1)" for a in caller.arguments), *(f"{p}[tf_k]" for p in places)])
+    lines = _begun(made, product, caller, f"{METHOD}({caller.given})")
     lines += [f"for tf_k in range({n}):", "    for tf_r in range(tf_rows):"]
     lines += [f"        {made} = self.{product.method}({row})"]
-    lines += [f"        {made}_list_{i}.append({made}[{len(outputs) + i}])" for i in range(count)]
+    lines += [f"        {line}" for line in _kept(made, made, product, caller)]
     for i, name in enumerate(product.products):
-        shape = _sizes(f"{n}, tf_rows, ", shapes[name])
+        shape = _sizes(f"{n}, tf_rows, ", caller.shapes[name])
+        # An empty batch has no rows to stack.
         lines += [f"{made}_{i} = {places[0]}.new_zeros({shape})", "if tf_rows > 0:"]
         lines += [f"    {made}_{i} = torch.stack({made}_list_{i}).reshape({shape})"]
     return lines
 
 
-def pushed_source(
-    name: str,
-    blocks: str,
-    arguments: Sequence[str],
-    by: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    pairs: Sequence[Pair],
-    batched: bool,
-) -> str:
+def _begun(made: str, product: Product, caller: Caller, call: str) -> list[str]:
+    """A call that gives the outputs, and a list for each product."""
+    lines = [f"{made}_first = self.{call}"]
+    lines += [f"{made}_out_{i} = {made}_first[{i}]" for i in range(len(caller.outputs))]
+    return [*lines, *(f"{made}_list_{i}: List[Tensor] = []" for i in range(len(product.products)))]
+
+
+def _kept(made: str, value: str, product: Product, caller: Caller) -> list[str]:
+    """What a call returned behind the outputs goes into the lists."""
+    first = len(caller.outputs)
+    return [f"{made}_list_{i}.append({value}[{first + i}])" for i in range(len(product.products))]
+
+
+def pushed_source(name: str, blocks: str, caller: Caller, by: Sequence[TensorSpec], pairs: Sequence[Pair]) -> str:
     """Source of a method that takes tangents of ``by`` behind the inputs and returns the outputs, then the tangents of
     those outputs that ``pairs`` have, from the method ``blocks``, which returns the outputs and then those pairs."""
-    lead = "tf_rows, " if batched else ""
-    lines = [f"tf_b = self.{blocks}({', '.join(arguments)})"]
-    lines += [f"tf_rows = {arguments[0]}.size(0)"] if batched else []
+    lines = [f"tf_b = self.{blocks}({caller.given})", *caller.rows()]
+    outputs, lead = caller.outputs, caller.lead
     pushed = []
     for spec in [s for s in outputs if any(of == s.name for of, _ in pairs)]:
         n = math.prod(spec.fixed)
@@ -213,5 +215,5 @@ def pushed_source(
             block = f"tf_b[{len(outputs) + list(pairs).index((spec.name, other.name))}].reshape([{lead}{n}, {m}])"
             terms.append(f"torch.matmul({block}, tf_t_{i}.reshape([{lead}{m}, 1]))")
         pushed.append(f"({' + '.join(terms)}).reshape({_sizes(lead, spec.fixed)})")
-    taken = [*arguments, *(f"tf_t_{i}" for i in range(len(by)))]
+    taken = [*caller.arguments, *(f"tf_t_{i}" for i in range(len(by)))]
     return method_source(name, taken, lines, [*(f"tf_b[{i}]" for i in range(len(outputs))), *pushed])

@@ -59,19 +59,19 @@ def wanted(
     asked: Asked,
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
-    parameters: Sequence[str],
+    parameters: Mapping[str, str],
     reached: Collection[Pair],
     *,
     differentiates: bool = False,
 ) -> tuple[Wanted, tuple[Finding, ...]]:
-    """``reached`` are the pairs ``(output, input or parameter)`` that a gradient connects; ``differentiates`` says that
-    the model takes gradients itself.
+    """``parameters`` are dtypes by name, ``reached`` the pairs ``(output, input or parameter)`` that a gradient
+    connects; ``differentiates`` says that the model takes gradients itself.
 
     A glob takes what has a derivative, and says what it leaves out. Raises ``UsageError`` for names that match nothing,
-    and for an exact pair that has no derivative: integers, an output that does not depend on the input.
+    and for an exact pair that has no derivative: integers, two dtypes, an output that does not depend on the input.
     """
-    kinds = {s.name: s.dtype for s in (*inputs, *outputs)}
-    for name in kinds:
+    kinds = {**parameters, **{s.name: s.dtype for s in (*inputs, *outputs)}}
+    for name in (s.name for s in (*inputs, *outputs)):
         if name.startswith((TANGENT, COTANGENT)):
             raise UsageError(
                 f"variable {name!r} has a name that stands for a derivative",
@@ -81,14 +81,14 @@ def wanted(
     outs, ins = [s.name for s in outputs], [s.name for s in inputs]
     chosen: dict[Pair, None] = {}
     left_out: dict[Pair, str] = {}
-    for text, exact, output, name in named(asked, ins, outs, parameters):
+    for text, exact, output, name in named(asked, ins, outs, list(parameters)):
         why = _without(output, name, kinds, reached)
         if why and exact:
             raise UsageError(
                 f"there is no derivative of {output!r} by {name!r}",
                 where=f"--derivative {text!r}",
                 got=why,
-                expected="an output and an input or parameter of floating dtype that it depends on",
+                expected="an output and an input or parameter of one floating dtype that it depends on",
                 mend=_KEEP if differentiates else "",
             )
         if why:
@@ -112,7 +112,7 @@ def wanted(
             tuple(p for p in pairs if p[1] not in ins),
             asked.jvp,
             asked.vjp or asked.differentiable,
-            tuple(p for p in sorted(left_out, key=order.__getitem__) if _real(p, kinds)),
+            tuple(p for p in sorted(left_out, key=order.__getitem__) if p not in reached and _real(p, kinds)),
             _symmetric(asked, pairs, {s.name: s.fixed for s in outputs}, {s.name: s.fixed for s in inputs}),
         ),
         found,
@@ -160,13 +160,16 @@ def _symmetric(
 
 
 def _real(pair: Pair, kinds: dict[str, str]) -> bool:
-    return all(kinds.get(name, FLOATING[0]) in FLOATING for name in pair)
+    return all(kinds[name] in FLOATING for name in pair)
 
 
 def _without(output: str, by: str, kinds: dict[str, str], reached: Collection[Pair]) -> str:
     for name in (output, by):
-        if kinds.get(name, FLOATING[0]) not in FLOATING:
+        if kinds[name] not in FLOATING:
             return f"{name!r} is {kinds[name]}"
+    if kinds[output] != kinds[by]:
+        # torch gives such a block the precision of the lower one in backward passes, and of the higher one forwards.
+        return f"{output!r} is {kinds[output]} and {by!r} {kinds[by]}"
     return "" if (output, by) in reached else f"{output!r} does not depend on {by!r}"
 
 

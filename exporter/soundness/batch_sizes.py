@@ -17,7 +17,7 @@ from exporter.capture.comparisons import COMPARED
 from exporter.contract import Finding
 from exporter.eager import forward_line, inference_conditions
 from exporter.forked import isolated
-from exporter.sizes import NUMBERS, numbers_at
+from exporter.sizes import NUMBERS, numbers_at, text_of
 from exporter.soundness.dependence import COUNT, SIZE
 from exporter.soundness.recording import Recording, record
 from exporter.soundness.subject import Subject, disagreement, eager, where_runs_part
@@ -80,7 +80,7 @@ def _check(subject: Subject) -> list[Finding]:
             inputs = subject.warm.sampler.draw(sizes, generator)
             apart = "" if isinstance(eager(source, inputs), str) else disagreement(subject, inputs)
             if apart:
-                return [_unsound(subject, base, inputs, ", ".join(f"{n} = {d}" for n, d in sizes.items()), apart)]
+                return [_unsound(subject, base, inputs, text_of(sizes), apart)]
         far = [n for n in literals if _numbers(subject, n) > NUMBERS]
         if far and reads:
             where = next(iter(reads))[0]

@@ -10,11 +10,12 @@ from exporter.variables import TensorSpec
 
 INPUTS = (TensorSpec("a"), TensorSpec("a~1"), TensorSpec("old/b", (3,)), TensorSpec("k", (), "int64"))
 OUTPUTS = (TensorSpec("rate"), TensorSpec("stress", (6,)), TensorSpec("n", (), "int64"))
-REACHED = {("rate", "a"), ("rate", "a~1"), ("stress", "old/b"), ("stress", "E"), ("rate", "E")}
+PARAMETERS = {"E": "float64", "G": "float64", "low": "float32"}
+REACHED = {("rate", "low"), ("rate", "a"), ("rate", "a~1"), ("stress", "old/b"), ("stress", "E"), ("rate", "E")}
 
 
 def pairs(*blocks):
-    found, said = wanted(Asked(tuple(blocks)), INPUTS, OUTPUTS, ["E", "G"], REACHED)
+    found, said = wanted(Asked(tuple(blocks)), INPUTS, OUTPUTS, PARAMETERS, REACHED)
     return found, said
 
 
@@ -45,6 +46,7 @@ def test_globs_and_order():
         ("rate:old/b", "'rate' does not depend on 'old/b'"),
         ("rate:a:a", "second derivatives"),
         ("*:k", "no block of the Jacobian is left"),
+        ("rate:low", "'rate' is float64 and 'low' float32"),
         ("rate:G", "does not depend on 'G'"),
     ],
 )
@@ -60,14 +62,14 @@ def test_what_bad_requests_get(text, message):
 )
 def test_what_cannot_be_symmetric(text, message):
     with pytest.raises(UsageError, match=message):
-        wanted(Asked(("all", "stress:E"), symmetric=(text,)), INPUTS, OUTPUTS, ["E", "G"], REACHED)
+        wanted(Asked(("all", "stress:E"), symmetric=(text,)), INPUTS, OUTPUTS, PARAMETERS, REACHED)
 
 
 def test_symmetry_of_a_block_that_was_not_asked_for():
     asked = Asked(symmetric=("rate:a",))
     assert asked.derivatives
     with pytest.raises(UsageError, match="--derivative"):
-        wanted(asked, INPUTS, OUTPUTS, [], REACHED)
+        wanted(asked, INPUTS, OUTPUTS, {}, REACHED)
 
 
 def test_near_names_are_offered():
@@ -77,7 +79,7 @@ def test_near_names_are_offered():
 
 def test_a_variable_that_is_called_like_a_tangent():
     with pytest.raises(UsageError, match="--rename"):
-        wanted(Asked(("all",)), [TensorSpec("tangent:a")], OUTPUTS, [], REACHED)
+        wanted(Asked(("all",)), [TensorSpec("tangent:a")], OUTPUTS, {}, REACHED)
 
 
 def test_settable_parameters():

@@ -60,10 +60,25 @@ size_t index_in(int32_t index, size_t count, const char* what) {
   return static_cast<size_t>(index);
 }
 
-template <class T>
-void describe(const T& one, const std::optional<std::string>& by, tf_variable* variable) {
-  *variable = {one.name.c_str(), by ? by->c_str() : nullptr, one.dtype, static_cast<int32_t>(one.shape.size()),
-               one.shape.data()};
+template <class Size>
+tf_status count_of(tf_model model, int32_t* count, Size size) {
+  return with_model(model, [&](Model& m) {
+    require(count, "count");
+    *count = static_cast<int32_t>(size(m));
+  });
+}
+
+/// One of the variables that `pick` gives, as the caller is told of it.
+template <class Pick>
+tf_status describe(tf_model model, int32_t index, const char* what, tf_variable* variable, Pick pick) {
+  return with_model(model, [&](Model& m) {
+    require(variable, "variable");
+    const auto& all = pick(m);
+    const auto& one = all[index_in(index, all.size(), what)];
+    const char* by = nullptr;
+    if constexpr (std::is_same_v<std::decay_t<decltype(one)>, Output>) by = one.by ? one.by->c_str() : nullptr;
+    *variable = {one.name.c_str(), by, one.dtype, static_cast<int32_t>(one.shape.size()), one.shape.data()};
+  });
 }
 
 /// Positions of `names` in `known`, each once; `all` where none may be left out.
@@ -210,10 +225,7 @@ tf_status tf_batch_ndim(tf_model model, int32_t* ndim) {
 }
 
 tf_status tf_size_count(tf_model model, int32_t* count) {
-  return with_model(model, [&](Model& m) {
-    require(count, "count");
-    *count = static_cast<int32_t>(m.contract().sizes.size());
-  });
+  return count_of(model, count, [](const Model& m) { return m.contract().sizes.size(); });
 }
 
 tf_status tf_size_name(tf_model model, int32_t index, const char** name) {
@@ -225,10 +237,7 @@ tf_status tf_size_name(tf_model model, int32_t index, const char** name) {
 }
 
 tf_status tf_method_count(tf_model model, int32_t* count) {
-  return with_model(model, [&](Model& m) {
-    require(count, "count");
-    *count = static_cast<int32_t>(m.contract().methods.size());
-  });
+  return count_of(model, count, [](const Model& m) { return m.contract().methods.size(); });
 }
 
 tf_status tf_method_name(tf_model model, int32_t index, const char** name) {
@@ -240,49 +249,27 @@ tf_status tf_method_name(tf_model model, int32_t index, const char** name) {
 }
 
 tf_status tf_input_count(tf_model model, const char* method, int32_t* count) {
-  return with_model(model, [&](Model& m) {
-    require(count, "count");
-    *count = static_cast<int32_t>(method_of(m, method).inputs.size());
-  });
+  return count_of(model, count, [&](const Model& m) { return method_of(m, method).inputs.size(); });
 }
 
 tf_status tf_input(tf_model model, const char* method, int32_t index, tf_variable* variable) {
-  return with_model(model, [&](Model& m) {
-    require(variable, "variable");
-    const auto& inputs = method_of(m, method).inputs;
-    describe(inputs[index_in(index, inputs.size(), "input")], std::nullopt, variable);
-  });
+  return describe(model, index, "input", variable, [&](const Model& m) -> const auto& { return method_of(m, method).inputs; });
 }
 
 tf_status tf_output_count(tf_model model, const char* method, int32_t* count) {
-  return with_model(model, [&](Model& m) {
-    require(count, "count");
-    *count = static_cast<int32_t>(method_of(m, method).outputs.size());
-  });
+  return count_of(model, count, [&](const Model& m) { return method_of(m, method).outputs.size(); });
 }
 
 tf_status tf_output(tf_model model, const char* method, int32_t index, tf_variable* variable) {
-  return with_model(model, [&](Model& m) {
-    require(variable, "variable");
-    const auto& outputs = method_of(m, method).outputs;
-    const auto& output = outputs[index_in(index, outputs.size(), "output")];
-    describe(output, output.by, variable);
-  });
+  return describe(model, index, "output", variable, [&](const Model& m) -> const auto& { return method_of(m, method).outputs; });
 }
 
 tf_status tf_parameter_count(tf_model model, int32_t* count) {
-  return with_model(model, [&](Model& m) {
-    require(count, "count");
-    *count = static_cast<int32_t>(m.contract().parameters.size());
-  });
+  return count_of(model, count, [](const Model& m) { return m.contract().parameters.size(); });
 }
 
 tf_status tf_parameter(tf_model model, int32_t index, tf_variable* variable) {
-  return with_model(model, [&](Model& m) {
-    require(variable, "variable");
-    const auto& parameters = m.contract().parameters;
-    describe(parameters[index_in(index, parameters.size(), "parameter")], std::nullopt, variable);
-  });
+  return describe(model, index, "parameter", variable, [](const Model& m) -> const auto& { return m.contract().parameters; });
 }
 
 tf_status tf_call(tf_model model, const char* method, int32_t n_inputs, const tf_tensor* inputs, int32_t n_outputs,
