@@ -112,7 +112,7 @@ def wanted(
             tuple(p for p in pairs if p[1] not in ins),
             asked.jvp,
             asked.vjp or asked.differentiable,
-            tuple(p for p in sorted(left_out, key=order.__getitem__) if p not in reached and _real(p, kinds)),
+            tuple(p for p in sorted(left_out, key=order.__getitem__) if _real(p, kinds)),
             _symmetric(asked, pairs, {s.name: s.fixed for s in outputs}, {s.name: s.fixed for s in inputs}),
         ),
         found,
@@ -160,7 +160,7 @@ def _symmetric(
 
 
 def _real(pair: Pair, kinds: dict[str, str]) -> bool:
-    return all(kinds[name] in FLOATING for name in pair)
+    return kinds[pair[0]] in FLOATING and kinds[pair[0]] == kinds[pair[1]]
 
 
 def _without(output: str, by: str, kinds: dict[str, str], reached: Collection[Pair]) -> str:
