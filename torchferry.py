@@ -27,7 +27,9 @@ from exporter.errors import (
     UnsoundError,
     UsageError,
 )
+from exporter.implicit import ImplicitUpdate
 from exporter.marks import mark
+from exporter.newton import LineSearch, OnFailure, Settings
 from exporter.pipeline import Checked, Exported
 from exporter.sources.function import declare
 from exporter.sources.source import Listing
@@ -47,6 +49,8 @@ __all__ = [
     "Contract",
     "Exported",
     "Finding",
+    "ImplicitUpdate",
+    "LineSearch",
     "Listing",
     "MismatchError",
     "MissingRuntimeError",
@@ -55,6 +59,7 @@ __all__ = [
     "Part",
     "Report",
     "Sampling",
+    "Settings",
     "Signature",
     "TensorSpec",
     "TorchferryError",
@@ -88,6 +93,7 @@ def export(
     differentiable: bool = False,
     symmetric: Sequence[str] = (),
     against: str | Path | None = None,
+    on_failure: OnFailure | None = None,
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
     announce: Callable[[Listing], Any] | None = None,
@@ -106,6 +112,9 @@ def export(
     add the methods of that name. ``parameters`` (globs) are those that stay settable, by default all that can.
     ``differentiable``: torch's autograd through the loaded file is held against eager mode's, too (and ``vjp`` is
     added); ``symmetric`` blocks, each ``"OUT:IN"``, are second derivatives of a potential, and checked as such.
+
+    ``on_failure`` is for implicit models: an element that does not converge becomes ``"nan"``, ``"last"`` (its last
+    iterate) or ``"raise"`` (an error for the whole batch); by default what the model says, else ``"nan"``.
 
     ``against`` is an earlier archive of the model: each result's ``reasons`` say why the new one is another
     specialisation (a static size, the structure of the backward pass, ...), and are empty where the earlier one serves
@@ -130,6 +139,7 @@ def export(
         allow=allow,
         asked=asked,
         against=Path(against) if against is not None else None,
+        on_failure=on_failure,
         verify=lambda path, final, fresh: _verify(path, fresh=fresh, runners=runners, shown_as=final, notes=notes),
         announce=announce or (lambda listing: None),
     )

@@ -11,6 +11,7 @@ from exporter.contract import Finding, MethodSpec, bare
 from exporter.derivatives.eager import blocks, pulled, pushed
 from exporter.eager import evaluate, inference_conditions
 from exporter.errors import WarmupError
+from exporter.implicit import newton_info
 from exporter.sizes import hold_sizes, text_of
 from exporter.sources.source import Inputs
 from exporter.warmup import Warmup, close, extremes, spread_out, transposed
@@ -86,10 +87,8 @@ def _lead(warm: Warmup) -> str:
 ROWS = 32
 
 
-def derivative_cases(
-    warm: Warmup, methods: Mapping[str, MethodSpec], cases: Sequence[Case], seed: int
-) -> tuple[Case, ...]:
-    """Cases of the methods that give derivatives, at the inputs of other cases, with what eager mode's autograd says.
+def method_cases(warm: Warmup, methods: Mapping[str, MethodSpec], cases: Sequence[Case], seed: int) -> tuple[Case, ...]:
+    """Cases of the methods beside ``forward``, at the inputs of other cases, with what eager mode and its autograd say.
 
     Where a parameter's blocks are among them, large batches are left to the laws of a batch. At extreme magnitudes two
     right ways to one derivative part by cancellation, and nothing is stored.
@@ -101,7 +100,9 @@ def derivative_cases(
         for case in cases:
             if case.name.startswith(EXTREMES):
                 continue
-            if _one_batch(warm, case) and not (by_parameters and case.outputs[0].shape[0] > ROWS):
+            if name == "newton_info":
+                found += [_info_case(warm, case)] if _one_batch(warm, case) else []
+            elif _one_batch(warm, case) and not (by_parameters and case.outputs[0].shape[0] > ROWS):
                 found.append(_derivative_case(warm, name, spec, case, generator))
     return tuple(found)
 
@@ -138,6 +139,12 @@ def _derivative_case(warm: Warmup, name: str, spec: MethodSpec, case: Case, gene
             made = blocks(source, plain, pairs)
     values = (*case.outputs, *made.values())
     return Case(case.name, name, (*case.inputs, *extra.values()), tuple(v.contiguous() for v in values))
+
+
+def _info_case(warm: Warmup, case: Case) -> Case:
+    with inference_conditions(warm.source):
+        info = newton_info(warm.source, *(t.clone(memory_format=torch.contiguous_format) for t in case.inputs))
+    return Case(case.name, "newton_info", case.inputs, info)
 
 
 def _case(warm: Warmup, name: str, inputs: Inputs) -> Case:

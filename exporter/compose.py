@@ -13,8 +13,11 @@ from torch import nn
 
 from exporter.binding import Bound
 from exporter.errors import UsageError, near
+from exporter.implicit import ImplicitUpdate
 from exporter.marks import mark, mark_either
 from exporter.variables import Signature, TensorSpec
+
+__all__ = ["ComposedModel", "ImplicitUpdate", "Part"]
 
 
 class Part(nn.Module):

@@ -85,6 +85,22 @@ class ParameterSpec:
 
 
 @dataclass(frozen=True)
+class Solver:
+    """An implicit update in the file. ``settings`` are tensors at ``path`` that can be set as parameters can;
+    ``on_failure`` is what an element that does not converge becomes: ``nan``, its ``last`` iterate, or an error
+    (``raise``)."""
+
+    path: str
+    settings: dict[str, float]
+    on_failure: str
+    __pydantic_config__ = STRICT
+
+
+# What ``newton_info`` returns, for each solve.
+NEWTON_INFO = {"iterations": "int64", "residual_norm": "float64", "status": "int64"}
+
+
+@dataclass(frozen=True)
 class Bounds:
     rtol: float
     atol: float
@@ -182,17 +198,20 @@ class Contract:
     envelope: Envelope
     # torch's autograd works through ``forward``, and was held against eager mode's.
     differentiable: bool = False
+    # Implicit models: their solves, and what ``newton_info`` says of them, of shape () or one number for each solve.
+    solvers: tuple[Solver, ...] = ()
+    info: tuple[TensorSpec, ...] = ()
     __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
-        for kind, specs in (("input", self.inputs), ("output", self.outputs)):
+        for kind, specs in (("input", self.inputs), ("output", (*self.outputs, *self.info))):
             names = [spec.name for spec in specs]
             repeated = sorted({name for name in names if names.count(name) > 1})
             if repeated:
                 raise UsageError(f"two {kind}s have one name", got=", ".join(map(repr, repeated)))
         # Holds open sizes to the same rules.
         Signature(self.inputs, self.outputs, self.batch.ndim)
-        ins, outs = {spec.name for spec in self.inputs}, {spec.name for spec in self.outputs}
+        ins, outs = {spec.name for spec in self.inputs}, {spec.name for spec in (*self.outputs, *self.info)}
         bys = ins | {spec.name for spec in self.parameters}
         for method, spec in self.methods.items():
             unknown = [n for n in spec.inputs if bare(n) not in (outs if n.startswith(COTANGENT) else ins)]
@@ -219,7 +238,7 @@ class Contract:
         if not isinstance(output, str):
             of, by = self.returned(output[0]), (*self.inputs, *self.parameters)
             return dataclasses.replace(of, shape=(*of.shape, *next(s.shape for s in by if s.name == output[1])))
-        specs = self.inputs if output.startswith(COTANGENT) else self.outputs
+        specs = self.inputs if output.startswith(COTANGENT) else (*self.outputs, *self.info)
         return next(s for s in specs if s.name == bare(output))
 
     def to_json(self) -> str:

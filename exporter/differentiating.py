@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from exporter.capture import fx
-from exporter.engine import engine_entered_by
+from exporter.capture.scripted import called_instead
+from exporter.engine import Entry, engine_entered_by
 from exporter.errors import TorchferryError
 from exporter.forked import NotRun, isolated
+from exporter.newton import Newton, loops
 from exporter.sources.source import Source
 from exporter.warmup import first_run
 
@@ -38,12 +40,32 @@ def as_it_runs(source: Source, seed: int) -> Source:
 
 def _asks(source: Source, seed: int) -> bool:
     asked: list[bool] = []
+    solving: list[bool] = []
 
-    def stop(*args: Any, **kwargs: Any) -> None:
-        asked.append(True)
-        raise _Asked
+    def instead(original: Entry) -> Entry:
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            if solving:
+                return original(*args, **kwargs)
+            asked.append(True)
+            raise _Asked
 
-    with engine_entered_by(lambda _: stop):
+        return entry
+
+    def solved(loop: Newton) -> Entry:
+        forward = loop.forward
+
+        def run(*args: Any) -> Any:
+            # How the Jacobian of a residual is made is the solve's own affair.
+            solving.append(True)
+            try:
+                return forward(*args)
+            finally:
+                solving.pop()
+
+        return run
+
+    within = called_instead({loop: solved(loop) for loop in loops(source.named).values()})
+    with within, engine_entered_by(instead):
         try:
             first_run(dataclasses.replace(source, differentiates=True), seed)
         except Exception as error:

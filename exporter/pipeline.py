@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import platform
-import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +15,12 @@ from torch import nn
 
 from exporter import __version__, archive
 from exporter.archive import Case
-from exporter.capture.trace import Captured, capture, quiet_deprecations
-from exporter.cases import METHOD, derivative_cases, fresh_cases, stored_cases
+from exporter.capture.trace import Captured, quiet_deprecations
+from exporter.cases import METHOD, fresh_cases, method_cases, stored_cases
 from exporter.contract import (
+    NEWTON_INFO,
     SCHEMA,
+    Bounds,
     Contract,
     CreatedWith,
     Envelope,
@@ -29,11 +28,11 @@ from exporter.contract import (
     MethodSpec,
     ParameterSpec,
     Range,
+    Solver,
     Tolerance,
 )
 from exporter.derivatives import request
-from exporter.derivatives.eager import reached
-from exporter.derivatives.request import Asked, Wanted
+from exporter.derivatives.request import Asked
 from exporter.differentiating import as_it_runs
 from exporter.eager import inference_conditions
 from exporter.errors import UsageError
@@ -41,10 +40,11 @@ from exporter.given import Given, read_inputs
 from exporter.graph.against import Reason, reasons
 from exporter.graph.steps import opened
 from exporter.graph.text import graph_text
+from exporter.newton import OnFailure, loops
 from exporter.rename import Rename, renamed
+from exporter.sound import Announce, Clock, derived_seed, listing_of, sound_capture
 from exporter.soundness import gate
 from exporter.soundness.gate import Allowance
-from exporter.soundness.isolation import CleanRoom
 from exporter.sources import neml2, python, resolve
 from exporter.sources.source import Listing, Source
 from exporter.variables import TensorSpec
@@ -53,8 +53,6 @@ from exporter.warmup import Warmup, first_run, warm_up
 # Verifies the archive at the first path, which is to be called by the second, with fresh cases of the model; raises
 # where it does not hold.
 Verify = Callable[[Path, Path, Sequence[Case]], Any]
-# Is told of each model once its inputs and outputs are known, before it is captured.
-Announce = Callable[[Listing], Any]
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,7 @@ def export(
     allow: Sequence[str] = (),
     asked: Asked | None = None,
     against: Path | None = None,
+    on_failure: OnFailure | None = None,
     verify: Verify,
     announce: Announce = lambda listing: None,
 ) -> list[Exported]:
@@ -89,7 +88,8 @@ def export(
     ``source`` is what the command line takes, a module, or a function of tensors; ``inputs`` a file of warmup inputs,
     or a dict by name. ``output`` is the file, or a folder where several models are exported or it exists as one; the
     default is ``NAME.pt`` here; ``devices`` are those on which ``verify`` runs it; ``allow`` lets findings of the
-    soundness gate pass, each as ``CHECK:REASON``; ``asked`` are derivatives; ``against`` is an earlier archive.
+    soundness gate pass, each as ``CHECK:REASON``; ``asked`` are derivatives; ``against`` is an earlier archive;
+    ``on_failure`` is what elements of an implicit model become that do not converge, where not what it says itself.
     Raises the errors of ``exporter.errors``; no file is left behind by a failure, and files of models before the one
     that failed stay: each stands for itself.
     """
@@ -109,12 +109,27 @@ def export(
         clock = Clock()
         with clock("load"):
             loaded = load()
+            if on_failure is not None:
+                _fail(loaded, on_failure)
         path = output_path(output, loaded.name, several=len(loads) > 1)
         one = export_source(loaded, path, rules, seed, verify, announce, clock, devices, allowed, asked)
         if earlier is not None:
             one = dataclasses.replace(one, reasons=reasons(earlier, opened(path)))
         exported.append(one)
     return exported
+
+
+def _fail(source: Source, on_failure: OnFailure) -> None:
+    within = loops(source.named)
+    if not within:
+        raise UsageError(
+            f"model {source.name!r} solves nothing that could fail",
+            where="--on-failure",
+            got=on_failure,
+            expected="a model with an implicit update",
+        )
+    for loop in within.values():
+        loop.fail(on_failure)
 
 
 def export_source(
@@ -133,13 +148,12 @@ def export_source(
     with clock("warmup"):
         source = as_it_runs(source, derived_seed(seed, "warmup"))
     with archive.replacing(path) as beside:
-        with CleanRoom(source) as room:
-            warm, captured, findings = sound_capture(source, seed, room, allowed, announce, clock, asked=asked)
+        warm, captured, findings = sound_capture(source, seed, allowed, announce, clock, asked=asked)
         with clock("cases"):
             stored = stored_cases(warm, derived_seed(seed, "stored cases"))
             fresh, limits = fresh_cases(warm, derived_seed(seed, "fresh cases"))
-            stored = (*stored, *derivative_cases(warm, captured.methods, stored, derived_seed(seed, "tangents")))
-            fresh = (*fresh, *derivative_cases(warm, captured.methods, fresh, derived_seed(seed, "fresh tangents")))
+            stored = (*stored, *method_cases(warm, captured.methods, stored, derived_seed(seed, "tangents")))
+            fresh = (*fresh, *method_cases(warm, captured.methods, fresh, derived_seed(seed, "fresh tangents")))
         envelope = envelope_of(warm.source.inputs, [*stored, *fresh])
         contract = renamed(contract_of(warm, captured, (*findings, *limits), envelope, devices, asked), renames)
         # The file's parameters ask for no gradients: it needs no autograd at run time.
@@ -149,56 +163,6 @@ def export_source(
         with clock("verify"):
             report = verify(beside, path, fresh)
     return Exported(path, contract, report, clock.seconds)
-
-
-def sound_capture(
-    source: Source,
-    seed: int,
-    room: CleanRoom,
-    allowed: Sequence[Allowance] = (),
-    announce: Announce = lambda listing: None,
-    clock: Clock | None = None,
-    *,
-    opinion: bool = False,
-    asked: Asked | None = None,
-) -> tuple[Warmup, Captured, tuple[Finding, ...]]:
-    """Warmup, capture and the gate: what the file is made of. Raises ``UnsoundError`` and its kin."""
-    clock = clock or Clock()
-    with clock("warmup"):
-        first = first_run(source, derived_seed(seed, "warmup"))
-    if asked is not None:
-        # A name that is misspelt is said before the seconds of the gate.
-        parameters = [name for name, _ in source.named.named_parameters()]
-        request.named(asked, [s.name for s in source.inputs], list(first.outputs), parameters)
-    with clock("soundness"):
-        room.import_alike()
-        found, drawn = gate.before_capture(first, room, derived_seed(seed, "gate"), allowed, opinion=opinion)
-    with clock("warmup"):
-        warm = warm_up(first, derived_seed(seed, "more warmup"))
-    announce(listing_of(warm))
-    wanted, said = derivatives_of(warm, asked)
-    with clock("capture"):
-        captured = capture(warm, drawn[0][1], derived_seed(seed, "capture"), wanted)
-    with clock("soundness"):
-        found = gate.after_capture(warm, captured, drawn, found, allowed)
-    return warm, captured, (*found, *said)
-
-
-def derivatives_of(warm: Warmup, asked: Asked | None) -> tuple[Wanted | None, tuple[Finding, ...]]:
-    if asked is None or not asked.derivatives:
-        return None, ()
-    with inference_conditions(warm.source):
-        pairs = reached(warm.source, warm.inputs)
-    parameters = {n: str(p.dtype).removeprefix("torch.") for n, p in warm.source.named.named_parameters()}
-    if warm.source.sizes:
-        raise UsageError(
-            "derivatives of a model with open sizes have no shape",
-            got=f"open sizes {', '.join(warm.source.sizes)}",
-            expected="fixed shapes, or a batch of independent elements",
-            mend="take the derivatives in the function itself: torch.autograd.grad, and return them",
-        )
-    specs = warm.source.inputs, warm.output_specs
-    return request.wanted(asked, *specs, parameters, pairs, differentiates=warm.source.differentiates)
 
 
 @dataclass(frozen=True)
@@ -235,14 +199,14 @@ def check(
     for loaded in sources_of(source, models, inputs):
         clock = Clock()
         try:
-            with CleanRoom(as_it_runs(loaded(), derived_seed(seed, "warmup"))) as room:
-                _, _, findings = sound_capture(room.source, seed, room, allowed, clock=clock, opinion=second_opinion)
+            one = as_it_runs(loaded(), derived_seed(seed, "warmup"))
+            _, _, findings = sound_capture(one, seed, allowed, clock=clock, opinion=second_opinion)
         finally:
             for module, training in modes.items():
                 module.training = training
         not_run = tuple(f.check for f in findings if f.severity == "not run")
         ran = tuple(name for name in gate.RUNS if name not in not_run)
-        checked.append(Checked(room.source.name, findings, ran, not_run, round(sum(clock.seconds.values()), 3)))
+        checked.append(Checked(one.name, findings, ran, not_run, round(sum(clock.seconds.values()), 3)))
     return checked
 
 
@@ -272,6 +236,8 @@ def contract_of(
     named = [name for name, _ in source.named.named_parameters()]
     by = {o[1] for m in captured.methods.values() for o in m.outputs if not isinstance(o, str)}
     by -= {s.name for s in source.inputs}
+    within = loops(source.named)
+    shape = () if len(within) == 1 else (len(within),)
     kept = request.settable_names(asked.parameters if asked else (), captured.parameters, named, by)
     return Contract(
         schema=SCHEMA,
@@ -290,12 +256,15 @@ def contract_of(
             for name, p in source.named.named_parameters()
             if name in kept
         ),
-        tolerance=Tolerance(),
+        # A norm that is nothing but rounding is another number on another device.
+        tolerance=Tolerance(outputs={"residual_norm": Bounds(1.0, 1.0)} if within else {}),
         devices=tuple(devices),
         operators=captured.operators,
         findings=(*warm.findings, *findings),
         envelope=envelope,
         differentiable=asked is not None and asked.differentiable,
+        solvers=tuple(Solver(path, loop.settings(), loop.fails_by()) for path, loop in within.items()),
+        info=tuple(TensorSpec(n, shape, d) for n, d in NEWTON_INFO.items()) if within else (),
     )
 
 
@@ -327,44 +296,12 @@ def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None)
     return [neml2.listing(path, name) for name in models or neml2.model_names(path)]
 
 
-def listing_of(warm: Warmup) -> Listing:
-    named = warm.source.named
-    parameters = {name: tuple(p.shape) for name, p in named.named_parameters()}
-    return Listing(
-        warm.source.name,
-        type(named).__name__,
-        warm.source.inputs,
-        warm.output_specs,
-        parameters,
-        warm.source.batch_ndim,
-    )
-
-
 def output_path(output: Path | None, name: str, *, several: bool) -> Path:
     file = f"{name}.pt"
     if output is None:
         return Path(file)
     folder = several or output.is_dir() or str(output).endswith("/")
     return output / file if folder and not (output.is_file() and not several) else output
-
-
-def derived_seed(seed: int, stage: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {stage}".encode()).digest()[:7], "big")
-
-
-class Clock:
-    """Seconds by stage: ``with clock("load"): ...``."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, stage: str):
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
 
 
 def as_dict(exported: Exported) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from tampering import change_contract
 
 from exporter import archive
 from exporter.archive import Archive
-from exporter.pipeline import Clock, export_source
+from exporter.pipeline import export_source
+from exporter.sound import Clock
 from exporter.sources import resolve
 
 ROOT = Path(__file__).parents[1]

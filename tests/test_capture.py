@@ -10,8 +10,8 @@ from conftest import PLANTED, export_unverified, load_module
 
 from exporter import archive
 from exporter.errors import CaptureError, MismatchError, OperatorError, UnsoundError, WarmupError
-from exporter.pipeline import derived_seed
 from exporter.reads import ReadRecorder
+from exporter.sound import derived_seed
 
 F = torch.float64
 

@@ -228,17 +228,17 @@ def test_a_mismatch_in_json_carries_the_report(eq_path, capfd):
 
 def test_a_mismatch_at_export_leaves_no_file(monkeypatch, capfd):
     """The fault: what is saved differs from eager mode by a millionth."""
-    from exporter import pipeline
+    from exporter import pipeline, sound
 
-    capture = pipeline.capture
+    capture = sound.capture
 
-    def faulty(warm, inputs, seed, wanted):
+    def faulty(warm, inputs, seed, wanted, solves):
         captured = capture(warm, inputs, seed)
         with torch.no_grad():
             next(iter(captured.module.parameters())).mul_(1 + 1e-6)
         return captured
 
-    monkeypatch.setattr(pipeline, "capture", faulty)
+    monkeypatch.setattr(sound, "capture", faulty)
     # The parameter is the user's own tensor: cases were made before the fault and must be made after it too.
     stored = pipeline.stored_cases
 

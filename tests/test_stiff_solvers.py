@@ -18,7 +18,8 @@ from tampering import change_cases
 import torchferry
 from exporter.capture import derivatives, glue
 from exporter.derivatives.request import Asked
-from exporter.pipeline import Clock, export_source
+from exporter.pipeline import export_source
+from exporter.sound import Clock
 from exporter.sources import resolve
 from runtime_checks import native_library
 

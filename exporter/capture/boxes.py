@@ -24,11 +24,12 @@ BLOCKS, TANGENTS, COTANGENTS = "blocks_batch", "tangents_batch", "cotangents_bat
 BY_PARAMETERS = "by_parameters_batch"
 JVP, VJP, JACOBIAN = "jvp_batch", "vjp_batch", "jacobian_batch"
 ROWS, EVERY = "rows_batch", "every_block_batch"
-_PUBLIC = ("forward", "jacobian", "jvp", "vjp")
+NEWTON_INFO = "newton_info_batch"
+_PUBLIC = ("forward", "jacobian", "jvp", "vjp", "newton_info")
 RESERVED = (
     *_PUBLIC,
     *(f"{name}_any_batch" for name in _PUBLIC),
-    *(METHOD, BLOCKS, TANGENTS, BY_PARAMETERS, COTANGENTS, JVP, VJP, JACOBIAN, ROWS, EVERY),
+    *(METHOD, BLOCKS, TANGENTS, BY_PARAMETERS, COTANGENTS, JVP, VJP, JACOBIAN, ROWS, EVERY, NEWTON_INFO),
     "broadcast_batch",
 )
 
@@ -49,6 +50,9 @@ class Root(Box):
 
     def blocks_batch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self._run(BLOCKS, inputs)
+
+    def newton_info_batch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self._run(NEWTON_INFO, inputs)
 
     def _run(self, method: str, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         runs, scopes = self._outside

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.utils import stateless
 
 from exporter.capture import fx
 from exporter.capture.boxes import BLOCKS, BY_PARAMETERS, COTANGENTS, EVERY, JACOBIAN, JVP, ROWS, TANGENTS, VJP, Run
@@ -27,6 +26,7 @@ from exporter.derivatives import eager
 from exporter.derivatives.request import Wanted
 from exporter.eager import flatten
 from exporter.errors import CaptureError, TorchferryError, first_line
+from exporter.parameters import moved
 from exporter.sources.source import Inputs, Source
 from exporter.variables import FLOATING, TensorSpec
 from exporter.warmup import Warmup, close
@@ -314,8 +314,8 @@ def _call(
             at = names.index(spec.name)
             whole[at] = whole[at].requires_grad_(True)
             leaves.append(whole[at])
-        moved = dict(zip(parameters, leaves, strict=False))
-        with stateless._reparametrize_module(source.named, moved, tie_weights=True):
+        others = dict(zip(parameters, leaves, strict=False))
+        with moved(source.named, others):
             outputs = flatten(source.module(*whole), source)
         rows = whole[0].shape[0] if any(warm.constant) else 0
         values = {

@@ -7,6 +7,7 @@ symbols and records what torch's dispatcher is asked for, the backward pass incl
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._decomp import get_decompositions
+from torch._functorch.compile_utils import fx_graph_cse
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -96,6 +98,17 @@ def captured(
     calls = [n for n in graph.graph.nodes if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)]
     count = sum(1 for n in calls if not space_and_name(n.target)[1].startswith(_FREE))
     return Program(graph, held, count, len(inputs), parameters, tuple(comparisons.reads))
+
+
+def without_copies(program: Program) -> Program:
+    """What is computed twice is computed once: for graphs that are run many times in one call."""
+    graph = torch.fx.GraphModule(program.graph, fx_graph_cse(program.graph.graph))
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return dataclasses.replace(program, graph=graph)
 
 
 def _refuse_writes_to_constants(graph: torch.fx.GraphModule) -> None:

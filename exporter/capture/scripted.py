@@ -89,13 +89,17 @@ def said_of(modules: Mapping[str, nn.Module]) -> list[Finding]:
 @contextlib.contextmanager
 def called_instead(others: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """While this lasts, each module's ``forward`` is another; wherever the module is held."""
+    before = {module: module.__dict__.get("forward") for module in others}
     for module, other in others.items():
         module.__dict__["forward"] = other
     try:
         yield
     finally:
-        for module in others:
-            del module.__dict__["forward"]
+        for module, own in before.items():
+            if own is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = own
 
 
 class _AsOne(torch.autograd.Function):
@@ -120,4 +124,14 @@ def as_one(module: nn.Module, quietly: Callable[[], Any]) -> Callable[..., Any]:
         with quietly():
             return forward(*inputs)
 
-    return lambda *inputs: _AsOne.apply(run, *inputs)
+    def called(*inputs: Any) -> Any:
+        lengths = [len(x) if isinstance(x, list) else None for x in inputs]
+
+        def unpacked(*flat: Any) -> Any:
+            rest = iter(flat)
+            return run(*(next(rest) if n is None else [next(rest) for _ in range(n)] for n in lengths))
+
+        # The tracer does not look into lists.
+        return _AsOne.apply(unpacked, *(t for x in inputs for t in (x if isinstance(x, list) else [x])))
+
+    return called

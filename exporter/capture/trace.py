@@ -7,6 +7,7 @@ from buffers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import warnings
 from collections import Counter
@@ -19,7 +20,7 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from exporter.capture import boxes, constants, derivatives
+from exporter.capture import boxes, constants, derivatives, implicit
 from exporter.capture.backward import constants_of, followed
 from exporter.capture.entry import argument_names, forward_source
 from exporter.capture.functions import functions_inlined
@@ -27,10 +28,11 @@ from exporter.capture.operators import operators, rewrite_operators
 from exporter.capture.parameters import settable
 from exporter.capture.scripted import called_instead, compiled, marked, said_of
 from exporter.capture.torchscript import torchscript, varying_sizes
-from exporter.contract import Finding, MethodSpec
+from exporter.contract import NEWTON_INFO, Finding, MethodSpec
 from exporter.derivatives.request import Wanted
 from exporter.eager import evaluate, flatten, forward_line, inference_conditions, raised_at
 from exporter.errors import CaptureError, TorchferryError, first_line
+from exporter.implicit import newton_info
 from exporter.reads import ReadRecorder, fresh_constants, user_line
 from exporter.sources.source import Inputs
 from exporter.warmup import Warmup
@@ -69,20 +71,29 @@ class Captured:
 Methods = Mapping[str, tuple[boxes.Run, Inputs]]
 
 
-def capture(warm: Warmup, inputs: Inputs, seed: int, wanted: Wanted | None = None) -> Captured:
-    """The module to save, traced at ``inputs``, and findings of a look at its constants. ``wanted``: its derivatives.
+def capture(
+    warm: Warmup,
+    inputs: Inputs,
+    seed: int,
+    wanted: Wanted | None = None,
+    solves: Mapping[str, implicit.Captured] | None = None,
+) -> Captured:
+    """The module to save, traced at ``inputs``, and findings of a look at its constants. ``wanted``: its derivatives;
+    ``solves``: the loops of implicit updates, by path.
 
     Raises ``CaptureError`` where there is no trace, or where an output without a batch depends on the inputs;
     ``OperatorError`` for an operator of a source library.
     """
-    source = warm.source
+    source, solves = warm.source, solves or {}
     generator = torch.Generator().manual_seed(seed)
     with inference_conditions(source), quiet_deprecations():
         inlined = called_often(warm)
         chosen = derivatives.plan(warm, wanted, inputs) if wanted else derivatives.Plan(Wanted())
         program = followed(source, inputs, warm.constant) if source.differentiates else None
         methods = {boxes.METHOD: (_forward(warm), inputs)} if program is None else {}
-        first, warned = _heard(warm, {**methods, **chosen.traced}, inlined)
+        if solves:
+            methods[boxes.NEWTON_INFO] = (functools.partial(newton_info, source), inputs)
+        first, warned = _heard(warm, {**methods, **chosen.traced}, inlined, solves)
         if program is None:
             refuse_dependent_constants(warm, first)
         constants.pin_numbers(first)
@@ -96,7 +107,7 @@ def capture(warm: Warmup, inputs: Inputs, seed: int, wanted: Wanted | None = Non
         held = program.constants if program is not None else {}
         for value in (*held.values(), *chosen.constants(bool(source.batch_ndim))):
             places.make_room(value)
-        module = _trace(warm, {**methods, **chosen.traced}, buffers, inlined)
+        module = _trace(warm, {**methods, **chosen.traced}, buffers, inlined, solves)
         constants.pin_numbers(module)
         constants.fold_copies(module)
         constants.lift(module)
@@ -114,9 +125,14 @@ def capture(warm: Warmup, inputs: Inputs, seed: int, wanted: Wanted | None = Non
         contiguous = warm.contiguous or program is not None
         module.define(forward_source(source.inputs, len(warm.output_specs), bool(source.batch_ndim), contiguous))
         made = derivatives.define(warm, chosen, module, places.of)
+        if solves:
+            made["newton_info"] = MethodSpec(tuple(s.name for s in source.inputs), tuple(NEWTON_INFO))
+            info = (source.inputs, len(NEWTON_INFO), bool(source.batch_ndim), contiguous)
+            module.define(forward_source(*info, name="newton_info", inner=boxes.NEWTON_INFO))
         rewrite_operators(module)
         blocks = [o for o in made["jacobian"].outputs if not isinstance(o, str)] if "jacobian" in made else []
-        parameters, frozen = settable(warm, module, inputs, generator, blocks)
+        # Draws may be ones that do not converge.
+        parameters, frozen = settable(warm, module, warm.inputs if solves else inputs, generator, blocks)
     return Captured(module, operators(module), parameters, (*findings, *frozen), tuple(warned), made)
 
 
@@ -175,7 +191,7 @@ def called_often(warm: Warmup) -> set[nn.Module]:
 
 
 def _heard(
-    warm: Warmup, methods: Methods, inlined: set[nn.Module]
+    warm: Warmup, methods: Methods, inlined: set[nn.Module], solves: Mapping[str, implicit.Captured]
 ) -> tuple[torch.jit.ScriptModule, list[tuple[str, str]]]:
     """A trace, and the ``TracerWarning``s that it drew, with the user's line; other warnings are passed on.
 
@@ -197,7 +213,7 @@ def _heard(
         warnings.simplefilter("always", TracerWarning)
         warnings.showwarning = show
         with ReadRecorder():
-            module = _trace(warm, methods, {}, inlined)
+            module = _trace(warm, methods, {}, inlined, solves)
     for message, category, filename, lineno in others:
         warnings.warn_explicit(message, category, filename, lineno)
     return module, list(dict.fromkeys(caught))
@@ -224,10 +240,13 @@ def _trace(
     methods: Methods,
     buffers: Mapping[str, Sequence[torch.Tensor]],
     inlined: set[nn.Module],
+    solves: Mapping[str, implicit.Captured],
 ) -> torch.jit.ScriptModule:
     source = warm.source
     modules = marked(source.named)
-    scripted = {path: compiled(path, module) for path, module in modules.items()}
+    scripted = {
+        path: solves[path].scripted() if path in solves else compiled(path, module) for path, module in modules.items()
+    }
     root = boxes.build(source.named, {name: run for name, (run, _) in methods.items()}, buffers, inlined, scripted)
     given = {name: tuple(t.clone() for t in inputs) for name, (_, inputs) in methods.items()}
     try:

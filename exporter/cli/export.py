@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from exporter.cli.printing import err, out, print_json, print_listing, print_timings
+
+if TYPE_CHECKING:
+    from exporter.newton import OnFailure
 
 
 def command(
@@ -51,6 +54,10 @@ def command(
     ] = None,
     against: Annotated[
         Path | None, typer.Option(help="An earlier archive: say why this one is another specialisation.")
+    ] = None,
+    on_failure: Annotated[
+        str | None,
+        typer.Option(help="What an element that does not converge becomes: nan, last (its last iterate), or raise."),
     ] = None,
     runtime: Annotated[str, typer.Option(help="Where it is verified: python, libtorch, or both.")] = "python",
     device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
@@ -101,6 +108,7 @@ def command(
         differentiable=differentiable,
         symmetric=symmetric or [],
         against=against,
+        on_failure=cast("OnFailure | None", on_failure),
         runtimes=runtime,
         devices=device,
         time_limit=time_limit,

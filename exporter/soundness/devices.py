@@ -15,9 +15,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from exporter.capture.scripted import called_instead
 from exporter.contract import Finding
 from exporter.eager import inference_conditions
 from exporter.forked import NotRun
+from exporter.newton import loops
 from exporter.reads import user_line
 from exporter.soundness.footprint import is_users
 from exporter.soundness.paths import parting
@@ -92,7 +94,8 @@ class _Operations(TorchDispatchMode):
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
-    with inference_conditions(source):
+    solves = called_instead({loop: loop.shapes for loop in loops(source.named).values()})
+    with inference_conditions(source), solves:
         on_cpu, failed_cpu = _operations(source, inputs, "cpu")
         on_gpu, failed = _operations(source, inputs, "cuda")
         if failed_cpu:

@@ -1,4 +1,4 @@
-"""NEML2 input files: the only file that imports neml2."""
+"""NEML2 input files. This file and ``neml2_implicit`` are all that imports neml2."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ import torch
 from torch import nn
 
 from exporter.contract import Origin
-from exporter.errors import MissingRuntimeError, SourceError, UnsupportedError, UsageError, first_line, near
+from exporter.errors import MissingRuntimeError, SourceError, UsageError, first_line, near
 from exporter.given import Given, as_tensor, ordered
-from exporter.sources import neml2_history, neml2_layout
+from exporter.sources import neml2_history, neml2_implicit, neml2_layout
 from exporter.sources.source import Listing, Source
 from exporter.variables import TensorSpec
 
 # neml2-run computes in float64 unless told otherwise, and a literal like Scalar([0.1]) follows the default dtype.
 DTYPE = torch.float64
-IMPLICIT = "ImplicitUpdate"
 REFUSED = ("neml2", "nmhit", "pyzag", "exporter", "runtime_checks", "torchferry")
 
 
@@ -67,13 +66,12 @@ def driver_models(path: Path) -> list[str]:
 def load(path: Path, name: str, given: Given | None) -> Source:
     """One model of an input file. Warmup inputs: ``given``, else what the file's drivers feed it.
 
-    Raises ``SourceError`` for a file that does not parse or a name that is not there, ``UnsupportedError`` for an
-    implicit model, ``MissingRuntimeError`` where neml2 is missing or not built for this torch and the model needs
-    its compiled parts.
+    Raises ``SourceError`` for a file that does not parse or a name that is not there, ``UnsupportedError`` for a solver
+    that has no place in a file, ``MissingRuntimeError`` where neml2 is missing.
     """
     with _float64():
         factory, model = _model(path, name)
-        refuse_implicit(model, name)
+        solvers = neml2_implicit.install(model)
         calls: list[neml2_history.Call]
         if given is not None:
             calls, findings = [_given_call(model, given, factory)], ()
@@ -91,7 +89,7 @@ def load(path: Path, name: str, given: Given | None) -> Source:
         batch_ndim=layout.batch_ndim,
         calls=layout.calls,
         default_dtype=DTYPE,
-        findings=(*findings, *layout.findings),
+        findings=(*findings, *layout.findings, *solvers),
         origin=Origin(
             kind="neml2",
             library="neml2",
@@ -114,39 +112,14 @@ def listing(path: Path, name: str) -> Listing:
             for n, t in types.items()
         )
 
-    note = "implicit: not exported yet" if is_implicit(model) else ""
     parameters = {n: tuple(p.shape) for n, p in model.named_parameters()}
     kind = type(model).__name__
-    return Listing(name, kind, specs(model.input_spec), specs(model.output_spec), parameters, note=note)
+    return Listing(name, kind, specs(model.input_spec), specs(model.output_spec), parameters)
 
 
 def refuse_unknown(name: str, names: list[str], where: str) -> None:
     if name not in names:
         raise SourceError(f"there is no model {name!r} in the input file", where=where, expected=near(name, names))
-
-
-def is_implicit(model: nn.Module) -> bool:
-    return any(type(m).__name__ == IMPLICIT for m in model.modules())
-
-
-def refuse_implicit(model: nn.Module, name: str) -> None:
-    if not is_implicit(model):
-        return
-    if not built_for_this_torch():
-        raise MissingRuntimeError(
-            f"model {name!r} needs neml2's compiled parts, which are not built for this torch",
-            where=f"neml2 {version()}, torch {torch.__version__}",
-            got="an error from neml2's own Newton solver at a batch of 2",
-            expected="a neml2 that was built against the installed torch",
-            mend="pip install 'torch<2.13', for which neml2's wheel is built, or build neml2 from source against the "
-            "torch that is installed",
-        )
-    raise UnsupportedError(
-        f"model {name!r} is implicit",
-        where=f"it holds an {IMPLICIT}, which solves a nonlinear system at every call",
-        expected="an explicit model",
-        mend="export the models of its equation system on their own; implicit models are not exported yet",
-    )
 
 
 @functools.cache
@@ -321,6 +294,8 @@ def _transient(factory: Any, driver: str) -> neml2_history.Drive:
     transient = factory.get_driver(driver)
     # The driver is run to listen to it; the file that it would save is not asked for.
     transient.save_as = ""
+    if not built_for_this_torch():
+        neml2_implicit.install(transient.model)
     return transient.model, transient.run
 
 

@@ -10,7 +10,8 @@ from exporter import archive
 from exporter.capture import constants, derivatives, glue, parameters
 from exporter.derivatives import request
 from exporter.derivatives.request import Asked
-from exporter.pipeline import Clock, export_source
+from exporter.pipeline import export_source
+from exporter.sound import Clock
 from exporter.sources import python
 from runtime_checks.checks import finite_differences, products
 from runtime_checks.runners.base import Call

@@ -1,0 +1,158 @@
+"""Newton loops in the file: residual and Jacobian are captured as graphs, and the loop around them is compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from exporter.capture import fx
+from exporter.capture.operators import rewrite_operators
+from exporter.capture.scripted import called_instead
+from exporter.capture.torchscript import torchscript
+from exporter.eager import evaluate
+from exporter.errors import CaptureError
+from exporter.newton import Newton, loops
+from exporter.reads import tracing_paused
+from exporter.sources.source import Inputs, Source
+from exporter.variables import TensorSpec
+from exporter.warmup import close
+
+# What a loop gives.
+GIVEN = ("unknowns", "Jacobians", "iterations", "norms of the residual", "status", "factors")
+# What one solve takes: the first guess, and what is held.
+Taken = tuple[torch.Tensor, list[torch.Tensor]]
+
+
+def calls(source: Source, inputs: Inputs) -> list[tuple[Newton, Taken, tuple[torch.Tensor, ...]]]:
+    """The solves of one run in eager mode, in their order: the loop, what it took and what it gave."""
+    found: list[tuple[Newton, Taken, tuple[torch.Tensor, ...]]] = []
+
+    def noting(loop: Newton):
+        forward = loop.forward
+
+        def run(u: torch.Tensor, held: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            given = u.detach().clone(), [t.detach().clone() for t in held]
+            result = forward(u, held)
+            found.append((loop, given, tuple(t.detach() for t in result)))
+            return result
+
+        return run
+
+    with called_instead({loop: noting(loop) for loop in loops(source.named).values()}):
+        evaluate(source, inputs)
+    return found
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A loop, and the graphs that it calls: of ``(u, *held)``."""
+
+    loop: Newton
+    residual: fx.Program
+    jacobian: fx.Program
+
+    def scripted(self) -> torch.jit.ScriptModule:
+        """Anew with each call: the passes of a capture write to what they are given."""
+        made = copy.copy(self.loop)
+        made._modules = {}
+        # What may stand in for it just now.
+        made.__dict__.pop("forward", None)
+        for name, program in (("residual", self.residual), ("jacobian", self.jacobian)):
+            made.__dict__.pop(name)
+            made.add_module(name, _graph(program, self.loop.batched, several=name == "jacobian"))
+        return torch.jit.script(made)
+
+
+def captured_loop(path: str, loop: Newton, taken: Inputs) -> Captured:
+    """``taken``: unknowns and what is given. Call it under ``inference_conditions``; raises ``CaptureError``."""
+    guess, held = taken[0], loop.held(taken[1:])
+    return Captured(loop, *(_graph_of(getattr(loop, name), (guess, held), path) for name in ("residual", "jacobian")))
+
+
+def hold(path: str, one: Captured, taken: Sequence[Inputs]) -> None:
+    """Raises ``CaptureError`` where the compiled loop does not solve as eager mode does, to the last iteration."""
+    compiled = one.scripted()
+    for guess, *given in taken:
+        wanted, got = (run(guess, one.loop.held(given)) for run in (one.loop.forward, compiled))
+        for name, value, other in zip(GIVEN, wanted, got, strict=True):
+            if not close(other, value):
+                raise CaptureError(
+                    f"the implicit update {path!r} is not solved as in eager mode",
+                    check="implicit",
+                    where=path,
+                    got=f"{name} differ at a batch of {guess.shape[0]}",
+                    expected="the iterations of eager mode",
+                )
+
+
+@contextlib.contextmanager
+def standing_in(solves: Mapping[str, Captured]) -> Iterator[None]:
+    """While this lasts, solves run as they will in the file: some ten times as fast as in eager mode."""
+    with called_instead({one.loop: _called(one.scripted()) for one in solves.values()}):
+        yield
+
+
+def _called(compiled: torch.jit.ScriptModule) -> Callable[..., Any]:
+    def forward(u: torch.Tensor, held: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        state = torch._C._get_tracing_state()
+        with tracing_paused(state) if state else contextlib.nullcontext():
+            return compiled(u, held)
+
+    return forward
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _graph_of(function: Callable[..., Any], taken: Taken, path: str) -> fx.Program:
+    guess, held = taken
+
+    def run(u: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = function(u, list(rest))
+        return found if isinstance(found, tuple) else (found,)
+
+    try:
+        return fx.without_copies(fx.captured(run, (guess, *held)))
+    except CaptureError as error:
+        error.details["where"] = error.details.get("where") or path
+        raise
+
+
+class _Held(nn.Module):
+    """Constants of a graph."""
+
+    def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        for i, value in enumerate(values.values()):
+            self.register_buffer(f"tf_{i}", value.detach().clone())
+
+
+def _graph(program: fx.Program, batched: int, *, several: bool) -> torch.jit.ScriptModule:
+    # A class of its own: TorchScript gives modules of one class one set of methods.
+    module = torch.jit.script(type("Graph", (_Held,), {})(program.constants))
+    names = [f"x{i}" for i in range(program.inputs)]
+    places = {target: f"self.tf_{i}" for i, target in enumerate(program.constants)}
+    module.define(torchscript(program, "graph", names, places, [(i, 0) for i in range(1 + batched)]))
+    rewrite_operators(module)
+    given = ", ".join(["u", *(f"held[{i}]" for i in range(program.inputs - 1))])
+    returns, tail = ("Tuple[Tensor, Tensor]", "") if several else ("Tensor", "[0]")
+    module.define(
+        f"def forward(self, u: Tensor, held: List[Tensor]) -> {returns}:\n    return self.graph({given}){tail}\n"
+    )
+    return module
+
+
+def solved_specs(source: Source, inputs: Inputs) -> tuple[TensorSpec, ...]:
+    """What the solves of a run give, as variables."""
+    return tuple(
+        TensorSpec(f"tf_solved_{i}_{j}", tuple(value.shape[1:]), str(value.dtype).removeprefix("torch."))
+        for i, (_, _, given) in enumerate(calls(source, inputs))
+        for j, value in enumerate(given)
+    )

@@ -1,0 +1,195 @@
+"""A model through warmup, capture and the soundness gate: what a file is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from exporter.capture import implicit
+from exporter.capture.trace import Captured, capture, quiet_deprecations
+from exporter.contract import Finding
+from exporter.derivatives import request
+from exporter.derivatives.eager import reached
+from exporter.derivatives.request import Asked, Wanted
+from exporter.differentiating import as_it_runs
+from exporter.eager import inference_conditions
+from exporter.errors import UnsupportedError, UsageError
+from exporter.forked import isolated
+from exporter.newton import Newton, loops
+from exporter.soundness import gate
+from exporter.soundness.gate import Allowance
+from exporter.soundness.isolation import CleanRoom
+from exporter.sources.source import Inputs, Listing, Source
+from exporter.variables import TensorSpec
+from exporter.warmup import Warmup, first_run, warm_up
+
+# Is told of each model once its inputs and outputs are known, before it is captured.
+Announce = Callable[[Listing], Any]
+
+
+def sound_capture(
+    source: Source,
+    seed: int,
+    allowed: Sequence[Allowance] = (),
+    announce: Announce = lambda listing: None,
+    clock: Clock | None = None,
+    *,
+    opinion: bool = False,
+    asked: Asked | None = None,
+) -> tuple[Warmup, Captured, tuple[Finding, ...]]:
+    """Warmup, capture and the gate: what the file is made of. Raises ``UnsoundError`` and its kin.
+
+    The residual of an implicit update is judged first, as a model of its own; a solve is one operation from there on.
+    """
+    clock = clock or Clock()
+    solves, of_solves = _solves(source, seed, allowed, clock)
+    with implicit.standing_in(solves), CleanRoom(source) as room:
+        with clock("warmup"):
+            first = first_run(source, derived_seed(seed, "warmup"))
+        if asked is not None:
+            # A name that is misspelt is said before the seconds of the gate.
+            parameters = [name for name, _ in source.named.named_parameters()]
+            request.named(asked, [s.name for s in source.inputs], list(first.outputs), parameters)
+        with clock("soundness"):
+            room.import_alike()
+            found, drawn = gate.before_capture(first, room, derived_seed(seed, "gate"), allowed, opinion=opinion)
+        with clock("warmup"):
+            warm = warm_up(first, derived_seed(seed, "more warmup"))
+        announce(listing_of(warm))
+        wanted, said = derivatives_of(warm, asked)
+        with clock("capture"):
+            captured = capture(warm, drawn[0][1], derived_seed(seed, "capture"), wanted, solves)
+        with clock("soundness"):
+            found = gate.after_capture(warm, captured, drawn, found, allowed)
+    return warm, captured, (*of_solves, *found, *said)
+
+
+def _solves(
+    source: Source, seed: int, allowed: Sequence[Allowance], clock: Clock
+) -> tuple[Mapping[str, implicit.Captured], tuple[Finding, ...]]:
+    """By path, the solves of the model as they are captured, and findings of their residuals."""
+    found: dict[str, implicit.Captured] = {}
+    said: list[Finding] = []
+    within = loops(source.named)
+    if not within:
+        return found, ()
+    if source.differentiates:
+        raise UnsupportedError(
+            "a model that takes gradients itself holds an implicit update",
+            where=", ".join(within),
+            expected="gradients inside the residual, or --derivative for those of the update",
+        )
+    with clock("warmup"):
+        calls = isolated(_first_calls, source, derived_seed(seed, "warmup"))
+    for path, loop in within.items():
+        if loops(loop.owner):
+            raise UnsupportedError(
+                "an implicit update is part of the residual of another",
+                where=path,
+                expected="updates one behind the other",
+                mend="make the inner unknowns unknowns of the outer system",
+            )
+        if path not in calls:
+            raise UnsupportedError("an implicit update is not called", where=path, mend="leave it out of the model")
+        part = as_it_runs(_residual(source, path, loop, calls[path]), derived_seed(seed, "warmup"))
+        warm, _, findings = sound_capture(part, seed, allowed, clock=clock)
+        with clock("capture"), inference_conditions(source), quiet_deprecations():
+            found[path] = implicit.captured_loop(path, loop, warm.inputs)
+            drawn = warm.sampler.draw(warm.traced_sizes[1], implicit.generator())
+            implicit.hold(path, found[path], [*calls[path], drawn])
+        said += [dataclasses.replace(f, what=f"{path}: {f.what}") for f in (*warm.findings, *findings)]
+    return found, tuple(said)
+
+
+def _first_calls(source: Source, seed: int) -> dict[str, list[Inputs]]:
+    """What each solve takes on the warmup inputs, and where it ends: ``(u, *given)``."""
+    paths = {loop: path for path, loop in loops(source.named).items()}
+    inputs = first_run(source, seed).inputs
+    found: dict[str, list[Inputs]] = {}
+    with inference_conditions(source):
+        for loop, (guess, held), (u, *_) in implicit.calls(source, inputs):
+            given = held[: loop.batched]
+            found.setdefault(paths[loop], []).extend([(guess, *given), (u, *given)])
+    return found
+
+
+class _Residual:
+    """``(u, *given)`` to the residual, with the parameters as they are."""
+
+    def __init__(self, loop: Newton) -> None:
+        self._loop = loop
+
+    def __call__(self, u: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        return self._loop.residual(u, self._loop.held(given))
+
+
+def _residual(source: Source, path: str, loop: Newton, calls: Sequence[Inputs]) -> Source:
+    names = ["unknowns", *(f"given_{i}" for i in range(loop.batched))]
+    return Source(
+        name=f"{path}.residual",
+        module=_Residual(loop),
+        named=loop.owner,
+        inputs=tuple(
+            TensorSpec(n, tuple(t.shape[1:]), str(t.dtype).removeprefix("torch."))
+            for n, t in zip(names, calls[0], strict=True)
+        ),
+        outputs=(TensorSpec("residual"),),
+        origin=source.origin,
+        calls=tuple(calls),
+        default_dtype=source.default_dtype,
+    )
+
+
+def derivatives_of(warm: Warmup, asked: Asked | None) -> tuple[Wanted | None, tuple[Finding, ...]]:
+    if asked is None or not asked.derivatives:
+        return None, ()
+    with inference_conditions(warm.source):
+        pairs = reached(warm.source, warm.inputs)
+    parameters = {n: str(p.dtype).removeprefix("torch.") for n, p in warm.source.named.named_parameters()}
+    if warm.source.sizes:
+        raise UsageError(
+            "derivatives of a model with open sizes have no shape",
+            got=f"open sizes {', '.join(warm.source.sizes)}",
+            expected="fixed shapes, or a batch of independent elements",
+            mend="take the derivatives in the function itself: torch.autograd.grad, and return them",
+        )
+    specs = warm.source.inputs, warm.output_specs
+    return request.wanted(asked, *specs, parameters, pairs, differentiates=warm.source.differentiates)
+
+
+def listing_of(warm: Warmup) -> Listing:
+    named = warm.source.named
+    parameters = {name: tuple(p.shape) for name, p in named.named_parameters()}
+    return Listing(
+        warm.source.name,
+        type(named).__name__,
+        warm.source.inputs,
+        warm.output_specs,
+        parameters,
+        warm.source.batch_ndim,
+    )
+
+
+def derived_seed(seed: int, stage: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {stage}".encode()).digest()[:7], "big")
+
+
+class Clock:
+    """Seconds by stage: ``with clock("load"): ...``."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str):
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
