@@ -14,6 +14,8 @@ SPREAD = 0.05
 # Where every recorded value of a variable is zero there is no scale to perturb it by; small beside 1, and far
 # from rounding.
 SCALE_OF_ZEROS = 1e-2
+# How far a row is moved towards another one.
+BLEND = 0.25
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,17 @@ class Sampler:
     def draw(self, size: int | Mapping[str, int], generator: torch.Generator) -> Inputs:
         """Inputs of shape ``(size, *own)``, or ``own`` with ``sizes(size)`` where there is no batch, on the CPU."""
         lead = (size,) if self.batch_ndim and isinstance(size, int) else ()
-        picked = None
+        picked, other = None, None
         sizes = self.sizes(size)
         rows = self._resized(sizes, generator) if sizes and self.rows is not None else self.rows
         if self.rows is not None and self.batch_ndim and self.specs:
             count = self.rows[0].shape[0]
             picked = torch.randint(count, lead, generator=generator)
+            if any(s.sampling.kind == "blended" for s in self.specs):
+                part = BLEND * torch.rand(lead, generator=generator, dtype=torch.float64)
+                other = torch.randint(count, lead, generator=generator), part
         return tuple(
-            _drawn(spec, (*lead, *spec.sized(sizes)), rows[i] if rows else None, picked, generator)
+            _drawn(spec, (*lead, *spec.sized(sizes)), rows[i] if rows else None, picked, other, generator)
             for i, spec in enumerate(self.specs)
         )
 
@@ -85,12 +90,17 @@ def _drawn(
     shape: tuple[int, ...],
     rows: torch.Tensor | None,
     picked: torch.Tensor | None,
+    other: tuple[torch.Tensor, torch.Tensor] | None,
     generator: torch.Generator,
 ) -> torch.Tensor:
     hint, dtype = spec.sampling, getattr(torch, spec.dtype)
     if hint.kind == "uniform" or rows is None:
         return uniform(spec, shape, generator)
     values = rows[picked] if picked is not None else rows.clone()
+    if hint.kind == "blended" and other is not None:
+        at, part = other
+        part = part.reshape(-1, *[1] * (values.ndim - 1)).to(dtype)
+        return values + part * (rows[at] - values)
     if hint.kind == "fixed" or hint.spread == 0.0:
         return values
     scale = float(rows.detach().abs().max()) if rows.numel() else 0.0
@@ -112,6 +122,10 @@ def uniform(spec: TensorSpec, shape: tuple[int, ...], generator: torch.Generator
         for _ in range(2 if dtype.is_complex else 1)
     ]
     return (torch.complex(*parts) if dtype.is_complex else parts[0]).to(dtype)
+
+
+def blended(spec: TensorSpec) -> Sampling:
+    return Sampling("blended") if spec.dtype in FLOATING else Sampling("fixed")
 
 
 def recorded(spec: TensorSpec, spread: float) -> Sampling:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from exporter.capture import implicit
 from exporter.capture.trace import Captured, capture, quiet_deprecations
@@ -54,8 +55,7 @@ def sound_capture(
             first = first_run(source, derived_seed(seed, "warmup"))
         if asked is not None:
             # A name that is misspelt is said before the seconds of the gate.
-            parameters = [name for name, _ in source.named.named_parameters()]
-            request.named(asked, [s.name for s in source.inputs], list(first.outputs), parameters)
+            request.named(asked, [s.name for s in source.inputs], list(first.outputs), list(_own(source)))
         with clock("soundness"):
             room.import_alike()
             found, drawn = gate.before_capture(first, room, derived_seed(seed, "gate"), allowed, opinion=opinion)
@@ -146,12 +146,18 @@ def _residual(source: Source, path: str, loop: Newton, calls: Sequence[Inputs]) 
     )
 
 
+def _own(source: Source) -> dict[str, nn.Parameter]:
+    """Parameters by name, without the settings of solvers."""
+    settings = {id(p) for loop in loops(source.named).values() for p in loop.parameters()}
+    return {name: p for name, p in source.named.named_parameters() if id(p) not in settings}
+
+
 def derivatives_of(warm: Warmup, asked: Asked | None) -> tuple[Wanted | None, tuple[Finding, ...]]:
     if asked is None or not asked.derivatives:
         return None, ()
     with inference_conditions(warm.source):
         pairs = reached(warm.source, warm.inputs)
-    parameters = {n: str(p.dtype).removeprefix("torch.") for n, p in warm.source.named.named_parameters()}
+    parameters = {n: str(p.dtype).removeprefix("torch.") for n, p in _own(warm.source).items()}
     if warm.source.sizes:
         raise UsageError(
             "derivatives of a model with open sizes have no shape",

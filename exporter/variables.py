@@ -24,10 +24,12 @@ class Sampling:
 
     ``recorded``: a row that warmup saw, times ``1 + spread * u``, plus ``spread * scale * u``, with ``u`` uniform
     in [-1, 1) and ``scale`` the largest magnitude that was seen; rows of all variables are picked together.
-    ``uniform``: in [low, high). ``fixed``: the recorded rows as they are (integers, booleans, ``spread`` 0).
+    ``blended``: a row that warmup saw, moved towards another one by up to a quarter of the way, which keeps what holds
+    on the line between them (time goes on, a state is admissible). ``uniform``: in [low, high). ``fixed``: the recorded
+    rows as they are (integers, booleans, ``spread`` 0).
     """
 
-    kind: Literal["recorded", "uniform", "fixed"] = "uniform"
+    kind: Literal["recorded", "blended", "uniform", "fixed"] = "uniform"
     low: float = -1.0
     high: float = 1.0
     spread: float = 0.0

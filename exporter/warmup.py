@@ -13,7 +13,7 @@ from exporter.eager import evaluate, forward_line, inference_conditions, same_bi
 from exporter.errors import CaptureError, WarmupError
 from exporter.newton import loops
 from exporter.readiness import refuse_training, refuse_unready
-from exporter.sampling import SPREAD, Sampler, recorded
+from exporter.sampling import SPREAD, Sampler, blended, recorded
 from exporter.sizes import admitted_batches, admitted_sizes, distinct_sizes, with_open_sizes
 from exporter.sources.source import Inputs, Source
 from exporter.variables import FLOATING, Sampling, TensorSpec
@@ -71,7 +71,10 @@ def sampler_of(source: Source, low: float = -1.0, high: float = 1.0) -> Sampler:
     """Around the calls that were recorded; else by the hints of the signature, and in [low, high) without one."""
     if not source.calls:
         return Sampler(tuple(_hinted(spec, low, high) for spec in source.inputs), source.batch_ndim, None)
-    specs = tuple(dataclasses.replace(s, sampling=recorded(s, SPREAD)) for s in source.inputs)
+    # A step of a history that is perturbed here and there is no step of any.
+    history = bool(loops(source.named)) and bool(source.batch_ndim)
+    hints = [blended(s) if history else recorded(s, SPREAD) for s in source.inputs]
+    specs = tuple(dataclasses.replace(s, sampling=h) for s, h in zip(source.inputs, hints, strict=True))
     return Sampler(specs, source.batch_ndim, stack(source))
 
 
@@ -222,6 +225,8 @@ def tame(
         return sampler, ()
     # An element that does not converge is an answer; it must not be most of them.
     solves = bool(loops(source.named)) and bool(sampler.batch_ndim)
+    if solves and _mostly(evaluate(source, sampler.draw(4 * size, generator))):
+        return sampler, ()
     for spread in (SPREAD, SPREAD / 10, SPREAD / 1000, 0.0):
         specs = tuple(dataclasses.replace(s, sampling=recorded(s, spread)) for s in sampler.specs)
         tried = Sampler(specs, sampler.batch_ndim, sampler.rows)

@@ -24,12 +24,13 @@ BLOCKS, TANGENTS, COTANGENTS = "blocks_batch", "tangents_batch", "cotangents_bat
 BY_PARAMETERS = "by_parameters_batch"
 JVP, VJP, JACOBIAN = "jvp_batch", "vjp_batch", "jacobian_batch"
 ROWS, EVERY = "rows_batch", "every_block_batch"
-NEWTON_INFO = "newton_info_batch"
+NEWTON_INFO, SOLVED = "newton_info_batch", "solved_batch"
 _PUBLIC = ("forward", "jacobian", "jvp", "vjp", "newton_info")
 RESERVED = (
     *_PUBLIC,
     *(f"{name}_any_batch" for name in _PUBLIC),
-    *(METHOD, BLOCKS, TANGENTS, BY_PARAMETERS, COTANGENTS, JVP, VJP, JACOBIAN, ROWS, EVERY, NEWTON_INFO),
+    *(METHOD, BLOCKS, TANGENTS, BY_PARAMETERS, COTANGENTS, JVP, VJP, JACOBIAN, ROWS, EVERY),
+    *(NEWTON_INFO, SOLVED, f"{JVP}_solved", f"{VJP}_solved"),
     "broadcast_batch",
 )
 
@@ -53,6 +54,9 @@ class Root(Box):
 
     def newton_info_batch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self._run(NEWTON_INFO, inputs)
+
+    def solved_batch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self._run(SOLVED, inputs)
 
     def _run(self, method: str, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         runs, scopes = self._outside

@@ -9,23 +9,21 @@ needs fewer operations.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from exporter.capture import fx
-from exporter.capture.boxes import BLOCKS, BY_PARAMETERS, COTANGENTS, EVERY, JACOBIAN, JVP, ROWS, TANGENTS, VJP, Run
-from exporter.capture.entry import argument_names, forward_source
-from exporter.capture.glue import Caller, Directions, Product, jacobian_source, pushed_source
-from exporter.capture.torchscript import torchscript, varying_sizes
-from exporter.contract import COTANGENT, TANGENT, MethodSpec
+from exporter.capture import fx, implicit
+from exporter.capture.boxes import BLOCKS, BY_PARAMETERS, COTANGENTS, JVP, ROWS, SOLVED, TANGENTS, VJP, Run
+from exporter.capture.glue import Directions, Product
 from exporter.derivatives import eager
 from exporter.derivatives.request import Wanted
-from exporter.eager import flatten
+from exporter.eager import evaluate, flatten
 from exporter.errors import CaptureError, TorchferryError, first_line
+from exporter.newton import loops
 from exporter.parameters import moved
 from exporter.sources.source import Inputs, Source
 from exporter.variables import FLOATING, TensorSpec
@@ -33,6 +31,10 @@ from exporter.warmup import Warmup, close
 
 FORWARD, REVERSE, CHAIN = "forward mode", "reverse mode", "the chain rule of {}"
 Specs = Sequence[TensorSpec]
+
+
+def lead_of(product: Product, batched: bool) -> int:
+    return 1 if batched and not (product.parameters and product.forward) else 0
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,20 @@ class Plan:
     how: str = ""
     # The whole Jacobian, where tangents cannot be captured by themselves.
     rows: Product | None = None
+    # What the solves of an implicit model give, which its products take behind the inputs.
+    solved: tuple[TensorSpec, ...] = ()
 
     def constants(self, batched: bool) -> list[torch.Tensor]:
         """Tensors that the methods read which are written here: directions, and what backward passes hold."""
         products = [*self.products, *([self.rows] if self.rows else [])]
-        found = [t for p in products for t in p.along.tensors(_lead(p, batched))]
+        found = [t for p in products for t in p.along.tensors(lead_of(p, batched))]
         return found + [t for program in self.programs.values() for t in program.constants.values()]
 
 
 def plan(warm: Warmup, wanted: Wanted, inputs: Inputs) -> Plan:
     """Call it under ``inference_conditions``. Raises ``CaptureError`` where no way to the derivatives works."""
     source = warm.source
+    inputs = _solvable(warm, inputs)
     programs: dict[str, fx.Program] = {}
     products: list[Product] = []
     traced: dict[str, tuple[Run, Inputs]] = {}
@@ -79,7 +84,7 @@ def plan(warm: Warmup, wanted: Wanted, inputs: Inputs) -> Plan:
         programs[BY_PARAMETERS] = program
         products.append(product)
         how = f"{how}; by parameters: {mode}" if how else mode
-    real_in, real_out = _real(source.inputs), _real(warm.output_specs)
+    real_in, real_out = real(source.inputs), real(warm.output_specs)
     rows: Product | None = None
     if wanted.jvp:
         try:
@@ -93,7 +98,25 @@ def plan(warm: Warmup, wanted: Wanted, inputs: Inputs) -> Plan:
     if wanted.vjp:
         programs[VJP] = _cotangents(warm, inputs, real_in, real_out)
         _hold(warm, programs[VJP], real_in, real_out, forward=False)
-    return Plan(wanted, traced, programs, tuple(products), how, rows)
+    solved: tuple[TensorSpec, ...] = ()
+    if programs and loops(source.named):
+        solved = implicit.solved_specs(source, inputs)
+        traced[SOLVED] = (functools.partial(_solved_run, source), inputs)
+    return Plan(wanted, traced, programs, tuple(products), how, rows, solved)
+
+
+def _solved_run(source: Source, *inputs: torch.Tensor) -> Inputs:
+    return implicit.solved(source, inputs)
+
+
+def _solvable(warm: Warmup, inputs: Inputs) -> Inputs:
+    """Elements that converge: the others have no derivative."""
+    if not loops(warm.source.named) or not warm.source.batch_ndim:
+        return inputs
+    outputs = evaluate(warm.source, inputs)
+    good = [torch.isfinite(v).reshape(v.shape[0], -1).all(1) for v in outputs.values() if v.is_floating_point()]
+    rows = torch.stack(good).all(0)
+    return tuple(t[rows] for t in inputs)
 
 
 def _by_parameters(warm: Warmup, inputs: Inputs, by: Specs, of: Specs) -> tuple[fx.Program, Product, str]:
@@ -115,7 +138,7 @@ def _by_parameters(warm: Warmup, inputs: Inputs, by: Specs, of: Specs) -> tuple[
         return program, product, f"{REVERSE}, element by element"
 
 
-def _real(specs: Specs) -> tuple[TensorSpec, ...]:
+def real(specs: Specs) -> tuple[TensorSpec, ...]:
     return tuple(s for s in specs if s.dtype in FLOATING)
 
 
@@ -163,7 +186,7 @@ def _hold(warm: Warmup, program: fx.Program, by: Specs, of: Specs, *, forward: b
     """
     source = warm.source
     generator = torch.Generator().manual_seed(0)
-    inputs = warm.sampler.draw(warm.traced_sizes[1], generator)
+    inputs = _solvable(warm, warm.sampler.draw(warm.traced_sizes[1], generator))
     parameters = eager.parameters_of(source)
     whole = not source.batch_ndim or (program.parameters and forward)
     lead = torch.Size() if whole else inputs[0].shape[:1]
@@ -173,7 +196,7 @@ def _hold(warm: Warmup, program: fx.Program, by: Specs, of: Specs, *, forward: b
     }
     held = [parameters[n].detach() for n in program.parameters]
     try:
-        got = program.graph(*inputs, *directions.values(), *held)[len(warm.output_specs) :]
+        got = program.graph(*inputs, *_solved(source, inputs), *directions.values(), *held)[len(warm.output_specs) :]
     except Exception as error:
         what = "the product does not run at another batch size"
         mend = "torch's own formula of some operation wrote a size into the graph: write it with other operations"
@@ -242,7 +265,8 @@ def _blocks_run(warm: Warmup, wanted: Wanted) -> Run:
 
 def _tangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs, *, by_parameters: bool = False) -> fx.Program:
     """Inputs, then tangents of ``by``, to all outputs, then the tangents of ``of``."""
-    call, moving, parameters = _call(warm, by, of, by_parameters)
+    source = warm.source
+    call, moving, parameters = _call(warm, inputs, by, of, by_parameters)
 
     def run(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.enable_grad():
@@ -262,7 +286,7 @@ def _tangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs, *, by_paramete
 
     return fx.captured(
         run,
-        (*inputs, *_ones(warm, inputs, by, by_parameters), *parameters.values()),
+        (*inputs, *_solved(source, inputs), *_ones(warm, inputs, by, by_parameters), *parameters.values()),
         tuple(parameters),
         named=warm.source.named,
     )
@@ -271,7 +295,8 @@ def _tangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs, *, by_paramete
 def _cotangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs, *, by_parameters: bool = False) -> fx.Program:
     """Inputs, then cotangents of ``of``, to all outputs, then the cotangents of ``by``; those of parameters are sums
     over the batch."""
-    call, moving, parameters = _call(warm, by, of, by_parameters)
+    source = warm.source
+    call, moving, parameters = _call(warm, inputs, by, of, by_parameters)
 
     def run(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.enable_grad():
@@ -284,8 +309,12 @@ def _cotangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs, *, by_parame
         zeros = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, pulled, strict=True)]
         return tuple(v.detach() for v in (*values, *zeros))
 
-    given = (*inputs, *_ones(warm, inputs, of, False), *parameters.values())
+    given = (*inputs, *_solved(source, inputs), *_ones(warm, inputs, of, False), *parameters.values())
     return fx.captured(run, given, tuple(parameters), named=warm.source.named)
+
+
+def _solved(source: Source, inputs: Inputs) -> Inputs:
+    return implicit.solved(source, inputs) if loops(source.named) else ()
 
 
 def _ones(warm: Warmup, inputs: Inputs, specs: Specs, parameters: bool) -> list[torch.Tensor]:
@@ -297,12 +326,13 @@ _Called = tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
 
 
 def _call(
-    warm: Warmup, by: Specs, of: Specs, by_parameters: bool
+    warm: Warmup, inputs: Inputs, by: Specs, of: Specs, by_parameters: bool
 ) -> tuple[Callable[..., _Called], Callable[..., Sequence[torch.Tensor]], dict[str, torch.Tensor]]:
     """``(call, moving, parameters)``. ``call`` gives the leaves ``by`` that gradients are taken of, the outputs ``of``
     and all outputs; ``moving`` picks the directions; ``parameters`` come behind them."""
     source = warm.source
     count, names = len(source.inputs), [s.name for s in source.inputs]
+    first = count + len(_solved(source, inputs))
     named = eager.parameters_of(source)
     # In the order of their directions.
     parameters = {s.name: named[s.name] for s in by} if by_parameters else {}
@@ -315,7 +345,7 @@ def _call(
             whole[at] = whole[at].requires_grad_(True)
             leaves.append(whole[at])
         others = dict(zip(parameters, leaves, strict=False))
-        with moved(source.named, others):
+        with moved(source.named, others), implicit.solved_already(source, given[count:first]):
             outputs = flatten(source.module(*whole), source)
         rows = whole[0].shape[0] if any(warm.constant) else 0
         values = {
@@ -325,65 +355,6 @@ def _call(
         return leaves, [values[s.name] for s in of], list(values.values())
 
     def moving(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return given[count : len(given) - len(parameters)]
+        return given[first : len(given) - len(parameters)]
 
     return call, moving, {n: p.detach() for n, p in parameters.items()}
-
-
-def _lead(product: Product, batched: bool) -> int:
-    return 1 if batched and not (product.parameters and product.forward) else 0
-
-
-def define(
-    warm: Warmup, chosen: Plan, module: torch.jit.ScriptModule, place: Callable[[torch.Tensor], str]
-) -> dict[str, MethodSpec]:
-    """Write the methods into ``module``, and say what they take and return. ``place``: where a tensor is read from."""
-    source, specs = warm.source, warm.output_specs
-    batched = bool(source.batch_ndim)
-    names = argument_names([s.name for s in source.inputs])
-    real_in, real_out = _real(source.inputs), _real(specs)
-    parameters = dict(source.named.named_parameters())
-    varying = varying_sizes(source.inputs, batched)
-    for name, program in chosen.programs.items():
-        seeds = [f"tf_seed_{i}" for i in range(program.inputs - len(names) - len(program.parameters))]
-        arguments = [*names, *seeds, *(place(parameters[n]) for n in program.parameters)]
-        held = {target: place(t) for target, t in program.constants.items()}
-        module.define(torchscript(program, name, arguments, held, varying))
-    ins, outs = tuple(s.name for s in source.inputs), tuple(s.name for s in specs)
-    methods: dict[str, MethodSpec] = {}
-
-    # A graph of operators goes by the strides that it saw.
-    contiguous = warm.contiguous or bool(chosen.programs)
-
-    def outer(name: str, inner: str, taken: Specs, count: int) -> None:
-        module.define(forward_source(taken, count, batched, contiguous, name=name, inner=inner))
-
-    caller = Caller(names, source.inputs, specs, batched, {n: tuple(p.shape) for n, p in parameters.items()})
-    pairs = (*chosen.wanted.pairs, *chosen.wanted.by_parameters)
-    if pairs:
-        inner = BLOCKS
-        if chosen.products:
-            inner = JACOBIAN
-            places = {p.method: [place(t) for t in p.along.tensors(_lead(p, batched))] for p in chosen.products}
-            ready = chosen.wanted.pairs if BLOCKS in chosen.traced else ()
-            module.define(jacobian_source(inner, caller, pairs, chosen.products, places, ready, BLOCKS))
-        outer("jacobian", inner, source.inputs, len(specs) + len(pairs))
-        zeros, symmetric = chosen.wanted.zeros, chosen.wanted.symmetric
-        methods["jacobian"] = MethodSpec(ins, (*outs, *pairs), how=chosen.how, zeros=zeros, symmetric=symmetric)
-    if chosen.wanted.jvp:
-        tangents = [dataclasses.replace(s, name=TANGENT + s.name) for s in real_in]
-        if chosen.rows:
-            places = {ROWS: [place(t) for t in chosen.rows.along.tensors(_lead(chosen.rows, batched))]}
-            every = [(o.name, i.name) for o in real_out for i in real_in]
-            module.define(jacobian_source(EVERY, caller, every, [chosen.rows], places))
-            module.define(pushed_source(JVP, EVERY, caller, real_in, every))
-        outer("jvp", JVP, (*source.inputs, *tangents), len(specs) + len(real_out))
-        returned = (*outs, *(TANGENT + s.name for s in real_out))
-        how = f"{REVERSE}, times the tangents" if chosen.rows else FORWARD
-        methods["jvp"] = MethodSpec((*ins, *(s.name for s in tangents)), returned, how=how)
-    if chosen.wanted.vjp:
-        seeds = [dataclasses.replace(s, name=COTANGENT + s.name) for s in real_out]
-        outer("vjp", VJP, (*source.inputs, *seeds), len(specs) + len(real_in))
-        returned = (*outs, *(COTANGENT + s.name for s in real_in))
-        methods["vjp"] = MethodSpec((*ins, *(s.name for s in seeds)), returned, how=REVERSE)
-    return methods

@@ -71,10 +71,19 @@ class Caller:
     outputs: Sequence[TensorSpec]
     batched: bool
     parameters: Mapping[str, tuple[int, ...]]
+    # What the solves of an implicit model give, found once and passed to every product.
+    solved: Sequence[TensorSpec] = ()
+    solved_by: str = ""
 
     @property
     def given(self) -> str:
         return ", ".join(self.arguments)
+
+    @property
+    def passed(self) -> list[tuple[str, TensorSpec]]:
+        """What a product takes before its directions."""
+        found = [(f"tf_s[{i}]", spec) for i, spec in enumerate(self.solved)]
+        return [*zip(self.arguments, self.inputs, strict=True), *found]
 
     @property
     def lead(self) -> str:
@@ -87,6 +96,9 @@ class Caller:
 
     def rows(self) -> list[str]:
         return [f"tf_rows = {self.arguments[0]}.size(0)"] if self.batched else []
+
+    def solves(self) -> list[str]:
+        return [f"tf_s = self.{self.solved_by}({self.given})"] if self.solved else []
 
 
 def jacobian_source(
@@ -103,7 +115,7 @@ def jacobian_source(
     ``places`` gives for each product the expressions of its direction tensors; ``ready`` are blocks that the method
     ``ready_by`` returns behind the outputs.
     """
-    lines = caller.rows()
+    lines = [*caller.rows(), *caller.solves()]
     outputs = len(caller.outputs)
     blocks: dict[Pair, str] = {}
     values: list[str] = []
@@ -151,7 +163,7 @@ def _repeated(made: str, product: Product, caller: Caller, places: Sequence[str]
         own = "".join(f", {d}" for d in spec.fixed)
         return f"{value}.expand([{n}, tf_rows{own}]).reshape([{n} * tf_rows{own}])"
 
-    given = [tall(a, s) for a, s in zip(caller.arguments, caller.inputs, strict=True)]
+    given = [tall(a, s) for a, s in caller.passed]
     given += [tall(p, s) for p, s in zip(places, product.along.specs, strict=True)]
     outputs = len(caller.outputs)
     lines = [f"{made} = self.{product.method}({', '.join(given)})"]
@@ -164,7 +176,8 @@ def _repeated(made: str, product: Product, caller: Caller, places: Sequence[str]
 
 def _in_a_loop(made: str, product: Product, caller: Caller, places: Sequence[str]) -> list[str]:
     def call(at: str) -> str:
-        return f"{product.method}({', '.join([caller.given, *(f'{p}[{at}]' for p in places)])})"
+        given = [*(a for a, _ in caller.passed), *(f"{p}[{at}]" for p in places)]
+        return f"{product.method}({', '.join(given)})"
 
     lines = [*_begun(made, product, caller, call("0")), *_kept(made, f"{made}_first", product, caller)]
     lines += [f"for tf_k in range(1, {product.along.total}):", f"    {made} = self.{call('tf_k')}"]
@@ -175,7 +188,7 @@ def _in_a_loop(made: str, product: Product, caller: Caller, places: Sequence[str
 def _element_by_element(made: str, product: Product, caller: Caller, places: Sequence[str]) -> list[str]:
     """Rows by parameters: a batch would give their sum."""
     n = product.along.total
-    row = ", ".join([*(f"{a}.narrow(0, tf_r, 1)" for a in caller.arguments), *(f"{p}[tf_k]" for p in places)])
+    row = ", ".join([*(f"{a}.narrow(0, tf_r, 1)" for a, _ in caller.passed), *(f"{p}[tf_k]" for p in places)])
     lines = _begun(made, product, caller, f"{METHOD}({caller.given})")
     lines += [f"for tf_k in range({n}):", "    for tf_r in range(tf_rows):"]
     lines += [f"        {made} = self.{product.method}({row})"]
@@ -217,3 +230,10 @@ def pushed_source(name: str, blocks: str, caller: Caller, by: Sequence[TensorSpe
         pushed.append(f"({' + '.join(terms)}).reshape({_sizes(lead, spec.fixed)})")
     taken = [*caller.arguments, *(f"tf_t_{i}" for i in range(len(by)))]
     return method_source(name, taken, lines, [*(f"tf_b[{i}]" for i in range(len(outputs))), *pushed])
+
+
+def solved_source(name: str, inner: str, caller: Caller, seeds: Sequence[str], returned: int) -> str:
+    """Source of a method that solves, and calls the product ``inner`` with what was found."""
+    given = ", ".join([*(a for a, _ in caller.passed), *seeds])
+    lines = [*caller.solves(), f"tf_p = self.{inner}({given})"]
+    return method_source(name, [*caller.arguments, *seeds], lines, [f"tf_p[{i}]" for i in range(returned)])

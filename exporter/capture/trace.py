@@ -21,6 +21,7 @@ from torch.jit._trace import TracerWarning
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from exporter.capture import boxes, constants, derivatives, implicit
+from exporter.capture import methods as methods_of_derivatives
 from exporter.capture.backward import constants_of, followed
 from exporter.capture.entry import argument_names, forward_source
 from exporter.capture.functions import functions_inlined
@@ -124,7 +125,7 @@ def capture(
         operators(module)
         contiguous = warm.contiguous or program is not None
         module.define(forward_source(source.inputs, len(warm.output_specs), bool(source.batch_ndim), contiguous))
-        made = derivatives.define(warm, chosen, module, places.of)
+        made = methods_of_derivatives.define(warm, chosen, module, places.of)
         if solves:
             made["newton_info"] = MethodSpec(tuple(s.name for s in source.inputs), tuple(NEWTON_INFO))
             info = (source.inputs, len(NEWTON_INFO), bool(source.batch_ndim), contiguous)
