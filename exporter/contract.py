@@ -69,6 +69,10 @@ class MethodSpec:
     __pydantic_config__ = STRICT
 
 
+def block_name(of: str, by: str) -> str:
+    return f"d {of} / d {by}"
+
+
 def bare(name: str) -> str:
     """The variable that a tangent or cotangent belongs to."""
     return name.removeprefix(TANGENT).removeprefix(COTANGENT)
@@ -102,16 +106,19 @@ NEWTON_INFO = {"iterations": "int64", "residual_norm": "float64", "status": "int
 
 @dataclass(frozen=True)
 class Bounds:
+    """``floor``: what rounding leaves of a derivative that is zero."""
+
     rtol: float
     atol: float
+    floor: float = 0.0
     __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """An output passes where ``|a - b| <= atol * max|b| + rtol * |b|``.
+    """An output passes where ``|a - b| <= atol * max|b| + rtol * |b| + floor``.
 
-    ``outputs`` overrides ``dtypes`` by name.
+    ``outputs`` overrides ``dtypes`` by name; the name of a block is ``d OUTPUT / d INPUT``.
     """
 
     dtypes: dict[str, Bounds] = field(
@@ -127,8 +134,10 @@ class Tolerance:
     outputs: dict[str, Bounds] = field(default_factory=dict)
     __pydantic_config__ = STRICT
 
-    def bounds(self, output: str, dtype: str) -> Bounds:
-        """Exact for dtypes without a tolerance: integers and booleans."""
+    def bounds(self, output: str | tuple[str, str], dtype: str) -> Bounds:
+        """Exact for dtypes without a tolerance: integers and booleans. A block without bounds has the output's."""
+        if not isinstance(output, str):
+            return self.outputs.get(block_name(*output)) or self.bounds(output[0], dtype)
         return self.outputs.get(output) or self.dtypes.get(dtype) or Bounds(0.0, 0.0)
 
 

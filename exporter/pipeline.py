@@ -20,7 +20,6 @@ from exporter.cases import METHOD, fresh_cases, method_cases, stored_cases
 from exporter.contract import (
     NEWTON_INFO,
     SCHEMA,
-    Bounds,
     Contract,
     CreatedWith,
     Envelope,
@@ -47,6 +46,7 @@ from exporter.soundness import gate
 from exporter.soundness.gate import Allowance
 from exporter.sources import neml2, python, resolve
 from exporter.sources.source import Listing, Source
+from exporter.tolerances import of_solves
 from exporter.variables import TensorSpec
 from exporter.warmup import Warmup, first_run, warm_up
 
@@ -256,8 +256,7 @@ def contract_of(
             for name, p in source.named.named_parameters()
             if name in kept
         ),
-        # A norm that is nothing but rounding is another number on another device.
-        tolerance=Tolerance(outputs={"residual_norm": Bounds(1.0, 1.0)} if within else {}),
+        tolerance=of_solves(warm, captured.methods) if within else Tolerance(),
         devices=tuple(devices),
         operators=captured.operators,
         findings=(*warm.findings, *findings),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exporter.contract import Contract, MethodSpec, bare
+from exporter.contract import Contract, MethodSpec, bare, block_name
 from exporter.errors import UsageError, near
 
 
@@ -95,6 +95,8 @@ def renamed(contract: Contract, renames: Sequence[Rename]) -> Contract:
             outputs=tuple(name_of(o) if isinstance(o, str) else pair(*o) for o in spec.outputs),
         )
 
+    found = (o for spec in contract.methods.values() for o in spec.outputs if not isinstance(o, str))
+    blocks = {block_name(*p): block_name(*pair(*p)) for p in found}
     return dataclasses.replace(
         contract,
         envelope=dataclasses.replace(
@@ -105,6 +107,6 @@ def renamed(contract: Contract, renames: Sequence[Rename]) -> Contract:
         methods={name: method(spec) for name, spec in contract.methods.items()},
         tolerance=dataclasses.replace(
             contract.tolerance,
-            outputs={name_of(k): v for k, v in contract.tolerance.outputs.items()},
+            outputs={blocks.get(k) or name_of(k): v for k, v in contract.tolerance.outputs.items()},
         ),
     )

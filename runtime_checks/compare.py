@@ -37,7 +37,8 @@ class Comparison:
 
 
 def compare(got: Any, expected: torch.Tensor, bounds: Bounds) -> Comparison:
-    """``|got - expected| <= atol * scale + rtol * |expected|`` by element; NaN and infinities agree in place and sign.
+    """``|got - expected| <= atol * scale + rtol * |expected| + floor`` by element; NaN and infinities agree in place
+    and sign.
 
     ``scale`` is the largest finite magnitude of ``expected`` (1 where all is zero): rounding errors are relative to
     it, and an output of size 1e-13 is not right because it is small. Shape, dtype and device must agree too.
@@ -62,7 +63,7 @@ def compare(got: Any, expected: torch.Tensor, bounds: Bounds) -> Comparison:
     difference = torch.where(finite, (a - b).abs(), 0.0)
     # The magnitude of a finite complex number may be none.
     scale = min(float(torch.where(torch.isfinite(b), b.abs(), 0.0).max()) or 1.0, torch.finfo(torch.float64).max)
-    allowed = torch.where(finite, bounds.atol * scale + bounds.rtol * b.abs(), 0.0)
+    allowed = torch.where(finite, bounds.atol * scale + bounds.rtol * b.abs() + bounds.floor, 0.0)
     # "not <=" would let NaN through; a NaN or infinity that is not alike has an infinite excess
     excess = torch.where(finite, difference - allowed, torch.where(alike, -1.0, float("inf")))
     bad = ~(excess <= 0)

@@ -163,9 +163,8 @@ def _judge(expectation: Expectation, result: Result, contract: Contract) -> Judg
         return tuple(Comparison(False, reason) for _ in names)
     judged = []
     for name, got, wanted in zip(names, result.outputs, expectation.outputs, strict=True):
-        output = name if isinstance(name, str) else name[0]
         dtype = str(wanted.dtype).removeprefix("torch.")
-        judged.append(compare(got, wanted, contract.tolerance.bounds(output, dtype)))
+        judged.append(compare(got, wanted, contract.tolerance.bounds(name, dtype)))
     return tuple(judged)
 
 

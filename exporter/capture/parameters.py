@@ -81,9 +81,15 @@ def _agree(
                 noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.mul_((1 + CHANGE * (0.5 + noise)).to(parameter.dtype))
         try:
-            wanted = tuple(evaluate(warm.source, tuple(t.clone() for t in inputs)).values())
+            outputs = evaluate(warm.source, tuple(t.clone() for t in inputs))
+            wanted = tuple(outputs.values())
+            floors = [0.0] * len(wanted)
             if pairs:
                 wanted += tuple(blocks(warm.source, inputs, pairs).values())
+                # A derivative that is zero but for rounding.
+                sizes = {n: _size(p) for n, p in warm.source.named.named_parameters()}
+                sizes |= {s.name: _size(t) for s, t in zip(warm.source.inputs, inputs, strict=True)}
+                floors += [_size(outputs[of]) / sizes[by] if sizes[by] else 0.0 for of, by in pairs]
         except WarmupError:
             return None
         if not all(map(finite, wanted)):
@@ -98,12 +104,16 @@ def _agree(
         with torch.no_grad():
             for (_, parameter), value in zip(parameters, before, strict=True):
                 parameter.copy_(value)
-    return all(_close(a, b) for a, b in zip(got, wanted, strict=True))
+    return all(_close(a, b, floor) for a, b, floor in zip(got, wanted, floors, strict=True))
 
 
-def _close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+def _size(value: torch.Tensor) -> float:
+    return float(value.detach().abs().max()) if value.numel() else 0.0
+
+
+def _close(got: torch.Tensor, wanted: torch.Tensor, floor: float) -> bool:
     if not wanted.is_floating_point() or wanted.numel() == 0:
         return True
-    scale = float(wanted.abs().max())
+    scale = max(float(wanted.abs().max()), floor)
     rtol = RTOL.get(wanted.dtype, 1e-2)
     return torch.allclose(got, wanted.expand(got.shape), rtol=rtol, atol=rtol * scale)

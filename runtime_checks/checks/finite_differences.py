@@ -253,7 +253,9 @@ def _judge_block(block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor,
     central = (table[:, :, 0] - table[:, :, 1]) / (2 * steps)
     rounding = 4 * torch.finfo(getattr(torch, ladder.dtype)).eps * table.abs().amax(2) / steps
     best, doubt = extrapolated(central, rounding)
-    scale = exact.abs().amax().expand(exact.shape)
+    # Far below what an output makes of an input of this size there is rounding only.
+    rounded = 1e-6 * table.abs().amax() * FIRST / ladder.steps[0].max() if table.numel() else exact.new_zeros(())
+    scale = torch.maximum(exact.abs().amax(), rounded.nan_to_num(0.0)).expand(exact.shape)
     allowed = RESOLUTION[ladder.dtype] * scale.clamp(min=torch.finfo(torch.float64).tiny)
     up = (table[:, -2:, 0] - centre) / steps[-2:]
     down = (centre - table[:, -2:, 1]) / steps[-2:]

@@ -146,7 +146,7 @@ def symmetry(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
             block = results[0].outputs[spec.outputs.index(pair)]
             n = math.prod(contract.returned(pair[0]).fixed)
             square = block.reshape(*block.shape[:lead], n, n)
-            bounds = contract.tolerance.bounds(pair[0], str(block.dtype).removeprefix("torch."))
+            bounds = contract.tolerance.bounds(pair, str(block.dtype).removeprefix("torch."))
             found = compare(square, square.transpose(-1, -2).contiguous(), bounds)
             wrong += [] if found.passed else [f"d {pair[0]} / d {pair[1]}: {found.reason}"]
         said = ", ".join(f"d {of} / d {by}" for of, by in spec.symmetric)

@@ -101,7 +101,7 @@ Comparison compare_floating(const at::Tensor& got, const at::Tensor& expected, c
       continue;
     }
     const double difference = std::abs(a[i] - b[i]);
-    const double excess = difference - (bounds.atol * scale + bounds.rtol * std::abs(b[i]));
+    const double excess = difference - (bounds.atol * scale + bounds.rtol * std::abs(b[i]) + bounds.floor);
     // "not <=": a NaN never passes
     if (!(excess <= 0.0)) ++bad;
     if (excess > most_excess) most_excess = excess, most = i;

@@ -86,7 +86,11 @@ class Field {
       if (name == known) return dtype;
     broken(name, "a dtype");
   }
-  Bounds bounds() const { return {at("rtol").number(), at("atol").number()}; }
+  /// Of fields that came later: files without them are as good.
+  bool has(const std::string& name) const { return value_.is_object() && value_.contains(name); }
+  Bounds bounds() const {
+    return {at("rtol").number(), at("atol").number(), has("floor") ? at("floor").number() : 0.0};
+  }
 
   [[noreturn]] void broken(const std::string& got, const std::string& expected) const {
     fail(TF_ERROR_ARCHIVE, {"the contract is broken", "field " + (path_.empty() ? "(the whole)" : path_), got,
@@ -167,7 +171,8 @@ Contract parse(const std::string& text, const std::string& where) {
   const auto inputs = variables(root.at("inputs"), contract.sizes);
   const auto known = contract.sizes.size();
   if (known && contract.batch_ndim) root.at("inputs").broken("open sizes and a batch", "one of them");
-  const auto outputs = variables(root.at("outputs"), contract.sizes);
+  auto outputs = variables(root.at("outputs"), contract.sizes);
+  if (root.has("info")) outputs.merge(variables(root.at("info"), contract.sizes));
   Variables parameters;
   for (const auto& item : root.at("parameters").items()) {
     contract.parameters.push_back(
@@ -209,6 +214,9 @@ const Method& Contract::method(const std::string& wanted) const {
 }
 
 Bounds Contract::bounds(const Output& output) const {
+  if (output.by)
+    if (const auto own = output_tolerance.find("d " + output.name + " / d " + *output.by); own != output_tolerance.end())
+      return own->second;
   if (const auto own = output_tolerance.find(output.name); own != output_tolerance.end()) return own->second;
   if (const auto by_dtype = tolerance.find(output.dtype); by_dtype != tolerance.end()) return by_dtype->second;
   return {};

@@ -22,7 +22,7 @@ struct Comparison {
   std::string expected;
 };
 
-/// |got - expected| <= atol * max|expected| + rtol * |expected|, element by element, where NaN and infinities agree
+/// |got - expected| <= atol * max|expected| + rtol * |expected| + floor, element by element, where NaN and infinities agree
 /// in place and sign and shape and dtype agree: the rule of runtime_checks/compare.py. `expected` is on the CPU.
 Comparison compare(const at::Tensor& got, const at::Tensor& expected, const Bounds& bounds);
 

@@ -54,6 +54,7 @@ struct Range {
 struct Bounds {
   double rtol = 0.0;
   double atol = 0.0;
+  double floor = 0.0;  ///< what rounding leaves of a derivative that is zero
 };
 
 struct Contract {
@@ -71,7 +72,7 @@ struct Contract {
 
   /// Throws `Error` (TF_ERROR_NAME) with the names that there are.
   const Method& method(const std::string& name) const;
-  /// By output name, else by dtype; exact for integers and booleans.
+  /// By block, by output name, else by dtype; exact for integers and booleans.
   Bounds bounds(const Output& output) const;
 };
 

@@ -1,0 +1,60 @@
+"""How far two right ways to one solution of an implicit model may part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from exporter.capture import implicit
+from exporter.contract import COTANGENT, TANGENT, Bounds, MethodSpec, Tolerance, block_name
+from exporter.eager import evaluate, inference_conditions
+from exporter.variables import FLOATING
+from exporter.warmup import Warmup
+
+# Of what a linear solve may lose: several solves, and sums over them.
+MARGIN = 8.0
+
+
+def of_solves(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolerance:
+    """The usual tolerance, widened by what the linear solves lose to rounding; exact for iterations and status.
+
+    A solve with ``A`` loses the relative accuracy ``eps * || |A^-1| |A| ||`` (Skeel's condition number, which scaling
+    the equations does not change: Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 7.13), at most over
+    the warmup case. A norm that is nothing but rounding is another number on another device, and a tangent of an
+    element that does not yield is zero but for rounding, relative to what the output makes of an input of this size.
+    """
+    source = warm.source
+    with inference_conditions(source):
+        outputs = evaluate(source, warm.inputs)
+        condition = max(_condition(given[1], given[4]) for _, _, given in implicit.calls(source, warm.inputs))
+    sizes = {n: _magnitude(p) for n, p in source.named.named_parameters()}
+    sizes |= {s.name: _magnitude(t) for s, t in zip(source.inputs, warm.inputs, strict=True)}
+    found = {"residual_norm": Bounds(1.0, 1.0)}
+
+    def widened(dtype: str) -> Bounds:
+        usual = Tolerance().bounds("", dtype)
+        lost = MARGIN * torch.finfo(getattr(torch, dtype)).eps * condition
+        return Bounds(max(usual.rtol, lost), max(usual.atol, lost))
+
+    for spec in (*source.inputs, *warm.output_specs):
+        if spec.dtype in FLOATING:
+            side = [COTANGENT + spec.name] if spec in source.inputs else [spec.name, TANGENT + spec.name]
+            found.update(dict.fromkeys(side, widened(spec.dtype)))
+    for of, by in (o for m in methods.values() for o in m.outputs if not isinstance(o, str)):
+        bounds = found[of]
+        floor = bounds.atol * _magnitude(outputs[of]) / (sizes[by] or 1.0)
+        found[block_name(of, by)] = Bounds(bounds.rtol, bounds.atol, floor)
+    return Tolerance(outputs=found)
+
+
+def _condition(matrix: torch.Tensor, status: torch.Tensor) -> float:
+    good = matrix[status == 0].to(torch.float64)
+    inverse, info = torch.linalg.inv_ex(good)
+    found = (inverse.abs() @ good.abs()).sum(-1).amax(-1)[info == 0]
+    return float(found.max()) if found.numel() else 1.0
+
+
+def _magnitude(value: torch.Tensor) -> float:
+    finite = value.detach()[torch.isfinite(value)].abs()
+    return float(finite.max()) if finite.numel() else 0.0
