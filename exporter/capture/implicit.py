@@ -72,7 +72,7 @@ class Captured:
 def captured_loop(path: str, loop: Newton, taken: Inputs) -> Captured:
     """``taken``: unknowns and what is given. Call it under ``inference_conditions``; raises ``CaptureError``."""
     guess, held = taken[0], loop.held(taken[1:])
-    return Captured(loop, *(_graph_of(getattr(loop, name), (guess, held), path) for name in ("residual", "jacobian")))
+    return Captured(loop, *(graph_of(getattr(loop, name), (guess, held), path) for name in ("residual", "jacobian")))
 
 
 def hold(path: str, one: Captured, taken: Sequence[Inputs]) -> None:
@@ -111,7 +111,7 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def _graph_of(function: Callable[..., Any], taken: Taken, path: str) -> fx.Program:
+def graph_of(function: Callable[..., Any], taken: Taken, path: str) -> fx.Program:
     guess, held = taken
 
     def run(u: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:

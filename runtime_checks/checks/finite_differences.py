@@ -267,7 +267,7 @@ def _judge_block(block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor,
     off = (best - exact).abs()
     # Far out, where an output no longer changes, steps agree on a derivative that is none here.
     last = torch.maximum((central[:, -1] - central[:, -2]).abs(), rounding[:, -1])
-    here = (central[:, -1] - exact).abs() <= TRUST * last
+    here = ((central[:, -1] - exact).abs() <= TRUST * last) & (ladder.steps.ndim == 2)
     wrong = (known & ~here & (off > torch.maximum(TRUST * doubt, FLOOR * allowed))) | (
         torch.isfinite(best) & ~torch.isfinite(exact)
     )

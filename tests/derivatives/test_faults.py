@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from exporter import archive
-from exporter.capture import constants, derivatives, glue, parameters
+from exporter.capture import constants, glue, methods, parameters
 from exporter.derivatives import request
 from exporter.derivatives.request import Asked
 from exporter.pipeline import export_source
@@ -53,7 +53,7 @@ def test_without_a_fault_nothing_fails(tmp_path):
 def edited(monkeypatch, edit):
     """The text of the method ``jacobian`` with something else in it."""
     written = glue.jacobian_source
-    monkeypatch.setattr(derivatives, "jacobian_source", lambda *a, **k: edit(written(*a, **k)))
+    monkeypatch.setattr(methods, "jacobian_source", lambda *a, **k: edit(written(*a, **k)))
 
 
 def first_block(text: str, change: str) -> str:
