@@ -4,9 +4,10 @@ import pytest
 import torch
 from conftest import RATES, ROOT, export_unverified, load_module
 
-from exporter.errors import MissingRuntimeError, SourceError, UnsupportedError, UsageError
+from exporter.eager import inference_conditions
+from exporter.errors import CaptureError, MissingRuntimeError, SourceError, UnsupportedError, UsageError
 from exporter.pipeline import show
-from exporter.sources import resolve
+from exporter.sources import neml2_implicit, resolve
 from exporter.warmup import first_run, warm_up
 
 pytestmark = pytest.mark.usefixtures("neml2")
@@ -20,6 +21,7 @@ def sources():
 
 
 def write(tmp_path, text):
+    tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "model.i"
     path.write_text(text)
     return path
@@ -261,20 +263,55 @@ def test_opaque_pow_is_rewritten(tmp_path):
     assert all(o.startswith(("aten::", "prim::")) for o in opened.contract.operators)
 
 
+def said_of_the_solver(source):
+    (found,) = (f for f in source.findings if f.check == "solver")
+    return found
+
+
 def test_implicit_models(tmp_path, monkeypatch):
+    """With neml2's own solver where that runs, and without it."""
     path = write(tmp_path, IMPLICIT)
-    built = sources().built_for_this_torch()
-    expected = UnsupportedError if built else MissingRuntimeError
-    with pytest.raises(expected):
-        sources().load(path, "model", None)
+    found = said_of_the_solver(sources().load(path, "model", None))
+    assert (found.severity == "sound") == sources().built_for_this_torch()
     monkeypatch.setattr(sources(), "built_for_this_torch", lambda: False)
-    with pytest.raises(MissingRuntimeError, match=r"not built for this torch(.|\n)*torch<2\.13") as missing:
-        sources().load(path, "model", None)
-    assert missing.value.exit_code == 6
-    monkeypatch.setattr(sources(), "built_for_this_torch", lambda: True)
-    with pytest.raises(UnsupportedError, match="implicit") as unsupported:
-        sources().load(path, "model", None)
-    assert unsupported.value.exit_code == 3
+    found = said_of_the_solver(sources().load(path, "model", None))
+    assert found.severity == "not run"
+    assert "not built for torch" in found.reason
+    opened = export_unverified(str(path), tmp_path / "m.pt", "model")
+    names = [s.name for s in opened.contract.inputs]
+    values = {"x~1": torch.rand(20, dtype=F), "t": torch.rand(20, dtype=F) + 1, "t~1": torch.ones(20, dtype=F)}
+    values["x"] = values["x~1"]
+    (x,) = load_module(opened.path)(*(values[n] for n in names))
+    torch.testing.assert_close(x, values["x~1"] / (1 + values["t"] - values["t~1"]), rtol=1e-12, atol=0)
+    assert [s.path for s in opened.contract.solvers] == ["newton"]
+
+
+def test_a_solver_that_finds_something_else(tmp_path, monkeypatch):
+    """The control of what holds the solution against the library's: its model is another one."""
+    path = write(tmp_path, IMPLICIT)
+    other = write(tmp_path / "other", IMPLICIT.replace("weights = '-1'", "weights = '-1.000001'"))
+    built = sources()._model
+    source = sources().load(path, "model", None)
+    library = sources().RawTensors(built(other, "model")[1].requires_grad_(False), {}).eval()
+    if not sources().built_for_this_torch():
+        neml2_implicit.install(library.model)
+    with inference_conditions(source), pytest.raises(CaptureError, match="not solved as neml2 solves it"):
+        neml2_implicit.held_against(source, library, first_run(source, 0).inputs)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "message"),
+    [
+        ("type = Newton", "type = Newton\nmax_its = 1", UsageError, "max_its"),
+        ("type = Newton", "type = Newton\nrel_tol = 2.0", UsageError, "rel_tol"),
+        ("solver = 'newton'", "solver = 'newton'\nmax_substepping_level = 2", UnsupportedError, "smaller ones"),
+        ("unknowns = 'x'", "unknowns = 'y'", SourceError, "y"),
+    ],
+)
+def test_implicit_models_that_cannot_be(tmp_path, old, new, error, message):
+    with pytest.raises(error) as caught:
+        sources().load(write(tmp_path, IMPLICIT.replace(old, new)), "model", None)
+    assert message in str(caught.value)
 
 
 def test_the_parts_of_an_implicit_model_are_exported(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -13,11 +14,14 @@ import torch
 from torch import nn
 
 from exporter.contract import Origin
+from exporter.eager import inference_conditions
 from exporter.errors import MissingRuntimeError, SourceError, UsageError, first_line, near
 from exporter.given import Given, as_tensor, ordered
+from exporter.newton import loops
 from exporter.sources import neml2_history, neml2_implicit, neml2_layout
 from exporter.sources.source import Listing, Source
 from exporter.variables import TensorSpec
+from exporter.warmup import first_run
 
 # neml2-run computes in float64 unless told otherwise, and a literal like Scalar([0.1]) follows the default dtype.
 DTYPE = torch.float64
@@ -30,7 +34,7 @@ class RawTensors(nn.Module):
     def __init__(self, model: nn.Module, sub_batch: Mapping[str, int]) -> None:
         super().__init__()
         self.model = model
-        self._sub_batch = dict(sub_batch)
+        self.sub_batch = dict(sub_batch)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         result = self.model(*self._wrapped(tensors).values())
@@ -47,7 +51,7 @@ class RawTensors(nn.Module):
     def _wrapped(self, tensors: tuple[torch.Tensor, ...]) -> dict[str, Any]:
         types: Any = self.model.input_spec
         return {
-            name: kind(tensor, sub_batch_ndim=self._sub_batch.get(name, 0))
+            name: kind(tensor, sub_batch_ndim=self.sub_batch.get(name, 0))
             for (name, kind), tensor in zip(types.items(), tensors, strict=True)
         }
 
@@ -79,7 +83,7 @@ def load(path: Path, name: str, given: Given | None) -> Source:
             calls, findings = _recorded(path, name)
         layout = neml2_layout.find(model, calls, factory.settings, RawTensors)
     raw = RawTensors(model, layout.sub_batch).eval()
-    return Source(
+    source = Source(
         name=name,
         module=raw,
         blocks=raw.blocks,
@@ -99,6 +103,21 @@ def load(path: Path, name: str, given: Given | None) -> Source:
             refused_imports=REFUSED,
         ),
     )
+    return _held(source, path, raw) if loops(model) else source
+
+
+def _held(source: Source, path: Path, raw: RawTensors) -> Source:
+    """An implicit model, held against the library's own solver where that runs."""
+    if not built_for_this_torch():
+        why = f"neml2 {version()} is not built for torch {torch.__version__}: tools/build_neml2.sh builds it"
+        return dataclasses.replace(source, findings=(*source.findings, neml2_implicit.not_held(why)))
+    with _float64():
+        _, other = _model(path, source.name)
+        library = RawTensors(other.requires_grad_(False), raw.sub_batch).eval()
+        with inference_conditions(source):
+            inputs = first_run(source, 0).inputs
+            found = neml2_implicit.held_against(source, library, inputs)
+    return dataclasses.replace(source, findings=(*source.findings, *found))
 
 
 def listing(path: Path, name: str) -> Listing:
@@ -124,7 +143,7 @@ def refuse_unknown(name: str, names: list[str], where: str) -> None:
 
 @functools.cache
 def built_for_this_torch() -> bool:
-    """Whether neml2's own Newton solver runs at a batch of 2: it fails where neml2 is built for another torch."""
+    """Whether neml2's own Newton solver runs at any batch: it fails where neml2 is built for another torch."""
     neml2 = _neml2()
     text = """
     [Models]
@@ -168,13 +187,17 @@ def built_for_this_torch() -> bool:
     with _float64(), torch.no_grad():
         model = neml2.load_string(text).get_model("model").requires_grad_(False)
         values = {"x~1": 1.0, "t": 2.0, "t~1": 1.0, "x": 1.0}
-        inputs = [t(torch.full((2,), values[n])) for n, t in model.input_spec.items()]
-        try:
-            result = model(*inputs)
-        except (IndexError, RuntimeError):
-            return False
-    found = (result[0] if isinstance(result, tuple) else result).data
-    return torch.allclose(found, torch.full((2,), 0.5, dtype=DTYPE))
+        # What it reads of another torch's memory differs from call to call.
+        for rows in (2, 3, 5, 32, 100, 2, 7, 1000):
+            inputs = [t(torch.full((rows,), values[n])) for n, t in model.input_spec.items()]
+            try:
+                result = model(*inputs)
+            except (IndexError, RuntimeError):
+                return False
+            found = (result[0] if isinstance(result, tuple) else result).data
+            if not torch.allclose(found, torch.full((rows,), 0.5, dtype=DTYPE)):
+                return False
+    return True
 
 
 def version() -> str:

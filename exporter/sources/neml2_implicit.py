@@ -14,11 +14,13 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from exporter.contract import Finding
-from exporter.errors import UnsupportedError, UsageError
+from exporter.capture import implicit
+from exporter.contract import Finding, Tolerance
+from exporter.errors import CaptureError, UnsupportedError, UsageError, first_line
 from exporter.implicit import solution
-from exporter.newton import LineSearch, LineSearchKind, Newton, OnFailure, Settings
+from exporter.newton import LineSearch, LineSearchKind, Newton, OnFailure, Settings, loops
 from exporter.parameters import moved
+from exporter.sources.source import Inputs, Source
 
 IMPLICIT = "ImplicitUpdate"
 # A direct solver, or one that a direct solver stands in for.
@@ -127,6 +129,62 @@ class _Solved:
         if self.functions is None:
             self.functions = RHS(system), Jacobian(system)
         return guess, given
+
+
+def held_against(source: Source, library: Any, inputs: Inputs) -> tuple[Finding, ...]:
+    """The library's own solver, with the same settings, in the same places of ``library``, another copy of the model.
+
+    It stops where the residual is below ``max(abs_tol, rel_tol |r_0|)``, so that its unknowns are off by at most
+    ``|A^-1|`` times that, to first order. Raises ``CaptureError`` where they are farther off than twice that.
+    """
+    theirs: dict[str, list[torch.Tensor]] = {}
+
+    def listen(path: str):
+        def hook(module: Any, taken: Any, given: Any) -> None:
+            values = given if isinstance(given, tuple) else (given,)
+            flat = [v.data.reshape(v.data.shape[0], -1) for v in values]
+            theirs.setdefault(path, []).append(torch.cat(flat, -1))
+
+        return hook
+
+    hooks = [update.register_forward_hook(listen(path)) for path, update in updates(library.model)]
+    try:
+        library(*inputs)
+    except Exception as error:
+        return (not_held(f"it fails on the recorded inputs: {first_line(error)}"),)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    paths = {loop: path.removesuffix(".newton").removesuffix("newton") for path, loop in loops(source.named).items()}
+    worst = 0.0
+    for loop, (guess, held), (u, matrix, _, _, status, _) in implicit.calls(source, inputs):
+        other = theirs[paths[loop]].pop(0)
+        first = loop.residual(guess, held).norm(dim=-1)
+        stops = torch.maximum(loop.abs_tol, loop.rel_tol * first)
+        usual = Tolerance().bounds("", "float64")
+        rounding = usual.atol * u.abs().amax(0) + usual.rtol * u.abs()
+        allowed = 2 * torch.linalg.inv_ex(matrix)[0].abs().sum(-1) * stops[:, None] + rounding
+        off = ((u - other).abs() / allowed)[status == 0]
+        worst = max(worst, float(off.max()) if off.numel() else 0.0)
+        if not worst <= 1.0:
+            raise CaptureError(
+                f"the implicit update {paths[loop] or 'model'!r} is not solved as neml2 solves it",
+                check="solver",
+                got=f"unknowns {worst:.3g} times as far apart as the tolerances allow",
+                expected="one solution, within the tolerances of the solver",
+            )
+    rows = inputs[0].shape[0] if inputs else 0
+    return (
+        Finding(
+            "solver",
+            f"held against neml2's own Newton solver on {rows} recorded steps",
+            reason=f"apart by {worst:.2g} of what its tolerances allow, at most",
+        ),
+    )
+
+
+def not_held(why: str) -> Finding:
+    return Finding("solver", "not held against neml2's own Newton solver", reason=why, severity="not run")
 
 
 def _flat(value: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +17,7 @@ from exporter.newton import CONVERGED, NOT_CONVERGED, NOT_FINITE, SINGULAR, Line
 F = torch.float64
 
 
-def arctan(settings=None, on_failure="nan"):
+def arctan(settings: Settings | None = None, on_failure: Any = "nan"):
     """``atan(u) = g``: whole steps diverge from far away. Two unknowns, of which the second is ``u_2 = g``."""
 
     def residual(u, held):
@@ -124,7 +126,7 @@ def test_an_empty_batch():
         ({"max_its": 0}, "max_its"),
         ({"line_search": LineSearch(trials=0)}, "line search"),
         ({"line_search": LineSearch(cutback=1.0)}, "line search"),
-        ({"line_search": LineSearch("exact")}, "line search"),
+        ({"line_search": LineSearch("exact")}, "line search"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_settings_with_which_nothing_converges(settings, message):

@@ -6,10 +6,10 @@ import contextlib
 import copy
 import dataclasses
 
-import decay
+import cubic
 import pytest
 import torch
-from decay import Decay, F, update
+from cubic import Decay, F, update
 from torch import nn
 
 import torchferry
@@ -35,7 +35,7 @@ def test_the_first_guess_is_the_previous_value():
     model = update()
     assert [s.name for s in model.signature.inputs] == ["x~1", "dt"]
     (x,) = model(*POINTS.values())
-    torch.testing.assert_close(x, decay.solved(*POINTS.values()), rtol=1e-12, atol=0)
+    torch.testing.assert_close(x, cubic.solved(POINTS["x~1"], POINTS["dt"]), rtol=1e-12, atol=0)
 
 
 def test_a_guess_that_is_asked_for_and_one_that_is_predicted():
@@ -47,7 +47,7 @@ def test_a_guess_that_is_asked_for_and_one_that_is_predicted():
     assert [s.name for s in predicted.signature.inputs] == ["before", "dt", "start"]
     for model in (asked, predicted):
         (x,) = model(*POINTS.values(), torch.ones(3, dtype=F))
-        torch.testing.assert_close(x, decay.solved(*POINTS.values()), rtol=1e-12, atol=0)
+        torch.testing.assert_close(x, cubic.solved(POINTS["x~1"], POINTS["dt"]), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,10 @@ def test_a_residual_without_names():
 
 def test_tangents_are_those_of_the_implicit_function_theorem():
     model = update()
+    k = model.get_parameter("residual.k")
     old, dt = (t.clone().requires_grad_() for t in POINTS.values())
     (x,) = model(old, dt)
-    by_old, by_dt, by_k = torch.autograd.grad(x.sum(), [old, dt, model.residual.k])
+    by_old, by_dt, by_k = torch.autograd.grad(x.sum(), [old, dt, k])
     slope = 1 + 6 * dt * x**2
     torch.testing.assert_close(by_old, 1 / slope)
     torch.testing.assert_close(by_dt, -2 * x**3 / slope)
@@ -87,7 +88,7 @@ def test_tangents_are_those_of_the_implicit_function_theorem():
 def test_the_file(path):
     loaded = torchferry.load(path)
     found = loaded.call("forward", POINTS)["x"]
-    torch.testing.assert_close(found, decay.solved(*POINTS.values()), rtol=1e-12, atol=0)
+    torch.testing.assert_close(found, cubic.solved(POINTS["x~1"], POINTS["dt"]), rtol=1e-12, atol=0)
     # Without anything of ours.
     (alone,) = torch.jit.load(str(path))(*POINTS.values())
     assert torch.equal(alone, found)
@@ -184,9 +185,9 @@ def test_composed_with_others(tmp_path):
     assert [s.path for s in one.contract.solvers] == ["first.newton", "second.newton"]
     loaded = torchferry.load(tmp_path / "m.pt")
     found = loaded.call("forward", {s.name: values[s.name] for s in one.contract.inputs})
-    x = decay.solved(*POINTS.values())
+    x = cubic.solved(POINTS["x~1"], POINTS["dt"])
     torch.testing.assert_close(found["stress"], 2 * x)
-    torch.testing.assert_close(found["y"], decay.solved(x, POINTS["dt"], 0.5))
+    torch.testing.assert_close(found["y"], cubic.solved(x, POINTS["dt"], 0.5))
     info = loaded.call("newton_info", {s.name: values[s.name] for s in one.contract.inputs})
     assert info["status"].shape == (3, 2)
 
