@@ -7,15 +7,19 @@ import copy
 import dataclasses
 
 import cubic
+import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from cubic import Decay, F, update
+from specimens import load
 from torch import nn
 
 import torchferry
 from exporter.capture import implicit
 from exporter.errors import CaptureError, MismatchError, UnsupportedError, UsageError
 from exporter.newton import CONVERGED, NOT_CONVERGED, NOT_FINITE
+from runtime_checks import native_library
 from runtime_checks.runners.libtorch import Libtorch
 from runtime_checks.verify import examine
 
@@ -143,6 +147,24 @@ def test_natively(path):
     report = examine(path, runners=[Libtorch()])
     assert report.passed
     assert {"stored cases", "finite differences"} <= {c.check for c in report.checks if c.verdict == "passed"}
+
+
+def test_in_c_it_is_a_status(path):
+    """All outputs are written, and the text says which elements are NaN."""
+    solver = load(ROOT / "examples" / "solvers" / "robertson_scipy.py")
+    model = solver.Model(str(path), str(native_library.build() / "lib" / "libtorchferry.so"))
+    given = {n: v.numpy().copy() for n, v in POINTS.items()}
+    outputs = {"x": np.zeros(3)}
+    model("forward", given, outputs)
+    good = outputs["x"].copy()
+    given["x~1"][1] = np.nan
+    with pytest.raises(RuntimeError, match=r"not converged for 1 of 3 elements(.|\n)*elements 1 \(from 0\)"):
+        model("forward", given, outputs)
+    np.testing.assert_array_equal(outputs["x"], [good[0], np.nan, good[2]])
+    # What says why is no failure itself.
+    norms = {"residual_norm": np.zeros(3)}
+    model("newton_info", given, norms)
+    assert np.isnan(norms["residual_norm"]).tolist() == [False, True, False]
 
 
 @pytest.mark.usefixtures("without_the_gate")

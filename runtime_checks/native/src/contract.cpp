@@ -192,6 +192,9 @@ Contract parse(const std::string& text, const std::string& where) {
     contract.output_tolerance[output] = bounds.bounds();
   for (const auto& [input, range] : root.at("envelope").at("values").members())
     contract.envelope[input] = {range.at("low").number(), range.at("high").number()};
+  if (root.has("solvers"))
+    for (const auto& solver : root.at("solvers").items())
+      contract.nan_where_not_converged |= solver.at("on_failure").text() == "nan";
   return contract;
 }
 

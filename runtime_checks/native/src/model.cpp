@@ -206,6 +206,33 @@ struct Model::State {
   }
 };
 
+namespace {
+
+/// Throws where an output of the model is NaN; the outputs are the caller's by then.
+void refuse_not_converged(const Method& method, const Tensors& results) {
+  at::Tensor failed;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto& output = method.outputs[i];
+    if (output.by || !results[i].is_floating_point()) continue;
+    auto nan = results[i].isnan();
+    for (size_t k = 0; k < output.shape.size(); ++k) nan = nan.any(-1);
+    failed = failed.defined() ? failed.logical_or(nan) : nan;
+  }
+  if (!failed.defined() || !failed.any().item<bool>()) return;
+  const auto which = failed.flatten().nonzero().flatten().cpu();
+  std::string said;
+  constexpr int64_t kShown = 10;
+  for (int64_t i = 0; i < std::min(which.numel(), kShown); ++i)
+    said += (i ? ", " : "") + std::to_string(which[i].item<int64_t>());
+  if (which.numel() > kShown) said += ", ...";
+  fail(TF_NOT_CONVERGED, {"Newton's method has not converged for " + std::to_string(which.numel()) + " of " +
+                              std::to_string(failed.numel()) + " elements",
+                          "method " + in_quotes(method.name), "elements " + said + " (from 0), which are NaN", "",
+                          "take a smaller step there; the method 'newton_info' says why"});
+}
+
+}  // namespace
+
 Model::Model(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Model::Model(Model&&) noexcept = default;
 Model& Model::operator=(Model&&) noexcept = default;
@@ -278,6 +305,7 @@ void Model::call(const Method& method, const tf_tensor* inputs, const tf_tensor*
   const auto results = state_->run(method, inputs, std::move(tensors));
   for (size_t i = 0; i < results.size(); ++i)
     if (outputs[i]) write_output(*outputs[i], role_of(i, method.outputs[i]), results[i], state_->device);
+  if (contract().nan_where_not_converged && method.name != "newton_info") refuse_not_converged(method, results);
 }
 
 void Model::call(const std::string& name, const std::vector<tf_tensor>& inputs,

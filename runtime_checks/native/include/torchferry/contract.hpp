@@ -68,6 +68,7 @@ struct Contract {
   std::map<tf_dtype, Bounds> tolerance;
   std::map<std::string, Bounds> output_tolerance;
   std::map<std::string, Range> envelope;  ///< by input name
+  bool nan_where_not_converged = false;   ///< an implicit model, whose elements that do not converge are NaN
   std::string json;
 
   /// Throws `Error` (TF_ERROR_NAME) with the names that there are.

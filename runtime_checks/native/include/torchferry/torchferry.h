@@ -49,7 +49,9 @@ enum {
   TF_ERROR_MEMORY = 15,
   TF_ERROR_FROZEN = 16,     /* parameters were not asked to stay settable */
   TF_ERROR_MISMATCH = 17,   /* a stored case gave other numbers */
-  TF_ERROR_ENVELOPE = 18    /* an input has values outside the range that was checked */
+  TF_ERROR_ENVELOPE = 18,   /* an input has values outside the range that was checked */
+  TF_NOT_CONVERGED = 19     /* tf_call, tf_call_named: some elements of an implicit model have not converged. All outputs
+                               are written, those elements as NaN; the method newton_info says why, element by element */
 };
 
 typedef int32_t tf_dtype;
