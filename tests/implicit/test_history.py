@@ -1,0 +1,129 @@
+"""A load history through an archive: states are fed back, every step is held against eager mode."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from cubic import Decay, F
+from tampering import change_contract
+from torch import nn
+from typer.testing import CliRunner
+
+import torchferry
+from exporter.cli.app import app
+from exporter.errors import MismatchError, UsageError
+from runtime_checks import history
+
+STEPS, ROWS = 12, 5
+
+
+class Second(nn.Module):
+    """``y`` follows ``x``, and sees where ``x`` was two steps before."""
+
+    signature = torchferry.Signature.of({"y~1": (), "x": (), "x~2": (), "dt": ()}, {"y": ()})
+
+    def forward(self, old, x, before, dt):
+        return old + dt * (x - 0.1 * before)
+
+
+def composed():
+    first = torchferry.ImplicitUpdate(Decay(), ["x"], name="first")
+    return torchferry.ComposedModel([first, Second()], additional_outputs=["x"], name="two states")
+
+
+def driven(model):
+    """By hand, in eager mode."""
+    generator = torch.Generator().manual_seed(0)
+    dt = 0.1 + torch.rand(STEPS, ROWS, generator=generator, dtype=F)
+    x, y = 3 * torch.rand(2, ROWS, generator=generator, dtype=F)
+    given = {"prescribed/dt": dt, "initial/x~1": x, "initial/x~2": x + 0.5, "initial/y~1": y}
+    before, found = x + 0.5, {"x": [], "y": []}
+    for step in range(STEPS):
+        inputs = {"x~1": x, "dt": dt[step], "y~1": y, "x~2": before}
+        values = model(*(inputs[s.name] for s in model.signature.inputs))
+        named = dict(zip((s.name for s in model.signature.outputs), values, strict=True))
+        before, x, y = x, named["x"].detach(), named["y"].detach()
+        found["x"].append(x)
+        found["y"].append(y)
+    return given | {f"expected/{n}": torch.stack(v) for n, v in found.items()}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("history")
+    model = composed()
+    given = driven(model)
+    first = {n: given[f"initial/{n}"] for n in ("x~1", "x~2", "y~1")} | {"dt": given["prescribed/dt"][0]}
+    torchferry.export(model, output=folder / "m.pt", inputs=first)
+    torch.save(given, folder / "history.pt")
+    return folder / "m.pt", folder / "history.pt"
+
+
+def test_every_step_is_that_of_eager_mode(made, tmp_path):
+    path, given = made
+    said = CliRunner().invoke(app, ["run", str(path), "--history", str(given), "-o", str(tmp_path / "out.pt")])
+    assert said.exit_code == 0, said.output
+    assert f"{STEPS} steps, equal to what is expected of x, y" in said.output
+    found = torch.load(tmp_path / "out.pt", weights_only=True)
+    torch.testing.assert_close(found["y"], torch.load(given, weights_only=True)["expected/y"], rtol=1e-9, atol=1e-12)
+    rows = json.loads(CliRunner().invoke(app, ["run", str(path), "--history", str(given), "--json"]).output)
+    assert rows == {"steps": STEPS, "compared": ["x", "y"], "not_finite_from_step": None}
+
+
+def test_states_that_are_fed_back_in_the_wrong_order(made, tmp_path):
+    path, given = made
+
+    def swap(contract):
+        contract["outputs"].reverse()
+        contract["methods"]["forward"]["outputs"].reverse()
+
+    other = tmp_path / "m.pt"
+    other.write_bytes(path.read_bytes())
+    change_contract(other, swap)
+    model = torchferry.load(other)
+    held = history.read(given, model.contract)
+    with pytest.raises(MismatchError, match="at step 0"):
+        history.hold(model.contract, held, history.run(model, held))
+
+
+def test_an_element_that_does_not_converge(made, tmp_path):
+    path, given = made
+    values = torch.load(given, weights_only=True)
+    values = {n: v.clone() for n, v in values.items() if not n.startswith("expected")}
+    values["prescribed/dt"][4, 2] = float("nan")
+    torch.save(values, tmp_path / "h.pt")
+    said = CliRunner().invoke(app, ["run", str(path), "--history", str(tmp_path / "h.pt")])
+    assert said.exit_code == 0
+    assert "from step 4 on some elements have not converged: 2 values at the end" in said.output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h: h.pop("initial/x~1"), "no initial value of 'x~1'"),
+        (lambda h: h.pop("prescribed/dt"), "nothing that is prescribed"),
+        (lambda h: h.update({"prescribed/dt": h["prescribed/dt"][:-1]}), "prescribed/dt: 11, expected/x: 12"),
+        (lambda h: h.update({"prescribed/dt": h["prescribed/dt"].float()}), "another shape or dtype"),
+        (lambda h: h.update({"prescribed/dtt": h["prescribed/dt"]}), "no variable 'dtt'"),
+        (lambda h: h.update({"initial/y~1": torch.tensor(1)}), "another shape or dtype"),
+        (lambda h: h.update({"other": torch.ones(1)}), "something else"),
+    ],
+)
+def test_histories_that_are_none(made, tmp_path, change, message):
+    path, given = made
+    values = torch.load(given, weights_only=True)
+    change(values)
+    torch.save(values, tmp_path / "h.pt")
+    with pytest.raises(UsageError) as caught:
+        history.read(tmp_path / "h.pt", torchferry.load(path).contract)
+    assert message in str(caught.value)
+
+
+def test_a_file_that_is_none(made, tmp_path):
+    contract = torchferry.load(made[0]).contract
+    (tmp_path / "text.pt").write_text("no tensors")
+    for name, message in (("text.pt", "does not load"), ("no.pt", "no history file")):
+        with pytest.raises(UsageError, match=message):
+            history.read(tmp_path / name, contract)
