@@ -103,7 +103,7 @@ def test_an_element_that_does_not_converge(made, tmp_path):
     ("change", "message"),
     [
         (lambda h: h.pop("initial/x~1"), "no initial value of 'x~1'"),
-        (lambda h: h.pop("prescribed/dt"), "nothing that is prescribed"),
+        (lambda h: h.pop("prescribed/dt"), "no number of steps"),
         (lambda h: h.update({"prescribed/dt": h["prescribed/dt"][:-1]}), "prescribed/dt: 11, expected/x: 12"),
         (lambda h: h.update({"prescribed/dt": h["prescribed/dt"].float()}), "another shape or dtype"),
         (lambda h: h.update({"prescribed/dtt": h["prescribed/dt"]}), "no variable 'dtt'"),
