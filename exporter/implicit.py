@@ -126,6 +126,9 @@ class ImplicitUpdate(nn.Module):
         )
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leads = [t.shape[: t.ndim - len(s.shape)] for s, t in zip(self.signature.inputs, inputs, strict=True)]
+        if any(len(lead) != 1 for lead in leads):
+            return self._of_any_batch(inputs, torch.broadcast_shapes(*leads))
         values = dict(zip((s.name for s in self.signature.inputs), inputs, strict=True))
         guess = {n: values[first] for n, first in self._first.items() if first in values}
         if self._calls[1]:
@@ -134,6 +137,11 @@ class ImplicitUpdate(nn.Module):
         given = [values[n] for n in self._given]
         u = solution(self.newton, _flat([guess[n] for n in self._unknowns]), given, self.residuals)
         return tuple(self._split(u).values())
+
+    def _of_any_batch(self, inputs: Sequence[torch.Tensor], lead: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        whole = zip(self.signature.inputs, inputs, strict=True)
+        flat = [t.expand((*lead, *s.fixed)).reshape((-1, *s.fixed)) for s, t in whole]
+        return tuple(v.reshape((*lead, *v.shape[1:])) for v in self.forward(*flat))
 
     def residuals(self, u: torch.Tensor, held: Sequence[torch.Tensor]) -> torch.Tensor:
         """``(batch, n)``, in the order of the unknowns. ``held``: what is given, then the residual's parameters."""

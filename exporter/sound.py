@@ -85,6 +85,12 @@ def _solves(
             where=", ".join(within),
             expected="gradients inside the residual, or --derivative for those of the update",
         )
+    if not source.batch_ndim:
+        raise UnsupportedError(
+            "an implicit update in a model with whole shapes",
+            where=", ".join(within),
+            expected="a batch of independent elements: a signature of one element's shapes, batch_ndim=1",
+        )
     with clock("warmup"):
         calls = isolated(_first_calls, source, derived_seed(seed, "warmup"))
     for path, loop in within.items():
