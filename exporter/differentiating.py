@@ -57,10 +57,9 @@ def _asks(source: Source, seed: int) -> bool:
         def run(*args: Any) -> Any:
             # How the Jacobian of a residual is made is the solve's own affair.
             solving.append(True)
-            try:
-                return forward(*args)
-            finally:
-                solving.pop()
+            result = forward(*args)
+            solving.pop()
+            return result
 
         return run
 
@@ -69,7 +68,7 @@ def _asks(source: Source, seed: int) -> bool:
         try:
             first_run(dataclasses.replace(source, differentiates=True), seed)
         except Exception as error:
-            return bool(asked) or _failed_before(error)
+            return bool(asked) or (not solving and _failed_before(error))
     return bool(asked)
 
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from exporter.binding import Bound
 from exporter.errors import UsageError, near
-from exporter.newton import Newton, OnFailure, Settings
+from exporter.newton import Newton, OnFailure, Settings, loops
 from exporter.parameters import moved
 from exporter.sources.source import Source
 from exporter.variables import FLOATING, Signature, TensorSpec
@@ -29,7 +29,7 @@ from exporter.variables import FLOATING, Signature, TensorSpec
 
 @dataclass(frozen=True)
 class Info:
-    """Of one solve, by element: iterations (int64), the norm of the residual before the last step, status (int64)."""
+    """Of one solve, by element: iterations (int64), the norm of the residual, status (int64)."""
 
     loop: Newton
     iterations: torch.Tensor
@@ -53,8 +53,10 @@ def solves() -> Iterator[list[Info]]:
 
 def newton_info(source: Source, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Iterations, norm of the residual and status of one run; several solves stand in the last dimension."""
-    with solves() as found:
+    with solves() as told:
         source.module(*inputs)
+    order = list(loops(source.named).values())
+    found = sorted(told, key=lambda info: order.index(info.loop))
     parts = zip(*((i.iterations, i.residual_norm.double(), i.status) for i in found), strict=True)
     return tuple(of[0] if len(of) == 1 else torch.stack(of, -1) for of in parts)
 

@@ -2,7 +2,8 @@
 
 Every element stands alone: it takes its own steps, stops by its own residual, and leaves the work that is still to be
 done (the systems that have not converged are compacted). After the last iteration comes one more step with the residual
-and Jacobian that are there already, so that two runs that stop an iteration apart agree far below the tolerances.
+and Jacobian that are there already, where it leads closer, so that two runs that stop an iteration apart agree far
+below the tolerances.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Newton(nn.Module):
     which can be set in the file.
 
     ``forward(u, held)`` takes the first guess, and gives ``u``, ``dr/du`` before the last step, iterations (int64), the
-    norm of the residual before the last step, status (int64), and a factor that is 1 for what has converged. It raises
+    norm of the residual, status (int64), and a factor that is 1 for what has converged. It raises
     only where ``on_failure`` says so.
     """
 
@@ -221,22 +222,27 @@ class Newton(nn.Module):
             norm = (residual * residual).sum(-1).sqrt()
             step, info = torch.linalg.solve_ex(matrix, -residual)
             finite = torch.isfinite(norm)
-            good = norm < abs_tol
+            good = (norm < abs_tol) | (norm == 0)
             if count > 0:
                 good = good | (norm / first < rel_tol)
-            good = good & finite
             singular = (info != 0) | ~torch.isfinite(step).all(-1)
+            # A solution without a tangent is none: it would be a number in one method and NaN in another.
+            good = good & finite & ~singular
             ended = good | ~finite | singular
             if count >= max_its:
                 ended = torch.ones_like(ended)
             if bool(ended.any()):
                 which = at[ended]
-                # A singular Jacobian at the solution leaves it where it is.
-                corrected = (good & ~singular)[ended]
-                last = torch.where(corrected.unsqueeze(-1), u[ended] + step[ended], u[ended])
+                last, least = u[ended], norm[ended]
+                tried = last + step[ended]
+                rest = self.residual(tried, [t[ended] if i < self.batched else t for i, t in enumerate(held)])
+                reached = (rest * rest).sum(-1).sqrt()
+                # Where the Jacobian is nearly singular the last step may lead away.
+                closer = good[ended] & (reached <= least)
+                last, least = torch.where(closer.unsqueeze(-1), tried, last), torch.where(closer, reached, least)
                 found.index_copy_(0, which, last)
                 found_matrix.index_copy_(0, which, matrix[ended])
-                found_norm.index_copy_(0, which, norm[ended])
+                found_norm.index_copy_(0, which, least)
                 iterations.index_fill_(0, which, count)
                 said = torch.where(singular, 2, torch.ones_like(at))
                 said = torch.where(finite, said, 3)

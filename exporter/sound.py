@@ -91,8 +91,6 @@ def _solves(
             where=", ".join(within),
             expected="a batch of independent elements: a signature of one element's shapes, batch_ndim=1",
         )
-    with clock("warmup"):
-        calls = isolated(_first_calls, source, derived_seed(seed, "warmup"))
     for path, loop in within.items():
         if loops(loop.owner):
             raise UnsupportedError(
@@ -101,12 +99,23 @@ def _solves(
                 expected="updates one behind the other",
                 mend="make the inner unknowns unknowns of the outer system",
             )
+    with clock("warmup"):
+        calls = isolated(_first_calls, source, derived_seed(seed, "warmup"))
+    for path, loop in within.items():
         if path not in calls:
             raise UnsupportedError("an implicit update is not called", where=path, mend="leave it out of the model")
+        if len(calls[path]) > 2:
+            raise UnsupportedError(
+                "an implicit update is called more than once in a run",
+                where=path,
+                got=f"{len(calls[path]) // 2} calls",
+                expected="an update of its own for each",
+            )
         part = as_it_runs(_residual(source, path, loop, calls[path]), derived_seed(seed, "warmup"))
         warm, _, findings = sound_capture(part, seed, allowed, clock=clock)
         with clock("capture"), inference_conditions(source), quiet_deprecations():
             found[path] = implicit.captured_loop(path, loop, warm.inputs)
+            implicit.refuse_borrowed(path, found[path], source.named)
             drawn = warm.sampler.draw(warm.traced_sizes[1], implicit.generator())
             implicit.hold(path, found[path], [*calls[path], drawn])
         said += [dataclasses.replace(f, what=f"{path}: {f.what}") for f in (*warm.findings, *findings)]
@@ -121,6 +130,14 @@ def _first_calls(source: Source, seed: int) -> dict[str, list[Inputs]]:
     with inference_conditions(source):
         for loop, (guess, held), (u, *_) in implicit.calls(source, inputs):
             given = held[: loop.batched]
+            if guess.shape[0] != inputs[0].shape[0]:
+                raise UnsupportedError(
+                    "an implicit update has another batch than the model",
+                    where=paths[loop],
+                    got=f"{guess.shape[0]} systems for {inputs[0].shape[0]} elements",
+                    expected="one system for each element",
+                    mend="make what is solved for each element one system, or export the update alone",
+                )
             found.setdefault(paths[loop], []).extend([(guess, *given), (u, *given)])
     return found
 
@@ -170,6 +187,14 @@ def derivatives_of(warm: Warmup, asked: Asked | None) -> tuple[Wanted | None, tu
             got=f"open sizes {', '.join(warm.source.sizes)}",
             expected="fixed shapes, or a batch of independent elements",
             mend="take the derivatives in the function itself: torch.autograd.grad, and return them",
+        )
+    lasting = [path for path, loop in loops(warm.source.named).items() if loop.fails_by() == "last"]
+    if lasting:
+        raise UsageError(
+            "an element that has not converged would have a tangent like any other",
+            where=", ".join(lasting),
+            got="--on-failure last, and derivatives",
+            expected="--on-failure nan or raise",
         )
     specs = warm.source.inputs, warm.output_specs
     return request.wanted(asked, *specs, parameters, pairs, differentiates=warm.source.differentiates)

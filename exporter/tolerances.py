@@ -8,12 +8,16 @@ import torch
 
 from exporter.capture import implicit
 from exporter.contract import COTANGENT, TANGENT, Bounds, MethodSpec, Tolerance, block_name
+from exporter.derivatives.eager import blocks
 from exporter.eager import evaluate, inference_conditions
 from exporter.variables import FLOATING
 from exporter.warmup import Warmup
 
 # Of what a linear solve may lose: several solves, and sums over them.
 MARGIN = 8.0
+# However badly conditioned a solve is, numbers that are farther apart are not the same.
+CAP = 1e-6
+ROUNDING = 1e-12
 
 
 def of_solves(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolerance:
@@ -34,16 +38,21 @@ def of_solves(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolerance:
 
     def widened(dtype: str) -> Bounds:
         usual = Tolerance().bounds("", dtype)
-        lost = MARGIN * torch.finfo(getattr(torch, dtype)).eps * condition
+        lost = min(MARGIN * torch.finfo(getattr(torch, dtype)).eps * condition, CAP)
         return Bounds(max(usual.rtol, lost), max(usual.atol, lost))
 
     for spec in (*source.inputs, *warm.output_specs):
         if spec.dtype in FLOATING:
             side = [COTANGENT + spec.name] if spec in source.inputs else [spec.name, TANGENT + spec.name]
             found.update(dict.fromkeys(side, widened(spec.dtype)))
-    for of, by in (o for m in methods.values() for o in m.outputs if not isinstance(o, str)):
+    pairs = [o for m in methods.values() for o in m.outputs if not isinstance(o, str)]
+    with inference_conditions(source):
+        tangents = blocks(source, warm.inputs, pairs) if pairs else {}
+    for of, by in pairs:
         bounds = found[of]
-        floor = bounds.atol * _magnitude(outputs[of]) / (sizes[by] or 1.0)
+        made, largest = _magnitude(outputs[of]) / (sizes[by] or 1.0), _magnitude(tangents[of, by])
+        # Where the block is more than rounding, nothing that is seen beside its largest entry is let pass.
+        floor = bounds.atol * made if largest <= ROUNDING * made else min(bounds.atol * made, CAP * largest)
         found[block_name(of, by)] = Bounds(bounds.rtol, bounds.atol, floor)
     return Tolerance(outputs=found)
 

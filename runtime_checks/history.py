@@ -107,14 +107,17 @@ def _before(history: History, passed: list[dict[str, torch.Tensor]], name: str) 
     base, lag = _lag(name)
     if len(passed) >= lag:
         return passed[-lag][base]
-    back = lag - len(passed)
-    own = f"{base}~{back}"
-    return history.initial[own] if own in history.initial else history.initial[name]
+    own = f"{base}~{lag - len(passed)}"
+    return history.initial[own if own in history.initial else name]
 
 
 def _lag(name: str) -> tuple[str, int]:
     base, mark, count = name.rpartition("~")
     return (base, int(count)) if mark and count.isdigit() and int(count) > 0 else (name, 1)
+
+
+def _lags(base: str, lag: int) -> list[str]:
+    return [f"{base}~{k + 1}" for k in range(lag)]
 
 
 def _steps(path: Path, sides: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
@@ -133,9 +136,11 @@ def _steps(path: Path, sides: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
 
 def _checked(contract: Contract, history: History) -> History:
     inputs, outputs = {s.name: s for s in contract.inputs}, {s.name: s for s in contract.outputs}
+    # What lies one step back is needed for what lies two back, too.
+    before = {own: s for n, s in inputs.items() for own in _lags(*_lag(n))}
     for side, given, known in (
         (PRESCRIBED, history.prescribed, inputs),
-        (INITIAL, history.initial, inputs),
+        (INITIAL, history.initial, before | inputs),
         (EXPECTED, history.expected, outputs),
     ):
         for name, value in given.items():
@@ -152,7 +157,7 @@ def _checked(contract: Contract, history: History) -> History:
                     expected=known[name].describe(),
                 )
     for name in inputs:
-        base, _ = _lag(name)
+        base, lag = _lag(name)
         if name in history.prescribed:
             continue
         if base not in outputs and base not in history.prescribed:
@@ -160,6 +165,9 @@ def _checked(contract: Contract, history: History) -> History:
                 f"the history does not say what input {name!r} is",
                 expected=f"'{PRESCRIBED}/{name}', or an output or prescribed input {base!r} that it is fed from",
             )
-        if name not in history.initial and f"{base}~1" not in history.initial:
-            raise UsageError(f"the history has no initial value of {name!r}", expected=f"'{INITIAL}/{name}'")
+        missing = [own for own in _lags(base, lag) if own not in history.initial]
+        if missing and not (name == base and name in history.initial):
+            raise UsageError(
+                f"the history has no initial value of {missing[0]!r}", expected=f"'{INITIAL}/{missing[0]}'"
+            )
     return history

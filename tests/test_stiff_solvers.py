@@ -16,7 +16,7 @@ from native_build import SOLVERS, programs, run
 from tampering import change_cases
 
 import torchferry
-from exporter.capture import derivatives, glue
+from exporter.capture import glue, methods
 from exporter.derivatives.request import Asked
 from exporter.pipeline import export_source
 from exporter.sound import Clock
@@ -52,7 +52,7 @@ def transposed(tmp_path, monkeypatch) -> Path:
         text = written(*args, **kwargs)
         return re.sub(r"(reshape\(\[tf_rows, 3, 3\]\)),\)\n$", r"\1.transpose(1, 2),)\n", text)
 
-    monkeypatch.setattr(derivatives, "jacobian_source", turn)
+    monkeypatch.setattr(methods, "jacobian_source", turn)
     path = tmp_path / "transposed.pt"
     source = resolve.load(SOURCE, "make_model", None)
     export_source(source, path, (), 0, lambda *_: None, lambda _: None, Clock(), asked=Asked(("rate:y",)))

@@ -75,6 +75,22 @@ def captured_loop(path: str, loop: Newton, taken: Inputs) -> Captured:
     return Captured(loop, *(graph_of(getattr(loop, name), (guess, held), path) for name in ("residual", "jacobian")))
 
 
+def refuse_borrowed(path: str, one: Captured, named: nn.Module) -> None:
+    """Raises ``CaptureError`` where the residual reads a parameter that is not its own: the file would keep a copy."""
+    own = {p.data_ptr(): name for name, p in named.named_parameters() if p.numel()}
+    for program in (one.residual, one.jacobian):
+        for value in program.constants.values():
+            if value.numel() and value.data_ptr() in own:
+                raise CaptureError(
+                    f"the residual of {path!r} reads a parameter that is not its own",
+                    check="implicit",
+                    where=path,
+                    got=own[value.data_ptr()],
+                    expected="parameters of the residual and of its submodules",
+                    mend="register the module that has the parameter in the residual",
+                )
+
+
 def hold(path: str, one: Captured, taken: Sequence[Inputs]) -> None:
     """Raises ``CaptureError`` where the compiled loop does not solve as eager mode does, to the last iteration."""
     compiled = one.scripted()

@@ -47,6 +47,8 @@ class Ladder:
     components: torch.Tensor
     steps: torch.Tensor
     calls: tuple[Call, ...]
+    # Of an implicit model.
+    solved: bool = False
 
 
 def probes(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, torch.Tensor]) -> list[Probe]:
@@ -124,7 +126,7 @@ def _ladder(
     one = place >= 0 and contract.batch.ndim
     together = _together(calls, changed) if one else tuple(calls)
     dtype = str(value.dtype).removeprefix("torch.")
-    return Ladder(name, dtype, components, steps, together)
+    return Ladder(name, dtype, components, steps, together, bool(contract.solvers))
 
 
 def _typical(cases: Sequence[Case], place: int) -> float:
@@ -254,8 +256,9 @@ def _judge_block(block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor,
     rounding = 4 * torch.finfo(getattr(torch, ladder.dtype)).eps * table.abs().amax(2) / steps
     best, doubt = extrapolated(central, rounding)
     # Far below what an output makes of an input of this size there is rounding only.
-    rounded = 1e-6 * table.abs().amax() * FIRST / ladder.steps[0].max() if table.numel() else exact.new_zeros(())
-    scale = torch.maximum(exact.abs().amax(), rounded.nan_to_num(0.0)).expand(exact.shape)
+    sizes = table[torch.isfinite(table)].abs() if ladder.solved else table.new_zeros(0)
+    rounded = 1e-6 * sizes.max() * FIRST / ladder.steps[0].max() if sizes.numel() else exact.new_zeros(())
+    scale = torch.maximum(exact.abs().amax(), rounded).expand(exact.shape)
     allowed = RESOLUTION[ladder.dtype] * scale.clamp(min=torch.finfo(torch.float64).tiny)
     up = (table[:, -2:, 0] - centre) / steps[-2:]
     down = (centre - table[:, -2:, 1]) / steps[-2:]

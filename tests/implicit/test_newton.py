@@ -80,6 +80,18 @@ def test_a_line_search_solves_what_whole_steps_do_not(kind):
     torch.testing.assert_close(u[0, 0], torch.tan(torch.tensor(0.3, dtype=F)))
 
 
+def test_a_last_step_that_leads_away_is_not_taken():
+    """``u^3 = g`` with a guess near zero: a small residual, and a Jacobian that is nearly singular."""
+
+    def residual(u, held):
+        return u**3 - held[0][:, None]
+
+    loop = Newton(residual, lambda u, held: (3 * u[:, :, None] ** 2, residual(u, held)), nn.Module(), 1, Settings())
+    u, _, _, norm, status, _ = loop(torch.full((1, 1), 1e-8, dtype=F), [torch.full((1,), 1e-11, dtype=F)])
+    assert (status, u) == (CONVERGED, 1e-8)
+    assert norm < 1e-10
+
+
 def test_raising_says_how_many():
     with pytest.raises(RuntimeError, match="1 of 2 elements"):
         run(arctan(on_failure="raise"), [0.5, float("nan")], [0.3, 0.3])

@@ -229,6 +229,65 @@ def test_an_update_inside_a_residual(tmp_path):
         torchferry.export(update(Nested()), output=tmp_path / "m.pt")
 
 
+class Borrowing(nn.Module):
+    """Reads a parameter that another module has."""
+
+    signature = Decay.signature
+
+    def __init__(self, lender: Decay):
+        super().__init__()
+        self.__dict__["lender"] = lender
+
+    def forward(self, x, old, dt):
+        return self.__dict__["lender"](x, old, dt)
+
+
+class Wrapped(nn.Module):
+    signature = Signature.of({"x~1": (), "dt": ()}, {"x": ()})
+
+    def __init__(self, call, residual=None):
+        super().__init__()
+        self.lender = Decay().requires_grad_(False)
+        self.inner = update(residual(self.lender) if residual else None)
+        self.call = call
+
+    def forward(self, old, dt):
+        return self.call(self.inner, old, dt)
+
+
+def once(model, x, dt):
+    return model(x, dt)[0]
+
+
+def twice(model, x, dt):
+    return model(model(x, dt)[0], dt)[0]
+
+
+def points(model, x, dt):
+    return model(x[:, None].expand(-1, 4), dt[:, None])[0].sum(-1)
+
+
+@pytest.mark.usefixtures("without_the_gate")
+@pytest.mark.parametrize(
+    ("call", "residual", "message"),
+    [
+        (twice, None, "called more than once"),
+        (points, None, "another batch than the model"),
+        (once, Borrowing, "reads a parameter that is not its own"),
+    ],
+)
+def test_updates_that_a_file_cannot_hold(tmp_path, call, residual, message):
+    values = {n: v + 0.1 * torch.arange(3) for n, v in POINTS.items()}
+    with pytest.raises(torchferry.TorchferryError, match=message):
+        torchferry.export(Wrapped(call, residual), inputs=values, output=tmp_path / "m.pt")
+
+
+@pytest.mark.usefixtures("without_the_gate")
+def test_the_last_iterate_has_no_tangent(tmp_path):
+    with pytest.raises(UsageError, match="a tangent like any other"):
+        torchferry.export(update(), output=tmp_path / "m.pt", on_failure="last", derivatives="all")
+
+
 class Branching(Decay):
     def forward(self, x, old, dt):
         return super().forward(x, old, dt) if x.max() < 100 else x - old
@@ -288,10 +347,11 @@ def planted(monkeypatch, fault):
 @pytest.mark.parametrize("fault", ["residual", "jacobian", "cap", "early"])
 def test_planted_faults(tmp_path, monkeypatch, fault):
     planted(monkeypatch, fault)
-    with pytest.raises(CaptureError, match="not solved as in eager mode"):
+    with pytest.raises(CaptureError, match=r"not solved as in eager mode|is not its own"):
         torchferry.export(update(), output=tmp_path / "m.pt")
     # The file itself, held against eager mode.
     monkeypatch.setattr(implicit, "hold", lambda *_: None)
+    monkeypatch.setattr(implicit, "refuse_borrowed", lambda *_: None)
     monkeypatch.setattr(implicit, "standing_in", lambda _: contextlib.nullcontext())
     with pytest.raises(MismatchError) as caught:
         torchferry.export(update(), output=tmp_path / "m.pt")
