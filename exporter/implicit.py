@@ -129,7 +129,7 @@ class ImplicitUpdate(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         leads = [t.shape[: t.ndim - len(s.shape)] for s, t in zip(self.signature.inputs, inputs, strict=True)]
-        if any(len(lead) != 1 for lead in leads):
+        if any(len(lead) != 1 or lead != leads[0] for lead in leads):
             return self._of_any_batch(inputs, torch.broadcast_shapes(*leads))
         values = dict(zip((s.name for s in self.signature.inputs), inputs, strict=True))
         guess = {n: values[first] for n, first in self._first.items() if first in values}
@@ -185,6 +185,13 @@ def _repeated(value: torch.Tensor, times: int) -> torch.Tensor:
 
 def _named(result: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
     if isinstance(result, Mapping):
+        missing = [name for name in names if name not in result]
+        if missing:
+            raise UsageError(
+                f"a module of an implicit update returns no {missing[0]!r}",
+                got=f"a dict of {', '.join(map(str, result))}",
+                expected=", ".join(names),
+            )
         return dict(result)
     values = result if isinstance(result, (tuple, list)) else (result,)
     return dict(zip(names, values, strict=True))

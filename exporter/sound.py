@@ -116,8 +116,9 @@ def _solves(
         with clock("capture"), inference_conditions(source), quiet_deprecations():
             found[path] = implicit.captured_loop(path, loop, warm.inputs)
             implicit.refuse_borrowed(path, found[path], source.named)
-            drawn = warm.sampler.draw(warm.traced_sizes[1], implicit.generator())
+            drawn = warm.sampler.draw(warm.traced_sizes[1], torch.Generator().manual_seed(derived_seed(seed, "solves")))
             implicit.hold(path, found[path], [*calls[path], drawn])
+            implicit.refuse_hidden(path, loop, source, first_run(source, derived_seed(seed, "warmup")).inputs)
         said += [dataclasses.replace(f, what=f"{path}: {f.what}") for f in (*warm.findings, *findings)]
     return found, tuple(said)
 

@@ -11,7 +11,8 @@ import torch
 from exporter.contract import Batch, Finding
 from exporter.eager import evaluate, forward_line, inference_conditions, same_bits
 from exporter.errors import CaptureError, WarmupError
-from exporter.newton import loops
+from exporter.implicit import newton_info
+from exporter.newton import CONVERGED, STATUS, loops
 from exporter.readiness import refuse_training, refuse_unready
 from exporter.sampling import SPREAD, Sampler, blended, recorded
 from exporter.sizes import admitted_batches, admitted_sizes, distinct_sizes, with_open_sizes
@@ -166,8 +167,23 @@ def refuse_non_finite(source: Source, outputs: dict[str, torch.Tensor], inputs: 
             where=f"output {name!r}, element {worst}",
             got=f"{value[tuple(worst)].item()} for {given[:400]}",
             expected="finite outputs for the warmup inputs",
-            mend="give inputs that the model is meant for: --inputs FILE",
+            mend="give inputs that the model is meant for: --inputs FILE" + _of_solves(source, inputs, row),
         )
+
+
+def _of_solves(source: Source, inputs: Inputs, row: int | None) -> str:
+    """Why a solve of that element has failed, where one has."""
+    if row is None or not loops(source.named):
+        return ""
+    iterations, norm, status = (of[row].reshape(-1).tolist() for of in newton_info(source, *inputs))
+    said = [
+        f"{path}: {STATUS[status[i]]} (iterations {iterations[i]}, norm of the residual {norm[i]:.3g}, settings "
+        + ", ".join(f"{name} = {value:g}" for name, value in loop.settings().items())
+        + ")"
+        for i, (path, loop) in enumerate(loops(source.named).items())
+        if status[i] != CONVERGED
+    ]
+    return "; or mend the solver, ".join(["", *said])
 
 
 def output_specs(
@@ -251,12 +267,16 @@ def tame(
 
 def _mostly(outputs: Mapping[str, torch.Tensor]) -> bool:
     """Whether half of the batch is finite in all outputs."""
+    good = finite_rows({name: v for name, v in outputs.items() if v.ndim})
+    return good is None or float(good.double().mean()) >= 0.5
+
+
+def finite_rows(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """Which elements of the batch are finite in all outputs; none where no output has floating values."""
     good = [
-        torch.isfinite(v.detach()).reshape(v.shape[0], -1).all(1)
-        for v in outputs.values()
-        if v.is_floating_point() and v.ndim
+        torch.isfinite(v.detach()).reshape(v.shape[0], -1).all(1) for v in outputs.values() if v.is_floating_point()
     ]
-    return not good or float(torch.stack(good).all(0).double().mean()) >= 0.5
+    return torch.stack(good).all(0) if good else None
 
 
 def needs_contiguous(

@@ -17,6 +17,7 @@ from exporter import archive
 from exporter.archive import Archive
 from exporter.pipeline import export_source
 from exporter.sound import Clock
+from exporter.soundness import gate
 from exporter.sources import resolve
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +39,13 @@ def need(present: bool, reason: str) -> None:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def without_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tested elsewhere, and takes seconds for each model."""
+    monkeypatch.setattr(gate, "_BEFORE", {})
+    monkeypatch.setattr(gate, "_AFTER", {})
 
 
 @pytest.fixture(scope="session")

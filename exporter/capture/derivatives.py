@@ -27,7 +27,7 @@ from exporter.newton import loops
 from exporter.parameters import moved
 from exporter.sources.source import Inputs, Source
 from exporter.variables import FLOATING, TensorSpec
-from exporter.warmup import Warmup, close
+from exporter.warmup import Warmup, close, finite_rows
 
 FORWARD, REVERSE, CHAIN = "forward mode", "reverse mode", "the chain rule of {}"
 Specs = Sequence[TensorSpec]
@@ -113,10 +113,8 @@ def _solvable(warm: Warmup, inputs: Inputs) -> Inputs:
     """Elements that converge: the others have no derivative."""
     if not loops(warm.source.named) or not warm.source.batch_ndim:
         return inputs
-    outputs = evaluate(warm.source, inputs)
-    good = [torch.isfinite(v).reshape(v.shape[0], -1).all(1) for v in outputs.values() if v.is_floating_point()]
-    rows = torch.stack(good).all(0)
-    return tuple(t[rows] for t in inputs)
+    rows = finite_rows(evaluate(warm.source, inputs))
+    return inputs if rows is None else tuple(t[rows] for t in inputs)
 
 
 def _by_parameters(warm: Warmup, inputs: Inputs, by: Specs, of: Specs) -> tuple[fx.Program, Product, str]:

@@ -21,7 +21,7 @@ from exporter.newton import Newton, loops
 from exporter.reads import tracing_paused
 from exporter.sources.source import Inputs, Source
 from exporter.variables import TensorSpec
-from exporter.warmup import close
+from exporter.warmup import close, finite_rows
 
 # What a loop gives.
 GIVEN = ("unknowns", "Jacobians", "iterations", "norms of the residual", "status", "factors")
@@ -61,8 +61,6 @@ class Captured:
         """Anew with each call: the passes of a capture write to what they are given."""
         made = copy.copy(self.loop)
         made._modules = {}
-        # What may stand in for it just now.
-        made.__dict__.pop("forward", None)
         for name, program in (("residual", self.residual), ("jacobian", self.jacobian)):
             made.__dict__.pop(name)
             made.add_module(name, _graph(program, self.loop.batched, several=name == "jacobian"))
@@ -107,6 +105,29 @@ def hold(path: str, one: Captured, taken: Sequence[Inputs]) -> None:
                 )
 
 
+def refuse_hidden(path: str, loop: Newton, source: Source, inputs: Inputs) -> None:
+    """Raises ``CaptureError`` where an element that this loop does not solve has outputs like any other."""
+    if not loop.fails_by_nan:
+        return
+
+    def failing(u: torch.Tensor, held: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        *found, status, factor = forward(u, held)
+        return *found, torch.ones_like(status), torch.full_like(factor, float("nan"))
+
+    forward = loop.forward
+    with called_instead({loop: failing}):
+        good = finite_rows(evaluate(source, inputs))
+    if good is None or bool(good.any()):
+        raise CaptureError(
+            f"the model hides that {path!r} has not converged",
+            check="implicit",
+            where=path,
+            got="outputs that are finite where the unknowns are NaN",
+            expected="NaN in some output of each element that has not converged",
+            mend="return the unknowns too, or choose between values without torch.where on what is solved",
+        )
+
+
 @contextlib.contextmanager
 def standing_in(solves: Mapping[str, Captured]) -> Iterator[None]:
     """While this lasts, solves run as they will in the file: some ten times as fast as in eager mode."""
@@ -121,10 +142,6 @@ def _called(compiled: torch.jit.ScriptModule) -> Callable[..., Any]:
             return compiled(u, held)
 
     return forward
-
-
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 def graph_of(function: Callable[..., Any], taken: Taken, path: str) -> fx.Program:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -79,10 +79,10 @@ def can_be_compiled(module: nn.Module) -> bool:
     return _READABLE[module]
 
 
-def said_of(modules: Mapping[str, nn.Module]) -> list[Finding]:
+def said_of(paths: Iterable[str]) -> list[Finding]:
     return [
         Finding("script", f"submodule {path!r} is compiled from its source", reason="it is marked with jit='script'")
-        for path in modules
+        for path in paths
     ]
 
 

@@ -21,10 +21,10 @@ from torch.jit._trace import TracerWarning
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from exporter.capture import boxes, constants, derivatives, implicit
-from exporter.capture import methods as methods_of_derivatives
 from exporter.capture.backward import constants_of, followed
 from exporter.capture.entry import argument_names, forward_source
 from exporter.capture.functions import functions_inlined
+from exporter.capture.methods import define
 from exporter.capture.operators import operators, rewrite_operators
 from exporter.capture.parameters import settable
 from exporter.capture.scripted import called_instead, compiled, marked, said_of
@@ -114,7 +114,10 @@ def capture(
         constants.lift(module)
         constants.pin_dtypes(module)
         constants.follow_inputs(module)
-        findings += [*constants.fixed_devices(module), *said_of(marked(source.named))]
+        findings += [
+            *constants.fixed_devices(module),
+            *said_of([path for path in marked(source.named) if path not in solves]),
+        ]
         if program is not None:
             names = argument_names([s.name for s in source.inputs])
             read = {target: places.of(value) for target, value in held.items()}
@@ -125,7 +128,7 @@ def capture(
         operators(module)
         contiguous = warm.contiguous or program is not None
         module.define(forward_source(source.inputs, len(warm.output_specs), bool(source.batch_ndim), contiguous))
-        made = methods_of_derivatives.define(warm, chosen, module, places.of)
+        made = define(warm, chosen, module, places.of)
         if solves:
             made["newton_info"] = MethodSpec(tuple(s.name for s in source.inputs), tuple(NEWTON_INFO))
             info = (source.inputs, len(NEWTON_INFO), bool(source.batch_ndim), contiguous)

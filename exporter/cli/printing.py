@@ -64,8 +64,6 @@ def print_listing(listing: Listing) -> None:
     if listing.parameters:
         shapes = ", ".join(f"{n} {list(s)}" for n, s in listing.parameters.items())
         out.print(Text(f"Parameters: {shapes}"))
-    if listing.note:
-        out.print(Text(f"Note: {listing.note}", style="yellow"))
     out.print()
 
 

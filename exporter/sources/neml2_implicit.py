@@ -18,7 +18,7 @@ from exporter.capture import implicit
 from exporter.contract import Finding, Tolerance
 from exporter.errors import CaptureError, UnsupportedError, UsageError, first_line
 from exporter.implicit import solution
-from exporter.newton import LineSearch, LineSearchKind, Newton, OnFailure, Settings, loops
+from exporter.newton import LineSearch, LineSearchKind, Newton, Settings, loops
 from exporter.parameters import moved
 from exporter.sources.source import Inputs, Source
 
@@ -32,19 +32,19 @@ def updates(model: nn.Module) -> Iterator[tuple[str, Any]]:
     return ((path, m) for path, m in model.named_modules() if type(m).__name__ == IMPLICIT)
 
 
-def install(model: nn.Module, on_failure: OnFailure = "nan") -> tuple[Finding, ...]:
+def install(model: nn.Module) -> tuple[Finding, ...]:
     """Every ``ImplicitUpdate`` of ``model`` is solved by a ``Newton`` from here on. Raises ``UnsupportedError`` for
     what the file cannot do, and ``UsageError`` for settings with which nothing converges."""
     found: list[Finding] = []
     for path, update in list(updates(model)):
-        found += _Solved(path, update, on_failure).findings
+        found += _Solved(path, update).findings
     return tuple(found)
 
 
 class _Solved:
     """One ``ImplicitUpdate``. The layout of its system is known with the first call."""
 
-    def __init__(self, path: str, update: Any, on_failure: OnFailure) -> None:
+    def __init__(self, path: str, update: Any) -> None:
         from neml2.es import ModelNonlinearSystem
         from neml2.solvers import DenseLU
 
@@ -61,7 +61,7 @@ class _Solved:
         update.system = self.system
         update.input_sensitivity_solver = update.param_sensitivity_solver = DenseLU()
         self.functions: tuple[Any, Any] | None = None
-        self.loop = Newton(self.residual, self.jacobian, own.model, 1, _settings(path, update.solver), on_failure)
+        self.loop = Newton(self.residual, self.jacobian, own.model, 1, _settings(path, update.solver))
         update.add_module("newton", self.loop)
         update.__dict__["forward"] = self.forward
 

@@ -55,7 +55,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Listing:
-    """What ``torchferry show`` prints of one model; ``note`` says why it cannot be exported as it is."""
+    """What ``torchferry show`` prints of one model."""
 
     name: str
     kind: str
@@ -63,4 +63,3 @@ class Listing:
     outputs: tuple[TensorSpec, ...]
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     batch_ndim: int = 1
-    note: str = ""

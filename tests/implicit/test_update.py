@@ -17,7 +17,7 @@ from torch import nn
 
 import torchferry
 from exporter.capture import implicit
-from exporter.errors import CaptureError, MismatchError, UnsupportedError, UsageError
+from exporter.errors import CaptureError, MismatchError, UnsupportedError, UsageError, WarmupError
 from exporter.newton import CONVERGED, NOT_CONVERGED, NOT_FINITE
 from runtime_checks import native_library
 from runtime_checks.runners.libtorch import Libtorch
@@ -165,6 +165,64 @@ def test_in_c_it_is_a_status(path):
     norms = {"residual_norm": np.zeros(3)}
     model("newton_info", given, norms)
     assert np.isnan(norms["residual_norm"]).tolist() == [False, True, False]
+
+
+class Own(nn.Module):
+    """NaN for another reason than a solve."""
+
+    signature = Signature.of({"x": (), "dt": ()}, {"y": ()})
+
+    def forward(self, x, dt):
+        return torch.sqrt(x - 0.02 * dt)
+
+
+@pytest.mark.usefixtures("without_the_gate")
+def test_in_c_other_nans_are_no_failure_of_a_solve(tmp_path):
+    model = torchferry.ComposedModel([update(), Own()], additional_outputs=["x"])
+    model.__dict__["example_inputs"] = update().__dict__["example_inputs"]
+    torchferry.export(model, output=tmp_path / "m.pt")
+    solver = load(ROOT / "examples" / "solvers" / "robertson_scipy.py")
+    loaded = solver.Model(str(tmp_path / "m.pt"), str(native_library.build() / "lib" / "libtorchferry.so"))
+    outputs = {"x": np.zeros(2), "y": np.zeros(2)}
+    loaded("forward", {"x~1": np.array([0.01, 1.0]), "dt": np.array([1.0, 1.0])}, outputs)
+    assert np.isnan(outputs["y"]).tolist() == [True, False]
+
+
+class Hiding(nn.Module):
+    signature = Signature.of({"x": (), "E": ()}, {"stress": ()})
+
+    def forward(self, x, E):
+        return torch.where(x > 0, E * x, 0.0 * E)
+
+
+@pytest.mark.usefixtures("without_the_gate")
+def test_a_failure_that_the_model_hides(tmp_path):
+    model = torchferry.ComposedModel([update(), Hiding()])
+    model.__dict__["example_inputs"] = update().__dict__["example_inputs"] | {"E": torch.ones(12, dtype=F)}
+    with pytest.raises(CaptureError, match="hides that 'update.newton' has not converged"):
+        torchferry.export(model, output=tmp_path / "m.pt")
+    torchferry.export(model, output=tmp_path / "m.pt", on_failure="last")
+
+
+def test_warmup_says_why_a_solve_fails(tmp_path):
+    model = update(settings=torchferry.Settings(max_its=1))
+    with pytest.raises(WarmupError, match=r"newton: the maximum number of iterations(.|\n)*max_its = 1"):
+        torchferry.export(model, output=tmp_path / "m.pt")
+
+
+def test_a_residual_without_the_name():
+    residual = Part(
+        type("Other", (nn.Module,), {"forward": lambda s, x, old: {"r": x - old}})(),
+        {"x": (), "x~1": ()},
+        {"x_residual": ()},
+    )
+    with pytest.raises(UsageError, match="'x_residual'"):
+        torchferry.ImplicitUpdate(residual, ["x"])(torch.ones(3, dtype=F))
+
+
+def test_batches_of_one_and_of_many():
+    (x,) = update()(POINTS["x~1"], POINTS["dt"][:1])
+    torch.testing.assert_close(x, cubic.solved(POINTS["x~1"], POINTS["dt"][:1].expand(3)), rtol=1e-12, atol=0)
 
 
 @pytest.mark.usefixtures("without_the_gate")

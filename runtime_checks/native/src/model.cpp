@@ -208,17 +208,20 @@ struct Model::State {
 
 namespace {
 
-/// Throws where an output of the model is NaN; the outputs are the caller's by then.
-void refuse_not_converged(const Method& method, const Tensors& results) {
-  at::Tensor failed;
-  for (size_t i = 0; i < results.size(); ++i) {
-    const auto& output = method.outputs[i];
-    if (output.by || !results[i].is_floating_point()) continue;
-    auto nan = results[i].isnan();
-    for (size_t k = 0; k < output.shape.size(); ++k) nan = nan.any(-1);
-    failed = failed.defined() ? failed.logical_or(nan) : nan;
-  }
-  if (!failed.defined() || !failed.any().item<bool>()) return;
+constexpr const char* kInfo = "newton_info";
+
+/// What has not converged is NaN in the values, too.
+bool has_nan(const Method& method, const Tensors& results) {
+  for (size_t i = 0; i < results.size(); ++i)
+    if (!method.outputs[i].by && results[i].is_floating_point() && results[i].isnan().any().item<bool>()) return true;
+  return false;
+}
+
+/// Throws where `status`, of shape (*batch) or (*batch, solves), is not zero; the outputs are the caller's by then.
+void refuse_not_converged(const Method& method, at::Tensor failed, int64_t batch_ndim) {
+  failed = failed.ne(0);
+  while (failed.dim() > batch_ndim) failed = failed.any(-1);
+  if (!failed.any().item<bool>()) return;
   const auto which = failed.flatten().nonzero().flatten().cpu();
   std::string said;
   constexpr int64_t kShown = 10;
@@ -305,7 +308,12 @@ void Model::call(const Method& method, const tf_tensor* inputs, const tf_tensor*
   const auto results = state_->run(method, inputs, std::move(tensors));
   for (size_t i = 0; i < results.size(); ++i)
     if (outputs[i]) write_output(*outputs[i], role_of(i, method.outputs[i]), results[i], state_->device);
-  if (contract().nan_where_not_converged && method.name != "newton_info") refuse_not_converged(method, results);
+  if (contract().nan_where_not_converged && method.name != kInfo && has_nan(method, results)) {
+    const auto& info = contract().method(kInfo);
+    Extent same(contract());
+    const auto found = state_->run(info, inputs, state_->wrap(info, inputs, same));
+    refuse_not_converged(method, found.back(), extent.batch.size());
+  }
 }
 
 void Model::call(const std::string& name, const std::vector<tf_tensor>& inputs,
