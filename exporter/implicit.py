@@ -129,7 +129,9 @@ class ImplicitUpdate(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         leads = [t.shape[: t.ndim - len(s.shape)] for s, t in zip(self.signature.inputs, inputs, strict=True)]
-        if any(len(lead) != 1 or lead != leads[0] for lead in leads):
+        # A capture has one batch, whose size is not a number to it.
+        numbers = all(type(size) is int for lead in leads for size in lead)
+        if any(len(lead) != 1 for lead in leads) or (numbers and len(set(leads)) > 1):
             return self._of_any_batch(inputs, torch.broadcast_shapes(*leads))
         values = dict(zip((s.name for s in self.signature.inputs), inputs, strict=True))
         guess = {n: values[first] for n, first in self._first.items() if first in values}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.jit._fuser import optimized_execution
 
 from exporter.capture import fx
 from exporter.capture.operators import rewrite_operators
@@ -91,7 +92,7 @@ def refuse_borrowed(path: str, one: Captured, named: nn.Module) -> None:
 
 def hold(path: str, one: Captured, taken: Sequence[Inputs]) -> None:
     """Raises ``CaptureError`` where the compiled loop does not solve as eager mode does, to the last iteration."""
-    compiled = one.scripted()
+    compiled = _called(one.scripted())
     for guess, *given in taken:
         wanted, got = (run(guess, one.loop.held(given)) for run in (one.loop.forward, compiled))
         for name, value, other in zip(GIVEN, wanted, got, strict=True):
@@ -138,7 +139,8 @@ def standing_in(solves: Mapping[str, Captured]) -> Iterator[None]:
 def _called(compiled: torch.jit.ScriptModule) -> Callable[..., Any]:
     def forward(u: torch.Tensor, held: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         state = torch._C._get_tracing_state()
-        with tracing_paused(state) if state else contextlib.nullcontext():
+        # Optimised it is as fast, after a second that every process would spend anew.
+        with tracing_paused(state) if state else contextlib.nullcontext(), optimized_execution(False):
             return compiled(u, held)
 
     return forward

@@ -51,12 +51,12 @@ def _check(subject: Subject) -> list[Finding]:
             return []
         reads = _size_reads(base)
         tried, literals = set(), _literals(base)
-        # Where each element takes iterations, large batches are for the residual, which is judged on its own.
-        sizes = [n for n in SIZES if n <= SOLVED] if loops(source.named) else SIZES
-        wanted = dict.fromkeys([subject.warm.traced_sizes[1], *sizes, *_around(literals)])
+        wanted = dict.fromkeys([subject.warm.traced_sizes[1], *SIZES, *_around(literals), *LARGE])
+        # Where each element takes iterations, large batches are for what reads sizes, and for the residual, which is
+        # judged on its own.
+        pending = [n for n in wanted if n <= SOLVED or reads or not loops(source.named)]
         notes: list[Finding] = []
         quick = True
-        pending = [*wanted, *([] if loops(source.named) else LARGE)]
         for size in pending:
             if (
                 size in tried

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 import torchferry
 from exporter.cli.app import app
 from exporter.errors import MismatchError, UsageError
-from runtime_checks import history
+from runtime_checks import history, native_library
 
 STEPS, ROWS = 12, 5
 
@@ -72,16 +73,22 @@ def test_every_step_is_that_of_eager_mode(made, tmp_path):
     assert rows == {"steps": STEPS, "compared": ["x", "y"], "not_finite_from_step": None}
 
 
-def test_states_that_are_fed_back_in_the_wrong_order(made, tmp_path):
-    path, given = made
+@pytest.fixture
+def swapped(made, tmp_path):
+    """The outputs have each other's names, so that each state is fed back into the other."""
 
     def swap(contract):
         contract["outputs"].reverse()
         contract["methods"]["forward"]["outputs"].reverse()
 
     other = tmp_path / "m.pt"
-    other.write_bytes(path.read_bytes())
+    other.write_bytes(made[0].read_bytes())
     change_contract(other, swap)
+    return other
+
+
+def test_states_that_are_fed_back_in_the_wrong_order(made, swapped):
+    given, other = made[1], swapped
     model = torchferry.load(other)
     held = history.read(given, model.contract)
     with pytest.raises(MismatchError, match="at step 0"):
@@ -99,19 +106,27 @@ def test_an_element_that_does_not_converge(made, tmp_path):
     assert "from step 4 on some elements have not converged: 2 values at the end" in said.output
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
+NONE = pytest.mark.parametrize(
+    ("change", "message", "natively_said"),
     [
-        (lambda h: h.pop("initial/x~1"), "no initial value of 'x~1'"),
-        (lambda h: h.pop("prescribed/dt"), "no number of steps"),
-        (lambda h: h.update({"prescribed/dt": h["prescribed/dt"][:-1]}), "prescribed/dt: 11, expected/x: 12"),
-        (lambda h: h.update({"prescribed/dt": h["prescribed/dt"].float()}), "another shape or dtype"),
-        (lambda h: h.update({"prescribed/dtt": h["prescribed/dt"]}), "no variable 'dtt'"),
-        (lambda h: h.update({"initial/y~1": torch.tensor(1)}), "another shape or dtype"),
-        (lambda h: h.update({"other": torch.ones(1)}), "something else"),
+        (lambda h: h.pop("initial/x~1"), "no initial value of 'x~1'", "no initial value of 'x~1'"),
+        (lambda h: h.pop("prescribed/dt"), "no number of steps", "no number of steps"),
+        (
+            lambda h: h.update({"prescribed/dt": h["prescribed/dt"][:-1]}),
+            "prescribed/dt: 11, expected/x: 12",
+            "2 lengths",
+        ),
+        (lambda h: h.update({"prescribed/dt": h["prescribed/dt"].float()}), "another shape or dtype", "wrong dtype"),
+        (lambda h: h.update({"prescribed/dtt": h["prescribed/dt"]}), "no variable 'dtt'", "no variable 'dtt'"),
+        (lambda h: h.update({"initial/y~1": torch.tensor(1)}), "another shape or dtype", "wrong dtype"),
+        (lambda h: h.update({"prescribed/dt": h["prescribed/dt"][0]}), "no number of steps", "lengths"),
+        (lambda h: h.update({"other": torch.ones(1)}), "something else", "something else"),
     ],
 )
-def test_histories_that_are_none(made, tmp_path, change, message):
+
+
+@NONE
+def test_histories_that_are_none(made, tmp_path, change, message, natively_said):
     path, given = made
     values = torch.load(given, weights_only=True)
     change(values)
@@ -127,3 +142,45 @@ def test_a_file_that_is_none(made, tmp_path):
     for name, message in (("text.pt", "does not load"), ("no.pt", "no history file")):
         with pytest.raises(UsageError, match=message):
             history.read(tmp_path / name, contract)
+
+
+def natively(path, history_file):
+    harness = native_library.build() / "bin" / "torchferry_verify"
+    command = [harness, path, "--history", history_file, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_in_c_every_step_is_that_of_eager_mode(made):
+    code, said = natively(*made)
+    assert code == 0
+    assert said["history"]["steps"] == STEPS
+    assert said["history"]["comparisons"] == 2 * STEPS
+    assert said["history"]["not_finite_from_step"] is None
+    assert 0 <= said["history"]["outputs"]["y"]["max_rel"] < 1e-9
+
+
+def test_in_c_states_that_are_fed_back_in_the_wrong_order(made, swapped):
+    code, said = natively(swapped, made[1])
+    assert code == 5
+    assert said["history"]["difference"]["step"] == 0
+
+
+def test_in_c_a_step_that_is_off_by_a_little(made, tmp_path):
+    values = torch.load(made[1], weights_only=True)
+    values["expected/y"][7, 2] *= 1 + 1e-7
+    torch.save(values, tmp_path / "h.pt")
+    code, said = natively(made[0], tmp_path / "h.pt")
+    assert code == 5
+    found = said["history"]["difference"]
+    assert (found["step"], found["output"], found["worst"]) == (7, "y", [2])
+
+
+@NONE
+def test_in_c_histories_that_are_none(made, tmp_path, change, message, natively_said):
+    values = torch.load(made[1], weights_only=True)
+    change(values)
+    torch.save(values, tmp_path / "h.pt")
+    code, said = natively(made[0], tmp_path / "h.pt")
+    assert (code, said["exit_code"]) == (2, 2)
+    assert natively_said in said["error"]

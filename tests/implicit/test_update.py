@@ -199,7 +199,7 @@ class Hiding(nn.Module):
 def test_a_failure_that_the_model_hides(tmp_path):
     model = torchferry.ComposedModel([update(), Hiding()])
     model.__dict__["example_inputs"] = update().__dict__["example_inputs"] | {"E": torch.ones(12, dtype=F)}
-    with pytest.raises(CaptureError, match="hides that 'update.newton' has not converged"):
+    with pytest.raises(CaptureError, match=r"hides that 'update\.newton' has not converged"):
         torchferry.export(model, output=tmp_path / "m.pt")
     torchferry.export(model, output=tmp_path / "m.pt", on_failure="last")
 

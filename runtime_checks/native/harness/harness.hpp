@@ -28,6 +28,10 @@ nlohmann::json replay_calls(const Model& model, const std::string& path, const s
 nlohmann::json latency(const std::string& path, const std::string& device, const Options& options);
 void print_latency(const nlohmann::json& curve);
 
+/// A load history through the archive, its states fed back, each step held against what the file expects.
+nlohmann::json run_history(const Model& model, const std::string& path);
+void print_history(const nlohmann::json& history);
+
 /// Shared objects of this process that belong to a Python or to the libraries that are named.
 std::vector<std::string> foreign_objects(const std::vector<std::string>& names);
 

@@ -23,7 +23,7 @@ struct Arguments {
   int fusion_depth = 0;
   bool optimize = true;
   std::string envelope = "off";
-  std::string calls, results;
+  std::string calls, results, history;
   std::vector<std::string> absent;
 };
 
@@ -69,12 +69,17 @@ int run(const Arguments& arguments) {
                  {"cases", harness::as_json(cases)}};
   if (!arguments.calls.empty())
     report["replay"] = harness::replay_calls(model, arguments.file, arguments.calls, arguments.results);
+  if (!arguments.history.empty()) {
+    report["history"] = harness::run_history(model, arguments.history);
+    report["passed"] = passed = passed && report["history"]["passed"].get<bool>();
+  }
   if (arguments.latency) report["latency"] = harness::latency(arguments.file, arguments.device, options);
 
   if (arguments.as_json) {
     std::cout << report.dump(1, ' ', false, json::error_handler_t::replace) << "\n";
   } else {
     harness::print(cases, model);
+    if (!arguments.history.empty()) harness::print_history(report["history"]);
     if (arguments.latency) harness::print_latency(report["latency"]);
     for (const auto& text : warnings) std::cout << "warning: " << text << "\n";
     for (const auto& object : foreign) std::cout << "in this process although it should be absent: " << object << "\n";
@@ -104,6 +109,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"error", "warn", "off"}))
       ->capture_default_str();
   app.add_option("--absent", arguments.absent, "Libraries that this process must not hold");
+  app.add_option("--history", arguments.history, "A load history to step through, states fed back: a .pt file");
   auto* calls = app.add_option("--replay", arguments.calls, "Calls that a Python runner wrote");
   app.add_option("--results", arguments.results, "Where their outputs go")->needs(calls);
   calls->needs(app.get_option("--results"));
