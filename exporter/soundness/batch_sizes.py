@@ -52,9 +52,9 @@ def _check(subject: Subject) -> list[Finding]:
         reads = _size_reads(base)
         tried, literals = set(), _literals(base)
         wanted = dict.fromkeys([subject.warm.traced_sizes[1], *SIZES, *_around(literals), *LARGE])
-        # Where each element takes iterations, large batches are for what reads sizes, and for the residual, which is
-        # judged on its own.
-        pending = [n for n in wanted if n <= SOLVED or reads or not loops(source.named)]
+        # Where each element takes iterations, large batches are for the residual, which is judged on its own.
+        most = NUMBERS if not loops(source.named) else SIZES[-1] if reads else SOLVED
+        pending = [n for n in wanted if n <= most]
         notes: list[Finding] = []
         quick = True
         for size in pending:
@@ -78,14 +78,14 @@ def _check(subject: Subject) -> list[Finding]:
                 # Another way through the code compares with other literals.
                 more = [n for n in _literals(record(source, inputs)) if n not in literals]
                 literals += more
-                pending += _around(more)[: max(0, LED_TO - len(pending))]
+                pending += [n for n in _around(more) if n <= most][: max(0, LED_TO - len(pending))]
             quick = quick and time.perf_counter() - start < SECONDS
         for sizes in _arranged(subject, literals):
             inputs = subject.warm.sampler.draw(sizes, generator)
             apart = "" if isinstance(eager(source, inputs), str) else disagreement(subject, inputs)
             if apart:
                 return [_unsound(subject, base, inputs, text_of(sizes), apart)]
-        far = [n for n in literals if _numbers(subject, n) > NUMBERS]
+        far = [n for n in literals if n > most or _numbers(subject, n) > NUMBERS]
         if far and reads:
             where = next(iter(reads))[0]
             notes.append(
