@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: demo test lint coverage cuda-check clean
+.PHONY: demo demo-fem test lint coverage cuda-check clean
 
 demo: .venv/installed
 	$(BIN)/torchferry export examples/rates/model.i --model eq -o out/eq.pt --timings
@@ -13,7 +13,12 @@ demo: .venv/installed
 	$(BIN)/cmake --build out/solvers --target decay >> out/cmake.log
 	out/solvers/decay out/decay.pt
 
-test: lint
+# A finite-element program whose material is an archive.
+demo-fem: .venv/installed
+	$(BIN)/torchferry export examples/return_map.py:make_model --derivative stress:strain -o out/return_map.pt
+	$(BIN)/python examples/fem/plate.py out/return_map.pt -o out/plate.svg
+
+test: lint .venv/neml2
 	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 lint: .venv/installed
@@ -31,6 +36,10 @@ coverage: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[neml2,dev]'
 	touch $@
+
+# neml2's own solver, which tests hold archives against, built for the torch at hand where the wheel is for another.
+.venv/neml2: .venv/installed tools/build_neml2.sh
+	tools/build_neml2.sh $(BIN)/python && touch $@ || test -z "$$TORCHFERRY_REQUIRE_ALL"
 
 # All that needs a GPU, and one report in artifacts/. PY: a Python that has a torch with CUDA and what torchferry needs.
 cuda-check: $(if $(PY),,.venv/installed)
