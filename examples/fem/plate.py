@@ -16,6 +16,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,6 +31,12 @@ TOLERANCE, MOST = 1e-11, 25
 STATES = ("strain", "stress", "ep")
 # Tangents at the quadrature points, (points, 6, 6), from those of this iteration and what the step began with.
 Choice = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+class Material(Protocol):
+    """What ``torchferry.load`` gives."""
+
+    def call(self, method: str, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
 
 
 def consistent(now: np.ndarray, before: np.ndarray) -> np.ndarray:
@@ -75,8 +82,8 @@ def stiffness(u, v, w):
 class Plate:
     """The state at every quadrature point, and the displacement of every node."""
 
-    def __init__(self, archive: str | Path, mesh: MeshQuad | None = None) -> None:
-        self.material = torchferry.load(archive)
+    def __init__(self, material: Material, mesh: MeshQuad | None = None) -> None:
+        self.material = material
         mesh = mesh or quarter_plate()
         self.basis = Basis(mesh, ElementVector(ElementQuad2()))
         self.shape = (mesh.nelements, self.basis.W.shape[-1])
@@ -157,7 +164,7 @@ def main() -> None:
     parser.add_argument("archive")
     parser.add_argument("-o", "--output", type=Path, help="a picture of the plastic strain")
     arguments = parser.parse_args()
-    plate = Plate(arguments.archive)
+    plate = Plate(torchferry.load(arguments.archive))
     print(f"{plate.shape[0]} elements, {plate.state['ep'].numel()} quadrature points, one call each iteration")
     for step in plate.run():
         print(f"upper edge at {step.load:.1e}: " + " ".join(f"{norm:.1e}" for norm in step.norms))
