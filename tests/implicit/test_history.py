@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 import torchferry
 from exporter.cli.app import app
 from exporter.errors import MismatchError, UsageError
-from runtime_checks import history, native_library
+from runtime_checks import history, native_library, plot
 
 STEPS, ROWS = 12, 5
 
@@ -184,3 +185,34 @@ def test_in_c_histories_that_are_none(made, tmp_path, change, message, natively_
     code, said = natively(made[0], tmp_path / "h.pt")
     assert (code, said["exit_code"]) == (2, 2)
     assert natively_said in said["error"]
+
+
+def test_a_picture(made, tmp_path):
+    path, given = made
+    command = ["run", str(path), "--history", str(given), "--plot"]
+    said = CliRunner().invoke(app, [*command, str(tmp_path / "p.svg"), "--curve", "x:dt", "--curve", "y"])
+    assert said.exit_code == 0, said.output
+    text = (tmp_path / "p.svg").read_text()
+    # An element's way is one line of as many points as there are steps, in each of the two panels.
+    lines = [d for d in re.findall(r'<path d="([^"]*)" clip-path', text) if d.count("L") == STEPS - 1]
+    assert len(lines) == 2 * ROWS
+    assert CliRunner().invoke(app, [*command, str(tmp_path / "q.png")]).exit_code == 0
+    for curve, name, message in (
+        ("z", "p.svg", "no variable 'z'"),
+        ("x[0]", "p.svg", "no such"),
+        ("x", "p.xy", "kind"),
+    ):
+        (tmp_path / name).unlink(missing_ok=True)
+        said = CliRunner().invoke(app, [*command, str(tmp_path / name), "--curve", curve])
+        assert isinstance(said.exception, UsageError)
+        assert message in str(said.exception)
+        assert not (tmp_path / name).exists()
+
+
+def test_components_of_a_tensor():
+    values = {"stress": torch.arange(24.0).reshape(2, 3, 2, 2), "t": torch.zeros(2)}
+    ((up, over),) = plot.curves(["stress[1,0]:t"], values, {"stress": 2, "t": 0})
+    assert up.values.tolist() == [[2.0, 6.0, 10.0], [14.0, 18.0, 22.0]]
+    assert over.values.shape == (2, 1)
+    with pytest.raises(UsageError, match=r"stress\[0 to 1, 0 to 1\]"):
+        plot.curves(["stress[2,0]"], values, {"stress": 2, "t": 0})
