@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing.connection
 import os
 import pickle
@@ -85,6 +86,8 @@ def fork() -> int:
 
 def quiet() -> None:
     """In the child: nothing of the model's own output, no signal handler of the host's."""
+    # A collection would write to every object's header, and so copy every page of the parent's.
+    gc.freeze()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     if sys.platform == "linux":
