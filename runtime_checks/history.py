@@ -2,34 +2,23 @@
 
 A history file is a ``torch.save``d dict of tensors: ``"prescribed/<input>"`` of shape ``(steps, *batch, *own)``,
 ``"initial/<input>"`` of shape ``(*batch, *own)`` for what is fed back (``x~1``: the value of ``x`` one step before),
-and ``"expected/<output>"`` of shape ``(steps, *batch, *own)`` where there is something to compare with. ``x~k`` is the
-value of the output or prescribed input ``x`` that lies ``k`` steps back; an input ``x`` that is an output, too, and is
-not prescribed, is a first guess, and takes the value of the step before.
+and ``"expected/<output>"`` of shape ``(steps, *batch, *own)`` where there is something to compare with.
+``exporter/history.py`` says how states are fed back.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from exporter.contract import Bounds, Contract
-from exporter.errors import MismatchError, RunError, UsageError, first_line, near
+from exporter.errors import MismatchError, UsageError, first_line, near
+from exporter.history import EXPECTED, INITIAL, PRESCRIBED, History, lag_of, lags, walk
 from runtime_checks.compare import compare
 from runtime_checks.load import Model
-
-PRESCRIBED, INITIAL, EXPECTED = "prescribed", "initial", "expected"
-
-
-@dataclass(frozen=True)
-class History:
-    prescribed: Mapping[str, torch.Tensor]
-    initial: Mapping[str, torch.Tensor]
-    expected: Mapping[str, torch.Tensor]
-    steps: int
 
 
 def read(path: Path, contract: Contract) -> History:
@@ -58,24 +47,11 @@ def run(
     model: Model, history: History, advance: Callable[[int], object] = lambda step: None
 ) -> dict[str, torch.Tensor]:
     """Outputs by name, each ``(steps, *batch, *own)``; ``advance`` is told of each step that is done."""
-    contract = model.contract
-    passed: list[dict[str, torch.Tensor]] = []
-    found: list[dict[str, torch.Tensor]] = []
-    for step in range(history.steps):
-        now = {name: values[step] for name, values in history.prescribed.items()}
-        inputs = {s.name: now[s.name] if s.name in now else _before(history, passed, s.name) for s in contract.inputs}
-        lead = torch.broadcast_shapes(
-            *(inputs[s.name].shape[: inputs[s.name].ndim - len(s.shape)] for s in contract.inputs)
-        )
-        whole = {s.name: inputs[s.name].expand(*lead, *s.fixed) for s in contract.inputs}
-        try:
-            outputs = model.call("forward", whole)
-        except RuntimeError as error:
-            raise RunError(f"step {step} fails", where=f"step {step}", got=first_line(error)) from error
+    found: list[Mapping[str, torch.Tensor]] = []
+    for step, outputs in enumerate(walk(history, model.contract.inputs, lambda given: model.call("forward", given))):
         found.append(outputs)
-        passed.append({**now, **outputs})
         advance(step)
-    return {s.name: torch.stack([one[s.name] for one in found]) for s in contract.outputs}
+    return {s.name: torch.stack([one[s.name] for one in found]) for s in model.contract.outputs}
 
 
 def hold(contract: Contract, history: History, found: Mapping[str, torch.Tensor]) -> None:
@@ -103,23 +79,6 @@ def failed(found: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
     return (int(at[0]), last) if at.numel() else None
 
 
-def _before(history: History, passed: list[dict[str, torch.Tensor]], name: str) -> torch.Tensor:
-    base, lag = _lag(name)
-    if len(passed) >= lag:
-        return passed[-lag][base]
-    own = f"{base}~{lag - len(passed)}"
-    return history.initial[own if own in history.initial else name]
-
-
-def _lag(name: str) -> tuple[str, int]:
-    base, mark, count = name.rpartition("~")
-    return (base, int(count)) if mark and count.isdigit() and int(count) > 0 else (name, 1)
-
-
-def _lags(base: str, lag: int) -> list[str]:
-    return [f"{base}~{k + 1}" for k in range(lag)]
-
-
 def _steps(path: Path, sides: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
     counts = {
         f"{side}/{n}": v.shape[0] if v.ndim else 0 for side in (PRESCRIBED, EXPECTED) for n, v in sides[side].items()
@@ -137,7 +96,7 @@ def _steps(path: Path, sides: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
 def _checked(contract: Contract, history: History) -> History:
     inputs, outputs = {s.name: s for s in contract.inputs}, {s.name: s for s in contract.outputs}
     # What lies one step back is needed for what lies two back, too.
-    before = {own: s for n, s in inputs.items() for own in _lags(*_lag(n))}
+    before = {own: s for n, s in inputs.items() for own in lags(*lag_of(n))}
     for side, given, known in (
         (PRESCRIBED, history.prescribed, inputs),
         (INITIAL, history.initial, before | inputs),
@@ -157,7 +116,7 @@ def _checked(contract: Contract, history: History) -> History:
                     expected=known[name].describe(),
                 )
     for name in inputs:
-        base, lag = _lag(name)
+        base, lag = lag_of(name)
         if name in history.prescribed:
             continue
         if base not in outputs and base not in history.prescribed:
@@ -165,7 +124,7 @@ def _checked(contract: Contract, history: History) -> History:
                 f"the history does not say what input {name!r} is",
                 expected=f"'{PRESCRIBED}/{name}', or an output or prescribed input {base!r} that it is fed from",
             )
-        missing = [own for own in _lags(base, lag) if own not in history.initial]
+        missing = [own for own in lags(base, lag) if own not in history.initial]
         if missing and not (name == base and name in history.initial):
             raise UsageError(
                 f"the history has no initial value of {missing[0]!r}", expected=f"'{INITIAL}/{missing[0]}'"

@@ -1,14 +1,20 @@
+import dataclasses
 import sys
 
 import pytest
 import torch
 from conftest import RATES, ROOT, export_unverified, load_module
+from typer.testing import CliRunner
 
+import torchferry
+from exporter.cli.app import app
 from exporter.eager import inference_conditions
 from exporter.errors import CaptureError, MissingRuntimeError, SourceError, UnsupportedError, UsageError
+from exporter.history import recorded
 from exporter.pipeline import show
 from exporter.sources import neml2_implicit, resolve
 from exporter.warmup import first_run, warm_up
+from runtime_checks import history as histories
 
 pytestmark = pytest.mark.usefixtures("neml2")
 F = torch.float64
@@ -344,3 +350,30 @@ def test_given_inputs_for_a_neml2_model():
         sources().load(RATES, "eq", {k: v for k, v in given.items() if k != "t~1"})
     with pytest.raises(UsageError, match="wrong kind"):
         sources().load(RATES, "eq", given | {"a": torch.tensor([1, 2])})
+
+
+def test_the_history_of_a_driver(tmp_path):
+    """Every element decays in its own time; an archive follows."""
+    path = write(tmp_path, IMPLICIT)
+    said = CliRunner().invoke(
+        app, ["history", str(path), "--model", "model", "--batch", "3", "-o", str(tmp_path / "h.pt")]
+    )
+    assert said.exit_code == 0, said.output
+    assert "4 steps of t" in said.output
+    held = torch.load(tmp_path / "h.pt", weights_only=True)
+    t = held["prescribed/t"]
+    assert t[:, 0].tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert len(set(t[-1].tolist())) == 3
+    factors = 1 + torch.cat([t[:1] - held["initial/t~1"], t.diff(dim=0)])
+    torch.testing.assert_close(held["expected/x"], held["initial/x~1"] / factors.cumprod(0), rtol=1e-10, atol=0)
+    opened = export_unverified(str(path), tmp_path / "m.pt", "model")
+    history = histories.read(tmp_path / "h.pt", opened.contract)
+    histories.hold(opened.contract, history, histories.run(torchferry.load(opened.path), history))
+
+
+def test_calls_that_are_no_history(tmp_path):
+    source = sources().load(write(tmp_path, IMPLICIT), "model", None)
+    with pytest.raises(UsageError, match=r"not one history(.|\n)*step 2(.|\n)*'t~1'"):
+        recorded(dataclasses.replace(source, calls=(*source.calls[:2], *source.calls[:2])))
+    with pytest.raises(UsageError, match="1 recorded steps"):
+        recorded(dataclasses.replace(source, calls=source.calls[:1]))

@@ -9,7 +9,7 @@ from types import FrameType
 import typer
 
 from exporter import __version__
-from exporter.cli import check, export, inspect, native, show, sweep, verify
+from exporter.cli import check, export, history, inspect, native, show, sweep, verify
 from exporter.cli import run as run_history
 from exporter.cli.printing import print_error
 from exporter.errors import INTERRUPTED, TorchferryError, UsageError
@@ -29,6 +29,7 @@ app.command("show")(show.command)
 app.command("check")(check.command)
 app.command("inspect")(inspect.command)
 app.command("verify")(verify.command)
+app.command("history")(history.command)
 app.command("run")(run_history.command)
 app.command("sweep")(sweep.command)
 app.add_typer(native.app, name="native")
