@@ -1,0 +1,168 @@
+"""Implicit scenarios of a folder of NEML2 input files: exported, verified, and held over whole load histories.
+
+python benchmarks/scenarios.py FOLDER [-o ROWS.jsonl] [--only PART] [--limit SECONDS]
+python benchmarks/scenarios.py --table ROWS.jsonl
+
+Each scenario is the model that the file's driver drives. Its archive is held against eager mode over the driver's whole
+history, states fed back, as recorded (its first element alone) and as 20 elements whose values vary, in Python and by
+``torchferry_verify`` in C++; at export it is held against NEML2's own Newton solver. A process for each scenario; rows
+are appended as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torchferry
+from exporter.contract import Contract
+from exporter.errors import TorchferryError
+from exporter.history import History, recorded
+from exporter.sources import neml2, resolve
+from exporter.sources.source import Source
+from runtime_checks import history as histories
+from runtime_checks import native_library
+
+BATCHES = (1, 20)
+
+
+def scenario(path: Path, send: Any) -> None:
+    torch.set_num_threads(1)
+    row: dict[str, Any] = {}
+    start = time.perf_counter()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            row |= _held(path, Path(folder), start)
+    except TorchferryError as error:
+        row["reason"] = f"{type(error).__name__}: " + str(error).replace("\n", ";")[:400]
+    send.send(row)
+
+
+def _held(path: Path, folder: Path, start: float) -> dict[str, Any]:
+    (name,) = neml2.driver_models(path)[:1]
+    file = folder / "model.pt"
+    (one,) = torchferry.export(str(path), models=[name], output=file, runtimes=["python", "libtorch"])
+    row: dict[str, Any] = {"seconds": time.perf_counter() - start}
+    row["solver"] = next((f.reason for f in one.contract.findings if f.check == "solver"), "")
+    source = resolve.load(str(path), name, None)
+    for rows in BATCHES:
+        history = recorded(_alone(source) if rows == 1 else source, 0 if rows == 1 else rows)
+        row["steps"] = history.steps
+        row[f"batch {rows}"] = _python(file, one.contract, history) | {"native": _natively(file, folder, history)}
+    return row
+
+
+def _alone(source: Source) -> Source:
+    return dataclasses.replace(source, calls=tuple(tuple(t[:1] for t in call) for call in source.calls))
+
+
+def _python(file: Path, contract: Contract, history: History) -> dict[str, Any]:
+    found = histories.run(torchferry.load(file), history)
+    try:
+        histories.hold(contract, history, found)
+    except TorchferryError as error:
+        said = str(error).replace("\n", ";")[:300]
+    else:
+        said = ""
+    lost = sum(int(v.isnan().sum()) for v in history.expected.values())
+    return {"worst": _worst(contract, history, found), "mismatch": said, "nan": lost}
+
+
+def _worst(contract: Contract, history: History, found: Mapping[str, torch.Tensor]) -> float:
+    """In units of what step ``n`` is allowed: ``n`` times the tolerance of one call."""
+    worst = 0.0
+    for name, wanted in history.expected.items():
+        bounds = contract.tolerance.bounds(name, str(wanted.dtype).removeprefix("torch."))
+        for step, value in enumerate(wanted):
+            finite = torch.isfinite(value)
+            if not bool(finite.any()):
+                continue
+            scale = float(value[finite].abs().max()) or 1.0
+            allowed = (bounds.atol * scale + bounds.rtol * value.abs() + bounds.floor) * (step + 1)
+            worst = max(worst, float(((found[name][step] - value).abs() / allowed)[finite].max()))
+    return worst
+
+
+def _natively(file: Path, folder: Path, history: History) -> bool:
+    torch.save(history.as_file(), folder / "history.pt")
+    harness = native_library.build() / "bin" / "torchferry_verify"
+    command = [str(harness), str(file), "--history", str(folder / "history.pt"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode == 0 and bool(json.loads(done.stdout)["history"]["passed"])
+
+
+def run(path: Path, limit: float) -> dict[str, Any]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=scenario, args=(path, theirs))
+    process.start()
+    theirs.close()
+    try:
+        row = ours.recv() if ours.poll(limit) else {"reason": f"no end within {limit:.0f} s"}
+    except EOFError:
+        row = {"reason": "its process ended"}
+    process.kill()
+    process.join()
+    return row
+
+
+def implicit(folder: Path) -> list[Path]:
+    """Input files with an implicit update, the slow crystals last."""
+    found = [p for p in sorted(folder.rglob("*.i")) if neml2_text(p)]
+    return sorted(found, key=lambda p: "crystal" in str(p))
+
+
+def neml2_text(path: Path) -> bool:
+    return "ImplicitUpdate" in path.read_text()
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| scenario | seconds | steps | of NEML2's tolerance | batch 1 | batch 20 | in C++ |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for row in sorted(rows, key=lambda r: r["scenario"]):
+        if "reason" in row:
+            lines.append(f"| {row['scenario']} | | | | {row['reason']} | | |")
+            continue
+        held = [row[f"batch {n}"] for n in BATCHES]
+        shown = [h["mismatch"] or f"{h['worst']:.1e}" + (f" ({h['nan']} NaN)" if h["nan"] else "") for h in held]
+        native = "agrees" if all(h["native"] for h in held) else "DIFFERS"
+        solver = row["solver"].removeprefix("apart by ").removesuffix(" of what its tolerances allow, at most")
+        cells = [row["scenario"], f"{row['seconds']:.0f}", str(row["steps"]), solver, *shown, native]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("-o", "--output", type=Path, default=Path("scenarios.jsonl"))
+    parser.add_argument("--only", default="")
+    parser.add_argument("--limit", type=float, default=900.0)
+    parser.add_argument("--table", action="store_true", help="FOLDER is a file of rows: print the table")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table([json.loads(line) for line in arguments.folder.read_text().splitlines()]))
+        return
+    for path in implicit(arguments.folder):
+        name = str(path.parent.relative_to(arguments.folder))
+        if arguments.only in name:
+            row = {"scenario": name, **run(path, arguments.limit)}
+            print(json.dumps(row), flush=True)
+            with arguments.output.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()
