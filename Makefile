@@ -19,7 +19,7 @@ demo-fem: .venv/installed
 	$(BIN)/python examples/fem/plate.py out/return_map.pt -o out/plate.svg
 
 test: lint .venv/neml2
-	$(BIN)/pytest -n $(JOBS) --dist worksteal
+	$(BIN)/pytest -n $(JOBS) --dist load --maxschedchunk 4
 
 lint: .venv/installed
 	$(BIN)/ruff check

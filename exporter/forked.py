@@ -87,7 +87,7 @@ def fork() -> int:
 def quiet() -> None:
     """In the child: nothing of the model's own output, no signal handler of the host's."""
     # A collection would write to every object's header, and so copy every page of the parent's.
-    gc.freeze()
+    gc.disable()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     if sys.platform == "linux":

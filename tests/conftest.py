@@ -27,6 +27,15 @@ MODELS = Path(__file__).parent / "native" / "models.py"
 FACTORIES = {"elastic": "Elastic", "single": "Single", "picks": "picks", "whole": "Whole", "conjugate": "Conjugate"}
 
 
+# A fork costs by what its process holds: what forks most goes first, while that is little. The longest test goes before
+# all, so that nobody waits for it at the end.
+FIRST = ("test_readme.py::test_bash", "test_hazards.py", "test_gate.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: next((i for i, part in enumerate(FIRST) if part in item.nodeid), len(FIRST)))
+
+
 def need(present: bool, reason: str) -> None:
     """Skip with the reason, or fail where every test has to run."""
     if present:

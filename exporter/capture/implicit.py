@@ -13,6 +13,7 @@ from torch import nn
 from torch.jit._fuser import optimized_execution
 
 from exporter.capture import fx
+from exporter.capture.folding import folded
 from exporter.capture.operators import rewrite_operators
 from exporter.capture.scripted import called_instead
 from exporter.capture.torchscript import torchscript
@@ -154,7 +155,7 @@ def graph_of(function: Callable[..., Any], taken: Taken, path: str) -> fx.Progra
         return found if isinstance(found, tuple) else (found,)
 
     try:
-        return fx.without_copies(fx.captured(run, (guess, *held)))
+        return folded(fx.without_copies(fx.captured(run, (guess, *held))), (guess, *held))
     except CaptureError as error:
         error.details["where"] = error.details.get("where") or path
         raise
