@@ -117,6 +117,7 @@ class ImplicitUpdate(nn.Module):
         self._foresees = [s.name for s in foreseen.inputs]
         known = {s.name: s for s in (*signature.inputs, *foreseen.inputs)}
         self._first = {n: n if n in self._predicted or f"{n}~1" not in known else f"{n}~1" for n in pairs}
+        _refuse_other_guesses(self._unknowns, self._first, known | {s.name: s for s in foreseen.outputs})
         guesses = [self._first[n] for n in pairs if n not in self._predicted]
         inputs = dict.fromkeys([*self._given, *guesses, *self._foresees])
         self.signature = Signature(tuple(known[n] for n in inputs), tuple(self._unknowns.values()))
@@ -175,6 +176,21 @@ class ImplicitUpdate(nn.Module):
             found[name] = u[:, at : at + size].reshape(-1, *spec.fixed)
             at += size
         return found
+
+
+def _refuse_other_guesses(
+    unknowns: Mapping[str, TensorSpec], first: Mapping[str, str], known: Mapping[str, TensorSpec]
+) -> None:
+    for name, spec in unknowns.items():
+        guess = known[first[name]]
+        if (guess.shape, guess.dtype) != (spec.shape, spec.dtype):
+            raise UsageError(
+                f"the first guess of {name!r} has another shape or dtype",
+                where=f"variable {guess.name!r}",
+                got=guess.describe(),
+                expected=spec.describe(),
+                mend="a predictor that returns the unknown in its own shape",
+            )
 
 
 def _flat(values: Sequence[torch.Tensor]) -> torch.Tensor:

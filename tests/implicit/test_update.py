@@ -72,6 +72,17 @@ def test_systems_that_are_none(unknowns, outputs, message):
         torchferry.ImplicitUpdate(residual, unknowns)
 
 
+@pytest.mark.parametrize("shape", [(2,), TensorSpec("x", dtype="float32")], ids=["shape", "dtype"])
+def test_a_first_guess_of_another_kind(shape):
+    predictor = Part(nn.Identity(), {"start": ()}, {"x": shape})
+    residual = Part(Decay(), {"x": (), "before": (), "dt": ()}, {"x_residual": ()})
+    with pytest.raises(UsageError, match="first guess of 'x'"):
+        torchferry.ImplicitUpdate(residual, ["x"], predictor=predictor)
+    other = Part(Decay(), {"x": (), "x~1": shape, "dt": ()}, {"x_residual": ()})
+    with pytest.raises(UsageError, match=r"(?s)first guess of 'x'.*'x~1'"):
+        torchferry.ImplicitUpdate(other, ["x"])
+
+
 def test_a_residual_without_names():
     with pytest.raises(UsageError, match="declares no variables"):
         torchferry.ImplicitUpdate(nn.Identity(), ["x"])
