@@ -26,8 +26,9 @@ import torch
 
 import torchferry
 from exporter.contract import Contract
+from exporter.driven import recorded
 from exporter.errors import TorchferryError
-from exporter.history import History, recorded
+from exporter.history import History
 from exporter.sources import neml2, resolve
 from exporter.sources.source import Source
 from runtime_checks import history as histories

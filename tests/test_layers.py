@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 FILES = sorted([*ROOT.glob("exporter/**/*.py"), *ROOT.glob("runtime_checks/**/*.py"), ROOT / "torchferry.py"])
-SHARED = ("exporter.contract", "exporter.variables", "exporter.errors", "exporter.archive")
+SHARED = ("exporter.contract", "exporter.variables", "exporter.errors", "exporter.archive", "exporter.history")
 # The command line, and the facade that users import, put both sides together.
 BOTH = ("exporter/cli/", "torchferry.py")
 

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 import torchferry
 from exporter.cli.app import app
+from exporter.driven import recorded
 from exporter.eager import inference_conditions
 from exporter.errors import CaptureError, MissingRuntimeError, SourceError, UnsupportedError, UsageError
-from exporter.history import recorded
 from exporter.pipeline import show
 from exporter.sources import neml2_implicit, resolve
 from exporter.warmup import first_run, warm_up

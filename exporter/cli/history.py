@@ -29,12 +29,12 @@ def command(
     """
     import torch
 
-    from exporter import history
     from exporter.archive import replacing
+    from exporter.driven import recorded
     from exporter.sources import resolve
 
     name = resolve.chosen_models(source, [model] if model else [])[0]
-    found = history.recorded(resolve.load(source, name, None), batch, seed)
+    found = recorded(resolve.load(source, name, None), batch, seed)
     with replacing(output) as beside:
         torch.save(found.as_file(), beside)
     out.print(f"wrote {output}: {found.steps} steps of {', '.join(found.prescribed)}", soft_wrap=True)
