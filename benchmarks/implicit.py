@@ -1,18 +1,22 @@
 """An implicit update, and the update with its tangents, from an archive beside eager mode, in one run on one thread.
 
-python benchmarks/implicit.py SOURCE [MODEL]
+python benchmarks/implicit.py SOURCE [MODEL] [--derivative OUT:IN ...] [--compiled DIR]
 
 Eager: the source library's own solver (NEML2's ``ImplicitUpdate``, where it runs; else the Newton loop of
-``torchferry.ImplicitUpdate``), and its own chain rule for the tangents. Inputs are the warmup case's rows, repeated, so
-that every element converges. Rounds of all ways are interleaved; medians in microseconds, and the ratio to the archive.
+``torchferry.ImplicitUpdate``), and its own chain rule for the tangents. Compiled: NEML2's own route, ``neml2-compile``,
+where neml2 is built for this torch; ``--compiled`` is a folder that it wrote, or where it shall write. Inputs are the
+warmup case's rows, repeated, so that every element converges. Rounds of all ways are interleaved; medians in
+microseconds, and the ratio to the archive.
 """
 
 from __future__ import annotations
 
+import argparse
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,45 +43,71 @@ def library(text: str, name: str) -> Any:
         return neml2._model(Path(text), name)[1].requires_grad_(False)
 
 
-def main(text: str, name: str = "") -> None:
-    name = resolve.chosen_models(text, [name] if name else [])[0]
+def compiled(text: str, name: str, pairs: Sequence[tuple[str, str]], folder: Path) -> Any:
+    """What ``neml2-compile`` makes of the model; it is made where the folder does not hold it yet."""
+    from neml2.aoti import Model
+
+    if not (folder / name / "metadata.json").is_file():
+        start = time.perf_counter()
+        wanted = [f"{of}:{by}" for of, by in pairs]
+        options = [part for pair in wanted for part in ("-d", pair)]
+        tool = str(Path(sys.executable).with_name("neml2-compile"))
+        subprocess.run([tool, text, "--model", name, "--output-dir", str(folder), "-q", *options], check=True)
+        print(f"{time.perf_counter() - start:.0f} s to compile with neml2-compile")
+    return Model(str(folder / name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("source")
+    parser.add_argument("model", nargs="?", default="")
+    parser.add_argument("--derivative", action="append", default=[])
+    parser.add_argument("--compiled", type=Path)
+    parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
+    arguments = parser.parse_args()
+    text = arguments.source
+    name = resolve.chosen_models(text, [arguments.model] if arguments.model else [])[0]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.pt")
         models = [name] if text.endswith(".i") else []
-        (exported,) = torchferry.export(text, models=models, output=path, derivatives="all")
+        (exported,) = torchferry.export(text, models=models, output=path, derivatives=arguments.derivative or "all")
         model = torchferry.load(path)
-    print(f"{time.perf_counter() - start:.0f} s to export, judge and verify: {exported.seconds}")
+    stages = ", ".join(f"{stage} {seconds:.0f}" for stage, seconds in exported.seconds.items())
+    print(f"{time.perf_counter() - start:.0f} s to export, judge and verify: {stages}")
     source, own = resolve.load(text, name, None), library(text, name)
     pairs = [o for o in exported.contract.methods["jacobian"].outputs if not isinstance(o, str)]
+    theirs = compiled(text, name, pairs, arguments.compiled) if own and arguments.compiled else None
     table = Table("batch", "iterations", "way", "us a call", "ratio", title=name)
     torch.set_num_threads(1)
     with inference_conditions(source):
         seen = first_run(source, 0).inputs
-        for rows in BATCHES:
+        for rows in arguments.batches:
             inputs = tuple(t[torch.arange(rows) % t.shape[0]].contiguous() for t in seen)
-            given = _typed(own, source, inputs)
+            raw: Any = source.module
+            given = list(raw._wrapped(inputs).values()) if own else []
             ways: dict[str, Callable[[], object]] = {
                 "update": lambda inputs=inputs: model.module(*inputs),
                 "update, eager": lambda given=given, inputs=inputs: own(*given) if own else source.module(*inputs),
                 "update and tangents": lambda inputs=inputs: model.module.jacobian(*inputs),
                 "update and tangents, eager": lambda inputs=inputs: tangents(source, inputs, pairs),
             }
+            if theirs:
+                named = dict(zip((s.name for s in source.inputs), inputs, strict=True))
+                taken = {n: named[n] for n in theirs.input_names}
+                ways["update, compiled"] = lambda taken=taken: theirs.forward(taken)
+                ways["update and tangents, compiled"] = lambda taken=taken: theirs.jacobian(taken)
             iterations = model.module.newton_info(*inputs)[0].double().mean()
             medians = timed(ways)
-            for way, seconds in medians.items():
-                ratio = seconds / medians[way.removesuffix(", eager")]
+            for way, seconds in sorted(medians.items()):
+                ratio = seconds / medians[way.partition(",")[0]]
                 table.add_row(str(rows), f"{iterations:.1f}", way, f"{seconds * 1e6:.0f}", f"{ratio:.2f}")
-    Console().print(table)
+    Console(width=100).print(table)
 
 
-def _typed(own: Any, source: Any, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
-    return list(source.module._wrapped(inputs).values()) if own else []
-
-
-def tangents(source: Source, inputs: tuple[torch.Tensor, ...], pairs: list[tuple[str, str]]) -> object:
+def tangents(source: Source, inputs: tuple[torch.Tensor, ...], pairs: Sequence[tuple[str, str]]) -> object:
     return source.blocks(*inputs) if source.blocks else eager.blocks(source, inputs, pairs)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
