@@ -14,6 +14,8 @@ from exporter.cli.app import app
 from exporter.graph.against import CONSTANTS, DTYPE, OPERATIONS, SIZE, STRUCTURE, VARIABLES, reasons
 from exporter.graph.steps import opened
 
+pytestmark = pytest.mark.usefixtures("without_the_gate")
+
 F = torch.float64
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from training import Detached, check, exported, layer, training
 
 import torchferry
-from exporter.errors import SourceError, UnsoundError
+from exporter.errors import CaptureError, SourceError, UnsoundError
 from exporter.sources.function import Function
 
 F = torch.float64
@@ -143,3 +143,38 @@ def test_tensors_that_ask_for_gradients_are_parameters(tmp_path):
     (one,) = torchferry.export(gradient, output=tmp_path / "m.pt")
     assert [p.name for p in one.contract.parameters] == ["weights_0"]
     check(gradient, tmp_path / "m.pt", 2, 50)
+
+
+def test_a_step_that_moves_the_modules_own_parameters(tmp_path):
+    model = layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @torchferry.declare({"x": ("n", 10)})
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    before = model.weight.detach().clone()
+    with pytest.raises(UnsoundError, match=r"writes to parameter 'model\.weight'"):
+        exported(step, tmp_path / "m.pt")
+    # The user's module is what it was, but for what one eager run does.
+    assert model.weight.requires_grad
+    assert model.weight.shape == before.shape
+
+
+def test_a_write_to_what_the_file_keeps(tmp_path):
+    """Where the gate is told to let it pass, the capture says it."""
+    model = layer()
+
+    @torchferry.declare({"x": ("n", 10)})
+    def step(x):
+        (gradient,) = torch.autograd.grad(model(x).sum(), model.weight)
+        with torch.no_grad():
+            model.weight.sub_(0.1 * gradient)
+        return gradient
+
+    with pytest.raises(CaptureError, match="writes to a tensor that the file keeps"):
+        exported(step, tmp_path / "m.pt", allow=["side effect:to see", "hidden state:to see"])
