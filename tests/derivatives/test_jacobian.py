@@ -15,6 +15,7 @@ import torchferry
 from exporter import archive
 from exporter.archive import Case
 from exporter.errors import CaptureError, MismatchError
+from exporter.newton import SLICE
 from runtime_checks.checks import finite_differences, gradients
 from runtime_checks.runners.base import Result
 
@@ -74,6 +75,20 @@ def test_blocks_are_those_of_eager_mode_at_any_batch(mixed, rows, seed):
             else:
                 assert got[f"d {name} / d {by}"].shape == wanted.shape
                 assert torch.allclose(got[f"d {name} / d {by}"], wanted, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("rows", [SLICE, SLICE + 1, 2 * SLICE, 2 * SLICE + 17])
+def test_slices_of_a_large_batch(mixed, rows):
+    g = torch.Generator().manual_seed(rows)
+    x, y = torch.randn(rows, 3, generator=g, dtype=F), torch.randn(rows, generator=g, dtype=F)
+    values = {"x": x, "y": y, "k": torch.randint(0, 3, (rows,), generator=g)}
+    picked = torch.tensor([0, SLICE - 1, rows // 2, rows - 1])
+    with torch.inference_mode():
+        whole = mixed.call("jacobian", values)
+        some = mixed.call("jacobian", {name: value[picked] for name, value in values.items()})
+    for name, value in some.items():
+        assert whole[name].shape[0] == rows
+        torch.testing.assert_close(whole[name][picked], value, rtol=1e-13, atol=1e-14)
 
 
 def test_any_number_of_batch_dimensions_and_broadcasting(mixed):
