@@ -1,12 +1,13 @@
 """Implicit scenarios of a folder of NEML2 input files: exported, verified, and held over whole load histories.
 
-python benchmarks/scenarios.py FOLDER [-o ROWS.jsonl] [--only PART] [--limit SECONDS]
+python benchmarks/scenarios.py FOLDER [-o ROWS.jsonl] [--only PART] [--limit SECONDS] [--tangents]
 python benchmarks/scenarios.py --table ROWS.jsonl
 
 Each scenario is the model that the file's driver drives. Its archive is held against eager mode over the driver's whole
 history, states fed back, as recorded (its first element alone) and as 20 elements whose values vary, in Python and by
-``torchferry_verify`` in C++; at export it is held against NEML2's own Newton solver. A process for each scenario; rows
-are appended as JSON.
+``torchferry_verify`` in C++; at export it is held against NEML2's own Newton solver. With ``--tangents`` it is exported
+with all derivatives instead, which are held against differences of the file. A process for each scenario; rows are
+appended as JSON.
 """
 
 from __future__ import annotations
@@ -37,21 +38,28 @@ from runtime_checks import native_library
 BATCHES = (1, 20)
 
 
-def scenario(path: Path, send: Any) -> None:
+def scenario(path: Path, send: Any, tangents: bool) -> None:
     torch.set_num_threads(1)
     row: dict[str, Any] = {}
     start = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            row |= _held(path, Path(folder), start)
+            held = _differentiated if tangents else _held
+            row |= held(path, Path(folder) / "model.pt", start)
     except TorchferryError as error:
         row["reason"] = f"{type(error).__name__}: " + str(error).replace("\n", ";")[:400]
     send.send(row)
 
 
-def _held(path: Path, folder: Path, start: float) -> dict[str, Any]:
+def _differentiated(path: Path, file: Path, start: float) -> dict[str, Any]:
     (name,) = neml2.driver_models(path)[:1]
-    file = folder / "model.pt"
+    (one,) = torchferry.export(str(path), models=[name], output=file, derivatives="all")
+    said = {c.check: f"{c.verdict}: {c.detail}" for leg in one.report.legs for c in leg.checks}
+    return {"seconds": time.perf_counter() - start, "checks": said}
+
+
+def _held(path: Path, file: Path, start: float) -> dict[str, Any]:
+    (name,) = neml2.driver_models(path)[:1]
     (one,) = torchferry.export(str(path), models=[name], output=file, runtimes=["python", "libtorch"])
     row: dict[str, Any] = {"seconds": time.perf_counter() - start}
     row["solver"] = next((f.reason for f in one.contract.findings if f.check == "solver"), "")
@@ -59,7 +67,7 @@ def _held(path: Path, folder: Path, start: float) -> dict[str, Any]:
     for rows in BATCHES:
         history = recorded(_alone(source) if rows == 1 else source, 0 if rows == 1 else rows)
         row["steps"] = history.steps
-        row[f"batch {rows}"] = _python(file, one.contract, history) | {"native": _natively(file, folder, history)}
+        row[f"batch {rows}"] = _python(file, one.contract, history) | {"native": _natively(file, history)}
     return row
 
 
@@ -94,18 +102,19 @@ def _worst(contract: Contract, history: History, found: Mapping[str, torch.Tenso
     return worst
 
 
-def _natively(file: Path, folder: Path, history: History) -> bool:
-    torch.save(history.as_file(), folder / "history.pt")
+def _natively(file: Path, history: History) -> bool:
+    beside = file.with_name("history.pt")
+    torch.save(history.as_file(), beside)
     harness = native_library.build() / "bin" / "torchferry_verify"
-    command = [str(harness), str(file), "--history", str(folder / "history.pt"), "--json"]
+    command = [str(harness), str(file), "--history", str(beside), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode == 0 and bool(json.loads(done.stdout)["history"]["passed"])
 
 
-def run(path: Path, limit: float) -> dict[str, Any]:
+def run(path: Path, limit: float, tangents: bool) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=scenario, args=(path, theirs))
+    process = context.Process(target=scenario, args=(path, theirs, tangents))
     process.start()
     theirs.close()
     try:
@@ -119,12 +128,8 @@ def run(path: Path, limit: float) -> dict[str, Any]:
 
 def implicit(folder: Path) -> list[Path]:
     """Input files with an implicit update, the slow crystals last."""
-    found = [p for p in sorted(folder.rglob("*.i")) if neml2_text(p)]
+    found = [p for p in sorted(folder.rglob("*.i")) if "ImplicitUpdate" in p.read_text()]
     return sorted(found, key=lambda p: "crystal" in str(p))
-
-
-def neml2_text(path: Path) -> bool:
-    return "ImplicitUpdate" in path.read_text()
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -151,6 +156,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("scenarios.jsonl"))
     parser.add_argument("--only", default="")
     parser.add_argument("--limit", type=float, default=900.0)
+    parser.add_argument("--tangents", action="store_true", help="all derivatives, against differences of the file")
     parser.add_argument("--table", action="store_true", help="FOLDER is a file of rows: print the table")
     arguments = parser.parse_args()
     if arguments.table:
@@ -159,7 +165,7 @@ def main() -> None:
     for path in implicit(arguments.folder):
         name = str(path.parent.relative_to(arguments.folder))
         if arguments.only in name:
-            row = {"scenario": name, **run(path, arguments.limit)}
+            row = {"scenario": name, **run(path, arguments.limit, arguments.tangents)}
             print(json.dumps(row), flush=True)
             with arguments.output.open("a") as file:
                 file.write(json.dumps(row) + "\n")

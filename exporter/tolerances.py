@@ -17,7 +17,9 @@ from exporter.warmup import Warmup
 MARGIN = 8.0
 # However badly conditioned a solve is, numbers that are farther apart are not the same.
 CAP = 1e-6
-ROUNDING = 1e-12
+# A block that moves by this part of itself, where inputs move by their last bit, is rounding; elsewhere there may be
+# more of it than at the warmup case.
+NOISE, DRAWN = 1e-3, 64.0
 
 
 def of_solves(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolerance:
@@ -26,7 +28,8 @@ def of_solves(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolerance:
     A solve with ``A`` loses the relative accuracy ``eps * || |A^-1| |A| ||`` (Skeel's condition number, which scaling
     the equations does not change: Higham, Accuracy and Stability of Numerical Algorithms, 2002, eq. 7.13), at most over
     the warmup case. A norm that is nothing but rounding is another number on another device, and a tangent of an
-    element that does not yield is zero but for rounding, relative to what the output makes of an input of this size.
+    element that does not yield is zero but for rounding, relative to what the output makes of an input of this size, or
+    to how far the block moves with the last bit of the inputs.
     """
     source = warm.source
     with inference_conditions(source):
@@ -48,13 +51,27 @@ def of_solves(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolerance:
     pairs = [o for m in methods.values() for o in m.outputs if not isinstance(o, str)]
     with inference_conditions(source):
         tangents = blocks(source, warm.inputs, pairs) if pairs else {}
+        beside = blocks(source, tuple(map(_beside, warm.inputs)), pairs) if pairs else {}
     for of, by in pairs:
         bounds = found[of]
         made, largest = _magnitude(outputs[of]) / (sizes[by] or 1.0), _magnitude(tangents[of, by])
+        noise = _magnitude(beside[of, by] - tangents[of, by])
         # Where the block is more than rounding, nothing that is seen beside its largest entry is let pass.
-        floor = bounds.atol * made if largest <= ROUNDING * made else min(bounds.atol * made, CAP * largest)
+        if noise <= NOISE * largest:
+            floor = min(bounds.atol * made, CAP * largest)
+        else:
+            floor = max(bounds.atol * made, DRAWN * max(largest, noise))
         found[block_name(of, by)] = Bounds(bounds.rtol, bounds.atol, floor)
     return Tolerance(outputs=found)
+
+
+def _beside(value: torch.Tensor) -> torch.Tensor:
+    """Each number moved by one unit in the last place, up and down in turns."""
+    if not value.is_floating_point():
+        return value
+    turns = torch.arange(value.numel(), device=value.device).reshape(value.shape) % 2
+    far = torch.where(turns == 0, float("inf"), -float("inf")).to(value.dtype)
+    return torch.where(value == 0, value, torch.nextafter(value, far))
 
 
 def _condition(matrix: torch.Tensor, status: torch.Tensor) -> float:

@@ -357,6 +357,45 @@ def test_the_last_iterate_has_no_tangent(tmp_path):
         torchferry.export(update(), output=tmp_path / "m.pt", on_failure="last", derivatives="all")
 
 
+class TwoRoots(nn.Module):
+    """At ``old``, and a hundredth above it."""
+
+    signature = Signature.of({"x": (), "old": ()}, {"x_residual": ()})
+
+    def forward(self, x, old):
+        return 100 * (x - old) * (x - old - 0.01)
+
+
+class Leaking(nn.Module):
+    """Sees the first guess, and keeps that from autograd."""
+
+    signature = Signature.of({"x": (), "start": ()}, {"y": ()})
+
+    def forward(self, x, start):
+        return x + 1e-4 * start.detach()
+
+
+def guessed(*behind):
+    predictor = Part(nn.Identity(), {"start": ()}, {"x": ()})
+    model = torchferry.ComposedModel([torchferry.ImplicitUpdate(TwoRoots(), ["x"], predictor=predictor), *behind])
+    old = torch.linspace(0.5, 1.5, 12, dtype=F)
+    model.__dict__["example_inputs"] = {"old": old, "start": old.clone()}
+    return model
+
+
+@pytest.mark.usefixtures("without_the_gate")
+def test_another_solution_from_another_first_guess_is_said(tmp_path):
+    (one,) = torchferry.export(guessed(), output=tmp_path / "m.pt", derivatives="all")
+    said = [c.detail for c in one.report.checks if c.check == "structural zeros"]
+    assert any("another solution is found" in detail for detail in said), said
+
+
+@pytest.mark.usefixtures("without_the_gate")
+def test_an_output_that_does_see_the_first_guess(tmp_path):
+    with pytest.raises(MismatchError, match="structural zeros"):
+        torchferry.export(guessed(Leaking()), output=tmp_path / "m.pt", derivatives="all")
+
+
 class Branching(Decay):
     def forward(self, x, old, dt):
         return super().forward(x, old, dt) if x.max() < 100 else x - old
