@@ -118,9 +118,15 @@ def _solves(
             implicit.refuse_borrowed(path, found[path], source.named)
             drawn = warm.sampler.draw(warm.traced_sizes[1], torch.Generator().manual_seed(derived_seed(seed, "solves")))
             implicit.hold(path, found[path], [*calls[path], drawn])
-            implicit.refuse_hidden(path, loop, source, first_run(source, derived_seed(seed, "warmup")).inputs)
+        isolated(_refuse_hidden, path, loop, source, derived_seed(seed, "warmup"))
         said += [dataclasses.replace(f, what=f"{path}: {f.what}") for f in (*warm.findings, *findings)]
     return found, tuple(said)
+
+
+def _refuse_hidden(path: str, loop: Newton, source: Source, seed: int) -> None:
+    inputs = first_run(source, seed).inputs
+    with inference_conditions(source):
+        implicit.refuse_hidden(path, loop, source, inputs)
 
 
 def _first_calls(source: Source, seed: int) -> dict[str, list[Inputs]]:

@@ -206,6 +206,29 @@ class Hiding(nn.Module):
         return torch.where(x > 0, E * x, 0.0 * E)
 
 
+class Remembering(nn.Module):
+    """The first call is another one than those behind it."""
+
+    signature = Signature.of({"x": ()}, {"y": ()})
+
+    def __init__(self):
+        super().__init__()
+        self.called = False
+
+    def forward(self, x):
+        y = x if self.called else 2 * x
+        self.called = True
+        return y
+
+
+def test_hidden_state_beside_an_update(tmp_path):
+    """Nothing of ours calls the model before the gate does."""
+    model = torchferry.ComposedModel([update(), Remembering()])
+    model.__dict__["example_inputs"] = update().__dict__["example_inputs"]
+    with pytest.raises(CaptureError, match="hidden state"):
+        torchferry.export(model, output=tmp_path / "m.pt")
+
+
 @pytest.mark.usefixtures("without_the_gate")
 def test_a_failure_that_the_model_hides(tmp_path):
     model = torchferry.ComposedModel([update(), Hiding()])
