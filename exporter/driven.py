@@ -34,10 +34,14 @@ def recorded(source: Source, rows: int = 0, seed: int = 0) -> History:
     prescribed = {
         n: torch.stack([call[i] for call in source.calls]) for i, n in enumerate(names) if n not in fed | lagged
     }
-    for n, base in lagged.items():
-        if lag_of(n)[1] == 1:
-            _refuse_gaps(n, torch.stack([c[names.index(n)] for c in source.calls]), prescribed[base])
-    initial = {n: source.calls[0][names.index(n)] for n in (*fed, *lagged)}
+    initial: dict[str, torch.Tensor] = {}
+    for n in (*fed, *lagged):
+        (base, lag), values = lag_of(n), torch.stack([call[names.index(n)] for call in source.calls])
+        if n in lagged:
+            _refuse_gaps(n, values[lag:], prescribed[base][:-lag])
+        # What lies two steps back at the first step lies one back at the second.
+        back = {f"{base}~{lag - step}": values[step] for step in range(min(lag, len(values)))}
+        initial |= back if n != base else {n: values[0]}
     if rows:
         prescribed, initial = _varied(prescribed, initial, rows, torch.Generator().manual_seed(seed))
     history = History(prescribed, initial, {}, len(source.calls))
@@ -52,14 +56,14 @@ def _contiguous_call(source: Source, given: Named) -> Named:
     return {n: v.detach().clone() for n, v in evaluate(source, inputs).items()}
 
 
-def _refuse_gaps(name: str, before: torch.Tensor, now: torch.Tensor) -> None:
-    same = (before[1:] == now[:-1]).flatten(1).all(1)
+def _refuse_gaps(name: str, got: torch.Tensor, prescribed: torch.Tensor) -> None:
+    same = (got == prescribed).flatten(1).all(1)
     if not bool(same.all()):
-        step = int((~same).nonzero()[0]) + 1
+        step = int((~same).nonzero()[0]) + lag_of(name)[1]
         raise UsageError(
             "the recorded calls are not one history",
             where=f"step {step}",
-            got=f"{name!r} is not what was prescribed one step before",
+            got=f"{name!r} is not what was prescribed before",
             expected="one driver that steps the model",
         )
 

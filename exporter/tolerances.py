@@ -56,11 +56,12 @@ def of_solves(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolerance:
         bounds = found[of]
         made, largest = _magnitude(outputs[of]) / (sizes[by] or 1.0), _magnitude(tangents[of, by])
         noise = _magnitude(beside[of, by] - tangents[of, by])
-        # Where the block is more than rounding, nothing that is seen beside its largest entry is let pass.
-        if noise <= NOISE * largest:
+        # Where the block is more than rounding, nothing that is seen beside its largest entry is let pass. A block that
+        # is as large as others and moves is at a kink.
+        if noise <= NOISE * largest or largest > CAP * made:
             floor = min(bounds.atol * made, CAP * largest)
         else:
-            floor = max(bounds.atol * made, DRAWN * max(largest, noise))
+            floor = min(max(bounds.atol * made, DRAWN * max(largest, noise)), CAP * made)
         found[block_name(of, by)] = Bounds(bounds.rtol, bounds.atol, floor)
     return Tolerance(outputs=found)
 

@@ -108,7 +108,8 @@ def _checked(contract: Contract, history: History) -> History:
                     f"the archive has no variable {name!r}", where=f"{side}/{name}", expected=near(name, known)
                 )
             own = tuple(value.shape[value.ndim - len(known[name].shape) :])
-            if own != known[name].fixed or str(value.dtype) != f"torch.{known[name].dtype}":
+            short = value.ndim < len(known[name].shape) + (side != INITIAL)
+            if short or own != known[name].fixed or str(value.dtype) != f"torch.{known[name].dtype}":
                 raise UsageError(
                     f"variable {name!r} of the history has another shape or dtype",
                     where=f"{side}/{name}",

@@ -31,8 +31,8 @@ KINKS = 4
 CHANGE, COMPONENTS = 1.0 + 2.0**-6, 8
 # Steps are the size of the input times FIRST, then each FACTOR smaller.
 FIRST, FACTOR, STEPS = 0.05, 4.0, 7
-# Of the smallest steps, at which no solve may come to another solution.
-NEAR = 1
+# Two steps have led to one other solution where their changes are the same to this part.
+JUMP = 1e-3
 # An entry is judged where it is known to this part of its block's largest entry.
 RESOLUTION = {"float64": 2e-7, "float32": 2e-2}
 # How far beyond its own estimate an extrapolation may be off, and what is always let pass, as a part of the resolution.
@@ -313,9 +313,20 @@ def _observed_order(central: torch.Tensor, exact: torch.Tensor, noise: torch.Ten
     return orders[clear & torch.isfinite(orders)].tolist()
 
 
+def _another_solution(off: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """Where a solve has come to another of its solutions, from a first guess that is farther off.
+
+    The smallest step does not move it; what a larger one changes is what the next smaller one does, or far more than a
+    dependence on the step, linear or quadratic, would make of it.
+    """
+    smaller = torch.maximum(torch.cat([off[:, 1:], off[:, -1:]], 1), allowed)
+    alike = (off - smaller).abs() <= JUMP * off
+    return (off > allowed) & (off[:, -1:] <= allowed) & (alike | (off > 2 * FACTOR**2 * smaller))
+
+
 def _zeros(contract: Contract, at: Tensors, ladder: Ladder, zeros: Sequence[str]) -> Probe:
     """Outputs that are declared not to depend on an input do not change with it: to the bit, or, where the input is a
-    first guess of a solve, within the tolerance for the smallest steps."""
+    first guess of a solve, within the tolerance: but for those that lead to another solution."""
     outputs = [s.name for s in contract.outputs]
     rows = at[0].shape[0] if contract.batch.ndim else 1
     calls = (Call("forward", at), *ladder.calls)
@@ -323,18 +334,19 @@ def _zeros(contract: Contract, at: Tensors, ladder: Ladder, zeros: Sequence[str]
     def judge(results: Sequence[Result]) -> CheckResult:
         if error_of(results):
             return CheckResult(ZEROS, FAILED, len(calls), error_of(results))
-        moved, elsewhere = [], 0
+        moved, elsewhere = [], False
         for of in zeros:
             position = outputs.index(of)
             table = _table(contract, ladder, results[1:], position, rows)
             centre = results[0].outputs[position].to(torch.float64)
             bounds = contract.tolerance.bounds(of, contract.outputs[position].dtype)
-            allowed = bounds.rtol * centre.abs().amax() if contract.solvers and centre.numel() else 0.0
-            still = ((table - centre).abs() <= allowed) | (table.isnan() & centre.isnan())
-            # From a first guess that is farther off a system may come to another of its solutions.
-            near = still[:, -NEAR:] if contract.solvers else still
-            elsewhere += int((~still).flatten(1).any(1).sum()) if contract.solvers else 0
-            if not bool(near.all()):
+            allowed = bounds.rtol * centre.abs().amax() if contract.solvers and centre.numel() else torch.zeros(())
+            off = (table - centre).abs()
+            still = (off <= allowed) | (table.isnan() & centre.isnan())
+            if contract.solvers:
+                there = _another_solution(off, allowed)
+                elsewhere, still = elsewhere or bool(there.any()), still | there
+            if not bool(still.all()):
                 moved.append(of)
         if moved:
             text = f"{', '.join(moved)} changes with {ladder.name}, and no block says so"

@@ -394,8 +394,12 @@ class Leaking(nn.Module):
 
     signature = Signature.of({"x": (), "start": ()}, {"y": ()})
 
+    def __init__(self, much):
+        super().__init__()
+        self.much = much
+
     def forward(self, x, start):
-        return x + 1e-4 * start.detach()
+        return x + self.much * start.detach()
 
 
 def guessed(*behind):
@@ -414,9 +418,11 @@ def test_another_solution_from_another_first_guess_is_said(tmp_path):
 
 
 @pytest.mark.usefixtures("without_the_gate")
-def test_an_output_that_does_see_the_first_guess(tmp_path):
+@pytest.mark.parametrize("much", [1e-4, 1e-7])
+def test_an_output_that_does_see_the_first_guess(tmp_path, much):
+    """Also where it is so little that the smallest step does not show it."""
     with pytest.raises(MismatchError, match="structural zeros"):
-        torchferry.export(guessed(Leaking()), output=tmp_path / "m.pt", derivatives="all")
+        torchferry.export(guessed(Leaking(much)), output=tmp_path / "m.pt", derivatives="all")
 
 
 class Branching(Decay):

@@ -79,13 +79,15 @@ History history_of(const std::string& path) {
 /// Throws where the history has a variable that the archive has not, or another shape; dtypes are for the call to check.
 template <class Known>
 void hold(const Named& given, const std::string& side, const std::map<std::string, const Known*>& known) {
+  // The first dimension is that of the steps, but for initial values.
+  const int64_t steps = side == "initial" ? 0 : 1;
   for (const auto& [name, value] : given) {
     const auto where = side + "/" + name;
     const auto found = known.find(name);
     if (found == known.end()) refuse(TF_ERROR_NAME, "the archive has no variable '" + name + "'", where, "", "");
     const auto& shape = found->second->shape;
     const auto own = static_cast<int64_t>(shape.size());
-    bool fits = value.dim() >= own;
+    bool fits = value.dim() >= own + steps;
     for (int64_t d = 0; fits && d < own; ++d) fits = shape[d] < 0 || value.size(value.dim() - own + d) == shape[d];
     if (!fits)
       refuse(TF_ERROR_SHAPE, "variable '" + name + "' of the history has another shape", where,
@@ -177,7 +179,7 @@ nlohmann::json run_history(const Model& model, const std::string& path) {
       // What a step is off by is carried on by the states.
       auto bounds = contract.bounds(output);
       for (auto* bound : {&bounds.rtol, &bounds.atol, &bounds.floor}) *bound *= static_cast<double>(step + 1);
-      const auto result = compare(found[i], wanted->second[step].expand_as(found[i]), bounds);
+      const auto result = compare(found[i], wanted->second[step], bounds);
       auto& figures = worst[output.name];
       figures = {std::max(figures.abs, result.max_abs), std::max(figures.rel, result.max_rel)};
       ++values;
