@@ -52,33 +52,28 @@ def curves(
 def draw(found: Sequence[tuple[Component, Component]], path: Path) -> None:
     """Writes an ``.svg``, ``.png`` or ``.pdf``. Raises ``MissingRuntimeError`` without matplotlib."""
     try:
-        import matplotlib as mpl
+        from matplotlib.figure import Figure
     except ImportError:
         raise MissingRuntimeError(
             "matplotlib is not installed, and a picture is asked for",
             where="--plot",
             mend='pip install "torchferry[plot]"',
         ) from None
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    kind = path.suffix.removeprefix(".")
-    known = plt.figure().canvas.get_supported_filetypes()
-    plt.close("all")
+    across = min(len(found), 3)
+    down = -(-len(found) // across)
+    figure = Figure(figsize=(4.2 * across, 3.4 * down), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False)
+    kind, known = path.suffix.removeprefix("."), figure.canvas.get_supported_filetypes()
     if kind not in known:
         raise UsageError(
             "a picture of that kind cannot be drawn", where=f"--plot {path}", got=kind, expected=", ".join(known)
         )
-    across = min(len(found), 3)
-    down = -(-len(found) // across)
-    figure, axes = plt.subplots(down, across, figsize=(4.2 * across, 3.4 * down), layout="constrained", squeeze=False)
     for panel in axes.flat[len(found) :]:
         panel.set_visible(False)
     for panel, (up, over) in zip(axes.flat, found, strict=False):
         _lines(panel, up, over)
     with replacing(path) as beside:
         figure.savefig(beside, format=kind)
-    plt.close(figure)
 
 
 def _lines(panel: Any, up: Component, over: Component) -> None:

@@ -140,15 +140,13 @@ class Plate:
 
     def picture(self, path: Path) -> None:
         """The equivalent plastic strain of each element on the deformed plate, displacements times 50."""
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot as plt
         from matplotlib.collections import PolyCollection
+        from matplotlib.figure import Figure
 
         mesh = self.basis.mesh
         moved = mesh.p + 50 * self.u[self.basis.nodal_dofs]
-        figure, axes = plt.subplots(figsize=(5, 4.5), layout="constrained")
+        figure = Figure(figsize=(5, 4.5), layout="constrained")
+        axes = figure.subplots()
         strains = self.state["ep"].numpy().reshape(self.shape).mean(-1)
         patches = PolyCollection(moved.T[mesh.t.T], array=strains, edgecolor="w", lw=0.2)
         axes.add_collection(patches)
@@ -156,7 +154,6 @@ class Plate:
         axes.autoscale()
         figure.colorbar(patches, shrink=0.8)
         figure.savefig(path)
-        plt.close(figure)
 
 
 def main() -> None:

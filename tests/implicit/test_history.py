@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +18,9 @@ from typer.testing import CliRunner
 
 import torchferry
 from exporter.cli.app import app
+from exporter.driven import recorded
 from exporter.errors import MismatchError, UsageError
+from exporter.sources import python
 from runtime_checks import history, native_library, plot
 
 STEPS, ROWS = 12, 5
@@ -185,6 +190,44 @@ def test_in_c_histories_that_are_none(made, tmp_path, change, message, natively_
     code, said = natively(made[0], tmp_path / "h.pt")
     assert (code, said["exit_code"]) == (2, 2)
     assert natively_said in said["error"]
+
+
+def test_an_output_of_another_batch(made, tmp_path):
+    values = torch.load(made[1], weights_only=True)
+    values["expected/y"] = values["expected/y"][:, :1]
+    torch.save(values, tmp_path / "h.pt")
+    code, said = natively(made[0], tmp_path / "h.pt")
+    assert code == 5
+    assert "shape" in said["history"]["difference"]["reason"]
+
+
+class Difference(nn.Module):
+    """Looks two steps back, and not one."""
+
+    signature = torchferry.Signature.of({"x": (3,), "x~2": (3,)}, {"y": (3,)})
+
+    def forward(self, x, before):
+        return x - before
+
+
+def test_a_recorded_history_that_looks_two_steps_back():
+    series = torch.rand(7, 2, 3, dtype=F)
+    source = python.from_module(Difference(), "d", {"x": series[2], "x~2": series[0]}, "here")
+    calls = tuple((series[k], series[k - 2]) for k in range(2, 7))
+    found = recorded(dataclasses.replace(source, calls=calls))
+    assert sorted(found.initial) == ["x~1", "x~2"]
+    torch.testing.assert_close(found.expected["y"], series[2:] - series[:-2], rtol=0, atol=0)
+    shuffled = (*calls[:3], calls[4], calls[3])
+    with pytest.raises(UsageError, match="not one history"):
+        recorded(dataclasses.replace(source, calls=shuffled))
+
+
+def test_a_vector_without_steps(tmp_path):
+    """Its components would be taken for steps."""
+    contract: Any = SimpleNamespace(inputs=Difference.signature.inputs, outputs=Difference.signature.outputs)
+    torch.save({"prescribed/x": torch.ones(3, dtype=F)}, tmp_path / "h.pt")
+    with pytest.raises(UsageError, match="another shape"):
+        history.read(tmp_path / "h.pt", contract)
 
 
 def test_a_picture(made, tmp_path):
