@@ -68,11 +68,12 @@ def solution(loop: Newton, guess: torch.Tensor, given: Sequence[torch.Tensor], r
     """``u`` of shape ``(batch, n)``, with derivatives by what is given and by the parameters of the residual; NaN where
     ``loop`` is told to say so."""
     held = loop.held(given)
-    u, matrix, iterations, norm, status, factor = loop(guess.detach(), [t.detach() for t in held])
+    tangents = torch.is_grad_enabled() and any(t.requires_grad for t in held)
+    u, matrix, iterations, norm, status, factor = loop(guess.detach(), [t.detach() for t in held], tangents)
     listening = _LISTENING.get()
     if listening is not None:
         listening.append(Info(loop, iterations, norm, status))
-    if torch.is_grad_enabled() and any(t.requires_grad for t in held):
+    if tangents:
         rest = residual(u.detach(), held)
         u = u.detach() + torch.linalg.solve_ex(matrix.detach(), rest.detach() - rest)[0]
     return u * factor.detach().unsqueeze(-1)

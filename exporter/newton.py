@@ -90,9 +90,9 @@ class Newton(nn.Module):
     then the parameters of ``owner``, the module that computes the residual. The settings are tensors of the module,
     which can be set in the file.
 
-    ``forward(u, held)`` takes the first guess, and gives ``u``, ``dr/du`` before the last step, iterations (int64), the
-    norm of the residual, status (int64), and a factor that is 1 for what has converged. It raises
-    only where ``on_failure`` says so.
+    ``forward(u, held)`` takes the first guess, and gives ``u``, ``dr/du`` there, iterations (int64), the norm of the
+    residual, status (int64), and a factor that is 1 for what has converged. ``dr/du`` costs one more Jacobian and is
+    empty, of shape ``(0, n, n)``, unless ``tangents`` asks for it. It raises only where ``on_failure`` says so.
     """
 
     def __init__(
@@ -147,13 +147,13 @@ class Newton(nn.Module):
         # What stands in for it here has no place in another process.
         return {name: value for name, value in self.__dict__.items() if name != "forward"}
 
-    def shapes(self, u: torch.Tensor, held: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def shapes(self, u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
         """What ``forward`` gives, for tensors that have no numbers: one step, which needs none."""
         matrix, residual = self.jacobian(u, held)
         norm = residual.norm(dim=-1)
         counts = torch.zeros_like(norm, dtype=torch.int64)
         step = torch.linalg.solve_ex(matrix, -residual)[0]
-        return u + step, matrix, counts, norm, counts.clone(), torch.ones_like(norm)
+        return u + step, matrix if tangents else matrix[:0], counts, norm, counts.clone(), torch.ones_like(norm)
 
     def settings(self) -> dict[str, float]:
         return {name: value.item() for name, value in self.named_parameters()}
@@ -173,16 +173,16 @@ class Newton(nn.Module):
         self.fails_by_nan, self.fails_by_raising = on_failure == "nan", on_failure == "raise"
 
     def forward(
-        self, u: torch.Tensor, held: list[torch.Tensor]
+        self, u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         rows = u.size(0)
         if rows <= self.slice:
-            found = self.solve(u, held)
+            found = self.solve(u, held, tangents)
         else:
-            parts = [self.solve(u[: self.slice], self.part(held, 0, self.slice))]
+            parts = [self.solve(u[: self.slice], self.part(held, 0, self.slice), tangents)]
             for start in range(self.slice, rows, self.slice):
                 stop = min(start + self.slice, rows)
-                parts.append(self.solve(u[start:stop], self.part(held, start, stop)))
+                parts.append(self.solve(u[start:stop], self.part(held, start, stop), tangents))
             found = (
                 torch.cat([p[0] for p in parts]),
                 torch.cat([p[1] for p in parts]),
@@ -204,13 +204,12 @@ class Newton(nn.Module):
         return [t[start:stop] if i < self.batched else t for i, t in enumerate(held)]
 
     def solve(
-        self, u: torch.Tensor, held: list[torch.Tensor]
+        self, u: torch.Tensor, held: list[torch.Tensor], tangents: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """``u``, ``dr/du``, iterations, norm of the residual, status."""
         abs_tol, rel_tol, max_its = float(self.abs_tol), float(self.rel_tol), int(self.max_its)
-        found = u.clone()
+        found, of_all = u.clone(), held
         matrix, residual = self.jacobian(u, held)
-        found_matrix = matrix.clone()
         first = (residual * residual).sum(-1).sqrt()
         found_norm = first.clone()
         iterations = torch.zeros_like(first, dtype=torch.int64)
@@ -241,7 +240,6 @@ class Newton(nn.Module):
                 closer = good[ended] & (reached <= least)
                 last, least = torch.where(closer.unsqueeze(-1), tried, last), torch.where(closer, reached, least)
                 found.index_copy_(0, which, last)
-                found_matrix.index_copy_(0, which, matrix[ended])
                 found_norm.index_copy_(0, which, least)
                 iterations.index_fill_(0, which, count)
                 said = torch.where(singular, 2, torch.ones_like(at))
@@ -254,7 +252,8 @@ class Newton(nn.Module):
                 u = self.stepped(u, step, residual, held)
                 matrix, residual = self.jacobian(u, held)
                 count += 1
-        return found, found_matrix, iterations, found_norm, status
+        matrix = self.jacobian(found, of_all)[0] if tangents else matrix[:0]
+        return found, matrix, iterations, found_norm, status
 
     def stepped(
         self, u: torch.Tensor, step: torch.Tensor, residual: torch.Tensor, held: list[torch.Tensor]

@@ -56,14 +56,19 @@ def of_solves(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolerance:
         bounds = found[of]
         made, largest = _magnitude(outputs[of]) / (sizes[by] or 1.0), _magnitude(tangents[of, by])
         noise = _magnitude(beside[of, by] - tangents[of, by])
-        # Where the block is more than rounding, nothing that is seen beside its largest entry is let pass. A block that
-        # is as large as others and moves is at a kink.
-        if noise <= NOISE * largest or largest > CAP * made:
-            floor = min(bounds.atol * made, CAP * largest)
-        else:
-            floor = min(max(bounds.atol * made, DRAWN * max(largest, noise)), CAP * made)
-        found[block_name(of, by)] = Bounds(bounds.rtol, bounds.atol, floor)
+        found[block_name(of, by)] = Bounds(
+            bounds.rtol, bounds.atol, _floor(bounds.atol * made, CAP * made, largest, noise)
+        )
     return Tolerance(outputs=found)
+
+
+def _floor(rounding: float, most: float, largest: float, noise: float) -> float:
+    """Of a block whose largest entry is ``largest`` and that moves by ``noise`` with the last bit of the inputs."""
+    if noise > NOISE * largest:
+        # A block that is as large as others and moves is at a kink; one that is small is rounding as a whole.
+        return min(rounding, CAP * largest) if largest > most else min(max(rounding, DRAWN * max(largest, noise)), most)
+    # Nothing that is seen beside its largest entry is let pass, but for what is seen to move.
+    return max(min(rounding, CAP * largest), min(DRAWN * noise, most))
 
 
 def _beside(value: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from torch import nn
 import torchferry
 
 F = torch.float64
+POINTS = {"x~1": torch.tensor([0.5, 2.0, 7.0], dtype=F), "dt": torch.tensor([0.3, 0.1, 2.0], dtype=F)}
 
 
 class Decay(nn.Module):

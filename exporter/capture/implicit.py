@@ -32,15 +32,15 @@ Taken = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 def calls(source: Source, inputs: Inputs) -> list[tuple[Newton, Taken, tuple[torch.Tensor, ...]]]:
-    """The solves of one run in eager mode, in their order: the loop, what it took and what it gave."""
+    """The solves of one run in eager mode, in their order: the loop, what it took and what it gave, with tangents."""
     found: list[tuple[Newton, Taken, tuple[torch.Tensor, ...]]] = []
 
     def noting(loop: Newton):
         forward = loop.forward
 
-        def run(u: torch.Tensor, held: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        def run(u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
             given = u.detach(), [t.detach() for t in held]
-            result = forward(u, held)
+            result = forward(u, held, True)
             found.append((loop, given, tuple(t.detach() for t in result)))
             return result
 
@@ -95,7 +95,7 @@ def hold(path: str, one: Captured, taken: Sequence[Inputs]) -> None:
     """Raises ``CaptureError`` where the compiled loop does not solve as eager mode does, to the last iteration."""
     compiled = _called(one.scripted())
     for guess, *given in taken:
-        wanted, got = (run(guess, one.loop.held(given)) for run in (one.loop.forward, compiled))
+        wanted, got = (run(guess, one.loop.held(given), True) for run in (one.loop.forward, compiled))
         for name, value, other in zip(GIVEN, wanted, got, strict=True):
             if not close(other, value):
                 raise CaptureError(
@@ -112,8 +112,8 @@ def refuse_hidden(path: str, loop: Newton, source: Source, inputs: Inputs) -> No
     if not loop.fails_by_nan:
         return
 
-    def failing(u: torch.Tensor, held: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        *found, status, factor = forward(u, held)
+    def failing(u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
+        *found, status, factor = forward(u, held, tangents)
         return *found, torch.ones_like(status), torch.full_like(factor, float("nan"))
 
     forward = loop.forward
@@ -138,11 +138,11 @@ def standing_in(solves: Mapping[str, Captured]) -> Iterator[None]:
 
 
 def _called(compiled: torch.jit.ScriptModule) -> Callable[..., Any]:
-    def forward(u: torch.Tensor, held: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def forward(u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
         state = torch._C._get_tracing_state()
         # Optimised it is as fast, after a second that every process would spend anew.
         with tracing_paused(state) if state else contextlib.nullcontext(), optimized_execution(False):
-            return compiled(u, held)
+            return compiled(u, held, tangents)
 
     return forward
 
@@ -202,7 +202,7 @@ def solved_already(source: Source, values: Sequence[torch.Tensor]) -> Iterator[N
     """While this lasts, the solves of a run give ``values``, as ``solved`` has them."""
     left = list(values)
 
-    def run(u: torch.Tensor, held: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def run(u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
         found, left[: len(GIVEN)] = tuple(left[: len(GIVEN)]), []
         return found
 

@@ -175,7 +175,8 @@ def _differences(
             block = results[0].outputs[place].to(torch.float64)
             table = _table(contract, ladder, results[2:], position, rows)
             centre = results[1].outputs[position].to(torch.float64)
-            entries = _judge_block(block, table, centre, ladder)
+            floor = contract.tolerance.bounds((of, ladder.name), ladder.dtype).floor
+            entries = _judge_block(block, table, centre, ladder, floor)
             total += entries.count
             resolved += entries.resolved
             kinks += entries.kinks
@@ -250,8 +251,11 @@ def _both_sides(
     return Probe(tuple(call for side in sides for call in side.calls), judge)
 
 
-def _judge_block(block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor, ladder: Ladder) -> Entries:
-    """``block``: ``(*batch, *out, *in)``; ``table``: ``(components, steps, 2, *batch, *out)``."""
+def _judge_block(
+    block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor, ladder: Ladder, floor: float = 0.0
+) -> Entries:
+    """``block``: ``(*batch, *out, *in)``; ``table``: ``(components, steps, 2, *batch, *out)``; what is closer than the
+    ``floor`` of the contract is not wrong."""
     exact = block.reshape(*centre.shape, -1).movedim(-1, 0)[ladder.components]
     steps = ladder.steps.reshape(*ladder.steps.shape, *[1] * (centre.ndim + 1 - ladder.steps.ndim))
     central = (table[:, :, 0] - table[:, :, 1]) / (2 * steps)
@@ -273,7 +277,7 @@ def _judge_block(block: torch.Tensor, table: torch.Tensor, centre: torch.Tensor,
     # Far out, where an output no longer changes, steps agree on a derivative that is none here.
     last = torch.maximum((central[:, -1] - central[:, -2]).abs(), rounding[:, -1])
     here = ((central[:, -1] - exact).abs() <= TRUST * last) & (ladder.steps.ndim == 2)
-    wrong = (known & ~here & (off > torch.maximum(TRUST * doubt, FLOOR * allowed))) | (
+    wrong = (known & ~here & (off > torch.maximum(TRUST * doubt, FLOOR * allowed).clamp(min=floor))) | (
         torch.isfinite(best) & ~torch.isfinite(exact)
     )
     order = _observed_order(central, exact, 250 * rounding)

@@ -191,7 +191,7 @@ def _newton(contract: Contract, at: Tensors, place: int, pair: tuple[str, str]) 
     starts = [root + size * d * direction for d in DISTANCES]
     calls = (
         Call("forward", at),
-        *(Call("jacobian", tuple(s if i == by else t for i, t in enumerate(at))) for s in starts),
+        *(Call("jacobian", tuple(s if i == by else t for i, t in enumerate(at))) for s in (*starts, root)),
     )
     label = f"{pair[0]} by {pair[1]}"
 
@@ -200,7 +200,7 @@ def _newton(contract: Contract, at: Tensors, place: int, pair: tuple[str, str]) 
             return CheckResult(NEWTON, FAILED, len(calls), f"{label}: {error_of(results)}")
         goal = results[0].outputs[of]
         errors, blocks = [], []
-        for start, result in zip(starts, results[1:], strict=True):
+        for start, result in zip(starts, results[1:-1], strict=True):
             rows = start.shape[:lead]
             block = result.outputs[place].reshape(*rows, _size(contract.outputs[of]), -1)
             residual = (result.outputs[of] - goal).reshape(*rows, -1, 1)
@@ -219,7 +219,10 @@ def _newton(contract: Contract, at: Tensors, place: int, pair: tuple[str, str]) 
         simple &= (steep * size > 1e-6 * goal.abs().max()) & (torch.linalg.cond(blocks[2]) < SINGULAR)
         if not bool(simple.any()):
             return CheckResult(NEWTON, NOT_RUN, len(calls), f"{label}: no point where the Jacobian changes slowly")
-        if not bool(((third <= LEFT * DISTANCES[2] + 1e-9) | falls | ~simple).all()):
+        # A step leaves of the distance what the Jacobian changes by on it, as at a kink that lies between.
+        change = torch.linalg.solve_ex(blocks[2], results[-1].outputs[place].reshape(blocks[2].shape) - blocks[2])[0]
+        left = LEFT + change.abs().sum(-1).amax(-1)
+        if not bool(((third <= left * DISTANCES[2] + 1e-9) | falls | ~simple).all()):
             text = f"{label}: a step from {DISTANCES[2]:.1e} leaves {float(third.max()):.1e}"
             return CheckResult(NEWTON, FAILED, len(calls), text)
         text = f"{label}: {float(first.max()):.1e}, {float(second.max()):.1e}, {float(third.max()):.1e}"

@@ -146,6 +146,28 @@ def test_newton_finds_a_wrong_jacobian(tmp_path, monkeypatch):
     assert products.NEWTON in failed(tmp_path / "m.pt")
 
 
+class Yielding(nn.Module):
+    """Five times as soft above one; every point lies so close above that a step begins below."""
+
+    signature = Signature.of({"x": ()}, {"y": ()})
+
+    def __init__(self):
+        super().__init__()
+        self.example_inputs = {"x": torch.full((6,), 1.0 + 1e-5, dtype=F)}
+
+    def forward(self, x):
+        return torch.where(x > 1.0, 1.0 + 0.2 * (x - 1.0), x)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_newton_across_a_kink(tmp_path, monkeypatch, factor):
+    """What the step leaves is what the block changes by on its way, and no more."""
+    edited(monkeypatch, lambda text: text.replace(".reshape([tf_rows, ])", f".reshape([tf_rows]).mul({factor})"))
+    report = examine_of(tmp_path / "m.pt", Yielding())
+    found = next(c for c in report.checks if c.check == products.NEWTON)
+    assert found.verdict == ("passed" if factor == 1.0 else "failed"), found.detail
+
+
 class Potential(nn.Module):
     """The gradient of ``x.A.x / 2 + sum(x^4)``; its derivative is symmetric where A is."""
 
