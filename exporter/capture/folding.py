@@ -31,7 +31,7 @@ def folded(program: Program, inputs: Sequence[torch.Tensor]) -> Program:
     batch = _batch_of(graph)
     if batch is None:
         return program
-    values = {size: _values(graph, batch, size) for size in SHOWN}
+    values = {size: _values(graph, program.constants, batch, size) for size in SHOWN}
     known = {n: v for n in values[1] if (v := _of_every_element(n, batch, values)) is not None}
     frontier = [n for n in known if n.op != "get_attr" and any(user not in known for user in n.users)]
     if not frontier:
@@ -86,7 +86,9 @@ def _first_operation(graph: GraphModule) -> Node:
     return next(n for n in graph.graph.nodes if n.op != "placeholder")
 
 
-def _values(graph: GraphModule, batch: Any, size: int) -> dict[Node, torch.Tensor]:
+def _values(
+    graph: GraphModule, constants: Mapping[str, torch.Tensor], batch: Any, size: int
+) -> dict[Node, torch.Tensor]:
     """What hangs on nothing but the size of the batch, for a batch of ``size``."""
     numbers: dict[Node, Any] = {}
     for node in graph.graph.nodes:
@@ -96,7 +98,7 @@ def _values(graph: GraphModule, batch: Any, size: int) -> dict[Node, torch.Tenso
             if number.is_Integer:
                 numbers[node] = int(number)
         elif node.op == "get_attr":
-            numbers[node] = getattr(graph, str(node.target))
+            numbers[node] = constants[str(node.target)]
         elif (
             node.op == "call_function"
             and isinstance(value, torch.Tensor)

@@ -8,19 +8,12 @@
 #include <torchferry/compare.hpp>
 
 #include "harness.hpp"
+#include "text.hpp"
 
 namespace torchferry::harness {
 namespace {
 
 using Named = std::map<std::string, at::Tensor>;
-
-[[noreturn]] void refuse(tf_status status, const std::string& what, const std::string& where, const std::string& got,
-                         const std::string& expected) {
-  std::string text = what;
-  for (const auto& [key, value] : {std::pair{"where", where}, {"got", got}, {"expected", expected}})
-    if (!value.empty()) text += std::string("\n  ") + key + ": " + value;
-  throw Error(status, text);
-}
 
 /// What runtime_checks/history.py says that a history file holds.
 struct History {
@@ -42,16 +35,16 @@ std::string before(const std::string& base, int64_t lag) { return base + "~" + s
 
 History history_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) refuse(TF_ERROR_NAME, "there is no history file", path, "", "a .pt file of tensors by name");
+  if (!file) fail(TF_ERROR_NAME, {"there is no history file", path, "", "a .pt file of tensors by name"});
   History history;
   c10::IValue held;
   try {
     held = torch::jit::pickle_load({std::istreambuf_iterator<char>(file), {}});
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    refuse(TF_ERROR_NAME, "the history file does not load", path, text.substr(0, text.find('\n')), "");
+    fail(TF_ERROR_NAME, {"the history file does not load", path, text.substr(0, text.find('\n')), ""});
   }
-  if (!held.isGenericDict()) refuse(TF_ERROR_NAME, "the history file is no dict of tensors", path, held.tagKind(), "");
+  if (!held.isGenericDict()) fail(TF_ERROR_NAME, {"the history file is no dict of tensors", path, held.tagKind(), ""});
   for (const auto& item : held.toGenericDict()) {
     const auto key = item.key().isString() ? item.key().toStringRef() : item.key().tagKind();
     const auto cut = key.find('/');
@@ -61,17 +54,17 @@ History history_of(const std::string& path) {
                   : side == "expected" ? &history.expected
                                        : nullptr;
     if (!into || cut == std::string::npos || cut + 1 == key.size() || !item.value().isTensor())
-      refuse(TF_ERROR_NAME, "the history file holds something else", path + ", '" + key + "'", "",
-             "'prescribed/NAME', 'initial/NAME' or 'expected/NAME', each a tensor");
+      fail(TF_ERROR_NAME, {"the history file holds something else", path + ", '" + key + "'", "",
+             "'prescribed/NAME', 'initial/NAME' or 'expected/NAME', each a tensor"});
     (*into)[key.substr(cut + 1)] = item.value().toTensor();
   }
   std::set<int64_t> counts;
   for (const auto* side : {&history.prescribed, &history.expected})
     for (const auto& [name, value] : *side) counts.insert(value.dim() ? value.size(0) : 0);
   if (history.prescribed.empty() || counts.size() != 1 || *counts.begin() == 0)
-    refuse(TF_ERROR_SHAPE, "the history has no number of steps", path,
+    fail(TF_ERROR_SHAPE, {"the history has no number of steps", path,
            std::to_string(counts.size()) + " lengths of what is prescribed and expected",
-           "prescribed inputs, and as many steps of each");
+           "prescribed inputs, and as many steps of each"});
   history.steps = *counts.begin();
   return history;
 }
@@ -84,14 +77,14 @@ void hold(const Named& given, const std::string& side, const std::map<std::strin
   for (const auto& [name, value] : given) {
     const auto where = side + "/" + name;
     const auto found = known.find(name);
-    if (found == known.end()) refuse(TF_ERROR_NAME, "the archive has no variable '" + name + "'", where, "", "");
+    if (found == known.end()) fail(TF_ERROR_NAME, {"the archive has no variable '" + name + "'", where, "", ""});
     const auto& shape = found->second->shape;
     const auto own = static_cast<int64_t>(shape.size());
     bool fits = value.dim() >= own + steps;
     for (int64_t d = 0; fits && d < own; ++d) fits = shape[d] < 0 || value.size(value.dim() - own + d) == shape[d];
     if (!fits)
-      refuse(TF_ERROR_SHAPE, "variable '" + name + "' of the history has another shape", where,
-             shape_text(value.sizes().vec()), "a batch of " + shape_text(shape));
+      fail(TF_ERROR_SHAPE, {"variable '" + name + "' of the history has another shape", where,
+             shape_text(value.sizes().vec()), "a batch of " + shape_text(shape)});
   }
 }
 
@@ -111,13 +104,13 @@ void check(const History& history, const Method& method) {
     if (history.prescribed.count(name)) continue;
     const auto [base, lag] = lag_of(name);
     if (!outputs.count(base) && !history.prescribed.count(base))
-      refuse(TF_ERROR_NAME, "the history does not say what input '" + name + "' is", "", "",
-             "'prescribed/" + name + "', or an output or prescribed input '" + base + "' that it is fed from");
+      fail(TF_ERROR_NAME, {"the history does not say what input '" + name + "' is", "", "",
+             "'prescribed/" + name + "', or an output or prescribed input '" + base + "' that it is fed from"});
     if (name == base && history.initial.count(name)) continue;
     for (int64_t k = 1; k <= lag; ++k)
       if (!history.initial.count(before(base, k)))
-        refuse(TF_ERROR_NAME, "the history has no initial value of '" + before(base, k) + "'", "", "",
-               "'initial/" + before(base, k) + "'");
+        fail(TF_ERROR_NAME, {"the history has no initial value of '" + before(base, k) + "'", "", "",
+               "'initial/" + before(base, k) + "'"});
   }
 }
 
