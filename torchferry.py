@@ -38,6 +38,7 @@ from runtime_checks.envelope import OutsideEnvelopeWarning, known_mode
 from runtime_checks.load import Model, load
 from runtime_checks.report import Report
 from runtime_checks.runners import choose as _choose
+from runtime_checks.runners import forkserver as _forkserver
 from runtime_checks.runners.choose import MEMORY_LIMIT, TIME_LIMIT
 from runtime_checks.verify import verify as _verify
 
@@ -128,21 +129,22 @@ def export(
     runners = _choose.runners(runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress)
     names = list(dict.fromkeys(runner.device for runner in runners))
     notes = _choose.not_checked(names)
-    return _pipeline.export(
-        source,
-        models=models,
-        output=Path(output) if output is not None else None,
-        renames=renames,
-        inputs=Path(inputs) if isinstance(inputs, str) else inputs,
-        seed=seed,
-        devices=names,
-        allow=allow,
-        asked=asked,
-        against=Path(against) if against is not None else None,
-        on_failure=on_failure,
-        verify=lambda path, final, fresh: _verify(path, fresh=fresh, runners=runners, shown_as=final, notes=notes),
-        announce=announce or (lambda listing: None),
-    )
+    with _forkserver.shared():
+        return _pipeline.export(
+            source,
+            models=models,
+            output=Path(output) if output is not None else None,
+            renames=renames,
+            inputs=Path(inputs) if isinstance(inputs, str) else inputs,
+            seed=seed,
+            devices=names,
+            allow=allow,
+            asked=asked,
+            against=Path(against) if against is not None else None,
+            on_failure=on_failure,
+            verify=lambda path, final, fresh: _verify(path, fresh=fresh, runners=runners, shown_as=final, notes=notes),
+            announce=announce or (lambda listing: None),
+        )
 
 
 def check(

@@ -21,6 +21,7 @@ from runtime_checks.compare import Comparison, compare
 from runtime_checks.envelope import ENVELOPE, ERROR, OFF, outside_envelope
 from runtime_checks.load import parameter_values
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult, Leg, OutputResult, Report
+from runtime_checks.runners import forkserver
 from runtime_checks.runners.base import Result, Run, Runner
 from runtime_checks.runners.isolated_python import IsolatedPython
 
@@ -51,7 +52,8 @@ def examine(
     cases = opened.cases()
     seconds["integrity"] = time.perf_counter() - start
     probes = _probes(opened.contract, cases, parameter_values(path, opened.contract))
-    legs = [_leg(path, opened, cases, fresh, probes, runner, seconds) for runner in runners]
+    with forkserver.shared():
+        legs = [_leg(path, opened, cases, fresh, probes, runner, seconds) for runner in runners]
     outside = outside_envelope(opened.contract, cases) if envelope != OFF else []
     if envelope == ERROR:
         verdict = CheckResult(ENVELOPE, FAILED if outside else PASSED, len(cases), "; ".join(outside))

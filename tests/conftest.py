@@ -7,6 +7,7 @@ import os
 import shutil
 import warnings
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from exporter.pipeline import export_source
 from exporter.sound import Clock
 from exporter.soundness import gate
 from exporter.sources import resolve
+from runtime_checks.runners import forkserver
 
 ROOT = Path(__file__).parents[1]
 RATES = ROOT / "examples" / "rates" / "model.i"
@@ -48,6 +50,13 @@ def need(present: bool, reason: str) -> None:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_import_of_torch() -> Iterator[None]:
+    """For all fresh processes of a worker."""
+    with forkserver.shared():
+        yield
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from exporter.errors import RunError
 from exporter.variables import TensorSpec
 from runtime_checks.runners import isolated_python
 from runtime_checks.runners.base import Call
-from runtime_checks.runners.isolated_python import TORCH_AND_ITS_OWN, IsolatedPython
+from runtime_checks.runners.forkserver import TORCH_AND_ITS_OWN
+from runtime_checks.runners.isolated_python import IsolatedPython
 from runtime_checks.verify import examine
 
 F = torch.float64

@@ -1,14 +1,20 @@
-"""The process of ``isolated_python``: standard library and torch only, so nothing of torchferry is imported here.
+"""The processes of ``isolated_python``: standard library and torch only, so nothing of torchferry is imported here.
 
-Reads a job (JSON) from standard input, writes results to the file that the job names, and prints as its last line
-what shows the isolation: what importing the source library gave, the import path, foreign modules (none).
+The first one imports torch, which takes a second, and nothing else; it forks one for each job, whose memory, modules
+and end are its own. Its argument are the packages that may be imported; it reads jobs from standard input, each a line
+of JSON, and prints how the process of each ended. That writes to files that the job names: results, what it says before
+an early end, and what shows the isolation: what importing the source library gave, the import path, foreign modules
+(none).
 """
 
 import importlib
 import importlib.machinery
 import json
+import os
 import resource
 import sys
+import traceback
+import warnings
 
 
 class OnlyTorch:
@@ -43,7 +49,6 @@ def isolate(job):
         limit(resource.RLIMIT_AS, job["memory"])
     limit(resource.RLIMIT_CPU, int(job["seconds"]) + 1)
     limit(resource.RLIMIT_CORE, 0)
-    sys.meta_path.insert(0, OnlyTorch(job["packages"]))
 
 
 def try_imports(names):
@@ -126,12 +131,8 @@ def differentiated(run, inputs, seeds, parameters):
     return tuple(v.detach() for v in (*outputs, *zeros))
 
 
-def main():
-    job = json.load(sys.stdin)
+def perform(job):
     isolate(job)
-    import warnings
-
-    warnings.simplefilter("ignore")
     import torch
     from torch.jit._fuser import optimized_execution
 
@@ -186,7 +187,35 @@ def main():
             put(parameters, before)
     evidence["foreign_modules"] = foreign_modules(job["packages"])
     torch.save(results, job["results"])
-    print(json.dumps(evidence))
+    with open(job["evidence"], "w") as file:
+        json.dump(evidence, file)
 
 
-main()
+def run(job):
+    said = os.open(job["said"], os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(said, stream)
+    code = 1
+    try:
+        perform(job)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def serve():
+    packages = json.loads(sys.argv[1])
+    sys.meta_path.insert(0, OnlyTorch(packages))
+    warnings.simplefilter("ignore")
+    import torch  # noqa: F401
+
+    for line in sys.stdin:
+        number = os.fork()
+        if number == 0:
+            run({**json.loads(line), "packages": packages})
+        print(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]), flush=True)
+
+
+serve()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,30 +12,14 @@ import torch
 
 from exporter.contract import Contract
 from exporter.errors import RunError
+from runtime_checks.runners import forkserver
 from runtime_checks.runners.base import Call, Result, Run
-from runtime_checks.runners.process import check_limits, ended_early, start, write_calls
+from runtime_checks.runners.forkserver import TORCH_AND_ITS_OWN
+from runtime_checks.runners.process import check_limits, ended_early, write_calls
 
-CHILD = Path(__file__).with_name("isolated_child.py")
 # torch's optimising executor takes time with the square of a graph's size: minutes for an unrolled iteration of
 # 125,000 nodes. Larger graphs than this run as they are, and the report says so.
 LARGEST_OPTIMISED = 20_000
-# torch and what it imports for itself; numpy is left out, which torch does not need.
-TORCH_AND_ITS_OWN = (
-    "torch",
-    "torchgen",
-    "functorch",
-    "typing_extensions",
-    "sympy",
-    "mpmath",
-    "networkx",
-    "jinja2",
-    "markupsafe",
-    "filelock",
-    "fsspec",
-    "nvidia",
-    "triton",
-    "cuda",
-)
 
 
 @dataclass(frozen=True)
@@ -55,7 +36,9 @@ class IsolatedPython:
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
         with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
-            calls_file, results_file = Path(folder, "calls.pt"), Path(folder, "results.pt")
+            calls_file, results_file, evidence_file, said = (
+                Path(folder, name) for name in ("calls.pt", "results.pt", "evidence.json", "said.txt")
+            )
             write_calls(calls, calls_file)
             source = {contract.source.library, *contract.source.refused_imports}
             job: dict[str, object] = {
@@ -63,17 +46,19 @@ class IsolatedPython:
                 "device": self.device,
                 "calls": str(calls_file),
                 "results": str(results_file),
-                "packages": _packages(),
+                "evidence": str(evidence_file),
+                "said": str(said),
                 # torch is among the packages that the process may import, so it cannot be refused
                 "refused": sorted(source - {*TORCH_AND_ITS_OWN}),
                 "memory": int(self.memory),
                 "seconds": self.seconds,
                 "largest_optimised": LARGEST_OPTIMISED,
             }
-            done = self._start(job)
-            if done.returncode != 0 or not results_file.exists():
-                raise ended_early(path, done, self.seconds, self.memory)
-            evidence = json.loads(done.stdout.splitlines()[-1])
+            with forkserver.shared() as server:
+                code, text = server.run(job, self.seconds)
+            if code != 0 or not evidence_file.exists():
+                raise ended_early(path, code, text, self.seconds, self.memory)
+            evidence = json.loads(evidence_file.read_text())
             if evidence.get("load_error"):
                 raise RunError(
                     "the archive does not load where its source library is absent",
@@ -85,21 +70,3 @@ class IsolatedPython:
             loaded = torch.load(results_file, weights_only=True)
         results = tuple(Result(tuple(r["outputs"]), r["error"]) for r in loaded)
         return Run(results, evidence)
-
-    def _start(self, job: dict[str, object]) -> subprocess.CompletedProcess[str]:
-        # Isolated mode: no PYTHON* variables, no user site; -S: no site-packages either.
-        command = [sys.executable, "-I", "-S", str(CHILD)]
-        return start(command, str(job["archive"]), self.seconds, text=json.dumps(job))
-
-
-def _packages() -> dict[str, str]:
-    """The folder of each package that the child may import, as this process finds it."""
-    found = {}
-    for name in TORCH_AND_ITS_OWN:
-        spec = importlib.util.find_spec(name)
-        if spec is None:
-            continue
-        places = list(spec.submodule_search_locations or [])
-        place = Path(places[0]) if places else Path(spec.origin or "")
-        found[name] = str(place.parent)
-    return found

@@ -44,7 +44,11 @@ class Libtorch:
             done = start(command, str(path), self.seconds)
             report = _report(done.stdout)
             if done.returncode not in _REPORTED or report is None:
-                raise _refused(path, report) if report else ended_early(path, done, self.seconds, float("inf"))
+                raise (
+                    _refused(path, report)
+                    if report
+                    else ended_early(path, done.returncode, done.stderr, self.seconds, float("inf"))
+                )
             # Of all calls that did not fail, one after the other.
             outputs = iter(torch.load(results_file, weights_only=True))
         found = []

@@ -53,28 +53,37 @@ def write_calls(calls: Sequence[Call], path: Path) -> None:
         ) from None
 
 
-def start(command: Sequence[str], archive: str, seconds: float, text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run to its end, with an environment that holds no PYTHON* variables and nothing of the user's."""
-    kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(("CUDA", "NVIDIA"))}
+def environment() -> dict[str, str]:
+    """No PYTHON* variables, and nothing of the user's."""
+    return {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(("CUDA", "NVIDIA"))}
+
+
+def start(command: Sequence[str], archive: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run to its end."""
     try:
         return subprocess.run(
-            [*command], input=text, capture_output=True, text=True, timeout=seconds, env=kept, check=False
+            [*command], capture_output=True, text=True, timeout=seconds, env=environment(), check=False
         )
     except subprocess.TimeoutExpired:
-        raise RunError(
-            "the archive did not finish in a fresh process",
-            where=archive,
-            got=f"more than {seconds:g} s",
-            mend="raise the limit with --time-limit",
-        ) from None
+        raise took_too_long(archive, seconds) from None
     except OSError as error:
         raise MissingRuntimeError(f"{command[0]} cannot be started", got=str(error)) from None
 
 
-def ended_early(path: Path, done: subprocess.CompletedProcess[str], seconds: float, memory: float) -> RunError:
-    last = (done.stderr.strip().splitlines() or [""])[-1]
-    number = -done.returncode
-    how = f"signal {number}, {signal.strsignal(number)}" if number > 0 else f"exit code {done.returncode}"
+def took_too_long(archive: str, seconds: float) -> RunError:
+    return RunError(
+        "the archive did not finish in a fresh process",
+        where=archive,
+        got=f"more than {seconds:g} s",
+        mend="raise the limit with --time-limit",
+    )
+
+
+def ended_early(path: Path, code: int, said: str, seconds: float, memory: float) -> RunError:
+    """``code``: the exit code, negative for a signal."""
+    last = (said.strip().splitlines() or [""])[-1]
+    number = -code
+    how = f"signal {number}, {signal.strsignal(number)}" if number > 0 else f"exit code {code}"
     mend = "raise --time-limit or --memory-limit if the limits are the reason"
     if number in (signal.SIGFPE, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL):
         mend = "an operator of the file ends its process, and would end a host's: find out at which inputs"
