@@ -68,3 +68,14 @@ def test_a_planted_fault_is_not_let_through(monkeypatch):
     )
     before, after = both(chain, torch.rand(5, 3, dtype=F))
     assert after is before
+
+
+def test_a_parameter_has_a_size_of_its_own():
+    def function(x: torch.Tensor, matrix: torch.Tensor):
+        return (chain(x)[0] * matrix.sum(), x @ matrix)
+
+    before, after = both(function, torch.rand(5, 3, dtype=F), torch.rand(3, 4, dtype=F))
+    assert len(operations(after)) < len(operations(before))
+    x, matrix = torch.rand(7, 3, dtype=F), torch.rand(3, 4, dtype=F)
+    for a, b in zip(before.graph(x, matrix), after.graph(x, matrix), strict=True):
+        assert same_bits(a, b)

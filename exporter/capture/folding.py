@@ -56,7 +56,7 @@ def folded(program: Program, inputs: Sequence[torch.Tensor]) -> Program:
     graph.recompile()
     read = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}
     found = dataclasses.replace(program, graph=graph, constants={n: v for n, v in constants.items() if n in read})
-    return found if _same(program, found, inputs) else program
+    return found if _same(program, found, inputs, batch) else program
 
 
 def _broadcasts(user: Node, node: Node, batch: Any) -> bool:
@@ -128,10 +128,10 @@ def _of_every_element(node: Node, batch: Any, values: Mapping[int, Mapping[Node,
     return one.clone()
 
 
-def _same(program: Program, other: Program, inputs: Sequence[torch.Tensor]) -> bool:
+def _same(program: Program, other: Program, inputs: Sequence[torch.Tensor], batch: Any) -> bool:
     for rows in (inputs[0].shape[0], *SHOWN):
         size = inputs[0].shape[0]
-        given = [t[torch.arange(rows) % size] if _has_batch(program, i) else t for i, t in enumerate(inputs)]
+        given = [t[torch.arange(rows) % size] if _has_batch(program, i, batch) else t for i, t in enumerate(inputs)]
         try:
             one, two = (p.graph(*given) for p in (program, other))
         except RuntimeError:
@@ -141,7 +141,8 @@ def _same(program: Program, other: Program, inputs: Sequence[torch.Tensor]) -> b
     return True
 
 
-def _has_batch(program: Program, at: int) -> bool:
+def _has_batch(program: Program, at: int, batch: Any) -> bool:
+    """Another size that varies is that of a parameter."""
     nodes = [n for n in program.graph.graph.nodes if n.op == "placeholder"]
     shape = nodes[at].meta["val"].shape
-    return bool(shape) and isinstance(shape[0], torch.SymInt)
+    return bool(shape) and _is_batch(shape[0], batch)
