@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.jit._fuser import optimized_execution
 
 from exporter import archive
 from exporter.contract import Contract
 from exporter.errors import RunError, UsageError, first_line, near
 from runtime_checks.envelope import OFF, hold, known_mode
+from runtime_checks.runners.isolated_child import graph_size
+from runtime_checks.runners.isolated_python import LARGEST_OPTIMISED
 
 
 class Model:
     """A loaded archive. ``model(a, b)`` is ``forward``; ``model.call("forward", {"a": a})`` goes by name.
 
-    ``module`` is the TorchScript module itself, for whatever torch can do with it.
+    ``module`` is the TorchScript module itself, for whatever torch can do with it. ``optimised`` says whether torch's
+    optimising executor runs it: not a graph of more than 20,000 nodes, on which that takes minutes.
     """
 
     def __init__(
@@ -27,12 +33,17 @@ class Model:
         self.envelope = envelope
         self.module = module
         self.device = torch.device(device)
+        self.optimised = graph_size(module) <= LARGEST_OPTIMISED
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self.envelope != OFF:
             names = self.contract.methods["forward"].inputs
             hold(self.contract, dict(zip(names, inputs, strict=False)), self.envelope)
-        return self.module(*inputs)
+        return self._run("forward", inputs)
+
+    def _run(self, method: str, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        with contextlib.nullcontext() if self.optimised else optimized_execution(False):
+            return getattr(self.module, method)(*inputs)
 
     def call(self, method: str, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Outputs by name. Raises ``UsageError`` for an unknown method, for missing or extra inputs, and for one on
@@ -56,7 +67,7 @@ class Model:
                     mend=f"move it with .to({str(self.device)!r}), or the model with to()",
                 )
         hold(self.contract, inputs, self.envelope)
-        outputs = getattr(self.module, method)(*(inputs[name] for name in spec.inputs))
+        outputs = self._run(method, [inputs[name] for name in spec.inputs])
         names = [o if isinstance(o, str) else "d {} / d {}".format(*o) for o in spec.outputs]
         return dict(zip(names, outputs, strict=True))
 

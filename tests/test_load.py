@@ -1,8 +1,11 @@
+import contextlib
+
 import pytest
 import torch
 from tampering import rewrite
 
 import torchferry
+from runtime_checks import load
 
 F = torch.float64
 
@@ -36,3 +39,18 @@ def test_a_damaged_file_does_not_load(eq_copy):
 def test_another_dtype(eq_path):
     model = torchferry.load(eq_path).to(torch.float32)
     assert model(*[torch.rand(2) for _ in range(8)])[0].dtype == torch.float32
+
+
+def test_a_large_graph_runs_as_it_is(eq_path, monkeypatch):
+    """torch's optimiser takes minutes on it."""
+    inputs = [torch.rand(3, dtype=F) for _ in range(8)]
+    small = torchferry.load(eq_path)
+    monkeypatch.setattr(load, "LARGEST_OPTIMISED", 3)
+    large = torchferry.load(eq_path)
+    assert (small.optimised, large.optimised) == (True, False)
+    asked = []
+    monkeypatch.setattr(load, "optimized_execution", lambda on: asked.append(on) or contextlib.nullcontext())
+    for model in (small, large):
+        model(*inputs)
+        model.call("forward", {s.name: v for s, v in zip(model.contract.inputs, inputs, strict=True)})
+    assert asked == [False, False]

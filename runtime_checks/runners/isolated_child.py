@@ -218,4 +218,5 @@ def serve():
         print(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]), flush=True)
 
 
-serve()
+if __name__ == "__main__":
+    serve()
