@@ -210,6 +210,7 @@ class Newton(nn.Module):
         abs_tol, rel_tol, max_its = float(self.abs_tol), float(self.rel_tol), int(self.max_its)
         found, of_all = u.clone(), held
         matrix, residual = self.jacobian(u, held)
+        found_matrix = matrix.clone() if tangents else matrix[:0]
         first = (residual * residual).sum(-1).sqrt()
         found_norm = first.clone()
         iterations = torch.zeros_like(first, dtype=torch.int64)
@@ -241,6 +242,8 @@ class Newton(nn.Module):
                 last, least = torch.where(closer.unsqueeze(-1), tried, last), torch.where(closer, reached, least)
                 found.index_copy_(0, which, last)
                 found_norm.index_copy_(0, which, least)
+                if tangents:
+                    found_matrix.index_copy_(0, which, matrix[ended])
                 iterations.index_fill_(0, which, count)
                 said = torch.where(singular, 2, torch.ones_like(at))
                 said = torch.where(finite, said, 3)
@@ -252,8 +255,16 @@ class Newton(nn.Module):
                 u = self.stepped(u, step, residual, held)
                 matrix, residual = self.jacobian(u, held)
                 count += 1
-        matrix = self.jacobian(found, of_all)[0] if tangents else matrix[:0]
-        return found, matrix, iterations, found_norm, status
+        if tangents:
+            found_matrix = self.at_solution(found, of_all, found_matrix)
+        return found, found_matrix, iterations, found_norm, status
+
+    def at_solution(self, u: torch.Tensor, held: list[torch.Tensor], before: torch.Tensor) -> torch.Tensor:
+        """``dr/du`` at ``u``; as it was ``before`` the last step where that led to a point that has none."""
+        matrix = self.jacobian(u, held)[0]
+        tried, info = torch.linalg.solve_ex(matrix, torch.ones_like(u))
+        good = (info == 0) & torch.isfinite(tried).all(-1)
+        return torch.where(good.unsqueeze(-1).unsqueeze(-1), matrix, before)
 
     def stepped(
         self, u: torch.Tensor, step: torch.Tensor, residual: torch.Tensor, held: list[torch.Tensor]

@@ -64,11 +64,11 @@ def of_solves(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolerance:
 
 def _floor(rounding: float, most: float, largest: float, noise: float) -> float:
     """Of a block whose largest entry is ``largest`` and that moves by ``noise`` with the last bit of the inputs."""
-    if noise > NOISE * largest:
-        # A block that is as large as others and moves is at a kink; one that is small is rounding as a whole.
-        return min(rounding, CAP * largest) if largest > most else min(max(rounding, DRAWN * max(largest, noise)), most)
-    # Nothing that is seen beside its largest entry is let pass, but for what is seen to move.
-    return max(min(rounding, CAP * largest), min(DRAWN * noise, most))
+    # Where the block is more than rounding, nothing that is seen beside its largest entry is let pass. A block that is
+    # as large as others and moves is at a kink.
+    if noise <= NOISE * largest or largest > most:
+        return min(rounding, CAP * largest)
+    return min(max(rounding, DRAWN * max(largest, noise)), most)
 
 
 def _beside(value: torch.Tensor) -> torch.Tensor:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import contextvars
 import os
 import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 from test_contract import contract
 
 from exporter import archive
@@ -52,8 +58,14 @@ def number(server):
     return server._process.pid
 
 
-def test_runs_have_one_server_and_it_ends_with_them(path, monkeypatch):
+@pytest.fixture
+def alone(monkeypatch):
+    """Without the server of all tests."""
     monkeypatch.setattr(forkserver, "_SHARED", contextvars.ContextVar("another", default=None))
+
+
+@pytest.mark.usefixtures("alone")
+def test_runs_have_one_server_and_it_ends_with_them(path):
     with forkserver.shared() as server, forkserver.shared() as inner:
         assert inner is server
         run(path)
@@ -85,8 +97,64 @@ def test_what_a_run_does_to_its_process_is_gone_with_it(path):
         run(path)
 
 
-def test_a_server_that_does_not_start(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(forkserver, "_SHARED", contextvars.ContextVar("another", default=None))
+def test_a_server_that_does_not_start(path, alone, monkeypatch):
+    """It says why."""
     monkeypatch.setattr(forkserver, "_packages", dict)
-    with pytest.raises(RunError, match=r"ended early(.|\n)*torch is not imported"):
+    with pytest.raises(RunError, match=r"ended early(.|\n)*'torch' cannot be imported"):
         run(path)
+
+
+def test_an_interrupt_leaves_no_answer_behind(path, monkeypatch):
+    """It would be taken for that of the next run."""
+    wait = forkserver.multiprocessing.connection.wait
+
+    def interrupted(*given):
+        wait(*given)
+        raise KeyboardInterrupt
+
+    with forkserver.shared():
+        monkeypatch.setattr(forkserver.multiprocessing.connection, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(path, memory=2**26)
+        monkeypatch.undo()
+        run(path)
+
+
+def test_threads_take_turns(path):
+    with forkserver.shared() as server, ThreadPoolExecutor(4) as threads:
+        contexts = [contextvars.copy_context() for _ in range(6)]
+        for done in [threads.submit(context.run, run, path) for context in contexts]:
+            done.result()
+        assert server._process is not None
+
+
+HOST = """
+import sys
+from runtime_checks.runners import forkserver
+with forkserver.shared() as server:
+    job = {"archive": "a", "said": sys.argv[1], "device": "cpu", "memory": 2**34, "seconds": 100, "refused": ["this"]}
+    server._started()
+    print(server._process.pid, flush=True)
+    server.run({**job, "archive": sys.argv[2]}, 100.0)
+"""
+
+
+def test_it_ends_with_its_host(tmp_path):
+    """Also where that is killed in the middle of a job, here one that waits for ever to open its file."""
+    os.mkfifo(tmp_path / "archive")
+    command = [sys.executable, "-c", HOST, str(tmp_path / "said"), str(tmp_path / "archive")]
+    host = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    assert host.stdout is not None
+    server = int(host.stdout.readline())
+    children = Path(f"/proc/{server}/task/{server}/children")
+    until = time.monotonic() + 60
+    while not (tmp_path / "said").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    (job,) = map(int, children.read_text().split())
+    host.kill()
+    host.wait()
+    host.stdout.close()
+    for number in (server, job):
+        while Path(f"/proc/{number}").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not Path(f"/proc/{number}").exists()

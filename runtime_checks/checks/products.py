@@ -20,6 +20,8 @@ PRODUCTS, NEWTON, SYMMETRY = "products", "Newton", "symmetry"
 DISTANCES = (2.0**-6, 2.0**-9, 2.0**-12)
 # What a step from the nearest may leave of the distance; a Jacobian that is wrong by a part leaves that part.
 LEFT = 0.01
+# What a Jacobian changes by on the way where that is no curvature.
+KINKED = 0.1
 # A condition number.
 SINGULAR = 1e8
 
@@ -207,8 +209,7 @@ def _newton(contract: Contract, at: Tensors, place: int, pair: tuple[str, str]) 
             step, info = torch.linalg.solve_ex(block, residual)
             if bool(info.any()):
                 return CheckResult(NEWTON, NOT_RUN, len(calls), f"{label}: the block is singular")
-            left = (start.reshape(*rows, -1) - step[..., 0] - root.reshape(*rows, -1)).abs().amax(-1)
-            errors.append(left / size)
+            errors.append((start.reshape(*rows, -1) - step[..., 0] - root.reshape(*rows, -1)).abs() / size)
             blocks.append(block)
         first, second, third = errors
         # Where the second derivative is large a step is good only still nearer: what is left falls with the distance.
@@ -219,10 +220,11 @@ def _newton(contract: Contract, at: Tensors, place: int, pair: tuple[str, str]) 
         simple &= (steep * size > 1e-6 * goal.abs().max()) & (torch.linalg.cond(blocks[2]) < SINGULAR)
         if not bool(simple.any()):
             return CheckResult(NEWTON, NOT_RUN, len(calls), f"{label}: no point where the Jacobian changes slowly")
-        # A step leaves of the distance what the Jacobian changes by on it, as at a kink that lies between.
+        # At a kink on the way a step leaves of the distance what the Jacobian changes by.
         change = torch.linalg.solve_ex(blocks[2], results[-1].outputs[place].reshape(blocks[2].shape) - blocks[2])[0]
-        left = LEFT + change.abs().sum(-1).amax(-1)
-        if not bool(((third <= left * DISTANCES[2] + 1e-9) | falls | ~simple).all()):
+        change = change.abs().sum(-1)
+        left = LEFT + torch.where(change > KINKED, change, 0.0)
+        if not bool(((third <= left * DISTANCES[2] + 1e-9) | falls | ~simple[..., None]).all()):
             text = f"{label}: a step from {DISTANCES[2]:.1e} leaves {float(third.max()):.1e}"
             return CheckResult(NEWTON, FAILED, len(calls), text)
         text = f"{label}: {float(first.max()):.1e}, {float(second.max()):.1e}, {float(third.max()):.1e}"

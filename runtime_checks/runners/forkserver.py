@@ -14,9 +14,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from exporter.errors import MissingRuntimeError
 from runtime_checks.runners.process import environment, took_too_long
@@ -42,33 +45,50 @@ TORCH_AND_ITS_OWN = (
 
 
 class ForkServer:
-    """The process that forks. It is started with the first job, and again where it has ended."""
+    """The process that forks. It is started with the first job, and again where it has ended.
 
-    def __init__(self) -> None:
+    ``said`` is an empty file for what it says itself.
+    """
+
+    def __init__(self, said: IO[bytes]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner: tuple[int, dict[str, str]] = (0, {})
+        self._said = said
+        self._one_at_a_time = threading.Lock()
 
     def run(self, job: Mapping[str, object], seconds: float) -> tuple[int, str]:
         """The exit code of the job's process, negative for a signal, and what it said.
 
         Raises ``RunError`` after ``seconds``, ``MissingRuntimeError`` where Python cannot be started.
         """
-        until = time.monotonic() + seconds
+        with self._one_at_a_time:
+            try:
+                return self._run(job, time.monotonic() + seconds)
+            except TimeoutError:
+                self.close()
+                raise took_too_long(str(job["archive"]), seconds) from None
+            except BaseException:
+                # Its answer would be taken for that of the next job.
+                self.close()
+                raise
+
+    def _run(self, job: Mapping[str, object], until: float) -> tuple[int, str]:
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(job).encode() + b"\n")
         if not multiprocessing.connection.wait([process.stdout.fileno()], max(until - time.monotonic(), 0.0)):
-            self.close()
-            raise took_too_long(str(job["archive"]), seconds)
+            raise TimeoutError
         code = process.stdout.readline()
         said = Path(str(job["said"]))
+        text = said.read_text(errors="replace") if said.exists() else ""
         if code:
-            return int(code), said.read_text(errors="replace")
+            return int(code), text
         # Not the job's process has ended, but the one that forks.
         self.close()
-        return process.returncode or 1, said.read_text(errors="replace") if said.exists() else "torch is not imported"
+        self._said.seek(0)
+        return process.returncode or 1, text or self._said.read().decode(errors="replace")
 
     def _started(self) -> subprocess.Popen[bytes]:
         # In a process that was forked from here it belongs to another.
@@ -78,11 +98,12 @@ class ForkServer:
         self.close()
         # Isolated mode: no PYTHON* variables, no user site; -S: no site-packages either.
         command = [sys.executable, "-I", "-S", str(CHILD), json.dumps(_packages())]
-        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        pipe = subprocess.PIPE
+        self._said.truncate(0)
         try:
             # With a group of its own, it ends with all that it has forked.
             process = subprocess.Popen(
-                command, bufsize=0, stdin=pipe, stdout=pipe, stderr=null, env=owner[1], start_new_session=True
+                command, bufsize=0, stdin=pipe, stdout=pipe, stderr=self._said, env=owner[1], start_new_session=True
             )
         except OSError as error:
             raise MissingRuntimeError(f"{command[0]} cannot be started", got=str(error)) from None
@@ -90,14 +111,15 @@ class ForkServer:
         return process
 
     def close(self) -> None:
+        """Ends the process; ``run`` starts another."""
         process, self._process = self._process, None
         if process is None:
             return
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
-        if self._owner[0] == os.getpid():
-            with contextlib.suppress(ProcessLookupError):
+        if self._owner[0] == os.getpid() and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
@@ -112,13 +134,14 @@ def shared() -> Iterator[ForkServer]:
     if outer is not None:
         yield outer
         return
-    made = ForkServer()
-    token = _SHARED.set(made)
-    try:
-        yield made
-    finally:
-        _SHARED.reset(token)
-        made.close()
+    with tempfile.TemporaryFile() as said:
+        made = ForkServer(said)
+        token = _SHARED.set(made)
+        try:
+            yield made
+        finally:
+            _SHARED.reset(token)
+            made.close()
 
 
 def _packages() -> dict[str, str]:

@@ -12,6 +12,8 @@ import importlib.machinery
 import json
 import os
 import resource
+import select
+import signal
 import sys
 import traceback
 import warnings
@@ -192,17 +194,30 @@ def perform(job):
 
 
 def run(job):
-    said = os.open(job["said"], os.O_WRONLY | os.O_CREAT)
-    for stream in (1, 2):
-        os.dup2(said, stream)
     code = 1
     try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(job["said"], os.O_WRONLY | os.O_CREAT, 0o600), 2)
         perform(job)
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def waited_for(number):
+    """How the process ended; with it ends this one where the host is gone, which closes the standard input."""
+    if hasattr(os, "pidfd_open"):
+        ended = os.pidfd_open(number)
+        watched = select.poll()
+        watched.register(sys.stdin.fileno(), 0)
+        watched.register(ended, select.POLLIN)
+        if ended not in dict(watched.poll()):
+            os.kill(number, signal.SIGKILL)
+            os._exit(1)
+        os.close(ended)
+    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
 
 
 def serve():
@@ -215,7 +230,7 @@ def serve():
         number = os.fork()
         if number == 0:
             run({**json.loads(line), "packages": packages})
-        print(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]), flush=True)
+        print(waited_for(number), flush=True)
 
 
 if __name__ == "__main__":

@@ -163,9 +163,29 @@ class Yielding(nn.Module):
 def test_newton_across_a_kink(tmp_path, monkeypatch, factor):
     """What the step leaves is what the block changes by on its way, and no more."""
     edited(monkeypatch, lambda text: text.replace(".reshape([tf_rows, ])", f".reshape([tf_rows]).mul({factor})"))
-    report = examine_of(tmp_path / "m.pt", Yielding())
-    found = next(c for c in report.checks if c.check == products.NEWTON)
+    found = newton_of(tmp_path / "m.pt", Yielding())
     assert found.verdict == ("passed" if factor == 1.0 else "failed"), found.detail
+
+
+def test_a_kink_excuses_no_other_component(tmp_path, monkeypatch):
+    class Beside(nn.Module):
+        signature = Signature.of({"x": (2,)}, {"y": (2,)})
+
+        def __init__(self):
+            super().__init__()
+            self.example_inputs = {"x": torch.full((6, 2), 1.0 + 1e-5, dtype=F)}
+
+        def forward(self, x):
+            a, b = x.unbind(-1)
+            return torch.stack([torch.where(a > 1.0, 1.0 + 0.2 * (a - 1.0), a), 3.0 * b], -1)
+
+    def edit(text):
+        scaled = "torch.tensor([1.0, 1.5], dtype=torch.float64)"
+        return text.replace(".reshape([tf_rows, 2, 2])", f".reshape([tf_rows, 2, 2]).mul({scaled})")
+
+    assert newton_of(tmp_path / "good.pt", Beside()).verdict == "passed"
+    edited(monkeypatch, edit)
+    assert newton_of(tmp_path / "wrong.pt", Beside()).verdict == "failed"
 
 
 class Potential(nn.Module):
@@ -202,3 +222,7 @@ def examine_of(path, model):
     source = python.from_module(model, "m", None, "here")
     export_source(source, path, (), 0, *NOTHING, Clock(), asked=Asked(("all",)))
     return examine(path)
+
+
+def newton_of(path, model):
+    return next(c for c in examine_of(path, model).checks if c.check == products.NEWTON)

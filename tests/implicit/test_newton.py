@@ -92,6 +92,30 @@ def test_a_last_step_that_leads_away_is_not_taken():
     assert norm < 1e-10
 
 
+def flat(at_solution):
+    """``2 u = 2 g``, with another Jacobian at the solution: zero behind a kink, or not a number."""
+
+    def residual(u, held):
+        return 2 * (u - held[0][:, None])
+
+    def jacobian(u, held):
+        slope = torch.where(u == held[0][:, None], at_solution, torch.full_like(u, 2.0))
+        return slope[:, :, None], residual(u, held)
+
+    return Newton(residual, jacobian, nn.Module(), 1, Settings(abs_tol=1e-3))
+
+
+@pytest.mark.parametrize("at_solution", [0.0, float("nan")])
+def test_a_solution_without_a_jacobian_has_that_of_the_iterate_before(at_solution):
+    """Else what has converged would be NaN in one method and a number in another."""
+    guess, wanted = torch.full((2, 1), 1e-5, dtype=F), torch.tensor([0.0, 1e-5], dtype=F)
+    u, matrix, _, _, status, _ = flat(at_solution)(guess, [wanted], True)
+    assert status[0] == CONVERGED
+    assert (u[0], matrix[0]) == (0.0, 2.0)
+    # Where no step leads away from such a point it is a failure, in every method.
+    assert status[1] == SINGULAR
+
+
 def test_raising_says_how_many():
     with pytest.raises(RuntimeError, match="1 of 2 elements"):
         run(arctan(on_failure="raise"), [0.5, float("nan")], [0.3, 0.3])
