@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -120,7 +121,7 @@ def find_inputs(
         outputs = _on_copies(source, inputs)
         refuse_non_finite(source, outputs, inputs)
         return sampler_of(source), inputs, outputs
-    failure: str = ""
+    failure, solves = "", ""
     for low, high in ((-1.0, 1.0), (0.1, 1.0), (1e-3, 0.1)):
         sampler = sampler_of(source, low, high)
         inputs = sampler.draw(size, generator)
@@ -128,14 +129,24 @@ def find_inputs(
         if all(map(finite, outputs.values())):
             return sampler, inputs, outputs
         failure = ", ".join(repr(n) for n, v in outputs.items() if not finite(v))
+        solves = _of_solves(source, inputs, _first_lost(outputs, size) if source.batch_ndim else None)
     raise WarmupError(
         f"model {source.name!r} gives NaN or infinity in warmup",
         check="finite outputs",
         where=f"output {failure}, on inputs sampled from [-1, 1), [0.1, 1) and [0.001, 0.1)",
         got="a value that is not finite",
         expected="finite outputs",
-        mend="give inputs that the model is meant for: --inputs FILE",
+        mend="give inputs that the model is meant for: --inputs FILE" + solves,
     )
+
+
+def _first_lost(outputs: Mapping[str, torch.Tensor], size: int) -> int | None:
+    """The first element of the batch that is not finite in some output."""
+    good = torch.ones(size, dtype=torch.bool)
+    for value in outputs.values():
+        if value.shape[:1] == (size,):
+            good &= torch.isfinite(value).reshape(size, math.prod(value.shape[1:])).all(1).cpu()
+    return None if bool(good.all()) else int((~good).nonzero()[0])
 
 
 def _on_copies(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:

@@ -63,6 +63,20 @@ def test_warmup_says_why_a_solve_fails(tmp_path):
         torchferry.export(model, output=tmp_path / "m.pt")
 
 
+class Twice(nn.Module):
+    """Two equations for the first unknown, and none for the second."""
+
+    signature = Signature.of({"x": (2,), "g": (2,)}, {"x_residual": (2,)})
+
+    def forward(self, x, g):
+        return x[:, :1] - g
+
+
+def test_a_system_that_is_singular_whatever_its_numbers(tmp_path):
+    with pytest.raises(WarmupError, match=r"newton: the Jacobian is singular"):
+        torchferry.export(torchferry.ImplicitUpdate(Twice(), ["x"]), output=tmp_path / "m.pt")
+
+
 def test_an_update_inside_a_residual(tmp_path):
     class Nested(nn.Module):
         signature = Decay.signature
