@@ -208,15 +208,18 @@ def run(job):
 
 def waited_for(number):
     """How the process ended; with it ends this one where the host is gone, which closes the standard input."""
-    if hasattr(os, "pidfd_open"):
+    try:
         ended = os.pidfd_open(number)
-        watched = select.poll()
-        watched.register(sys.stdin.fileno(), 0)
-        watched.register(ended, select.POLLIN)
-        if ended not in dict(watched.poll()):
-            os.kill(number, signal.SIGKILL)
-            os._exit(1)
-        os.close(ended)
+    except (AttributeError, OSError):
+        # Not on this system, which then waits for the job's own end.
+        return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+    watched = select.poll()
+    watched.register(sys.stdin.fileno(), 0)
+    watched.register(ended, select.POLLIN)
+    if ended not in dict(watched.poll()):
+        os.kill(number, signal.SIGKILL)
+        os._exit(1)
+    os.close(ended)
     return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
 
 
