@@ -100,7 +100,7 @@ def _solves(
                 mend="make the inner unknowns unknowns of the outer system",
             )
     with clock("warmup"):
-        calls = isolated(_first_calls, source, derived_seed(seed, "warmup"))
+        inputs, calls = isolated(_first_calls, source, derived_seed(seed, "warmup"))
     for path, loop in within.items():
         if path not in calls:
             raise UnsupportedError("an implicit update is not called", where=path, mend="leave it out of the model")
@@ -118,19 +118,18 @@ def _solves(
             implicit.refuse_borrowed(path, found[path], source.named)
             drawn = warm.sampler.draw(warm.traced_sizes[1], torch.Generator().manual_seed(derived_seed(seed, "solves")))
             implicit.hold(path, found[path], [*calls[path], drawn])
-        isolated(_refuse_hidden, path, loop, source, derived_seed(seed, "warmup"))
+        isolated(_refuse_hidden, path, loop, source, inputs)
         said += [dataclasses.replace(f, what=f"{path}: {f.what}") for f in (*warm.findings, *findings)]
     return found, tuple(said)
 
 
-def _refuse_hidden(path: str, loop: Newton, source: Source, seed: int) -> None:
-    inputs = first_run(source, seed).inputs
+def _refuse_hidden(path: str, loop: Newton, source: Source, inputs: Inputs) -> None:
     with inference_conditions(source):
         implicit.refuse_hidden(path, loop, source, inputs)
 
 
-def _first_calls(source: Source, seed: int) -> dict[str, list[Inputs]]:
-    """What each solve takes on the warmup inputs, and where it ends: ``(u, *given)``."""
+def _first_calls(source: Source, seed: int) -> tuple[Inputs, dict[str, list[Inputs]]]:
+    """The warmup inputs, and what each solve takes on them, and where it ends: ``(u, *given)``."""
     paths = {loop: path for path, loop in loops(source.named).items()}
     inputs = first_run(source, seed).inputs
     found: dict[str, list[Inputs]] = {}
@@ -146,7 +145,7 @@ def _first_calls(source: Source, seed: int) -> dict[str, list[Inputs]]:
                     mend="make what is solved for each element one system, or export the update alone",
                 )
             found.setdefault(paths[loop], []).extend([(guess, *given), (u, *given)])
-    return found
+    return inputs, found
 
 
 class _Residual:

@@ -142,11 +142,8 @@ def find_inputs(
 
 def _first_lost(outputs: Mapping[str, torch.Tensor], size: int) -> int | None:
     """The first element of the batch that is not finite in some output."""
-    good = torch.ones(size, dtype=torch.bool)
-    for value in outputs.values():
-        if value.shape[:1] == (size,):
-            good &= torch.isfinite(value).reshape(size, math.prod(value.shape[1:])).all(1).cpu()
-    return None if bool(good.all()) else int((~good).nonzero()[0])
+    good = finite_rows({name: v for name, v in outputs.items() if v.shape[:1] == (size,)})
+    return None if good is None or bool(good.all()) else int((~good).nonzero()[0])
 
 
 def _on_copies(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
@@ -285,7 +282,9 @@ def _mostly(outputs: Mapping[str, torch.Tensor]) -> bool:
 def finite_rows(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
     """Which elements of the batch are finite in all outputs; none where no output has floating values."""
     good = [
-        torch.isfinite(v.detach()).reshape(v.shape[0], -1).all(1) for v in outputs.values() if v.is_floating_point()
+        torch.isfinite(v.detach()).reshape(v.shape[0], math.prod(v.shape[1:])).all(1)
+        for v in outputs.values()
+        if v.is_floating_point()
     ]
     return torch.stack(good).all(0) if good else None
 

@@ -14,13 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from test_contract import contract
+from test_isolated import archived
 
 from exporter import archive
-from exporter.archive import Case
-from exporter.contract import Batch, MethodSpec
 from exporter.errors import RunError
-from exporter.variables import TensorSpec
 from runtime_checks.runners import forkserver
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.isolated_python import IsolatedPython
@@ -36,15 +33,7 @@ class Doubled(torch.nn.Module):
 
 @pytest.fixture
 def path(tmp_path):
-    made = contract(
-        [TensorSpec("x")],
-        [TensorSpec("y")],
-        batch=Batch(1, (0, 1, 4), (0, 1, 2)),
-        methods={"forward": MethodSpec(("x",), ("y",))},
-    )
-    module = torch.jit.script(Doubled())
-    archive.write(tmp_path / "m.pt", module, made, [Case("one", "forward", (X,), module(X))], "graph")
-    return tmp_path / "m.pt"
+    return archived(tmp_path, Doubled())
 
 
 def run(path, **limits):

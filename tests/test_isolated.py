@@ -1,6 +1,7 @@
 """The fresh process: what it can import, what bounds it, what it says when the archive does not run."""
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,17 +33,23 @@ class Steps(torch.nn.Module):
         return (y,)
 
 
-@pytest.fixture
-def path(tmp_path):
+def archived(folder: Path, module: torch.nn.Module) -> Path:
+    """A file of a module that takes and returns one vector, written without the stages before it."""
     made = contract(
         [TensorSpec("x")],
         [TensorSpec("y")],
         batch=Batch(1, (0, 1, 4), (0, 1, 2)),
         methods={"forward": MethodSpec(("x",), ("y",))},
     )
-    module = torch.jit.script(Steps())
-    archive.write(tmp_path / "m.pt", module, made, [Case("one", "forward", (X,), module(X))], "graph")
-    return tmp_path / "m.pt"
+    x = torch.linspace(0, 1, 4, dtype=torch.float64)
+    scripted = torch.jit.script(module)
+    archive.write(folder / "m.pt", scripted, made, [Case("one", "forward", (x,), scripted(x))], "graph")
+    return folder / "m.pt"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return archived(tmp_path, Steps())
 
 
 def run(path, *inputs, **limits):

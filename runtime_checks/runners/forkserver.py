@@ -99,7 +99,8 @@ class ForkServer:
         # Isolated mode: no PYTHON* variables, no user site; -S: no site-packages either.
         command = [sys.executable, "-I", "-S", str(CHILD), json.dumps(_packages())]
         pipe = subprocess.PIPE
-        self._said.truncate(0)
+        self._said.seek(0)
+        self._said.truncate()
         try:
             # With a group of its own, it ends with all that it has forked.
             process = subprocess.Popen(
@@ -134,7 +135,7 @@ def shared() -> Iterator[ForkServer]:
     if outer is not None:
         yield outer
         return
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile(buffering=0) as said:
         made = ForkServer(said)
         token = _SHARED.set(made)
         try:

@@ -11,7 +11,6 @@ import importlib
 import importlib.machinery
 import json
 import os
-import resource
 import select
 import signal
 import sys
@@ -38,19 +37,23 @@ class OnlyTorch:
         )
 
 
-def limit(kind, value):
+def limit(name, value):
     """Lower a limit; where the user's own hard limit is lower still, that one stays."""
+    # Not everywhere, and a host that counts nodes has no need of it.
+    import resource
+
+    kind = getattr(resource, name)
     _, hard = resource.getrlimit(kind)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (value, value))
 
 
-def isolate(job):
+def set_limits(job):
     # A GPU's driver maps the memory of the device, and more, into the address space.
     if job["device"] == "cpu":
-        limit(resource.RLIMIT_AS, job["memory"])
-    limit(resource.RLIMIT_CPU, int(job["seconds"]) + 1)
-    limit(resource.RLIMIT_CORE, 0)
+        limit("RLIMIT_AS", job["memory"])
+    limit("RLIMIT_CPU", int(job["seconds"]) + 1)
+    limit("RLIMIT_CORE", 0)
 
 
 def try_imports(names):
@@ -134,7 +137,7 @@ def differentiated(run, inputs, seeds, parameters):
 
 
 def perform(job):
-    isolate(job)
+    set_limits(job)
     import torch
     from torch.jit._fuser import optimized_execution
 

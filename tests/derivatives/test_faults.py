@@ -74,6 +74,20 @@ def test_a_wrong_block(tmp_path, monkeypatch, change):
     assert {finite_differences.CHECK, "stored cases"} <= found
 
 
+@pytest.mark.parametrize(
+    ("off", "floor", "wrong"), [(1e-7, 0.0, True), (1e-7, 2e-7, False), (1e-6, 2e-7, True), (-1e-6, 2e-7, True)]
+)
+def test_what_is_closer_than_the_floor_of_the_contract_is_not_wrong(off, floor, wrong):
+    """And nothing else: the slope of ``3 x`` at two points."""
+    x = torch.tensor([0.5, 2.0], dtype=F)
+    steps = torch.tensor([4.0**-j for j in range(2, 2 + finite_differences.STEPS)], dtype=F)
+    table = torch.stack([torch.stack([3 * (x + h), 3 * (x - h)]) for h in steps])[None]
+    ladder = finite_differences.Ladder("x", "float64", torch.tensor([0]), steps, ())
+    block = torch.full((2, 1), 3.0, dtype=F)
+    block[1] += off
+    assert bool(finite_differences._judge_block(block, table, 3 * x, ladder, floor).worst) == wrong
+
+
 def test_blocks_in_the_wrong_order(tmp_path, monkeypatch):
     def swap(text: str) -> str:
         head, returned = text.rsplit("return (", 1)
