@@ -1,5 +1,4 @@
 import json
-import os
 import shutil
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -7,13 +6,12 @@ from typing import Any
 
 import pytest
 from conftest import RATES
+from sweeping import dies_on_rate_b, fake_export
 
 import torchferry
 from exporter import sweep
 from exporter.coverage import coverage_page
 from exporter.errors import UsageError
-from runtime_checks.compare import Comparison
-from runtime_checks.report import OutputResult
 
 
 class AtOnce(Executor):
@@ -26,31 +24,6 @@ class AtOnce(Executor):
         except BaseException as error:
             future.set_exception(error)
         return future
-
-
-class FakeReport:
-    outputs = (OutputResult("y", Comparison(True, max_abs=1e-13, max_rel=2e-13, max_ulp=3), "somewhere"),)
-
-
-class FakeExported:
-    report = FakeReport()
-
-
-def fake_export(source, *, models, output, seed) -> Any:
-    name = models[0]
-    if name == "rate_b":
-        raise torchferry.CaptureError(f"model {name!r} cannot be captured", mend="rewrite it")
-    if name == "rate_c":
-        raise ZeroDivisionError("a bug of ours")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text("archive")
-    return [FakeExported()]
-
-
-def dies_on_rate_b(source, *, models, output, seed) -> Any:
-    if models == ["rate_b"]:
-        os._exit(9)
-    return [FakeExported()]
 
 
 @pytest.fixture
