@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exporter.contract import Contract, MethodSpec, contract_from_json
 from exporter.errors import ArchiveError, OutputError
@@ -168,26 +168,19 @@ def _refuse_misfits(
         )
 
 
-def write(path: Path, module: Any, contract: Contract, cases: Sequence[Case], graph: str) -> None:
-    """Write all records to ``path``. For a file that appears only when it is whole, see ``replacing``."""
-    import torch
+def write(path: Path, records: Mapping[str, bytes], contract: Contract, cases: Sequence[Case], graph: str) -> None:
+    """Write all records to ``path``, those of the module as ``packing.packed`` gives them. For a file that appears only
+    when it is whole, see ``replacing``."""
+    from exporter import packing
 
-    buffer = io.BytesIO()
-    extra = {
-        CONTRACT: contract.to_json().encode(),
-        CASES: pack_cases(cases),
-        GRAPH: graph.encode(),
-    }
-    torch.jit.save(module, buffer, _extra_files=extra)
+    extra = {CONTRACT: contract.to_json().encode(), CASES: pack_cases(cases), GRAPH: graph.encode()}
+    buffer = io.BytesIO(packing.zipped({**records, **{f"extra/{name}": data for name, data in extra.items()}}))
     with zipfile.ZipFile(buffer, "a") as archive:
-        folder = _folder(archive.namelist(), path)
         manifest = {
-            name.removeprefix(f"{folder}/"): hashlib.sha256(archive.read(name)).hexdigest()
+            name.removeprefix(f"{packing.FOLDER}/"): hashlib.sha256(archive.read(name)).hexdigest()
             for name in archive.namelist()
         }
-        # A fixed date: zipfile would write the time of day into the record's header.
-        record = zipfile.ZipInfo(f"{folder}/extra/{MANIFEST}")
-        archive.writestr(record, _manifest_bytes(manifest))
+        packing.record(archive, f"{packing.FOLDER}/extra/{MANIFEST}", _manifest_bytes(manifest))
     try:
         path.write_bytes(buffer.getvalue())
         seal(path)
@@ -334,8 +327,16 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
             mend="copy it again, or export it again",
         )
     contract = contract_from_json(archive.read(f"{folder}/extra/{CONTRACT}"), where)
-    graph = archive.read(f"{folder}/extra/{GRAPH}").decode()
-    return Archive(path, contract, sizes, graph)
+    graph = archive.read(f"{folder}/extra/{GRAPH}")
+    if contract.graph and hashlib.sha256(graph).hexdigest() != contract.graph:
+        raise ArchiveError(
+            "the contract names another graph than the archive holds",
+            where=f"{where}, field graph",
+            got=contract.graph,
+            expected=f"the sha256 of the record extra/{GRAPH}",
+            mend="export the model again",
+        )
+    return Archive(path, contract, sizes, graph.decode())
 
 
 def _folder(names: Sequence[str], path: Path) -> str:

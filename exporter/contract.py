@@ -210,6 +210,8 @@ class Contract:
     # Implicit models: their solves, and what ``newton_info`` says of them, of shape () or one number for each solve.
     solvers: tuple[Solver, ...] = ()
     info: tuple[TensorSpec, ...] = ()
+    # sha256 of the canonical text of the graphs (``exporter.graph.canonical``): what the file computes.
+    graph: str = ""
     __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:

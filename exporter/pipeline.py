@@ -37,9 +37,12 @@ from exporter.eager import inference_conditions
 from exporter.errors import UsageError
 from exporter.given import Given, read_inputs
 from exporter.graph.against import Reason, reasons
+from exporter.graph.canonical import canonical_text, graph_hash
+from exporter.graph.read import reloaded
 from exporter.graph.steps import opened
-from exporter.graph.text import graph_text
 from exporter.newton import OnFailure, loops
+from exporter.packing import packed
+from exporter.places import without_folders
 from exporter.rename import Rename, renamed
 from exporter.sound import Announce, Clock, derived_seed, listing_of, sound_capture
 from exporter.soundness import gate
@@ -159,7 +162,10 @@ def export_source(
         # The file's parameters ask for no gradients: it needs no autograd at run time.
         off = dataclasses.replace(source, differentiates=False)
         with clock("write"), inference_conditions(off), quiet_deprecations():
-            archive.write(beside, captured.module, contract, stored, graph_text(captured.module))
+            records = packed(captured.module)
+            text = canonical_text(reloaded(records, contract))
+            contract = dataclasses.replace(contract, graph=graph_hash(text))
+            archive.write(beside, records, contract, stored, text)
         with clock("verify"):
             report = verify(beside, path, fresh)
     return Exported(path, contract, report, clock.seconds)
@@ -259,12 +265,18 @@ def contract_of(
         tolerance=of_solves(warm, captured.methods) if within else Tolerance(),
         devices=tuple(devices),
         operators=captured.operators,
-        findings=(*warm.findings, *findings),
+        findings=tuple(map(_without_folders, (*warm.findings, *findings))),
         envelope=envelope,
         differentiable=asked is not None and asked.differentiable,
         solvers=tuple(Solver(path, loop.settings(), loop.fails_by()) for path, loop in within.items()),
         info=tuple(TensorSpec(n, shape, d) for n, d in NEWTON_INFO.items()) if within else (),
     )
+
+
+def _without_folders(finding: Finding) -> Finding:
+    """A file holds nothing of the folders that it was made in."""
+    texts = {f.name: without_folders(getattr(finding, f.name)) for f in dataclasses.fields(finding)}
+    return Finding(**texts)  # pyright: ignore[reportArgumentType]
 
 
 def envelope_of(specs: Sequence[TensorSpec], cases: Sequence[Case]) -> Envelope:

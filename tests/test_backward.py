@@ -16,7 +16,7 @@ from exporter.capture.torchscript import torchscript
 from exporter.cli.app import app
 from exporter.differentiating import as_it_runs
 from exporter.errors import OperatorError, UsageError
-from exporter.graph.steps import captured_methods, steps
+from exporter.graph.steps import captured_methods, captured_steps, opened
 from exporter.sources import python
 from exporter.sources.function import Function
 from exporter.warmup import first_run
@@ -32,7 +32,7 @@ def test_a_linear_layer_is_one_graph_for_any_batch(tmp_path):
     function = training()
     one = exported(function, tmp_path / "m.pt")
     check(function, tmp_path / "m.pt", 1, 4, 333)
-    methods = captured_methods(torch.jit.load(str(tmp_path / "m.pt")))
+    methods = captured_methods(opened(tmp_path / "m.pt").saved)
     assert list(methods) == ["forward_batch"]
     # No other operation is left out of it: no method that calls autograd.
     assert {s.origin.part for s in methods["forward_batch"]} == {FORWARD, BACKWARD}
@@ -47,7 +47,7 @@ def test_with_a_hook(tmp_path):
     function = training(hook=doubled)
     exported(function, tmp_path / "m.pt")
     check(function, tmp_path / "m.pt", 3, 20)
-    found = steps(torch.jit.load(str(tmp_path / "m.pt")))
+    found = captured_steps(opened(tmp_path / "m.pt"))
     hooks = [s for s in found if s.origin.part == HOOK]
     assert [s.operator for s in hooks] == ["aten::mul", "aten::add"]
     line = doubled.__code__.co_firstlineno + 1
@@ -78,7 +78,7 @@ def test_with_a_step_of_an_optimiser(tmp_path):
         losses.append(loss.item())
     torch.testing.assert_close(state["weight"], weight.detach(), rtol=1e-12, atol=1e-14)
     assert losses == sorted(losses, reverse=True)
-    assert AFTER in {s.origin.part for s in steps(torch.jit.load(str(tmp_path / "m.pt")))}
+    assert AFTER in {s.origin.part for s in captured_steps(opened(tmp_path / "m.pt"))}
 
 
 def test_across_a_graph_break(tmp_path):
@@ -91,7 +91,7 @@ def test_across_a_graph_break(tmp_path):
     function = training(broken)
     exported(function, tmp_path / "m.pt")
     check(function, tmp_path / "m.pt", 2, 31)
-    assert len(captured_methods(torch.jit.load(str(tmp_path / "m.pt")))) == 1
+    assert len(captured_methods(opened(tmp_path / "m.pt").saved)) == 1
 
 
 def test_parameters_are_set_in_loss_and_gradients(tmp_path):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from conftest import PLANTED, export_unverified, load_module
 
-from exporter import archive
 from exporter.errors import CaptureError, MismatchError, OperatorError, UnsoundError, WarmupError
 from exporter.reads import ReadRecorder
 from exporter.sound import derived_seed
@@ -267,10 +266,3 @@ def test_recorder_sees_data_reads_only_in_eager_mode():
         _ = [x.shape[0], len(x), float(x[0]), bool(x[1] > 0), x.tolist()]
     assert [r.kind for r in recorder.reads] == ["float()", "bool()", ".tolist()"]
     assert all(r.where.startswith(__file__) for r in recorder.reads)
-
-
-def test_graph_text_names_submodules_but_no_paths(tmp_path):
-    text = archive.read(export("shared_layer", tmp_path).path).graph
-    assert "scope: __module.first" in text
-    assert "planted.py" not in text
-    assert "mangle" not in text

@@ -12,6 +12,7 @@ from exporter import archive
 from exporter.archive import Case
 from exporter.contract import Batch, MethodSpec
 from exporter.errors import RunError
+from exporter.packing import packed
 from exporter.variables import TensorSpec
 from runtime_checks.runners import isolated_python
 from runtime_checks.runners.base import Call
@@ -43,7 +44,7 @@ def archived(folder: Path, module: torch.nn.Module) -> Path:
     )
     x = torch.linspace(0, 1, 4, dtype=torch.float64)
     scripted = torch.jit.script(module)
-    archive.write(folder / "m.pt", scripted, made, [Case("one", "forward", (x,), scripted(x))], "graph")
+    archive.write(folder / "m.pt", packed(scripted), made, [Case("one", "forward", (x,), scripted(x))], "graph")
     return folder / "m.pt"
 
 
@@ -121,7 +122,7 @@ def test_an_operator_of_the_source_library_does_not_load(tmp_path, path):
 
     module = torch.jit.trace(Twice(), (X,))
     made = archive.read(path).contract
-    archive.write(tmp_path / "twice.pt", module, made, [Case("one", "forward", (X,), (2 * X,))], "graph")
+    archive.write(tmp_path / "twice.pt", packed(module), made, [Case("one", "forward", (X,), (2 * X,))], "graph")
     # It loads here, where planted is imported
     load_module(tmp_path / "twice.pt")
     with pytest.raises(RunError, match=r"does not load(.|\n)*planted::twice|does not load"):
@@ -131,5 +132,5 @@ def test_an_operator_of_the_source_library_does_not_load(tmp_path, path):
 def test_a_bare_tensor_is_not_a_tuple(tmp_path, path):
     module = torch.jit.trace(torch.nn.Tanh(), (X,))
     made = archive.read(path).contract
-    archive.write(tmp_path / "bare.pt", module, made, [Case("one", "forward", (X,), (X.tanh(),))], "graph")
+    archive.write(tmp_path / "bare.pt", packed(module), made, [Case("one", "forward", (X,), (X.tanh(),))], "graph")
     assert "instead of a tuple" in run(tmp_path / "bare.pt", X).results[0].error

@@ -8,7 +8,6 @@ import pytest
 from conftest import RATES
 from sweeping import dies_on_rate_b, fake_export
 
-import torchferry
 from exporter import sweep
 from exporter.coverage import coverage_page
 from exporter.errors import UsageError

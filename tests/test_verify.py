@@ -12,6 +12,7 @@ from exporter import archive
 from exporter.archive import Case
 from exporter.contract import Batch, MethodSpec
 from exporter.errors import ArchiveError, MismatchError
+from exporter.packing import packed
 from exporter.variables import TensorSpec
 from runtime_checks.checks import batches
 from runtime_checks.report import FAILED, NOT_RUN, PASSED
@@ -207,7 +208,7 @@ def test_an_archive_that_depends_on_the_default_dtype(tmp_path):
             return (n / 3,)
 
     module = torch.jit.trace(Third(), (n,))
-    archive.write(tmp_path / "m.pt", module, made, [Case("one", "forward", (n,), (n / 3,))], "graph")
+    archive.write(tmp_path / "m.pt", packed(module), made, [Case("one", "forward", (n,), (n / 3,))], "graph")
     report = examine(tmp_path / "m.pt")
     assert verdicts(report)["default dtype"] == FAILED
     assert verdicts(report)["stored cases"] == PASSED
@@ -251,7 +252,7 @@ def test_fixed_shapes_have_no_batch_laws(tmp_path):
             return (2 * x,)
 
     module = torch.jit.trace(Twice(), (x,))
-    archive.write(tmp_path / "m.pt", module, made, [Case("one", "forward", (x,), (2 * x,))], "graph")
+    archive.write(tmp_path / "m.pt", packed(module), made, [Case("one", "forward", (x,), (2 * x,))], "graph")
     found = verdicts(examine(tmp_path / "m.pt", runners=[InThisProcess()]))
     assert {law for law in batches.LAWS if found[law] != NOT_RUN} == {batches.LAYOUTS}
     assert found["stored cases"] == PASSED

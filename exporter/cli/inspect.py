@@ -35,7 +35,7 @@ def command(
     if autograd:
         from exporter.graph.steps import captured_methods, opened
 
-        found = {name: s for name, s in captured_methods(opened(path).module).items() if any(x.of_backward for x in s)}
+        found = {name: s for name, s in captured_methods(opened(path).saved).items() if any(x.of_backward for x in s)}
         if json:
             print_json({name: [dataclasses.asdict(step) for step in method] for name, method in found.items()})
         else:

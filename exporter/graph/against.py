@@ -10,13 +10,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from exporter.capture.boxes import METHOD
 from exporter.contract import Contract
 from exporter.eager import same_bits
-from exporter.graph.steps import Opened, Step, steps
-from exporter.graph.text import graph_text
+from exporter.graph.canonical import method_text
+from exporter.graph.steps import Opened, Step, captured_steps
 from exporter.variables import TensorSpec
 
 VARIABLES, DTYPE, SIZE = "variables", "dtype", "static size"
@@ -32,7 +30,7 @@ class Reason:
 def reasons(old: Opened, new: Opened) -> tuple[Reason, ...]:
     """Why ``new`` is another specialisation than ``old``; empty where the earlier file serves as well."""
     found = [*_of_variables(old.archive.contract, new.archive.contract)]
-    before, now = steps(old.module), steps(new.module)
+    before, now = captured_steps(old), captured_steps(new)
     structure = _first_difference(_backward(before), _backward(now), _node)
     if structure:
         return (*found, Reason(STRUCTURE, f"of the backward pass, {structure}"))
@@ -93,15 +91,10 @@ def _said(step: Step | None, key: Callable[[Step], str]) -> str:
 
 def _of_constants(old: Opened, new: Opened) -> tuple[Reason, ...]:
     """Numbers in the graph, and tensors that cannot be set in both files: they are part of what a file computes."""
-    if _section(old.module) != _section(new.module):
+    if method_text(old.saved.graphs[METHOD]) != method_text(new.saved.graphs[METHOD]):
         return (Reason(CONSTANTS, "numbers in the graph are others"),)
     settable = [{p.name for p in one.archive.contract.parameters} for one in (old, new)]
     before, now = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (old.module, new.module))
     names = dict.fromkeys(n for n in (*before, *now) if n not in settable[0] & settable[1])
     other = [n for n in names if n not in before or n not in now or not same_bits(before[n], now[n])]
     return (Reason(CONSTANTS, f"tensors of the file are others: {', '.join(other[:5])}"),) if other else ()
-
-
-def _section(module: torch.jit.ScriptModule) -> str:
-    text = graph_text(module)
-    return next(part for part in text.split("# ") if part.startswith(f"{METHOD}\n"))

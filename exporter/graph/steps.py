@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from exporter import archive
 from exporter.archive import Archive
-from exporter.capture.boxes import BLOCKS, METHOD
-from exporter.capture.operators import location, nodes
+from exporter.capture.boxes import METHOD
 from exporter.capture.origins import BACKWARD, HOOK, Origin
 from exporter.capture.trace import quiet_deprecations
 from exporter.errors import ArchiveError, first_line
+from exporter.graph.read import Saved, read, settable_names
+from exporter.graph.values import Graph
 
-# What only makes constants and lists of them.
-_PLUMBING = ("prim::Constant", "prim::GetAttr", "prim::ListConstruct", "prim::TupleConstruct", "prim::NumToTensor")
+# What only makes lists and numbers of what is there.
+_PLUMBING = ("prim::ListConstruct", "prim::TupleConstruct", "prim::NumToTensor")
 
 
 @dataclass(frozen=True)
@@ -32,39 +33,45 @@ class Step:
 
 @dataclass(frozen=True)
 class Opened:
-    """An archive, and its module as torch loads it."""
+    """An archive, its module as torch loads it, and the module's graphs."""
 
     archive: Archive
     module: torch.jit.ScriptModule
+    saved: Saved
 
 
 def opened(path: Path) -> Opened:
     """Raises ``ArchiveError`` for a file that is damaged or does not load."""
     records = archive.read(path)
+    module = loaded(path)
+    return Opened(records, module, read(module, settable_names(records.contract)))
+
+
+def loaded(path: Path) -> torch.jit.ScriptModule:
+    """Any TorchScript file, on the CPU; raises ``ArchiveError`` where it does not load."""
     with quiet_deprecations():
         try:
-            return Opened(records, torch.jit.load(str(path), map_location="cpu"))
+            return torch.jit.load(str(path), map_location="cpu")
         except Exception as error:
-            raise ArchiveError("the archive does not load", where=str(path), got=first_line(error)) from error
+            raise ArchiveError(
+                "the file does not load",
+                where=str(path),
+                got=first_line(error),
+                expected="a TorchScript file, as torch.jit.save writes it",
+            ) from error
 
 
-def captured_methods(module: torch.jit.ScriptModule) -> dict[str, tuple[Step, ...]]:
+def captured_methods(saved: Saved) -> dict[str, tuple[Step, ...]]:
     """The methods that were captured, by name: those behind ``forward``, ``jvp`` and their kin."""
-    names = sorted(n for n in module._c._method_names() if n.endswith("_batch") and n != "broadcast_batch")
-    return {name: steps(module, name) for name in names}
+    names = [n for n in saved.graphs if n.endswith("_batch") and n != "broadcast_batch"]
+    return {name: steps(saved.graphs[name]) for name in names}
 
 
-def steps(module: torch.jit.ScriptModule, method: str = METHOD) -> tuple[Step, ...]:
-    """What the method computes, in order. Calls of submodules are inlined; one method's call of another is not."""
-    graph = module._c._get_method(method).graph.copy()
-    if method in (METHOD, BLOCKS):
-        torch._C._jit_pass_inline(graph)
-    return tuple(Step(node.kind(), _origin(node)) for node in nodes(graph) if node.kind() not in _PLUMBING)
+def steps(graph: Graph) -> tuple[Step, ...]:
+    """What the method computes, in order."""
+    return tuple(Step(node.kind, node.origin) for node in graph if node.kind not in _PLUMBING)
 
 
-def _origin(node: Any) -> Origin:
-    """From the comment that stands behind the operation in its source; a traced one has its line."""
-    lines = node.sourceRange().splitlines()
-    at = next((i for i, line in enumerate(lines) if line.endswith("<--- HERE")), 0)
-    found = Origin.parse(lines[at - 1].rpartition("  # ")[2]) if at else None
-    return found or Origin("", where=location(node))
+def captured_steps(one: Opened) -> Sequence[Step]:
+    """Those of the model itself."""
+    return steps(one.saved.graphs[METHOD])

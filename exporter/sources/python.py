@@ -104,6 +104,14 @@ def from_module(
     )
 
 
+def _is_free(name: str, path: Path) -> bool:
+    """Whether the module of this name is the file's, or there is none."""
+    loaded = sys.modules.get(name)
+    spec = importlib.util.find_spec(name) if loaded is None else None
+    file = getattr(loaded, "__file__", None) if loaded is not None else spec.origin if spec else None
+    return Path(file).resolve() == path.resolve() if file else loaded is None and spec is None
+
+
 def _import(place: str, text: str) -> ModuleType:
     if place.endswith(".py") or "/" in place:
         path = Path(place)
@@ -116,13 +124,13 @@ def _import(place: str, text: str) -> ModuleType:
             )
         name = path.stem if path.stem.isidentifier() else "torchferry_source"
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        if not _is_free(name, path):
+            # json.py or exporter.py must not take the place of what others import under that name. Named by its
+            # content: archives have the names of compiled classes, and are the same from any folder.
+            name = f"torchferry_source_{sha256[:8]}"
+            if not _is_free(name, path):
+                name += f"_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
         loaded = sys.modules.get(name)
-        is_this = Path(getattr(loaded, "__file__", None) or "").resolve() == path.resolve()
-        if not is_this and (loaded is not None or importlib.util.find_spec(name) is not None):
-            # json.py or exporter.py must not take the place of what others import under that name.
-            place_digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-            name = f"torchferry_source_{place_digest}"
-            loaded = sys.modules.get(name)
         if loaded is not None and getattr(loaded, _EXECUTED, sha256) == sha256:
             # As any import: a file runs once in a process, unless it was edited.
             setattr(loaded, _EXECUTED, sha256)

@@ -1,0 +1,329 @@
+"""torch's graphs as plain values: submodules inlined, constants where they are used, every node with its origin.
+
+A method's calls of the module's other methods stay calls, so that each graph stands by itself and none is there twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from exporter.capture.origins import Origin
+from exporter.contract import Contract
+from exporter.graph.effects import with_effects
+from exporter.graph.values import Block, Graph, Held, Input, Literal, Node
+from exporter.packing import zipped
+
+# What a call of the module's own method is while torch inlines the others.
+_CALL = "torchferry::call"
+CALL = "prim::CallMethod"
+# Of the types that torch writes: class names that it met before have a number, and a class is its path.
+_MANGLED = re.compile(r"___torch_mangle_\d+\.")
+# ``layers.0(Linear)``, of the calls that a node was inlined from.
+_INSTANCE = re.compile(r"[^.()]+(?:\.[^.()]+)*\([^)]*\)")
+_FRAME = re.compile(r"(.+)\((\d+)\): ")
+_NO_MODEL = re.compile(r"(^|site-packages/)(torch|exporter|runtime_checks|neml2/types)/|^torchferry\.py$|^<")
+_WRITTEN_AT = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A module's methods as graphs, by name, and the tensors that they hold, by ``Held.key``."""
+
+    graphs: Mapping[str, Graph]
+    tensors: Mapping[str, torch.Tensor]
+
+
+def read(module: torch.jit.ScriptModule, settable: Collection[str] | None = None) -> Saved:
+    """All methods of the top module. ``settable`` are the parameters whose names matter; None: all of them."""
+    names = {n for n, _ in module.named_parameters()} if settable is None else settable
+    tensors = _Tensors(module, frozenset(names), _set_attributes(module))
+    raw = {name: method_graph(module, name) for name in sorted(module._c._method_names())}
+    plain = {name: _Reader(tensors).graph(name, graph) for name, graph in raw.items()}
+    found: dict[str, Graph] = {}
+
+    def effects(name: str) -> bool:
+        if name in plain and name not in found:
+            # Until it is known: TorchScript has no recursion, so nothing asks again.
+            found[name] = plain[name]
+            found[name] = with_effects(plain[name], effects)
+        return name not in found or any(node.effect for node in found[name])
+
+    for name in plain:
+        effects(name)
+    return Saved(found, tensors.values)
+
+
+def reloaded(records: Mapping[str, bytes], contract: Contract) -> Saved:
+    """What ``torch.jit.load`` makes of these records: not all that is in memory is in a file."""
+    module = torch.jit.load(io.BytesIO(zipped(records)), map_location="cpu")
+    return read(module, settable_names(contract))
+
+
+def settable_names(contract: Contract) -> set[str]:
+    """Tensors of the file that a host can set: parameters, and settings of solvers."""
+    return {p.name for p in contract.parameters} | {f"{s.path}.{n}" for s in contract.solvers for n in s.settings}
+
+
+def read_graph(graph: Any, module: torch.jit.ScriptModule, method: str) -> tuple[Graph, Mapping[str, torch.Tensor]]:
+    """A graph of torch's that has been inlined already, as its executor has it."""
+    tensors = _Tensors(module, frozenset(n for n, _ in module.named_parameters()), _set_attributes(module))
+    return with_effects(_Reader(tensors).graph(method, graph), lambda name: True), tensors.values
+
+
+def method_graph(module: torch.jit.ScriptModule, method: str) -> Any:
+    """torch's graph of a method, submodules' methods and functions inlined."""
+    graph = module._c._get_method(method).graph.copy()
+    own = next(graph.inputs()).debugName()
+    for node in list(graph.findAllNodes(CALL)):
+        if next(node.inputs()).debugName() == own:
+            _stand_in(graph, node)
+    torch._C._jit_pass_inline(graph)
+    return graph
+
+
+def _stand_in(graph: Any, node: Any) -> None:
+    outputs = list(node.outputs())
+    call = graph.create(_CALL, list(node.inputs()), len(outputs))
+    call.s_("name", node.s("name"))
+    call.copyMetadata(node)
+    call.insertBefore(node)
+    for old, new in zip(outputs, call.outputs(), strict=True):
+        new.setType(old.type())
+        old.replaceAllUsesWith(new)
+    node.destroy()
+
+
+def _set_attributes(module: torch.jit.ScriptModule) -> frozenset[str]:
+    """Paths of the attributes that some method sets: they have a value only in time."""
+    found = set()
+    for path, child in module.named_modules():
+        for method in child._c._method_names():
+            graph = child._c._get_method(method).graph
+            for node in graph.findAllNodes("prim::SetAttr"):
+                at = _path_of(next(node.inputs()), path)
+                found.add(f"{at}.{node.s('name')}".lstrip("."))
+    return frozenset(found)
+
+
+def _path_of(value: Any, path: str) -> str:
+    parts: list[str] = []
+    while value.node().kind() == "prim::GetAttr":
+        parts.insert(0, value.node().s("name"))
+        value = next(value.node().inputs())
+    return ".".join(filter(None, (path, *parts)))
+
+
+@dataclass
+class _Tensors:
+    """The tensors of a module as the graphs name them. ``named``: those that are known by their path; ``changing``: the
+    attributes that its methods set."""
+
+    module: torch.jit.ScriptModule
+    named: frozenset[str]
+    changing: frozenset[str]
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def held(self, value: torch.Tensor, path: str = "") -> Held:
+        dtype = str(value.dtype).removeprefix("torch.")
+        digest = digest_of(value)
+        name = path if path in self.named else ""
+        key = name or digest
+        self.values.setdefault(key, value)
+        return Held(dtype, tuple(value.shape), digest, name, key)
+
+    def attribute(self, path: str) -> Any:
+        parent, _, name = path.rpartition(".")
+        return getattr(functools.reduce(getattr, parent.split(".") if parent else (), self.module), name)
+
+
+def digest_of(value: torch.Tensor) -> str:
+    """sha256 of dtype, shape and bytes."""
+    if value.is_quantized or value.layout != torch.strided:
+        whole = repr(value).encode()
+    else:
+        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        whole = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    found = hashlib.sha256(f"{value.dtype} {list(value.shape)} ".encode())
+    found.update(whole)
+    return found.hexdigest()
+
+
+class _Module:
+    """A submodule in a graph."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+class _Reader:
+    """One graph. Values are numbered in torch's own order."""
+
+    def __init__(self, tensors: _Tensors) -> None:
+        self._tensors = tensors
+        self._known: dict[int, Input | _Module] = {}
+        self._types: dict[int, str] = {}
+        self._count = 0
+
+    def graph(self, method: str, graph: Any) -> Graph:
+        own, *inputs = graph.inputs()
+        if own.type().kind() == "ClassType":
+            self._known[own.unique()] = _Module("")
+        else:
+            # An optimised graph of a plain function.
+            inputs = [own, *inputs]
+        body = self._block(inputs, graph.nodes(), graph.outputs())
+        return Graph(method, body, tuple(self._types.get(i, "Tensor") for i in body.inputs))
+
+    def _new(self, value: Any) -> int:
+        number, self._count = self._count, self._count + 1
+        self._known[value.unique()] = number
+        self._types[number] = _type(value)
+        return number
+
+    def _block(self, inputs: Any, nodes: Any, outputs: Any) -> Block:
+        taken = tuple(self._new(v) for v in inputs)
+        found = [made for node in nodes for made in self._node(node)]
+        return Block(taken, tuple(found), tuple(self._input(v) for v in outputs))
+
+    def _input(self, value: Any) -> Input:
+        found = self._known[value.unique()]
+        # A module that is passed on as it is: to a method of an interface, or to isinstance.
+        return Literal(f"self.{found.path}".rstrip(".")) if isinstance(found, _Module) else found
+
+    def _node(self, node: Any) -> Iterator[Node]:
+        kind = node.kind()
+        if kind == "prim::Constant":
+            self._known[node.output().unique()] = self._constant(node)
+            return
+        if kind == "prim::profile":
+            self._profiled(node)
+            return
+        if kind == "prim::GetAttr":
+            found = self._attribute(node)
+            if found is not None:
+                self._known[node.output().unique()] = found
+                return
+        inputs = tuple(self._input(v) for v in node.inputs())
+        if kind == "prim::ListConstruct" and all(isinstance(i, Literal) for i in inputs) and not _is_changed(node):
+            # Of the type too: TorchScript knows what an empty list is a list of.
+            text = ", ".join(i.text for i in inputs if isinstance(i, Literal))
+            self._known[node.output().unique()] = Literal(f"[{text}]" if inputs else f"[]:{_type(node.output())}")
+            return
+        yield self._made(node, kind, inputs)
+
+    def _made(self, node: Any, kind: str, inputs: tuple[Input, ...]) -> Node:
+        blocks = tuple(self._block(b.inputs(), b.nodes(), b.outputs()) for b in node.blocks())
+        outputs = tuple(self._new(v) for v in node.outputs())
+        schema = node.schema()
+        schema = "" if schema == "(no schema)" else schema
+        # Its first input is the module.
+        inputs, kind = (inputs[1:], CALL) if kind == _CALL else (inputs, kind)
+        operator = schema.partition("(")[0] or kind
+        return Node(
+            operator + _attributes(node),
+            inputs,
+            outputs,
+            tuple(self._types[i] for i in outputs),
+            blocks,
+            schema,
+            effect=bool(node.isNondeterministic()),
+            origin=origin_of(node),
+        )
+
+    def _constant(self, node: Any) -> Input:
+        if node.output().type().kind() == "TensorType" and not node.mustBeNone():
+            return self._tensors.held(node.t("value"))
+        return Literal("None" if node.mustBeNone() else literal(node.output().toIValue()))
+
+    def _profiled(self, node: Any) -> None:
+        """A profiled value is the value, with another type."""
+        for value, made in zip(node.inputs(), node.outputs(), strict=False):
+            found = self._known[made.unique()] = self._known[value.unique()]
+            if isinstance(found, int) and node.hasAttribute("profiled_type"):
+                self._types[found] = str(node.ty("profiled_type"))
+
+    def _attribute(self, node: Any) -> Input | _Module | None:
+        """None for an attribute that a method sets: when it is read matters."""
+        of = self._known[next(node.inputs()).unique()]
+        if not isinstance(of, _Module):
+            return None
+        path = f"{of.path}.{node.s('name')}".lstrip(".")
+        if node.output().type().kind() == "ClassType":
+            return _Module(path)
+        if path in self._tensors.changing:
+            return None
+        value = self._tensors.attribute(path)
+        return self._tensors.held(value, path) if isinstance(value, torch.Tensor) else Literal(literal(value))
+
+
+def _is_changed(node: Any) -> bool:
+    """Whether something may write to the list that the node makes: anything but a reader that is known."""
+    return any(u.user.kind() in _WRITERS or not u.user.kind().startswith("aten::") for u in node.output().uses())
+
+
+_CHANGES = ("append", "_set_item", "extend", "insert", "pop", "clear", "reverse", "sort", "Delete")
+_WRITERS = {f"aten::{name}" for name in _CHANGES}
+
+
+def literal(value: Any) -> str:
+    """As Python writes it: a float in the fewest digits that read back to the bit."""
+    if isinstance(value, (list, tuple)):
+        ends = "[]" if isinstance(value, list) else "()"
+        return ends[0] + ", ".join(map(literal, value)) + ends[1]
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, torch.Tensor):
+        return f"tensor:{digest_of(value)}"
+    return repr(value) if isinstance(value, (bool, int, float, complex, str, type(None))) else f"{type(value).__name__}"
+
+
+def _type(value: Any) -> str:
+    return _MANGLED.sub("", str(value.type()))
+
+
+def _attributes(node: Any) -> str:
+    """In brackets, sorted by name: those of the nodes that are not constants."""
+    found = []
+    for name in sorted(node.attributeNames()):
+        how = node.kindOf(name)
+        if how in ("g", "gs"):
+            continue
+        value = node.ty(name) if how == "ty" else getattr(node, how)(name)
+        text = _MANGLED.sub("", str(value)) if how in ("ty", "tys") else literal(value)
+        found.append(f"{name}={text}")
+    return f"[{', '.join(found)}]" if found else ""
+
+
+def origin_of(node: Any) -> Origin:
+    """Submodule, and line of source; for an operation of a captured backward pass what stands behind it there."""
+    source = node.sourceRange()
+    lines = source.splitlines()
+    at = next((i for i, line in enumerate(lines) if line.endswith("<--- HERE")), 0)
+    said = Origin.parse(lines[at - 1].rpartition("  # ")[2]) if at else None
+    return said or Origin("", module=_module(node), where=_place(lines) or _written(source))
+
+
+def _module(node: Any) -> str:
+    parts = [
+        part.partition("(")[0] for part in re.findall(r"[^.()]+(?:\.[^.()]+)*\([^)]*\)", node.getModuleHierarchy())
+    ]
+    return ".".join(p for p in parts if p not in ("SELF", "UNKNOWN_INSTANCE"))
+
+
+def _place(stack: Sequence[str]) -> str:
+    """The innermost line of the stack that is the model's: not torch's, not ours, not of a library's tensor types."""
+    frames = [m for line in stack if (m := _FRAME.match(line)) and not _NO_MODEL.search(m[1])]
+    return f"{frames[0][1]}:{frames[0][2]}" if frames else ""
+
+
+def _written(source: str) -> str:
+    match = _WRITTEN_AT.search(source)
+    return f"{match[1]}:{match[2]}" if match and not match[1].startswith(("<", "code/")) else ""

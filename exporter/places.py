@@ -1,0 +1,26 @@
+"""Places in source files, without the folders of this machine."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+_PLACE = re.compile(r"(/[^\s:()]+\.py)\b")
+
+
+@functools.lru_cache(maxsize=4096)
+def importable(path: str) -> str:
+    """The file as its package names it: ``neml2/types/scalar.py``; a file outside of packages by its name alone."""
+    file = Path(path)
+    if not file.is_absolute():
+        return path
+    first = len(file.parts) - 1
+    while first > 1 and Path(*file.parts[:first], "__init__.py").is_file():
+        first -= 1
+    return "/".join(file.parts[first:])
+
+
+def without_folders(text: str) -> str:
+    """A text in which absolute paths of Python files are as ``importable`` has them."""
+    return _PLACE.sub(lambda match: importable(match[1]), text)

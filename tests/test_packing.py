@@ -1,0 +1,129 @@
+"""Archives byte for byte: whatever the process did before, wherever the sources stand."""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, export_unverified
+from torch import nn
+
+import torchferry
+from exporter.packing import packed, zipped
+from exporter.places import importable, without_folders
+
+X = torch.linspace(-1, 1, 5, dtype=torch.float64)
+
+
+class Law(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() > 3:
+            return x
+        return torch.nn.functional.softplus(x)
+
+
+class Holder(nn.Module):
+    """Submodules of one class, a function of torch's, a compiled branch: what classes and functions a file has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.law = Law()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.law(self.second(self.first(x)))
+
+
+def holder() -> Holder:
+    torch.manual_seed(0)
+    return Holder().double().eval()
+
+
+def test_scripted_modules_are_packed_alike_whatever_came_before():
+    first = packed(torch.jit.script(holder()))
+    torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+    # Compiled anew: every class is one that TorchScript has met.
+    torch.jit._state._clear_class_state()
+    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+    again = torch.jit.script(holder())
+    assert "mangle" in again._c._type().qualified_name()  # pyright: ignore[reportAttributeAccessIssue]
+    assert packed(again) == first
+
+
+def test_what_is_packed_computes_the_same_and_knows_its_lines():
+    module = torch.jit.script(holder())
+    loaded = torch.jit.load(io.BytesIO(zipped(packed(module))))
+    assert torch.equal(loaded(X), module(X))
+    assert torch.equal(loaded(-X), module(-X))
+    line = next(i for i, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "if x.dim() > 3:" in text)
+    (branch,) = loaded.law.graph.findAllNodes("prim::If")
+    assert f'File "{importable(__file__)}", line {line}' in branch.sourceRange()
+    with pytest.raises(RuntimeError, match=r"test_packing\.py"):
+        loaded(torch.ones(3, dtype=torch.float64))
+
+
+def test_tensors_stand_on_boundaries():
+    data = zipped(packed(torch.jit.script(holder())))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        tensors = [i for i in archive.infolist() if "/data/" in i.filename]
+        assert len(tensors) == 4
+        for info in tensors:
+            name, extra = (int.from_bytes(data[info.header_offset + at :][:2], "little") for at in (26, 28))
+            assert (info.header_offset + 30 + name + extra) % 64 == 0
+        assert {i.date_time for i in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+
+
+def marked() -> Holder:
+    model = holder()
+    torchferry.mark(model.law, jit="script")
+    return model
+
+
+def test_exports_of_one_process_are_equal_to_the_byte(tmp_path, without_the_gate):
+    x = torch.stack([X, 2 * X])
+    for i in range(2):
+        export_unverified(f"{__file__}:marked", tmp_path / f"{i}.pt", x=x)
+    assert (tmp_path / "0.pt").read_bytes() == (tmp_path / "1.pt").read_bytes()
+
+
+def test_processes_clocks_and_folders_leave_no_trace(tmp_path):
+    """In another process, another folder, another time zone and with another hash seed."""
+    files = []
+    for i, zone in enumerate(("UTC", "Asia/Tokyo")):
+        folder = tmp_path / f"folder {i}"
+        shutil.copytree(ROOT / "examples" / "rates", folder)
+        shutil.copy(ROOT / "examples" / "train_step.py", folder)
+        subprocess.run(
+            [sys.executable, "-m", "exporter", "export", "train_step.py:loss_and_grad", "-o", "m.pt"],
+            cwd=folder,
+            env=os.environ | {"TZ": zone, "PYTHONHASHSEED": str(i), "PYTHONPATH": str(ROOT)},
+            check=True,
+            capture_output=True,
+        )
+        files.append((folder / "m.pt").read_bytes())
+    assert files[0] == files[1]
+    for name in zipfile.ZipFile(tmp_path / "folder 0" / "m.pt").namelist():
+        assert str(tmp_path).encode() not in zipfile.ZipFile(tmp_path / "folder 0" / "m.pt").read(name)
+
+
+def test_no_folder_of_this_machine_is_in_an_archive(tmp_path):
+    """Nor of the environment: stacks and findings name files as they are imported."""
+    (exported,) = torchferry.export(
+        holder(), inputs={"x": torch.stack([X, 2 * X])}, output=tmp_path / "m.pt", allow=["data read:known"]
+    )
+    with zipfile.ZipFile(exported.path) as archive:
+        for name in archive.namelist():
+            assert str(ROOT).encode() not in archive.read(name), name
+            assert str(Path(torch.__file__).parent).encode() not in archive.read(name), name
+
+
+def test_places():
+    assert importable(torch.nn.modules.linear.__file__) == "torch/nn/modules/linear.py"
+    assert importable("/nowhere/at/all.py") == "all.py"
+    assert importable("model.py") == "model.py"
+    assert without_folders("in /nowhere/at/all.py:12, and b.py:3") == "in all.py:12, and b.py:3"
