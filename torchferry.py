@@ -18,6 +18,8 @@ from exporter import pipeline as _pipeline
 from exporter.compose import ComposedModel, Part
 from exporter.contract import Contract, Finding
 from exporter.derivatives.request import Asked
+from exporter.difference import Difference
+from exporter.difference import difference as _difference
 from exporter.errors import (
     ArchiveError,
     CaptureError,
@@ -36,6 +38,7 @@ from exporter.sources.source import Listing
 from exporter.variables import Sampling, Signature, TensorSpec
 from runtime_checks.envelope import OutsideEnvelopeWarning, known_mode
 from runtime_checks.load import Model, load
+from runtime_checks.numbers import numbers as _numbers
 from runtime_checks.report import Report
 from runtime_checks.runners import choose as _choose
 from runtime_checks.runners import forkserver as _forkserver
@@ -48,6 +51,7 @@ __all__ = [
     "Checked",
     "ComposedModel",
     "Contract",
+    "Difference",
     "Exported",
     "Finding",
     "ImplicitUpdate",
@@ -69,6 +73,7 @@ __all__ = [
     "__version__",
     "check",
     "declare",
+    "diff",
     "export",
     "load",
     "mark",
@@ -183,3 +188,16 @@ def verify(
     runners = _choose.runners(runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress)
     notes = _choose.not_checked([runner.device for runner in runners])
     return _verify(Path(path), runners=runners, notes=notes, envelope=known_mode(envelope))
+
+
+def diff(one: str | Path, other: str | Path, *, run: bool = False) -> Difference:
+    """Compare two archives, or any TorchScript files, as ``torchferry diff`` does; ``verdict`` says it in a line.
+
+    ``run`` runs both on the stored cases of either, in fresh processes, and compares the outputs. Raises
+    ``ArchiveError`` for a file that is damaged or no TorchScript, ``UsageError`` where nothing is known to run.
+    """
+
+    def both(a: Any, b: Any, cases: Any) -> Any:
+        return _numbers((a.file.path, a.contract), (b.file.path, b.contract), cases)
+
+    return _difference(Path(one), Path(other), both if run else None)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exporter.contract import Contract, MethodSpec, contract_from_json
-from exporter.errors import ArchiveError, OutputError
+from exporter.errors import ArchiveError, ForeignError, OutputError
 from exporter.variables import fits_shape
 
 if TYPE_CHECKING:
@@ -282,11 +282,12 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
         )
     missing = [name for name in OURS if f"extra/{name}" not in sizes]
     if len(missing) == len(OURS):
-        raise ArchiveError(
+        torchscript = "constants.pkl" in sizes or "data.pkl" in sizes
+        raise (ForeignError if torchscript else ArchiveError)(
             "this file is not a torchferry archive",
             where=where,
             got="a TorchScript or other zip file without torchferry's records"
-            if "constants.pkl" in sizes or "data.pkl" in sizes
+            if torchscript
             else "a zip file of something else",
             expected=f"the record extra/{CONTRACT} and its companions",
             mend="make it with `torchferry export`",

@@ -10,6 +10,7 @@
         UnsupportedError         3  the model needs something that is not built yet
       UnsoundError             3  the soundness gate found that a capture would lose meaning
       ArchiveError               4  the file is damaged or its contract is broken
+        ForeignError             4  a TorchScript file that torchferry did not write
         SchemaError              4  the file is of a schema that this version does not read
         RunError                 4  the archive does not load or ends its process
       MismatchError              5  numbers differ
@@ -99,6 +100,10 @@ class UnsoundError(CaptureError):
 
 class ArchiveError(TorchferryError):
     exit_code = 4
+
+
+class ForeignError(ArchiveError):
+    """A TorchScript file without torchferry's records."""
 
 
 class SchemaError(ArchiveError):

@@ -40,10 +40,11 @@ _TOP = re.compile(r"^(?:class|def) (\w+)", re.MULTILINE)
 _FRAME = re.compile(r"(.+)\((\d+)\): (.*)")
 # Tensors stand on boundaries of this many bytes, as torch writes them.
 _ALIGNED = 64
+_HEADER = 30  # bytes of a zip's local header, before the name
 
 
-def packed(module: torch.jit.ScriptModule) -> dict[str, bytes]:
-    """The records of the module's file, by name without the top folder."""
+def packed(module: Any) -> dict[str, bytes]:
+    """The records of a ``ScriptModule``'s file, by name without the top folder."""
     buffer = io.BytesIO()
     torch.jit.save(module, buffer)
     with zipfile.ZipFile(buffer) as saved:
@@ -85,7 +86,7 @@ def record(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
         info.compress_type = zipfile.ZIP_DEFLATED
     elif tensor:
         assert archive.fp is not None
-        start = archive.fp.tell() + zipfile.sizeFileHeader + len(name.encode()) + 4
+        start = archive.fp.tell() + _HEADER + len(name.encode()) + 4
         info.extra = b"FB" + struct.pack("<H", -start % _ALIGNED) + b"Z" * (-start % _ALIGNED)
     archive.writestr(info, data)
 
@@ -121,7 +122,7 @@ def _definitions(records: Mapping[str, bytes]) -> Iterator[_Definition]:
 
 def _new_names(definitions: Mapping[str, _Definition], pickled: bytes) -> dict[str, str]:
     """Old names to new, in the order in which they are met from the classes of the top module's pickle on."""
-    met = [f"{a[0]}.{a[1]}" for op, a in _globals(pickled) if op == "GLOBAL"]
+    met = [str(argument).replace(" ", ".") for op, argument, _ in pickletools.genops(pickled) if op.name == "GLOBAL"]
     todo = [n for n in met if n in definitions]
     new: dict[str, str] = {}
     while todo:
@@ -165,22 +166,17 @@ def _renamed(text: str, names: Mapping[str, str]) -> tuple[str, list[tuple[int, 
     return "".join([*pieces, text[last:]]), moved
 
 
-def _globals(data: bytes) -> Iterator[tuple[str, Any]]:
-    for op, argument, _ in pickletools.genops(data):
-        yield op.name, argument.split(" ") if op.name == "GLOBAL" else argument
-
-
 def _renamed_pickle(data: bytes, names: Mapping[str, str]) -> bytes:
     """Class names are in the pickle as globals, and in the texts of types."""
     ops = list(pickletools.genops(data))
     pieces = []
     for i, (op, argument, at) in enumerate(ops):
         raw = data[at : ops[i + 1][2] if i + 1 < len(ops) else len(data)]
-        if op.name == "GLOBAL" and (new := names.get(argument.replace(" ", "."))):
+        if op.name == "GLOBAL" and (new := names.get(str(argument).replace(" ", "."))):
             space, _, own = new.rpartition(".")
             raw = f"c{space}\n{own}\n".encode()
         elif op.name == "BINUNICODE":
-            text = _renamed(argument, names)[0].encode()
+            text = _renamed(str(argument), names)[0].encode()
             raw = b"X" + struct.pack("<I", len(text)) + text
         pieces.append(raw)
     return b"".join(pieces)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import ROOT, export_unverified
 from torch import nn
+from torch.jit import _recursive, _state
 
 import torchferry
 from exporter.packing import packed, zipped
@@ -48,8 +49,8 @@ def test_scripted_modules_are_packed_alike_whatever_came_before():
     first = packed(torch.jit.script(holder()))
     torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
     # Compiled anew: every class is one that TorchScript has met.
-    torch.jit._state._clear_class_state()
-    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+    _state._clear_class_state()
+    _recursive.concrete_type_store = _recursive.ConcreteTypeStore()
     again = torch.jit.script(holder())
     assert "mangle" in again._c._type().qualified_name()  # pyright: ignore[reportAttributeAccessIssue]
     assert packed(again) == first

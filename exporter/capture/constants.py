@@ -19,7 +19,7 @@ from exporter.variables import FLOATING
 _COPIES = ("aten::to", "aten::detach", "aten::lift_fresh", "aten::clone")
 BUFFER = "torchferry_constant_"
 _IN_PLACE = re.compile(r"aten::[a-z]\w*[a-z0-9]_|aten::_?index_put_|aten::set_")
-_SCALAR_TYPES = {
+SCALAR_TYPES = {
     "Byte": torch.uint8,
     "Char": torch.int8,
     "Short": torch.int16,
@@ -103,7 +103,7 @@ def pin_numbers(module: torch.jit.ScriptModule) -> None:
             if not node.kind().startswith("aten::") or node.outputsSize() != 1:
                 continue
             made = node.output().type()
-            wanted = _SCALAR_TYPES.get(made.scalarType()) if made.kind() == "TensorType" else None
+            wanted = SCALAR_TYPES.get(made.scalarType()) if made.kind() == "TensorType" else None
             if wanted is None or not (wanted.is_floating_point or wanted.is_complex):
                 continue
             if node.kind().removeprefix("aten::") in _FLOATING_OF_WHOLE and wanted.is_floating_point:
@@ -130,7 +130,7 @@ def pin_numbers(module: torch.jit.ScriptModule) -> None:
 def _cast_whole_inputs(graph: Any, node: Any, wanted: torch.dtype) -> None:
     """A result of whole numbers alone would have the default dtype of whoever loads the file."""
     tensors = [(i, v) for i, v in enumerate(node.inputs()) if v.type().kind() == "TensorType"]
-    dtypes = [_SCALAR_TYPES.get(v.type().scalarType()) for _, v in tensors if not _is_number(v.node())]
+    dtypes = [SCALAR_TYPES.get(v.type().scalarType()) for _, v in tensors if not _is_number(v.node())]
     if not dtypes or any(d is None or d.is_floating_point or d.is_complex for d in dtypes):
         return
     for i, value in tensors:
@@ -154,7 +154,7 @@ def _decides(value: Any) -> bool:
     kind = value.type()
     if kind.kind() != "TensorType":
         return False
-    dtype = _SCALAR_TYPES.get(kind.scalarType())
+    dtype = SCALAR_TYPES.get(kind.scalarType())
     return dtype is None or kind.dim() is None or ((dtype.is_floating_point or dtype.is_complex) and kind.dim() > 0)
 
 
@@ -260,10 +260,10 @@ def pin_dtypes(module: torch.jit.ScriptModule) -> None:
             if "dtype" not in names:
                 continue
             at = names.index("dtype")
-            if _constant(inputs[at]) is not None or kind.scalarType() not in _SCALAR_TYPES:
+            if _constant(inputs[at]) is not None or kind.scalarType() not in SCALAR_TYPES:
                 continue
             graph.setInsertPoint(node)
-            pinned = graph.insertConstant(_CODES[_SCALAR_TYPES[kind.scalarType()]])
+            pinned = graph.insertConstant(_CODES[SCALAR_TYPES[kind.scalarType()]])
             node.replaceInput(at, pinned)
 
 

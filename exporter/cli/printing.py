@@ -18,6 +18,9 @@ from exporter.errors import MismatchError, TorchferryError, UnsoundError
 from exporter.variables import TensorSpec, open_sizes
 
 if TYPE_CHECKING:
+    from exporter.difference import Difference
+    from exporter.graph.listing import Row
+    from exporter.graph.passes import Passed
     from exporter.graph.steps import Step
     from exporter.sources.source import Listing
 
@@ -95,6 +98,7 @@ def print_archive(opened: Archive) -> None:
     out.print(Text(f"Tolerance: {bounds}"))
     out.print(Text(f"Devices: {', '.join(contract.devices)}"))
     out.print(Text(f"Operators: {', '.join(contract.operators)}"))
+    out.print(Text(f"Graph: sha256 {contract.graph or 'not in the contract'}"))
     print_findings(contract.name, contract.findings)
     table = Table(title="Records", title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("record")
@@ -117,10 +121,78 @@ def print_autograd(methods: Mapping[str, Sequence[Step]]) -> None:
             (str(at), s.operator, s.origin.part, s.origin.of, s.origin.module, s.origin.where)
             for at, s in enumerate(found)
         ]
-        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            line = "  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True))
-            out.print(f"  {line}".rstrip(), soft_wrap=True)
+        _print_columns(rows)
+
+
+def _print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Texts below each other, as wide as they are."""
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True))
+        out.print(f"  {line}".rstrip(), soft_wrap=True)
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """The lines of a graph, those of inner blocks further in; first what it takes."""
+    out.print(f"  {rows[0].text}", soft_wrap=True)
+    rows = rows[1:]
+    texts = ["  " * row.depth + row.text for row in rows]
+    # A line that is very long must not push the columns of all others away.
+    texts = [text if len(text) <= _LONG else f"{text[: _LONG - 3]}..." for text in texts]
+    said = any(row.origin for row in rows)
+    _print_columns(
+        [(text, row.module, row.where, *((row.origin,) if said else ())) for text, row in zip(texts, rows, strict=True)]
+    )
+
+
+_LONG = 100
+
+
+def print_passes(found: Passed) -> None:
+    table = Table(title="Passes", title_justify="left", show_edge=False, pad_edge=False)
+    for column in ("pass", "before", "after"):
+        table.add_column(column, justify="left" if column == "pass" else "right", no_wrap=True)
+    table.add_column("what it removed (-) and put there (+)", overflow="fold")
+    for one in found.passes:
+        said = [f"-{n} {kind}" for kind, n in one.removed.items()] + [f"+{n} {kind}" for kind, n in one.added.items()]
+        what = f"not run: {one.not_run}" if one.not_run else ", ".join(said) or "nothing"
+        table.add_row(one.name, str(one.before), str(one.after), Text(what))
+    out.print(table)
+
+
+# More than this of one kind are counted, not shown.
+_SHOWN = 40
+
+
+def print_difference(found: Difference) -> None:
+    """Contract, graphs, constants, numbers, in this order, and the verdict."""
+    for note in found.notes:
+        out.print(f"note: {note}", soft_wrap=True)
+    for text in difference_lines(found):
+        out.print(text, soft_wrap=True)
+    out.print(found.verdict)
+
+
+def difference_lines(found: Difference) -> list[str]:
+    lines = [f"contract: {c.field}: {c.now!r}; it was {c.before!r}" for c in found.contract]
+    modules: dict[tuple[str, str], list[str]] = {}
+    for change in found.changes.nodes:
+        where = f"  ({change.where})" if change.where else ""
+        modules.setdefault((change.method, change.module), []).append(f"  {change.kind}: {change.what}{where}")
+    for (method, module), texts in modules.items():
+        lines.append(f"graph: {method}" + (f", {module}" if module else ""))
+        lines += texts[:_SHOWN] + ([f"  and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else [])
+    for tensor in found.changes.tensors:
+        where = f"  ({tensor.where})" if tensor.where else ""
+        differ = f"{tensor.differ} of its numbers differ, by at most {tensor.largest:g}"
+        lines.append(f"constant: {tensor.name} {tensor.kind}: {differ}{where}")
+    if found.numbers is not None:
+        lines.append(f"numbers: {len(found.numbers) - len(found.differing)} of {len(found.numbers)} outputs agree")
+    for answer in found.differing[:_SHOWN]:
+        c = answer.comparison
+        worst = f": {c.got} at {list(c.worst)}; the first file: {c.expected}" if c.got else ""
+        lines.append(f"  {answer.case}, {answer.method} {answer.output}: {c.reason}{worst}")
+    return lines
 
 
 def print_findings(name: str, findings: Sequence[Finding]) -> None:

@@ -5,6 +5,7 @@ A method's calls of the module's other methods stay calls, so that each graph st
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import io
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from exporter.capture.constants import SCALAR_TYPES
 from exporter.capture.origins import Origin
 from exporter.contract import Contract
 from exporter.graph.effects import with_effects
@@ -72,10 +74,10 @@ def settable_names(contract: Contract) -> set[str]:
     return {p.name for p in contract.parameters} | {f"{s.path}.{n}" for s in contract.solvers for n in s.settings}
 
 
-def read_graph(graph: Any, module: torch.jit.ScriptModule, method: str) -> tuple[Graph, Mapping[str, torch.Tensor]]:
+def read_graph(graph: Any, module: torch.jit.ScriptModule, method: str) -> Graph:
     """A graph of torch's that has been inlined already, as its executor has it."""
     tensors = _Tensors(module, frozenset(n for n, _ in module.named_parameters()), _set_attributes(module))
-    return with_effects(_Reader(tensors).graph(method, graph), lambda name: True), tensors.values
+    return with_effects(_Reader(tensors).graph(method, graph), lambda name: True)
 
 
 def method_graph(module: torch.jit.ScriptModule, method: str) -> Any:
@@ -171,6 +173,8 @@ class _Reader:
         self._known: dict[int, Input | _Module] = {}
         self._types: dict[int, str] = {}
         self._count = 0
+        # Whether it is a graph that notes types when it runs.
+        self._seen = False
 
     def graph(self, method: str, graph: Any) -> Graph:
         own, *inputs = graph.inputs()
@@ -180,12 +184,23 @@ class _Reader:
             # An optimised graph of a plain function.
             inputs = [own, *inputs]
         body = self._block(inputs, graph.nodes(), graph.outputs())
-        return Graph(method, body, tuple(self._types.get(i, "Tensor") for i in body.inputs))
+        types = tuple(self._types[i] for i in body.inputs)
+        return Graph(method, self._typed(body) if self._seen else body, types)
+
+    def _typed(self, block: Block) -> Block:
+        """With the types that were seen behind the nodes."""
+        nodes = tuple(
+            dataclasses.replace(
+                node, types=tuple(self._types[i] for i in node.outputs), blocks=tuple(map(self._typed, node.blocks))
+            )
+            for node in block.nodes
+        )
+        return dataclasses.replace(block, nodes=nodes)
 
     def _new(self, value: Any) -> int:
         number, self._count = self._count, self._count + 1
         self._known[value.unique()] = number
-        self._types[number] = _type(value)
+        self._types[number] = _type(value.type())
         return number
 
     def _block(self, inputs: Any, nodes: Any, outputs: Any) -> Block:
@@ -215,7 +230,8 @@ class _Reader:
         if kind == "prim::ListConstruct" and all(isinstance(i, Literal) for i in inputs) and not _is_changed(node):
             # Of the type too: TorchScript knows what an empty list is a list of.
             text = ", ".join(i.text for i in inputs if isinstance(i, Literal))
-            self._known[node.output().unique()] = Literal(f"[{text}]" if inputs else f"[]:{_type(node.output())}")
+            empty = "" if inputs else f":{_type(node.output().type())}"
+            self._known[node.output().unique()] = Literal(f"[{text}]{empty}")
             return
         yield self._made(node, kind, inputs)
 
@@ -248,7 +264,8 @@ class _Reader:
         for value, made in zip(node.inputs(), node.outputs(), strict=False):
             found = self._known[made.unique()] = self._known[value.unique()]
             if isinstance(found, int) and node.hasAttribute("profiled_type"):
-                self._types[found] = str(node.ty("profiled_type"))
+                self._seen = True
+                self._types[found] = _type(node.ty("profiled_type"))
 
     def _attribute(self, node: Any) -> Input | _Module | None:
         """None for an attribute that a method sets: when it is read matters."""
@@ -285,8 +302,11 @@ def literal(value: Any) -> str:
     return repr(value) if isinstance(value, (bool, int, float, complex, str, type(None))) else f"{type(value).__name__}"
 
 
-def _type(value: Any) -> str:
-    return _MANGLED.sub("", str(value.type()))
+def _type(kind: Any) -> str:
+    """A tensor of which the executor has seen dtype and shape is ``float64[5, 3]``."""
+    if kind.kind() == "TensorType" and kind.scalarType() and kind.sizes() is not None:
+        return f"{str(SCALAR_TYPES.get(kind.scalarType(), kind.scalarType())).removeprefix('torch.')}{kind.sizes()}"
+    return _MANGLED.sub("", str(kind))
 
 
 def _attributes(node: Any) -> str:

@@ -12,8 +12,7 @@ from exporter import archive
 from exporter.archive import Archive
 from exporter.capture.boxes import METHOD
 from exporter.capture.origins import BACKWARD, HOOK, Origin
-from exporter.capture.trace import quiet_deprecations
-from exporter.errors import ArchiveError, first_line
+from exporter.graph.loading import loaded
 from exporter.graph.read import Saved, read, settable_names
 from exporter.graph.values import Graph
 
@@ -45,20 +44,6 @@ def opened(path: Path) -> Opened:
     records = archive.read(path)
     module = loaded(path)
     return Opened(records, module, read(module, settable_names(records.contract)))
-
-
-def loaded(path: Path) -> torch.jit.ScriptModule:
-    """Any TorchScript file, on the CPU; raises ``ArchiveError`` where it does not load."""
-    with quiet_deprecations():
-        try:
-            return torch.jit.load(str(path), map_location="cpu")
-        except Exception as error:
-            raise ArchiveError(
-                "the file does not load",
-                where=str(path),
-                got=first_line(error),
-                expected="a TorchScript file, as torch.jit.save writes it",
-            ) from error
 
 
 def captured_methods(saved: Saved) -> dict[str, tuple[Step, ...]]:

@@ -136,6 +136,21 @@ def differentiated(run, inputs, seeds, parameters):
     return tuple(v.detach() for v in (*outputs, *zeros))
 
 
+def tensors_of(value):
+    """The tensors in what a method returned, in order; those of a dict by their names."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if isinstance(value, dict):
+        value = [value[name] for name in sorted(value)]
+    if isinstance(value, (list, tuple)):
+        return tuple(t for one in value for t in tensors_of(one))
+    if value is None or isinstance(value, str):
+        return ()
+    return (torch.tensor(value),)
+
+
 def perform(job):
     set_limits(job)
     import torch
@@ -181,6 +196,8 @@ def perform(job):
                         outputs = differentiated(run, given, [on(device, s) for s in seeds], leaves)
                     else:
                         outputs = run(*given)
+                if job["any_outputs"]:
+                    outputs = tensors_of(outputs)
                 if not isinstance(outputs, tuple):
                     raise TypeError(f"{type(outputs).__name__} returned instead of a tuple")
                 for i, t in enumerate(outputs):

@@ -34,13 +34,14 @@ class IsolatedPython:
     def __post_init__(self) -> None:
         check_limits(self.seconds, self.memory)
 
-    def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
+    def run(self, path: Path, contract: Contract | None, calls: Sequence[Call]) -> Run:
+        """Without a contract it is a file of somebody else's, whose methods may return other than tuples of tensors."""
         with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
             calls_file, results_file, evidence_file, said = (
                 Path(folder, name) for name in ("calls.pt", "results.pt", "evidence.json", "said.txt")
             )
             write_calls(calls, calls_file)
-            source = {contract.source.library, *contract.source.refused_imports}
+            source = {contract.source.library, *contract.source.refused_imports} if contract else set()
             job: dict[str, object] = {
                 "archive": str(path.resolve()),
                 "device": self.device,
@@ -53,6 +54,7 @@ class IsolatedPython:
                 "memory": int(self.memory),
                 "seconds": self.seconds,
                 "largest_optimised": LARGEST_OPTIMISED,
+                "any_outputs": contract is None,
             }
             with forkserver.shared() as server:
                 code, text = server.run(job, self.seconds)

@@ -1,0 +1,211 @@
+"""Two saved files held against each other: contract, graphs, tensors, and what they compute."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exporter.archive import Case
+from exporter.contract import Contract
+from exporter.errors import ArchiveError, UsageError
+from exporter.graph.canonical import canonical_text, graph_hash
+from exporter.graph.changes import Changes, changes
+from exporter.graph.loading import File, opened_file
+from exporter.graph.read import Saved, read, settable_names
+
+# What of a contract says how the file is called and what it promises. The rest is how it came to be.
+_PROMISES = ("inputs", "outputs", "methods", "parameters", "tolerance", "differentiable", "solvers", "info")
+# How inputs are drawn for tests, and by what a derivative is computed: no promise.
+_NO_PROMISE = ("sampling", "how", "name")
+
+
+@dataclass(frozen=True)
+class Side:
+    """A file, its graphs, and their hash."""
+
+    file: File
+    saved: Saved
+    graph: str
+
+    @property
+    def contract(self) -> Contract | None:
+        return self.file.contract
+
+
+@dataclass(frozen=True)
+class ContractChange:
+    """``before`` and ``now`` are None where the field is not there."""
+
+    field: str
+    before: Any
+    now: Any
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What ``other`` has other than ``one``. ``numbers``: what running both gave, None where they were not run."""
+
+    one: Path
+    other: Path
+    same_bytes: bool
+    contract: tuple[ContractChange, ...]
+    notes: tuple[str, ...]
+    graphs: tuple[str, str]
+    changes: Changes
+    numbers: tuple[Any, ...] | None = None
+
+    @property
+    def differing(self) -> tuple[Any, ...]:
+        return tuple(a for a in self.numbers or () if not a.comparison.passed)
+
+    @property
+    def same(self) -> bool:
+        return not self.verdict.startswith("differs")
+
+    @property
+    def verdict(self) -> str:
+        """Same file, same graph (with another history), same numbers (by another graph), or where it differs."""
+        if self.same_bytes and not self.differing:
+            return "same file"
+        if not self.contract and self.graphs[0] == self.graphs[1] and not self.differing:
+            return "same graph"
+        if not self.contract and self.numbers and not self.differing:
+            return "same numbers"
+        parts = (
+            ("contract", self.contract),
+            ("graph", self.changes.nodes),
+            ("constants", self.changes.tensors),
+            ("numbers", self.differing),
+        )
+        return f"differs in {', '.join(name for name, found in parts if found)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {
+            "one": str(self.one),
+            "other": str(self.other),
+            "verdict": self.verdict,
+            "same": self.same,
+            "changes": {
+                "nodes": [dataclasses.asdict(c) for c in self.changes.nodes],
+                # JSON has no NaN.
+                "tensors": [dataclasses.asdict(t) | {"largest": str(t.largest)} for t in self.changes.tensors],
+            },
+        }
+
+
+# Runs both files on cases of either: by whose they are.
+Run = Callable[[Side, Side, Mapping[str, Sequence[Case]]], tuple[Any, ...]]
+
+
+def difference(one: Path, other: Path, run: Run | None = None) -> Difference:
+    """Raises ``ArchiveError`` for a file that is damaged or no TorchScript, ``UsageError`` where both are to be run and
+    no case is known for it."""
+    return compared(side(one), side(other), run)
+
+
+def compared(a: Side, b: Side, run: Run | None = None) -> Difference:
+    contract = _promises(a.contract, b.contract) if a.contract and b.contract else ()
+    return Difference(
+        a.file.path,
+        b.file.path,
+        a.file.path.read_bytes() == b.file.path.read_bytes(),
+        contract,
+        tuple(_notes(a, b)),
+        (a.graph, b.graph),
+        changes(a.saved, b.saved) if a.graph != b.graph else Changes((), ()),
+        run(a, b, _cases(a, b)) if run is not None else None,
+    )
+
+
+def side(path: Path) -> Side:
+    """Raises ``ArchiveError`` for a file that is damaged or no TorchScript."""
+    file = opened_file(path)
+    try:
+        module = file.module()
+    except ArchiveError as error:
+        made = file.contract.created_with.torch if file.contract else ""
+        if made and made != torch.__version__:
+            error.details["expected"] = f"a file of torch {torch.__version__}; it was made with {made}"
+        raise
+    # Parameters that cannot be set by the contract are constants, those of a file without one can all be set.
+    saved = read(module, settable_names(file.contract) if file.contract else None)
+    return Side(file, saved, graph_hash(canonical_text(saved)))
+
+
+def _promises(one: Contract, other: Contract) -> tuple[ContractChange, ...]:
+    before, now = (
+        _flat({n: getattr(c, n) for n in _PROMISES} | {"batch": {"ndim": c.batch.ndim}}) for c in (one, other)
+    )
+    fields = dict.fromkeys([*before, *now])
+    return tuple(ContractChange(f, before.get(f), now.get(f)) for f in fields if before.get(f) != now.get(f))
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Leaves by path; elements of lists that have a name or a path by it, with their position."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in _NO_PROMISE}
+    if isinstance(value, dict):
+        return {k: v for key, one in value.items() for k, v in _flat(one, f"{path}.{key}".lstrip(".")).items()}
+    if not isinstance(value, tuple):
+        return {path: value}
+    named = [getattr(one, "name", getattr(one, "path", None)) for one in value]
+    if all(named):
+        found = {path: ", ".join(map(str, named))}
+        for name, one in zip(named, value, strict=True):
+            found |= _flat(one, f"{path}.{name}")
+        return found
+    return {path: list(value)}
+
+
+def _notes(a: Side, b: Side) -> list[str]:
+    """What is no difference, and may explain one."""
+    found = []
+    for which, file in (("first", a), ("second", b)):
+        if file.contract is None:
+            found.append(f"the {which} file has no contract: it is no archive of torchferry's")
+    if a.contract and b.contract:
+        made = [c.created_with for c in (a.contract, b.contract)]
+        for field in dataclasses.fields(made[0]):
+            before, now = (getattr(m, field.name) for m in made)
+            if before != now:
+                found.append(f"made with {field.name} {now}; the first with {before}")
+    for which, file in (("first", a), ("second", b)):
+        if file.contract and file.contract.graph and file.contract.graph != file.graph:
+            found.append(
+                f"torch {torch.__version__} reads the graph of the {which} file otherwise than torch "
+                f"{file.contract.created_with.torch}, which wrote it"
+            )
+    return found
+
+
+def _cases(a: Side, b: Side) -> dict[str, Sequence[Case]]:
+    """Stored cases of either file whose method both have with the same inputs."""
+    found: dict[str, Sequence[Case]] = {}
+    for which, file, others in (("first", a, b), ("second", b, a)):
+        if file.file.archive is None:
+            continue
+        found[which] = [case for case in file.file.archive.cases() if _takes(file, others, case.method)]
+    if not any(found.values()):
+        raise UsageError(
+            "there is nothing to run both files on",
+            where="--run",
+            got="no stored case in either file" if not found else "no method that both have with the same inputs",
+            expected="a case of a method that both files have",
+            mend="compare without --run",
+        )
+    return found
+
+
+def _takes(file: Side, other: Side, method: str) -> bool:
+    assert file.contract is not None
+    if other.contract is None:
+        return method in other.saved.graphs and len(other.saved.graphs[method].types) == len(
+            file.contract.methods[method].inputs
+        )
+    theirs = other.contract.methods.get(method)
+    return theirs is not None and theirs.inputs == file.contract.methods[method].inputs

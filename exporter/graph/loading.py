@@ -1,0 +1,54 @@
+"""TorchScript files into torch, on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from exporter import archive
+from exporter.archive import Archive
+from exporter.capture.trace import quiet_deprecations
+from exporter.contract import Contract
+from exporter.errors import ArchiveError, ForeignError, first_line
+
+
+@dataclass(frozen=True)
+class File:
+    """A TorchScript file: an archive with its contract, or one of somebody else's.
+
+    ``module`` is loaded anew each time: one that has run keeps what torch's executor made of it.
+    """
+
+    path: Path
+    archive: Archive | None
+
+    @property
+    def contract(self) -> Contract | None:
+        return self.archive.contract if self.archive else None
+
+    def module(self) -> torch.jit.ScriptModule:
+        return loaded(self.path)
+
+
+def opened_file(path: Path) -> File:
+    """Raises ``ArchiveError`` for a file that is damaged or no TorchScript."""
+    try:
+        return File(path, archive.read(path))
+    except ForeignError:
+        return File(path, None)
+
+
+def loaded(path: Path) -> torch.jit.ScriptModule:
+    """Any TorchScript file; raises ``ArchiveError`` where it does not load."""
+    with quiet_deprecations():
+        try:
+            return torch.jit.load(str(path), map_location="cpu")
+        except Exception as error:
+            raise ArchiveError(
+                "the file does not load",
+                where=str(path),
+                got=first_line(error),
+                expected="a TorchScript file, as torch.jit.save writes it",
+            ) from error

@@ -1,0 +1,153 @@
+"""What a drawing of a graph shows: operations in groups by submodule, and which value goes where.
+
+Layout is Graphviz's (``svg``) or dagre's (``page``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from exporter.graph.listing import node_text
+from exporter.graph.values import Block, Graph, Held, Input, Literal, Node
+
+# More operations than this side by side are hard to read: they are grouped further, by line of source or in order.
+_MANY = 40
+INPUT, OUTPUT, OPERATION = "input", "output", "operation"
+
+
+@dataclass(frozen=True)
+class Group:
+    """``parent`` is "" at the top."""
+
+    name: str
+    label: str
+    parent: str
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``detail`` is the whole line; ``where`` the line of source."""
+
+    name: str
+    label: str
+    group: str
+    kind: str
+    detail: str
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """``edges`` are pairs of names of shapes."""
+
+    groups: tuple[Group, ...]
+    shapes: tuple[Shape, ...]
+    edges: tuple[tuple[str, str], ...]
+
+
+def picture(graph: Graph, names: Sequence[str] = (), outputs: Sequence[str] = ()) -> Picture:
+    """``names`` of the inputs, and of the outputs."""
+    return _Drawn(graph, names, outputs).picture()
+
+
+class _Drawn:
+    def __init__(self, graph: Graph, names: Sequence[str], outputs: Sequence[str]) -> None:
+        self._graph = graph
+        self._outputs = outputs
+        self._inputs = list(names) + [f"input {i}" for i in range(len(names), len(graph.body.inputs))]
+        self._groups: dict[str, Group] = {}
+        self._shapes: list[Shape] = []
+        self._edges: dict[tuple[str, str], None] = {}
+        # Which shapes a value comes from: of a branch, several.
+        self._made: dict[int, tuple[str, ...]] = {}
+
+    def picture(self) -> Picture:
+        for value, name in zip(self._graph.body.inputs, self._inputs, strict=True):
+            self._made[value] = (f"in {value}",)
+            self._shapes.append(Shape(f"in {value}", name, "", INPUT, f"input {name}"))
+        self._block(self._graph.body, "")
+        for i, value in enumerate(self._returned()):
+            name = self._outputs[i] if i < len(self._outputs) else f"output {i}"
+            self._shapes.append(Shape(f"out {i}", name, "", OUTPUT, f"output {name}"))
+            self._edge(value, f"out {i}")
+        return Picture(tuple(self._groups.values()), tuple(self._shapes), tuple(self._edges))
+
+    def _returned(self) -> tuple[Input, ...]:
+        """The outputs one by one: a method returns them as one tuple."""
+        (one, *more) = self._graph.body.outputs or (Literal("None"),)
+        last = self._graph.body.nodes[-1] if self._graph.body.nodes else None
+        if not more and last is not None and last.kind == "prim::TupleConstruct" and one in last.outputs:
+            return last.inputs
+        return self._graph.body.outputs
+
+    def _edge(self, value: Input, to: str) -> None:
+        for start in self._made.get(value, ()) if isinstance(value, int) else ():
+            self._edges.setdefault((start, to))
+
+    def _group(self, name: str, label: str, parent: str) -> str:
+        self._groups.setdefault(name, Group(name, label, parent))
+        return name
+
+    def _within(self, parent: str, module: str) -> str:
+        """The group of a submodule, inside ``parent``."""
+        path = parent
+        for part in module.split(".") if module else ():
+            path = self._group(f"{path}/{part}", part, path)
+        return path
+
+    def _block(self, block: Block, parent: str) -> None:
+        last = block.nodes[-1] if block.nodes else None
+        shown = [n for n in block.nodes if n is not last or self._returned() is not n.inputs]
+        counts = Counter(n.origin.module for n in shown)
+        lines = Counter((n.origin.module, n.origin.where) for n in shown)
+        met: Counter[str] = Counter()
+        for node in shown:
+            group = self._within(parent, node.origin.module)
+            if counts[node.origin.module] > _MANY:
+                if node.origin.where and lines[node.origin.module, node.origin.where] < counts[node.origin.module]:
+                    group = self._group(f"{group}/{node.origin.where}", node.origin.where, group)
+                # What has one line, or none, goes by its order.
+                met[group] += 1
+                many = lines[node.origin.module, node.origin.where] > _MANY
+                if many:
+                    part = (met[group] - 1) // _MANY
+                    label = f"{part * _MANY + 1} to {(part + 1) * _MANY}"
+                    group = self._group(f"{group}/#{part}", label, group)
+            self._node(node, group)
+
+    def _node(self, node: Node, group: str) -> None:
+        name = f"op {len(self._shapes)}"
+        if node.blocks:
+            group = self._group(f"{group}/{name}", node.kind.removeprefix("prim::").lower(), group)
+        label = node.operator.partition("[")[0].removeprefix("aten::").removeprefix("prim::")
+        own = [_short(i) for i in node.inputs if not isinstance(i, int)]
+        self._shapes.append(
+            Shape(
+                name,
+                label + (f" {' '.join(o for o in own if o)}" if any(own) else ""),
+                group,
+                OPERATION,
+                node_text(node),
+                node.origin.where,
+            )
+        )
+        for value in node.inputs:
+            self._edge(value, name)
+        self._made.update(dict.fromkeys(node.outputs, (name,)))
+        for inner in node.blocks:
+            self._made.update(dict.fromkeys(inner.inputs, (name,)))
+            self._block(inner, group)
+        loop = node.kind == "prim::Loop"
+        for i, value in enumerate(node.outputs):
+            given = [inner.outputs[i + loop] for inner in node.blocks if len(inner.outputs) > i + loop]
+            froms = [self._made.get(v, ()) if isinstance(v, int) else () for v in given]
+            self._made[value] = tuple(dict.fromkeys(n for names in froms for n in names)) or (name,)
+
+
+def _short(value: Input) -> str:
+    """A constant as it stands beside the operator."""
+    if isinstance(value, Held):
+        return f"${value.name.rpartition('.')[2] or value.kind()}"
+    return value.text if isinstance(value, Literal) and value.text != "None" and len(value.text) < 12 else ""
