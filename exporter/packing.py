@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch.jit import _pickle
 
+from exporter.capture import boxes
 from exporter.places import importable
 from exporter.reads import NOT_THE_USERS
 
@@ -235,5 +236,7 @@ def _users(text: str) -> list[str] | None:
     frames = [_FRAME.fullmatch(line) for line in text.splitlines()]
     if not frames or not all(frames):
         return None
-    own = [f for f in frames if f and not f[1].startswith(NOT_THE_USERS)]
+    # What called the capture is no part of the model.
+    inside = next((i for i, f in enumerate(frames) if f and f[1] == boxes.__file__), len(frames))
+    own = [f for f in frames[:inside] if f and not f[1].startswith(NOT_THE_USERS)]
     return [f"{importable(f[1])}({f[2]}): {f[3]}\n" for f in own]

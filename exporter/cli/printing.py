@@ -154,10 +154,17 @@ def print_passes(found: Passed) -> None:
         table.add_column(column, justify="left" if column == "pass" else "right", no_wrap=True)
     table.add_column("what it removed (-) and put there (+)", overflow="fold")
     for one in found.passes:
-        said = [f"-{n} {kind}" for kind, n in one.removed.items()] + [f"+{n} {kind}" for kind, n in one.added.items()]
+        said = [*_most("-", one.removed), *_most("+", one.added)]
         what = f"not run: {one.not_run}" if one.not_run else ", ".join(said) or "nothing"
         table.add_row(one.name, str(one.before), str(one.after), Text(what))
     out.print(table)
+
+
+def _most(sign: str, kinds: Mapping[str, int]) -> list[str]:
+    """Largest first; many kinds are counted, not named."""
+    first = sorted(kinds.items(), key=lambda pair: -pair[1])
+    rest = sum(n for _, n in first[6:])
+    return [f"{sign}{n} {kind}" for kind, n in first[:6]] + ([f"{sign}{rest} others"] if rest else [])
 
 
 # More than this of one kind are counted, not shown.

@@ -101,17 +101,18 @@ class _Drawn:
         last = block.nodes[-1] if block.nodes else None
         shown = [n for n in block.nodes if n is not last or self._returned() is not n.inputs]
         counts = Counter(n.origin.module for n in shown)
-        lines = Counter((n.origin.module, n.origin.where) for n in shown)
+        places = _lines(shown)
+        lines = Counter(zip((n.origin.module for n in shown), places, strict=True))
         met: Counter[str] = Counter()
-        for node in shown:
-            group = self._within(parent, node.origin.module)
-            if counts[node.origin.module] > _MANY:
-                if node.origin.where and lines[node.origin.module, node.origin.where] < counts[node.origin.module]:
-                    group = self._group(f"{group}/{node.origin.where}", node.origin.where, group)
-                # What has one line, or none, goes by its order.
+        for node, where in zip(shown, places, strict=True):
+            module = node.origin.module
+            group = self._within(parent, module)
+            if counts[module] > _MANY:
+                if where and lines[module, where] < counts[module]:
+                    group = self._group(f"{group}/{where}", where.rpartition("/")[2], group)
                 met[group] += 1
-                many = lines[node.origin.module, node.origin.where] > _MANY
-                if many:
+                # What has one line, or none, goes by its order.
+                if lines[module, where] > _MANY:
                     part = (met[group] - 1) // _MANY
                     label = f"{part * _MANY + 1} to {(part + 1) * _MANY}"
                     group = self._group(f"{group}/#{part}", label, group)
@@ -144,6 +145,17 @@ class _Drawn:
             given = [inner.outputs[i + loop] for inner in node.blocks if len(inner.outputs) > i + loop]
             froms = [self._made.get(v, ()) if isinstance(v, int) else () for v in given]
             self._made[value] = tuple(dict.fromkeys(n for names in froms for n in names)) or (name,)
+
+
+def _lines(nodes: Sequence[Node]) -> list[str]:
+    """Of each node; one that has none (lists, sizes) goes with the next of its submodule that has."""
+    found: list[str] = []
+    known: dict[str, str] = {}
+    for node in reversed(nodes):
+        if node.origin.where:
+            known[node.origin.module] = node.origin.where
+        found.append(known.get(node.origin.module, ""))
+    return found[::-1]
 
 
 def _short(value: Input) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch.jit._fuser import optimized_execution
 
+from exporter.capture import boxes
 from exporter.capture.operators import nodes
 from exporter.capture.trace import quiet_deprecations
 from exporter.contract import block_name
@@ -27,6 +28,8 @@ Stage = Literal["raw", "profiling", "optimized"]
 STAGES: tuple[str, ...] = get_args(Stage)
 # torch's optimiser takes minutes on larger ones, and nothing of ours runs them with it.
 LARGEST = 20_000
+# What a method of the contract was captured as, where that does not have its name.
+_CAPTURED = {"jacobian": (boxes.BLOCKS,)}
 # From here on the executor runs its last graph.
 _CALLS = 3
 
@@ -49,8 +52,10 @@ def method_named(file: File, module: torch.jit.ScriptModule, asked: str) -> str:
     Raises ``UsageError`` for a method that is not there.
     """
     there = sorted(module._c._method_names())
-    if file.contract is not None and asked in file.contract.methods and f"{asked}_batch" in there:
-        return f"{asked}_batch"
+    known = file.contract is not None and asked in file.contract.methods
+    captured = [name for name in (f"{asked}_batch", *_CAPTURED.get(asked, ())) if name in there]
+    if known and captured:
+        return captured[0]
     if asked not in there:
         raise UsageError(f"there is no method {asked!r}", where=str(file.path), expected=near(asked, there))
     return asked

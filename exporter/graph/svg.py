@@ -12,7 +12,7 @@ from exporter.files import written
 from exporter.graph.picture import INPUT, OPERATION, Group, Picture
 
 # As many shapes as a page can be read with; of larger graphs the inner groups are drawn closed.
-READABLE = 120
+READABLE = 48
 _FILL = {INPUT: "#dbeafe", OPERATION: "#ffffff"}
 
 
