@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: demo demo-fem test lint coverage cuda-check clean
+.PHONY: demo demo-fem test lint coverage artifacts cuda-check clean
 
 demo: .venv/installed
 	$(BIN)/torchferry export examples/rates/model.i --model eq -o out/eq.pt --timings
@@ -19,7 +19,7 @@ demo-fem: .venv/installed
 	$(BIN)/python examples/fem/plate.py out/return_map.pt -o out/plate.svg
 
 test: lint .venv/neml2
-	$(BIN)/pytest -n $(JOBS) --dist load --maxschedchunk 4
+	$(BIN)/python -m pytest -n $(JOBS) --dist load --maxschedchunk 4
 
 lint: .venv/installed
 	$(BIN)/ruff check
@@ -29,6 +29,11 @@ lint: .venv/installed
 # docs/coverage.md, over folders of input files: make coverage FOLDERS="models regression"
 coverage: .venv/installed
 	$(BIN)/torchferry sweep $(FOLDERS) -o out/coverage --jobs 2 --coverage docs/coverage.md
+
+# The reference archives that have changed, and the table of artifacts/README.md.
+artifacts: .venv/neml2
+	CI= $(BIN)/python -m pytest -q tests/test_artifacts.py -k fresh_export --torchferry-update
+	$(BIN)/python artifacts/models.py
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "torchferry needs Python 3.10 or newer")'

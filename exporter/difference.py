@@ -24,6 +24,10 @@ _PROMISES = ("inputs", "outputs", "methods", "parameters", "tolerance", "differe
 _NO_PROMISE = ("sampling", "how", "name")
 
 
+# More than this of one kind are counted, not shown.
+_SHOWN = 40
+
+
 @dataclass(frozen=True)
 class Side:
     """A file, its graphs, and their hash."""
@@ -83,6 +87,28 @@ class Difference:
             ("numbers", self.differing),
         )
         return f"differs in {', '.join(name for name, found in parts if found)}"
+
+    def lines(self) -> list[str]:
+        """Contract, graphs, constants, numbers, in this order; nothing for two equal files."""
+        lines = [f"contract: {c.field}: {c.now!r}; it was {c.before!r}" for c in self.contract]
+        modules: dict[tuple[str, str], list[str]] = {}
+        for change in self.changes.nodes:
+            where = f"  ({change.where})" if change.where else ""
+            modules.setdefault((change.method, change.module), []).append(f"  {change.kind}: {change.what}{where}")
+        for (method, module), texts in modules.items():
+            lines.append(f"graph: {method}" + (f", {module}" if module else ""))
+            lines += texts[:_SHOWN] + ([f"  and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else [])
+        for tensor in self.changes.tensors:
+            where = f"  ({tensor.where})" if tensor.where else ""
+            differ = f"{tensor.differ} of its numbers differ, by at most {tensor.largest:g}"
+            lines.append(f"constant: {tensor.name} {tensor.kind}: {differ}{where}")
+        if self.numbers is not None:
+            lines.append(f"numbers: {len(self.numbers) - len(self.differing)} of {len(self.numbers)} outputs agree")
+        for answer in self.differing[:_SHOWN]:
+            c = answer.comparison
+            worst = f": {c.got} at {list(c.worst)}; the first file: {c.expected}" if c.got else ""
+            lines.append(f"  {answer.case}, {answer.method} {answer.output}: {c.reason}{worst}")
+        return lines
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {

@@ -167,39 +167,13 @@ def _most(sign: str, kinds: Mapping[str, int]) -> list[str]:
     return [f"{sign}{n} {kind}" for kind, n in first[:6]] + ([f"{sign}{rest} others"] if rest else [])
 
 
-# More than this of one kind are counted, not shown.
-_SHOWN = 40
-
-
 def print_difference(found: Difference) -> None:
     """Contract, graphs, constants, numbers, in this order, and the verdict."""
     for note in found.notes:
         out.print(f"note: {note}", soft_wrap=True)
-    for text in difference_lines(found):
+    for text in found.lines():
         out.print(text, soft_wrap=True)
     out.print(found.verdict)
-
-
-def difference_lines(found: Difference) -> list[str]:
-    lines = [f"contract: {c.field}: {c.now!r}; it was {c.before!r}" for c in found.contract]
-    modules: dict[tuple[str, str], list[str]] = {}
-    for change in found.changes.nodes:
-        where = f"  ({change.where})" if change.where else ""
-        modules.setdefault((change.method, change.module), []).append(f"  {change.kind}: {change.what}{where}")
-    for (method, module), texts in modules.items():
-        lines.append(f"graph: {method}" + (f", {module}" if module else ""))
-        lines += texts[:_SHOWN] + ([f"  and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else [])
-    for tensor in found.changes.tensors:
-        where = f"  ({tensor.where})" if tensor.where else ""
-        differ = f"{tensor.differ} of its numbers differ, by at most {tensor.largest:g}"
-        lines.append(f"constant: {tensor.name} {tensor.kind}: {differ}{where}")
-    if found.numbers is not None:
-        lines.append(f"numbers: {len(found.numbers) - len(found.differing)} of {len(found.numbers)} outputs agree")
-    for answer in found.differing[:_SHOWN]:
-        c = answer.comparison
-        worst = f": {c.got} at {list(c.worst)}; the first file: {c.expected}" if c.got else ""
-        lines.append(f"  {answer.case}, {answer.method} {answer.output}: {c.reason}{worst}")
-    return lines
 
 
 def print_findings(name: str, findings: Sequence[Finding]) -> None:
