@@ -103,7 +103,7 @@ def test_a_row_allows_one_torch_one_graph():
 
 def test_a_difference_of_torchs_is_told_apart(tmp_path: Path):
     """An archive that says that another torch wrote another graph: this torch reads otherwise."""
-    path = shutil.copy(FOLDER / "composed.pt", tmp_path / "composed.pt")
+    path = Path(shutil.copy(FOLDER / "composed.pt", tmp_path / "composed.pt"))
     change_contract(path, lambda raw: raw["created_with"].update(torch="2.10.0"))
     found = torchferry.diff(path, FOLDER / "composed.pt")
     assert found.verdict == "same graph"

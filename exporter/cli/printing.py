@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from exporter.graph.passes import Passed
     from exporter.graph.steps import Step
     from exporter.sources.source import Listing
+    from runtime_checks.compatibility import Compatibility
 
 # Names and paths are the user's: nothing in them is markup.
 out = Console(markup=False, highlight=False, emoji=False)
@@ -174,6 +175,20 @@ def print_difference(found: Difference) -> None:
     for text in found.lines():
         out.print(text, soft_wrap=True)
     out.print(found.verdict)
+
+
+def print_compatibility(found: Compatibility) -> None:
+    table = Table(title="Archives under torch", title_justify="left", show_edge=False, pad_edge=False)
+    for column in ("archive", "torch", "verdict", "graph", "detail"):
+        table.add_column(column, overflow="fold")
+    absent = {row.torch: row.detail for row in found.rows if row.verdict == "not run"}
+    for version, detail in absent.items():
+        table.add_row("all", version, Text("not run", style="yellow"), "", Text(detail))
+    for row in (row for row in found.rows if row.torch not in absent):
+        style = {"verified": "green"}.get(row.verdict, "bold red")
+        name = row.archive.rpartition("/")[2]
+        table.add_row(Text(name), row.torch, Text(row.verdict, style=style), row.graph, Text(row.detail))
+    out.print(table)
 
 
 def print_findings(name: str, findings: Sequence[Finding]) -> None:

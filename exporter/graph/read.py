@@ -5,6 +5,7 @@ A method's calls of the module's other methods stay calls, so that each graph st
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import hashlib
@@ -152,7 +153,7 @@ def digest_of(value: torch.Tensor) -> str:
         whole = repr(value).encode()
     else:
         plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        whole = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+        whole = ctypes.string_at(plain.data_ptr(), plain.numel() * plain.element_size())
     found = hashlib.sha256(f"{value.dtype} {list(value.shape)} ".encode())
     found.update(whole)
     return found.hexdigest()

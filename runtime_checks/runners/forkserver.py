@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import importlib.util
+import inspect
 import json
 import multiprocessing.connection
 import os
@@ -47,10 +48,11 @@ TORCH_AND_ITS_OWN = (
 class ForkServer:
     """The process that forks. It is started with the first job, and again where it has ended.
 
-    ``said`` is an empty file for what it says itself.
+    ``said`` is an empty file for what it says itself; ``python`` an interpreter with another torch.
     """
 
-    def __init__(self, said: IO[bytes]) -> None:
+    def __init__(self, said: IO[bytes], python: str = sys.executable) -> None:
+        self._python = python
         self._process: subprocess.Popen[bytes] | None = None
         self._owner: tuple[int, dict[str, str]] = (0, {})
         self._said = said
@@ -97,7 +99,8 @@ class ForkServer:
             return self._process
         self.close()
         # Isolated mode: no PYTHON* variables, no user site; -S: no site-packages either.
-        command = [sys.executable, "-I", "-S", str(CHILD), json.dumps(_packages())]
+        packages = _packages() if self._python == sys.executable else packages_of(self._python)
+        command = [self._python, "-I", "-S", str(CHILD), json.dumps(packages)]
         pipe = subprocess.PIPE
         self._said.seek(0)
         self._said.truncate()
@@ -129,20 +132,35 @@ _SHARED: contextvars.ContextVar[ForkServer | None] = contextvars.ContextVar("tor
 
 
 @contextlib.contextmanager
-def shared() -> Iterator[ForkServer]:
-    """While this lasts, runs have one process that forks; inside another ``shared`` it is that one's."""
+def shared(python: str = sys.executable) -> Iterator[ForkServer]:
+    """While this lasts, runs have one process that forks; inside another ``shared`` it is that one's.
+
+    ``python`` is the interpreter that archives run in, with the torch that it has.
+    """
     outer = _SHARED.get()
-    if outer is not None:
+    if outer is not None and python == sys.executable:
         yield outer
         return
     with tempfile.TemporaryFile(buffering=0) as said:
-        made = ForkServer(said)
+        made = ForkServer(said, python)
         token = _SHARED.set(made)
         try:
             yield made
         finally:
             _SHARED.reset(token)
             made.close()
+
+
+def packages_of(python: str) -> dict[str, str]:
+    """``_packages`` of another interpreter. Raises ``MissingRuntimeError`` where it does not run."""
+    code = inspect.getsource(_packages)
+    setup = f"import importlib.util, json\nfrom pathlib import Path\nTORCH_AND_ITS_OWN = {TORCH_AND_ITS_OWN!r}\n"
+    command = [python, "-I", "-c", f"{setup}{code}\nprint(json.dumps(_packages()))"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise MissingRuntimeError(f"{python} cannot be started", got=str(error)) from None
+    return json.loads(done.stdout)
 
 
 def _packages() -> dict[str, str]:

@@ -30,6 +30,8 @@ class IsolatedPython:
     memory: float = 16 * 2**30
     device: str = "cpu"
     name: str = "python"
+    # Nodes of the largest graph that torch's optimiser is given.
+    largest_optimised: int = LARGEST_OPTIMISED
 
     def __post_init__(self) -> None:
         check_limits(self.seconds, self.memory)
@@ -53,7 +55,7 @@ class IsolatedPython:
                 "refused": sorted(source - {*TORCH_AND_ITS_OWN}),
                 "memory": int(self.memory),
                 "seconds": self.seconds,
-                "largest_optimised": LARGEST_OPTIMISED,
+                "largest_optimised": self.largest_optimised,
                 "any_outputs": contract is None,
             }
             with forkserver.shared() as server:
