@@ -16,7 +16,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 
 from exporter.graph.read import Saved
-from exporter.graph.values import Block, Graph, Held, Input, Literal, Node, free_values, values_of
+from exporter.graph.settled import settled
+from exporter.graph.values import Block, Graph, Held, Input, Literal, Node, free_values, values_of, versions
 
 
 def canonical_text(saved: Saved) -> str:
@@ -37,67 +38,69 @@ def graph_hash(text: str) -> str:
 
 def ordered(graph: Graph) -> Graph:
     """The same graph with its nodes in canonical order and its values numbered in it."""
-    body, _ = _Order(graph.body).sorted(graph.body, {}, 0)
+    body, _ = _numbered(_sorted(settled(graph).body), {}, 0)
     return dataclasses.replace(graph, body=body)
 
 
-class _Order:
-    """Sorts blocks. ``_hashes``: of the values of all blocks, by number."""
-
-    def __init__(self, body: Block) -> None:
-        self._hashes: dict[int, bytes] = {}
-        self._nodes: dict[Node, bytes] = {}
-
-    def sorted(self, block: Block, names: Mapping[int, int], count: int) -> tuple[Block, int]:
-        """``names``: the new number of each value of outside."""
-        made = {value: node for node in block.nodes for value in node.outputs}
-        versions = _versions(block)
-        needed = {id(node): _needs(node) for node in block.nodes}
-        levels: dict[int, int] = {}
-        for node in block.nodes:
-            own = versions[id(node)]
-            before = max((levels[id(made[v])] for v in needed[id(node)] if v in made), default=0)
-            # A write stands behind what reads the memory that it changes, and before what reads it later.
-            levels[id(node)] = 2 * own + 1 if node.effect else max(2 * own if node.touches else 0, before)
-        place: dict[int, int] = {}
-        for root in self._roots(block, made, versions):
-            for node in _reached(root, made, needed, place):
-                place[id(node)] = len(place)
-        new = dict(names)
-        inputs = tuple(range(count, count + len(block.inputs)))
-        new.update(zip(block.inputs, inputs, strict=True))
-        count += len(inputs)
-        nodes = []
-        for node in sorted(block.nodes, key=lambda n: (levels[id(n)], place[id(n)])):
-            blocks = []
-            for inner in node.blocks:
-                one, count = self.sorted(inner, new, count)
-                blocks.append(one)
-            outputs = tuple(range(count, count + len(node.outputs)))
-            count += len(outputs)
-            taken = tuple(_renumbered(i, new) for i in node.inputs)
-            new.update(zip(node.outputs, outputs, strict=True))
-            nodes.append(dataclasses.replace(node, inputs=taken, outputs=outputs, blocks=tuple(blocks)))
-        returned = tuple(_renumbered(i, new) for i in block.outputs)
-        return Block(inputs, tuple(nodes), returned), count
-
-    def _roots(self, block: Block, made: Mapping[int, Node], versions: Mapping[int, int]) -> Iterator[Node]:
-        yield from (node for node in block.nodes if node.effect)
-        yield from (made[v] for v in values_of(block.outputs) if v in made)
-        used = {v for node in block.nodes for v in _needs(node)} | set(values_of(block.outputs))
-        dead = [n for n in block.nodes if not n.effect and not used & set(n.outputs)]
-        if dead:
-            hashes = node_hashes(block)
-            yield from sorted(dead, key=lambda n: hashes[id(n)])
+def _sorted(block: Block) -> Block:
+    """Inner blocks first: what they read of outside, and in which order, is what their node needs."""
+    nodes = [dataclasses.replace(n, blocks=tuple(map(_sorted, n.blocks))) if n.blocks else n for n in block.nodes]
+    block = dataclasses.replace(block, nodes=tuple(nodes))
+    made = {value: node for node in nodes for value in node.outputs}
+    needed = {id(node): _needs(node) for node in nodes}
+    levels = _levels(nodes, made, needed)
+    place: dict[int, int] = {}
+    for root in _roots(block, made):
+        for node in _reached(root, made, needed, place):
+            place[id(node)] = len(place)
+    return dataclasses.replace(block, nodes=tuple(sorted(nodes, key=lambda n: (levels[id(n)], place[id(n)]))))
 
 
-def _versions(block: Block) -> dict[int, int]:
-    """How many effects stand before each node."""
-    found, count = {}, 0
+def _levels(nodes: list[Node], made: Mapping[int, Node], needed: Mapping[int, list[int]]) -> dict[int, int]:
+    """Effects keep their order; what reads memory stands behind the last write to it and before the next."""
+    levels: dict[int, int] = {}
+    writes: list[tuple[int, frozenset[int | str]]] = []
+    effects = 0
+    for node in nodes:
+        if node.effect:
+            effects += 1
+            levels[id(node)] = 2 * effects - 1
+        else:
+            last = next((level for level, memory in reversed(writes) if memory & node.reads), -1)
+            levels[id(node)] = max((levels[id(made[v])] for v in needed[id(node)] if v in made), default=0)
+            levels[id(node)] = max(levels[id(node)], last + 1)
+        if node.writes:
+            writes.append((levels[id(node)], node.writes))
+    return levels
+
+
+def _roots(block: Block, made: Mapping[int, Node]) -> Iterator[Node]:
+    yield from (node for node in block.nodes if node.effect)
+    yield from (made[v] for v in values_of(block.outputs) if v in made)
+    used = {v for node in block.nodes for v in _needs(node)} | set(values_of(block.outputs))
+    dead = [n for n in block.nodes if not n.effect and not used & set(n.outputs)]
+    if dead:
+        hashes = node_hashes(block)
+        yield from sorted(dead, key=lambda n: hashes[id(n)])
+
+
+def _numbered(block: Block, names: Mapping[int, int], count: int) -> tuple[Block, int]:
+    """``names``: the new number of each value of outside."""
+    inputs = tuple(range(count, count + len(block.inputs)))
+    new = {**names, **dict(zip(block.inputs, inputs, strict=True))}
+    count += len(inputs)
+    nodes = []
     for node in block.nodes:
-        found[id(node)] = count
-        count += node.effect
-    return found
+        blocks = []
+        for inner in node.blocks:
+            one, count = _numbered(inner, new, count)
+            blocks.append(one)
+        outputs = tuple(range(count, count + len(node.outputs)))
+        count += len(outputs)
+        taken = tuple(_renumbered(i, new) for i in node.inputs)
+        new.update(zip(node.outputs, outputs, strict=True))
+        nodes.append(dataclasses.replace(node, inputs=taken, outputs=outputs, blocks=tuple(blocks)))
+    return Block(inputs, tuple(nodes), tuple(_renumbered(i, new) for i in block.outputs)), count
 
 
 def _needs(node: Node) -> list[int]:
@@ -131,15 +134,17 @@ def _renumbered(value: Input, names: Mapping[int, int]) -> Input:
 
 
 def node_hashes(block: Block, outside: Mapping[int, bytes] | None = None) -> dict[int, bytes]:
-    """By ``id`` of each node of the block: a hash of what it computes from the inputs of the block."""
-    values = dict(outside or {})
+    """By ``id`` of each node of the block: a hash of what it computes. ``outside``: those of the values around it; what
+    is not known there is only known to be from there."""
+    values = {v: b"outside" for node in block.nodes for v in _needs(node)}
+    values.update(dict.fromkeys(values_of(block.outputs), b"outside"))
+    values.update(outside or {})
     values.update({v: b"input %d" % i for i, v in enumerate(block.inputs)})
-    versions = _versions(block)
+    seen = versions(block)
     found: dict[int, bytes] = {}
     for node in block.nodes:
         state = hashlib.sha256(label(node).encode())
-        if node.effect or node.touches:
-            state.update(b"@%d" % versions[id(node)])
+        state.update(b"@%d" % seen.get(id(node), -1))
         for value in node.inputs:
             state.update(_hash_of(value, values))
         for inner in node.blocks:
@@ -193,14 +198,13 @@ def _method(graph: Graph, constants: _Constants) -> str:
 
 
 def _lines(block: Block, constants: _Constants, indent: str) -> Iterable[str]:
-    version = 0
+    seen = versions(block)
     for node in block.nodes:
         taken = ", ".join(input_text(i, constants.text) for i in node.inputs)
         given = ", ".join(f"%{v} : {t}" for v, t in zip(node.outputs, node.types, strict=True))
-        # Which state of the memory it finds, and whether it leaves another.
-        state = f" @{version}" if node.touches or node.effect else ""
-        yield f"{indent}{given}{' = ' if given else ''}{node.operator}({taken}){state}{'!' if node.effect else ''}"
-        version += node.effect
+        # How often what it reads was written to before.
+        state = f" @{seen[id(node)]}" if node.reads else ""
+        yield f"{indent}{given}{' = ' if given else ''}{node.operator}({taken}){state}{' !' if node.effect else ''}"
         for inner in node.blocks:
             yield f"{indent}  ({', '.join(f'%{v}' for v in inner.inputs)})"
             yield from _lines(inner, constants, indent + "  ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal as OneOf
@@ -115,23 +116,20 @@ class _Compared:
             self._say("changed", y, f"{y.operator} has {len(y.blocks)} blocks; it had {len(x.blocks)}")
 
     def _order(self) -> None:
-        """Effects in another order, and reads of memory before a write that were behind it."""
-        moved = {a: b for a, b in self._pairs.items() if self._a.versions[a] != self._b.versions[b]}
-        known = [a for a in range(len(self._a.nodes)) if self._a.versions[a] >= 0 and a in self._pairs]
-        # Added and lost effects shift all that is behind them: what counts is who stands before whom.
-        before = [(self._a.versions[a], self._b.versions[self._pairs[a]], a) for a in known]
-        for version, now, a in before:
-            if a not in moved:
-                continue
-            passed = next((c for v, w, c in before if (v - version) * (w - now) < 0 and self._acts(a, c)), None)
-            if passed is not None:
-                node = self._b.nodes[self._pairs[a]]
-                other = self._a.nodes[passed]
-                behind = "before" if now < self._b.versions[self._pairs[passed]] else "behind"
-                self._say("changed", node, f"{node.operator} stands {behind} {other.operator}, in another order")
-
-    def _acts(self, a: int, c: int) -> bool:
-        return self._a.nodes[a].effect or self._a.nodes[c].effect
+        """Effects in another order, and reads of memory that was written to before, or no more."""
+        acting = [a for a in self._pairs if self._a.effects[a] and self._b.effects[self._pairs[a]]]
+        before = sorted(acting, key=lambda a: a)
+        for a, c in itertools.pairwise(before):
+            if self._pairs[c] < self._pairs[a]:
+                x, y = self._b.nodes[self._pairs[a]], self._a.nodes[c]
+                self._say("changed", x, f"{x.operator} stands behind {y.operator}, in another order")
+        # Writes that were added or lost shift all that is behind them, and are said themselves.
+        if sum(bool(n.writes) for n in self._a.nodes) == sum(bool(n.writes) for n in self._b.nodes):
+            for a, b in self._pairs.items():
+                then, now = self._a.versions[a], self._b.versions[b]
+                if then != now and min(then, now) >= 0 and not self._a.effects[a]:
+                    node = self._b.nodes[b]
+                    self._say("changed", node, f"{node.operator} reads memory after {now} writes; it was after {then}")
 
     def _arguments(
         self, before: tuple[Input, ...], now: tuple[Input, ...], node: Node | None = None

@@ -1,7 +1,9 @@
 """What the order of a graph's nodes matters for: writes to memory, errors, output, random numbers, attributes.
 
-Everything else is free to move. Which values share memory is taken from torch's schemas (``Tensor(a!)``, as
-aten/src/ATen/native/README.md defines them); what has no schema is taken to share it with all that it is given.
+Which values share memory is taken from torch's schemas (``Tensor(a!)``, as aten/src/ATen/native/README.md defines them)
+and from what goes into lists and tuples and comes out of them; what has no schema is taken to share it with all that
+it is given. Sets of values that may share memory are joined as in Steensgaard, "Points-to analysis in almost linear
+time", POPL '96: a set of containers has one more for what they hold, once something is taken out of them.
 """
 
 from __future__ import annotations
@@ -9,94 +11,174 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 
-from exporter.graph.values import Block, Graph, Held, Input, Node, free_values
+from exporter.graph.values import Block, Graph, Held, Input, Node, free_values, walk
 
-_EFFECTS = ("prim::RaiseException", "prim::Print", "prim::SetAttr", "prim::fork", "aten::wait", "aten::manual_seed")
+_ACTS = ("prim::RaiseException", "prim::Print", "prim::SetAttr", "prim::fork", "aten::wait", "aten::manual_seed")
+_INTO = ("prim::ListConstruct", "prim::TupleConstruct", "prim::DictConstruct")
+_OUT_OF = ("prim::ListUnpack", "prim::TupleUnpack", "prim::TupleIndex", "prim::TupleSlice")
 # Types whose values are never written to.
 _PLAIN = ("int", "float", "bool", "str", "NoneType", "Device", "complex", "number", "Scalar", "Generator")
+Key = int | str
 
 
-def with_effects(graph: Graph, called: Callable[[str], bool]) -> Graph:
-    """The graph with ``effect`` and ``touches`` of each node. ``called``: whether the method of a name has effects."""
-    shared = _Shared(graph, called)
-    return dataclasses.replace(graph, body=shared.marked(graph.body))
+@dataclass(frozen=True)
+class Effects:
+    """A method's graph with what each node does to memory, whether it has effects at all, and whether it writes to what
+    it is given."""
+
+    graph: Graph
+    acts: bool
+    writes: bool
 
 
-@dataclasses.dataclass(frozen=True)
+def with_effects(graph: Graph, called: Callable[[str], Effects | None]) -> Effects:
+    """``called``: what is known of the method of a name; None for one that may do anything."""
+    memory = _Memory(graph, called)
+    marked = dataclasses.replace(graph, body=memory.marked(graph.body))
+    written = {m for node in walk(marked.body) for m in node.writes}
+    given = {m for v in graph.body.inputs for m in memory.reached(v)}
+    held = {m for node in walk(marked.body) for v in node.inputs if isinstance(v, Held) for m in memory.reached(v)}
+    acts = any(node.effect for node in marked.body.nodes)
+    return Effects(marked, acts, bool(written & (given | held)))
+
+
+@dataclass(frozen=True)
 class _Alias:
-    """By position: the inputs that are written to; for each output the inputs whose memory it may share."""
+    """By position: inputs that are written to, inputs that go into a container, and for each output the inputs whose
+    memory it may share; ``wild`` outputs may be anything that a container among the inputs holds."""
 
     writes: tuple[int, ...]
+    into: tuple[int, ...]
     shares: tuple[tuple[int, ...], ...]
+    wild: tuple[bool, ...]
 
 
 @functools.cache
 def _alias(schema: str) -> _Alias:
     parsed = torch._C.parse_schema(schema)
     sets = [a.alias_info for a in parsed.arguments]
-    writes = tuple(i for i, a in enumerate(sets) if a is not None and a.is_write)
-    shares = []
+    shares, wild = [], []
     for made in parsed.returns:
         names = set(made.alias_info.before_set) | set(made.alias_info.after_set) if made.alias_info else set()
-        shares.append(
-            tuple(
-                i
-                for i, a in enumerate(sets)
-                if a is not None and (names & (set(a.before_set) | set(a.after_set)) or (names and "*" in a.after_set))
-            )
-        )
-    # What is put into a list shares its memory from then on.
-    held = tuple(i for i, a in enumerate(sets) if a is not None and "*" in a.after_set)
-    return _Alias(writes, tuple((*s, *held) if s else s for s in shares))
+        shares.append(tuple(i for i, a in enumerate(sets) if a is not None and names & set(a.before_set)))
+        wild.append("*" in names)
+    writes = tuple(i for i, a in enumerate(sets) if a is not None and a.is_write)
+    into = tuple(i for i, a in enumerate(sets) if a is not None and "*" in a.after_set and not a.is_write)
+    return _Alias(writes, into, tuple(shares), tuple(wild))
 
 
-class _Shared:
-    """Values that may share memory, as sets (union-find), and which of the sets are written to."""
-
-    def __init__(self, graph: Graph, called: Callable[[str], bool]) -> None:
+class _Memory:
+    def __init__(self, graph: Graph, called: Callable[[str], Effects | None]) -> None:
         self._called = called
-        self._parent: dict[int | str, int | str] = {}
-        self._plain: set[int] = {i for i, t in zip(graph.body.inputs, graph.types, strict=True) if t in _PLAIN}
-        self._written: set[int | str] = set()
+        self._parent: dict[Key, Key] = {}
+        self._content: dict[Key, Key] = {}
+        # What was put into containers that nothing was taken out of.
+        self._loose: dict[Key, set[Key]] = {}
+        self._plain = {i for i, t in zip(graph.body.inputs, graph.types, strict=True) if t in _PLAIN}
+        self._written: set[Key] = set()
         self._join_block(graph.body)
-        self._written = {self._root(v) for v in self._written}
+        self._written = {self._root(key) for key in self._written}
 
     def marked(self, block: Block) -> Block:
         return dataclasses.replace(block, nodes=tuple(self._marked(node) for node in block.nodes))
 
+    def reached(self, value: Input) -> set[Key]:
+        """The memory that reading the value reads: its own, and what it holds; of it, what is written to somewhere."""
+        found: set[Key] = set()
+        key = self._key(value)
+        todo = [key] if key is not None else []
+        while todo:
+            root = self._root(todo.pop())
+            if root not in found:
+                found.add(root)
+                todo += [self._content[root]] if root in self._content else self._loose.get(root, ())
+        return found & self._written
+
     def _marked(self, node: Node) -> Node:
         blocks = tuple(map(self.marked, node.blocks))
         inner = [n for b in blocks for n in b.nodes]
-        effect = node.effect or self._acts(node) or any(n.effect for n in inner)
-        read = [*node.inputs, *(v for b in blocks for v in free_values(b))]
-        touches = node.kind == "prim::GetAttr" or any(n.touches for n in inner)
-        touches = touches or any(k is not None and self._root(k) in self._written for k in map(self._key, read))
-        return dataclasses.replace(node, blocks=blocks, effect=effect, touches=touches)
+        read = {m for v in (*node.inputs, *(v for b in blocks for v in free_values(b))) for m in self.reached(v)}
+        writes = {self._root(key) for key in self._targets(node)}.union(*(n.writes for n in inner))
+        acts = node.effect or node.kind in _ACTS or bool(writes) or any(n.effect for n in inner)
+        acts = acts or (node.kind == "prim::CallMethod" and self._known(node)[0])
+        # An attribute that is set has a value only in time.
+        attribute = {"attributes"} if node.kind == "prim::GetAttr" else set()
+        if node.kind == "prim::SetAttr":
+            writes.add("attributes")
+        return dataclasses.replace(
+            node, blocks=blocks, effect=acts, reads=frozenset(read | attribute), writes=frozenset(writes)
+        )
 
-    def _acts(self, node: Node) -> bool:
-        if node.kind == "prim::CallMethod":
-            return self._called(node.operator.partition("name='")[2].partition("'")[0])
-        return node.kind in _EFFECTS or bool(node.schema and _alias(node.schema).writes)
+    def _known(self, node: Node) -> tuple[bool, bool]:
+        """Whether a called method has effects, and whether it writes to what it is given."""
+        found = self._called(node.operator.partition("name='")[2].partition("'")[0])
+        return (True, True) if found is None else (found.acts, found.writes)
 
-    def _key(self, value: Input) -> int | str | None:
+    def _targets(self, node: Node) -> Iterator[Key]:
+        """What the node writes to by itself."""
+        if node.schema:
+            given = (node.inputs[i] for i in _alias(node.schema).writes)
+        elif node.kind == "prim::CallMethod" and self._known(node)[1]:
+            given = iter(node.inputs)
+        else:
+            given = iter(())
+        yield from (key for value in given if (key := self._key(value)) is not None)
+
+    def _key(self, value: Input) -> Key | None:
         if isinstance(value, Held):
             return value.key
         return value if isinstance(value, int) and value not in self._plain else None
 
-    def _root(self, key: int | str) -> int | str:
+    def _root(self, key: Key) -> Key:
         while (parent := self._parent.get(key, key)) != key:
             self._parent[key] = self._parent.get(parent, parent)
             key = parent
         return key
 
-    def _join(self, one: Input, other: Input) -> None:
-        a, b = self._key(one), self._key(other)
-        if a is not None and b is not None:
-            self._parent[self._root(a)] = self._root(b)
+    def _join(self, one: Key | None, other: Key | None) -> None:
+        todo = [(one, other)]
+        while todo:
+            one, other = todo.pop()
+            if one is None or other is None or (a := self._root(one)) == (b := self._root(other)):
+                continue
+            self._parent[a] = b
+            inside, theirs = self._content.pop(a, None), self._content.get(b)
+            if inside is not None and theirs is not None:
+                todo.append((inside, theirs))
+            elif inside is not None:
+                self._content[b] = inside
+            loose = self._loose.pop(a, set()) | self._loose.pop(b, set())
+            if b in self._content:
+                todo += [(self._content[b], element) for element in loose]
+            elif loose:
+                self._loose[b] = loose
+
+    def _inside(self, value: Input) -> Key | None:
+        """The set of what the value holds, if it is a container."""
+        key = self._key(value)
+        if key is None:
+            return None
+        root = self._root(key)
+        if root not in self._content:
+            self._content[root] = f"in {root}"
+            for element in self._loose.pop(root, set()):
+                self._join(self._content[root], element)
+        return self._content[root]
+
+    def _put(self, container: Input, element: Input) -> None:
+        into, key = self._key(container), self._key(element)
+        if into is None or key is None:
+            return
+        root = self._root(into)
+        if root in self._content:
+            self._join(self._content[root], key)
+        else:
+            self._loose.setdefault(root, set()).add(key)
 
     def _join_block(self, block: Block) -> None:
         for node in block.nodes:
@@ -108,19 +190,42 @@ class _Shared:
                 around = [node.outputs, inner.outputs[loop:], *((inner.inputs[1:], node.inputs[2:]) if loop else ())]
                 for passed in itertools.zip_longest(*around):
                     for one, other in itertools.pairwise(v for v in passed if v is not None):
-                        self._join(one, other)
-            self._join_node(node)
+                        self._join(self._key(one), self._key(other))
+            if not node.blocks:
+                self._join_node(node)
+            self._written |= set(self._targets(node))
 
     def _join_node(self, node: Node) -> None:
         if node.schema:
-            alias = _alias(node.schema)
-            for made, inputs in zip(node.outputs, alias.shares, strict=False):
-                for i in inputs:
-                    self._join(made, node.inputs[i])
-            self._written |= {k for i in alias.writes if (k := self._key(node.inputs[i])) is not None}
-        elif not node.blocks:
+            self._join_by_schema(node, _alias(node.schema))
+        elif node.kind in _INTO:
+            for value in node.inputs:
+                self._put(node.outputs[0], value)
+        elif node.kind in _OUT_OF:
             for made in node.outputs:
-                for given in node.inputs:
-                    self._join(made, given)
-            if node.kind == "prim::CallMethod" and self._acts(node):
-                self._written |= {k for i in node.inputs if (k := self._key(i)) is not None}
+                self._join(self._key(made), self._inside(node.inputs[0]))
+        else:
+            for made in node.outputs:
+                for value in node.inputs:
+                    self._join(self._key(made), self._key(value))
+                    self._join(self._inside(made), self._key(value))
+
+    def _join_by_schema(self, node: Node, alias: _Alias) -> None:
+        lists = [v for v in node.inputs if (key := self._key(v)) is not None and self._holds(self._root(key))]
+        for i in alias.writes:
+            for j in alias.into:
+                self._put(node.inputs[i], node.inputs[j])
+            # One list put behind another.
+            for value in lists if node.inputs[i] in lists and not alias.into else ():
+                self._join(self._inside(node.inputs[i]), self._inside(value))
+        for made, kind, shares, wild in zip(node.outputs, node.types, alias.shares, alias.wild, strict=False):
+            container = kind not in ("Tensor", *_PLAIN)
+            for i in shares:
+                self._join(self._key(made), self._key(node.inputs[i]))
+                if container:
+                    self._join(self._inside(made), self._key(node.inputs[i]))
+            for value in lists if wild or container else ():
+                self._join(self._inside(made) if container else self._key(made), self._inside(value))
+
+    def _holds(self, root: Key) -> bool:
+        return root in self._content or root in self._loose

@@ -14,7 +14,8 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from exporter.graph.canonical import label
-from exporter.graph.values import Block, Graph, Held, Input, Literal, Node
+from exporter.graph.settled import constant as held
+from exporter.graph.values import Block, Graph, Held, Input, Literal, Node, versions
 
 # A use of a value: who, at which argument, of which output.
 Use = tuple[int, str, int]
@@ -25,7 +26,8 @@ class Flat:
     """The nodes of a graph, those of inner blocks included, numbered as they stand.
 
     ``made``: for each value the node that gives it and which of its outputs (or inner inputs) it is; values that have
-    none are inputs of the graph. ``up``: a hash of what a node computes; ``down``: of what is done with it.
+    none are inputs of the graph. ``versions``: how many writes to what it reads stand before; ``effects``: which of the
+    effects of its block it is, from 1 on. ``up``: a hash of what a node computes; ``down``: of what is done with it.
     """
 
     graph: Graph
@@ -34,6 +36,7 @@ class Flat:
     uses: dict[int, list[Use]] = field(default_factory=lambda: defaultdict(list))
     inner: dict[int, range] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
+    effects: dict[int, int] = field(default_factory=dict)
     up: dict[int, bytes] = field(default_factory=dict)
     down: dict[int, bytes] = field(default_factory=dict)
 
@@ -60,12 +63,14 @@ def _output(found: Flat, value: int) -> int:
 
 
 def _collect(found: Flat, block: Block, values: dict[int, bytes]) -> None:
-    version = 0
+    seen = versions(block)
+    effects = 0
     for node in block.nodes:
         at = len(found.nodes)
         found.nodes.append(node)
-        found.versions[at] = version if node.touches or node.effect else -1
-        version += node.effect
+        found.versions[at] = seen.get(id(node), -1)
+        effects += node.effect
+        found.effects[at] = effects if node.effect else 0
         for i, value in enumerate(node.inputs):
             if isinstance(value, int) and value in found.made:
                 found.uses[found.made[value][0]].append((at, f"argument {i}", _output(found, value)))
@@ -98,7 +103,7 @@ def _text(value: Input, values: dict[int, bytes]) -> bytes:
 
 
 def constant(value: Literal | Held) -> str:
-    return value.text if isinstance(value, Literal) else f"{value.name} {value.kind()} {value.digest}"
+    return value.text if isinstance(value, Literal) else held(value)
 
 
 def own(node: Node) -> str:

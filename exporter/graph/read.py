@@ -20,11 +20,11 @@ import torch
 from exporter.capture.constants import SCALAR_TYPES
 from exporter.capture.origins import Origin
 from exporter.contract import Contract
-from exporter.graph.effects import with_effects
+from exporter.graph.effects import Effects, with_effects
 from exporter.graph.values import Block, Graph, Held, Input, Literal, Node
 from exporter.packing import zipped
 
-# What a call of the module's own method is while torch inlines the others.
+# What a call of a module's method is while torch inlines functions.
 _CALL = "torchferry::call"
 CALL = "prim::CallMethod"
 # Of the types that torch writes: class names that it met before have a number, and a class is its path.
@@ -48,20 +48,19 @@ def read(module: torch.jit.ScriptModule, settable: Collection[str] | None = None
     """All methods of the top module. ``settable`` are the parameters whose names matter; None: all of them."""
     names = {n for n, _ in module.named_parameters()} if settable is None else settable
     tensors = _Tensors(module, frozenset(names), _set_attributes(module))
-    raw = {name: method_graph(module, name) for name in sorted(module._c._method_names())}
+    raw = {name: _with_calls(module, name) for name in sorted(module._c._method_names())}
     plain = {name: _Reader(tensors).graph(name, graph) for name, graph in raw.items()}
-    found: dict[str, Graph] = {}
+    found: dict[str, Effects] = {}
 
-    def effects(name: str) -> bool:
+    def effects(name: str) -> Effects | None:
+        # TorchScript has no recursion.
         if name in plain and name not in found:
-            # Until it is known: TorchScript has no recursion, so nothing asks again.
-            found[name] = plain[name]
             found[name] = with_effects(plain[name], effects)
-        return name not in found or any(node.effect for node in found[name])
+        return found.get(name)
 
     for name in plain:
         effects(name)
-    return Saved(found, tensors.values)
+    return Saved({name: found[name].graph for name in plain}, tensors.values)
 
 
 def reloaded(records: Mapping[str, bytes], contract: Contract) -> Saved:
@@ -78,15 +77,19 @@ def settable_names(contract: Contract) -> set[str]:
 def read_graph(graph: Any, module: torch.jit.ScriptModule, method: str) -> Graph:
     """A graph of torch's that has been inlined already, as its executor has it."""
     tensors = _Tensors(module, frozenset(n for n, _ in module.named_parameters()), _set_attributes(module))
-    return with_effects(_Reader(tensors).graph(method, graph), lambda name: True)
+    return with_effects(_Reader(tensors).graph(method, graph), lambda name: None).graph
 
 
-def method_graph(module: torch.jit.ScriptModule, method: str) -> Any:
-    """torch's graph of a method, submodules' methods and functions inlined."""
+def _with_calls(module: torch.jit.ScriptModule, method: str) -> Any:
+    """torch's graph of a method with its functions inlined, and calls of modules' methods still in it: torch forgets of
+    what stands in inner blocks which module it came from."""
     graph = module._c._get_method(method).graph.copy()
     own = next(graph.inputs()).debugName()
     for node in list(graph.findAllNodes(CALL)):
-        if next(node.inputs()).debugName() == own:
+        root = next(node.inputs())
+        while root.node().kind() == "prim::GetAttr":
+            root = next(root.node().inputs())
+        if root.debugName() == own:
             _stand_in(graph, node)
     torch._C._jit_pass_inline(graph)
     return graph
@@ -143,8 +146,7 @@ class _Tensors:
         return Held(dtype, tuple(value.shape), digest, name, key)
 
     def attribute(self, path: str) -> Any:
-        parent, _, name = path.rpartition(".")
-        return getattr(functools.reduce(getattr, parent.split(".") if parent else (), self.module), name)
+        return functools.reduce(getattr, path.split(".") if path else (), self.module)
 
 
 def digest_of(value: torch.Tensor) -> str:
@@ -174,6 +176,8 @@ class _Reader:
         self._known: dict[int, Input | _Module] = {}
         self._types: dict[int, str] = {}
         self._count = 0
+        # The submodule whose method is read.
+        self._within = ""
         # Whether it is a graph that notes types when it runs.
         self._seen = False
 
@@ -227,6 +231,9 @@ class _Reader:
             if found is not None:
                 self._known[node.output().unique()] = found
                 return
+        if kind == _CALL and isinstance(of := self._known[next(node.inputs()).unique()], _Module) and of.path:
+            yield from self._inlined(node, of.path)
+            return
         inputs = tuple(self._input(v) for v in node.inputs())
         if kind == "prim::ListConstruct" and all(isinstance(i, Literal) for i in inputs) and not _is_changed(node):
             # Of the type too: TorchScript knows what an empty list is a list of.
@@ -236,7 +243,23 @@ class _Reader:
             return
         yield self._made(node, kind, inputs)
 
+    def _inlined(self, node: Any, path: str) -> list[Node]:
+        """The nodes of a submodule's method, with the values that it is given."""
+        graph = _with_calls(self._tensors.attribute(path), node.s("name"))
+        own, *inputs = graph.inputs()
+        _, *given = (self._known[v.unique()] for v in node.inputs())
+        outside, within = self._known, self._within
+        self._within = path
+        self._known = {own.unique(): _Module(path), **{v.unique(): g for v, g in zip(inputs, given, strict=True)}}
+        found = [made for inner in graph.nodes() for made in self._node(inner)]
+        returned = [self._known[v.unique()] for v in graph.outputs()]
+        self._known, self._within = outside, within
+        self._known.update({v.unique(): g for v, g in zip(node.outputs(), returned, strict=True)})
+        return found
+
     def _made(self, node: Any, kind: str, inputs: tuple[Input, ...]) -> Node:
+        origin = origin_of(node)
+        origin = dataclasses.replace(origin, module=origin.module or self._within)
         blocks = tuple(self._block(b.inputs(), b.nodes(), b.outputs()) for b in node.blocks())
         outputs = tuple(self._new(v) for v in node.outputs())
         schema = node.schema()
@@ -252,7 +275,7 @@ class _Reader:
             blocks,
             schema,
             effect=bool(node.isNondeterministic()),
-            origin=origin_of(node),
+            origin=origin,
         )
 
     def _constant(self, node: Any) -> Input:
@@ -274,7 +297,7 @@ class _Reader:
         if not isinstance(of, _Module):
             return None
         path = f"{of.path}.{node.s('name')}".lstrip(".")
-        if node.output().type().kind() == "ClassType":
+        if node.output().type().kind() in ("ClassType", "InterfaceType"):
             return _Module(path)
         if path in self._tensors.changing:
             return None

@@ -21,7 +21,7 @@ from exporter.contract import block_name
 from exporter.errors import RunError, UsageError, first_line, near
 from exporter.given import Given, as_tensor, match_shapes, ordered
 from exporter.graph.loading import File
-from exporter.graph.read import method_graph, read, read_graph, settable_names
+from exporter.graph.read import read, read_graph, settable_names
 from exporter.graph.values import Graph
 
 Stage = Literal["raw", "profiling", "optimized"]
@@ -73,10 +73,9 @@ def stage(file: File, asked: str, wanted: Stage, given: Given | None = None) -> 
     names = input_names(file, module, asked, method)
     spec = file.contract.methods.get(asked) if file.contract else None
     outputs = tuple(o if isinstance(o, str) else block_name(*o) for o in spec.outputs) if spec else ()
-    raw = method_graph(module, method)
     if wanted == "raw":
         settable = settable_names(file.contract) if file.contract else None
-        return Staged(wanted, read(module, settable).graphs[method], _count(raw), names, outputs)
+        return Staged(wanted, read(module, settable).graphs[method], _count(_inlined(module, method)), names, outputs)
     inputs = run_inputs(file, module, asked, method, wanted, given)
     _refuse_large(file, module, method, wanted)
     graph = executed(module, method, inputs, 1 if wanted == "profiling" else _CALLS)
@@ -87,10 +86,14 @@ def _count(graph: Any) -> int:
     return sum(1 for _ in nodes(graph))
 
 
-def _refuse_large(file: File, module: torch.jit.ScriptModule, method: str, wanted: str) -> None:
+def _inlined(module: torch.jit.ScriptModule, method: str) -> Any:
     whole = module._c._get_method(method).graph.copy()
     torch._C._jit_pass_inline(whole)
-    if (count := _count(whole)) > LARGEST:
+    return whole
+
+
+def _refuse_large(file: File, module: torch.jit.ScriptModule, method: str, wanted: str) -> None:
+    if (count := _count(_inlined(module, method))) > LARGEST:
         raise UsageError(
             f"stage {wanted!r} is not available: torch's optimiser takes minutes on a graph of this size",
             where=f"{file.path}, method {method}",

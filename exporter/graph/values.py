@@ -48,8 +48,8 @@ class Node:
     """``operator`` has its overload (``aten::add.Tensor``), and its attributes where it has any.
 
     ``types`` are those of the outputs; ``schema`` is torch's own, empty for what has none. ``effect``: the node writes
-    to memory, raises, prints, draws random numbers or sets an attribute. ``touches``: it reads memory that some node of
-    the graph writes to. ``origin`` (submodule, line of source) is no part of what is computed.
+    to memory, raises, prints, draws random numbers or sets an attribute. ``writes`` and ``reads`` name memory that some
+    node of the graph writes to. ``origin`` (submodule, line of source) is no part of what is computed.
     """
 
     operator: str
@@ -59,7 +59,8 @@ class Node:
     blocks: tuple[Block, ...] = ()
     schema: str = ""
     effect: bool = False
-    touches: bool = False
+    reads: frozenset[int | str] = frozenset()
+    writes: frozenset[int | str] = frozenset()
     origin: Origin = UNKNOWN
 
     @property
@@ -89,6 +90,18 @@ def walk(block: Block) -> Iterator[Node]:
         yield node
         for inner in node.blocks:
             yield from walk(inner)
+
+
+def versions(block: Block) -> dict[int, int]:
+    """By ``id`` of each node that reads memory: how many writes to it stand before, in the block."""
+    found: dict[int, int] = {}
+    writes: list[frozenset[int | str]] = []
+    for node in block.nodes:
+        if node.reads:
+            found[id(node)] = sum(1 for w in writes if w & node.reads)
+        if node.writes:
+            writes.append(node.writes)
+    return found
 
 
 def values_of(inputs: tuple[Input, ...]) -> list[int]:
