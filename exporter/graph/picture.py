@@ -60,6 +60,8 @@ class _Drawn:
         self._groups: dict[str, Group] = {}
         self._shapes: list[Shape] = []
         self._edges: dict[tuple[str, str], None] = {}
+        # Operations of a group that is in pieces.
+        self._met: Counter[str] = Counter()
         # Which shapes a value comes from: of a branch, several.
         self._made: dict[int, tuple[str, ...]] = {}
 
@@ -103,17 +105,16 @@ class _Drawn:
         counts = Counter(n.origin.module for n in shown)
         places = _lines(shown)
         lines = Counter(zip((n.origin.module for n in shown), places, strict=True))
-        met: Counter[str] = Counter()
         for node, where in zip(shown, places, strict=True):
             module = node.origin.module
             group = self._within(parent, module)
             if counts[module] > _MANY:
                 if where and lines[module, where] < counts[module]:
                     group = self._group(f"{group}/{where}", where.rpartition("/")[2], group)
-                met[group] += 1
+                self._met[group] += 1
                 # What has one line, or none, goes by its order.
                 if lines[module, where] > _MANY:
-                    part = (met[group] - 1) // _MANY
+                    part = (self._met[group] - 1) // _MANY
                     label = f"{part * _MANY + 1} to {(part + 1) * _MANY}"
                     group = self._group(f"{group}/#{part}", label, group)
             self._node(node, group)
