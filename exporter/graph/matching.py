@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from exporter.graph.canonical import label
@@ -123,10 +123,11 @@ def matched(one: Flat, other: Flat) -> dict[int, int]:
     ]
     for key in rounds:
         pairs.by(key)
-    while pairs.neighbours(same_kind=True) or pairs.neighbours(same_kind=False):
-        pass
+    pairs.spread(same_kind=True)
     # What is left and looks alike, wherever it stands.
     pairs.by(lambda f, at: (own(f.nodes[at]), f.nodes[at].origin.module))
+    pairs.spread(same_kind=True)
+    pairs.spread(same_kind=False)
     pairs.by(lambda f, at: own(f.nodes[at]))
     return pairs.found
 
@@ -166,10 +167,17 @@ class _Pairs:
                 b, _ = left[found].popitem()
                 self.add(a, b)
 
-    def neighbours(self, *, same_kind: bool) -> bool:
-        """Pair the producers of one argument, and the only users of one output, of nodes that are paired."""
-        todo, self._fresh = list(self.found.items()) if not same_kind else self._fresh, []
-        before = len(self.found)
+    def spread(self, *, same_kind: bool) -> None:
+        """Pair the producers of one argument, and the only users of one output, of nodes that are paired, and so on."""
+        todo = list(self.found.items())
+        while True:
+            self._fresh = []
+            self._neighbours(todo, same_kind)
+            if not self._fresh:
+                return
+            todo = self._fresh
+
+    def _neighbours(self, todo: Sequence[tuple[int, int]], same_kind: bool) -> None:
         for a, b in todo:
             x, y = self.one.nodes[a], self.other.nodes[b]
             for v, w in zip(x.inputs, y.inputs, strict=False):
@@ -183,7 +191,6 @@ class _Pairs:
                     self._maybe(user, others[use][0], same_kind)
         for v, w in zip(self.one.graph.body.outputs, self.other.graph.body.outputs, strict=False):
             self._maybe(self._maker(self.one, v), self._maker(self.other, w), same_kind)
-        return len(self.found) > before
 
     def _maker(self, of: Flat, value: Input) -> int | None:
         return of.made[value][0] if isinstance(value, int) and value in of.made else None

@@ -55,6 +55,7 @@ def _loop(node: Node, hashes: Hashes) -> Node:
     turn, *carried = body.inputs
     keys = [_hash([b"carried", _of(v, hashes)]) for v in given]
     hashes[turn] = _hash([b"turn", _of(count, hashes), _of(condition, hashes)])
+    inner = body
     for _ in range(2):
         hashes.update(zip(carried, keys, strict=True))
         inner = _block(body, hashes)

@@ -102,9 +102,7 @@ def test_a_page_stands_by_itself(tmp_path):
 
 @pytest.fixture(scope="module")
 def browser():
-    paths = [
-        next(filter(None, map(shutil.which, names)), "") for names in (("chromium", "google-chrome"), ("chromedriver",))
-    ]
+    paths = [shutil.which("chromium") or shutil.which("google-chrome") or "", shutil.which("chromedriver") or ""]
     need(all(paths), "Chromium is not installed (apt-get install chromium chromium-driver)")
     webdriver = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
@@ -124,7 +122,8 @@ def shown(browser) -> int:
 def click(browser, name: str) -> None:
     """On the middle of the shape, as a user clicks; the frame of an open group is clicked at its title."""
     x, y = browser.execute_script(
-        "const n = cy.getElementById(arguments[0]), b = n.renderedBoundingBox(), f = cy.container().getBoundingClientRect();"
+        "const n = cy.getElementById(arguments[0]), b = n.renderedBoundingBox();"
+        "const f = cy.container().getBoundingClientRect();"
         "return [f.left + (b.x1 + b.x2) / 2, f.top + (n.isParent() ? b.y1 + 3 : (b.y1 + b.y2) / 2)]",
         name,
     )
