@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
 from tampering import change_contract
 
 from exporter.capture.trace import quiet_deprecations
@@ -59,36 +56,43 @@ def torchferry_golden_export(monkeypatch):
 
 
 @pytest.fixture
-def suite(tmp_path) -> Path:
-    for name, text in (("spring.py", MODEL), ("test_spring.py", TEST), ("conftest.py", CONFTEST)):
-        (tmp_path / name).write_text(text)
-    return tmp_path
+def suite(pytester, monkeypatch) -> pytest.Pytester:
+    """Run in this process: it has torch already, and one that forks fresh ones."""
+    pytester.makepyfile(spring=MODEL, test_spring=TEST, conftest=CONFTEST)
+    # The inner run would forget what it imports, and torch cannot be imported twice.
+    monkeypatch.setattr(pytester, "_Pytester__take_sys_modules_snapshot", Kept)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("CI", "")
+    return pytester
 
 
-def pytest_in(folder: Path, *arguments: str, ci: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CI": ci, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+class Kept:
+    """Instead of a snapshot of ``sys.modules``: only the suite's own modules are forgotten."""
+
+    def restore(self) -> None:
+        for name in ("spring", "test_spring", "conftest"):
+            sys.modules.pop(name, None)
+
+
+def pytest_in(suite: pytest.Pytester, *arguments: str) -> tuple[int, str]:
+    """Exit code, and what was printed."""
+    done = suite.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", *arguments)
+    return int(done.ret), "\n".join([*done.outlines, *done.errlines])
 
 
 def test_without_a_reference_it_fails_and_says_how_to_make_one(suite):
-    done = pytest_in(suite)
-    assert done.returncode == 1
-    assert "there is no golden archive" in done.stdout
-    assert "pytest 'test_spring.py::test_spring' --torchferry-update" in done.stdout
-    assert not (suite / "goldens").exists()
+    code, said = pytest_in(suite)
+    assert code == 1
+    assert "there is no golden archive" in said
+    assert "pytest 'test_spring.py::test_spring' --torchferry-update" in said
+    assert not (suite.path / "goldens").exists()
 
 
 @pytest.fixture
-def held(suite) -> Path:
-    done = pytest_in(suite, "--torchferry-update")
-    assert done.returncode == 0, done.stdout
-    assert sorted(p.relative_to(suite).as_posix() for p in suite.rglob("*.pt")) == [
+def held(suite) -> pytest.Pytester:
+    code, said = pytest_in(suite, "--torchferry-update")
+    assert code == 0, said
+    assert sorted(p.relative_to(suite.path).as_posix() for p in suite.path.rglob("*.pt")) == [
         "elsewhere/soft.pt",
         "goldens/test_spring.pt",
     ]
@@ -96,70 +100,71 @@ def held(suite) -> Path:
 
 
 def test_a_change_is_said_and_accepted(held):
-    done = pytest_in(held)
-    assert done.returncode == 0, done.stdout
-    before = (held / "goldens" / "test_spring.pt").read_bytes()
-    (held / "spring.py").write_text(MODEL.replace(".sin()", ".tanh()"))
-    done = pytest_in(held)
-    assert done.returncode == 1
-    assert "the model is not what its golden archive is: differs in graph, numbers" in done.stdout
-    assert "aten::tanh" in done.stdout
-    assert "spring.py:12" in done.stdout
-    assert "to accept it: pytest 'test_spring.py::test_spring' --torchferry-update" in done.stdout
-    assert (held / "goldens" / "test_spring.pt").read_bytes() == before
-    assert pytest_in(held, "--torchferry-update").returncode == 0
-    assert (held / "goldens" / "test_spring.pt").read_bytes() != before
-    assert pytest_in(held).returncode == 0
+    code, said = pytest_in(held)
+    assert code == 0, said
+    before = (held.path / "goldens" / "test_spring.pt").read_bytes()
+    (held.path / "spring.py").write_text(MODEL.replace(".sin()", ".tanh()"))
+    code, said = pytest_in(held)
+    assert code == 1
+    assert "the model is not what its golden archive is: differs in graph, numbers" in said
+    assert "aten::tanh" in said
+    assert "spring.py:12" in said
+    assert "to accept it: pytest 'test_spring.py::test_spring' --torchferry-update" in said
+    assert (held.path / "goldens" / "test_spring.pt").read_bytes() == before
+    assert pytest_in(held, "--torchferry-update")[0] == 0
+    assert (held.path / "goldens" / "test_spring.pt").read_bytes() != before
+    assert pytest_in(held)[0] == 0
 
 
 def test_another_graph_of_the_same_numbers_fails(held):
-    (held / "spring.py").write_text(MODEL.replace("(self.k * stretch).sin()", "-(-self.k * stretch).sin()"))
-    done = pytest_in(held, "-k", "test_spring and not place")
-    assert done.returncode == 1
-    assert "its golden archive is: same numbers" in done.stdout
-    assert "aten::neg" in done.stdout
+    (held.path / "spring.py").write_text(MODEL.replace("(self.k * stretch).sin()", "-(-self.k * stretch).sin()"))
+    code, said = pytest_in(held, "-k", "test_spring and not place")
+    assert code == 1
+    assert "its golden archive is: same numbers" in said
+    assert "aten::neg" in said
 
 
 def test_a_parameter_fails_with_its_largest_difference(held):
-    (held / "spring.py").write_text(MODEL.replace("tensor(2.0", "tensor(2.125"))
-    done = pytest_in(held, "test_spring.py::test_spring")
-    assert done.returncode == 1
-    assert "constant: k float64[]: 1 of its numbers differ, by at most 0.125" in done.stdout
+    (held.path / "spring.py").write_text(MODEL.replace("tensor(2.0", "tensor(2.125"))
+    code, said = pytest_in(held, "test_spring.py::test_spring")
+    assert code == 1
+    assert "constant: k float64[]: 1 of its numbers differ, by at most 0.125" in said
 
 
 def test_an_update_that_changes_nothing_leaves_the_file(held):
-    golden = held / "goldens" / "test_spring.pt"
+    golden = held.path / "goldens" / "test_spring.pt"
     os.utime(golden, (1, 1))
-    assert pytest_in(held, "--torchferry-update").returncode == 0
+    assert pytest_in(held, "--torchferry-update")[0] == 0
     assert golden.stat().st_mtime == 1
 
 
 @pytest.mark.parametrize("ci", ["true", "1"])
-def test_in_ci_an_update_is_refused(held, ci):
-    done = pytest_in(held, "--torchferry-update", ci=ci)
-    assert done.returncode == 4
-    assert "refused in CI" in done.stderr
-    assert pytest_in(held, ci=ci).returncode == 0
+def test_in_ci_an_update_is_refused(held, ci, monkeypatch):
+    monkeypatch.setenv("CI", ci)
+    code, said = pytest_in(held, "--torchferry-update")
+    assert code == 4
+    assert "refused in CI" in said
+    assert pytest_in(held)[0] == 0
 
 
 def test_a_golden_of_a_newer_schema_is_refused_by_name(held):
-    change_contract(held / "goldens" / "test_spring.pt", lambda raw: raw.update(schema=7))
-    done = pytest_in(held, "test_spring.py::test_spring")
-    assert done.returncode == 1
-    assert "the archive is of schema 7" in done.stdout
-    assert "goldens/test_spring.pt" in done.stdout
+    change_contract(held.path / "goldens" / "test_spring.pt", lambda raw: raw.update(schema=7))
+    code, said = pytest_in(held, "test_spring.py::test_spring")
+    assert code == 1
+    assert "the archive is of schema 7" in said
+    assert "goldens/test_spring.pt" in said
 
 
 def test_a_golden_of_a_stranger(held):
     with quiet_deprecations():
-        torch.jit.save(torch.jit.trace(torch.sin, torch.ones(2)), str(held / "goldens" / "test_spring.pt"))
-    done = pytest_in(held, "test_spring.py::test_spring")
-    assert done.returncode == 1
-    assert "has no contract" in done.stdout
+        torch.jit.save(torch.jit.trace(torch.sin, torch.ones(2)), str(held.path / "goldens" / "test_spring.pt"))
+    code, said = pytest_in(held, "test_spring.py::test_spring")
+    assert code == 1
+    assert "has no contract" in said
 
 
 def test_a_marker_that_is_misspelt(suite):
-    (suite / "test_spring.py").write_text(TEST.replace("folder=", "directory="))
-    done = pytest_in(suite, "-k", "another_place")
-    assert done.returncode == 1
-    assert "takes folder and name" in done.stdout
+    (suite.path / "test_spring.py").write_text(TEST.replace("folder=", "directory="))
+    code, said = pytest_in(suite, "-k", "another_place")
+    assert code == 1
+    assert "takes folder and name" in said
