@@ -49,6 +49,13 @@ class ContractChange:
     before: Any
     now: Any
 
+    def text(self) -> str:
+        if self.now is None:
+            return f"{self.field} is gone"
+        if self.before is None:
+            return f"{self.field} is new"
+        return f"{self.field}: {self.now!r}; it was {self.before!r}"
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -90,7 +97,7 @@ class Difference:
 
     def lines(self) -> list[str]:
         """Contract, graphs, constants, numbers, in this order; nothing for two equal files."""
-        lines = [f"contract: {c.field}: {c.now!r}; it was {c.before!r}" for c in self.contract]
+        lines = [f"contract: {c.text()}" for c in self.contract]
         modules: dict[tuple[str, str], list[str]] = {}
         for change in self.changes.nodes:
             where = f"  ({change.where})" if change.where else ""
@@ -163,27 +170,41 @@ def side(path: Path) -> Side:
     return Side(file, saved, graph_hash(canonical_text(saved)))
 
 
+Leaves = dict[tuple[str, ...], Any]
+
+
 def _promises(one: Contract, other: Contract) -> tuple[ContractChange, ...]:
     before, now = (
-        _flat({n: getattr(c, n) for n in _PROMISES} | {"batch": {"ndim": c.batch.ndim}}) for c in (one, other)
+        {**_flat({n: getattr(c, n) for n in _PROMISES}), ("batch", "ndim"): c.batch.ndim} for c in (one, other)
     )
-    fields = dict.fromkeys([*before, *now])
-    return tuple(ContractChange(f, before.get(f), now.get(f)) for f in fields if before.get(f) != now.get(f))
+    found: dict[str, ContractChange] = {}
+    for path in dict.fromkeys([*before, *now]):
+        was, is_ = before.get(path), now.get(path)
+        if was == is_:
+            continue
+        # A whole variable or method that one of them does not have is one line.
+        whole = path[:2]
+        absent = [not any(p[:2] == whole for p in side) for side in (before, now)]
+        if len(path) > 2 and any(absent):
+            found[".".join(whole)] = ContractChange(".".join(whole), *(None if a else "there" for a in absent))
+        else:
+            found[".".join(path)] = ContractChange(".".join(path), was, is_)
+    return tuple(found.values())
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Leaves by path; elements of lists that have a name or a path by it, with their position."""
+def _flat(value: Any, path: tuple[str, ...] = ()) -> Leaves:
+    """Leaves by path; elements of lists that have a name or a path by it, with their order."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in _NO_PROMISE}
     if isinstance(value, dict):
-        return {k: v for key, one in value.items() for k, v in _flat(one, f"{path}.{key}".lstrip(".")).items()}
+        return {k: v for key, one in value.items() for k, v in _flat(one, (*path, str(key))).items()}
     if not isinstance(value, tuple):
         return {path: value}
     named = [getattr(one, "name", getattr(one, "path", None)) for one in value]
     if all(named):
-        found = {path: ", ".join(map(str, named))}
+        found: Leaves = {path: ", ".join(map(str, named))}
         for name, one in zip(named, value, strict=True):
-            found |= _flat(one, f"{path}.{name}")
+            found |= _flat(one, (*path, str(name)))
         return found
     return {path: list(value)}
 

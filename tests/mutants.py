@@ -321,7 +321,7 @@ def a_loop_that_stops_early(graph):
     replaced(graph, find(graph, "aten::le"), "aten::lt")
 
 
-@mutant("return_map", "", "newton_info", "changed", "aten::eq", "5", shown_in="newton_info")
+@mutant("rates", "", "forward", "changed", "aten::eq", "5", shown_in="forward")
 def another_number_of_dimensions(graph):
     node = find(graph, "aten::eq")
     node.replaceInput(1, literal(graph, node, 5))
@@ -333,7 +333,6 @@ def tensors() -> Iterator[tuple[str, str]]:
         ("perzyna", "rate.eta"),
         ("robertson", "k"),
         ("return_map", "newton.abs_tol"),
-        ("return_map", "newton.rel_tol"),
         ("loss_and_grad", "network.inner.weight"),
     ):
         yield name, key

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, export_unverified
+from conftest import RATES, ROOT, export_unverified
 from markdown_it import MarkdownIt
 from native_build import SOLVERS, need_fortran
 
@@ -71,6 +71,17 @@ def test_the_demo_prints_what_the_readme_shows(folder):
     # The demo ends with what the C solver prints: four elements, y and heat.
     last = [[float(x) for x in line.split()] for line in printed.splitlines()[-4:]]
     assert all(len(row) == 2 and row[1] > 0 for row in last)
+
+
+def test_the_graphs_are_what_the_readme_shows(folder):
+    """The lines of each listing, and no operation that it leaves out."""
+    export_unverified(str(RATES), folder / "eq.pt", "eq")
+    found = [(info.removeprefix("text "), text) for info, text in blocks() if info.startswith("text graph")]
+    assert len(found) == 2
+    for command, text in found:
+        printed = run([sys.executable, "-m", "exporter", *command.split()], folder)
+        operations = [" ".join(line.split()) for line in printed.splitlines() if "aten::" in line]
+        assert operations == [" ".join(line.split()) for line in text.splitlines()]
 
 
 C_MAIN = """%s

@@ -73,7 +73,6 @@ class _Compared:
         self.nodes: list[Change] = []
         self.tensors: dict[str, Tensor] = {}
         self._method = one.method
-        texts = [method_text(g) for g in (one, other)]
         if one.types != other.types:
             said = [", ".join(g.types) for g in (one, other)]
             self.nodes.append(Change("changed", self._method, f"takes {said[1]}; it took {said[0]}"))
@@ -92,7 +91,7 @@ class _Compared:
         self._order()
         for i, text in self._arguments(one.body.outputs, other.body.outputs):
             self.nodes.append(Change("changed", self._method, f"output {i} {text}"))
-        if texts[0] != texts[1] and not self.nodes and not self.tensors:
+        if not self.nodes and not self.tensors and method_text(one) != method_text(other):
             self.nodes.append(Change("changed", self._method, "which of equal operations gives which value"))
 
     def _say(self, kind: Kind, node: Node, what: str) -> None:
