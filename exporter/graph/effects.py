@@ -29,11 +29,12 @@ Key = int | str
 @dataclass(frozen=True)
 class Effects:
     """A method's graph with what each node does to memory, whether it has effects at all, and whether it writes to what
-    it is given."""
+    it is given or what the module holds: ``held`` names that memory."""
 
     graph: Graph
     acts: bool
     writes: bool
+    held: frozenset[str]
 
 
 def with_effects(graph: Graph, called: Callable[[str], Effects | None]) -> Effects:
@@ -42,9 +43,28 @@ def with_effects(graph: Graph, called: Callable[[str], Effects | None]) -> Effec
     marked = dataclasses.replace(graph, body=memory.marked(graph.body))
     written = {m for node in walk(marked.body) for m in node.writes}
     given = {m for v in graph.body.inputs for m in memory.reached(v)}
-    held = {m for node in walk(marked.body) for v in node.inputs if isinstance(v, Held) for m in memory.reached(v)}
+    tensors = [v for node in walk(marked.body) for v in node.inputs if isinstance(v, Held)]
+    held = frozenset(v.memory for v in tensors if memory.reached(v) & written)
     acts = any(node.effect for node in marked.body.nodes)
-    return Effects(marked, acts, bool(written & (given | held)))
+    return Effects(marked, acts, bool(held or written & given), held)
+
+
+def with_names(graph: Graph, written: frozenset[str]) -> Graph:
+    """Tensors whose memory some method writes to are known by their path: what they are once does not say which."""
+
+    def named(value: Input) -> Input:
+        if isinstance(value, Held) and value.memory in written:
+            return dataclasses.replace(value, name=value.key)
+        return value
+
+    def in_block(block: Block) -> Block:
+        nodes = tuple(
+            dataclasses.replace(n, inputs=tuple(map(named, n.inputs)), blocks=tuple(map(in_block, n.blocks)))
+            for n in block.nodes
+        )
+        return dataclasses.replace(block, nodes=nodes, outputs=tuple(map(named, block.outputs)))
+
+    return dataclasses.replace(graph, body=in_block(graph.body)) if written else graph
 
 
 @dataclass(frozen=True)
@@ -131,7 +151,7 @@ class _Memory:
 
     def _key(self, value: Input) -> Key | None:
         if isinstance(value, Held):
-            return value.key
+            return value.memory
         return value if isinstance(value, int) and value not in self._plain else None
 
     def _root(self, key: Key) -> Key:

@@ -5,23 +5,21 @@ A method's calls of the module's other methods stay calls, so that each graph st
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import functools
-import hashlib
 import io
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from exporter.capture.constants import SCALAR_TYPES
-from exporter.capture.origins import Origin
 from exporter.contract import Contract
-from exporter.graph.effects import Effects, with_effects
-from exporter.graph.values import Block, Graph, Held, Input, Literal, Node
+from exporter.graph.effects import Effects, with_effects, with_names
+from exporter.graph.tensors import Tensors, literal
+from exporter.graph.values import Block, Graph, Input, Literal, Node
+from exporter.graph.where import origin_of
 from exporter.packing import zipped
 
 # What a call of a module's method is while torch inlines functions.
@@ -29,11 +27,6 @@ _CALL = "torchferry::call"
 CALL = "prim::CallMethod"
 # Of the types that torch writes: class names that it met before have a number, and a class is its path.
 _MANGLED = re.compile(r"___torch_mangle_\d+\.")
-# ``layers.0(Linear)``, of the calls that a node was inlined from.
-_INSTANCE = re.compile(r"[^.()]+(?:\.[^.()]+)*\([^)]*\)")
-_FRAME = re.compile(r"(.+)\((\d+)\): ")
-_NO_MODEL = re.compile(r"(^|site-packages/)(torch|exporter|runtime_checks|neml2/types)/|^torchferry\.py$|^<")
-_WRITTEN_AT = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,7 @@ class Saved:
 def read(module: torch.jit.ScriptModule, settable: Collection[str] | None = None) -> Saved:
     """All methods of the top module. ``settable`` are the parameters whose names matter; None: all of them."""
     names = {n for n, _ in module.named_parameters()} if settable is None else settable
-    tensors = _Tensors(module, frozenset(names), _set_attributes(module))
+    tensors = Tensors(module, frozenset(names), _set_attributes(module))
     raw = {name: _with_calls(module, name) for name in sorted(module._c._method_names())}
     plain = {name: _Reader(tensors).graph(name, graph) for name, graph in raw.items()}
     found: dict[str, Effects] = {}
@@ -60,7 +53,8 @@ def read(module: torch.jit.ScriptModule, settable: Collection[str] | None = None
 
     for name in plain:
         effects(name)
-    return Saved({name: found[name].graph for name in plain}, tensors.values)
+    written = frozenset[str]().union(*(one.held for one in found.values()))
+    return Saved({name: with_names(found[name].graph, written) for name in plain}, tensors.values)
 
 
 def reloaded(records: Mapping[str, bytes], contract: Contract) -> Saved:
@@ -76,7 +70,7 @@ def settable_names(contract: Contract) -> set[str]:
 
 def read_graph(graph: Any, module: torch.jit.ScriptModule, method: str) -> Graph:
     """A graph of torch's that has been inlined already, as its executor has it."""
-    tensors = _Tensors(module, frozenset(n for n, _ in module.named_parameters()), _set_attributes(module))
+    tensors = Tensors(module, frozenset(n for n, _ in module.named_parameters()), _set_attributes(module))
     return with_effects(_Reader(tensors).graph(method, graph), lambda name: None).graph
 
 
@@ -127,40 +121,6 @@ def _path_of(value: Any, path: str) -> str:
     return ".".join(filter(None, (path, *parts)))
 
 
-@dataclass
-class _Tensors:
-    """The tensors of a module as the graphs name them. ``named``: those that are known by their path; ``changing``: the
-    attributes that its methods set."""
-
-    module: torch.jit.ScriptModule
-    named: frozenset[str]
-    changing: frozenset[str]
-    values: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def held(self, value: torch.Tensor, path: str = "") -> Held:
-        dtype = str(value.dtype).removeprefix("torch.")
-        digest = digest_of(value)
-        name = path if path in self.named else ""
-        key = name or digest
-        self.values.setdefault(key, value)
-        return Held(dtype, tuple(value.shape), digest, name, key)
-
-    def attribute(self, path: str) -> Any:
-        return functools.reduce(getattr, path.split(".") if path else (), self.module)
-
-
-def digest_of(value: torch.Tensor) -> str:
-    """sha256 of dtype, shape and bytes."""
-    if value.is_quantized or value.layout != torch.strided:
-        whole = repr(value).encode()
-    else:
-        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        whole = ctypes.string_at(plain.data_ptr(), plain.numel() * plain.element_size())
-    found = hashlib.sha256(f"{value.dtype} {list(value.shape)} ".encode())
-    found.update(whole)
-    return found.hexdigest()
-
-
 class _Module:
     """A submodule in a graph."""
 
@@ -171,7 +131,7 @@ class _Module:
 class _Reader:
     """One graph. Values are numbered in torch's own order."""
 
-    def __init__(self, tensors: _Tensors) -> None:
+    def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
         self._known: dict[int, Input | _Module] = {}
         self._types: dict[int, str] = {}
@@ -302,7 +262,7 @@ class _Reader:
         if path in self._tensors.changing:
             return None
         value = self._tensors.attribute(path)
-        return self._tensors.held(value, path) if isinstance(value, torch.Tensor) else Literal(literal(value))
+        return self._tensors.at(path) if isinstance(value, torch.Tensor) else Literal(literal(value))
 
 
 def _is_changed(node: Any) -> bool:
@@ -312,18 +272,6 @@ def _is_changed(node: Any) -> bool:
 
 _CHANGES = ("append", "_set_item", "extend", "insert", "pop", "clear", "reverse", "sort", "Delete")
 _WRITERS = {f"aten::{name}" for name in _CHANGES}
-
-
-def literal(value: Any) -> str:
-    """As Python writes it: a float in the fewest digits that read back to the bit."""
-    if isinstance(value, (list, tuple)):
-        ends = "[]" if isinstance(value, list) else "()"
-        return ends[0] + ", ".join(map(literal, value)) + ends[1]
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, torch.Tensor):
-        return f"tensor:{digest_of(value)}"
-    return repr(value) if isinstance(value, (bool, int, float, complex, str, type(None))) else f"{type(value).__name__}"
 
 
 def _type(kind: Any) -> str:
@@ -344,30 +292,3 @@ def _attributes(node: Any) -> str:
         text = _MANGLED.sub("", str(value)) if how in ("ty", "tys") else literal(value)
         found.append(f"{name}={text}")
     return f"[{', '.join(found)}]" if found else ""
-
-
-def origin_of(node: Any) -> Origin:
-    """Submodule, and line of source; for an operation of a captured backward pass what stands behind it there."""
-    source = node.sourceRange()
-    lines = source.splitlines()
-    at = next((i for i, line in enumerate(lines) if line.endswith("<--- HERE")), 0)
-    said = Origin.parse(lines[at - 1].rpartition("  # ")[2]) if at else None
-    return said or Origin("", module=_module(node), where=_place(lines) or _written(source))
-
-
-def _module(node: Any) -> str:
-    parts = [
-        part.partition("(")[0] for part in re.findall(r"[^.()]+(?:\.[^.()]+)*\([^)]*\)", node.getModuleHierarchy())
-    ]
-    return ".".join(p for p in parts if p not in ("SELF", "UNKNOWN_INSTANCE"))
-
-
-def _place(stack: Sequence[str]) -> str:
-    """The innermost line of the stack that is the model's: not torch's, not ours, not of a library's tensor types."""
-    frames = [m for line in stack if (m := _FRAME.match(line)) and not _NO_MODEL.search(m[1])]
-    return f"{frames[0][1]}:{frames[0][2]}" if frames else ""
-
-
-def _written(source: str) -> str:
-    match = _WRITTEN_AT.search(source)
-    return f"{match[1]}:{match[2]}" if match and not match[1].startswith(("<", "code/")) else ""

@@ -13,13 +13,15 @@ UNKNOWN = Origin("")
 @dataclass(frozen=True)
 class Held:
     """A tensor that the file holds. ``name`` is its path in the file where it can be set or is written to; one that
-    only stands in the graph has none. ``key`` finds its value; ``digest`` is the sha256 of its bytes."""
+    only stands in the graph has none. ``key`` finds its value; ``digest`` is the sha256 of its bytes; tensors of one
+    ``memory`` share it."""
 
     dtype: str
     shape: tuple[int, ...]
     digest: str
     name: str = ""
     key: str = field(default="", compare=False)
+    memory: str = field(default="", compare=False)
 
     def kind(self) -> str:
         return f"{self.dtype}{list(self.shape)}".replace(" ", "")

@@ -21,6 +21,7 @@ class Holder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros(3))
+        self.register_buffer("other", torch.zeros(3))
         self.weight = nn.Parameter(torch.ones(3))
         self.count = 0
 
@@ -120,6 +121,10 @@ OTHER = {
         ("a = self.seen * 2", "self.seen.add_(1)", "return a"),
         ("self.seen.add_(1)", "a = self.seen * 2", "return a"),
     ),
+    "which of two equal buffers is written to": (
+        ("self.seen.add_(x)", "return self.seen * y"),
+        ("self.other.add_(x)", "return self.seen * y"),
+    ),
     "a type of number": (("return x * 2",), ("return x * 2.0",)),
     "the other zero": (("return x + 0.0",), ("return x + (-0.0)",)),
     "once or twice": (("a = x.sin()", "return a + a"), ("return x.sin() + x.sin()",)),
@@ -162,6 +167,12 @@ def test_a_write_by_another_method():
     late = method("x = x.clone()", "b = self.other(x)", "a = x.sin()", "return a - b")
     assert text_of(f"{other}\n{early}") != text_of(f"{other}\n{late}")
     assert text_of(f"{quiet}\n{early}") == text_of(f"{quiet}\n{late}")
+
+
+def test_what_one_method_writes_another_reads():
+    writer = "def writer(self, x: Tensor):\n    self.seen.add_(x)\n    return x\n"
+    assert text_of(writer + method("return self.seen + x")) != text_of(writer + method("return self.other + x"))
+    assert text_of(method("return self.seen + x")) == text_of(method("return self.other + x"))
 
 
 def test_twenty_exports_have_one_hash(tmp_path, without_the_gate):
