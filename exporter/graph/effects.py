@@ -92,6 +92,11 @@ def _alias(schema: str) -> _Alias:
     return _Alias(writes, into, tuple(shares), tuple(wild))
 
 
+def _is_container(kind: str) -> bool:
+    # A tensor whose type was seen is written as float64[3].
+    return kind.startswith(("List[", "Tuple[", "Dict[", "Optional[List", "Optional[Dict", "Optional[Tuple"))
+
+
 class _Memory:
     def __init__(self, graph: Graph, called: Callable[[str], Effects | None]) -> None:
         self._called = called
@@ -100,6 +105,7 @@ class _Memory:
         # What was put into containers that nothing was taken out of.
         self._loose: dict[Key, set[Key]] = {}
         self._plain = {i for i, t in zip(graph.body.inputs, graph.types, strict=True) if t in _PLAIN}
+        self._containers = {i for i, t in zip(graph.body.inputs, graph.types, strict=True) if _is_container(t)}
         self._written: set[Key] = set()
         self._join_block(graph.body)
         self._written = {self._root(key) for key in self._written}
@@ -203,6 +209,7 @@ class _Memory:
     def _join_block(self, block: Block) -> None:
         for node in block.nodes:
             self._plain |= {o for o, t in zip(node.outputs, node.types, strict=True) if t in _PLAIN}
+            self._containers |= {o for o, t in zip(node.outputs, node.types, strict=True) if _is_container(t)}
             for inner in node.blocks:
                 self._join_block(inner)
                 # What goes into a block, round a loop (behind its count and its condition), or out of it.
@@ -239,10 +246,11 @@ class _Memory:
             for value in lists if node.inputs[i] in lists and not alias.into else ():
                 self._join(self._inside(node.inputs[i]), self._inside(value))
         for made, kind, shares, wild in zip(node.outputs, node.types, alias.shares, alias.wild, strict=False):
-            container = kind not in ("Tensor", *_PLAIN)
+            container = _is_container(kind)
             for i in shares:
                 self._join(self._key(made), self._key(node.inputs[i]))
-                if container:
+                # Pieces of a tensor; a list that is given back holds what it held.
+                if container and node.inputs[i] not in lists and node.inputs[i] not in self._containers:
                     self._join(self._inside(made), self._key(node.inputs[i]))
             for value in lists if wild or container else ():
                 self._join(self._inside(made) if container else self._key(made), self._inside(value))
