@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import io
+import itertools
 import pickle
 import pickletools
 import re
@@ -34,8 +35,11 @@ from exporter.reads import NOT_THE_USERS
 FOLDER = "archive"
 _CODE, _DEBUG = ".py", ".py.debug_pkl"
 _SERIAL = ".data/serialization_id"
-# A qualified name, or a temporary of torch's printer, which it numbers within a record.
-_NAME = re.compile(r"__torch__(?:\.\w+)+|(?<![\w.])_\d+\b")
+# A text, which is left as it is; a qualified name; a temporary of torch's printer, which it numbers within a record.
+_NAME = re.compile(r"""(?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|__torch__(?:\.\w+)+|(?<![\w.])_\d+\b""")
+_QUALIFIED = re.compile(r"__torch__(?:\.\w+)+")
+# Names that are the user's, whatever they look like: attributes, and arguments.
+_KEPT = re.compile(r"^  (_\d+) : |[(,]\s*(_\d+)(?:: |=)|\.(_\d+)\b", re.MULTILINE)
 _MANGLED = re.compile(r"\.___torch_mangle_\d+")
 _TOP = re.compile(r"^(?:class|def) (\w+)", re.MULTILINE)
 _FRAME = re.compile(r"(.+)\((\d+)\): (.*)")
@@ -132,7 +136,7 @@ def _new_names(definitions: Mapping[str, _Definition], pickled: bytes) -> dict[s
             continue
         space, _, own = _MANGLED.sub("", name).rpartition(".")
         new[name] = f"{space}.___torch_mangle_{len(new)}.{own}"
-        found = (_known(m[0], definitions) for m in _NAME.finditer(definitions[name].text))
+        found = (_known(m[0], definitions) for m in _NAME.finditer(definitions[name].text) if m["text"] is None)
         todo += [n for n in found if n]
     return new
 
@@ -147,15 +151,20 @@ def _known(text: str, names: Mapping[str, Any]) -> str:
 def _renamed(text: str, names: Mapping[str, str]) -> tuple[str, list[tuple[int, int]]]:
     """The text under new names; pairs of old and new byte offsets from where on they differ by as much."""
     pieces: list[str] = []
+    kept = {name for match in _KEPT.finditer(text) for name in match.groups() if name}
+    free = (name for i in itertools.count() if (name := f"_{i}") not in kept)
     numbers: dict[str, str] = {}
     moved = [(0, 0)]
     last = old = new = 0
     for match in _NAME.finditer(text):
+        if match["text"] is not None or match[0] in kept:
+            continue
         if match[0].startswith("__torch__"):
             known = _known(match[0], names)
             other = names.get(known, "")
         else:
-            known, other = match[0], numbers.setdefault(match[0], f"_{len(numbers)}")
+            known = match[0]
+            other = numbers[known] if known in numbers else numbers.setdefault(known, next(free))
         if not other or other == known:
             continue
         between = text[last : match.start()]
@@ -167,9 +176,17 @@ def _renamed(text: str, names: Mapping[str, str]) -> tuple[str, list[tuple[int, 
     return "".join([*pieces, text[last:]]), moved
 
 
+def _renamed_types(text: str, names: Mapping[str, str]) -> str:
+    """A type as a pickle names it; any other text stays."""
+    return _QUALIFIED.sub(lambda m: names[k] + m[0][len(k) :] if (k := _known(m[0], names)) else m[0], text)
+
+
 def _renamed_pickle(data: bytes, names: Mapping[str, str]) -> bytes:
-    """Class names are in the pickle as globals, and in the texts of types."""
+    """Class names are in the pickle as globals, and in the texts of types. torch notes whatever somebody else holds, too,
+    for a use that never comes: only what is used again keeps its number."""
     ops = list(pickletools.genops(data))
+    used = {argument for op, argument, _ in ops if op.name in ("BINGET", "LONG_BINGET")}
+    numbers: dict[Any, int] = {}
     pieces = []
     for i, (op, argument, at) in enumerate(ops):
         raw = data[at : ops[i + 1][2] if i + 1 < len(ops) else len(data)]
@@ -177,10 +194,19 @@ def _renamed_pickle(data: bytes, names: Mapping[str, str]) -> bytes:
             space, _, own = new.rpartition(".")
             raw = f"c{space}\n{own}\n".encode()
         elif op.name == "BINUNICODE":
-            text = _renamed(str(argument), names)[0].encode()
+            text = _renamed_types(str(argument), names).encode()
             raw = b"X" + struct.pack("<I", len(text)) + text
+        elif op.name in ("BINPUT", "LONG_BINPUT"):
+            raw = _numbered(b"qr", numbers.setdefault(argument, len(numbers))) if argument in used else b""
+        elif op.name in ("BINGET", "LONG_BINGET"):
+            raw = _numbered(b"hj", numbers[argument])
         pieces.append(raw)
     return b"".join(pieces)
+
+
+def _numbered(codes: bytes, number: int) -> bytes:
+    """A short operation for a small number, a long one for a large."""
+    return codes[:1] + bytes([number]) if number < 256 else codes[1:] + struct.pack("<I", number)
 
 
 class _Integers(list):  # type: ignore[type-arg]

@@ -68,6 +68,32 @@ def test_what_is_packed_computes_the_same_and_knows_its_lines():
         loaded(torch.ones(3, dtype=torch.float64))
 
 
+class Underscores(nn.Module):
+    """Names that look like torch's own, and texts that look like names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._0 = nn.Parameter(torch.full((5,), 2.0, dtype=torch.float64))
+        self._3 = nn.Linear(5, 5).double()
+        self.names = {"_0": 1.0, "_1": 2.0, "__torch__.tests.test_packing.Law": 3.0}
+
+    def forward(self, _1: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        _2 = torch.where(_1 > 0, _1, x)
+        if x.dim() > 3:
+            raise ValueError('_1 and __torch__.tests.test_packing.Law it\'s "_4"')
+        return self._3(_2) * self._0 + self.names["_1"] + self.names["__torch__.tests.test_packing.Law"]
+
+
+def test_names_and_texts_of_the_user_stay():
+    module = torch.jit.script(Underscores().eval())
+    loaded = torch.jit.load(io.BytesIO(zipped(packed(module))))
+    assert torch.equal(loaded(X, x=-X), module(X, x=-X))
+    assert torch.equal(loaded(_1=-X, x=X), module(_1=-X, x=X))
+    with pytest.raises(Exception, match=r"_1 and __torch__\.tests\.test_packing\.Law it's \"_4\""):
+        loaded(X, X.reshape(1, 1, 1, 5))
+    assert packed(loaded) == packed(module)
+
+
 def test_tensors_stand_on_boundaries():
     data = zipped(packed(torch.jit.script(holder())))
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
