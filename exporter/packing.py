@@ -182,8 +182,8 @@ def _renamed_types(text: str, names: Mapping[str, str]) -> str:
 
 
 def _renamed_pickle(data: bytes, names: Mapping[str, str]) -> bytes:
-    """Class names are in the pickle as globals, and in the texts of types. torch notes whatever somebody else holds, too,
-    for a use that never comes: only what is used again keeps its number."""
+    """Class names are in the pickle as globals, and in the texts of types. torch numbers whatever somebody else holds,
+    too, for a use that never comes: only what is used again keeps its number."""
     ops = list(pickletools.genops(data))
     used = {argument for op, argument, _ in ops if op.name in ("BINGET", "LONG_BINGET")}
     numbers: dict[Any, int] = {}

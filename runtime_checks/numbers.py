@@ -39,7 +39,7 @@ def numbers(one: Side, other: Side, cases: Mapping[str, Sequence[Case]]) -> tupl
     asked = union(cases)
     calls = [Call(case.method, case.inputs) for case in asked]
     # As the files have it: what torch's optimiser makes of two graphs is another question, and takes seconds of each.
-    runner = IsolatedPython(largest_optimised=0)
+    runner = IsolatedPython(optimised=False)
     with forkserver.shared():
         expected, got = (runner.run(path, contract, calls).results for path, contract in (one, other))
     return tuple(

@@ -30,8 +30,8 @@ class IsolatedPython:
     memory: float = 16 * 2**30
     device: str = "cpu"
     name: str = "python"
-    # Nodes of the largest graph that torch's optimiser is given.
-    largest_optimised: int = LARGEST_OPTIMISED
+    # Whether torch's optimiser is given graphs that are not too large for it.
+    optimised: bool = True
 
     def __post_init__(self) -> None:
         check_limits(self.seconds, self.memory)
@@ -55,7 +55,7 @@ class IsolatedPython:
                 "refused": sorted(source - {*TORCH_AND_ITS_OWN}),
                 "memory": int(self.memory),
                 "seconds": self.seconds,
-                "largest_optimised": self.largest_optimised,
+                "largest_optimised": LARGEST_OPTIMISED if self.optimised else 0,
                 "any_outputs": contract is None,
             }
             with forkserver.shared() as server:
