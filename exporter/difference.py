@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,17 +119,18 @@ class Difference:
         return lines
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {
-            "one": str(self.one),
-            "other": str(self.other),
-            "verdict": self.verdict,
-            "same": self.same,
-            "changes": {
-                "nodes": [dataclasses.asdict(c) for c in self.changes.nodes],
-                # JSON has no NaN.
-                "tensors": [dataclasses.asdict(t) | {"largest": str(t.largest)} for t in self.changes.tensors],
-            },
-        }
+        """JSON-ready: numbers that JSON cannot hold are given as text."""
+        return plain(dataclasses.asdict(self) | {"verdict": self.verdict, "same": self.same})
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
 
 
 # Runs both files on cases of either: by whose they are.

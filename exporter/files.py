@@ -9,7 +9,17 @@ from exporter.errors import OutputError
 
 
 def written(path: Path, data: bytes) -> None:
-    """The whole file or none. Raises ``OutputError`` where it cannot be written."""
+    """The whole file or none; what a link points to is replaced, not the link.
+
+    Raises ``OutputError`` where it cannot be written, or where something stands there that is no file.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise OutputError(
+            f"the output is {'a folder' if path.is_dir() else 'no regular file'}",
+            where=str(path),
+            expected="the name of a file, new or to be replaced",
+        )
     beside = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -95,7 +95,8 @@ def _row(path: Path, version: str, python: Path) -> Row:
     except TorchferryError as error:
         return Row(str(path), version, BROKEN, detail=f"{error.what}: {error.details.get('got', '')}")
     there = str(report.legs[0].evidence.get("torch", ""))
-    if there.partition("+")[0] != version.partition("+")[0]:
+    # 2.13 is any 2.13.N.
+    if not f"{there.partition('+')[0]}.".startswith(f"{version.partition('+')[0]}."):
         return Row(str(path), version, BROKEN, detail=f"it ran under torch {there}")
     graph = _graph(path, python)
     if report.passed:

@@ -54,6 +54,13 @@ def test_another_torch_than_was_asked_for_counts_as_broken(this_torch):
     assert f"it ran under torch {torch.__version__}" in row.detail
 
 
+def test_a_version_may_leave_its_last_number_open(this_torch):
+    (row,) = checked([RATES], [HERE.rpartition(".")[0]]).rows
+    assert row.verdict == VERIFIED
+    (row,) = checked([RATES], ["2.1"]).rows
+    assert row.verdict == BROKEN
+
+
 def test_another_graph_there_is_said(this_torch, monkeypatch):
     monkeypatch.setattr(compatibility, "_HASH", "print('0' * 64)")
     (row,) = checked([RATES], [HERE]).rows

@@ -125,7 +125,20 @@ def test_nan_is_no_small_difference(made):
     found = torchferry.diff(one, other)
     assert str(found.changes.tensors[0].largest) == "nan"
     assert found.verdict == "differs in constants"
-    json.dumps(found.as_dict(), allow_nan=False, default=str)
+    report = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert report["changes"]["tensors"][0]["largest"] == "nan"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308])
+def test_numbers_that_json_does_not_know(value, made, capsys):
+    one, other = made(Law(2.0), "one"), made(Law(2.0), "other")
+    with quiet_deprecations():
+        module = torch.jit.load(str(other))
+        with torch.no_grad():
+            module.stiffness.fill_(value)
+        torch.jit.save(module, str(other))
+    assert run(["diff", str(one), str(other), "--run", "--json"]) == 5
+    assert json.loads(capsys.readouterr().out)["verdict"] == "differs in constants, numbers"
 
 
 @pytest.fixture

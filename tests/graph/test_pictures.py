@@ -98,6 +98,12 @@ def test_a_page_stands_by_itself(tmp_path):
     assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=", text)
     with pytest.raises(OutputError):
         write_html(tmp_path / "eq.html" / "below.html", found, "eq")
+    with pytest.raises(OutputError, match="a folder"):
+        write_html(tmp_path, found, "eq")
+    (tmp_path / "link.html").symlink_to(tmp_path / "eq.html")
+    write_html(tmp_path / "link.html", found, "another title")
+    assert (tmp_path / "link.html").is_symlink()
+    assert "another title" in (tmp_path / "eq.html").read_text()
 
 
 @pytest.fixture(scope="module")
