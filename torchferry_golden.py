@@ -5,14 +5,15 @@ A test exports its model and holds the fresh archive against the one in the repo
     def test_spring(torchferry_golden):
         torchferry_golden("spring.py:make_model")
 
-The reference is ``goldens/test_spring.pt`` beside the test's file; ``pytest --torchferry-update`` writes it.
+The reference is ``goldens/test_springs/test_spring.pt`` beside the test's file ``test_springs.py``;
+``pytest --torchferry-update`` writes it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 UPDATE = "--torchferry-update"
 MARKER = "torchferry_golden"
+_USED: pytest.StashKey[dict[Path, str]] = pytest.StashKey()
 # A file that computes the same by the same graph.
 _HELD = ("same file", "same graph")
 
@@ -59,12 +61,16 @@ class Golden:
     export: Callable[..., Any]
     update: bool
     test: str
+    calls: list[Any]
 
     def __call__(self, source: Any, **options: Any) -> Difference | None:
         """Export ``source`` with these options of ``torchferry.export``, and fail the test where that is not what the
         reference is. ``source`` may be a ``Path`` to an archive that is there already."""
         import torchferry
 
+        if self.calls:
+            pytest.fail("a test has one golden archive: split it, or parametrize it", pytrace=False)
+        self.calls.append(source)
         path = self._made(source, options)
         if self.update:
             self._write(path)
@@ -91,8 +97,8 @@ class Golden:
 
     def _write(self, path: Path) -> None:
         import torchferry
+        from exporter.files import written
 
-        self.reference.parent.mkdir(parents=True, exist_ok=True)
         if self.reference.is_file():
             try:
                 if torchferry.diff(self.reference, path, run=True).verdict in _HELD:
@@ -100,7 +106,7 @@ class Golden:
             except torchferry.TorchferryError:
                 # Of another schema, or damaged: it is to be replaced.
                 pass
-        shutil.copyfile(path, self.reference)
+        written(self.reference, path.read_bytes())
 
     def _said(self, found: Difference) -> str:
         lines = [
@@ -121,6 +127,13 @@ def torchferry_golden_export() -> Callable[..., Any]:
     return torchferry.export
 
 
+def _file_name(node: pytest.Item) -> str:
+    """Of class and test; where characters are lost, with a hash of the whole name."""
+    whole = ".".join(filter(None, (getattr(getattr(node, "cls", None), "__name__", ""), node.name)))
+    plain = re.sub(r"[^\w.-]+", "-", whole).strip("-")
+    return plain if plain == whole else f"{plain}-{hashlib.sha256(whole.encode()).hexdigest()[:6]}"
+
+
 @pytest.fixture
 def torchferry_golden(
     request: pytest.FixtureRequest, tmp_path: Path, torchferry_golden_export: Callable[..., Any]
@@ -128,9 +141,16 @@ def torchferry_golden(
     """Holds the archive of a model still: ``torchferry_golden(source, **options of torchferry.export)``."""
     marker = request.node.get_closest_marker(MARKER)
     given = dict(marker.kwargs) if marker else {}
-    name = given.pop("name", None) or re.sub(r"[^\w.-]+", "-", request.node.name).strip("-")
+    name = given.pop("name", None) or f"{request.path.stem}/{_file_name(request.node)}"
     folder = request.path.parent / given.pop("folder", "goldens")
     if given or (marker and marker.args):
         raise pytest.UsageError(f"the marker {MARKER} takes folder and name; got {sorted(given) or marker.args}")
     update = bool(request.config.getoption(UPDATE))
-    return Golden(folder / f"{name}.pt", tmp_path / f"{name}.pt", torchferry_golden_export, update, request.node.nodeid)
+    reference = folder / f"{name}.pt"
+    used = request.config.stash.setdefault(_USED, {})
+    owner = used.setdefault(reference.resolve(), request.node.nodeid)
+    if owner != request.node.nodeid:
+        pytest.fail(
+            f"two tests have one golden archive\n  where: {reference}\n  got: {owner} and {request.node.nodeid}"
+        )
+    return Golden(reference, tmp_path / "fresh.pt", torchferry_golden_export, update, request.node.nodeid, [])

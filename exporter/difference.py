@@ -144,7 +144,7 @@ def difference(one: Path, other: Path, run: Run | None = None) -> Difference:
 
 
 def compared(a: Side, b: Side, run: Run | None = None) -> Difference:
-    contract = _promises(a.contract, b.contract) if a.contract and b.contract else ()
+    contract = _promises(a.contract, b.contract) if a.contract and b.contract else _methods(a, b)
     return Difference(
         a.file.path,
         b.file.path,
@@ -192,6 +192,16 @@ def _promises(one: Contract, other: Contract) -> tuple[ContractChange, ...]:
         else:
             found[".".join(path)] = ContractChange(".".join(path), was, is_)
     return tuple(found.values())
+
+
+def _methods(a: Side, b: Side) -> tuple[ContractChange, ...]:
+    """Methods of the one contract that the file without a contract does not have."""
+    found = [ContractChange(f"methods.{m}", "there", None) for m in _lacks(a.contract, b)]
+    return (*found, *(ContractChange(f"methods.{m}", None, "there") for m in _lacks(b.contract, a)))
+
+
+def _lacks(contract: Contract | None, other: Side) -> list[str]:
+    return [m for m in contract.methods if m not in other.saved.graphs] if contract else []
 
 
 def _flat(value: Any, path: tuple[str, ...] = ()) -> Leaves:

@@ -39,7 +39,7 @@ _SERIAL = ".data/serialization_id"
 _NAME = re.compile(r"""(?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|__torch__(?:\.\w+)+|(?<![\w.])_\d+\b""")
 _QUALIFIED = re.compile(r"__torch__(?:\.\w+)+")
 # Names that are the user's, whatever they look like: attributes, and arguments.
-_KEPT = re.compile(r"^  (_\d+) : |[(,]\s*(_\d+)(?:: |=)|\.(_\d+)\b", re.MULTILINE)
+_KEPT = re.compile(r"^  (_\d+) (?::|=) |[(,]\s*(_\d+)(?:: |=)|\.(_\d+)\b|^ *(?:def|class) (_\d+)\b", re.MULTILINE)
 _MANGLED = re.compile(r"\.___torch_mangle_\d+")
 _TOP = re.compile(r"^(?:class|def) (\w+)", re.MULTILINE)
 _FRAME = re.compile(r"(.+)\((\d+)\): (.*)")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter import archive
-from exporter.errors import MismatchError, MissingRuntimeError, TorchferryError
+from exporter.errors import MismatchError, MissingRuntimeError, TorchferryError, UsageError
 from runtime_checks.environments import python_with
 from runtime_checks.report import FAILED, Report
 from runtime_checks.runners import forkserver
@@ -74,6 +74,8 @@ def compatibility(
     announce: Callable[[str], None] = lambda text: None,
 ) -> Compatibility:
     """Every archive under every version. Raises ``ArchiveError`` for a file that is damaged, before anything runs."""
+    if not versions:
+        raise UsageError("no version of torch is named", where="--torch", expected="for example 2.12.0,2.13.0")
     for path in paths:
         archive.read(path)
     rows: list[Row] = []

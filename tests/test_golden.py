@@ -94,7 +94,7 @@ def held(suite) -> pytest.Pytester:
     assert code == 0, said
     assert sorted(p.relative_to(suite.path).as_posix() for p in suite.path.rglob("*.pt")) == [
         "elsewhere/soft.pt",
-        "goldens/test_spring.pt",
+        "goldens/test_spring/test_spring.pt",
     ]
     return suite
 
@@ -102,7 +102,7 @@ def held(suite) -> pytest.Pytester:
 def test_a_change_is_said_and_accepted(held):
     code, said = pytest_in(held)
     assert code == 0, said
-    golden = held.path / "goldens" / "test_spring.pt"
+    golden = held.path / "goldens" / "test_spring" / "test_spring.pt"
     before = golden.read_bytes()
     os.utime(golden, (1, 1))
     assert pytest_in(held, "--torchferry-update")[0] == 0
@@ -144,16 +144,18 @@ def test_in_ci_an_update_is_refused(held, monkeypatch):
 
 
 def test_a_golden_of_a_newer_schema_is_refused_by_name(held):
-    change_contract(held.path / "goldens" / "test_spring.pt", lambda raw: raw.update(schema=7))
+    change_contract(held.path / "goldens" / "test_spring" / "test_spring.pt", lambda raw: raw.update(schema=7))
     code, said = pytest_in(held, "test_spring.py::test_spring")
     assert code == 1
     assert "the archive is of schema 7" in said
-    assert "goldens/test_spring.pt" in said
+    assert "goldens/test_spring/test_spring.pt" in said
 
 
 def test_a_golden_of_a_stranger(held):
     with quiet_deprecations():
-        torch.jit.save(torch.jit.trace(torch.sin, torch.ones(2)), str(held.path / "goldens" / "test_spring.pt"))
+        torch.jit.save(
+            torch.jit.trace(torch.sin, torch.ones(2)), str(held.path / "goldens" / "test_spring" / "test_spring.pt")
+        )
     code, said = pytest_in(held, "test_spring.py::test_spring")
     assert code == 1
     assert "has no contract" in said
@@ -164,3 +166,29 @@ def test_a_marker_that_is_misspelt(suite):
     code, said = pytest_in(suite, "-k", "another_place")
     assert code == 1
     assert "takes folder and name" in said
+
+
+def test_two_tests_have_two_archives(suite):
+    law = 'torchferry_golden("spring.py:make_model")'
+    (suite.path / "test_spring.py").write_text(
+        "import pytest\n"
+        f"class TestSoft:\n    def test_law(self, torchferry_golden):\n        {law}\n"
+        f"class TestHard:\n    def test_law(self, torchferry_golden):\n        {law}\n"
+        f"@pytest.mark.parametrize('x', ['a/b', 'a-b'])\ndef test_law(x, torchferry_golden):\n    {law}\n"
+    )
+    assert pytest_in(suite, "--torchferry-update")[0] == 0
+    assert len(list(suite.path.rglob("*.pt"))) == 4
+
+
+def test_one_archive_for_two_is_refused(suite):
+    mark = "@pytest.mark.torchferry_golden(name='law')"
+    law = 'torchferry_golden("spring.py:make_model")'
+    (suite.path / "test_spring.py").write_text(
+        f"import pytest\n{mark}\ndef test_a(torchferry_golden):\n    {law}\n"
+        f"{mark}\ndef test_b(torchferry_golden):\n    pass\n"
+        f"def test_twice(torchferry_golden):\n    {law}\n    {law}\n"
+    )
+    code, said = pytest_in(suite, "--torchferry-update")
+    assert code == 1
+    assert "two tests have one golden archive" in said
+    assert "a test has one golden archive" in said

@@ -59,18 +59,16 @@ def _sorted(block: Block) -> Block:
 def _levels(nodes: list[Node], made: Mapping[int, Node], needed: Mapping[int, list[int]]) -> dict[int, int]:
     """Effects keep their order; what reads memory stands behind the last write to it and before the next."""
     levels: dict[int, int] = {}
-    writes: list[tuple[int, frozenset[int | str]]] = []
+    last: dict[int | str, int] = {}
     effects = 0
     for node in nodes:
         if node.effect:
             effects += 1
             levels[id(node)] = 2 * effects - 1
         else:
-            last = next((level for level, memory in reversed(writes) if memory & node.reads), -1)
             levels[id(node)] = max((levels[id(made[v])] for v in needed[id(node)] if v in made), default=0)
-            levels[id(node)] = max(levels[id(node)], last + 1)
-        if node.writes:
-            writes.append((levels[id(node)], node.writes))
+            levels[id(node)] = max([levels[id(node)], *(last.get(m, -1) + 1 for m in node.reads)])
+        last.update(dict.fromkeys(node.writes, levels[id(node)]))
     return levels
 
 

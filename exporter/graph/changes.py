@@ -175,7 +175,7 @@ class _Compared:
         return value.text if isinstance(value, Literal) else f"%{value}"
 
     def _tensor(self, v: Held, w: Held, node: Node | None) -> None:
-        one, other = self._values[0][v.key], self._values[1][w.key]
+        one, other = _plain(self._values[0][v.key]), _plain(self._values[1][w.key])
         name = w.name or f"{v.digest[:12]} -> {w.digest[:12]}"
         where = node.origin.where if node is not None else ""
         largest, differ = _largest(one, other), int((~_alike(one, other)).sum())
@@ -191,6 +191,15 @@ def _argument(node: Node, at: int) -> str:
     """Its name, where the operator has one for it."""
     names = _names(node.schema) if node.schema else ()
     return f"{names[at]!r}" if at < len(names) else str(at)
+
+
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    """Dense, of a dtype that can be computed with."""
+    value = value.detach()
+    if value.is_meta:
+        return torch.empty(0)
+    dense = value.dequantize() if value.is_quantized else value if value.layout == torch.strided else value.to_dense()
+    return dense.to(torch.float64) if dense.is_floating_point() else dense
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -16,9 +16,15 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter.graph.values import Block, Graph, Held, Input, Node, free_values, walk
+from exporter.graph.values import Block, Graph, Held, Input, Node, walk
 
-_ACTS = ("prim::RaiseException", "prim::Print", "prim::SetAttr", "prim::fork", "aten::wait", "aten::manual_seed")
+_ACTS = (
+    *("prim::RaiseException", "prim::Print", "prim::SetAttr", "prim::fork", "prim::CallObject", "prim::CallMethod"),
+    *("aten::wait", "aten::warn", "aten::manual_seed"),
+)
+# What changes how operations run that stand behind it: no operation passes it.
+_MODES = ("prim::Enter", "prim::Exit", "aten::set_grad_enabled")
+STATE, MODE = "state", "mode"
 _INTO = ("prim::ListConstruct", "prim::TupleConstruct", "prim::DictConstruct")
 _OUT_OF = ("prim::ListUnpack", "prim::TupleUnpack", "prim::TupleIndex", "prim::TupleSlice")
 # Types whose values are never written to.
@@ -29,24 +35,37 @@ Key = int | str
 @dataclass(frozen=True)
 class Effects:
     """A method's graph with what each node does to memory, whether it has effects at all, and whether it writes to what
-    it is given or what the module holds: ``held`` names that memory."""
+    it is given; ``held`` is memory of the module's tensors that it writes to, and the last two say whether it reads or
+    writes to what the methods of the module write to."""
 
     graph: Graph
     acts: bool
     writes: bool
     held: frozenset[str]
+    reads_state: bool = False
+    writes_state: bool = False
 
 
-def with_effects(graph: Graph, called: Callable[[str], Effects | None]) -> Effects:
-    """``called``: what is known of the method of a name; None for one that may do anything."""
-    memory = _Memory(graph, called)
+def with_effects(graph: Graph, called: Callable[[str], Effects | None], state: frozenset[str]) -> Effects:
+    """``called``: what is known of the method of a name; None for one that may do anything. ``state``: memory of the
+    module's tensors that some method writes to; with its attributes it is one memory."""
+    memory = _Memory(graph, called, state)
     marked = dataclasses.replace(graph, body=memory.marked(graph.body))
     written = {m for node in walk(marked.body) for m in node.writes}
     given = {m for v in graph.body.inputs for m in memory.reached(v)}
-    tensors = [v for node in walk(marked.body) for v in node.inputs if isinstance(v, Held)]
+    tensors = [v for v in _inputs(marked.body) if isinstance(v, Held)]
     held = frozenset(v.memory for v in tensors if memory.reached(v) & written)
     acts = any(node.effect for node in marked.body.nodes)
-    return Effects(marked, acts, bool(held or written & given), held)
+    reads = any(STATE in node.reads for node in walk(marked.body)) or memory.gives_state(marked.body)
+    return Effects(marked, acts, bool(written & given), held, reads, STATE in written)
+
+
+def _inputs(block: Block) -> Iterator[Input]:
+    for node in block.nodes:
+        yield from node.inputs
+        for inner in node.blocks:
+            yield from _inputs(inner)
+    yield from block.outputs
 
 
 def with_names(graph: Graph, written: frozenset[str]) -> Graph:
@@ -98,15 +117,18 @@ def _is_container(kind: str) -> bool:
 
 
 class _Memory:
-    def __init__(self, graph: Graph, called: Callable[[str], Effects | None]) -> None:
+    def __init__(self, graph: Graph, called: Callable[[str], Effects | None], state: frozenset[str]) -> None:
         self._called = called
+        self._state = state
+        self._has_modes = any(node.kind in _MODES for node in walk(graph.body))
         self._parent: dict[Key, Key] = {}
         self._content: dict[Key, Key] = {}
         # What was put into containers that nothing was taken out of.
         self._loose: dict[Key, set[Key]] = {}
         self._plain = {i for i, t in zip(graph.body.inputs, graph.types, strict=True) if t in _PLAIN}
         self._containers = {i for i, t in zip(graph.body.inputs, graph.types, strict=True) if _is_container(t)}
-        self._written: set[Key] = set()
+        # Whichever method writes to it.
+        self._written: set[Key] = {STATE}
         self._join_block(graph.body)
         self._written = {self._root(key) for key in self._written}
 
@@ -125,39 +147,56 @@ class _Memory:
                 todo += [self._content[root]] if root in self._content else self._loose.get(root, ())
         return found & self._written
 
+    def gives_state(self, block: Block) -> bool:
+        return any(STATE in self._stated(self.reached(v)) for v in block.outputs)
+
+    def _stated(self, memory: set[Key]) -> set[Key]:
+        """With the module's own state under its name."""
+        return {STATE if key == self._root(STATE) else key for key in memory}
+
     def _marked(self, node: Node) -> Node:
         blocks = tuple(map(self.marked, node.blocks))
         inner = [n for b in blocks for n in b.nodes]
-        read = {m for v in (*node.inputs, *(v for b in blocks for v in free_values(b))) for m in self.reached(v)}
-        writes = {self._root(key) for key in self._targets(node)}.union(*(n.writes for n in inner))
-        acts = node.effect or node.kind in _ACTS or bool(writes) or any(n.effect for n in inner)
-        acts = acts or (node.kind == "prim::CallMethod" and self._known(node)[0])
-        # An attribute that is set has a value only in time.
-        attribute = {"attributes"} if node.kind == "prim::GetAttr" else set()
-        if node.kind == "prim::SetAttr":
-            writes.add("attributes")
+        read = {m for v in (*node.inputs, *(v for b in blocks for v in _inputs(b))) for m in self.reached(v)}
+        read = self._stated(read).union(*(n.reads for n in inner))
+        writes = self._stated({self._root(key) for key in self._targets(node)}).union(*(n.writes for n in inner))
+        acts = node.effect or node.kind in _ACTS or any(n.effect for n in inner)
+        if node.kind == "prim::CallMethod":
+            found = self._known(node)
+            acts = found is None or found.acts
+            read |= {STATE} if found is None or found.reads_state else set()
+            writes |= {STATE} if found is None or found.writes_state else set()
+        if node.kind in ("prim::GetAttr", "prim::SetAttr", "prim::CallObject"):
+            read.add(STATE)
+        if node.kind in ("prim::SetAttr", "prim::CallObject"):
+            writes.add(STATE)
+        if self._has_modes:
+            read.add(MODE)
+        if node.kind in _MODES:
+            writes.add(MODE)
         return dataclasses.replace(
-            node, blocks=blocks, effect=acts, reads=frozenset(read | attribute), writes=frozenset(writes)
+            node, blocks=blocks, effect=acts or bool(writes), reads=frozenset(read), writes=frozenset(writes)
         )
 
-    def _known(self, node: Node) -> tuple[bool, bool]:
-        """Whether a called method has effects, and whether it writes to what it is given."""
-        found = self._called(node.operator.partition("name='")[2].partition("'")[0])
-        return (True, True) if found is None else (found.acts, found.writes)
+    def _known(self, node: Node) -> Effects | None:
+        """What is known of a method that is called."""
+        return self._called(node.operator.partition("name='")[2].partition("'")[0])
 
     def _targets(self, node: Node) -> Iterator[Key]:
         """What the node writes to by itself."""
+        given: Iterator[Input] = iter(())
         if node.schema:
             given = (node.inputs[i] for i in _alias(node.schema).writes)
-        elif node.kind == "prim::CallMethod" and self._known(node)[1]:
+        elif node.kind == "prim::CallObject":
             given = iter(node.inputs)
-        else:
-            given = iter(())
+        elif node.kind == "prim::CallMethod":
+            found = self._known(node)
+            given = iter(node.inputs) if found is None or found.writes else given
         yield from (key for value in given if (key := self._key(value)) is not None)
 
     def _key(self, value: Input) -> Key | None:
         if isinstance(value, Held):
-            return value.memory
+            return STATE if value.memory in self._state else value.memory
         return value if isinstance(value, int) and value not in self._plain else None
 
     def _root(self, key: Key) -> Key:
@@ -211,7 +250,15 @@ class _Memory:
             self._plain |= {o for o, t in zip(node.outputs, node.types, strict=True) if t in _PLAIN}
             self._containers |= {o for o, t in zip(node.outputs, node.types, strict=True) if _is_container(t)}
             for inner in node.blocks:
+                self._plain |= {i for i, t in zip(inner.inputs, inner.types, strict=False) if t in _PLAIN}
+                self._containers |= {i for i, t in zip(inner.inputs, inner.types, strict=False) if _is_container(t)}
                 self._join_block(inner)
+                if node.kind not in ("prim::If", "prim::Loop"):
+                    # A graph of its own.
+                    for value in (*inner.inputs, *inner.outputs, *node.outputs):
+                        for given in node.inputs:
+                            self._join(self._key(value), self._key(given))
+                    continue
                 # What goes into a block, round a loop (behind its count and its condition), or out of it.
                 loop = node.kind == "prim::Loop"
                 around = [node.outputs, inner.outputs[loop:], *((inner.inputs[1:], node.inputs[2:]) if loop else ())]
@@ -228,6 +275,11 @@ class _Memory:
         elif node.kind in _INTO:
             for value in node.inputs:
                 self._put(node.outputs[0], value)
+        elif node.kind in ("prim::GetAttr", "prim::SetAttr", "prim::CallObject"):
+            # All attributes, of the module and of objects, are one memory.
+            for value in (*node.inputs, *node.outputs):
+                self._join(self._key(value), STATE)
+                self._join(self._inside(value), STATE)
         elif node.kind in _OUT_OF:
             for made in node.outputs:
                 self._join(self._key(made), self._inside(node.inputs[0]))
@@ -238,7 +290,7 @@ class _Memory:
                     self._join(self._inside(made), self._key(value))
 
     def _join_by_schema(self, node: Node, alias: _Alias) -> None:
-        lists = [v for v in node.inputs if (key := self._key(v)) is not None and self._holds(self._root(key))]
+        lists = [v for v in node.inputs if v in self._containers]
         for i in alias.writes:
             for j in alias.into:
                 self._put(node.inputs[i], node.inputs[j])
@@ -250,10 +302,7 @@ class _Memory:
             for i in shares:
                 self._join(self._key(made), self._key(node.inputs[i]))
                 # Pieces of a tensor; a list that is given back holds what it held.
-                if container and node.inputs[i] not in lists and node.inputs[i] not in self._containers:
+                if container and node.inputs[i] not in lists:
                     self._join(self._inside(made), self._key(node.inputs[i]))
             for value in lists if wild or container else ():
                 self._join(self._inside(made) if container else self._key(made), self._inside(value))
-
-    def _holds(self, root: Key) -> bool:
-        return root in self._content or root in self._loose

@@ -6,6 +6,7 @@ A method's calls of the module's other methods stay calls, so that each graph st
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -25,6 +26,8 @@ from exporter.packing import zipped
 # What a call of a module's method is while torch inlines functions.
 _CALL = "torchferry::call"
 CALL = "prim::CallMethod"
+# The call of a method of something else than the module itself, of which nothing is known.
+OBJECT_CALL = "prim::CallObject"
 # Of the types that torch writes: class names that it met before have a number, and a class is its path.
 _MANGLED = re.compile(r"___torch_mangle_\d+\.")
 
@@ -41,20 +44,41 @@ def read(module: torch.jit.ScriptModule, settable: Collection[str] | None = None
     """All methods of the top module. ``settable`` are the parameters whose names matter; None: all of them."""
     names = {n for n, _ in module.named_parameters()} if settable is None else settable
     tensors = Tensors(module, frozenset(names), _set_attributes(module))
-    raw = {name: _with_calls(module, name) for name in sorted(module._c._method_names())}
-    plain = {name: _Reader(tensors).graph(name, graph) for name, graph in raw.items()}
+    plain = {name: _Reader(tensors).method(name, module._c) for name in sorted(module._c._method_names())}
+    plain |= {name: _Reader(tensors).graph(name, graph) for name, graph in _hooks(module._c)}
+    if any(node.kind == OBJECT_CALL for graph in plain.values() for node in graph):
+        # Of any of them, for all that is known.
+        for path, child in _modules(module._c, ""):
+            for name in child._method_names() if path else ():
+                plain[f"{path}.{name}"] = _Reader(tensors).graph(f"{path}.{name}", _with_calls(child, name), path)
+    # What some method writes to is known by its path, and one memory, whoever reads it when.
+    first = _effects(plain, frozenset())
+    state = frozenset[str]().union(*(one.held for one in first.values()))
+    found = _effects({name: with_names(graph, state) for name, graph in plain.items()}, state)
+    return Saved({name: found[name].graph for name in plain}, tensors.values)
+
+
+def _effects(plain: Mapping[str, Graph], state: frozenset[str]) -> dict[str, Effects]:
     found: dict[str, Effects] = {}
 
     def effects(name: str) -> Effects | None:
         # TorchScript has no recursion.
         if name in plain and name not in found:
-            found[name] = with_effects(plain[name], effects)
+            found[name] = with_effects(plain[name], effects, state)
         return found.get(name)
 
     for name in plain:
         effects(name)
-    written = frozenset[str]().union(*(one.held for one in found.values()))
-    return Saved({name: with_names(found[name].graph, written) for name in plain}, tensors.values)
+    return found
+
+
+def _hooks(module: Any) -> Iterator[tuple[str, Any]]:
+    """Of the top module, which its caller runs; those of submodules are called in the graphs."""
+    for kind, hooks in (("pre-hook", module._get_forward_pre_hooks()), ("hook", module._get_forward_hooks())):
+        for i, hook in enumerate(hooks):
+            graph = hook.graph.copy()
+            torch._C._jit_pass_inline(graph)
+            yield f"{kind} {i}", graph
 
 
 def reloaded(records: Mapping[str, bytes], contract: Contract) -> Saved:
@@ -71,20 +95,24 @@ def settable_names(contract: Contract) -> set[str]:
 def read_graph(graph: Any, module: torch.jit.ScriptModule, method: str) -> Graph:
     """A graph of torch's that has been inlined already, as its executor has it."""
     tensors = Tensors(module, frozenset(n for n, _ in module.named_parameters()), _set_attributes(module))
-    return with_effects(_Reader(tensors).graph(method, graph), lambda name: None).graph
+    return with_effects(_Reader(tensors).graph(method, graph), lambda name: None, frozenset()).graph
 
 
-def _with_calls(module: torch.jit.ScriptModule, method: str) -> Any:
-    """torch's graph of a method with its functions inlined, and calls of modules' methods still in it: torch forgets of
-    what stands in inner blocks which module it came from."""
-    graph = module._c._get_method(method).graph.copy()
+def _with_calls(module: Any, method: str) -> Any:
+    """torch's graph of a method, of its own ``ScriptModule``, with functions inlined, and calls of modules' methods
+    still in it: torch forgets of what stands in inner blocks which module it came from."""
+    graph = module._get_method(method).graph.copy()
     own = next(graph.inputs()).debugName()
     for node in list(graph.findAllNodes(CALL)):
-        root = next(node.inputs())
+        of = next(node.inputs())
+        root, path = of, []
         while root.node().kind() == "prim::GetAttr":
+            path.insert(0, root.node().s("name"))
             root = next(root.node().inputs())
-        if root.debugName() == own:
-            _stand_in(graph, node)
+        if root.debugName() == own and of.type().kind() in ("ClassType", "InterfaceType"):
+            held = functools.reduce(lambda parent, name: parent.getattr(name), path, module)
+            if isinstance(held, torch.ScriptModule):
+                _stand_in(graph, node)
     torch._C._jit_pass_inline(graph)
     return graph
 
@@ -104,13 +132,19 @@ def _stand_in(graph: Any, node: Any) -> None:
 def _set_attributes(module: torch.jit.ScriptModule) -> frozenset[str]:
     """Paths of the attributes that some method sets: they have a value only in time."""
     found = set()
-    for path, child in module.named_modules():
-        for method in child._c._method_names():
-            graph = child._c._get_method(method).graph
+    for path, child in _modules(module._c, ""):
+        for method in child._method_names():
+            graph = child._get_method(method).graph
             for node in graph.findAllNodes("prim::SetAttr"):
                 at = _path_of(next(node.inputs()), path)
                 found.add(f"{at}.{node.s('name')}".lstrip("."))
     return frozenset(found)
+
+
+def _modules(module: Any, path: str) -> Iterator[tuple[str, Any]]:
+    yield path, module
+    for name, child in torch._C.ModuleDict(module).items():
+        yield from _modules(child, f"{path}.{name}".lstrip("."))
 
 
 def _path_of(value: Any, path: str) -> str:
@@ -141,10 +175,20 @@ class _Reader:
         # Whether it is a graph that notes types when it runs.
         self._seen = False
 
-    def graph(self, method: str, graph: Any) -> Graph:
+    def method(self, name: str, module: Any) -> Graph:
+        """With the defaults of the arguments: who leaves one out gets it."""
+        found = self.graph(name, _with_calls(module, name))
+        _, *arguments = module._get_method(name).schema.arguments
+        types = tuple(
+            f"{t} = {literal(a.default_value)}" if a.has_default_value() else t
+            for t, a in zip(found.types, arguments, strict=True)
+        )
+        return dataclasses.replace(found, types=types)
+
+    def graph(self, method: str, graph: Any, path: str = "") -> Graph:
         own, *inputs = graph.inputs()
         if own.type().kind() == "ClassType":
-            self._known[own.unique()] = _Module("")
+            self._known[own.unique()] = _Module(path)
         else:
             # An optimised graph of a plain function.
             inputs = [own, *inputs]
@@ -171,7 +215,25 @@ class _Reader:
     def _block(self, inputs: Any, nodes: Any, outputs: Any) -> Block:
         taken = tuple(self._new(v) for v in inputs)
         found = [made for node in nodes for made in self._node(node)]
-        return Block(taken, tuple(found), tuple(self._input(v) for v in outputs))
+        returned = tuple(self._input(v) for v in outputs)
+        return Block(taken, tuple(found), returned, tuple(self._types[i] for i in taken))
+
+    def _subgraphs(self, node: Any) -> tuple[Block, ...]:
+        """Graphs in an attribute, of what is forked or fused: they know nothing of the values around them."""
+        found = []
+        for name in node.attributeNames():
+            if node.kindOf(name) != "g":
+                continue
+            graph, outside = node.g(name).copy(), self._known
+            torch._C._jit_pass_inline(graph)
+            given = [outside[v.unique()] for v in node.inputs()]
+            # A module is passed on as it is.
+            pairs = list(zip(graph.inputs(), given, strict=False))
+            self._known = {v.unique(): g for v, g in pairs if isinstance(g, _Module)}
+            inputs = [v for v in graph.inputs() if v.unique() not in self._known]
+            found.append(self._block(inputs, graph.nodes(), graph.outputs()))
+            self._known = outside
+        return tuple(found)
 
     def _input(self, value: Any) -> Input:
         found = self._known[value.unique()]
@@ -221,14 +283,15 @@ class _Reader:
         origin = origin_of(node)
         origin = dataclasses.replace(origin, module=origin.module or self._within)
         blocks = tuple(self._block(b.inputs(), b.nodes(), b.outputs()) for b in node.blocks())
+        blocks += self._subgraphs(node)
         outputs = tuple(self._new(v) for v in node.outputs())
         schema = node.schema()
         schema = "" if schema == "(no schema)" else schema
         # Its first input is the module.
-        inputs, kind = (inputs[1:], CALL) if kind == _CALL else (inputs, kind)
+        inputs, kind = (inputs[1:], CALL) if kind == _CALL else (inputs, OBJECT_CALL if kind == CALL else kind)
         operator = schema.partition("(")[0] or kind
         return Node(
-            operator + _attributes(node),
+            operator + _attributes(node) + self._said(node),
             inputs,
             outputs,
             tuple(self._types[i] for i in outputs),
@@ -257,12 +320,23 @@ class _Reader:
         if not isinstance(of, _Module):
             return None
         path = f"{of.path}.{node.s('name')}".lstrip(".")
-        if node.output().type().kind() in ("ClassType", "InterfaceType"):
-            return _Module(path)
         if path in self._tensors.changing:
             return None
         value = self._tensors.attribute(path)
-        return self._tensors.at(path) if isinstance(value, torch.Tensor) else Literal(literal(value))
+        if isinstance(value, torch.ScriptModule):
+            return _Module(path)
+        if isinstance(value, torch.Tensor):
+            return self._tensors.at(path)
+        # What a method may write to is read where it is read; the value that it has is said with it.
+        return None if isinstance(value, (list, dict, torch.ScriptObject)) else Literal(literal(value))
+
+    def _said(self, node: Any) -> str:
+        """The value of an attribute that is read where it is read, unless a method sets it."""
+        of = self._known[next(node.inputs()).unique()] if node.kind() == "prim::GetAttr" else None
+        if not isinstance(of, _Module):
+            return ""
+        path = f"{of.path}.{node.s('name')}".lstrip(".")
+        return f" of {of.path or 'self'}: {literal(self._tensors.attribute(path))}"
 
 
 def _is_changed(node: Any) -> bool:
@@ -286,7 +360,8 @@ def _attributes(node: Any) -> str:
     found = []
     for name in sorted(node.attributeNames()):
         how = node.kindOf(name)
-        if how in ("g", "gs"):
+        # Graphs are read as blocks; a warning's number is that of a process.
+        if how in ("g", "gs") or name == "warn_id":
             continue
         value = node.ty(name) if how == "ty" else getattr(node, how)(name)
         text = _MANGLED.sub("", str(value)) if how in ("ty", "tys") else literal(value)

@@ -35,6 +35,10 @@ def _block(block: Block, hashes: Hashes) -> Block:
 def _node(node: Node, hashes: Hashes) -> Node:
     if node.kind == LOOP:
         return _loop(node, hashes)
+    for j, inner in enumerate(node.blocks):
+        # Of a graph of its own; a branch is given nothing.
+        taken = [_label(node), *(_of(v, hashes) for v in node.inputs), b"%d" % j]
+        hashes.update({v: _hash([*taken, b"%d" % i]) for i, v in enumerate(inner.inputs)})
     blocks = tuple(_block(inner, hashes) for inner in node.blocks)
     if node.kind != BRANCH:
         return dataclasses.replace(node, blocks=blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 import functools
 import hashlib
 import io
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from exporter.errors import ArchiveError
 from exporter.graph.values import Held
 
 
@@ -41,12 +43,16 @@ class Tensors:
         return Held(dtype, tuple(value.shape), digest, name, key, f"memory {place or key}")
 
     def attribute(self, path: str) -> Any:
-        return functools.reduce(getattr, path.split(".") if path else (), self.module)
+        """As torch holds it: Python's modules have attributes of their own, like ``graph``."""
+        return functools.reduce(lambda of, name: of.getattr(name), path.split(".") if path else (), self.module._c)
 
 
 def digest_of(value: torch.Tensor) -> str:
     """sha256 of dtype, shape and bytes."""
-    if value.is_quantized or value.layout != torch.strided:
+    if value.is_meta:
+        # It has no numbers.
+        whole = b"meta"
+    elif value.is_quantized or value.layout != torch.strided:
         buffer = io.BytesIO()
         torch.save(value.detach().cpu(), buffer)
         whole = buffer.getvalue()
@@ -67,4 +73,18 @@ def literal(value: Any) -> str:
         return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
     if isinstance(value, torch.Tensor):
         return f"tensor:{digest_of(value)}"
-    return repr(value) if isinstance(value, (bool, int, float, complex, str, type(None))) else f"{type(value).__name__}"
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}={literal(value.value)}"
+    if isinstance(value, (torch.device, torch.dtype, torch.layout, torch.memory_format)):
+        return str(value)
+    if isinstance(value, (bool, int, float, complex, str, type(None))):
+        return repr(value)
+    state = getattr(value, "__getstate__", None) if isinstance(value, torch.ScriptObject) else None
+    if state is None or isinstance(value, torch.ScriptModule):
+        raise ArchiveError(
+            "the graph holds an object whose value cannot be read",
+            got=f"{type(value).__name__} {getattr(value, '_type', lambda: '')()}".strip(),
+            expected="tensors, numbers, texts, enumerations, and lists and dicts of them",
+        )
+    kind: Any = value._type()
+    return f"{kind.qualified_name()}{literal(state())}"

@@ -40,9 +40,12 @@ Input = int | Literal | Held
 
 @dataclass(frozen=True)
 class Block:
+    """``types`` of the inputs."""
+
     inputs: tuple[int, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Input, ...]
+    types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,14 +98,14 @@ def walk(block: Block) -> Iterator[Node]:
 
 
 def versions(block: Block) -> dict[int, int]:
-    """By ``id`` of each node that reads memory: how many writes to it stand before, in the block."""
+    """By ``id`` of each node that reads memory: how many writes to each piece of it stand before, in the block."""
     found: dict[int, int] = {}
-    writes: list[frozenset[int | str]] = []
+    writes: dict[int | str, int] = {}
     for node in block.nodes:
         if node.reads:
-            found[id(node)] = sum(1 for w in writes if w & node.reads)
-        if node.writes:
-            writes.append(node.writes)
+            found[id(node)] = sum(writes.get(memory, 0) for memory in node.reads)
+        for memory in node.writes:
+            writes[memory] = writes.get(memory, 0) + 1
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 
 import pytest
 import torch
@@ -22,6 +23,9 @@ class Holder(nn.Module):
         super().__init__()
         self.register_buffer("seen", torch.zeros(3))
         self.register_buffer("other", torch.zeros(3))
+        self.register_buffer("graph", torch.full((3,), 1.0))
+        self.register_buffer("code", torch.full((3,), 2.0))
+        self.items = [0]
         self.weight = nn.Parameter(torch.ones(3))
         self.count = 0
 
@@ -125,6 +129,24 @@ OTHER = {
         ("self.seen.add_(x)", "return self.seen * y"),
         ("self.other.add_(x)", "return self.seen * y"),
     ),
+    "a buffer in a branch before or behind it is written to": (
+        ("a = x", "if x.dim() > 0:", "    a = self.seen * 2", "self.seen.add_(1)", "return a"),
+        ("a = x", "self.seen.add_(1)", "if x.dim() > 0:", "    a = self.seen * 2", "return a"),
+    ),
+    "a list that is given": (
+        ("a = l[0]", "b = l[0]", "c = b * 2", "a.add_(1)", "return c"),
+        ("a = l[0]", "b = l[0]", "a.add_(1)", "c = b * 2", "return c"),
+    ),
+    "a list attribute before or behind it grows": (
+        ("a = len(self.items)", "self.items.append(1)", "return x * a"),
+        ("self.items.append(1)", "a = len(self.items)", "return x * a"),
+    ),
+    "with or without gradients": (
+        ("with torch.no_grad():", "    a = x.sin()", "return a + x.cos()"),
+        ("with torch.no_grad():", "    a = x.cos()", "return a + x.sin()"),
+    ),
+    "which buffer with a name of torch's": (("return x + self.graph",), ("return x + self.code",)),
+    "a device": (("return x + torch.zeros(3, device='cpu')",), ("return x + torch.zeros(3, device='meta')",)),
     "a type of number": (("return x * 2",), ("return x * 2.0",)),
     "the other zero": (("return x + 0.0",), ("return x + (-0.0)",)),
     "once or twice": (("a = x.sin()", "return a + a"), ("return x.sin() + x.sin()",)),
@@ -144,7 +166,8 @@ OTHER = {
 @pytest.mark.parametrize("name", OTHER)
 def test_sees(name):
     one, other = OTHER[name]
-    assert text_of(method(*one)) != text_of(method(*other))
+    takes = "l: List[Tensor]" if name == "a list that is given" else "x: Tensor, y: Tensor"
+    assert text_of(method(*one, takes=takes)) != text_of(method(*other, takes=takes))
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -153,7 +176,8 @@ def test_what_it_sees_is_said(name):
     for lines in OTHER[name]:
         with quiet_deprecations():
             module = torch.jit.script(type("Holder", (Holder,), {})())
-            module.define(method(*lines))
+            takes = "l: List[Tensor]" if name == "a list that is given" else "x: Tensor, y: Tensor"
+            module.define(method(*lines, takes=takes))
             saved.append(read(torch.jit.load(io.BytesIO(zipped(packed(module))))))
     found = changes(*saved)
     assert found.nodes or found.tensors
@@ -173,6 +197,37 @@ def test_what_one_method_writes_another_reads():
     writer = "def writer(self, x: Tensor):\n    self.seen.add_(x)\n    return x\n"
     assert text_of(writer + method("return self.seen + x")) != text_of(writer + method("return self.other + x"))
     assert text_of(method("return self.seen + x")) == text_of(method("return self.other + x"))
+
+
+def test_reads_and_writes_of_called_methods():
+    reader = "def other(self, x: Tensor):\n    return self.seen + x\n"
+    writer = "def other(self, x: Tensor):\n    self.seen.add_(1)\n    return x\n"
+    for other, lines in (
+        (reader, ("a = self.other(x)", "self.seen.add_(1)")),
+        (writer, ("a = self.seen * 2", "self.other(x)")),
+    ):
+        one, two = (other + method(*order, "return a") for order in (lines, lines[::-1]))
+        assert text_of(one) != text_of(two)
+
+
+def test_defaults_of_arguments_are_part_of_it():
+    one, two = (method("return x * n", takes=f"x: Tensor, n: int = {n}") for n in (3, 4))
+    assert text_of(one) != text_of(two)
+
+
+class Warning_(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() > 3:
+            warnings.warn("large", stacklevel=2)
+        return x
+
+
+def test_warnings_have_no_number_of_their_process():
+    with quiet_deprecations():
+        module = torch.jit.script(Warning_())
+        one, two = (canonical_text(read(torch.jit.load(io.BytesIO(zipped(packed(module)))))) for _ in range(2))
+    assert one == two
+    assert "aten::warn('large', 2) !" in one
 
 
 def test_twenty_exports_have_one_hash(tmp_path, without_the_gate):
