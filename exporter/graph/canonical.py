@@ -15,11 +15,13 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 
+from exporter.graph.deep import deep
 from exporter.graph.read import Saved
 from exporter.graph.settled import settled
 from exporter.graph.values import Block, Graph, Held, Input, Literal, Node, free_values, values_of, versions
 
 
+@deep
 def canonical_text(saved: Saved) -> str:
     """One section a method, sorted by name, then a table of the tensors, numbered as they are first met."""
     constants = _Constants()
@@ -27,6 +29,7 @@ def canonical_text(saved: Saved) -> str:
     return "\n".join([*sections, constants.table()])
 
 
+@deep
 def method_text(graph: Graph) -> str:
     """One method by itself: how many tensors it holds and where, not which."""
     return _method(ordered(graph), _Constants())

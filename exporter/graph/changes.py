@@ -11,6 +11,7 @@ from typing import Literal as OneOf
 import torch
 
 from exporter.graph.canonical import method_text
+from exporter.graph.deep import deep
 from exporter.graph.listing import node_text
 from exporter.graph.matching import Flat, constant, flat, matched
 from exporter.graph.read import Saved
@@ -47,6 +48,7 @@ class Changes:
     tensors: tuple[Tensor, ...]
 
 
+@deep
 def changes(one: Saved, other: Saved) -> Changes:
     """What ``other`` has that ``one`` has not, and the other way round; empty only for equal canonical texts."""
     nodes: list[Change] = []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exporter.graph.canonical import input_text
+from exporter.graph.deep import deep
 from exporter.graph.values import Block, Graph, Held, Input, Node
 
 
@@ -20,6 +21,7 @@ class Row:
     depth: int
 
 
+@deep
 def rows(graph: Graph, names: Sequence[str] = ()) -> list[Row]:
     """``names`` of the inputs; other values have numbers."""
     known = dict(zip(graph.body.inputs, (f"%{n}" for n in names), strict=False))

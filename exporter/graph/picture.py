@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from exporter.graph.deep import deep
 from exporter.graph.listing import node_text
 from exporter.graph.values import Block, Graph, Held, Input, Literal, Node
 
@@ -47,6 +48,7 @@ class Picture:
     edges: tuple[tuple[str, str], ...]
 
 
+@deep
 def picture(graph: Graph, names: Sequence[str] = (), outputs: Sequence[str] = ()) -> Picture:
     """``names`` of the inputs, and of the outputs."""
     return _Drawn(graph, names, outputs).picture()

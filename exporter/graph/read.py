@@ -17,6 +17,7 @@ import torch
 
 from exporter.capture.constants import SCALAR_TYPES
 from exporter.contract import Contract
+from exporter.graph.deep import deep
 from exporter.graph.effects import Effects, with_effects, with_names
 from exporter.graph.tensors import Tensors, literal
 from exporter.graph.values import Block, Graph, Input, Literal, Node
@@ -40,6 +41,7 @@ class Saved:
     tensors: Mapping[str, torch.Tensor]
 
 
+@deep
 def read(module: torch.jit.ScriptModule, settable: Collection[str] | None = None) -> Saved:
     """All methods of the top module. ``settable`` are the parameters whose names matter; None: all of them."""
     names = {n for n, _ in module.named_parameters()} if settable is None else settable
@@ -92,6 +94,7 @@ def settable_names(contract: Contract) -> set[str]:
     return {p.name for p in contract.parameters} | {f"{s.path}.{n}" for s in contract.solvers for n in s.settings}
 
 
+@deep
 def read_graph(graph: Any, module: torch.jit.ScriptModule, method: str) -> Graph:
     """A graph of torch's that has been inlined already, as its executor has it."""
     tensors = Tensors(module, frozenset(n for n, _ in module.named_parameters()), _set_attributes(module))

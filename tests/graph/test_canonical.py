@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import warnings
 
 import pytest
@@ -12,6 +13,8 @@ from torch import nn
 
 from exporter import archive
 from exporter.capture.trace import quiet_deprecations
+from exporter.errors import ArchiveError
+from exporter.graph import deep
 from exporter.graph.canonical import canonical_text, graph_hash
 from exporter.graph.changes import changes
 from exporter.graph.read import read
@@ -228,6 +231,29 @@ def test_warnings_have_no_number_of_their_process():
         one, two = (canonical_text(read(torch.jit.load(io.BytesIO(zipped(packed(module)))))) for _ in range(2))
     assert one == two
     assert "aten::warn('large', 2) !" in one
+
+
+def chain(depth: int) -> str:
+    """A chain of elifs, as deep as it is long."""
+    lines = ["if x.dim() == 0:", "    return x"]
+    for i in range(1, depth):
+        lines += [f"elif x.dim() == {i}:", f"    return x * {i}"]
+    return method(*lines, "else:", "    return y")
+
+
+def test_branches_that_are_deep():
+    assert text_of(chain(100)) != text_of(chain(101))
+
+
+def test_blocks_that_are_too_deep_are_an_error_of_ours(monkeypatch):
+    monkeypatch.setattr(deep, "LIMIT", 1)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(260)
+    try:
+        with pytest.raises(ArchiveError, match="blocks within blocks"):
+            text_of(chain(100))
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def test_twenty_exports_have_one_hash(tmp_path, without_the_gate):
