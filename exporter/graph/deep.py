@@ -11,7 +11,8 @@ from exporter.errors import ArchiveError
 
 # Frames of Python; a block takes a few of them.
 LIMIT = 10_000
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def deep(function: Callable[P, R]) -> Callable[P, R]:
