@@ -29,7 +29,7 @@ import torch
 from torch.jit import _pickle
 
 from exporter.capture import boxes
-from exporter.places import importable
+from exporter.places import importable, without_stand_in
 from exporter.reads import NOT_THE_USERS
 
 FOLDER = "archive"
@@ -134,7 +134,7 @@ def _new_names(definitions: Mapping[str, _Definition], pickled: bytes) -> dict[s
         name = todo.pop(0)
         if name in new:
             continue
-        space, _, own = _MANGLED.sub("", name).rpartition(".")
+        space, _, own = without_stand_in(_MANGLED.sub("", name)).rpartition(".")
         new[name] = f"{space}.___torch_mangle_{len(new)}.{own}"
         found = (_known(m[0], definitions) for m in _NAME.finditer(definitions[name].text) if m["text"] is None)
         todo += [n for n in found if n]

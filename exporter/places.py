@@ -6,6 +6,9 @@ import functools
 import re
 from pathlib import Path
 
+# Before the name of a module whose file has the name of another that is there already: eight digits, and this.
+STAND_IN = "torchferry_source_"
+_STAND_IN = re.compile(rf"\b{STAND_IN}[0-9a-f]{{8}}_")
 _PLACE = re.compile(r"(/[^\s:()]+\.py)\b")
 
 
@@ -24,3 +27,8 @@ def importable(path: str) -> str:
 def without_folders(text: str) -> str:
     """A text in which absolute paths of Python files are as ``importable`` has them."""
     return _PLACE.sub(lambda match: importable(match[1]), text)
+
+
+def without_stand_in(name: str) -> str:
+    """The name as it is where the file is alone of its name: what a process has loaded before is no part of a model."""
+    return _STAND_IN.sub("", name)

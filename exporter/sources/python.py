@@ -19,6 +19,7 @@ from exporter.binding import Bound, argument_names, required_names
 from exporter.contract import Origin
 from exporter.errors import SourceError, TorchferryError, UsageError, first_line, near
 from exporter.given import Given, as_tensor, match_shapes, ordered
+from exporter.places import STAND_IN, without_stand_in
 from exporter.sources.function import Function, takes_tensors
 from exporter.sources.source import Inputs, Source
 from exporter.variables import Signature, TensorSpec
@@ -43,7 +44,7 @@ def load(text: str, given: Given | None) -> Source:
         given,
         text,
         sha256=getattr(code, _EXECUTED, ""),
-        refused=(code.__name__.split(".")[0],),
+        refused=(without_stand_in(code.__name__.split(".")[0]),),
     )
 
 
@@ -127,9 +128,9 @@ def _import(place: str, text: str) -> ModuleType:
         if not _is_free(name, path):
             # json.py or exporter.py must not take the place of what others import under that name. Named by its
             # content: archives have the names of compiled classes, and are the same from any folder.
-            name = f"torchferry_source_{sha256[:8]}"
+            own, name = name, f"{STAND_IN}{sha256[:8]}_{name}"
             if not _is_free(name, path):
-                name += f"_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+                name = f"{STAND_IN}{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}_{own}"
         loaded = sys.modules.get(name)
         if loaded is not None and getattr(loaded, _EXECUTED, sha256) == sha256:
             # As any import: a file runs once in a process, unless it was edited.
