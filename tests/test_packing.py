@@ -132,9 +132,8 @@ def test_processes_callers_clocks_and_folders_leave_no_trace(tmp_path):
     )
     # Here another file of this name has been loaded already.
     shutil.copytree(tmp_path / "other", tmp_path / "before")
-    (tmp_path / "before" / "train_step.py").write_text(
-        (ROOT / "examples" / "train_step.py").read_text() + "\n# before\n"
-    )
+    before = tmp_path / "before" / "train_step.py"
+    before.write_text(before.read_text() + "\n# before\n")
     torchferry.check(f"{before}:momentum_step")
     torchferry.export(f"{tmp_path}/other/train_step.py:loss_and_grad", output=tmp_path / "other" / "m.pt")
     one, other = (tmp_path / name / "m.pt" for name in ("one", "other"))
