@@ -42,6 +42,9 @@ SEAL = b"torchferry sha256 "
 LARGEST = 16 * 2**30
 
 
+# torch's optimising executor takes time with the square of a graph's size: minutes for an unrolled iteration of
+# 125,000 nodes. Graphs of more nodes than this run as they are, and reports say so.
+LARGEST_OPTIMISED = 20_000
 # How the names of cases of extreme magnitudes begin.
 EXTREMES = ("small_", "large_")
 

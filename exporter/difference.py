@@ -167,8 +167,7 @@ def side(path: Path) -> Side:
         if made and made != torch.__version__:
             error.details["expected"] = f"a file of torch {torch.__version__}; it was made with {made}"
         raise
-    # Parameters that cannot be set by the contract are constants, those of a file without one can all be set.
-    saved = read(module, settable_names(file.contract) if file.contract else None)
+    saved = read(module, settable_names(file.contract))
     return Side(file, saved, graph_hash(canonical_text(saved)))
 
 

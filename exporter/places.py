@@ -6,7 +6,7 @@ import functools
 import re
 from pathlib import Path
 
-# Before the name of a module whose file has the name of another that is there already: eight digits, and this.
+# What a module is called whose file has the name of another module: this, eight digits, and the file's name.
 STAND_IN = "torchferry_source_"
 _STAND_IN = re.compile(rf"\b{STAND_IN}[0-9a-f]{{8}}_")
 _PLACE = re.compile(r"(/[^\s:()]+\.py)\b")

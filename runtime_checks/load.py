@@ -12,11 +12,11 @@ import torch
 from torch.jit._fuser import optimized_execution
 
 from exporter import archive
+from exporter.archive import LARGEST_OPTIMISED
 from exporter.contract import Contract
 from exporter.errors import RunError, UsageError, first_line, near
 from runtime_checks.envelope import OFF, hold, known_mode
 from runtime_checks.runners.isolated_child import graph_size
-from runtime_checks.runners.isolated_python import LARGEST_OPTIMISED
 
 
 class Model:

@@ -60,7 +60,7 @@ def command(
     if passes:
         found = applied(file, method, given)
         if json:
-            print_json([dataclasses.asdict(p) for p in found.passes])
+            print_json([dataclasses.asdict(p) for p in found])
         else:
             print_passes(found)
         return

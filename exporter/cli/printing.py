@@ -20,7 +20,7 @@ from exporter.variables import TensorSpec, open_sizes
 if TYPE_CHECKING:
     from exporter.difference import Difference
     from exporter.graph.listing import Row
-    from exporter.graph.passes import Passed
+    from exporter.graph.passes import Pass
     from exporter.graph.steps import Step
     from exporter.sources.source import Listing
     from runtime_checks.compatibility import Compatibility
@@ -149,12 +149,12 @@ def print_rows(rows: Sequence[Row]) -> None:
 _LONG = 100
 
 
-def print_passes(found: Passed) -> None:
+def print_passes(found: Sequence[Pass]) -> None:
     table = Table(title="Passes", title_justify="left", show_edge=False, pad_edge=False)
     for column in ("pass", "before", "after"):
         table.add_column(column, justify="left" if column == "pass" else "right", no_wrap=True)
     table.add_column("what it removed (-) and put there (+)", overflow="fold")
-    for one in found.passes:
+    for one in found:
         said = [*_most("-", one.removed), *_most("+", one.added)]
         what = f"not run: {one.not_run}" if one.not_run else ", ".join(said) or "nothing"
         table.add_row(one.name, str(one.before), str(one.after), Text(what))

@@ -119,8 +119,7 @@ class _Compared:
     def _order(self) -> None:
         """Effects in another order, and reads of memory that was written to before, or no more."""
         acting = [a for a in self._pairs if self._a.effects[a] and self._b.effects[self._pairs[a]]]
-        before = sorted(acting, key=lambda a: a)
-        for a, c in itertools.pairwise(before):
+        for a, c in itertools.pairwise(sorted(acting)):
             if self._pairs[c] < self._pairs[a]:
                 x, y = self._b.nodes[self._pairs[a]], self._a.nodes[c]
                 self._say("changed", x, f"{x.operator} stands behind {y.operator}, in another order")

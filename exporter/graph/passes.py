@@ -1,7 +1,8 @@
 """Passes over a copy of a saved graph, one after the other: what each removes.
 
-The ten of NEML2's tutorial on optimising a model (neml2, doc/content/tutorials/optimization): those that its C++
-library ran before a model was executed.
+The ten that NEML2's tutorial on just-in-time compilation speaks of (neml2 2.x,
+doc/content/tutorials/models/just_in_time_compilation), in torch's order (torch/csrc/jit/runtime/graph_executor.cpp:
+``runRequiredPasses`` and what stands around it).
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ from exporter.capture.operators import nodes
 from exporter.errors import UsageError, first_line
 from exporter.given import Given
 from exporter.graph.loading import File
-from exporter.graph.read import read_graph
-from exporter.graph.stages import input_names, method_named, run_inputs
-from exporter.graph.values import Graph
+from exporter.graph.stages import method_named, run_inputs
 
 
 @dataclass(frozen=True)
@@ -37,30 +36,18 @@ class Pass:
     not_run: str = ""
 
 
-@dataclass(frozen=True)
-class Passed:
-    """``before`` and ``after`` are the graph as captured, with submodules inlined, and after all passes."""
-
-    before: Graph
-    after: Graph
-    names: tuple[str, ...]
-    passes: tuple[Pass, ...]
-
-
-def passes(file: File, asked: str, given: Given | None = None) -> Passed:
+def passes(file: File, asked: str, given: Given | None = None) -> tuple[Pass, ...]:
     """The ten passes on one method. Raises ``UsageError`` for a method that is not there."""
     module = file.module()
     method = method_named(file, module, asked)
     graph = module._c._get_method(method).graph.copy()
-    inlined = graph.copy()
-    torch._C._jit_pass_inline(inlined)
-    found = []
+    found: list[Pass] = []
     for name, run in _PASSES.items():
         before = Counter(node.kind() for node in nodes(graph))
         # One that fails may have changed half of it.
         copy = graph.copy()
         try:
-            run(copy, lambda: (module, *run_inputs(file, module, asked, method, "raw", given)))
+            run(copy, lambda: (module, *run_inputs(file, module, asked, method, given)))
         except UsageError as error:
             found.append(_not_run(name, before, error.details.get("got", error.what)))
             continue
@@ -70,8 +57,7 @@ def passes(file: File, asked: str, given: Given | None = None) -> Passed:
         graph = copy
         after = Counter(node.kind() for node in nodes(graph))
         found.append(Pass(name, before.total(), after.total(), dict(before - after), dict(after - before)))
-    names = input_names(file, module, asked, method)
-    return Passed(read_graph(inlined, module, method), read_graph(graph, module, method), names, tuple(found))
+    return tuple(found)
 
 
 def _not_run(name: str, nodes_of: Counter[str], why: str) -> Pass:
@@ -87,12 +73,11 @@ def _shapes(graph: Any, inputs: Inputs) -> None:
     _torch._jit_pass_complete_shape_analysis(graph, tuple(inputs()), False)
 
 
-# ``_jit_pass_canonicalize`` numbers the values anew; torch's graph writer has no other pass of that name.
 _PASSES: dict[str, Callable[[Any, Inputs], Any]] = {
     "inlining": lambda graph, _: _torch._jit_pass_inline(graph),
     "constant pooling": lambda graph, _: _torch._jit_pass_constant_pooling(graph),
     "removing expands": lambda graph, _: _torch._jit_pass_remove_expands(graph),
-    "canonicalisation": lambda graph, _: _torch._jit_pass_canonicalize(graph),
+    "canonicalisation": lambda graph, _: _torch._jit_pass_canonicalize_graph_fuser_ops(graph),
     "dead code": lambda graph, _: _torch._jit_pass_dce(graph),
     "constant propagation": lambda graph, _: _torch._jit_pass_constant_propagation(graph),
     "input shape propagation": _shapes,

@@ -62,6 +62,10 @@ class _Drawn:
         self._groups: dict[str, Group] = {}
         self._shapes: list[Shape] = []
         self._edges: dict[tuple[str, str], None] = {}
+        # A method returns its outputs as one tuple; they are drawn one by one.
+        body = graph.body
+        last = body.nodes[-1] if body.nodes and body.nodes[-1].kind == "prim::TupleConstruct" else None
+        self._tuple = last if last is not None and body.outputs == last.outputs else None
         # Operations of a group that is in pieces.
         self._met: Counter[str] = Counter()
         # Which shapes a value comes from: of a branch, several.
@@ -72,19 +76,11 @@ class _Drawn:
             self._made[value] = (f"in {value}",)
             self._shapes.append(Shape(f"in {value}", name, "", INPUT, f"input {name}"))
         self._block(self._graph.body, "")
-        for i, value in enumerate(self._returned()):
+        for i, value in enumerate(self._tuple.inputs if self._tuple else self._graph.body.outputs):
             name = self._outputs[i] if i < len(self._outputs) else f"output {i}"
             self._shapes.append(Shape(f"out {i}", name, "", OUTPUT, f"output {name}"))
             self._edge(value, f"out {i}")
         return Picture(tuple(self._groups.values()), tuple(self._shapes), tuple(self._edges))
-
-    def _returned(self) -> tuple[Input, ...]:
-        """The outputs one by one: a method returns them as one tuple."""
-        (one, *more) = self._graph.body.outputs or (Literal("None"),)
-        last = self._graph.body.nodes[-1] if self._graph.body.nodes else None
-        if not more and last is not None and last.kind == "prim::TupleConstruct" and one in last.outputs:
-            return last.inputs
-        return self._graph.body.outputs
 
     def _edge(self, value: Input, to: str) -> None:
         for start in self._made.get(value, ()) if isinstance(value, int) else ():
@@ -102,8 +98,7 @@ class _Drawn:
         return path
 
     def _block(self, block: Block, parent: str) -> None:
-        last = block.nodes[-1] if block.nodes else None
-        shown = [n for n in block.nodes if n is not last or self._returned() is not n.inputs]
+        shown = [n for n in block.nodes if n is not self._tuple]
         counts = Counter(n.origin.module for n in shown)
         places = _lines(shown)
         lines = Counter(zip((n.origin.module for n in shown), places, strict=True))

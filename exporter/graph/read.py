@@ -89,8 +89,10 @@ def reloaded(records: Mapping[str, bytes], contract: Contract) -> Saved:
     return read(module, settable_names(contract))
 
 
-def settable_names(contract: Contract) -> set[str]:
-    """Tensors of the file that a host can set: parameters, and settings of solvers."""
+def settable_names(contract: Contract | None) -> set[str] | None:
+    """Tensors of the file that a host can set: parameters, and settings of solvers; None where no contract says it."""
+    if contract is None:
+        return None
     return {p.name for p in contract.parameters} | {f"{s.path}.{n}" for s in contract.solvers for n in s.settings}
 
 

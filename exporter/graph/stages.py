@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch.jit._fuser import optimized_execution
 
+from exporter.archive import LARGEST_OPTIMISED
 from exporter.capture import boxes
 from exporter.capture.operators import nodes
 from exporter.capture.trace import quiet_deprecations
@@ -26,8 +27,6 @@ from exporter.graph.values import Graph
 
 Stage = Literal["raw", "profiling", "optimized"]
 STAGES: tuple[str, ...] = get_args(Stage)
-# torch's optimiser takes minutes on larger ones, and nothing of ours runs them with it.
-LARGEST = 20_000
 # What a method of the contract was captured as, where that does not have its name.
 _CAPTURED = {"jacobian": (boxes.BLOCKS,)}
 # From here on the executor runs its last graph.
@@ -74,9 +73,9 @@ def stage(file: File, asked: str, wanted: Stage, given: Given | None = None) -> 
     spec = file.contract.methods.get(asked) if file.contract else None
     outputs = tuple(o if isinstance(o, str) else block_name(*o) for o in spec.outputs) if spec else ()
     if wanted == "raw":
-        settable = settable_names(file.contract) if file.contract else None
-        return Staged(wanted, read(module, settable).graphs[method], _count(_inlined(module, method)), names, outputs)
-    inputs = run_inputs(file, module, asked, method, wanted, given)
+        saved = read(module, settable_names(file.contract))
+        return Staged(wanted, saved.graphs[method], _count(_inlined(module, method)), names, outputs)
+    inputs = run_inputs(file, module, asked, method, given)
     _refuse_large(file, module, method, wanted)
     graph = executed(module, method, inputs, 1 if wanted == "profiling" else _CALLS)
     return Staged(wanted, read_graph(graph, module, method), _count(graph), names, outputs)
@@ -93,12 +92,12 @@ def _inlined(module: torch.jit.ScriptModule, method: str) -> Any:
 
 
 def _refuse_large(file: File, module: torch.jit.ScriptModule, method: str, wanted: str) -> None:
-    if (count := _count(_inlined(module, method))) > LARGEST:
+    if (count := _count(_inlined(module, method))) > LARGEST_OPTIMISED:
         raise UsageError(
             f"stage {wanted!r} is not available: torch's optimiser takes minutes on a graph of this size",
             where=f"{file.path}, method {method}",
             got=f"{count} nodes",
-            expected=f"at most {LARGEST}; torchferry.load and the native library run larger ones without it",
+            expected=f"at most {LARGEST_OPTIMISED}; torchferry.load and the native library run larger ones without it",
             mend="--stage raw, or --passes",
         )
 
@@ -140,7 +139,7 @@ def input_names(file: File, module: torch.jit.ScriptModule, asked: str, method: 
 
 
 def run_inputs(
-    file: File, module: torch.jit.ScriptModule, asked: str, method: str, wanted: str, given: Given | None
+    file: File, module: torch.jit.ScriptModule, asked: str, method: str, given: Given | None
 ) -> tuple[torch.Tensor, ...]:
     """What the method is run on. Raises ``UsageError`` where nothing is known of it."""
     contract = file.contract
@@ -154,11 +153,11 @@ def run_inputs(
     if file.archive is not None and known:
         return next(case.inputs for case in file.archive.cases() if case.method == asked)
     raise UsageError(
-        f"stage {wanted!r} is not available: nothing is known to run the method on",
+        "this is not available: nothing is known to run the method on",
         where=f"{file.path}, method {asked}",
         got="no stored case of this method"
         if contract is not None
         else "a TorchScript file without torchferry's contract and cases",
-        expected="inputs: torch's executor makes this graph from the calls that it sees",
+        expected="inputs: torch's executor makes its graphs from the calls that it sees",
         mend="give --inputs FILE with tensors by argument name; or --stage raw",
     )

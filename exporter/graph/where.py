@@ -25,9 +25,7 @@ def origin_of(node: Any) -> Origin:
 
 
 def _module(node: Any) -> str:
-    parts = [
-        part.partition("(")[0] for part in re.findall(r"[^.()]+(?:\.[^.()]+)*\([^)]*\)", node.getModuleHierarchy())
-    ]
+    parts = [part.partition("(")[0] for part in _INSTANCE.findall(node.getModuleHierarchy())]
     return ".".join(p for p in parts if p not in ("SELF", "UNKNOWN_INSTANCE"))
 
 

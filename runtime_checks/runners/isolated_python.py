@@ -10,16 +10,13 @@ from pathlib import Path
 
 import torch
 
+from exporter.archive import LARGEST_OPTIMISED
 from exporter.contract import Contract
 from exporter.errors import RunError
 from runtime_checks.runners import forkserver
 from runtime_checks.runners.base import Call, Result, Run
 from runtime_checks.runners.forkserver import TORCH_AND_ITS_OWN
 from runtime_checks.runners.process import check_limits, ended_early, write_calls
-
-# torch's optimising executor takes time with the square of a graph's size: minutes for an unrolled iteration of
-# 125,000 nodes. Larger graphs than this run as they are, and the report says so.
-LARGEST_OPTIMISED = 20_000
 
 
 @dataclass(frozen=True)
