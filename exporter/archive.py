@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exporter.contract import Contract, MethodSpec, contract_from_json
 from exporter.errors import ArchiveError, ForeignError, OutputError
@@ -100,6 +100,13 @@ def unpack_cases(data: bytes, contract: Contract, where: str) -> tuple[Case, ...
         tensors = torch.load(io.BytesIO(data), weights_only=True)
     except Exception as error:
         raise ArchiveError("the stored cases cannot be read", where=where, got=str(error)) from None
+    return cases_of(tensors, contract, where)
+
+
+def cases_of(tensors: Any, contract: Contract, where: str) -> tuple[Case, ...]:
+    """Raises ``ArchiveError`` for tensors by other names than those of cases, and that do not fit the contract."""
+    import torch
+
     named = isinstance(tensors, dict) and all(
         isinstance(v, torch.Tensor) and _CASE_KEY.fullmatch(str(k)) for k, v in tensors.items()
     )

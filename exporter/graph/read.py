@@ -29,6 +29,8 @@ _CALL = "torchferry::call"
 CALL = "prim::CallMethod"
 # The call of a method of something else than the module itself, of which nothing is known.
 OBJECT_CALL = "prim::CallObject"
+# The call of a submodule that is read apart; its path follows in brackets.
+APART = "torchferry::apart"
 # Of the types that torch writes: class names that it met before have a number, and a class is its path.
 _MANGLED = re.compile(r"___torch_mangle_\d+\.")
 
@@ -58,6 +60,32 @@ def read(module: torch.jit.ScriptModule, settable: Collection[str] | None = None
     state = frozenset[str]().union(*(one.held for one in first.values()))
     found = _effects({name: with_names(graph, state) for name, graph in plain.items()}, state)
     return Saved({name: found[name].graph for name in plain}, tensors.values)
+
+
+@deep
+def read_apart(module: torch.jit.ScriptModule, methods: Collection[str], apart: Collection[str] = ()) -> Saved:
+    """These methods and those that they call, to be run one node after the other: without effects.
+
+    The submodules at the paths ``apart`` are not inlined: a call of one is a node ``APART``.
+    """
+    tensors = Tensors(module, frozenset(n for n, _ in module.named_parameters()), _set_attributes(module))
+    graphs: dict[str, Graph] = {}
+    left = list(methods)
+    while left:
+        name = left.pop()
+        if name not in graphs:
+            path, _, own = name.rpartition(".")
+            held = tensors.attribute(path)
+            of: Any = held._c if isinstance(held, torch.jit.ScriptModule) else held
+            reader = _Reader(tensors, frozenset(apart) - {path})
+            graphs[name] = reader.graph(name, _with_calls(of, own), path)
+            left += [called(node) for node in graphs[name] if node.kind == CALL]
+    return Saved(graphs, tensors.values)
+
+
+def called(node: Node) -> str:
+    """The method that a node ``CALL`` calls, the path that a node ``APART`` does."""
+    return node.operator.partition("[")[2].removesuffix("]").removeprefix("name=").strip("'")
 
 
 def _effects(plain: Mapping[str, Graph], state: frozenset[str]) -> dict[str, Effects]:
@@ -170,8 +198,9 @@ class _Module:
 class _Reader:
     """One graph. Values are numbered in torch's own order."""
 
-    def __init__(self, tensors: Tensors) -> None:
+    def __init__(self, tensors: Tensors, apart: Collection[str] = ()) -> None:
         self._tensors = tensors
+        self._apart = apart
         self._known: dict[int, Input | _Module] = {}
         self._types: dict[int, str] = {}
         self._count = 0
@@ -259,14 +288,18 @@ class _Reader:
                 self._known[node.output().unique()] = found
                 return
         if kind == _CALL and isinstance(of := self._known[next(node.inputs()).unique()], _Module) and of.path:
-            yield from self._inlined(node, of.path)
+            if of.path in self._apart:
+                yield self._called_apart(node, of.path)
+            else:
+                yield from self._inlined(node, of.path)
             return
         inputs = tuple(self._input(v) for v in node.inputs())
         if kind == "prim::ListConstruct" and all(isinstance(i, Literal) for i in inputs) and not _is_changed(node):
             # Of the type too: TorchScript knows what an empty list is a list of.
-            text = ", ".join(i.text for i in inputs if isinstance(i, Literal))
+            parts = [i for i in inputs if isinstance(i, Literal)]
+            text = ", ".join(i.text for i in parts)
             empty = "" if inputs else f":{_type(node.output().type())}"
-            self._known[node.output().unique()] = Literal(f"[{text}]{empty}")
+            self._known[node.output().unique()] = Literal(f"[{text}]{empty}", [i.value for i in parts])
             return
         yield self._made(node, kind, inputs)
 
@@ -283,6 +316,13 @@ class _Reader:
         self._known, self._within = outside, within
         self._known.update({v.unique(): g for v, g in zip(node.outputs(), returned, strict=True)})
         return found
+
+    def _called_apart(self, node: Any, path: str) -> Node:
+        _, *given = (self._input(v) for v in node.inputs())
+        outputs = tuple(self._new(v) for v in node.outputs())
+        types = tuple(self._types[i] for i in outputs)
+        origin = dataclasses.replace(origin_of(node), module=path)
+        return Node(f"{APART}[{path}]", tuple(given), outputs, types, origin=origin)
 
     def _made(self, node: Any, kind: str, inputs: tuple[Input, ...]) -> Node:
         origin = origin_of(node)
@@ -309,7 +349,8 @@ class _Reader:
     def _constant(self, node: Any) -> Input:
         if node.output().type().kind() == "TensorType" and not node.mustBeNone():
             return self._tensors.held(node.t("value"))
-        return Literal("None" if node.mustBeNone() else literal(node.output().toIValue()))
+        value = None if node.mustBeNone() else node.output().toIValue()
+        return Literal(literal(value), value)
 
     def _profiled(self, node: Any) -> None:
         """A profiled value is the value, with another type."""
@@ -333,7 +374,7 @@ class _Reader:
         if isinstance(value, torch.Tensor):
             return self._tensors.at(path)
         # What a method may write to is read where it is read; the value that it has is said with it.
-        return None if isinstance(value, (list, dict, torch.ScriptObject)) else Literal(literal(value))
+        return None if isinstance(value, (list, dict, torch.ScriptObject)) else Literal(literal(value), value)
 
     def _said(self, node: Any) -> str:
         """The value of an attribute that is read where it is read, unless a method sets it."""

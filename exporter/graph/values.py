@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from exporter.capture.origins import Origin
 
@@ -29,9 +30,12 @@ class Held:
 
 @dataclass(frozen=True)
 class Literal:
-    """A number, text, list of them, or ``None``, as it is written; floats so that they are read back to the bit."""
+    """A number, text, list of them, or ``None``, as it is written; floats so that they are read back to the bit.
+
+    ``value`` is the thing itself."""
 
     text: str
+    value: Any = field(default=None, compare=False)
 
 
 # A value of the graph is an integer.

@@ -1,0 +1,103 @@
+"""TorchScript's operators on numbers and lists, as Python's: sizes of a batch that is open stay what they are."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+def _append(values: list[Any], value: Any) -> list[Any]:
+    values.append(value)
+    return values
+
+
+def _set_item(values: list[Any], at: int, value: Any) -> list[Any]:
+    values[at] = value
+    return values
+
+
+def _slice(values: list[Any], start: int | None, stop: int | None, step: int = 1) -> list[Any]:
+    return values[start:stop:step]
+
+
+def _integer(value: Any) -> Any:
+    return value if isinstance(value, torch.SymInt) else int(value)
+
+
+def _range_length(start: Any, stop: Any, step: int) -> Any:
+    if step == 0:
+        raise ValueError("range() arg 3 must not be zero")
+    return max(0, (stop - start + step - (1 if step > 0 else -1)) // step)
+
+
+def _smaller(*values: Any) -> Any:
+    return torch.sym_min(*values) if len(values) == 2 else min(*values)
+
+
+def _larger(*values: Any) -> Any:
+    return torch.sym_max(*values) if len(values) == 2 else max(*values)
+
+
+def _same(value: Any, *_: Any) -> Any:
+    return value
+
+
+# By operator without overload; for inputs of which none is a tensor.
+SCALARS: Mapping[str, Callable[..., Any]] = {
+    "aten::add": lambda a, b, alpha=1: a + b if isinstance(a, list) else a + b * alpha,
+    "aten::sub": lambda a, b, alpha=1: a - b * alpha,
+    "aten::rsub": lambda a, b, alpha=1: b - a * alpha,
+    "aten::mul": operator.mul,
+    "aten::div": operator.truediv,
+    "aten::floordiv": operator.floordiv,
+    "aten::floor_divide": operator.floordiv,
+    "aten::remainder": operator.mod,
+    "aten::neg": operator.neg,
+    "aten::pow": operator.pow,
+    "aten::abs": abs,
+    "aten::eq": operator.eq,
+    "aten::ne": operator.ne,
+    "aten::lt": operator.lt,
+    "aten::le": operator.le,
+    "aten::gt": operator.gt,
+    "aten::ge": operator.ge,
+    "aten::__not__": operator.not_,
+    "aten::__and__": operator.and_,
+    "aten::__or__": operator.or_,
+    "aten::__is__": operator.is_,
+    "aten::__isnot__": operator.is_not,
+    "aten::__contains__": lambda values, value: value in values,
+    "aten::Int": _integer,
+    "aten::IntImplicit": _integer,
+    "aten::ScalarImplicit": _same,
+    "aten::Float": float,
+    "aten::FloatImplicit": float,
+    "aten::Bool": bool,
+    "aten::sqrt": math.sqrt,
+    "aten::floor": math.floor,
+    "aten::ceil": math.ceil,
+    "aten::len": len,
+    "aten::list": list,
+    "aten::append": _append,
+    "aten::_set_item": _set_item,
+    "aten::slice": _slice,
+    "aten::__range_length": _range_length,
+    "aten::__derive_index": lambda at, start, step: start + at * step,
+    "aten::format": lambda text, *values: text.format(*values),
+    "aten::detach": _same,
+    "aten::clone": lambda value, *_: value,
+    "aten::to": _same,
+    "prim::min": _smaller,
+    "prim::max": _larger,
+    "prim::NumToTensor": _same,
+    "prim::unchecked_cast": _same,
+}
+# Of lists, which may hold tensors.
+LISTS = frozenset(
+    f"aten::{name}"
+    for name in ("__getitem__", "len", "append", "_set_item", "slice", "list", "add", "__is__", "__isnot__")
+)
