@@ -7,6 +7,7 @@ model = torchferry.load("eq.pt")
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from exporter.errors import (
     UnsoundError,
     UsageError,
 )
+from exporter.formats import convert as _convert
+from exporter.formats.convert import Converted
+from exporter.formats.onnx import OPSET
 from exporter.implicit import ImplicitUpdate
 from exporter.marks import mark
 from exporter.newton import LineSearch, OnFailure, Settings
@@ -36,6 +40,7 @@ from exporter.pipeline import Checked, Exported
 from exporter.sources.function import declare
 from exporter.sources.source import Listing
 from exporter.variables import Sampling, Signature, TensorSpec
+from runtime_checks import container as _container
 from runtime_checks.envelope import OutsideEnvelopeWarning, known_mode
 from runtime_checks.load import Model, load
 from runtime_checks.numbers import numbers as _numbers
@@ -51,6 +56,7 @@ __all__ = [
     "Checked",
     "ComposedModel",
     "Contract",
+    "Converted",
     "Difference",
     "Exported",
     "Finding",
@@ -72,6 +78,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "check",
+    "convert",
     "declare",
     "diff",
     "export",
@@ -89,7 +96,7 @@ def export(
     renames: Sequence[str] = (),
     inputs: str | Path | Mapping[str, Any] | None = None,
     seed: int = 0,
-    runtimes: str | Sequence[str] = "python",
+    runtimes: str | Sequence[str] = (),
     devices: str | Sequence[str] = "cpu",
     allow: Sequence[str] = (),
     derivatives: str | Sequence[str] = (),
@@ -100,6 +107,8 @@ def export(
     symmetric: Sequence[str] = (),
     against: str | Path | None = None,
     on_failure: OnFailure | None = None,
+    formats: str | Sequence[str] = (),
+    opset: int = OPSET,
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
     announce: Callable[[Listing], Any] | None = None,
@@ -122,6 +131,9 @@ def export(
     ``on_failure`` is for implicit models: an element that does not converge becomes ``"nan"``, ``"last"`` (its last
     iterate) or ``"raise"`` (an error for the whole batch); by default what the model says, else ``"nan"``.
 
+    ``formats`` are containers, ``"pt"`` and ``"onnx"``, by default what the output's suffix says; each is verified
+    where it runs (``opset`` is ONNX's version of operators), and ``runtimes`` are those of the archive.
+
     ``against`` is an earlier archive of the model: each result's ``reasons`` say why the new one is another
     specialisation (a static size, the structure of the backward pass, ...), and are empty where the earlier one serves
     as well.
@@ -131,14 +143,19 @@ def export(
     """
     blocks = (derivatives,) if isinstance(derivatives, str) else tuple(derivatives)
     asked = Asked(blocks, jvp, vjp, tuple(parameters), differentiable, tuple(symmetric))
-    runners = _choose.runners(runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress)
+    place = Path(output) if output is not None else None
+    chosen = _convert.formats_of([formats] if isinstance(formats, str) else formats, place)
+    _convert.require(chosen)
+    limits: Any = {"time_limit": time_limit, "memory_limit": memory_limit, "announce": progress}
+    runners = _choose.runners(runtimes, devices, **limits)
+    other = _choose.runners((), devices, **limits, container="onnx") if "onnx" in chosen else ()
     names = list(dict.fromkeys(runner.device for runner in runners))
     notes = _choose.not_checked(names)
     with _forkserver.shared():
         return _pipeline.export(
             source,
             models=models,
-            output=Path(output) if output is not None else None,
+            output=place,
             renames=renames,
             inputs=Path(inputs) if isinstance(inputs, str) else inputs,
             seed=seed,
@@ -147,9 +164,41 @@ def export(
             asked=asked,
             against=Path(against) if against is not None else None,
             on_failure=on_failure,
+            containers=_pipeline.Containers(chosen, opset, functools.partial(_verified, other, notes)),
             verify=lambda path, final, fresh: _verify(path, fresh=fresh, runners=runners, shown_as=final, notes=notes),
             announce=announce or (lambda listing: None),
         )
+
+
+def _verified(runners: Sequence[Any], notes: Sequence[str], path: Path, final: Path, fresh: Sequence[Any]) -> Report:
+    return _verify(path, fresh=fresh, runners=runners, shown_as=final, notes=notes)
+
+
+def convert(
+    path: str | Path,
+    output: str | Path | None = None,
+    *,
+    to: str = "onnx",
+    opset: int = OPSET,
+    devices: str | Sequence[str] = "cpu",
+    time_limit: float = TIME_LIMIT,
+    memory_limit: float = MEMORY_LIMIT,
+) -> Converted:
+    """An archive in another container, from the file alone, verified before it appears; as ``torchferry convert``.
+
+    ``output`` is by default the archive's name with the container's suffix; ``opset`` is ONNX's version of operators.
+    Raises ``UnsupportedError`` (a ``CaptureError``) where the container cannot hold the model, ``MismatchError``, and
+    ``MissingRuntimeError`` where a package is missing.
+    """
+    source = Path(path)
+    (chosen,) = _convert.formats_of([to], None)
+    if chosen == "pt":
+        raise UsageError("an archive is converted to another container", where="--to", got=to, expected="onnx")
+    _convert.require([chosen])
+    runners = _choose.runners((), devices, time_limit=time_limit, memory_limit=memory_limit, container=chosen)
+    notes = _choose.not_checked([runner.device for runner in runners])
+    place = Path(output) if output is not None else _pipeline.container_path(source, chosen)
+    return _convert.convert(source, place, opset=opset, verify=functools.partial(_verified, runners, notes))
 
 
 def check(
@@ -173,19 +222,26 @@ def check(
 def verify(
     path: str | Path,
     *,
-    runtimes: str | Sequence[str] = "python",
+    runtimes: str | Sequence[str] = (),
     devices: str | Sequence[str] = "cpu",
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
     envelope: str = "off",
     progress: Callable[[str], Any] = lambda text: None,
 ) -> Report:
-    """Check an archive in fresh processes without its source library, as ``torchferry verify`` does.
+    """Check an archive, or an ONNX container, in fresh processes without its source library, as ``torchferry verify``.
 
     ``envelope`` (``error``, ``warn`` or ``off``) is for stored inputs outside the range of values that was checked.
     Raises ``MismatchError``, ``ArchiveError``, and ``MissingRuntimeError`` for a runtime or device that is not there.
     """
-    runners = _choose.runners(runtimes, devices, time_limit=time_limit, memory_limit=memory_limit, announce=progress)
+    runners = _choose.runners(
+        runtimes,
+        devices,
+        time_limit=time_limit,
+        memory_limit=memory_limit,
+        container=_container.kind(Path(path)),
+        announce=progress,
+    )
     notes = _choose.not_checked([runner.device for runner in runners])
     return _verify(Path(path), runners=runners, notes=notes, envelope=known_mode(envelope))
 

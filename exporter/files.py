@@ -13,13 +13,8 @@ def written(path: Path, data: bytes) -> None:
 
     Raises ``OutputError`` where it cannot be written, or where something stands there that is no file.
     """
+    refuse_place(path)
     path = path.resolve()
-    if path.exists() and not path.is_file():
-        raise OutputError(
-            f"the output is {'a folder' if path.is_dir() else 'no regular file'}",
-            where=str(path),
-            expected="the name of a file, new or to be replaced",
-        )
     beside = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,3 +29,14 @@ def written(path: Path, data: bytes) -> None:
             got=error.strerror or str(error),
             expected="the name of a file in a folder that can be written",
         ) from None
+
+
+def refuse_place(path: Path) -> None:
+    """Raises ``OutputError`` where something stands at ``path`` that is no file."""
+    if path.exists() and not path.is_file():
+        raise OutputError(
+            f"the output is {'a folder' if path.is_dir() else 'no regular file'}",
+            where=str(path),
+            expected="the name of a file, new or to be replaced",
+            mend=f"write {path / 'NAME'}{path.suffix}" if path.is_dir() else "name another output with -o",
+        )

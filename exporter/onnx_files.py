@@ -108,14 +108,10 @@ def _seal(whole: Mapping[str, Any]) -> str:
 
 
 def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _slow(file)
-
-
-def _slow(file: Any) -> str:
     found = hashlib.sha256()
-    while block := file.read(2**20):
-        found.update(block)
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            found.update(block)
     return found.hexdigest()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import platform
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ from exporter.derivatives.request import Asked
 from exporter.differentiating import as_it_runs
 from exporter.eager import inference_conditions
 from exporter.errors import UsageError
+from exporter.formats.convert import FORMATS, Converted, convert
+from exporter.formats.onnx import OPSET
 from exporter.given import Given, read_inputs
 from exporter.graph.against import Reason, reasons
 from exporter.graph.canonical import canonical_text, graph_hash
@@ -59,13 +63,25 @@ Verify = Callable[[Path, Path, Sequence[Case]], Any]
 
 
 @dataclass(frozen=True)
+class Containers:
+    """What is written: ``formats`` by name; ``opset`` of ONNX; ``verify`` for those that are no archive."""
+
+    formats: tuple[str, ...] = ("pt",)
+    opset: int = OPSET
+    verify: Verify | None = None
+
+
+@dataclass(frozen=True)
 class Exported:
-    """One archive that was written and verified. ``seconds`` by stage, in order."""
+    """One archive that was written and verified; with no ``pt`` among the formats it is gone, and ``path`` is the first
+    container. ``seconds`` by stage, in order."""
 
     path: Path
     contract: Contract
     report: Any
     seconds: dict[str, float] = field(default_factory=dict)
+    # The other containers that were made of it.
+    containers: tuple[Converted, ...] = ()
     # Why it is another specialisation than an earlier export; None where it was held against none.
     reasons: tuple[Reason, ...] | None = None
 
@@ -83,6 +99,7 @@ def export(
     asked: Asked | None = None,
     against: Path | None = None,
     on_failure: OnFailure | None = None,
+    containers: Containers = Containers(),
     verify: Verify,
     announce: Announce = lambda listing: None,
 ) -> list[Exported]:
@@ -92,7 +109,8 @@ def export(
     or a dict by name. ``output`` is the file, or a folder where several models are exported or it exists as one; the
     default is ``NAME.pt`` here; ``devices`` are those on which ``verify`` runs it; ``allow`` lets findings of the
     soundness gate pass, each as ``CHECK:REASON``; ``asked`` are derivatives; ``against`` is an earlier archive;
-    ``on_failure`` is what elements of an implicit model become that do not converge, where not what it says itself.
+    ``on_failure`` is what elements of an implicit model become that do not converge, where not what it says itself;
+    ``containers`` are those that are made of each archive.
     Raises the errors of ``exporter.errors``; no file is left behind by a failure, and files of models before the one
     that failed stay: each stands for itself.
     """
@@ -114,8 +132,8 @@ def export(
             loaded = load()
             if on_failure is not None:
                 _fail(loaded, on_failure)
-        path = output_path(output, loaded.name, several=len(loads) > 1)
-        one = export_source(loaded, path, rules, seed, verify, announce, clock, devices, allowed, asked)
+        path = output_path(output, loaded.name, several=len(loads) > 1, suffix=containers.formats[0])
+        one = export_source(loaded, path, rules, seed, verify, announce, clock, devices, allowed, asked, containers)
         if earlier is not None:
             one = dataclasses.replace(one, reasons=reasons(earlier, opened(path)))
         exported.append(one)
@@ -146,11 +164,12 @@ def export_source(
     devices: Sequence[str] = ("cpu",),
     allowed: Sequence[Allowance] = (),
     asked: Asked | None = None,
+    containers: Containers = Containers(),
 ) -> Exported:
     """The stages, one after the other. Draws of each stage have a seed of their own."""
     with clock("warmup"):
         source = as_it_runs(source, derived_seed(seed, "warmup"))
-    with archive.replacing(path) as beside:
+    with archive.replacing(path) if "pt" in containers.formats else _nowhere(path) as beside:
         warm, captured, findings = sound_capture(source, seed, allowed, announce, clock, asked=asked)
         with clock("cases"):
             stored = stored_cases(warm, derived_seed(seed, "stored cases"))
@@ -168,7 +187,28 @@ def export_source(
             archive.write(beside, records, contract, stored, text)
         with clock("verify"):
             report = verify(beside, path, fresh)
-    return Exported(path, contract, report, clock.seconds)
+        others = tuple(_container(name, beside, path, fresh, containers, clock) for name in containers.formats[:])
+    made = tuple(one for one in others if one is not None)
+    first = path if "pt" in containers.formats else made[0].path
+    return Exported(first, contract, report, clock.seconds, made)
+
+
+def _container(
+    name: str, source: Path, path: Path, fresh: Sequence[Case], containers: Containers, clock: Clock
+) -> Converted | None:
+    if name == "pt":
+        return None
+    assert containers.verify is not None
+    with clock(name):
+        place = container_path(path, name)
+        return convert(source, place, opset=containers.opset, fresh=fresh, verify=containers.verify)
+
+
+@contextlib.contextmanager
+def _nowhere(path: Path) -> Iterator[Path]:
+    """An archive that is only there for others to be made of it."""
+    with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
+        yield Path(folder, f"{path.stem}.pt")
 
 
 @dataclass(frozen=True)
@@ -307,8 +347,13 @@ def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None)
     return [neml2.listing(path, name) for name in models or neml2.model_names(path)]
 
 
-def output_path(output: Path | None, name: str, *, several: bool) -> Path:
-    file = f"{name}.pt"
+def container_path(path: Path, name: str) -> Path:
+    """Of another container of the same model, beside the archive at ``path``."""
+    return path.with_suffix(f".{name}") if path.suffix in (f".{f}" for f in FORMATS) else Path(f"{path}.{name}")
+
+
+def output_path(output: Path | None, name: str, *, several: bool, suffix: str = "pt") -> Path:
+    file = f"{name}.{suffix}"
     if output is None:
         return Path(file)
     folder = several or output.is_dir() or str(output).endswith("/")
@@ -322,5 +367,10 @@ def as_dict(exported: Exported) -> dict[str, Any]:
         "report": exported.report.as_dict(),
         "seconds": dict(exported.seconds),
         "findings": [dataclasses.asdict(f) for f in exported.contract.findings],
+        **(
+            {"containers": [{"path": str(c.path), "report": c.report.as_dict()} for c in exported.containers]}
+            if exported.containers
+            else {}
+        ),
         **({"against": list(map(dataclasses.asdict, exported.reasons))} if exported.reasons is not None else {}),
     }

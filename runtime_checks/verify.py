@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from exporter import archive
 from exporter.archive import Archive, Case
 from exporter.contract import Contract
+from exporter.onnx_files import OnnxFiles
+from runtime_checks import container
 from runtime_checks.checks import batches, devices, finite_differences, gradients, parity, products
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.checks.probe import Probe
 from runtime_checks.compare import Comparison, compare
 from runtime_checks.envelope import ENVELOPE, ERROR, OFF, outside_envelope
-from runtime_checks.load import parameter_values
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult, Leg, OutputResult, Report
 from runtime_checks.runners import forkserver
 from runtime_checks.runners.base import Result, Run, Runner
@@ -48,10 +48,10 @@ def examine(
     runners = runners or (IsolatedPython(),)
     seconds: dict[str, float] = {}
     start = time.perf_counter()
-    opened = archive.read(path)
+    opened = container.read(path)
     cases = opened.cases()
     seconds["integrity"] = time.perf_counter() - start
-    probes = _probes(opened.contract, cases, parameter_values(path, opened.contract))
+    probes = _probes(opened.contract, cases, container.parameters(opened))
     with forkserver.shared():
         legs = [_leg(path, opened, cases, fresh, probes, runner, seconds) for runner in runners]
     outside = outside_envelope(opened.contract, cases) if envelope != OFF else []
@@ -87,7 +87,7 @@ def verify(
 
 def _leg(
     path: Path,
-    opened: Archive,
+    opened: Archive | OnnxFiles,
     cases: Sequence[Case],
     fresh: Sequence[Case] | None,
     probes: Sequence[Probe],
@@ -95,14 +95,15 @@ def _leg(
     seconds: dict[str, float],
 ) -> Leg:
     """Every check in one runtime on one device; adds its seconds to ``seconds``."""
-    expectations, skipped = _expectations(opened.contract, cases, fresh, runner.device)
+    expectations, skipped = _expectations(opened.contract, cases, fresh, runner)
     begun = start = time.perf_counter()
     asked = [e.call for e in expectations] + [call for probe in probes for call in probe.calls]
     run = runner.run(path, opened.contract, asked)
     spent = time.perf_counter() - start
     answers = iter(run.results)
     judged = [_judge(e, r, opened.contract) for e, r in zip(expectations, answers, strict=False)]
-    checks = [_integrity(opened), _isolation(run), _contract(opened.contract, run), *_harness(run)]
+    checks = [_integrity(opened), _isolation(run), *_contract(opened.contract, run), *_harness(run)]
+    checks += [CheckResult(v.check, PASSED if v.passed else FAILED, detail=v.detail) for v in run.verdicts]
     for name in dict.fromkeys(e.check for e in expectations):
         checks.append(_check(name, [(e, j) for e, j in zip(expectations, judged, strict=True) if e.check == name]))
     found = [(probe, list(itertools.islice(answers, len(probe.calls)))) for probe in probes]
@@ -125,15 +126,16 @@ def _leg(
 
 
 def _expectations(
-    contract: Contract, cases: Sequence[Case], fresh: Sequence[Case] | None, device: str
+    contract: Contract, cases: Sequence[Case], fresh: Sequence[Case] | None, runner: Runner
 ) -> tuple[list[Expectation], list[NotRun]]:
-    planned: list[Expectation | NotRun] = [*parity.stored(cases)]
+    torch_runs = runner.name != "onnxruntime"
+    planned: list[Expectation | NotRun] = [*parity.stored(cases), *(parity.default_dtype(cases) if torch_runs else [])]
     anew = parity.fresh(fresh)
     planned += [anew] if isinstance(anew, NotRun) else anew
     planned += batches.laws(contract, cases)
     planned += gradients.through(contract, cases)
-    if device != "cpu":
-        planned += devices.on_device(contract, cases)
+    if runner.device != "cpu":
+        planned += devices.on_device(contract, cases) if torch_runs else devices.large(contract, cases)
     return (
         [p for p in planned if isinstance(p, Expectation)],
         [p for p in planned if isinstance(p, NotRun)],
@@ -170,7 +172,9 @@ def _judge(expectation: Expectation, result: Result, contract: Contract) -> Judg
     return tuple(judged)
 
 
-def _integrity(opened: Archive) -> CheckResult:
+def _integrity(opened: Archive | OnnxFiles) -> CheckResult:
+    if isinstance(opened, OnnxFiles):
+        return CheckResult(INTEGRITY, PASSED, detail=f"{len(opened.files)} files agree with the manifest")
     return CheckResult(INTEGRITY, PASSED, detail=f"{len(opened.records)} records agree with the manifest")
 
 
@@ -191,22 +195,25 @@ def _isolation(run: Run) -> CheckResult:
     return CheckResult(ISOLATION, PASSED, detail=shown)
 
 
-def _contract(contract: Contract, run: Run) -> CheckResult:
+def _contract(contract: Contract, run: Run) -> list[CheckResult]:
     """What the contract says of the module that was loaded: its parameters and methods."""
     if "foreign_objects" in run.evidence:
-        return CheckResult(CONTRACT, PASSED, detail="parameters and methods: compared at load")
+        return [CheckResult(CONTRACT, PASSED, detail="parameters and methods: compared at load")]
     parameters: Any = run.evidence.get("parameters")
     methods: Any = run.evidence.get("methods")
+    if run.verdicts:
+        # The runner has compared names and types of its own kind.
+        return []
     if parameters is None or methods is None:
-        return CheckResult(CONTRACT, NOT_RUN, detail="this runner does not list parameters and methods")
+        return [CheckResult(CONTRACT, NOT_RUN, detail="this runner does not list parameters and methods")]
     there = {(name, tuple(shape), dtype) for name, shape, dtype in parameters}
     said = {(p.name, p.shape, p.dtype) for p in contract.parameters}
     wrong = [name for name in contract.methods if name not in methods]
     # The file may hold parameters that the contract does not offer: constants of the trace.
     wrong += sorted({name for name, _, _ in said - there})
     if wrong:
-        return CheckResult(CONTRACT, FAILED, detail=f"not as in the file: {', '.join(wrong)}")
-    return CheckResult(CONTRACT, PASSED, detail=f"{len(said)} parameters and {', '.join(contract.methods)} are there")
+        return [CheckResult(CONTRACT, FAILED, detail=f"not as in the file: {', '.join(wrong)}")]
+    return [CheckResult(CONTRACT, PASSED, detail=f"{len(said)} parameters and {', '.join(contract.methods)} are there")]
 
 
 def _harness(run: Run) -> list[CheckResult]:

@@ -16,7 +16,14 @@ FILES = sorted(
         ROOT / "torchferry_golden.py",
     ]
 )
-SHARED = ("exporter.contract", "exporter.variables", "exporter.errors", "exporter.archive", "exporter.history")
+SHARED = (
+    "exporter.contract",
+    "exporter.variables",
+    "exporter.errors",
+    "exporter.archive",
+    "exporter.history",
+    "exporter.onnx_files",
+)
 # The command line, and the facade that users import, put both sides together.
 BOTH = ("exporter/cli/", "torchferry.py", "torchferry_golden.py")
 

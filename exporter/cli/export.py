@@ -59,7 +59,12 @@ def command(
         str | None,
         typer.Option(help="What an element that does not converge becomes: nan, last (its last iterate), or raise."),
     ] = None,
-    runtime: Annotated[str, typer.Option(help="Where it is verified: python, libtorch, or both.")] = "python",
+    format: Annotated[
+        list[str] | None,
+        typer.Option(help="Containers to write: pt, onnx, or pt,onnx. Default: by the suffix of --output, else pt."),
+    ] = None,
+    opset: Annotated[int, typer.Option(help="ONNX's version of operators.")] = 18,
+    runtime: Annotated[str, typer.Option(help="Where the archive is verified: python, libtorch, or both.")] = "python",
     device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
     time_limit: Annotated[float, typer.Option(help="Seconds for the process that verifies.")] = 600.0,
     memory_limit: Annotated[float, typer.Option(help="GiB for the process that verifies.")] = 16.0,
@@ -85,6 +90,8 @@ def command(
 
       torchferry export model.i --model eq --derivative a_rate:a --derivative '*:E'
 
+      torchferry export model.i --model eq --format pt,onnx -o eq.pt
+
       torchferry export train_step.py:loss_and_grad -o new.pt --against old.pt
     """
     start = time.perf_counter()
@@ -109,6 +116,8 @@ def command(
         symmetric=symmetric or [],
         against=against,
         on_failure=cast("OnFailure | None", on_failure),
+        formats=format or [],
+        opset=opset,
         runtimes=runtime,
         devices=device,
         time_limit=time_limit,
@@ -121,7 +130,10 @@ def command(
         return
     for one in exported:
         out.print(render(one.report))
-        out.print(f"wrote {one.path} ({one.path.stat().st_size} bytes)", soft_wrap=True)
+        for container in one.containers:
+            out.print(render(container.report))
+        for path in dict.fromkeys((one.path, *(c.path for c in one.containers))):
+            out.print(f"wrote {path} ({path.stat().st_size} bytes)", soft_wrap=True)
         for reason in one.reasons or ():
             out.print(f"another specialisation than {against}: {reason.kind}: {reason.text}", soft_wrap=True)
         if one.reasons == ():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,8 +11,10 @@ from exporter.cli.printing import err, out, print_json
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="An archive.", metavar="ARCHIVE")],
-    runtime: Annotated[str, typer.Option(help="Where it runs: python, libtorch, or both.")] = "python",
+    path: Annotated[Path, typer.Argument(help="An archive, or an ONNX container.", metavar="ARCHIVE")],
+    runtime: Annotated[
+        str, typer.Option(help="Where it runs: python, libtorch, or both; onnxruntime. Default: the usual one.")
+    ] = "",
     device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
     time_limit: Annotated[float, typer.Option(help="Seconds for the process that runs it.")] = 600.0,
     memory_limit: Annotated[float, typer.Option(help="GiB for the process that runs it.")] = 16.0,
@@ -31,15 +33,19 @@ def command(
 
       torchferry verify eq.pt --json --time-limit 60
 
+      torchferry verify eq.onnx
+
       torchferry verify eq.pt --runtime python,libtorch --device cpu,cuda
     """
+    from runtime_checks.container import kind
     from runtime_checks.envelope import known_mode
     from runtime_checks.report import render
     from runtime_checks.runners import choose
     from runtime_checks.verify import examine
 
     mode = known_mode(envelope)
-    chosen = choose.runners(runtime, device, time_limit=time_limit, memory_limit=memory_limit, announce=err.print)
+    limits: Any = {"time_limit": time_limit, "memory_limit": memory_limit, "announce": err.print}
+    chosen = choose.runners(runtime, device, container=kind(path), **limits)
     report = examine(path, runners=chosen, notes=choose.not_checked([r.device for r in chosen]), envelope=mode)
     if report.passed and json:
         print_json(report.as_dict())

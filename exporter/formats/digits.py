@@ -23,7 +23,8 @@ def translations() -> dict[Any, Any]:
 
     def number(value: Any) -> Any:
         if isinstance(value, (int, float)):
-            return op.Constant(value=onnx_ir.tensor(float(value), dtype=double))
+            made: Any = onnx_ir.tensor(float(value), dtype=double)
+            return op.Constant(value=made)
         return value if value.dtype == double else op.Cast(value, to=double)
 
     def scalar_tensor(s: Any, dtype: int = 1, layout: str = "", device: str = "", pin_memory: bool = False) -> Any:
@@ -171,12 +172,21 @@ def without_matmul(model: Any) -> None:
             continue
         if all(len(shape) == 2 for shape in shapes):
             made = onnx_ir.node("Gemm", list(node.inputs))
+        elif equation := _equation(*map(len, shapes)):
+            made = onnx_ir.node("Einsum", list(node.inputs), {"equation": equation})
         else:
-            made = onnx_ir.node("Einsum", list(node.inputs), {"equation": "...ij,...jk->...ik"})
+            continue
         old = node.outputs[0]
         made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = old.name, old.type, old.shape
         made.metadata_props.update(node.metadata_props)
         onnx_ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], [old], made.outputs)
+
+
+def _equation(one: int, other: int) -> str:
+    """Of the product of matrices in batches of these numbers of dimensions; empty where Einsum has none."""
+    if one == other:
+        return "...ij,...jk->...ik"
+    return "...ij,jk->...ik" if other == 2 else "ij,...jk->...ik" if one == 2 else ""
 
 
 def every_node(model: Any) -> Iterator[Any]:

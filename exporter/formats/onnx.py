@@ -19,6 +19,7 @@ from exporter.contract import Contract, block_name
 from exporter.errors import MissingRuntimeError, UnsupportedError, first_line
 from exporter.formats import digits
 from exporter.formats.elimination import LINEAR_ALGEBRA
+from exporter.formats.functions import functions
 from exporter.formats.program import ORIGIN, Program, quiet_export
 
 # The one that torch's own translations are written for; every runtime since 2023 has it.
@@ -61,7 +62,7 @@ def refuse_dtypes(contract: Contract) -> None:
 
 def instead() -> dict[str, Callable[..., Any]]:
     """What takes the place of operators that ONNX does not have, or has with too few digits."""
-    return {**LINEAR_ALGEBRA, **digits.decompositions()}
+    return {**LINEAR_ALGEBRA, **functions(), **digits.decompositions()}
 
 
 def names_of(contract: Contract, method: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -179,7 +180,8 @@ def _name(model: Any, program: Program, contract: Contract) -> None:
     for value, name in zip(graph.outputs, outputs, strict=True):
         value.name = name
     for value in graph.inputs[len(inputs) :]:
-        value.const_value = onnx_ir.tensor(program.parameters[value.name].numpy(), name=value.name)
+        held: Any = program.parameters[value.name].numpy()
+        value.const_value = onnx_ir.tensor(held, name=value.name)
         graph.register_initializer(value)
 
 

@@ -21,18 +21,30 @@ def on_device(contract: Contract, cases: Sequence[Case]) -> list[Expectation | N
     found: list[Expectation | NotRun] = [
         Expectation(MOVED, c.name, Call(c.method, c.inputs, moved=True), c.outputs) for c in cases
     ]
+    found += large(contract, cases)
     for method in contract.methods:
-        case = next((c for c in cases if c.method == method and not c.name.startswith(EXTREMES)), None)
-        if case is None or contract.batch.ndim == 0:
-            found.append(NotRun(LARGE, "does not apply: the contract's shapes are whole"))
-        else:
-            found += [_repeated(case, rows) for rows in SIZES]
+        case = _ordinary(cases, method)
         if case is None or len(case.inputs) < 2:
             found.append(NotRun(MISPLACED, "needs a method of two inputs"))
             continue
         call = Call(method, case.inputs, left_on_cpu=len(case.inputs) - 1)
         found.append(Expectation(MISPLACED, "last input on cpu", call, case.outputs, refusal="device"))
     return found
+
+
+def large(contract: Contract, cases: Sequence[Case]) -> list[Expectation | NotRun]:
+    found: list[Expectation | NotRun] = []
+    for method in contract.methods:
+        case = _ordinary(cases, method)
+        if case is None or contract.batch.ndim == 0:
+            found.append(NotRun(LARGE, "does not apply: the contract's shapes are whole"))
+        else:
+            found += [_repeated(case, rows) for rows in SIZES]
+    return found
+
+
+def _ordinary(cases: Sequence[Case], method: str) -> Case | None:
+    return next((c for c in cases if c.method == method and not c.name.startswith(EXTREMES)), None)
 
 
 def _repeated(case: Case, rows: int) -> Expectation:

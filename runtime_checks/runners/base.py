@@ -43,11 +43,21 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """What a runner has checked of the file itself."""
+
+    check: str
+    passed: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
 class Run:
     """Results in the order of the calls, and what the runner shows of the process that they ran in."""
 
     results: tuple[Result, ...]
     evidence: dict[str, object] = field(default_factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
 
 
 class Runner(Protocol):

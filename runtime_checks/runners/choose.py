@@ -8,33 +8,45 @@ import torch
 
 from exporter.errors import MissingRuntimeError, UsageError, near
 from runtime_checks import native_library
+from runtime_checks.runners import onnxruntime
 from runtime_checks.runners.base import Runner
 from runtime_checks.runners.isolated_python import IsolatedPython
 from runtime_checks.runners.libtorch import Libtorch
+from runtime_checks.runners.onnxruntime import OnnxRuntime
 
-RUNTIMES = ("python", "libtorch")
+RUNTIMES = ("python", "libtorch", "onnxruntime")
+# What runs a kind of file, the usual one first.
+CONTAINERS = {"pt": ("python", "libtorch"), "onnx": ("onnxruntime",)}
 TIME_LIMIT, MEMORY_LIMIT = 600.0, 16.0
 
 
 def runners(
-    runtimes: str | Sequence[str] = "python",
+    runtimes: str | Sequence[str] = (),
     devices: str | Sequence[str] = "cpu",
     *,
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
+    container: str = "pt",
     announce: Callable[[str], None] = lambda text: None,
 ) -> tuple[Runner, ...]:
     """A runner for each runtime on each device; ``"python,libtorch"`` and ``["python", "libtorch"]`` are the same.
 
+    Where none is named it is the usual one for ``container``, a kind of file.
+
     ``time_limit`` in seconds, ``memory_limit`` in GiB. The harness is built here where it is needed, which ``announce``
     is told. Raises ``UsageError`` for a name that is none, ``MissingRuntimeError`` for what is not on this machine.
     """
-    names, places = _split(runtimes), _split(devices)
+    takes = CONTAINERS[container]
+    names, places = _split(runtimes) or list(takes[:1]), _split(devices)
     for name in names:
         if name not in RUNTIMES:
             raise UsageError(f"there is no runtime {name!r}", where="--runtime", expected=near(name, RUNTIMES))
+        if name not in takes:
+            raise UsageError(
+                f"runtime {name!r} does not run .{container} files", where="--runtime", expected=", ".join(takes)
+            )
     for place in places:
-        _check_device(place)
+        _check_device(place, container)
     if "libtorch" in names:
         native_library.build(announce=announce)
     made: list[Runner] = []
@@ -42,6 +54,8 @@ def runners(
         for name in names:
             if name == "python":
                 made.append(IsolatedPython(time_limit, memory_limit * 2**30, place))
+            elif name == "onnxruntime":
+                made.append(OnnxRuntime(time_limit, place))
             else:
                 made.append(Libtorch(time_limit, place))
     if not made:
@@ -62,13 +76,16 @@ def _split(names: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
-def _check_device(name: str) -> None:
+def _check_device(name: str, container: str) -> None:
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and name != "cpu"):
         raise UsageError(f"there is no device {name!r}", where="--device", expected="cpu, cuda or cuda:N")
+    if container == "onnx":
+        onnxruntime.check_device(name)
+        return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
         built = "a torch without CUDA" if torch.version.cuda is None else f"{count} devices"

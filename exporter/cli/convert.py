@@ -1,0 +1,47 @@
+"""``torchferry convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from exporter.cli.printing import out, print_json
+
+
+def command(
+    path: Annotated[Path, typer.Argument(help="An archive.", metavar="ARCHIVE")],
+    to: Annotated[str, typer.Option(help="The container to write: onnx.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Default: the archive's name with the container's suffix.")
+    ] = None,
+    opset: Annotated[int, typer.Option(help="ONNX's version of operators.")] = 18,
+    device: Annotated[str, typer.Option(help="Where it is verified: cpu, cuda, or several.")] = "cpu",
+    time_limit: Annotated[float, typer.Option(help="Seconds for the process that verifies.")] = 600.0,
+    memory_limit: Annotated[float, typer.Option(help="GiB for the process that verifies.")] = 16.0,
+    json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,
+) -> None:
+    """Write an archive as another container, from the file alone, and verify that.
+
+    An ONNX container is a model for each method (NAME.onnx, NAME.jacobian.onnx) with the contract, the cases and the
+    digests beside them (NAME.onnx.json, NAME.onnx.npz). What has no form there is named with its model and line: exit
+    code 3. 5: numbers differ; 6: a package is missing.
+
+    Examples:
+
+      torchferry convert eq.pt --to onnx
+
+      torchferry convert eq.pt --to onnx -o deploy/eq.onnx --opset 20
+    """
+    import torchferry
+    from runtime_checks.report import render
+
+    made = torchferry.convert(
+        path, output, to=to, opset=opset, devices=device, time_limit=time_limit, memory_limit=memory_limit
+    )
+    if json:
+        print_json({"path": str(made.path), "report": made.report.as_dict()})
+        return
+    out.print(render(made.report))
+    out.print(f"wrote {made.path} ({made.path.stat().st_size} bytes)", soft_wrap=True)

@@ -1,0 +1,197 @@
+"""An archive in another container: made of its graphs, written beside, verified, and only then in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exporter import archive, onnx_files
+from exporter.archive import Archive, Case
+from exporter.capture.trace import quiet_deprecations
+from exporter.contract import Batch, Contract, Finding
+from exporter.errors import OutputError, UsageError, near
+from exporter.files import refuse_place
+from exporter.formats import onnx
+from exporter.formats.program import Program, program
+from exporter.graph.loading import loaded
+
+# Verifies the container at the first path, which is to be called by the second, with fresh cases of the model; raises
+# where it does not hold.
+Verify = Callable[[Path, Path, Sequence[Case]], Any]
+FORMATS = ("pt", "onnx")
+# A protobuf ends at 2 GiB; tensors of a model beyond this are written beside it.
+LARGEST_INSIDE = 2**30
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A container that was written and verified."""
+
+    path: Path
+    contract: Contract
+    report: Any
+
+
+def formats_of(asked: Sequence[str], output: Path | None) -> tuple[str, ...]:
+    """The containers that are asked for, by name or by the output's suffix. Raises ``UsageError`` for others."""
+    names = [n.strip() for text in asked for n in text.split(",") if n.strip()]
+    unknown = next((n for n in names if n not in FORMATS), None)
+    if unknown is not None:
+        raise UsageError(f"there is no format {unknown!r}", where="--format", expected=near(unknown, FORMATS))
+    suffix = output.suffix.removeprefix(".") if output is not None else ""
+    return tuple(dict.fromkeys(names)) or ((suffix,) if suffix in FORMATS else ("pt",))
+
+
+def require(formats: Sequence[str]) -> None:
+    """Raises ``MissingRuntimeError`` for a format whose packages are missing, before anything is run."""
+    if "onnx" in formats:
+        onnx.require()
+
+
+def convert(
+    source: Path,
+    output: Path,
+    *,
+    opset: int = onnx.OPSET,
+    fresh: Sequence[Case] = (),
+    verify: Verify,
+) -> Converted:
+    """The archive ``source`` as an ONNX container: ``output``, and the files beside it (``exporter.onnx_files``).
+
+    ``opset`` is ONNX's version of operators. Raises ``UnsupportedError`` where there is no such form, with the model
+    and line that are in the way; ``MismatchError`` where the numbers differ; no file is left or changed by a failure.
+    """
+    onnx.require()
+    if opset not in onnx.OPSETS:
+        raise UsageError(
+            "this opset is not written",
+            where="--opset",
+            got=str(opset),
+            expected=f"{onnx.OPSETS[0]} to {onnx.OPSETS[-1]}",
+        )
+    opened = archive.read(source)
+    onnx.refuse_dtypes(opened.contract)
+    with _beside(output) as path, quiet_deprecations():
+        contract = write(path, opened, opset)
+        report = verify(path, output, [case for case in fresh if admits(contract, case)])
+    return Converted(output, contract, report)
+
+
+def write(path: Path, opened: Archive, opset: int) -> Contract:
+    """Every file of the container at ``path``."""
+    import onnx_ir
+
+    module = loaded(opened.path)
+    programs = {name: program(module, opened.contract, name, onnx.instead()) for name in opened.contract.methods}
+    parameters = {n: t for one in programs.values() for n, t in one.parameters.items()}
+    contract = _contract(opened.contract, programs, parameters)
+    models = {name: onnx.model_of(one, contract, opset) for name, one in programs.items()}
+    contract = dataclasses.replace(contract, operators=onnx.operators(list(models.values())))
+    files, methods = [], {}
+    for name, model in models.items():
+        file = onnx_files.method_path(path, name)
+        model.metadata_props[onnx.CONTRACT] = contract.to_json()
+        large = sum(v.const_value.nbytes for v in model.graph.initializers.values()) > LARGEST_INSIDE
+        data = onnx_files.data_path(file)
+        onnx_ir.save(model, file, external_data=data.name if large else None)
+        files += [file, *([data] if large else [])]
+        methods[name] = (file.name, *onnx.names_of(contract, name))
+    cases = [case for case in opened.cases() if admits(contract, case)]
+    onnx_files.cases_path(path).write_bytes(onnx_files.pack(cases, parameters))
+    files.append(onnx_files.cases_path(path))
+    onnx_files.manifest_path(path).write_bytes(onnx_files.manifest(contract, opset, files, methods))
+    return contract
+
+
+def admits(contract: Contract, case: Case) -> bool:
+    """Whether a case has the one batch dimension, of one size, that a container takes."""
+    if contract.batch.ndim == 0:
+        return case.method in contract.methods
+    shapes = [contract.taken(name).fixed for name in contract.methods[case.method].inputs]
+    leads = {tuple(v.shape[: v.ndim - len(s)]) for v, s in zip(case.inputs, shapes, strict=True)}
+    return len(leads) == 1 and len(leads.pop()) == 1
+
+
+def _contract(contract: Contract, programs: dict[str, Program], parameters: dict[str, torch.Tensor]) -> Contract:
+    notes = dict.fromkeys(note for one in programs.values() for note in one.notes)
+    gone = [p.name for p in contract.parameters if p.name not in parameters]
+    findings = [Finding("container", note, reason="an ONNX graph raises no errors") for note in notes]
+    if gone:
+        what = f"not settable here: {', '.join(gone)}"
+        findings.append(Finding("container", what, reason="no method reads it, or the solver does without it"))
+    solvers = tuple(
+        dataclasses.replace(
+            s,
+            settings={n: v for n, v in s.settings.items() if f"{s.path}.{n}" in parameters},
+            on_failure="nan" if s.on_failure == "raise" else s.on_failure,
+        )
+        for s in contract.solvers
+    )
+    batch = contract.batch
+    return dataclasses.replace(
+        contract,
+        batch=Batch(batch.ndim, batch.sizes, (1,) if batch.ndim else batch.ranks, batch.limits),
+        parameters=tuple(p for p in contract.parameters if p.name in parameters),
+        findings=(*contract.findings, *findings),
+        differentiable=False,
+        solvers=solvers,
+    )
+
+
+@contextlib.contextmanager
+def _beside(output: Path) -> Iterator[Path]:
+    """A path of the same name in a folder of its own; what is written there takes the place of an earlier container
+    only if the block ends well."""
+    refuse_place(output)
+    output = output.resolve()
+    made = [p for p in (output.parent, *output.parent.parents) if not p.exists()]
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent))
+    except OSError as error:
+        raise _unwritable(output, error) from None
+    try:
+        yield folder / output.name
+        try:
+            old = _of_old(output)
+            # The manifest is the last: until it is there, what is there does not agree with it.
+            files = sorted(folder.iterdir(), key=lambda f: f.name == onnx_files.manifest_path(output).name)
+            for file in files:
+                file.replace(output.parent / file.name)
+            for name in old - {file.name for file in files}:
+                (output.parent / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise _unwritable(output, error) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not output.exists():
+            for empty in made:
+                with contextlib.suppress(OSError):
+                    empty.rmdir()
+
+
+def _of_old(output: Path) -> set[str]:
+    """The files of the container that stood here."""
+    try:
+        return set(onnx_files.read(output).files)
+    except Exception:
+        # None, or one that is not whole.
+        return set()
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return OutputError(
+        "the container cannot be written",
+        where=str(path),
+        got=error.strerror or str(error),
+        expected="a folder that can be written, on a disk with room",
+        mend="name another output with -o, or free the disk",
+    )

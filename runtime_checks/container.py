@@ -1,0 +1,28 @@
+"""A file of any kind that torchferry writes, by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from exporter import archive, onnx_files
+from exporter.archive import Archive
+from exporter.onnx_files import OnnxFiles
+from runtime_checks.load import parameter_values
+
+
+def kind(path: Path) -> str:
+    return "onnx" if path.suffix == onnx_files.SUFFIX else "pt"
+
+
+def read(path: Path) -> Archive | OnnxFiles:
+    """Everything against its digests. Raises ``ArchiveError`` for what is missing, damaged or not ours."""
+    return onnx_files.read(path) if kind(path) == "onnx" else archive.read(path)
+
+
+def parameters(opened: Archive | OnnxFiles) -> dict[str, torch.Tensor]:
+    """Values of those that the contract offers to be set, where a method gives derivatives."""
+    if isinstance(opened, Archive):
+        return parameter_values(opened.path, opened.contract)
+    return opened.parameters() if "jacobian" in opened.contract.methods else {}

@@ -1,0 +1,167 @@
+"""Runs an ONNX container in a fresh Python process that has onnxruntime and NumPy, and no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exporter import onnx_files
+from exporter.contract import Contract, block_name
+from exporter.errors import MissingRuntimeError, RunError
+from exporter.onnx_files import OnnxFiles
+from runtime_checks.runners.base import Call, Result, Run, Verdict
+from runtime_checks.runners.process import check_limits, ended_early, start
+
+CHILD = Path(__file__).with_name("onnx_child.py")
+# onnxruntime, and what the standard's checker needs.
+PACKAGES = ("onnxruntime", "numpy", "onnx", "google", "ml_dtypes", "typing_extensions", "flatbuffers", "packaging")
+PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
+CHECKER, OPSET, SIGNATURE = "onnx.checker", "opset", "names and types"
+_TYPES = {"float64": "double", "float32": "float"}
+
+
+@dataclass(frozen=True)
+class OnnxRuntime:
+    """A fresh process for each run. ``memory`` is bounded by the machine alone."""
+
+    seconds: float = 600.0
+    device: str = "cpu"
+    name: str = "onnxruntime"
+
+    def __post_init__(self) -> None:
+        check_limits(self.seconds, 1.0)
+
+    def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
+        opened = onnx_files.read(path)
+        packages = _packages()
+        source = {contract.source.library, *contract.source.refused_imports, "torch", "exporter", "torchferry"} - {""}
+        with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
+            files = {name: Path(folder, name) for name in ("job.json", "calls.npz", "results.npz", "evidence.json")}
+            job = {
+                "models": {m: str(path.with_name(name).resolve()) for m, name in opened.methods.items()},
+                "providers": PROVIDERS[self.device.partition(":")[0]],
+                "packages": packages,
+                "refused": sorted(source - packages.keys()),
+                "index": _written(opened, calls, files["calls.npz"]),
+                "calls": str(files["calls.npz"]),
+                "results": str(files["results.npz"]),
+                "evidence": str(files["evidence.json"]),
+            }
+            files["job.json"].write_text(json.dumps(job))
+            done = start([sys.executable, "-I", "-S", str(CHILD), str(files["job.json"])], str(path), self.seconds)
+            if done.returncode != 0 or not files["evidence.json"].exists():
+                raise ended_early(path, done.returncode, done.stderr, self.seconds, float("inf"))
+            evidence = json.loads(files["evidence.json"].read_text())
+            if evidence.get("load_error"):
+                raise RunError(
+                    "onnxruntime does not take the model",
+                    where=" ".join(filter(None, (str(path), evidence.get("load_origin", "")))),
+                    got=evidence["load_error"],
+                    expected="operators that onnxruntime has kernels for, in the dtypes of the model",
+                    mend="write the operation with others, or use the .pt",
+                )
+            results = _results(files["results.npz"], evidence.pop("errors"))
+        return Run(results, evidence, _verdicts(opened, evidence))
+
+
+def _packages() -> dict[str, str]:
+    """The folder of each package that may be imported. Raises ``MissingRuntimeError`` where one is not there."""
+    found = {}
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None and name in ("onnxruntime", "numpy", "onnx"):
+            raise MissingRuntimeError(
+                f"{name} is not installed", where="--runtime onnxruntime", mend='pip install "torchferry[onnx]"'
+            )
+        if spec is not None:
+            places = list(spec.submodule_search_locations or [])
+            found[name] = str(Path(places[0] if places else spec.origin or "").parent)
+    return found
+
+
+def check_device(name: str) -> None:
+    """Raises ``MissingRuntimeError`` where onnxruntime has no provider for the device."""
+    _packages()
+    import onnxruntime
+
+    wanted = PROVIDERS[name.partition(":")[0]][0]
+    there = onnxruntime.get_available_providers()
+    if wanted not in there:
+        raise MissingRuntimeError(
+            f"onnxruntime has no {wanted}",
+            where=f"--device {name}",
+            got=", ".join(there),
+            mend="install onnxruntime-gpu in the place of onnxruntime, or leave --device cuda away",
+        )
+
+
+def _written(opened: OnnxFiles, calls: Sequence[Call], path: Path) -> list[dict[str, Any]]:
+    import numpy
+
+    arrays: dict[str, Any] = {}
+    index = []
+    for number, call in enumerate(calls):
+        arrays.update(
+            {f"{number}/{i}": value.detach().cpu().contiguous().numpy() for i, value in enumerate(call.inputs)}
+        )
+        held = list(call.parameters.items())
+        arrays.update({f"{number}/parameter/{i}": v.detach().cpu().numpy() for i, (_, v) in enumerate(held)})
+        index.append(
+            {
+                "method": call.method,
+                "names": opened.inputs[call.method],
+                "strides": [list(value.stride()) for value in call.inputs],
+                "parameters": [name for name, _ in held],
+            }
+        )
+    numpy.savez(path, **arrays)
+    return index
+
+
+def _results(path: Path, errors: Sequence[str]) -> tuple[Result, ...]:
+    import numpy
+
+    with numpy.load(path, allow_pickle=False) as arrays:
+        by: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        for key in arrays.files:
+            number, _, place = key.partition("/")
+            by.setdefault(int(number), []).append((int(place), torch.from_numpy(arrays[key])))
+    ordered = {number: tuple(v for _, v in sorted(found, key=lambda one: one[0])) for number, found in by.items()}
+    return tuple(Result(ordered.get(i, ()), error) for i, error in enumerate(errors))
+
+
+def _verdicts(opened: OnnxFiles, evidence: dict[str, Any]) -> tuple[Verdict, ...]:
+    """What is checked of the models themselves."""
+    said = {m: text for m, text in evidence["checker"].items() if text}
+    text = "; ".join(f"{method}: {text}" for method, text in said.items())
+    models = f"{len(opened.methods)} {'model' if len(opened.methods) == 1 else 'models'}"
+    found = [Verdict(CHECKER, not said, text or f"{models}, with the shapes and types of every value")]
+    wanted = {"": opened.opset}
+    other = {m: versions for m, versions in evidence["opsets"].items() if versions != wanted}
+    text = "; ".join(f"{m}: {v}" for m, v in other.items())
+    found.append(Verdict(OPSET, not other, f"{text} instead of {opened.opset}" if text else str(opened.opset)))
+    wrong = []
+    for method, (inputs, outputs) in evidence["signatures"].items():
+        spec = opened.contract.methods[method]
+        dtypes = {name: opened.contract.taken(name).dtype for name in spec.inputs}
+        needed = [[name, f"tensor({_TYPES.get(dtypes[name], dtypes[name])})"] for name in opened.inputs[method]]
+        further = [name for name, _ in inputs[len(needed) :]]
+        if (
+            inputs[: len(needed)] != needed
+            or not {*further} <= {p.name for p in opened.contract.parameters}
+            or list(outputs) != list(opened.outputs[method])
+        ):
+            wrong.append(f"{method}: {inputs} to {outputs}")
+        plain = [o if isinstance(o, str) else block_name(*o) for o in spec.outputs]
+        if [o.removeprefix("out:") for o in opened.outputs[method]] != plain or opened.inputs[method] != spec.inputs:
+            wrong.append(f"{method}: the manifest names others than the contract")
+    found.append(Verdict(SIGNATURE, not wrong, "; ".join(wrong) or "as in the contract"))
+    return tuple(found)
