@@ -95,6 +95,11 @@ def write(path: Path, opened: Archive, opset: int) -> Contract:
     contract = _contract(opened.contract, programs, parameters)
     models = {name: onnx.model_of(one, contract, opset) for name, one in programs.items()}
     contract = dataclasses.replace(contract, operators=onnx.operators(list(models.values())))
+    if refused := onnx.refuses_empty(models, contract):
+        batch = contract.batch
+        limits = "; ".join(filter(None, (batch.limits, f"0: {refused}")))
+        sizes = tuple(n for n in batch.sizes if n)
+        contract = dataclasses.replace(contract, batch=dataclasses.replace(batch, sizes=sizes, limits=limits))
     files, methods = [], {}
     for name, model in models.items():
         file = onnx_files.method_path(path, name)
@@ -113,6 +118,8 @@ def write(path: Path, opened: Archive, opset: int) -> Contract:
 
 def admits(contract: Contract, case: Case) -> bool:
     """Whether a case has the one batch dimension, of one size, that a container takes."""
+    if 0 not in contract.batch.sizes and any(v.numel() == 0 for v in case.inputs):
+        return False
     if contract.batch.ndim == 0:
         return case.method in contract.methods
     shapes = [contract.taken(name).fixed for name in contract.methods[case.method].inputs]

@@ -114,6 +114,24 @@ def erf(x: torch.Tensor) -> torch.Tensor:
     return torch.sign(x) * torch.where(x.abs() >= 6.0, 1.0, value) + torch.where(torch.isnan(x), x, 0.0)
 
 
+def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """Hendrycks and Gimpel, Gaussian Error Linear Units, 2016, sec. 2."""
+    if approximate == "tanh":
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+    return 0.5 * x * (1.0 + erf(x * math.sqrt(0.5)))
+
+
+def _gelu_backward(grad: torch.Tensor, x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    if approximate == "tanh" or x.dtype != torch.float64:
+        return torch.ops.aten.gelu_backward.default(grad, x, approximate=approximate)
+    density = math.sqrt(0.5 / math.pi) * torch.exp(-0.5 * x * x)
+    return grad * (0.5 * (1.0 + erf(x * math.sqrt(0.5))) + x * density)
+
+
+def _gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    return gelu(x, approximate) if x.dtype == torch.float64 else torch.ops.aten.gelu.default(x, approximate=approximate)
+
+
 def det(a: torch.Tensor) -> torch.Tensor:
     """From the LU factors: the product of the pivots, with a sign for each exchange of rows."""
     lu, pivots, _ = lu_factor(a)
@@ -169,6 +187,7 @@ def functions() -> dict[str, Callable[..., Any]]:
     """By TorchScript operator without overload."""
     found: dict[str, Callable[..., Any]] = {f"aten::{f.__name__}": _in_float64(f, f.__name__) for f in _FUNCTIONS}
     found["aten::special_erf"] = found["aten::erf"]
+    found["aten::gelu"], found["aten::gelu_backward"] = _gelu, _gelu_backward
     found["aten::linalg_det"] = found["aten::det"] = det
     found["aten::searchsorted"], found["aten::bucketize"] = searchsorted, _bucketize
     return found

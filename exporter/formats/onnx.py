@@ -21,6 +21,7 @@ from exporter.formats import digits
 from exporter.formats.elimination import LINEAR_ALGEBRA
 from exporter.formats.functions import functions
 from exporter.formats.program import ORIGIN, Program, quiet_export
+from exporter.variables import open_sizes
 
 # The one that torch's own translations are written for; every runtime since 2023 has it.
 OPSET = 18
@@ -141,6 +142,41 @@ def model_of(program: Program, contract: Contract, opset: int = OPSET) -> Any:
     return model
 
 
+def refuses_empty(models: Mapping[str, Any], contract: Contract) -> str:
+    """What onnxruntime says of an empty batch, where the model itself admits it; empty where it takes it.
+
+    onnxruntime (1.31) keeps the dimension of a sum over no elements, and reads a size of 0 in a reshape as another.
+    """
+    if 0 not in contract.batch.sizes:
+        return ""
+    try:
+        import onnx_ir
+        import onnxruntime
+    except ImportError:
+        return ""
+    options: Any = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    for name, model in models.items():
+        taken = [contract.taken(n) for n in contract.methods[name].inputs]
+        sizes = dict.fromkeys(open_sizes(contract.inputs), 0)
+        lead = (0,) if contract.batch.ndim else ()
+        given = {s.name: torch.zeros((*lead, *s.sized(sizes)), dtype=getattr(torch, s.dtype)).numpy() for s in taken}
+        names = names_of(contract, name)[0]
+        try:
+            session = onnxruntime.InferenceSession(onnx_ir.to_proto(model).SerializeToString(), options)
+        except Exception:
+            # Not of the batch: the verification says it.
+            return ""
+        try:
+            found: Any = session.run(None, dict(zip(names, given.values(), strict=True)))
+        except Exception as error:
+            return f"onnxruntime {onnxruntime.__version__} does not take it ({first_line(error)[:160]})"
+        wanted = [contract.returned(o) for o in contract.methods[name].outputs]
+        if any(v.shape != (*lead, *s.sized(sizes)) for v, s in zip(found, wanted, strict=True)):
+            return f"onnxruntime {onnxruntime.__version__} returns another shape"
+    return ""
+
+
 def operators(models: Sequence[Any]) -> tuple[str, ...]:
     return tuple(sorted({f"onnx::{node.op_type}" for model in models for node in digits.every_node(model)}))
 
@@ -206,7 +242,9 @@ def _no_form(program: Program, error: BaseException) -> UnsupportedError:
     match = _TARGET.search(text)
     operator = match[1] if match else ""
     places: dict[str, None] = {}
-    for module in program.exported.graph_module.modules():
+    # The operator may come of one that torch takes apart.
+    whole = program.exported.run_decompositions()
+    for module in (*program.exported.graph_module.modules(), *whole.graph_module.modules()):
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             if operator and str(node.target).startswith(operator.rpartition(".")[0] or operator):
                 places.setdefault(node.meta.get("custom", {}).get(ORIGIN, ""))
