@@ -1,7 +1,8 @@
 """Elementary functions in float64, of those that onnxruntime has in float64 or that torch.onnx keeps the digits of.
 
 onnxruntime (1.31) has kernels of Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Erf and Det in float32 only;
-torch.onnx writes ``log1p(x)`` as ``log(1 + x)``. Other dtypes keep torch's own operator. The errors are some ULPs.
+torch.onnx writes ``log1p(x)`` as ``log(1 + x)``, and constants
+of its own formulas (``log10``) as float32. Other dtypes keep torch's own operator. The errors are some ULPs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,22 @@ def log1p(x: torch.Tensor) -> torch.Tensor:
     return torch.where(
         plain, torch.where(u == 1.0, x, torch.log(u)), torch.log(u) * (x / torch.where(plain, 1.0, u - 1.0))
     )
+
+
+def log10(x: torch.Tensor) -> torch.Tensor:
+    return torch.log(x) / math.log(10.0)
+
+
+def log2(x: torch.Tensor) -> torch.Tensor:
+    return torch.log(x) / math.log(2.0)
+
+
+def deg2rad(x: torch.Tensor) -> torch.Tensor:
+    return x * (math.pi / 180.0)
+
+
+def rad2deg(x: torch.Tensor) -> torch.Tensor:
+    return x * (180.0 / math.pi)
 
 
 def expm1(x: torch.Tensor) -> torch.Tensor:
@@ -180,7 +197,25 @@ def _in_float64(function: Function, name: str) -> Function:
     return run
 
 
-_FUNCTIONS = (log1p, expm1, sinh, cosh, tan, asinh, acosh, atanh, atan2, atan, asin, acos, erf)
+_FUNCTIONS = (
+    log1p,
+    log10,
+    log2,
+    deg2rad,
+    rad2deg,
+    expm1,
+    sinh,
+    cosh,
+    tan,
+    asinh,
+    acosh,
+    atanh,
+    atan2,
+    atan,
+    asin,
+    acos,
+    erf,
+)
 
 
 def functions() -> dict[str, Callable[..., Any]]:

@@ -59,7 +59,11 @@ def functions():
 class Solves(nn.Module):
     def forward(self, a, b):
         matrix = a + 4 * torch.eye(3, dtype=a.dtype)
-        return {"x": torch.linalg.solve(matrix, b), "det": torch.linalg.det(matrix), "inverse": torch.linalg.inv(matrix)}
+        return {
+            "x": torch.linalg.solve(matrix, b),
+            "det": torch.linalg.det(matrix),
+            "inverse": torch.linalg.inv(matrix),
+        }
 
 
 def solves():

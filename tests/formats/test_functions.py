@@ -40,7 +40,9 @@ def near_one() -> torch.Tensor:
     return torch.cat([torch.linspace(-0.999, 0.999, 5001, dtype=torch.float64), 1 - near, near - 1])
 
 
-@pytest.mark.parametrize("name", ["log1p", "expm1", "sinh", "cosh", "tan", "asinh", "atan"])
+@pytest.mark.parametrize(
+    "name", ["log1p", "log10", "log2", "deg2rad", "rad2deg", "expm1", "sinh", "cosh", "tan", "asinh", "atan"]
+)
 def test_everywhere(name: str):
     x = everywhere()
     assert ulps(getattr(functions, name)(x), getattr(torch, name)(x)) <= 3
