@@ -131,8 +131,8 @@ def export(
     ``on_failure`` is for implicit models: an element that does not converge becomes ``"nan"``, ``"last"`` (its last
     iterate) or ``"raise"`` (an error for the whole batch); by default what the model says, else ``"nan"``.
 
-    ``formats`` are containers, ``"pt"`` and ``"onnx"``, by default what the output's suffix says; each is verified
-    where it runs (``opset`` is ONNX's version of operators), and ``runtimes`` are those of the archive.
+    ``formats`` are containers, ``"pt"``, ``"onnx"`` and ``"pt2"``, by default what the output's suffix says; each is
+    verified where it runs (``opset`` is ONNX's version of operators), and ``runtimes`` are those of the archive.
 
     ``against`` is an earlier archive of the model: each result's ``reasons`` say why the new one is another
     specialisation (a static size, the structure of the backward pass, ...), and are empty where the earlier one serves
@@ -148,7 +148,7 @@ def export(
     _convert.require(chosen)
     limits: Any = {"time_limit": time_limit, "memory_limit": memory_limit, "announce": progress}
     runners = _choose.runners(runtimes, devices, **limits)
-    other = _choose.runners((), devices, **limits, container="onnx") if "onnx" in chosen else ()
+    other = {f: _choose.runners((), devices, **limits, container=f) for f in chosen if f != "pt"}
     names = list(dict.fromkeys(runner.device for runner in runners))
     notes = _choose.not_checked(names)
     with _forkserver.shared():
@@ -170,8 +170,10 @@ def export(
         )
 
 
-def _verified(runners: Sequence[Any], notes: Sequence[str], path: Path, final: Path, fresh: Sequence[Any]) -> Report:
-    return _verify(path, fresh=fresh, runners=runners, shown_as=final, notes=notes)
+def _verified(
+    runners: Mapping[str, Sequence[Any]], notes: Sequence[str], path: Path, final: Path, fresh: Sequence[Any]
+) -> Report:
+    return _verify(path, fresh=fresh, runners=runners[_container.kind(final)], shown_as=final, notes=notes)
 
 
 def convert(
@@ -193,12 +195,13 @@ def convert(
     source = Path(path)
     (chosen,) = _convert.formats_of([to], None)
     if chosen == "pt":
-        raise UsageError("an archive is converted to another container", where="--to", got=to, expected="onnx")
+        raise UsageError("an archive is converted to another container", where="--to", got=to, expected="onnx, pt2")
     _convert.require([chosen])
     runners = _choose.runners((), devices, time_limit=time_limit, memory_limit=memory_limit, container=chosen)
     notes = _choose.not_checked([runner.device for runner in runners])
     place = Path(output) if output is not None else _pipeline.container_path(source, chosen)
-    return _convert.convert(source, place, opset=opset, verify=functools.partial(_verified, runners, notes))
+    held = functools.partial(_verified, {chosen: runners}, notes)
+    return _convert.convert(source, place, chosen, opset=opset, verify=held)
 
 
 def check(

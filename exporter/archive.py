@@ -22,10 +22,12 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from exporter.contract import Contract, MethodSpec, contract_from_json
 from exporter.errors import ArchiveError, ForeignError, OutputError
+from exporter.machine import Machine, of_json
 from exporter.variables import fits_shape
 
 if TYPE_CHECKING:
@@ -35,6 +37,10 @@ CONTRACT = "torchferry/contract.json"
 CASES = "torchferry/cases.pt"
 GRAPH = "torchferry/graph.txt"
 MANIFEST = "torchferry/manifest.json"
+# Of compiled code: the machine that it is for, and the values of its parameters.
+MACHINE = "torchferry/machine.json"
+PARAMETERS = "torchferry/parameters.pt"
+COMPILED = "data/aotinductor/"
 OURS = (CONTRACT, CASES, GRAPH, MANIFEST)
 _CASE_KEY = re.compile(r".+/.+/(in|out)/\d+", re.DOTALL)
 SEAL = b"torchferry sha256 "
@@ -68,9 +74,34 @@ class Archive:
     records: Mapping[str, int]
     graph: str
 
-    def case_bytes(self) -> bytes:
+    def record(self, name: str) -> bytes:
         with zipfile.ZipFile(self.path) as archive:
-            return archive.read(f"{_folder(archive.namelist(), self.path)}/extra/{CASES}")
+            return archive.read(f"{_folder(archive.namelist(), self.path)}/{name}")
+
+    def case_bytes(self) -> bytes:
+        return self.record(f"extra/{CASES}")
+
+    @property
+    def compiled(self) -> tuple[str, ...]:
+        """The methods that there is compiled code for."""
+        names = (name.removeprefix(COMPILED).partition("/")[0] for name in self.records if name.startswith(COMPILED))
+        return tuple(dict.fromkeys(names))
+
+    def machine(self) -> Machine | None:
+        """What the compiled code is for."""
+        place = f"extra/{MACHINE}"
+        return of_json(self.record(place), f"{self.path}, record {place}") if place in self.records else None
+
+    def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Of compiled code: what each method takes behind its inputs, by name and in that order."""
+        import torch
+
+        try:
+            found = torch.load(io.BytesIO(self.record(f"extra/{PARAMETERS}")), weights_only=True)
+        except Exception as error:
+            place = f"{self.path}, record extra/{PARAMETERS}"
+            raise ArchiveError("the parameters cannot be read", where=place, got=str(error)) from None
+        return {method: dict(of) for method, of in found.items()}
 
     def cases(self) -> tuple[Case, ...]:
         """The stored cases; raises ``ArchiveError`` where they do not fit the contract."""
@@ -178,12 +209,19 @@ def _refuse_misfits(
         )
 
 
-def write(path: Path, records: Mapping[str, bytes], contract: Contract, cases: Sequence[Case], graph: str) -> None:
-    """Write all records to ``path``, those of the module as ``packing.packed`` gives them. For a file that appears only
-    when it is whole, see ``replacing``."""
+def write(
+    path: Path,
+    records: Mapping[str, bytes],
+    contract: Contract,
+    cases: Sequence[Case],
+    graph: str,
+    further: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:
+    """Write all records to ``path``: those of the module as ``packing.packed`` gives them, and ours, with ``further``
+    ones. For a file that appears only when it is whole, see ``replacing``."""
     from exporter import packing
 
-    extra = {CONTRACT: contract.to_json().encode(), CASES: pack_cases(cases), GRAPH: graph.encode()}
+    extra = {CONTRACT: contract.to_json().encode(), CASES: pack_cases(cases), GRAPH: graph.encode(), **further}
     buffer = io.BytesIO(packing.zipped({**records, **{f"extra/{name}": data for name, data in extra.items()}}))
     with zipfile.ZipFile(buffer, "a") as archive:
         manifest = {
@@ -279,6 +317,7 @@ def read(path: Path) -> Archive:
 def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
     where = str(path)
     names = archive.namelist()
+    _refuse_hostile(names, where)
     folder = _folder(names, path)
     sizes = {info.filename.removeprefix(f"{folder}/"): info.file_size for info in archive.infolist()}
     if len(sizes) != len(names):
@@ -348,6 +387,20 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
             mend="export the model again",
         )
     return Archive(path, contract, sizes, graph.decode())
+
+
+def _refuse_hostile(names: Sequence[str], where: str) -> None:
+    """Names that lead out of the folder that a loader unpacks to."""
+    for name in names:
+        parts = name.replace("\\", "/").split("/")
+        if name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name:
+            raise ArchiveError(
+                "a record's name leads out of the archive",
+                where=where,
+                got=repr(name),
+                expected="names below one folder",
+                mend="do not load this file: nothing that torchferry writes has such names",
+            )
 
 
 def _folder(names: Sequence[str], path: Path) -> str:

@@ -201,7 +201,7 @@ def _container(
     assert containers.verify is not None
     with clock(name):
         place = container_path(path, name)
-        return convert(source, place, opset=containers.opset, fresh=fresh, verify=containers.verify)
+        return convert(source, place, name, opset=containers.opset, fresh=fresh, verify=containers.verify)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from runtime_checks.load import parameter_values
 
 
 def kind(path: Path) -> str:
-    return "onnx" if path.suffix == onnx_files.SUFFIX else "pt"
+    return path.suffix.removeprefix(".") if path.suffix in (onnx_files.SUFFIX, ".pt2") else "pt"
 
 
 def read(path: Path) -> Archive | OnnxFiles:
@@ -24,5 +24,8 @@ def read(path: Path) -> Archive | OnnxFiles:
 def parameters(opened: Archive | OnnxFiles) -> dict[str, torch.Tensor]:
     """Values of those that the contract offers to be set, where a method gives derivatives."""
     if isinstance(opened, Archive):
-        return parameter_values(opened.path, opened.contract)
+        if not opened.compiled:
+            return parameter_values(opened.path, opened.contract)
+        whole = {n: t for of in opened.parameters().values() for n, t in of.items()}
+        return whole if "jacobian" in opened.contract.methods else {}
     return opened.parameters() if "jacobian" in opened.contract.methods else {}

@@ -128,7 +128,7 @@ def _leg(
 def _expectations(
     contract: Contract, cases: Sequence[Case], fresh: Sequence[Case] | None, runner: Runner
 ) -> tuple[list[Expectation], list[NotRun]]:
-    torch_runs = runner.name != "onnxruntime"
+    torch_runs = runner.name in ("python", "libtorch")
     planned: list[Expectation | NotRun] = [*parity.stored(cases), *(parity.default_dtype(cases) if torch_runs else [])]
     anew = parity.fresh(fresh)
     planned += [anew] if isinstance(anew, NotRun) else anew
@@ -201,7 +201,7 @@ def _contract(contract: Contract, run: Run) -> list[CheckResult]:
         return [CheckResult(CONTRACT, PASSED, detail="parameters and methods: compared at load")]
     parameters: Any = run.evidence.get("parameters")
     methods: Any = run.evidence.get("methods")
-    if run.verdicts:
+    if "signatures" in run.evidence:
         # The runner has compared names and types of its own kind.
         return []
     if parameters is None or methods is None:

@@ -23,6 +23,7 @@ SHARED = (
     "exporter.archive",
     "exporter.history",
     "exporter.onnx_files",
+    "exporter.machine",
 )
 # The command line, and the facade that users import, put both sides together.
 BOTH = ("exporter/cli/", "torchferry.py", "torchferry_golden.py")

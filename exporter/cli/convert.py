@@ -12,7 +12,7 @@ from exporter.cli.printing import out, print_json
 
 def command(
     path: Annotated[Path, typer.Argument(help="An archive.", metavar="ARCHIVE")],
-    to: Annotated[str, typer.Option(help="The container to write: onnx.")],
+    to: Annotated[str, typer.Option(help="The container to write: onnx or pt2.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Default: the archive's name with the container's suffix.")
     ] = None,
@@ -24,15 +24,18 @@ def command(
 ) -> None:
     """Write an archive as another container, from the file alone, and verify that.
 
-    An ONNX container is a model for each method (NAME.onnx, NAME.jacobian.onnx) with the contract, the cases and the
-    digests beside them (NAME.onnx.json, NAME.onnx.npz). What has no form there is named with its model and line: exit
-    code 3. 5: numbers differ; 6: a package is missing.
+    A .pt2 is compiled for this machine, and needs no compiler to run. An ONNX container is a model for each method
+    (NAME.onnx, NAME.jacobian.onnx) with the contract, the cases and the digests beside them (NAME.onnx.json,
+    NAME.onnx.npz). What has no form there is named with its model and line: exit code 3. 5: numbers differ; 6: a
+    package, or the compiler, is missing.
 
     Examples:
 
       torchferry convert eq.pt --to onnx
 
       torchferry convert eq.pt --to onnx -o deploy/eq.onnx --opset 20
+
+      torchferry convert eq.pt --to pt2
     """
     import torchferry
     from runtime_checks.report import render

@@ -61,7 +61,9 @@ def command(
     ] = None,
     format: Annotated[
         list[str] | None,
-        typer.Option(help="Containers to write: pt, onnx, or pt,onnx. Default: by the suffix of --output, else pt."),
+        typer.Option(
+            help="Containers to write: pt, onnx, pt2, or pt,onnx. Default: by the suffix of --output, else pt."
+        ),
     ] = None,
     opset: Annotated[int, typer.Option(help="ONNX's version of operators.")] = 18,
     runtime: Annotated[str, typer.Option(help="Where the archive is verified: python, libtorch, or both.")] = "python",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -19,14 +20,15 @@ from exporter.capture.trace import quiet_deprecations
 from exporter.contract import Batch, Contract, Finding
 from exporter.errors import OutputError, UsageError, near
 from exporter.files import refuse_place
-from exporter.formats import onnx
+from exporter.formats import aoti, onnx
 from exporter.formats.program import Program, program
 from exporter.graph.loading import loaded
+from exporter.machine import here
 
 # Verifies the container at the first path, which is to be called by the second, with fresh cases of the model; raises
 # where it does not hold.
 Verify = Callable[[Path, Path, Sequence[Case]], Any]
-FORMATS = ("pt", "onnx")
+FORMATS = ("pt", "onnx", "pt2")
 # A protobuf ends at 2 GiB; tensors of a model beyond this are written beside it.
 LARGEST_INSIDE = 2**30
 
@@ -54,35 +56,61 @@ def require(formats: Sequence[str]) -> None:
     """Raises ``MissingRuntimeError`` for a format whose packages are missing, before anything is run."""
     if "onnx" in formats:
         onnx.require()
+    if "pt2" in formats:
+        aoti.require()
 
 
 def convert(
     source: Path,
     output: Path,
+    to: str,
     *,
     opset: int = onnx.OPSET,
     fresh: Sequence[Case] = (),
     verify: Verify,
 ) -> Converted:
-    """The archive ``source`` as an ONNX container: ``output``, and the files beside it (``exporter.onnx_files``).
+    """The archive ``source`` as another container: ``output``, and for ``onnx`` the files beside it
+    (``exporter.onnx_files``).
 
     ``opset`` is ONNX's version of operators. Raises ``UnsupportedError`` where there is no such form, with the model
     and line that are in the way; ``MismatchError`` where the numbers differ; no file is left or changed by a failure.
     """
-    onnx.require()
+    require([to])
     if opset not in onnx.OPSETS:
-        raise UsageError(
-            "this opset is not written",
-            where="--opset",
-            got=str(opset),
-            expected=f"{onnx.OPSETS[0]} to {onnx.OPSETS[-1]}",
-        )
+        expected = f"{onnx.OPSETS[0]} to {onnx.OPSETS[-1]}"
+        raise UsageError("this opset is not written", where="--opset", got=str(opset), expected=expected)
     opened = archive.read(source)
+    if opened.compiled:
+        raise UsageError("compiled code is not converted", where=str(source), expected="the .pt that it was made of")
+    if to == "pt2":
+        with archive.replacing(output) as path, quiet_deprecations():
+            contract = write_compiled(path, opened)
+            report = verify(path, output, [case for case in fresh if admits(contract, case)])
+        return Converted(output, contract, report)
     onnx.refuse_dtypes(opened.contract)
     with _beside(output) as path, quiet_deprecations():
         contract = write(path, opened, opset)
         report = verify(path, output, [case for case in fresh if admits(contract, case)])
     return Converted(output, contract, report)
+
+
+def write_compiled(path: Path, opened: Archive) -> Contract:
+    """One package with the same records of ours as the archive."""
+    module = loaded(opened.path)
+    programs = {name: program(module, opened.contract, name) for name in opened.contract.methods}
+    parameters = {name: dict(one.parameters) for name, one in programs.items()}
+    every = {n: t for of in parameters.values() for n, t in of.items()}
+    contract = _contract(opened.contract, programs, every)
+    records = aoti.compiled(programs)
+    buffer = io.BytesIO()
+    torch.save(parameters, buffer)
+    further = {
+        archive.MACHINE: here(torch.__version__, "cpu").to_json(),
+        archive.PARAMETERS: buffer.getvalue(),
+    }
+    cases = [case for case in opened.cases() if admits(contract, case)]
+    archive.write(path, records, contract, cases, opened.graph, further)
+    return contract
 
 
 def write(path: Path, opened: Archive, opset: int) -> Contract:
@@ -130,7 +158,7 @@ def admits(contract: Contract, case: Case) -> bool:
 def _contract(contract: Contract, programs: dict[str, Program], parameters: dict[str, torch.Tensor]) -> Contract:
     notes = dict.fromkeys(note for one in programs.values() for note in one.notes)
     gone = [p.name for p in contract.parameters if p.name not in parameters]
-    findings = [Finding("container", note, reason="an ONNX graph raises no errors") for note in notes]
+    findings = [Finding("container", note, reason="the container raises no errors") for note in notes]
     if gone:
         what = f"not settable here: {', '.join(gone)}"
         findings.append(Finding("container", what, reason="no method reads it, or the solver does without it"))

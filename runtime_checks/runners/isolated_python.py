@@ -27,6 +27,8 @@ class IsolatedPython:
     memory: float = 16 * 2**30
     device: str = "cpu"
     name: str = "python"
+    # Whether the file holds compiled code in the place of graphs.
+    compiled: bool = False
     # Whether torch's optimiser is given graphs that are not too large for it.
     optimised: bool = True
 
@@ -54,6 +56,7 @@ class IsolatedPython:
                 "seconds": self.seconds,
                 "largest_optimised": LARGEST_OPTIMISED if self.optimised else 0,
                 "any_outputs": contract is None,
+                "compiled": self.compiled,
             }
             with forkserver.shared() as server:
                 code, text = server.run(job, self.seconds)

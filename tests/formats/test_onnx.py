@@ -250,7 +250,7 @@ def test_parameters_are_set_by_their_names(tmp_path):
     import onnxruntime
 
     path = converted("digits", tmp_path)
-    session = onnxruntime.InferenceSession(str(path))
+    session: Any = onnxruntime.InferenceSession(str(path))
     x = torch.ones(2, 3, dtype=torch.float64).numpy()
     once = session.run(["scaled"], {"x": x})[0]
     weight = 2 * torch.tensor([[0.3, 0.1], [0.7, -0.2], [0.11, 0.13]], dtype=torch.float64).numpy()
