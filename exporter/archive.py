@@ -9,24 +9,22 @@ torch is imported only by what needs it: looking at an archive does not.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
-import os
 import re
 import struct
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from exporter.contract import Contract, MethodSpec, contract_from_json
-from exporter.errors import ArchiveError, ForeignError, OutputError
+from exporter.errors import ArchiveError, ForeignError
+from exporter.files import unwritable
 from exporter.machine import Machine, of_json
 from exporter.variables import fits_shape
 
@@ -218,7 +216,7 @@ def write(
     further: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
     """Write all records to ``path``: those of the module as ``packing.packed`` gives them, and ours, with ``further``
-    ones. For a file that appears only when it is whole, see ``replacing``."""
+    ones. For a file that appears only when it is whole, see ``files.replacing``."""
     from exporter import packing
 
     extra = {CONTRACT: contract.to_json().encode(), CASES: pack_cases(cases), GRAPH: graph.encode(), **further}
@@ -233,7 +231,7 @@ def write(
         path.write_bytes(buffer.getvalue())
         seal(path)
     except OSError as error:
-        raise _unwritable(path.parent, error) from None
+        raise unwritable(path.parent, error) from None
 
 
 def seal(path: Path) -> None:
@@ -242,47 +240,6 @@ def seal(path: Path) -> None:
         archive.comment = SEAL + b"0" * 64
     whole = path.read_bytes()
     path.write_bytes(whole[:-64] + hashlib.sha256(whole[:-64]).hexdigest().encode())
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path beside ``path`` to write to; it takes the place of ``path`` only if the block ends well."""
-    if path.exists() and not path.is_file():
-        raise OutputError(
-            f"the output is {'a folder' if path.is_dir() else 'no regular file'}",
-            where=str(path),
-            expected="the name of a file, new or to be replaced",
-            mend=f"write {path / 'NAME.pt'}" if path.is_dir() else "name another output with -o",
-        )
-    # What a link points to is replaced, not the link.
-    path = path.resolve()
-    folder = path.parent
-    made = [p for p in (folder, *folder.parents) if not p.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=folder)
-        os.close(handle)
-    except OSError as error:
-        raise _unwritable(path, error) from None
-    beside = Path(name)
-    try:
-        yield beside
-        try:
-            with beside.open("rb") as file:
-                os.fsync(file.fileno())
-            # mkstemp keeps others out; the archive gets what any new file would
-            umask = os.umask(0)
-            os.umask(umask)
-            beside.chmod(0o666 & ~umask)
-            beside.replace(path)
-        except OSError as error:
-            raise _unwritable(path, error) from None
-    finally:
-        beside.unlink(missing_ok=True)
-        if not path.exists():
-            for empty in made:
-                with contextlib.suppress(OSError):
-                    empty.rmdir()
 
 
 def read(path: Path) -> Archive:
@@ -429,13 +386,3 @@ def _parse_manifest(data: bytes, where: str) -> dict[str, str]:
     if not whole:
         raise ArchiveError("the manifest is damaged", where=where, mend="export it again")
     return manifest
-
-
-def _unwritable(path: Path, error: OSError) -> OutputError:
-    return OutputError(
-        "the archive cannot be written",
-        where=str(path),
-        got=error.strerror or str(error),
-        expected="a folder that can be written, on a disk with room",
-        mend="name another output with -o, or free the disk",
-    )

@@ -1,42 +1,77 @@
-"""Files that commands write beside archives: pictures and reports."""
+"""Files that appear whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from exporter.errors import OutputError
 
 
-def written(path: Path, data: bytes) -> None:
-    """The whole file or none; what a link points to is replaced, not the link.
-
-    Raises ``OutputError`` where it cannot be written, or where something stands there that is no file.
-    """
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside ``path`` to write to; it takes the place of ``path`` only if the block ends well."""
     refuse_place(path)
+    # What a link points to is replaced, not the link.
     path = path.resolve()
-    beside = path.with_name(f".{path.name}.tmp")
+    folder = path.parent
+    made = [p for p in (folder, *folder.parents) if not p.exists()]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(data)
-        beside.replace(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=folder)
+        os.close(handle)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise OutputError(
-            "the file cannot be written",
-            where=str(path),
-            got=error.strerror or str(error),
-            expected="the name of a file in a folder that can be written",
-        ) from None
+        raise unwritable(path, error) from None
+    beside = Path(name)
+    try:
+        yield beside
+        try:
+            with beside.open("rb") as file:
+                os.fsync(file.fileno())
+            # mkstemp keeps others out; the archive gets what any new file would
+            umask = os.umask(0)
+            os.umask(umask)
+            beside.chmod(0o666 & ~umask)
+            beside.replace(path)
+        except OSError as error:
+            raise unwritable(path, error) from None
+    finally:
+        beside.unlink(missing_ok=True)
+        if not path.exists():
+            for empty in made:
+                with contextlib.suppress(OSError):
+                    empty.rmdir()
+
+
+def written(path: Path, data: bytes) -> None:
+    """The whole file or none. Raises ``OutputError`` where it cannot be written, or where something else stands."""
+    with replacing(path) as beside:
+        try:
+            beside.write_bytes(data)
+        except OSError as error:
+            raise unwritable(path, error) from None
 
 
 def refuse_place(path: Path) -> None:
     """Raises ``OutputError`` where something stands at ``path`` that is no file."""
     if path.exists() and not path.is_file():
+        suffix = path.suffix or ".pt"
         raise OutputError(
             f"the output is {'a folder' if path.is_dir() else 'no regular file'}",
             where=str(path),
             expected="the name of a file, new or to be replaced",
-            mend=f"write {path / 'NAME'}{path.suffix}" if path.is_dir() else "name another output with -o",
+            mend=f"write {path / 'NAME'}{suffix}" if path.is_dir() else "name another output with -o",
         )
+
+
+def unwritable(path: Path, error: OSError) -> OutputError:
+    return OutputError(
+        "the file cannot be written",
+        where=str(path),
+        got=error.strerror or str(error),
+        expected="a folder that can be written, on a disk with room",
+        mend="name another output with -o, or free the disk",
+    )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter import __version__, archive
+from exporter import __version__, archive, files
 from exporter.archive import Case
 from exporter.capture.trace import Captured, quiet_deprecations
 from exporter.cases import METHOD, fresh_cases, method_cases, stored_cases
@@ -169,7 +169,7 @@ def export_source(
     """The stages, one after the other. Draws of each stage have a seed of their own."""
     with clock("warmup"):
         source = as_it_runs(source, derived_seed(seed, "warmup"))
-    with archive.replacing(path) if "pt" in containers.formats else _nowhere(path) as beside:
+    with files.replacing(path) if "pt" in containers.formats else _nowhere(path) as beside:
         warm, captured, findings = sound_capture(source, seed, allowed, announce, clock, asked=asked)
         with clock("cases"):
             stored = stored_cases(warm, derived_seed(seed, "stored cases"))

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from exporter.archive import replacing
 from exporter.errors import MissingRuntimeError, UsageError, near
+from exporter.files import replacing
 
 STEP = "step"
 # Lines of one curve, and panels where none is asked for.

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tampering import change_cases, change_contract, rewrite
 
-from exporter import archive
+from exporter import archive, files
 from exporter.archive import CASES, CONTRACT, GRAPH, MANIFEST, OURS
 from exporter.errors import ArchiveError, OutputError, SchemaError
 
@@ -38,7 +38,7 @@ def test_reading_imports_no_torch(eq_path):
     code = f"""
 import sys
 from pathlib import Path
-from exporter import archive
+from exporter import archive, files
 archive.read(Path({str(eq_path)!r}))
 print("torch" in sys.modules)
 """
@@ -171,7 +171,7 @@ def test_replacing_keeps_the_old_file_on_failure(tmp_path):
     target.write_text("old")
 
     def fails_half_way():
-        with archive.replacing(target) as beside:
+        with files.replacing(target) as beside:
             beside.write_text("half")
             raise RuntimeError
 
@@ -183,7 +183,7 @@ def test_replacing_keeps_the_old_file_on_failure(tmp_path):
 
 def test_replacing_replaces_whole(tmp_path):
     target = tmp_path / "new" / "m.pt"
-    with archive.replacing(target) as beside:
+    with files.replacing(target) as beside:
         beside.write_text("new")
         assert not target.exists()
     assert target.read_text() == "new"
@@ -193,7 +193,7 @@ def test_replacing_replaces_whole(tmp_path):
 def test_a_link_keeps_pointing_to_the_archive(tmp_path):
     (tmp_path / "real.pt").write_text("old")
     (tmp_path / "link.pt").symlink_to(tmp_path / "real.pt")
-    with archive.replacing(tmp_path / "link.pt") as beside:
+    with files.replacing(tmp_path / "link.pt") as beside:
         beside.write_text("new")
     assert (tmp_path / "link.pt").is_symlink()
     assert (tmp_path / "real.pt").read_text() == "new"
@@ -201,13 +201,13 @@ def test_a_link_keeps_pointing_to_the_archive(tmp_path):
 
 def test_a_device_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OutputError, match="no regular file"), archive.replacing(tmp_path / "pipe"):
+    with pytest.raises(OutputError, match="no regular file"), files.replacing(tmp_path / "pipe"):
         pass
 
 
 def test_folders_that_were_made_are_removed_on_failure(tmp_path):
     def fails():
-        with archive.replacing(tmp_path / "a" / "b" / "m.pt"):
+        with files.replacing(tmp_path / "a" / "b" / "m.pt"):
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -216,13 +216,13 @@ def test_folders_that_were_made_are_removed_on_failure(tmp_path):
 
 
 def test_output_is_a_folder(tmp_path):
-    with pytest.raises(OutputError, match="a folder"), archive.replacing(tmp_path):
+    with pytest.raises(OutputError, match="a folder"), files.replacing(tmp_path):
         pass
 
 
 def test_output_below_a_file(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot be written"), archive.replacing(tmp_path / "file" / "m.pt"):
+    with pytest.raises(OutputError, match="cannot be written"), files.replacing(tmp_path / "file" / "m.pt"):
         pass
 
 

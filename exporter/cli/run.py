@@ -40,7 +40,7 @@ def command(
     import torch
     from rich.progress import Progress
 
-    from exporter.archive import replacing
+    from exporter.files import replacing
     from runtime_checks import history as histories
     from runtime_checks import plot as pictures
     from runtime_checks.load import load

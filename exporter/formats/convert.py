@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from exporter import archive, onnx_files
+from exporter import archive, files, onnx_files
 from exporter.archive import Archive, Case
 from exporter.capture.trace import quiet_deprecations
 from exporter.contract import Batch, Contract, Finding
-from exporter.errors import OutputError, UsageError, near
-from exporter.files import refuse_place
+from exporter.errors import UsageError, near
+from exporter.files import refuse_place, unwritable
 from exporter.formats import aoti, onnx
 from exporter.formats.program import Program, program
 from exporter.graph.loading import loaded
@@ -83,7 +83,7 @@ def convert(
     if opened.compiled:
         raise UsageError("compiled code is not converted", where=str(source), expected="the .pt that it was made of")
     if to == "pt2":
-        with archive.replacing(output) as path, quiet_deprecations():
+        with files.replacing(output) as path, quiet_deprecations():
             contract = write_compiled(path, opened)
             report = verify(path, output, [case for case in fresh if admits(contract, case)])
         return Converted(output, contract, report)
@@ -128,19 +128,19 @@ def write(path: Path, opened: Archive, opset: int) -> Contract:
         limits = "; ".join(filter(None, (batch.limits, f"0: {refused}")))
         sizes = tuple(n for n in batch.sizes if n)
         contract = dataclasses.replace(contract, batch=dataclasses.replace(batch, sizes=sizes, limits=limits))
-    files, methods = [], {}
+    made, methods = [], {}
     for name, model in models.items():
         file = onnx_files.method_path(path, name)
         model.metadata_props[onnx.CONTRACT] = contract.to_json()
         large = sum(v.const_value.nbytes for v in model.graph.initializers.values()) > LARGEST_INSIDE
         data = onnx_files.data_path(file)
         onnx_ir.save(model, file, external_data=data.name if large else None)
-        files += [file, *([data] if large else [])]
+        made += [file, *([data] if large else [])]
         methods[name] = (file.name, *onnx.names_of(contract, name))
     cases = [case for case in opened.cases() if admits(contract, case)]
     onnx_files.cases_path(path).write_bytes(onnx_files.pack(cases, parameters))
-    files.append(onnx_files.cases_path(path))
-    onnx_files.manifest_path(path).write_bytes(onnx_files.manifest(contract, opset, files, methods))
+    made.append(onnx_files.cases_path(path))
+    onnx_files.manifest_path(path).write_bytes(onnx_files.manifest(contract, opset, made, methods))
     return contract
 
 
@@ -192,19 +192,19 @@ def _beside(output: Path) -> Iterator[Path]:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent))
     except OSError as error:
-        raise _unwritable(output, error) from None
+        raise unwritable(output, error) from None
     try:
         yield folder / output.name
         try:
             old = _of_old(output)
             # The manifest is the last: until it is there, what is there does not agree with it.
-            files = sorted(folder.iterdir(), key=lambda f: f.name == onnx_files.manifest_path(output).name)
-            for file in files:
+            new = sorted(folder.iterdir(), key=lambda f: f.name == onnx_files.manifest_path(output).name)
+            for file in new:
                 file.replace(output.parent / file.name)
-            for name in old - {file.name for file in files}:
+            for name in old - {file.name for file in new}:
                 (output.parent / name).unlink(missing_ok=True)
         except OSError as error:
-            raise _unwritable(output, error) from None
+            raise unwritable(output, error) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if not output.exists():
@@ -220,13 +220,3 @@ def _of_old(output: Path) -> set[str]:
     except Exception:
         # None, or one that is not whole.
         return set()
-
-
-def _unwritable(path: Path, error: OSError) -> OutputError:
-    return OutputError(
-        "the container cannot be written",
-        where=str(path),
-        got=error.strerror or str(error),
-        expected="a folder that can be written, on a disk with room",
-        mend="name another output with -o, or free the disk",
-    )

@@ -19,6 +19,7 @@ from exporter.capture.constants import SCALAR_TYPES
 from exporter.contract import Contract
 from exporter.graph.deep import deep
 from exporter.graph.effects import Effects, with_effects, with_names
+from exporter.graph.submodules import set_attributes, submodules
 from exporter.graph.tensors import Tensors, literal
 from exporter.graph.values import Block, Graph, Input, Literal, Node
 from exporter.graph.where import origin_of
@@ -47,12 +48,12 @@ class Saved:
 def read(module: torch.jit.ScriptModule, settable: Collection[str] | None = None) -> Saved:
     """All methods of the top module. ``settable`` are the parameters whose names matter; None: all of them."""
     names = {n for n, _ in module.named_parameters()} if settable is None else settable
-    tensors = Tensors(module, frozenset(names), _set_attributes(module))
+    tensors = Tensors(module, frozenset(names), set_attributes(module))
     plain = {name: _Reader(tensors).method(name, module._c) for name in sorted(module._c._method_names())}
     plain |= {name: _Reader(tensors).graph(name, graph) for name, graph in _hooks(module._c)}
     if any(node.kind == OBJECT_CALL for graph in plain.values() for node in graph):
         # Of any of them, for all that is known.
-        for path, child in _modules(module._c, ""):
+        for path, child in submodules(module._c, ""):
             for name in child._method_names() if path else ():
                 plain[f"{path}.{name}"] = _Reader(tensors).graph(f"{path}.{name}", _with_calls(child, name), path)
     # What some method writes to is known by its path, and one memory, whoever reads it when.
@@ -68,7 +69,7 @@ def read_apart(module: torch.jit.ScriptModule, methods: Collection[str], apart: 
 
     The submodules at the paths ``apart`` are not inlined: a call of one is a node ``APART``.
     """
-    tensors = Tensors(module, frozenset(n for n, _ in module.named_parameters()), _set_attributes(module))
+    tensors = Tensors(module, frozenset(n for n, _ in module.named_parameters()), set_attributes(module))
     graphs: dict[str, Graph] = {}
     left = list(methods)
     while left:
@@ -127,7 +128,7 @@ def settable_names(contract: Contract | None) -> set[str] | None:
 @deep
 def read_graph(graph: Any, module: torch.jit.ScriptModule, method: str) -> Graph:
     """A graph of torch's that has been inlined already, as its executor has it."""
-    tensors = Tensors(module, frozenset(n for n, _ in module.named_parameters()), _set_attributes(module))
+    tensors = Tensors(module, frozenset(n for n, _ in module.named_parameters()), set_attributes(module))
     return with_effects(_Reader(tensors).graph(method, graph), lambda name: None, frozenset()).graph
 
 
@@ -160,32 +161,6 @@ def _stand_in(graph: Any, node: Any) -> None:
         new.setType(old.type())
         old.replaceAllUsesWith(new)
     node.destroy()
-
-
-def _set_attributes(module: torch.jit.ScriptModule) -> frozenset[str]:
-    """Paths of the attributes that some method sets: they have a value only in time."""
-    found = set()
-    for path, child in _modules(module._c, ""):
-        for method in child._method_names():
-            graph = child._get_method(method).graph
-            for node in graph.findAllNodes("prim::SetAttr"):
-                at = _path_of(next(node.inputs()), path)
-                found.add(f"{at}.{node.s('name')}".lstrip("."))
-    return frozenset(found)
-
-
-def _modules(module: Any, path: str) -> Iterator[tuple[str, Any]]:
-    yield path, module
-    for name, child in torch._C.ModuleDict(module).items():
-        yield from _modules(child, f"{path}.{name}".lstrip("."))
-
-
-def _path_of(value: Any, path: str) -> str:
-    parts: list[str] = []
-    while value.node().kind() == "prim::GetAttr":
-        parts.insert(0, value.node().s("name"))
-        value = next(value.node().inputs())
-    return ".".join(filter(None, (path, *parts)))
 
 
 class _Module:

@@ -167,7 +167,7 @@ class Compiled:
         self.device = torch.device(job["device"])
         self.held = {method: {n: t.to(self.device) for n, t in of.items()} for method, of in held.items()}
         self.methods = list(held)
-        loader = torch._C._aoti.AOTIModelPackageLoader
+        loader = getattr(torch._C, "_aoti").AOTIModelPackageLoader  # noqa: B009
         self.loaders = {m: loader(job["archive"], m, False, 1, -1) for m in self.methods}
 
     def named_parameters(self):
@@ -183,6 +183,14 @@ class Compiled:
     def run(self, method, inputs):
         given = [x.contiguous() for x in inputs] + list(self.held[method].values())
         return tuple(self.loaders[method].boxed_run(given))
+
+
+def opened(job):
+    import torch
+
+    if job["compiled"]:
+        return Compiled(job)
+    return torch.jit.load(job["archive"], map_location=job["device"]).eval()
 
 
 def call_compiled(module, method, *inputs):
@@ -204,17 +212,16 @@ def perform(job):
     }
     results = []
     try:
-        module = Compiled(job) if job["compiled"] else torch.jit.load(job["archive"], map_location=job["device"])
+        module = opened(job)
     except Exception as error:
         evidence["load_error"] = f"{type(error).__name__}: {error}"
     else:
-        if not job["compiled"]:
-            module.eval()
         evidence["parameters"] = [
             [name, list(p.shape), str(p.dtype).removeprefix("torch.")] for name, p in module.named_parameters()
         ]
-        evidence["methods"] = module.methods if job["compiled"] else list(module._c._method_names())
-        evidence["nodes"] = 0 if job["compiled"] else graph_size(module)
+        compiled = isinstance(module, Compiled)
+        evidence["methods"] = module.methods if compiled else list(module._c._method_names())
+        evidence["nodes"] = 0 if compiled else graph_size(module)
         evidence["optimised"] = evidence["nodes"] <= job["largest_optimised"]
         device = torch.device(job["device"])
         moved = None
@@ -228,7 +235,7 @@ def perform(job):
                 put(parameters, dict(zip(names, values, strict=True)))
                 if from_cpu and moved is None:
                     moved = torch.jit.load(job["archive"], map_location="cpu").eval().to(device)
-                if job["compiled"]:
+                if compiled:
                     run = functools.partial(call_compiled, module, method)
                 else:
                     run = getattr(moved if from_cpu else module, method)
