@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.jit._fuser import optimized_execution
 
-from exporter import archive
-from exporter.archive import LARGEST_OPTIMISED
+from exporter import archive, machine, onnx_files
+from exporter.archive import Archive
 from exporter.contract import Contract
-from exporter.errors import RunError, UsageError, first_line, near
+from exporter.errors import ArchiveError, RunError, UsageError, first_line, near
+from runtime_checks.engines import Compiled, Engine, Onnx, Script
 from runtime_checks.envelope import OFF, hold, known_mode
-from runtime_checks.runners.isolated_child import graph_size
 
 
 class Model:
     """A loaded archive. ``model(a, b)`` is ``forward``; ``model.call("forward", {"a": a})`` goes by name.
 
-    ``module`` is the TorchScript module itself, for whatever torch can do with it. ``optimised`` says whether torch's
-    optimising executor runs it: not a graph of more than 20,000 nodes, on which that takes minutes.
+    ``module`` is the TorchScript module itself, for whatever torch can do with it; compiled code and ONNX have none.
     """
 
     def __init__(
-        self, contract: Contract, module: Any, device: str | torch.device = "cpu", envelope: str = OFF
+        self, contract: Contract, engine: Engine, device: str | torch.device = "cpu", envelope: str = OFF
     ) -> None:
         self.contract = contract
         self.envelope = envelope
-        self.module = module
+        self.engine = engine
         self.device = torch.device(device)
-        self.optimised = graph_size(module) <= LARGEST_OPTIMISED
+
+    @property
+    def module(self) -> Any:
+        if not isinstance(self.engine, Script):
+            raise UsageError("there is no TorchScript module in this file", expected="a .pt")
+        return self.engine.module
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self.envelope != OFF:
             names = self.contract.methods["forward"].inputs
             hold(self.contract, dict(zip(names, inputs, strict=False)), self.envelope)
-        return self._run("forward", inputs)
-
-    def _run(self, method: str, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        with contextlib.nullcontext() if self.optimised else optimized_execution(False):
-            return getattr(self.module, method)(*inputs)
+        return self.engine.run("forward", inputs)
 
     def call(self, method: str, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Outputs by name. Raises ``UsageError`` for an unknown method, for missing or extra inputs, and for one on
@@ -67,14 +64,14 @@ class Model:
                     mend=f"move it with .to({str(self.device)!r}), or the model with to()",
                 )
         hold(self.contract, inputs, self.envelope)
-        outputs = self._run(method, [inputs[name] for name in spec.inputs])
+        outputs = self.engine.run(method, [inputs[name] for name in spec.inputs])
         names = [o if isinstance(o, str) else "d {} / d {}".format(*o) for o in spec.outputs]
         return dict(zip(names, outputs, strict=True))
 
     def set_parameter(self, name: str, value: torch.Tensor) -> None:
         """Change a parameter in place; the shape must be the contract's. Raises ``UsageError``."""
         offered = {p.name for p in self.contract.parameters}
-        parameters = {n: p for n, p in self.module.named_parameters() if n in offered}
+        parameters = {n: p for n, p in self.engine.parameters.items() if n in offered}
         if name not in parameters:
             raise UsageError(f"there is no parameter {name!r}", expected=near(name, parameters))
         held = parameters[name]
@@ -89,9 +86,7 @@ class Model:
 
     def to(self, *target: Any) -> Model:
         """Move parameters, buffers and constants, as ``torch.nn.Module.to`` does."""
-        self.module.to(*target)
-        place = torch._C._nn._parse_to(*target)[0]  # pyright: ignore[reportAttributeAccessIssue]
-        self.device = place or self.device
+        self.device = self.engine.to(*target) or self.device
         return self
 
     def __repr__(self) -> str:
@@ -105,6 +100,15 @@ def _same_place(a: torch.device, b: torch.device) -> bool:
     return a.type == b.type and (a.type == "cpu" or (a.index or 0) == (b.index or 0))
 
 
+def hold_machine(opened: Archive, device: str) -> str:
+    """What the compiled code is for. Raises ``RunError`` where that is another machine."""
+    made = opened.machine()
+    if made is None:
+        raise ArchiveError("this file holds no compiled code", where=str(opened.path), mend="load it as .pt")
+    machine.hold(made, machine.here(torch.__version__, device), str(opened.path))
+    return f"{made.processor} with {len(made.instructions)} instruction sets, torch {made.torch}, {made.device}"
+
+
 def parameter_values(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
     """Of those that the contract offers to be set, where a method gives derivatives."""
     if not ("jacobian" in contract.methods or contract.differentiable) or not contract.parameters:
@@ -114,14 +118,21 @@ def parameter_values(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
 
 
 def load(path: str | Path, device: str | torch.device = "cpu", *, envelope: str = OFF) -> Model:
-    """Check the archive's records and load it.
+    """Check the records of an archive, a ``.pt2`` or an ONNX container, and load it.
 
     ``envelope``: what becomes of a call with inputs outside the range of values that was checked: ``off`` lets it pass,
     ``warn`` gives an ``OutsideEnvelopeWarning``, ``error`` raises ``UsageError``, each with the input's name. Raises
-    ``ArchiveError`` for a damaged file.
+    ``ArchiveError`` for a damaged file, and ``RunError`` for code that was compiled for another machine.
     """
     known_mode(envelope)
-    opened = archive.read(Path(path))
+    file = Path(path)
+    if file.suffix == onnx_files.SUFFIX:
+        files = onnx_files.read(file)
+        return Model(files.contract, Onnx(files), "cpu", envelope)
+    opened = archive.read(file)
+    if opened.compiled:
+        hold_machine(opened, str(device))
+        return Model(opened.contract, Compiled(opened), device, envelope)
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)
@@ -134,4 +145,4 @@ def load(path: str | Path, device: str | torch.device = "cpu", *, envelope: str 
                 got=first_line(error),
                 mend="compare the torch version with the one in the contract, or export it again",
             ) from error
-    return Model(opened.contract, module.eval(), device, envelope)
+    return Model(opened.contract, Script(module.eval()), device, envelope)

@@ -29,8 +29,8 @@ def command(
     """
     import torch
 
-    from exporter.archive import replacing
     from exporter.driven import recorded
+    from exporter.files import replacing
     from exporter.sources import resolve
 
     name = resolve.chosen_models(source, [model] if model else [])[0]

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from exporter import archive, machine
+from exporter import archive
 from exporter.contract import Contract
-from exporter.errors import ArchiveError
+from exporter.errors import RunError
+from runtime_checks.load import hold_machine
 from runtime_checks.runners.base import Call, Run, Verdict
 from runtime_checks.runners.isolated_python import IsolatedPython
 
@@ -29,15 +28,12 @@ class Aoti:
         return self.inner.device
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
-        said = hold_machine(path, self.device)
-        run = replace(self.inner, compiled=True).run(path, contract, calls)
+        said = hold_machine(archive.read(path), self.device)
+        inner = replace(self.inner, compiled=True)
+        try:
+            run = inner.run(path, contract, calls)
+        except RunError:
+            # Code that was compiled for one size reads beyond another, and its process may end. With torch's own checks
+            # of shapes it says so, call by call; they are not always on, as torch believes that no batch is below 2.
+            run = replace(inner, guarded=True).run(path, contract, calls)
         return replace(run, verdicts=(Verdict(MACHINE, True, said),))
-
-
-def hold_machine(path: Path, device: str) -> str:
-    """What the compiled code is for. Raises ``RunError`` where that is another machine."""
-    made = archive.read(path).machine()
-    if made is None:
-        raise ArchiveError("this file holds no compiled code", where=str(path), mend="load it as .pt")
-    machine.hold(made, machine.here(torch.__version__, device), str(path))
-    return f"{made.processor} with {len(made.instructions)} instruction sets, torch {made.torch}, {made.device}"

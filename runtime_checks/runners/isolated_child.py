@@ -161,6 +161,8 @@ class Compiled:
 
         import torch
 
+        if job["guarded"]:
+            os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
         with zipfile.ZipFile(job["archive"]) as archive:
             place = next(n for n in archive.namelist() if n.endswith("/extra/torchferry/parameters.pt"))
             held = torch.load(io.BytesIO(archive.read(place)), weights_only=True)

@@ -29,6 +29,8 @@ class IsolatedPython:
     name: str = "python"
     # Whether the file holds compiled code in the place of graphs.
     compiled: bool = False
+    # Whether that checks the shapes that it is given.
+    guarded: bool = False
     # Whether torch's optimiser is given graphs that are not too large for it.
     optimised: bool = True
 
@@ -57,6 +59,7 @@ class IsolatedPython:
                 "largest_optimised": LARGEST_OPTIMISED if self.optimised else 0,
                 "any_outputs": contract is None,
                 "compiled": self.compiled,
+                "guarded": self.guarded,
             }
             with forkserver.shared() as server:
                 code, text = server.run(job, self.seconds)
@@ -72,5 +75,13 @@ class IsolatedPython:
                     mend="export it again; if it was written elsewhere, compare the torch versions",
                 )
             loaded = torch.load(results_file, weights_only=True)
-        results = tuple(Result(tuple(r["outputs"]), r["error"]) for r in loaded)
+        results = tuple(_result(contract, call, r) for call, r in zip(calls, loaded, strict=True))
         return Run(results, evidence)
+
+
+def _result(contract: Contract | None, call: Call, found: dict) -> Result:
+    outputs = tuple(found["outputs"])
+    if contract is None or found["error"] or call.seeds:
+        return Result(outputs, found["error"])
+    wanted = len(contract.methods[call.method].outputs)
+    return Result(outputs) if len(outputs) == wanted else Result((), f"{len(outputs)} outputs instead of {wanted}")

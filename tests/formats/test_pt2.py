@@ -1,0 +1,243 @@
+"""Compiled packages: verified, called as users call them, changed, made for another machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, export_unverified
+from tampering import Records, rewrite
+
+import torchferry
+from exporter import archive
+from exporter.archive import MACHINE
+from exporter.cli.app import run
+from exporter.errors import ArchiveError, MismatchError, RunError, UsageError
+from exporter.formats import aoti
+from exporter.formats import convert as formats
+from exporter.formats.program import Program
+from runtime_checks.report import FAILED
+
+MODELS = Path(__file__).with_name("onnx_models.py")
+ROBERTSON = ROOT / "artifacts" / "robertson.pt"
+F = torch.float64
+
+
+@pytest.fixture(scope="module")
+def robertson(tmp_path_factory) -> Path:
+    made = torchferry.convert(ROBERTSON, tmp_path_factory.mktemp("pt2") / "robertson.pt2", to="pt2")
+    assert made.report.passed
+    return made.path
+
+
+@pytest.fixture
+def copy(robertson, tmp_path) -> Path:
+    return Path(shutil.copy(robertson, tmp_path / "robertson.pt2"))
+
+
+def y(*batch: int) -> torch.Tensor:
+    return torch.rand(*batch, 3, dtype=F, generator=torch.Generator().manual_seed(0))
+
+
+def test_every_method_is_verified(robertson):
+    report = torchferry.verify(robertson)
+    assert {o.output for o in report.outputs} == {"rate", "d rate / d y", "d rate / d k"}
+    assert {c.check for c in report.checks if c.verdict == "passed"} >= {"machine", "finite differences", "batch sizes"}
+    assert archive.read(robertson).contract.graph == archive.read(ROBERTSON).contract.graph
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (5,), (2, 3), (0,)])
+def test_called_with_any_batch(robertson, batch):
+    compiled, scripted = torchferry.load(robertson), torchferry.load(ROBERTSON)
+    got, wanted = (model.call("jacobian", {"y": y(*batch)}) for model in (compiled, scripted))
+    assert got.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-14, atol=0.0)
+
+
+def test_strided_inputs(robertson):
+    wide = y(4, 5).transpose(0, 1)
+    assert torch.equal(torchferry.load(robertson)(wide)[0], torchferry.load(ROBERTSON)(wide)[0])
+
+
+def test_parameters_are_set(robertson):
+    models = [torchferry.load(path) for path in (robertson, ROBERTSON)]
+    for model in models:
+        model.set_parameter("k", torch.tensor([1.0, 2.0, 3.0], dtype=F))
+    assert torch.equal(models[0](y(4))[0], models[1](y(4))[0])
+    with pytest.raises(UsageError, match="another shape"):
+        models[0].set_parameter("k", torch.ones(2, dtype=F))
+
+
+def test_what_compiled_code_would_read_beyond_is_refused(robertson):
+    model = torchferry.load(robertson)
+    with pytest.raises(UsageError, match="another shape"):
+        model(torch.ones(4, 2, dtype=F))
+    with pytest.raises(UsageError, match="another dtype"):
+        model(torch.ones(4, 3))
+    with pytest.raises(UsageError, match="takes 1 inputs"):
+        model()
+    with pytest.raises(UsageError, match="stays on the device"):
+        model.to("cpu")
+    with pytest.raises(UsageError, match="no TorchScript module"):
+        _ = model.module
+
+
+def machine(path: Path, change: Callable[[dict], object]) -> None:
+    def apply(found: Records) -> None:
+        raw = json.loads(found[f"extra/{MACHINE}"])
+        change(raw)
+        found[f"extra/{MACHINE}"] = json.dumps(raw).encode()
+
+    rewrite(path, apply, manifest=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda raw: raw["instructions"].append("avx1024"), "without avx1024"),
+        (lambda raw: raw.update(processor="riscv"), "processor riscv"),
+        (lambda raw: raw.update(torch="2.9.1"), r"torch 2\.9\.1"),
+        (lambda raw: raw.update(device="cuda"), "device cuda"),
+    ],
+)
+def test_code_for_another_machine(copy, change, said):
+    machine(copy, change)
+    for use in (torchferry.load, torchferry.verify):
+        with pytest.raises(RunError, match=f"(?s)another machine.*{said}"):
+            use(copy)
+
+
+def test_a_damaged_record_of_the_machine(copy):
+    machine(copy, lambda raw: raw.pop("torch"))
+    with pytest.raises(ArchiveError, match="record of the machine"):
+        torchferry.load(copy)
+
+
+@pytest.mark.parametrize("name", ["../evil.so", "archive/data/../../../evil.so", "/etc/evil.so", "..\\evil.so"])
+def test_hostile_names_are_refused_before_anything_is_unpacked(copy, name, tmp_path):
+    with zipfile.ZipFile(copy, "a") as file:
+        file.writestr(name, b"x")
+    archive.seal(copy)
+    for use in (torchferry.load, torchferry.verify):
+        with pytest.raises(ArchiveError, match="leads out of the archive"):
+            use(copy)
+    assert run(["verify", str(copy)]) == 4
+    assert [p.name for p in tmp_path.rglob("*")] == ["robertson.pt2"]
+
+
+def test_changed_bytes(copy):
+    data = bytearray(copy.read_bytes())
+    data[len(data) // 2] ^= 1
+    copy.write_bytes(data)
+    with pytest.raises(ArchiveError, match=r"changed|damaged"):
+        torchferry.load(copy)
+
+
+def test_one_methods_code_in_the_place_of_anothers(copy):
+    """Both agree with the manifest: the numbers do not."""
+
+    def swap(found: Records) -> None:
+        start = f"{archive.COMPILED}forward/", f"{archive.COMPILED}jacobian/"
+        moved = {n: d for n, d in found.items() if n.startswith(start)}
+        for name in moved:
+            del found[name]
+        for name, data in moved.items():
+            here, there = start if name.startswith(start[0]) else start[::-1]
+            found[there + name.removeprefix(here)] = data
+
+    rewrite(copy, swap, manifest=True)
+    with pytest.raises((MismatchError, ArchiveError)):
+        torchferry.verify(copy)
+
+
+def test_no_compiler(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(aoti.shutil, "which", lambda name: None)
+    assert run(["convert", str(ROBERTSON), "--to", "pt2", "-o", str(tmp_path / "m.pt2")]) == 6
+    assert "no C++ compiler" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_compiled_code_is_not_converted_further(copy):
+    assert run(["convert", str(copy), "--to", "onnx"]) == 2
+
+
+def edited(edit: Callable[[Any, Any], object]) -> Callable[..., Program]:
+    """The writer's program, changed as a faulty writer would."""
+    original = formats.program
+
+    def program(*given: Any) -> Program:
+        made = original(*given)
+        for node in list(made.exported.graph.nodes):
+            edit(made.exported.graph, node)
+        made.exported.graph_module.recompile()
+        return made
+
+    return program
+
+
+aten: Any = torch.ops.aten
+
+
+def perturb(graph, node) -> None:
+    """A number of the activation."""
+    if node.target is aten.gelu.default:
+        with graph.inserting_after(node):
+            other = graph.call_function(aten.mul.Scalar, (node, 1.001))
+        other.meta = dict(node.meta)
+        node.replace_all_uses_with(other, delete_user_cb=lambda user: user is not other)
+
+
+def half_away_from_zero(graph, node) -> None:
+    if node.target is aten.round.default:
+        with graph.inserting_before(node):
+            shifted = graph.call_function(aten.add.Scalar, (node.args[0], 0.5))
+        shifted.meta = dict(node.meta)
+        node.target, node.args = aten.floor.default, (shifted,)
+
+
+def by_tanh(graph, node) -> None:
+    if node.target is aten.gelu.default:
+        node.kwargs = {"approximate": "tanh"}
+
+
+def truncate(graph, node) -> None:
+    if "rounding_mode" in node.kwargs:
+        node.kwargs = {"rounding_mode": "trunc"}
+
+
+def swap(graph, node) -> None:
+    if node.target is aten.sub.Tensor:
+        node.args = node.args[::-1]
+
+
+@pytest.mark.parametrize("fault", [perturb, half_away_from_zero, by_tanh, truncate, swap])
+def test_planted_faults(fault, tmp_path, monkeypatch):
+    export_unverified(f"{MODELS}:rounded", tmp_path / "rounded.pt")
+    monkeypatch.setattr(formats, "program", edited(fault))
+    with pytest.raises(MismatchError) as caught:
+        torchferry.convert(tmp_path / "rounded.pt", to="pt2")
+    assert "stored cases" in {c.check for c in caught.value.report.checks if c.verdict == FAILED}
+    assert not (tmp_path / "rounded.pt2").exists()
+
+
+def test_a_fixed_batch(tmp_path, monkeypatch):
+    original = formats.program
+
+    def program(*given: Any) -> Program:
+        made = original(*given)
+        example = [torch.ones(9), torch.ones(9, dtype=torch.int64), torch.ones(9)]
+        fixed = torch.export.export(made.exported.module(), tuple(example), strict=False)
+        return Program(made.method, fixed, made.parameters)
+
+    export_unverified(f"{MODELS}:rounded", tmp_path / "rounded.pt")
+    monkeypatch.setattr(formats, "program", program)
+    with pytest.raises(MismatchError) as caught:
+        torchferry.convert(tmp_path / "rounded.pt", to="pt2")
+    assert "batch sizes" in {c.check for c in caught.value.report.checks if c.verdict == FAILED}
