@@ -220,7 +220,10 @@ def test_names_and_devices_that_are_none():
     with pytest.raises(UsageError, match="tpu"):
         choose.runners("python", "tpu")
     with pytest.raises(UsageError, match="no runtime"):
-        choose.runners("", "cpu")
+        choose.runners(",", "cpu")
+    with pytest.raises(UsageError, match="does not run"):
+        choose.runners("python", container="onnx")
+    assert [r.name for r in choose.runners("", "cpu")] == ["python"]
     with pytest.raises(MissingRuntimeError, match="cuda:55"):
         choose.runners("python", "cuda:55")
     assert choose.not_checked(["cuda"]) == ()

@@ -17,7 +17,7 @@ from runtime_checks.runners.onnxruntime import OnnxRuntime
 
 RUNTIMES = ("python", "libtorch", "onnxruntime", "aoti")
 # What runs a kind of file, the usual one first.
-CONTAINERS = {"pt": ("python", "libtorch"), "onnx": ("onnxruntime",), "pt2": ("aoti",)}
+CONTAINERS = {"pt": ("python", "libtorch"), "onnx": ("onnxruntime",), "pt2": ("aoti", "libtorch")}
 TIME_LIMIT, MEMORY_LIMIT = 600.0, 16.0
 
 
@@ -38,7 +38,7 @@ def runners(
     is told. Raises ``UsageError`` for a name that is none, ``MissingRuntimeError`` for what is not on this machine.
     """
     takes = CONTAINERS[container]
-    names, places = _split(runtimes) or list(takes[:1]), _split(devices)
+    names, places = _split(runtimes or takes[:1]), _split(devices)
     for name in names:
         if name not in RUNTIMES:
             raise UsageError(f"there is no runtime {name!r}", where="--runtime", expected=near(name, RUNTIMES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from exporter.errors import ArchiveError, MismatchError, RunError, UsageError
 from exporter.formats import aoti
 from exporter.formats import convert as formats
 from exporter.formats.program import Program
+from runtime_checks import native_library
 from runtime_checks.report import FAILED
 
 MODELS = Path(__file__).with_name("onnx_models.py")
@@ -241,3 +243,32 @@ def test_a_fixed_batch(tmp_path, monkeypatch):
     with pytest.raises(MismatchError) as caught:
         torchferry.convert(tmp_path / "rounded.pt", to="pt2")
     assert "batch sizes" in {c.check for c in caught.value.report.checks if c.verdict == FAILED}
+
+
+def test_in_the_native_harness(robertson):
+    report = torchferry.verify(robertson, runtimes="libtorch")
+    assert {c.check for c in report.checks if c.verdict == "passed"} >= {"native comparison", "settable parameters"}
+
+
+def native(path: Path) -> tuple[int, str]:
+    harness = native_library.build() / "bin" / "torchferry_verify"
+    done = subprocess.run([str(harness), str(path)], capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+def test_the_native_library_holds_the_machine(copy):
+    machine(copy, lambda raw: raw["instructions"].append("avx1024"))
+    code, said = native(copy)
+    assert code == 4
+    assert "for another machine" in said
+    assert "without avx1024" in said
+
+
+def test_the_native_library_unpacks_no_hostile_names(copy, tmp_path):
+    with zipfile.ZipFile(copy, "a") as file:
+        file.writestr("archive/data/../../../evil.so", b"x")
+    archive.seal(copy)
+    code, said = native(copy)
+    assert code == 4
+    assert "leads out of the archive" in said
+    assert [p.name for p in tmp_path.rglob("*")] == ["robertson.pt2"]

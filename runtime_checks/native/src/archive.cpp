@@ -27,6 +27,22 @@ const std::string kContract = kFolder + "contract.json";
 const std::string kCases = kFolder + "cases.pt";
 const std::string kManifest = kFolder + "manifest.json";
 const std::string kGraph = kFolder + "graph.txt";
+const std::string kMachine = kFolder + "machine.json";
+const std::string kParameters = kFolder + "parameters.pt";
+
+/// Whether a loader that unpacks a record of this name would write outside of its folder.
+bool leads_out(const std::string& name) {
+  std::string part;
+  for (const char c : name + "/") {
+    if (c != '/' && c != '\\') {
+      part += c;
+      continue;
+    }
+    if (part == "..") return true;
+    part.clear();
+  }
+  return name.empty() || name[0] == '/' || name[0] == '\\';
+}
 
 class Memory : public caffe2::serialize::ReadAdapterInterface {
  public:
@@ -73,6 +89,10 @@ class Reader {
       : path_(path), reader_(std::make_shared<Memory>(bytes)) {
     const auto all = reader_.getAllRecords();
     names_ = {all.begin(), all.end()};
+    for (const auto& name : names_)
+      if (leads_out(name))
+        fail(TF_ERROR_ARCHIVE, {"a record's name leads out of the archive", path, in_quotes(name), "names below one folder",
+                                "do not load this file: nothing that torchferry writes has such names"});
     if (names_.size() != all.size()) fail(TF_ERROR_ARCHIVE, {"a record stands in the archive twice", path});
   }
 
@@ -143,7 +163,13 @@ ArchiveFile read(const std::string& path, const std::shared_ptr<const std::strin
     reader.check_manifest();
     check_seal(path, *bytes);
   }
-  return {bytes, reader.record(kContract), reader.record(kCases), reader.names().size()};
+  ArchiveFile file{bytes, reader.record(kContract), reader.record(kCases), reader.names().size()};
+  file.compiled = reader.names().count(kMachine) && reader.names().count(kParameters);
+  if (file.compiled) {
+    file.machine = reader.record(kMachine);
+    file.parameters = reader.record(kParameters);
+  }
+  return file;
 }
 
 }  // namespace

@@ -15,6 +15,9 @@ struct ArchiveFile {
   std::string contract;
   std::string cases;
   size_t records = 0;
+  bool compiled = false;   ///< code of AOTInductor's in the place of graphs
+  std::string machine;     ///< that it is for, as JSON
+  std::string parameters;  ///< what its methods take behind their inputs, pickled
 };
 
 /// The bytes as torch reads files; it keeps them alive.

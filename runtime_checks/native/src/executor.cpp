@@ -1,21 +1,13 @@
 #include "executor.hpp"
 
-#include <sstream>
-
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/passes/freeze_module.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
+#include "running.hpp"
 #include "text.hpp"
-
-// Of the OpenMP that torch runs on; a libtorch without one leaves them null.
-extern "C" {
-int omp_get_max_threads() __attribute__((weak));
-void omp_set_num_threads(int) __attribute__((weak));
-}
 
 namespace torchferry {
 namespace {
@@ -36,40 +28,6 @@ void own_call_stacks(at::ArrayRef<torch::jit::Block*> blocks, torch::jit::Functi
         node->setCallStack(c10::make_intrusive<torch::jit::InlinedCallStack>(&method, node->sourceRange()));
       own_call_stacks(node->blocks(), method);
     }
-}
-
-/// The number of OpenMP threads of the calling thread, for as long as this lives. The host may use OpenMP itself, and
-/// finds its number as it was. at::set_num_threads would also replace torch's other pools, at every call.
-class IntraOpThreads {
- public:
-  explicit IntraOpThreads(int wanted) {
-    if (wanted <= 0) return;
-    if (!omp_get_max_threads || !omp_set_num_threads) {
-      if (at::get_num_threads() != wanted) at::set_num_threads(wanted);
-      return;
-    }
-    before_ = omp_get_max_threads();
-    // A thread's first look sets its number to torch's own default: it must not come after ours.
-    at::get_num_threads();
-    if (omp_get_max_threads() != wanted) omp_set_num_threads(wanted);
-  }
-  ~IntraOpThreads() {
-    if (before_ > 0 && omp_get_max_threads() != before_) omp_set_num_threads(before_);
-  }
-  IntraOpThreads(const IntraOpThreads&) = delete;
-  IntraOpThreads& operator=(const IntraOpThreads&) = delete;
-
- private:
-  int before_ = 0;
-};
-
-/// The message of a TorchScript error is its last line; what comes before it is the traceback.
-std::string last_line(const std::string& text) {
-  std::istringstream lines(text);
-  std::string line, last;
-  while (std::getline(lines, line))
-    if (line.find_first_not_of(" \t\r") != std::string::npos) last = line;
-  return last;
 }
 
 }  // namespace
@@ -110,10 +68,9 @@ Executable::Executable(const torch::jit::Module& module, const Method& method, c
 }
 
 Tensors Executable::operator()(Tensors inputs) const {
-  const IntraOpThreads threads(threads_);
-  at::AutoGradMode grad(needs_grad_);
-  torch::jit::GraphOptimizerEnabledGuard guard(optimize_);
-  try {
+  return guarded(name_, threads_, [&] {
+    at::AutoGradMode grad(needs_grad_);
+    torch::jit::GraphOptimizerEnabledGuard guard(optimize_);
     torch::jit::Stack stack;
     stack.reserve(inputs.size() + 1);
     stack.emplace_back(method_.owner()._ivalue());
@@ -134,19 +91,7 @@ Tensors Executable::operator()(Tensors inputs) const {
       fail(TF_ERROR_MODEL, {"method " + in_quotes(name_) + " returned another number of outputs", "",
                             std::to_string(outputs.size()), std::to_string(outputs_)});
     return outputs;
-  } catch (const Error&) {
-    throw;
-  } catch (const std::bad_alloc&) {
-    throw;
-  } catch (const c10::OutOfMemoryError& error) {
-    fail(TF_ERROR_MEMORY, {"the device ran out of memory", "method " + in_quotes(name_), last_line(error.what())});
-  } catch (const std::exception& error) {
-    const auto* torchs = dynamic_cast<const c10::Error*>(&error);
-    const std::string text = torchs ? torchs->what_without_backtrace() : error.what();
-    const bool memory = text.find("can't allocate memory") != std::string::npos;
-    fail(memory ? TF_ERROR_MEMORY : TF_ERROR_MODEL, {"the model failed while it ran", "method " + in_quotes(name_),
-                                                     last_line(text)});
-  }
+  });
 }
 
 }  // namespace torchferry

@@ -9,14 +9,12 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <caffe2/serialize/read_adapter_interface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/jit/serialization/import.h>
 
 #include "archive.hpp"
 #include "cases.hpp"
 #include "descriptors.hpp"
-#include "executor.hpp"
+#include "engine.hpp"
 #include "text.hpp"
 
 namespace torchferry {
@@ -60,20 +58,6 @@ Shells& shells_of(uint64_t owner, const Method& method) {
   return oldest;
 }
 
-torch::jit::Module load_module(const ArchiveFile& file, const std::string& path, const at::Device& device) {
-  try {
-    auto module = torch::jit::load(reader(file.bytes), device);
-    module.eval();
-    return module;
-  } catch (const std::bad_alloc&) {
-    throw;
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    fail(TF_ERROR_ARCHIVE, {"the archive does not load", path, text.substr(0, text.find('\n')), "",
-                            "compare its torch version with this libtorch's, or export it again"});
-  }
-}
-
 }  // namespace
 
 struct Model::State {
@@ -84,52 +68,24 @@ struct Model::State {
         cases(std::move(file.cases)),
         records(file.records),
         device(device),
-        module(load_module(file, this->path, device)) {
-    nodes = count_nodes(module);
-    optimized = options.optimize && nodes <= kLargestOptimized;
-    check_contract();
+        engine(file.compiled ? compiled_engine(file, this->path, device, options, contract)
+                             : script_engine(file, this->path, device, options)) {
+    engine->check(contract, this->path);
+    for (const auto& known : contract.parameters) {
+      const auto held = engine->parameter(known.name);
+      if (!held.defined() || held.sizes() != at::IntArrayRef(known.shape) ||
+          held.scalar_type() != scalar_type(known.dtype))
+        fail(TF_ERROR_ARCHIVE, {"the file has no parameter " + in_quotes(known.name) + " as its contract says", this->path,
+                                held.defined() ? shape_text(held.sizes().vec()) : "none", shape_text(known.shape)});
+    }
     prepare();
   }
 
-  void check_contract() const {
-    for (const auto& method : contract.methods) {
-      const auto held = module.find_method(method.name);
-      // The first argument is the module itself.
-      const auto arguments = held ? held->function().getSchema().arguments().size() - 1 : method.inputs.size();
-      if (arguments != method.inputs.size())
-        fail(TF_ERROR_ARCHIVE, {"method " + in_quotes(method.name) + " takes other inputs than its contract says", path,
-                                std::to_string(arguments), std::to_string(method.inputs.size())});
-      if (!held)
-        fail(TF_ERROR_ARCHIVE, {"the file has no method " + in_quotes(method.name) + " that its contract names", path});
-    }
-    for (const auto& known : contract.parameters) {
-      const auto held = parameter(known.name);
-      if (!held.defined() || held.sizes() != at::IntArrayRef(known.shape) ||
-          held.scalar_type() != scalar_type(known.dtype))
-        fail(TF_ERROR_ARCHIVE, {"the file has no parameter " + in_quotes(known.name) + " as its contract says", path,
-                                held.defined() ? shape_text(held.sizes().vec()) : "none", shape_text(known.shape)});
-    }
-  }
-
-  /// Executables for the module as it stands now, on its device.
+  /// Ready as the module stands now, on its device.
   void prepare() {
-    auto ready = module;
-    if (optimized && !options.settable_parameters) {
-      std::vector<std::string> kept;
-      for (const auto& method : contract.methods) kept.push_back(method.name);
-      ready = frozen(module, kept);
-    }
     static std::atomic<uint64_t> next{1};
     id = next++;
-    std::vector<Executable> made;
-    for (const auto& method : contract.methods) made.emplace_back(ready, method, options, optimized);
-    executables = std::move(made);
-  }
-
-  at::Tensor parameter(const std::string& name) const {
-    for (const auto& held : module.named_parameters())
-      if (held.name == name) return held.value;
-    return {};
+    engine->prepare(contract);
   }
 
   /// Throws or warns where an input has values outside the range that was checked.
@@ -155,7 +111,9 @@ struct Model::State {
     }
   }
 
-  const Executable& executable(const Method& method) const { return executables[&method - contract.methods.data()]; }
+  Tensors execute(const Method& method, Tensors inputs) const {
+    return engine->run(static_cast<size_t>(&method - contract.methods.data()), std::move(inputs));
+  }
 
   /// The inputs as tensors, and the batch and the open sizes that they give together.
   Tensors wrap(const Method& method, const tf_tensor* inputs, Extent& extent) const {
@@ -172,7 +130,7 @@ struct Model::State {
 
   /// The outputs of a call on the caller's memory. One that is that memory itself is copied: it may be overwritten.
   Tensors run(const Method& method, const tf_tensor* inputs, Tensors tensors) const {
-    auto outputs = executable(method)(std::move(tensors));
+    auto outputs = execute(method, std::move(tensors));
     for (auto& output : outputs)
       for (size_t i = 0; i < method.inputs.size(); ++i)
         if (inputs[i].data && output.storage().data() == inputs[i].data) output = output.clone();
@@ -186,11 +144,8 @@ struct Model::State {
   size_t records;
   /// Of what is ready to run now; another one after a move.
   uint64_t id = 0;
-  int64_t nodes = 0;
-  bool optimized = true;
   at::Device device;
-  torch::jit::Module module;
-  std::vector<Executable> executables;
+  std::unique_ptr<Engine> engine;
   /// Calls share it; what changes the module has it alone. Whoever wants it passes the gate first, which a writer that
   /// waits keeps shut: the mutex itself lets readers overtake writers for ever.
   mutable std::shared_mutex mutex;
@@ -249,8 +204,8 @@ Model Model::load(const std::string& path, const std::string& device, const Opti
 const Contract& Model::contract() const { return state_->contract; }
 const Options& Model::options() const { return state_->options; }
 size_t Model::records() const { return state_->records; }
-int64_t Model::nodes() const { return state_->nodes; }
-bool Model::optimized() const { return state_->optimized; }
+int64_t Model::nodes() const { return state_->engine->nodes(); }
+bool Model::optimized() const { return state_->engine->optimized(); }
 
 at::Device Model::device() const {
   const auto lock = state_->share();
@@ -270,7 +225,7 @@ Tensors Model::call(const std::string& name, const Tensors& inputs) const {
     if (contract().batch_ndim) broadcast_batch(extent.batch, inputs[i], role);
   }
   state_->check_envelope(method, inputs);
-  return state_->executable(method)(inputs);
+  return state_->execute(method, inputs);
 }
 
 std::map<std::string, at::Tensor> Model::call(const std::string& name,
@@ -346,11 +301,11 @@ void Model::to(const std::string& device) {
   const auto lock = state_->own();
   const auto before = state_->device;
   try {
-    state_->module.to(target);
+    state_->engine->to(target);
     state_->device = target;
     state_->prepare();
   } catch (...) {
-    state_->module.to(before);
+    state_->engine->to(before);
     state_->device = before;
     state_->prepare();
     throw;
@@ -359,7 +314,7 @@ void Model::to(const std::string& device) {
 
 void Model::set_parameter(const std::string& name, const at::Tensor& value) {
   const auto lock = state_->own();
-  auto held = state_->parameter(name);
+  auto held = state_->engine->parameter(name);
   if (!held.defined())
     fail(TF_ERROR_NAME, {"there is no parameter " + in_quotes(name), "argument 'name'", in_quotes(name),
                          one_of(contract().parameters, [](const Parameter& p) { return p.name; })});
@@ -379,7 +334,7 @@ void Model::set_parameter(const std::string& name, const at::Tensor& value) {
 
 at::Tensor Model::parameter(const std::string& name) const {
   const auto lock = state_->share();
-  const auto held = state_->parameter(name);
+  const auto held = state_->engine->parameter(name);
   if (!held.defined())
     fail(TF_ERROR_NAME, {"there is no parameter " + in_quotes(name), "argument 'name'", in_quotes(name),
                          one_of(contract().parameters, [](const Parameter& p) { return p.name; })});

@@ -1,0 +1,225 @@
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <ATen/ATen.h>
+#include <nlohmann/json.hpp>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/version.h>
+
+#include "descriptors.hpp"
+#include "engine.hpp"
+#include "running.hpp"
+#include "text.hpp"
+
+namespace torchferry {
+namespace {
+
+std::set<std::string> instructions() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line)) {
+    const auto colon = line.find(':');
+    const auto name = line.substr(0, line.find_first_of(" \t:"));
+    if (colon == std::string::npos || (name != "flags" && name != "Features")) continue;
+    std::istringstream words(line.substr(colon + 1));
+    std::set<std::string> found;
+    for (std::string word; words >> word;) found.insert(word);
+    return found;
+  }
+  return {};
+}
+
+/// "2.13" of "2.13.0+cpu"
+std::string minor(const std::string& version) {
+  const auto first = version.find('.');
+  return version.substr(0, first == std::string::npos ? first : version.find_first_of(".+", first + 1));
+}
+
+void hold_machine(const std::string& text, const std::string& path, const at::Device& device) {
+  const auto raw = nlohmann::json::parse(text, nullptr, false);
+  std::string got, expected;
+  const auto note = [&](const std::string& here, const std::string& there) {
+    got += (got.empty() ? "" : "; ") + here;
+    expected += (expected.empty() ? "" : "; ") + there;
+  };
+  try {
+    utsname system{};
+    uname(&system);
+    const auto hold = [&](const char* what, const std::string& here) {
+      const auto there = raw.at(what).get<std::string>();
+      if (there != here) note(what + (" " + here), what + (" " + there));
+    };
+    hold("system", system.sysname);
+    hold("processor", system.machine);
+    hold("device", at::DeviceTypeName(device.type(), true));
+    const auto here = instructions();
+    std::string missing;
+    for (const auto& one : raw.at("instructions"))
+      if (!here.count(one.get<std::string>())) missing += (missing.empty() ? "" : ", ") + one.get<std::string>();
+    if (!missing.empty() && got.empty()) note("a processor without " + missing, "those instructions");
+    const auto torch = raw.at("torch").get<std::string>();
+    if (minor(torch) != minor(TORCH_VERSION)) note("torch " TORCH_VERSION, "torch " + torch);
+  } catch (const nlohmann::json::exception& error) {
+    fail(TF_ERROR_ARCHIVE, {"the record of the machine is damaged", path, error.what()});
+  }
+  if (!got.empty())
+    fail(TF_ERROR_ARCHIVE, {"the compiled code in this file is for another machine", path, got, expected,
+                            "make the .pt2 here with `torchferry convert ARCHIVE --to pt2`, or load the .pt"});
+}
+
+/// The bytes that were checked, as a file of nobody else's: torch's loader takes only files.
+class Unpacked {
+ public:
+  explicit Unpacked(const std::string& bytes) {
+    const char* folder = std::getenv("TMPDIR");
+    path_ = std::string(folder && *folder ? folder : "/tmp") + "/torchferry-XXXXXX.pt2";
+    const int handle = mkstemps(path_.data(), 4);
+    const auto written = handle < 0 ? -1 : write_all(handle, bytes);
+    if (handle >= 0) close(handle);
+    if (written < 0)
+      fail(TF_ERROR_FILE, {"the compiled code cannot be unpacked", path_, "", "a folder for temporary files with room",
+                           "set TMPDIR to another one"});
+  }
+  ~Unpacked() { unlink(path_.c_str()); }
+  Unpacked(const Unpacked&) = delete;
+  Unpacked& operator=(const Unpacked&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  static int write_all(int handle, const std::string& bytes) {
+    for (size_t done = 0; done < bytes.size();) {
+      const auto count = write(handle, bytes.data() + done, bytes.size() - done);
+      if (count <= 0) return -1;
+      done += static_cast<size_t>(count);
+    }
+    return 0;
+  }
+  std::string path_;
+};
+
+class Compiled : public Engine {
+ public:
+  Compiled(const ArchiveFile& file, const std::string& path, const at::Device& device, const Options& options,
+           const Contract& contract)
+      : options_(options), device_(device) {
+    hold_machine(file.machine, path, device);
+    try {
+      const Unpacked unpacked(*file.bytes);
+      const auto held = torch::jit::pickle_load({file.parameters.begin(), file.parameters.end()}).toGenericDict();
+      for (const auto& method : contract.methods) {
+        Entry entry;
+        entry.method = method;
+        entry.loader = std::make_unique<torch::inductor::AOTIModelPackageLoader>(unpacked.path(), method.name);
+        for (const auto& item : held.at(method.name).toGenericDict()) {
+          const auto name = item.key().toStringRef();
+          auto known = parameters_.find(name);
+          if (known == parameters_.end()) known = parameters_.emplace(name, item.value().toTensor().to(device)).first;
+          entry.held.push_back(known->second);
+        }
+        entries_.push_back(std::move(entry));
+      }
+    } catch (const Error&) {
+      throw;
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& error) {
+      const std::string text = error.what();
+      fail(TF_ERROR_ARCHIVE, {"the compiled code does not load", path, text.substr(0, text.find('\n')), "",
+                              "make the .pt2 here with `torchferry convert ARCHIVE --to pt2`, or load the .pt"});
+    }
+    batch_ndim_ = contract.batch_ndim;
+  }
+
+  void check(const Contract&, const std::string&) const override {}
+  void prepare(const Contract&) override {}
+
+  at::Tensor parameter(const std::string& name) const override {
+    const auto found = parameters_.find(name);
+    return found == parameters_.end() ? at::Tensor() : found->second;
+  }
+
+  void to(const at::Device& device) override {
+    if (device != device_)
+      fail(TF_ERROR_DEVICE, {"compiled code stays on the device that it was compiled for", "", device.str(),
+                             device_.str(), "load the .pt there, or convert it there"});
+  }
+
+  /// The code knows one batch dimension and dense memory, and checks nothing itself.
+  Tensors run(size_t index, Tensors inputs) const override {
+    const auto& entry = entries_[index];
+    return guarded(entry.method.name, options_.intra_op_threads, [&] {
+      const at::NoGradGuard no_grad;
+      const auto batch = flatten(entry.method, inputs);
+      inputs.insert(inputs.end(), entry.held.begin(), entry.held.end());
+      auto outputs = entry.loader->boxed_run(std::move(inputs));
+      if (outputs.size() != entry.method.outputs.size())
+        fail(TF_ERROR_MODEL, {"method " + in_quotes(entry.method.name) + " returned another number of outputs", "",
+                              std::to_string(outputs.size()), std::to_string(entry.method.outputs.size())});
+      if (batch_ndim_ && batch.size() != 1)
+        for (auto& output : outputs) {
+          auto shape = batch;
+          shape.insert(shape.end(), output.sizes().begin() + 1, output.sizes().end());
+          output = output.reshape(shape);
+        }
+      return outputs;
+    });
+  }
+
+  int64_t nodes() const override { return 0; }
+  bool optimized() const override { return true; }
+
+ private:
+  struct Entry {
+    Method method;
+    std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader;
+    Tensors held;
+  };
+
+  /// To one batch dimension; gives the batch that the inputs have together.
+  std::vector<int64_t> flatten(const Method& method, Tensors& inputs) const {
+    std::vector<int64_t> batch;
+    if (batch_ndim_)
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        const auto lead = inputs[i].dim() - static_cast<int64_t>(method.inputs[i].shape.size());
+        batch = at::infer_size(batch, inputs[i].sizes().slice(0, lead));
+      }
+    int64_t rows = 1;
+    for (const auto size : batch) rows *= size;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (batch_ndim_) {
+        auto whole = batch;
+        const auto lead = inputs[i].dim() - static_cast<int64_t>(method.inputs[i].shape.size());
+        whole.insert(whole.end(), inputs[i].sizes().begin() + lead, inputs[i].sizes().end());
+        auto flat = inputs[i].sizes().slice(lead).vec();
+        flat.insert(flat.begin(), rows);
+        if (inputs[i].sizes() != at::IntArrayRef(flat)) inputs[i] = inputs[i].expand(whole).reshape(flat);
+      }
+      inputs[i] = inputs[i].contiguous();
+    }
+    return batch;
+  }
+
+  Options options_;
+  at::Device device_;
+  int batch_ndim_ = 1;
+  std::vector<Entry> entries_;
+  std::map<std::string, at::Tensor> parameters_;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> compiled_engine(const ArchiveFile& file, const std::string& path, const at::Device& device,
+                                        const Options& options, const Contract& contract) {
+  return std::make_unique<Compiled>(file, path, device, options, contract);
+}
+
+}  // namespace torchferry
