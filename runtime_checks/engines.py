@@ -82,16 +82,16 @@ class Compiled:
 
 
 class Onnx:
-    """Sessions of onnxruntime, on one thread each, as torch has them in a solver."""
+    """Sessions of onnxruntime, one for each method."""
 
-    def __init__(self, opened: OnnxFiles) -> None:
+    def __init__(self, opened: OnnxFiles, threads: int = 1) -> None:
         try:
             import onnxruntime
         except ImportError as error:
             mend = 'pip install "torchferry[onnx]"'
             raise MissingRuntimeError("onnxruntime is not installed", got=str(error), mend=mend) from None
         options: Any = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
         self._files = opened
         self._sessions = {

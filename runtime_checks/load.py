@@ -117,18 +117,19 @@ def parameter_values(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
     return {p.name: named[p.name].detach() for p in contract.parameters if p.name in named}
 
 
-def load(path: str | Path, device: str | torch.device = "cpu", *, envelope: str = OFF) -> Model:
+def load(path: str | Path, device: str | torch.device = "cpu", *, envelope: str = OFF, threads: int = 1) -> Model:
     """Check the records of an archive, a ``.pt2`` or an ONNX container, and load it.
 
     ``envelope``: what becomes of a call with inputs outside the range of values that was checked: ``off`` lets it pass,
-    ``warn`` gives an ``OutsideEnvelopeWarning``, ``error`` raises ``UsageError``, each with the input's name. Raises
-    ``ArchiveError`` for a damaged file, and ``RunError`` for code that was compiled for another machine.
+    ``warn`` gives an ``OutsideEnvelopeWarning``, ``error`` raises ``UsageError``, each with the input's name.
+    ``threads`` are those of onnxruntime; torch's are the process's own. Raises ``ArchiveError`` for a
+    damaged file, and ``RunError`` for code that was compiled for another machine.
     """
     known_mode(envelope)
     file = Path(path)
     if file.suffix == onnx_files.SUFFIX:
         files = onnx_files.read(file)
-        return Model(files.contract, Onnx(files), "cpu", envelope)
+        return Model(files.contract, Onnx(files, threads), "cpu", envelope)
     opened = archive.read(file)
     if opened.compiled:
         hold_machine(opened, str(device))

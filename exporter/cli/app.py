@@ -9,7 +9,21 @@ from types import FrameType
 import typer
 
 from exporter import __version__
-from exporter.cli import check, compat, convert, diff, export, graph, history, inspect, native, show, sweep, verify
+from exporter.cli import (
+    bench,
+    check,
+    compat,
+    convert,
+    diff,
+    export,
+    graph,
+    history,
+    inspect,
+    native,
+    show,
+    sweep,
+    verify,
+)
 from exporter.cli import run as run_history
 from exporter.cli.printing import print_error
 from exporter.errors import INTERRUPTED, TorchferryError, UsageError
@@ -32,6 +46,7 @@ app.command("graph")(graph.command)
 app.command("diff")(diff.command)
 app.command("verify")(verify.command)
 app.command("convert")(convert.command)
+app.command("bench")(bench.command)
 app.command("compat")(compat.command)
 app.command("history")(history.command)
 app.command("run")(run_history.command)
