@@ -233,17 +233,17 @@ def pushed_source(name: str, blocks: str, caller: Caller, by: Sequence[TensorSpe
     return method_source(name, taken, lines, [*(f"tf_b[{i}]" for i in range(len(outputs))), *pushed])
 
 
-def sliced_source(name: str, inner: str, caller: Caller, returned: int) -> str:
-    """Source of a method that calls ``inner`` slice by slice: what it repeats for each direction stays in the cache."""
+def sliced_source(name: str, inner: str, caller: Caller, returned: int, size: int = SLICE) -> str:
+    """Source of a method that calls ``inner`` on slices of ``size`` rows: intermediate values stay in the cache."""
     first, other = (
-        ", ".join(f"{a}.narrow(0, {start}, {size})" for a in caller.arguments)
-        for start, size in ((0, SLICE), ("tf_start", f"min({SLICE}, tf_rows - tf_start)"))
+        ", ".join(f"{a}.narrow(0, {start}, {count})" for a in caller.arguments)
+        for start, count in ((0, size), ("tf_start", f"min({size}, tf_rows - tf_start)"))
     )
-    lines = [*caller.rows(), f"if tf_rows <= {SLICE}:", f"    tf_v = self.{inner}({caller.given})"]
+    lines = [*caller.rows(), f"if tf_rows <= {size}:", f"    tf_v = self.{inner}({caller.given})"]
     lines += ["else:", f"    tf_v = self.{inner}({first})"]
     lines += [f"tf_o_{i} = tf_v[{i}]" for i in range(returned)]
-    lines += [f"if tf_rows > {SLICE}:", *(f"    tf_list_{i} = [tf_o_{i}]" for i in range(returned))]
-    lines += [f"    for tf_start in range({SLICE}, tf_rows, {SLICE}):", f"        tf_v = self.{inner}({other})"]
+    lines += [f"if tf_rows > {size}:", *(f"    tf_list_{i} = [tf_o_{i}]" for i in range(returned))]
+    lines += [f"    for tf_start in range({size}, tf_rows, {size}):", f"        tf_v = self.{inner}({other})"]
     lines += [f"        tf_list_{i}.append(tf_v[{i}])" for i in range(returned)]
     lines += [f"    tf_o_{i} = torch.cat(tf_list_{i})" for i in range(returned)]
     return method_source(name, caller.arguments, lines, [f"tf_o_{i}" for i in range(returned)])
