@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: demo demo-fem test lint coverage artifacts cuda-check clean
+.PHONY: demo demo-fem test lint bench coverage artifacts cuda-check clean
 
 demo: .venv/installed
 	$(BIN)/torchferry export examples/rates/model.i --model eq -o out/eq.pt --timings
@@ -25,6 +25,10 @@ lint: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright --level error
+
+# benchmarks/results.md: files, eager mode, traces and onnxruntime beside each other, in some minutes.
+bench: .venv/neml2
+	$(BIN)/python benchmarks/suite.py
 
 # docs/coverage.md, over folders of input files: make coverage FOLDERS="models regression"
 coverage: .venv/installed

@@ -49,10 +49,10 @@ def _measured(candidate: Candidate, method: str, rows: Rows, batches: Sequence[i
     torch.set_num_threads(threads)
     first = batches[0]
     inputs, _ = rows.at(first)
+    start = time.perf_counter()
+    call = candidate.open(threads)
+    load = time.perf_counter() - start
     with torch.inference_mode():
-        start = time.perf_counter()
-        call = candidate.open(threads)
-        load = time.perf_counter() - start
         took = []
         for _ in range(CALLS):
             start = time.perf_counter()

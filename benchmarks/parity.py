@@ -1,0 +1,111 @@
+"""What one model keeps in each container: the table of the README, each cell of it measured.
+
+    python benchmarks/parity.py            # prints it, and puts it into README.md
+
+The model is the return map of examples/return_map.py with its consistent tangent; a network stands for float32.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import torchferry
+from runtime_checks.report import PASSED, Report
+
+ROOT = Path(__file__).parents[1]
+FORMATS = {"pt": "python,libtorch", "onnx": "onnxruntime", "pt2": "aoti,libtorch"}
+NEEDS = {"pt": "libtorch", "onnx": "onnxruntime, no torch", "pt2": "libtorch, this kind of processor"}
+START, END = "<!-- parity -->\n", "<!-- end of parity -->"
+
+
+def made(source: str | nn.Module, folder: Path, **given) -> dict[str, tuple[torchferry.Contract, Report, float, Path]]:
+    """Contract, report, seconds and file of each container."""
+    start = time.perf_counter()
+    (first,) = torchferry.export(source, output=folder / "model.pt", **given)
+    found = {"pt": (first.contract, first.report, time.perf_counter() - start, first.path)}
+    for kind in ("onnx", "pt2"):
+        start = time.perf_counter()
+        one = torchferry.convert(first.path, to=kind)
+        found[kind] = (one.contract, one.report, time.perf_counter() - start, one.path)
+    return {
+        kind: (contract, torchferry.verify(path, runtimes=FORMATS[kind]), seconds, path)
+        for kind, (contract, _, seconds, path) in found.items()
+    }
+
+
+def worst(report: Report, names: set[str], info: set[str]) -> str:
+    """The largest difference from eager mode, of the size of the output's largest value."""
+    seen = [o.comparison for o in report.outputs if o.output in names and o.output not in info]
+    return f"{max(c.max_rel for c in seen):.1e}" if seen and all(c.passed for c in seen) else "no"
+
+
+def passed(report: Report, check: str) -> bool:
+    return any(c.check == check and c.verdict == PASSED for c in report.checks)
+
+
+def column(kind: str, contract: torchferry.Contract, report: Report, seconds: float, path: Path) -> list[str]:
+    outputs = {s.name for s in contract.outputs}
+    info = {s.name for s in contract.info}
+    blocks = {o.output for o in report.outputs} - outputs - info
+    status = next((o.comparison for o in report.outputs if o.output == "status"), None)
+    files = sum(p.stat().st_size for p in path.parent.glob("*") if kind in p.name and (kind == "onnx" or p == path))
+    evidence = [leg.evidence for leg in report.legs]
+    ranks = ", ".join(map(str, contract.batch.ranks))
+    agree = "agree" if passed(report, "finite differences") else "do not agree"
+    return [
+        worst(report, outputs, info),
+        f"{worst(report, blocks, info)}; finite differences {agree}",
+        "every status equal" if status is not None and status.passed and status.max_abs == 0 else "no",
+        f"{len(contract.parameters)}" if contract.parameters else "none",
+        ", ".join(map(str, contract.batch.sizes)) + (f"; {contract.batch.limits}" if contract.batch.limits else ""),
+        f"{ranks} dimensions",
+        ", ".join(leg.name for leg in report.legs),
+        NEEDS[kind] if passed(report, "source library absent") and evidence else "not shown",
+        f"{files / 1000:.0f} kB",
+        f"{seconds:.0f} s",
+    ]
+
+
+ROWS = (
+    "outputs, of eager mode's, relative",
+    "derivatives",
+    "Newton iteration",
+    "settable parameters",
+    "batch sizes",
+    "batch",
+    "checked in",
+    "needs to run",
+    "size",
+    "made in",
+)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
+        found = made(f"{ROOT}/examples/return_map.py:make_model", Path(folder), derivatives="stress:strain")
+        columns = {kind: column(kind, *of) for kind, of in found.items()}
+    with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 2))
+        single = made(network, Path(folder), inputs={"x": torch.linspace(-1, 1, 12).reshape(4, 3)})
+    lines = [f"| | {' | '.join(f'`.{kind}`' for kind in columns)} |", "| --- |" + " --- |" * len(columns)]
+    lines += [f"| {name} | {' | '.join(of[i] for of in columns.values())} |" for i, name in enumerate(ROWS)]
+    in_float32 = (
+        worst(report, {s.name for s in contract.outputs}, set()) for contract, report, _, _ in single.values()
+    )
+    lines.append(f"| a network in float32, relative | {' | '.join(in_float32)} |")
+    table = "\n".join(lines) + "\n"
+    print(table)
+    place = ROOT / "README.md"
+    text = place.read_text()
+    head, _, rest = text.partition(START)
+    place.write_text(head + START + table + END + rest.partition(END)[2])
+
+
+if __name__ == "__main__":
+    main()

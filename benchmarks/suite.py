@@ -1,0 +1,250 @@
+"""How fast archives are, in one run: ``make bench`` writes benchmarks/results.md.
+
+Rates, a Perzyna residual and its Jacobian, a small network and an implicit update; each in eager mode, as a plain
+trace, traced and frozen, as a torchferry ``.pt``, as ``.pt2`` and in onnxruntime, and the rates by hand in C++ as well.
+One thread. A plain trace of the implicit update would fix its iterations, so there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torchferry
+from exporter.differentiating import as_it_runs
+from exporter.sources import resolve
+from exporter.timed import eager
+from runtime_checks import container
+from runtime_checks.bench.bench import Bench, bench, machine
+from runtime_checks.bench.candidates import Candidate
+from runtime_checks.bench.report import time_text
+
+ROOT = Path(__file__).parents[1]
+BATCHES = (1, 100, 1_000, 10_000, 100_000, 300_000)
+Call = Callable[[str, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """``source`` and ``model`` as export takes them; ``traced``: a plain trace computes the same."""
+
+    title: str
+    source: str
+    model: str = ""
+    method: str = "forward"
+    derivative: str = ""
+    traced: bool = True
+    by_hand: str = ""
+    batches: tuple[int, ...] = BATCHES
+
+
+SUITE = (
+    Model("rates", f"{ROOT}/examples/rates/model.i", "eq", by_hand="rates"),
+    Model("Perzyna residual", f"{ROOT}/examples/perzyna/model.i", "residual", derivative="stress_residual:stress"),
+    Model(
+        "its Jacobian",
+        f"{ROOT}/examples/perzyna/model.i",
+        "residual",
+        "jacobian",
+        "stress_residual:stress",
+        batches=(1, 100, 1_000, 10_000, 100_000),
+    ),
+    Model("network", f"{ROOT}/benchmarks/network.py:make_model"),
+    Model(
+        "implicit update",
+        f"{ROOT}/examples/return_map.py:make_model",
+        traced=False,
+        batches=(1, 100, 1_000, 10_000, 100_000),
+    ),
+)
+
+
+def traced(model: Model, frozen: bool, threads: int) -> Call:
+    """What a user has who calls torch.jit.trace, and torch.jit.freeze."""
+    name = resolve.chosen_models(model.source, [model.model] if model.model else [])[0]
+    source = as_it_runs(resolve.load(model.source, name, None), 0)
+    for parameter in source.named.parameters():
+        parameter.requires_grad_(False)
+    spec = [torch.rand(8, *s.fixed, dtype=getattr(torch, s.dtype)) for s in source.inputs]
+    of, _, by = model.derivative.partition(":")
+
+    class Run(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = source.module
+
+        def forward(self, *inputs: torch.Tensor):
+            if model.method == "jacobian":
+                assert source.blocks is not None
+                outputs, found = source.blocks(*inputs)
+                return (*outputs, found[of, by])
+            found = self.inner(*inputs)
+            return tuple(found.values()) if isinstance(found, dict) else found
+
+    with warnings.catch_warnings(), torch.inference_mode(False):
+        warnings.simplefilter("ignore")
+        made: Any = torch.jit.trace(Run().eval(), tuple(spec), check_trace=False)
+        made = torch.jit.freeze(made) if frozen else made
+
+    def call(method: str, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        found = made(*inputs)
+        return found if isinstance(found, (tuple, list)) else (found,)
+
+    return call
+
+
+def by_hand(name: str, folder: Path, threads: int) -> Call:
+    library = folder / f"{name}.so"
+    if not library.exists():
+        source = Path(__file__).with_name(f"{name}.cpp")
+        subprocess.run(["g++", "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    function = getattr(ctypes.CDLL(str(library)), name)
+
+    def call(method: str, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        outputs = [torch.empty_like(inputs[0]) for _ in range(3)]
+        ins, outs = ((ctypes.c_void_p * len(v))(*(t.data_ptr() for t in v)) for v in (inputs, outputs))
+        function(ctypes.c_long(inputs[0].numel()), ins, outs)
+        return outputs
+
+    return call
+
+
+def files(model: Model, folder: Path) -> list[Path]:
+    """The archive and its containers; models that share an archive share them."""
+    stem = folder / f"{Path(model.source.partition(':')[0]).parent.name}_{model.model or 'model'}"
+    paths = [Path(f"{stem}.{suffix}") for suffix in ("pt", "onnx", "pt2")]
+    if not paths[0].exists():
+        chosen = [model.model] if model.model else []
+        torchferry.export(model.source, models=chosen, output=paths[0], derivatives=model.derivative or ())
+        for path, kind in zip(paths[1:], ("onnx", "pt2"), strict=True):
+            torchferry.convert(paths[0], path, to=kind)
+    return paths
+
+
+def measured(model: Model, folder: Path, batches: Sequence[int]) -> Bench:
+    paths = files(model, folder)
+    outputs = container.read(paths[0]).contract.methods[model.method].outputs
+    others = [Candidate("eager", functools.partial(eager, model.source, model.model, None, outputs))]
+    if model.traced:
+        others += [
+            Candidate("plain trace", functools.partial(traced, model, False)),
+            Candidate("trace and freeze", functools.partial(traced, model, True)),
+        ]
+    if model.by_hand:
+        others.append(Candidate("C++ by hand", functools.partial(by_hand, model.by_hand, folder)))
+    return bench(paths, others=others, method=model.method, batches=batches)
+
+
+def section(model: Model, found: Bench) -> list[str]:
+    """A table of times, then of ratios to the ``.pt``."""
+    names = {label: label.partition(" (")[0] for label in found.candidates}
+    first = found.candidates[0]
+    heads = " | ".join(f"{b:,}" for b in found.batches)
+    lines = [
+        f"## {model.title}: `{model.method}`",
+        "",
+        f"| a call | {heads} |",
+        "| --- |" + " ---: |" * len(found.batches),
+    ]
+    for label in found.candidates:
+        cells = [time_text(t.median) if (t := found.of(label, b)) else "-" for b in found.batches]
+        lines.append(f"| {names[label]} | {' | '.join(cells)} |")
+    bound = [time_text(found.bounds[b]) for b in found.batches]
+    lines += [f"| memory traffic alone | {' | '.join(bound)} |", ""]
+    lines += [f"| times the `.pt`'s speed | {heads} |", "| --- |" + " ---: |" * len(found.batches)]
+    for label in found.candidates[1:]:
+        pairs = [(found.of(first, b), found.of(label, b)) for b in found.batches]
+        cells = [f"{one.median / other.median:.2f}" if one and other else "-" for one, other in pairs]
+        lines.append(f"| {names[label]} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| in a fresh process | load | call 1 | calls 2 to 5 | MiB at the largest batch |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for one in found.colds:
+        if one.error:
+            lines.append(f"| {names[one.candidate]} | {one.error} | | | |")
+            continue
+        later = ", ".join(f"{ms:.3g}" for ms in one.calls[1:])
+        peak = f"{one.peaks[max(one.peaks)]:.0f}" if one.peaks else ""
+        lines.append(f"| {names[one.candidate]} | {one.load:.3g} ms | {one.calls[0]:.3g} ms | {later} ms | {peak} |")
+    return [*lines, "", *found.notes, ""]
+
+
+def targets(results: dict[str, Bench]) -> list[str]:
+    """What the project aims at, each a ratio of this run."""
+
+    def ratio(title: str, other: str, batch: int) -> float | None:
+        found = results[title]
+        label = next((c for c in found.candidates if c.startswith(other)), "")
+        one, two = found.of(found.candidates[0], batch), found.of(label, batch)
+        return two.median / one.median if one and two else None
+
+    rows = []
+    for title, found in results.items():
+        largest = max(found.batches)
+        aims = [
+            ("eager at 1", ratio(title, "eager", 1), 10.0),
+            ("trace and freeze at 1", ratio(title, "trace and freeze", 1), 1.0),
+            (f"trace and freeze at {largest:,}", ratio(title, "trace and freeze", largest), 2.0),
+            ("onnxruntime at 1", ratio(title, "onnxruntime", 1), 1.0),
+            (f"onnxruntime at {largest:,}", ratio(title, "onnxruntime", largest), 1.0),
+        ]
+        for name, value, aim in aims:
+            if value is not None:
+                rows.append(f"| {title} | {name} | {value:.2f} | {aim:g} | {'met' if value >= aim else 'missed'} |")
+        for batch in (1, largest):
+            value = ratio(title, "torchferry .pt2", batch)
+            one = found.of(found.candidates[0], batch)
+            if value is not None and one is not None:
+                bound = one.median / found.bounds[batch]
+                rows.append(f"| {title} | `.pt2` at {batch:,} | {value:.2f} | | {bound:.1f} times the memory traffic |")
+    return ["| model | the `.pt` beside | times as fast | aim | |", "| --- | --- | ---: | ---: | --- |", *rows, ""]
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("-o", "--output", type=Path, default=Path(__file__).with_name("results.md"))
+    asked.add_argument("--only", default="")
+    asked.add_argument("--largest", type=int, default=10**9)
+    asked.add_argument("--files", type=Path, help="a folder to keep the files in")
+    given = asked.parse_args()
+    start, before = time.perf_counter(), machine()
+    results: dict[str, Bench] = {}
+    lines: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="torchferry-") as temporary:
+        folder = given.files or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for model in SUITE:
+            if given.only not in model.title:
+                continue
+            found = measured(model, folder, [b for b in model.batches if b <= given.largest])
+            results[model.title] = found
+            lines += section(model, found)
+            print("\n".join(section(model, found)), flush=True)
+    said = ", ".join(f"{k} {v}" for k, v in before.items())
+    head = [
+        "# Speed",
+        "",
+        f"Written by `make bench` in {time.perf_counter() - start:.0f} s; one thread; medians of rounds in which each "
+        f"candidate has its turn. Before it began: {said}. A copy moves "
+        f"{next(iter(results.values())).bandwidth / 1e9:.1f} GB/s.",
+        "",
+    ]
+    given.output.write_text("\n".join([*head, *targets(results), *lines]).rstrip() + "\n")
+    print(f"wrote {given.output}")
+
+
+if __name__ == "__main__":
+    main()
