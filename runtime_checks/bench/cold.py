@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from exporter.errors import first_line
 from runtime_checks.bench.candidates import Candidate, Rows
 
 CALLS = 5
@@ -34,6 +36,10 @@ class Cold:
 
 def cold(candidate: Candidate, method: str, rows: Rows, batches: Sequence[int], threads: int, seconds: float) -> Cold:
     """``batches`` for the memory: the first is that of the first calls. A process that ends says so."""
+    try:
+        pickle.dumps(candidate.open)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return Cold(candidate.label, batches[0], error=f"it cannot be opened in another process: {first_line(error)}")
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context) as pool:
         try:
