@@ -92,7 +92,7 @@ def traced(model: Model, frozen: bool, threads: int) -> Call:
             found = self.inner(*inputs)
             return tuple(found.values()) if isinstance(found, dict) else found
 
-    with warnings.catch_warnings(), torch.inference_mode(False):
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made: Any = torch.jit.trace(Run().eval(), tuple(spec), check_trace=False)
         made = torch.jit.freeze(made) if frozen else made

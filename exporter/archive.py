@@ -256,6 +256,13 @@ def read(path: Path) -> Archive:
             got="a folder" if path.is_dir() else "no such file",
             expected="a .pt file that torchferry wrote",
         )
+    if path.suffix == ".onnx":
+        raise ArchiveError(
+            "an ONNX container is no archive",
+            where=where,
+            expected="a .pt that torchferry wrote",
+            mend="torchferry verify, bench and load take it",
+        )
     if path.stat().st_size == 0:
         raise ArchiveError("the archive is empty", where=where, got="0 bytes", mend="export it again")
     try:

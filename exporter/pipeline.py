@@ -37,7 +37,7 @@ from exporter.derivatives.request import Asked
 from exporter.differentiating import as_it_runs
 from exporter.eager import inference_conditions
 from exporter.errors import UsageError
-from exporter.formats.convert import FORMATS, Converted, convert
+from exporter.formats.convert import FORMATS, Converted, convert, refuse_suffix
 from exporter.formats.onnx import OPSET
 from exporter.given import Given, read_inputs
 from exporter.graph.against import Reason, reasons
@@ -114,6 +114,10 @@ def export(
     Raises the errors of ``exporter.errors``; no file is left behind by a failure, and files of models before the one
     that failed stay: each stands for itself.
     """
+    if against is not None and "pt" not in containers.formats:
+        raise UsageError("an archive is compared with an archive", where="--against", expected="pt among the formats")
+    if output is not None and not output.is_dir() and not str(output).endswith("/") and len(models) < 2:
+        refuse_suffix(output, containers.formats)
     rules = [Rename.parse(text) for text in renames]
     allowed = [Allowance.parse(text) for text in allow]
     exported = []
@@ -169,6 +173,8 @@ def export_source(
     """The stages, one after the other. Draws of each stage have a seed of their own."""
     with clock("warmup"):
         source = as_it_runs(source, derived_seed(seed, "warmup"))
+    if len(containers.formats) > 1 and "pt" in containers.formats:
+        path = container_path(path, "pt")
     with files.replacing(path) if "pt" in containers.formats else _nowhere(path) as beside:
         warm, captured, findings = sound_capture(source, seed, allowed, announce, clock, asked=asked)
         with clock("cases"):

@@ -31,12 +31,8 @@ def eager(
     def call(method: str, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if method not in ("forward", "jacobian"):
             raise UsageError(f"eager mode is not timed for {method!r}", where="--against", expected="forward, jacobian")
-        if method == "forward" and not loaded.differentiates:
-            return list(evaluate(loaded, tuple(given)).values())
-        with torch.inference_mode(False):
-            plain = tuple(t.clone() for t in given)
-            values = list(evaluate(loaded, plain).values())
-            found = blocks(loaded, plain, pairs) if pairs else {}
+        values = list(evaluate(loaded, tuple(given)).values())
+        found = blocks(loaded, tuple(given), pairs) if pairs else {}
         return [*values, *(found[pair] for pair in pairs)]
 
     return call

@@ -144,7 +144,7 @@ def flattened(contract: Contract, method: str, inputs: Tensors) -> tuple[list[to
     flat = []
     for value, spec in zip(inputs, specs, strict=True):
         whole = tuple(value.shape) == (*batch, *spec.fixed) and len(batch) == 1
-        flat.append(value if whole else value.expand(*batch, *spec.fixed).reshape(rows, *spec.fixed))
+        flat.append(value if whole else value.expand((*batch, *spec.fixed)).reshape((rows, *spec.fixed)))
     return flat, batch
 
 
@@ -154,4 +154,4 @@ def restored(
     """With the batch that the inputs had."""
     if contract.batch.ndim == 0 or len(batch) == 1:
         return tuple(outputs)
-    return tuple(value.reshape(*batch, *value.shape[1:]) for value in outputs)
+    return tuple(value.reshape((*batch, *value.shape[1:])) for value in outputs)

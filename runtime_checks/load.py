@@ -128,6 +128,8 @@ def load(path: str | Path, device: str | torch.device = "cpu", *, envelope: str 
     known_mode(envelope)
     file = Path(path)
     if file.suffix == onnx_files.SUFFIX:
+        if str(device) != "cpu":
+            raise UsageError("an ONNX container is loaded on the CPU", got=str(device), expected="cpu")
         files = onnx_files.read(file)
         return Model(files.contract, Onnx(files, threads), "cpu", envelope)
     opened = archive.read(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_first_calls_are_those_of_a_fresh_process(found):
 
 
 def ending(threads: int):
-    raise SystemExit(3)
+    os._exit(3)
 
 
 def test_a_process_that_ends_early_says_so():
@@ -88,6 +89,22 @@ def test_other_numbers_are_not_compared(tmp_path):
 def test_other_contracts_are_not_compared():
     with pytest.raises(UsageError, match="one contract"):
         bench([ROBERTSON, ROOT / "artifacts" / "rates.pt"], batches=[1])
+
+
+def test_two_files_of_one_name_are_two_candidates(tmp_path):
+    (tmp_path / "other").mkdir()
+    other = Path(shutil.copy(ROBERTSON, tmp_path / "other"))
+    assert len(bench([ROBERTSON, other], batches=[8]).candidates) == 2
+    with pytest.raises(UsageError, match="named twice"):
+        bench([other, other], batches=[8])
+
+
+def test_another_model_in_eager_mode_is_none_of_these_files():
+    def nothing(threads: int):
+        return lambda method, inputs: []
+
+    with pytest.raises(UsageError, match="is not the model"):
+        bench([ROBERTSON], others=[Candidate("other", nothing)], batches=[8])
 
 
 def test_too_little_memory_is_said_and_the_rest_is_timed(monkeypatch):

@@ -52,6 +52,8 @@ def command(
     from runtime_checks.runners import choose
 
     files = paths or []
+    if plot is not None:
+        report.refuse_picture(plot)
     if device != "cpu":
         choose.runners(devices=device)
     try:

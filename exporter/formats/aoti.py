@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from exporter.errors import MissingRuntimeError, UnsupportedError, first_line
-from exporter.formats.program import ORIGIN, Program, quiet_export
+from exporter.formats.program import ORIGIN, Program, quiet_export, quiet_logs
 
 # Of a package, as torch's own loader reads it (torch/csrc/inductor/aoti_package/model_package_loader.cpp).
 _FRAME = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little", ".data/version": b"3\n"}
@@ -51,7 +51,7 @@ def compiled(programs: Mapping[str, Program]) -> dict[str, bytes]:
 
 def _compile(program: Program, package: Path) -> None:
     settings: dict[str, Any] = dict(_SETTINGS)
-    with quiet_export():
+    with quiet_export(), quiet_logs("torch._inductor"):
         try:
             torch._inductor.aoti_compile_and_package(
                 program.exported, package_path=str(package), inductor_configs=settings

@@ -52,6 +52,19 @@ def formats_of(asked: Sequence[str], output: Path | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names)) or ((suffix,) if suffix in FORMATS else ("pt",))
 
 
+def refuse_suffix(output: Path, formats: Sequence[str]) -> None:
+    """Raises ``UsageError`` for a name that says another container than is written there."""
+    said = output.suffix.removeprefix(".")
+    if said not in formats and (said in FORMATS or "pt" not in formats) and not output.is_dir():
+        raise UsageError(
+            "the output's name is not of the format",
+            where=str(output),
+            got=output.suffix or "no suffix",
+            expected=" or ".join(f".{name}" for name in formats),
+            mend="name the output accordingly, or ask for its format with --format",
+        )
+
+
 def require(formats: Sequence[str]) -> None:
     """Raises ``MissingRuntimeError`` for a format whose packages are missing, before anything is run."""
     if "onnx" in formats:
@@ -79,6 +92,9 @@ def convert(
     if opset not in onnx.OPSETS:
         expected = f"{onnx.OPSETS[0]} to {onnx.OPSETS[-1]}"
         raise UsageError("this opset is not written", where="--opset", got=str(opset), expected=expected)
+    refuse_suffix(output, [to])
+    if output.resolve() == source.resolve():
+        raise UsageError("the output is the archive itself", where=str(output), mend="name another output with -o")
     opened = archive.read(source)
     if opened.compiled:
         raise UsageError("compiled code is not converted", where=str(source), expected="the .pt that it was made of")
@@ -88,6 +104,7 @@ def convert(
             report = verify(path, output, [case for case in fresh if admits(contract, case)])
         return Converted(output, contract, report)
     onnx.refuse_dtypes(opened.contract)
+    onnx.refuse_names(opened.contract)
     with _beside(output) as path, quiet_deprecations():
         contract = write(path, opened, opset)
         report = verify(path, output, [case for case in fresh if admits(contract, case)])
@@ -176,6 +193,7 @@ def _contract(contract: Contract, programs: dict[str, Program], parameters: dict
         batch=Batch(batch.ndim, batch.sizes, (1,) if batch.ndim else batch.ranks, batch.limits),
         parameters=tuple(p for p in contract.parameters if p.name in parameters),
         findings=(*contract.findings, *findings),
+        devices=("cpu",),
         differentiable=False,
         solvers=solvers,
     )

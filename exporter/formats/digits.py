@@ -144,9 +144,6 @@ def _decomposed(packet: Any, table: Any) -> Callable[..., Any]:
 
 _WITH_ATTRIBUTES = (
     "leaky_relu",
-    "elu",
-    "celu",
-    "selu",
     "hardsigmoid",
     "hardswish",
     "softshrink",
@@ -156,9 +153,46 @@ _WITH_ATTRIBUTES = (
     "addmm",
     "baddbmm",
     "addmv",
-    "softplus",
     "logit",
 )
+
+
+def keep_small_terms(model: Any) -> None:
+    """onnxruntime (1.31) drops an addition of a number that is 0 as float32, and a product with one that is 1."""
+    import onnx_ir
+
+    for node in list(every_node(model)):
+        if node.op_type not in ("Add", "Sub", "Mul", "Div"):
+            continue
+        # A number less than another is no term to be dropped.
+        places = (0, 1) if node.op_type in ("Add", "Mul") else (1,)
+        for place in places:
+            value = node.inputs[place].const_value if node.inputs[place] is not None else None
+            if value is None or value.dtype != onnx_ir.DataType.DOUBLE or value.size != 1:
+                continue
+            number = float(value.numpy().reshape(()))
+            single = float(torch.tensor(number, dtype=torch.float32))
+            adds = node.op_type in ("Add", "Sub")
+            if single != (0.0 if adds else 1.0) or number == single:
+                continue
+            other = node.inputs[1 - place]
+            factor = {"Add": number, "Sub": -number, "Mul": number - 1.0, "Div": 1.0 / number - 1.0}[node.op_type]
+            made = [
+                onnx_ir.node(
+                    "Constant", [], {"value": onnx_ir.tensor(torch.tensor(factor, dtype=torch.float64).numpy())}
+                )
+            ]
+            term = made[0].outputs[0]
+            if not adds:
+                made.append(onnx_ir.node("Mul", [other, term]))
+                term = made[-1].outputs[0]
+            made.append(onnx_ir.node("Sum", [other, term]))
+            old, new = node.outputs[0], made[-1].outputs[0]
+            new.name, new.type, new.shape = old.name, old.type, old.shape
+            for one in made:
+                one.metadata_props.update(node.metadata_props)
+            onnx_ir.convenience.replace_nodes_and_values(node.graph, node, [node], made, [old], [new])
+            break
 
 
 def without_matmul(model: Any) -> None:

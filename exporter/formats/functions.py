@@ -48,7 +48,56 @@ def expm1(x: torch.Tensor) -> torch.Tensor:
     u = torch.exp(x)
     plain = (u == 1.0) | (u == 0.0) | torch.isinf(u)
     kahan = (u - 1.0) * (x / torch.where(plain, 1.0, torch.log(u)))
-    return torch.where(plain, torch.where(u == 1.0, x, u - 1.0), kahan)
+    # Where u is no normal number any more, its logarithm has lost digits.
+    return torch.where(x < -40.0, -1.0, torch.where(plain, torch.where(u == 1.0, x, u - 1.0), kahan))
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return 1.0 / (1.0 + torch.exp(-x))
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    return x / (1.0 + torch.exp(-x))
+
+
+def log_sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return torch.clamp(x, max=0.0) - log1p(torch.exp(-x.abs()))
+
+
+def softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor:
+    scaled = x * beta
+    small = torch.clamp(scaled, max=threshold)
+    return torch.where(scaled > threshold, x, log1p(torch.exp(small)) / beta)
+
+
+def mish(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.tanh(softplus(x))
+
+
+def elu(x: torch.Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> torch.Tensor:
+    return torch.where(x > 0.0, x * scale, alpha * scale * expm1(torch.clamp(x, max=0.0) * input_scale))
+
+
+def celu(x: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+    return torch.where(x > 0.0, x, alpha * expm1(torch.clamp(x, max=0.0) / alpha))
+
+
+def selu(x: torch.Tensor) -> torch.Tensor:
+    """Klambauer et al., Self-Normalizing Neural Networks, 2017, with torch's constants."""
+    return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+def divided(a: torch.Tensor, b: torch.Tensor, rounding_mode: str | None = None) -> torch.Tensor:
+    """``torch.div``; of whole numbers as whole numbers, which torch.onnx takes through float32."""
+    whole = not a.dtype.is_floating_point and not (b.dtype.is_floating_point if isinstance(b, torch.Tensor) else False)
+    if rounding_mode is None or not whole or isinstance(b, float):
+        return torch.div(a, b, rounding_mode=rounding_mode)
+    down = torch.floor_divide(a, b)
+    if rounding_mode == "floor":
+        return down
+    rest = a - down * b
+    apart = (rest != 0) & ((a < 0) != (b < 0))
+    return down + apart.to(down.dtype)
 
 
 def sinh(x: torch.Tensor) -> torch.Tensor:
@@ -96,11 +145,18 @@ def atan2(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     # Infinities are directions, too; beside them other numbers leave their sign.
     ends = [torch.where(torch.isinf(v), torch.sign(v), v * 0.0) for v in (y, x)]
     y_, x_ = (torch.where(torch.isinf(size), end, v / scale) for v, end in zip((y, x), ends, strict=True))
-    first = torch.atan(torch.where(none, 0.0, y_ / torch.where(none, 1.0, x_)).to(torch.float32)).to(y_.dtype)
-    first = torch.where(x < 0, first + torch.where(y < 0, -math.pi, math.pi), first)
+    ratio = y_.abs() / torch.where(none, 1.0, x_.abs())
+    first = torch.atan(ratio.to(torch.float32)).to(y_.dtype)
+    first = torch.where(_negative(x), math.pi - first, first)
+    first = torch.where(_negative(y), -first, first)
     s, c = torch.sin(first), torch.cos(first)
     off = (y_ * c - x_ * s) / torch.where(none, 1.0, x_ * c + y_ * s)
-    return torch.where(none, 0.0, first + off - off * off * off / 3.0)
+    return torch.where(none, first, first + off - off * off * off / 3.0)
+
+
+def _negative(x: torch.Tensor) -> torch.Tensor:
+    """By its sign: minus zero, too."""
+    return (x < 0.0) | ((x == 0.0) & (1.0 / x < 0.0))
 
 
 def atan(x: torch.Tensor) -> torch.Tensor:
@@ -221,6 +277,10 @@ _FUNCTIONS = (
 def functions() -> dict[str, Callable[..., Any]]:
     """By TorchScript operator without overload."""
     found: dict[str, Callable[..., Any]] = {f"aten::{f.__name__}": _in_float64(f, f.__name__) for f in _FUNCTIONS}
+    others = {"sigmoid": sigmoid, "silu": silu, "log_sigmoid": log_sigmoid, "softplus": softplus, "mish": mish}
+    others |= {"elu": elu, "celu": celu, "selu": selu}
+    found |= {f"aten::{name}": _in_float64(function, name) for name, function in others.items()}
+    found["aten::div"] = divided
     found["aten::special_erf"] = found["aten::erf"]
     found["aten::gelu"], found["aten::gelu_backward"] = _gelu, _gelu_backward
     found["aten::linalg_det"] = found["aten::det"] = det

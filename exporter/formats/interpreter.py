@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from exporter.capture.origins import Origin
 from exporter.errors import UnsupportedError
@@ -94,6 +95,8 @@ class Interpreter:
                 return [SCALARS[kind](*numbers)]
         if kind == "aten::__getitem__" and isinstance(values[0], (list, tuple)):
             return [values[0][values[1]]]
+        if kind in self._instead and kind in _RAISING:
+            self.notes.append(f"a singular matrix gives NaN, and no error {text_of(node.origin)}".strip())
         if kind in _OF_DATA:
             raise _refused("a number is read from a tensor while the model runs", node, node.operator)
         if not kind.startswith("aten::"):
@@ -101,20 +104,15 @@ class Interpreter:
         return _operated(node, values, self._instead.get(kind))
 
     def _branch(self, node: Node, env: Env) -> Sequence[Any]:
-        condition = self._value(node.inputs[0], env)
-        if isinstance(condition, torch.Tensor):
-            if self._only_raises(node):
-                return []
+        condition = _decided(self._value(node.inputs[0], env), node)
+        if not isinstance(condition, torch.Tensor):
+            return self._block(node.blocks[0 if condition else 1], [], env)
+        raising = [any(n.kind == "prim::RaiseException" for n in b.nodes) for b in node.blocks]
+        if sum(raising) != 1:
             raise _refused("a branch depends on the data", node, "an if on a tensor's value")
-        return self._block(node.blocks[0 if condition else 1], [], env)
-
-    def _only_raises(self, node: Node) -> bool:
-        """An error that only the data says: noted, as what is traced here has no errors of its own."""
-        raising, other = (any(n.kind == "prim::RaiseException" for n in b.nodes) for b in node.blocks)
-        if node.outputs or not raising or other:
-            return False
+        # What is traced here has no errors of its own.
         self.notes.append(f"an error that depends on the data is not raised {text_of(node.origin)}".strip())
-        return True
+        return self._block(node.blocks[raising.index(False)], [], env)
 
     def _loop(self, node: Node, env: Env) -> Sequence[Any]:
         most, condition, *carried = (self._value(v, env) for v in node.inputs)
@@ -122,12 +120,24 @@ class Interpreter:
         if isinstance(most, torch.SymInt):
             raise _refused("a loop goes over the batch", node, "one pass for each element")
         for at in range(most):
+            condition = _decided(condition, node)
             if isinstance(condition, torch.Tensor):
                 raise _refused("a loop depends on the data", node, "a while on a tensor's value")
             if not condition:
                 break
             condition, *carried = self._block(body, [at, *carried], env)
         return carried
+
+
+def _decided(condition: Any, node: Node) -> Any:
+    """A condition on sizes that are open must hold for all of them: what is traced here would keep one answer."""
+    if not isinstance(condition, torch.SymBool):
+        return condition
+    if statically_known_true(condition):
+        return True
+    if statically_known_true(torch.sym_not(condition)):
+        return False
+    raise _refused("a branch depends on the size of the batch", node, str(condition))
 
 
 def _tensors(values: Sequence[Any]) -> bool:
@@ -145,8 +155,9 @@ _SHAPES: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
     "prim::ListUnpack": lambda values: values[0],
     "prim::TupleIndex": _index,
     "prim::device": lambda values: [values[0].device],
-    "prim::dtype": lambda values: [values[0].dtype],
-    "prim::layout": lambda values: [values[0].layout],
+    # Graphs have dtypes as numbers, and compare them.
+    "prim::dtype": lambda values: [_DTYPES.index(values[0].dtype)],
+    "prim::layout": lambda values: [0],
     "prim::is_cuda": lambda values: [values[0].is_cuda],
     "prim::Uninitialized": lambda values: [None],
     "prim::RaiseException": lambda values: [],
@@ -157,6 +168,7 @@ _SHAPES: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
     "aten::numel": lambda values: [values[0].numel()],
     "aten::Bool": lambda values: [values[0] if isinstance(values[0], torch.Tensor) else bool(values[0])],
 }
+_RAISING = {f"aten::{name}" for name in ("linalg_solve", "linalg_inv", "inverse", "linalg_lu_factor")}
 _OF_DATA = {f"aten::{name}" for name in ("Int", "Float", "item", "IntImplicit", "FloatImplicit", "ScalarImplicit")}
 
 

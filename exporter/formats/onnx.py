@@ -6,8 +6,6 @@ torch's and onnxscript's own optimiser is left out: its rules take constants tha
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +18,7 @@ from exporter.errors import MissingRuntimeError, UnsupportedError, first_line
 from exporter.formats import digits
 from exporter.formats.elimination import LINEAR_ALGEBRA
 from exporter.formats.functions import functions
-from exporter.formats.program import ORIGIN, Program, quiet_export
+from exporter.formats.program import ORIGIN, Program, quiet_export, quiet_logs
 from exporter.variables import open_sizes
 
 # The one that torch's own translations are written for; every runtime since 2023 has it.
@@ -66,6 +64,18 @@ def instead() -> dict[str, Callable[..., Any]]:
     return {**LINEAR_ALGEBRA, **functions(), **digits.decompositions()}
 
 
+def refuse_names(contract: Contract) -> None:
+    """Raises ``UnsupportedError`` for an input with the name of a parameter: here both are inputs."""
+    both = sorted({s.name for s in contract.inputs} & {p.name for p in contract.parameters})
+    if both:
+        raise UnsupportedError(
+            "an input has the name of a parameter, which is an input in ONNX, too",
+            check="names",
+            got=", ".join(map(repr, both)),
+            mend="rename the input with --rename, or keep the parameter out: --parameter NAME for the others",
+        )
+
+
 def names_of(contract: Contract, method: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of a model's inputs and outputs: those of the contract, where no other value has it already."""
     spec = contract.methods[method]
@@ -89,7 +99,7 @@ def model_of(program: Program, contract: Contract, opset: int = OPSET) -> Any:
     from onnx_ir.passes import common
     from onnxscript import optimizer
 
-    with quiet_export(), _quiet_logs():
+    with quiet_export(), quiet_logs("torch.onnx", "onnxscript", "onnx_ir"):
         try:
             made = torch.onnx.export(
                 program.exported,
@@ -108,9 +118,10 @@ def model_of(program: Program, contract: Contract, opset: int = OPSET) -> Any:
     common.InlinePass()(model)
     common.ShapeInferencePass()(model)
     digits.restore(model, made.exported_program)
-    with _quiet_logs():
+    with quiet_logs("torch.onnx", "onnxscript", "onnx_ir"):
         optimizer.fold_constants(model)
     digits.without_matmul(model)
+    digits.keep_small_terms(model)
     for step in (
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),
@@ -262,17 +273,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
-
-
-@contextlib.contextmanager
-def _quiet_logs() -> Iterator[None]:
-    """torch says which optional packages it does without."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,14 @@ class Program:
     notes: tuple[str, ...] = ()
 
 
+class Said:
+    """What a run says of itself: where it is, and what it left out. torch.export puts back what else a module has."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.place = ""
+
+
 class Method(nn.Module):
     """Runs a method's captured graph; tensors of the file that cannot be set are buffers."""
 
@@ -68,9 +77,7 @@ class Method(nn.Module):
         self._held = {key: f"constant_{i}" for i, key in enumerate(k for k in saved.tensors if k not in used)}
         for key, place in self._held.items():
             self.register_buffer(place, saved.tensors[key].detach().clone())
-        self.notes: list[str] = []
-        # Where the run is, for whoever has to say where it failed.
-        self.place = ""
+        self.said = Said()
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         count = len(given) - len(self.settable)
@@ -83,11 +90,11 @@ class Method(nn.Module):
             self._saved, tensors, functools.partial(self._solved, tensors), self._said, self._instead
         )
         found = interpreter.run(method, inputs)
-        self.notes += [note for note in interpreter.notes if note not in self.notes]
+        self.said.notes += [note for note in interpreter.notes if note not in self.said.notes]
         return found
 
     def _said(self, node: Node) -> contextlib.AbstractContextManager[Any]:
-        self.place = f"{node.operator} {text_of(node.origin)}".strip()
+        self.said.place = f"{node.operator} {text_of(node.origin)}".strip()
         return traceback.annotate({ORIGIN: text_of(node.origin)})
 
     def _solved(self, tensors: Mapping[str, torch.Tensor], path: str, given: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -148,11 +155,26 @@ def program(
         raise UnsupportedError(
             f"torch.export does not take method {method!r}",
             check="torch.export",
-            where=run.place,
+            where=run.said.place,
             got=first_line(error),
             expected="operators whose shapes follow from those of the inputs, and a batch of any size",
         ) from error
-    return Program(method, exported, run.settable, tuple(run.notes))
+    refuse_bounds(exported, method)
+    return Program(method, exported, run.settable, tuple(run.said.notes))
+
+
+def refuse_bounds(exported: torch.export.ExportedProgram, method: str) -> None:
+    """Raises ``UnsupportedError`` where an open size could not have every value: what torch traced keeps one side of a
+    comparison of sizes. torch itself treats 0 and 1 apart, which is what the batch sizes are checked for."""
+    for symbol, known in exported.range_constraints.items():
+        if known.lower > 2 or known.upper < 2**31:
+            raise UnsupportedError(
+                f"method {method!r} takes only some sizes",
+                check="batch",
+                got=f"{symbol} from {known.lower} to {known.upper}",
+                expected="operators that take a batch, or an open size, of any size",
+                mend="do not compare sizes, and do not slice beyond what an open size may be",
+            )
 
 
 def captured_name(module: torch.jit.ScriptModule, method: str) -> str:
@@ -169,3 +191,17 @@ def quiet_export() -> Iterator[None]:
         for text in (r"`isinstance\(treespec, LeafSpec\)` is deprecated",):
             warnings.filterwarnings("ignore", text, FutureWarning)
         yield
+
+
+@contextlib.contextmanager
+def quiet_logs(*names: str) -> Iterator[None]:
+    """Without what these say of themselves: optional packages, slower ways."""
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -20,6 +20,19 @@ def _set_item(values: list[Any], at: int, value: Any) -> list[Any]:
     return values
 
 
+def _changed(values: list[Any], way: str, *given: Any) -> Any:
+    found = getattr(values, way)(*given)
+    return values if found is None else found
+
+
+def _not(value: Any) -> Any:
+    return torch.sym_not(value) if isinstance(value, torch.SymBool) else not value
+
+
+def _bool(value: Any) -> Any:
+    return value if isinstance(value, torch.SymBool) else bool(value)
+
+
 def _slice(values: list[Any], start: int | None, stop: int | None, step: int = 1) -> list[Any]:
     return values[start:stop:step]
 
@@ -65,7 +78,7 @@ SCALARS: Mapping[str, Callable[..., Any]] = {
     "aten::le": operator.le,
     "aten::gt": operator.gt,
     "aten::ge": operator.ge,
-    "aten::__not__": operator.not_,
+    "aten::__not__": _not,
     "aten::__and__": operator.and_,
     "aten::__or__": operator.or_,
     "aten::__is__": operator.is_,
@@ -76,7 +89,12 @@ SCALARS: Mapping[str, Callable[..., Any]] = {
     "aten::ScalarImplicit": _same,
     "aten::Float": float,
     "aten::FloatImplicit": float,
-    "aten::Bool": bool,
+    "aten::Bool": _bool,
+    "aten::extend": lambda values, more: _changed(values, "extend", more),
+    "aten::insert": lambda values, at, value: _changed(values, "insert", at, value),
+    "aten::pop": lambda values, at=-1: values.pop(at),
+    "aten::reverse": lambda values: _changed(values, "reverse"),
+    "aten::clear": lambda values: _changed(values, "clear"),
     "aten::sqrt": math.sqrt,
     "aten::floor": math.floor,
     "aten::ceil": math.ceil,
@@ -99,5 +117,8 @@ SCALARS: Mapping[str, Callable[..., Any]] = {
 # Of lists, which may hold tensors.
 LISTS = frozenset(
     f"aten::{name}"
-    for name in ("__getitem__", "len", "append", "_set_item", "slice", "list", "add", "__is__", "__isnot__")
+    for name in (
+        *("__getitem__", "len", "append", "_set_item", "slice", "list", "add", "__is__", "__isnot__"),
+        *("extend", "insert", "pop", "reverse", "clear"),
+    )
 )

@@ -35,7 +35,12 @@ class File:
 def opened_file(path: Path) -> File:
     """Raises ``ArchiveError`` for a file that is damaged or no TorchScript."""
     try:
-        return File(path, archive.read(path))
+        opened = archive.read(path)
+        if opened.compiled:
+            raise ArchiveError(
+                "this file holds compiled code, and no graphs", where=str(path), expected="the .pt that it was made of"
+            )
+        return File(path, opened)
     except ForeignError:
         return File(path, None)
 

@@ -14,7 +14,7 @@ import torch
 
 from exporter.errors import UsageError
 from runtime_checks import container
-from runtime_checks.bench.candidates import Call, Candidate, hold_contracts, hold_numbers, of_file, rows_of
+from runtime_checks.bench.candidates import Call, Candidate, hold_contracts, hold_numbers, labels_of, of_file, rows_of
 from runtime_checks.bench.cold import Cold, cold
 from runtime_checks.bench.steady import Timing, bandwidth, kernels, steady
 
@@ -77,7 +77,8 @@ def bench(
         raise UsageError("there is nothing to time", where="--batch, --threads", got=got, expected="numbers from 1 on")
     rows = rows_of(container.read(paths[0]).cases(), contract, method)
     batches = sorted(set(batches)) if rows.batched else [1]
-    candidates = [*(of_file(path, device) for path in paths), *others]
+    labels = labels_of(paths)
+    candidates = [*(of_file(path, label, device) for path, label in zip(paths, labels, strict=True)), *others]
     notes: list[str] = []
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -90,7 +91,7 @@ def bench(
         calls = {candidate.label: candidate.open(threads) for candidate in candidates}
         timings: list[Timing] = []
         launched: dict[str, int] = {}
-        with torch.inference_mode():
+        with torch.no_grad():
             speed = bandwidth(device)
             for batch in batches:
                 needed = _needed(colds, rows.bytes_of(batch), batch)

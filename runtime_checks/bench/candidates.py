@@ -31,9 +31,17 @@ class Candidate:
     open: Opener
 
 
-def of_file(path: Path, device: str = "cpu") -> Candidate:
+def of_file(path: Path, label: str, device: str = "cpu") -> Candidate:
+    return Candidate(label, functools.partial(_opened, path, device))
+
+
+def labels_of(paths: Sequence[Path]) -> list[str]:
+    """Kind and name; the whole path where two files have one name. Raises ``UsageError`` for one file twice."""
     kinds = {"pt": "torchferry .pt", "pt2": "torchferry .pt2", "onnx": "onnxruntime"}
-    return Candidate(f"{kinds[container.kind(path)]} ({path.name})", functools.partial(_opened, path, device))
+    names = [path.name for path in paths]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UsageError("a file is named twice", where="FILE", got=", ".join(map(str, paths)))
+    return [f"{kinds[container.kind(p)]} ({p.name if names.count(p.name) == 1 else p})" for p in paths]
 
 
 def _opened(path: Path, device: str, threads: int) -> Call:
@@ -103,6 +111,10 @@ def rows_of(cases: Sequence[Case], contract: Contract, method: str) -> Rows:
 
 def hold_numbers(label: str, contract: Contract, method: str, got: Sequence[torch.Tensor], wanted: Tensors) -> None:
     """Raises ``MismatchError``: what computes other numbers is not compared."""
+    if len(got) != len(wanted):
+        raise UsageError(
+            f"{label} is not the model of these files", got=f"{len(got)} outputs", expected=str(len(wanted))
+        )
     for name, one, other in zip(contract.methods[method].outputs, got, wanted, strict=True):
         dtype = str(other.dtype).removeprefix("torch.")
         found = compare(one.cpu(), other, contract.tolerance.bounds(name, dtype))

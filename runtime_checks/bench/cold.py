@@ -8,6 +8,7 @@ import pickle
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,10 +45,10 @@ def cold(candidate: Candidate, method: str, rows: Rows, batches: Sequence[int], 
     with ProcessPoolExecutor(1, context) as pool:
         try:
             return pool.submit(_measured, candidate, method, rows, list(batches), threads).result(seconds)
-        except (BrokenProcessPool, TimeoutError) as error:
+        except (BrokenProcessPool, FutureTimeout) as error:
             for process in list(getattr(pool, "_processes", {}).values()):
                 process.kill()
-            said = f"more than {seconds:g} s" if isinstance(error, TimeoutError) else "its process ended early"
+            said = f"more than {seconds:g} s" if isinstance(error, FutureTimeout) else "its process ended early"
             return Cold(candidate.label, batches[0], error=said)
 
 
@@ -58,7 +59,7 @@ def _measured(candidate: Candidate, method: str, rows: Rows, batches: Sequence[i
     start = time.perf_counter()
     call = candidate.open(threads)
     load = time.perf_counter() - start
-    with torch.inference_mode():
+    with torch.no_grad():
         took = []
         for _ in range(CALLS):
             start = time.perf_counter()

@@ -89,8 +89,7 @@ def plot(bench: Bench, path: Path) -> None:
 
     Raises ``UsageError`` for another suffix, ``MissingRuntimeError`` without matplotlib.
     """
-    if path.suffix not in (".svg", ".html"):
-        raise UsageError("this is no kind of picture", where=f"--plot {path}", got=path.suffix, expected=".svg, .html")
+    refuse_picture(path)
     picture = _picture(bench)
     if path.suffix == ".html":
         page = Environment(autoescape=True).from_string(_PAGE)
@@ -99,6 +98,11 @@ def plot(bench: Bench, path: Path) -> None:
         text = page.render(bench=bench, said=said(bench), rows=list(rows(bench)), picture="@picture@")
         picture = text.replace("@picture@", inner)
     written(path, picture.encode())
+
+
+def refuse_picture(path: Path) -> None:
+    if path.suffix not in (".svg", ".html"):
+        raise UsageError("this is no kind of picture", where=f"--plot {path}", got=path.suffix, expected=".svg, .html")
 
 
 def _picture(bench: Bench) -> str:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import torchferry
+
 
 class Digits(nn.Module):
     """Numbers that torch.onnx writes as float32, and that its optimiser takes for zero."""
@@ -24,6 +26,45 @@ class Digits(nn.Module):
 def digits():
     x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
     return Digits(), {"x": x}
+
+
+class Small(nn.Module):
+    """Terms that onnxruntime takes for none, and whole numbers beyond float32."""
+
+    def forward(self, x, count):
+        return {
+            "held": 1.0 / (x.abs() + 1e-300),
+            "nearly": (x * (1 + 1e-9)).sqrt() * ((x + 1.0) / (1 - 1e-9)),
+            "third": torch.div(count, 3, rounding_mode="trunc"),
+            "activated": F.elu(x - 40.0),
+        }
+
+
+def small():
+    x = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
+    return Small(), {"x": x, "count": torch.tensor([16777217, -100000001, 123456789012345, 7])}
+
+
+class Branches(nn.Module):
+    """A branch on the size of the batch, which tracing would keep one side of."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.size(0) > 50000:
+            return x * 3.0
+        return x * 2.0
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torchferry.mark(Branches(), jit="script")
+
+    def forward(self, x):
+        return {"y": self.inner(x) + 1.0}
+
+
+def branches():
+    return Outer(), {"x": torch.linspace(-1, 1, 6, dtype=torch.float64)}
 
 
 class Rounded(nn.Module):

@@ -72,11 +72,32 @@ def test_acosh():
 
 
 def test_atan2_in_all_quadrants_and_at_infinity():
-    ends = torch.tensor([0.0, 1, -1, 2, 1e-300, -1e-300, 1e300, -1e300, INF, -INF], dtype=torch.float64)
+    ends = torch.tensor([0.0, -0.0, 1, -1, 2, 1e-300, -1e-300, 1e300, -1e300, INF, -INF], dtype=torch.float64)
     y, x = torch.meshgrid(ends, ends, indexing="ij")
     torch.testing.assert_close(functions.atan2(y, x), torch.atan2(y, x), rtol=1e-15, atol=1e-300)
     y, x = torch.randn(2, 4000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert ulps(functions.atan2(y, x), torch.atan2(y, x)) <= 3
+
+
+def test_the_sign_of_zero_is_a_direction():
+    zeros = torch.tensor([-0.0, 0.0], dtype=torch.float64)
+    assert torch.equal(functions.acos(zeros), torch.acos(zeros))
+    assert torch.equal(functions.atan2(zeros, -zeros.abs()), torch.atan2(zeros, -zeros.abs()))
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "softplus", "mish", "elu", "celu", "selu", "log_sigmoid"])
+def test_tails_of_activations(name: str):
+    x = torch.linspace(-50, 50, 2001, dtype=torch.float64)
+    plain = torch.sigmoid if name == "sigmoid" else getattr(torch.nn.functional, name.replace("log_s", "logs"))
+    torch.testing.assert_close(getattr(functions, name)(x), plain(x), rtol=2e-15, atol=0.0)
+
+
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+def test_whole_numbers_beyond_float32_are_divided_as_whole_numbers(mode: str):
+    a = torch.tensor([16777217, 100000001, 33554435, 123456789012345, -7, 7, -8, -33554435])
+    b = torch.tensor([1, 3, 7, 7, 2, -2, -3, 7])
+    assert torch.equal(functions.divided(a, b, mode), torch.div(a, b, rounding_mode=mode))
+    assert torch.equal(functions.divided(a, 7, mode), torch.div(a, 7, rounding_mode=mode))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])

@@ -68,7 +68,7 @@ def failed_checks(path: Path) -> set[str]:
     return {check.check for check in caught.value.report.checks if check.verdict == FAILED}
 
 
-@pytest.mark.parametrize("factory", ["digits", "functions", "solves"])
+@pytest.mark.parametrize("factory", ["digits", "functions", "solves", "small"])
 def test_every_digit_of_float64(factory: str, tmp_path):
     made = torchferry.convert(_archive(factory, tmp_path))
     assert made.report.passed
@@ -268,6 +268,65 @@ def test_what_has_no_form_is_named_with_its_place(factory, got, where, tmp_path)
     assert got in caught.value.details["got"]
     assert where in caught.value.details["where"]
     assert not list(tmp_path.glob("*.onnx*"))
+
+
+def test_small_terms_stay_in_the_running_model(tmp_path):
+    path = converted("small", tmp_path)
+    x = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    found = torchferry.load(path).call("forward", {"x": x, "count": torch.tensor([33554435, -33554435])})
+    assert found["held"][0] == 1 / 1e-300
+    assert found["third"].tolist() == [11184811, -11184811]
+    plain = torchferry.load(tmp_path / "small.pt").call("forward", {"x": x, "count": torch.tensor([1, 2])})
+    torch.testing.assert_close(found["nearly"], plain["nearly"], rtol=1e-15, atol=0.0)
+
+
+@pytest.mark.parametrize("to", ["onnx", "pt2"])
+def test_a_branch_on_the_size_of_the_batch_is_refused(tmp_path, to):
+    with pytest.raises(UnsupportedError, match="depends on the size of the batch"):
+        torchferry.convert(_archive("branches", tmp_path), to=to)
+
+
+def test_a_singular_matrix_is_named_in_the_findings(tmp_path):
+    contract = onnx_files.read(converted("solves", tmp_path)).contract
+    assert any("a singular matrix gives NaN" in finding.what for finding in contract.findings)
+
+
+@pytest.mark.parametrize("output", ["m.onnx", "m.pt"])
+def test_formats_do_not_take_each_others_place(tmp_path, output):
+    torchferry.export(f"{MODELS}:rounded", output=tmp_path / output, formats="pt,onnx")
+    assert torchferry.verify(tmp_path / "m.onnx").passed
+    assert torchferry.load(tmp_path / "m.pt").contract.name == "rounded"
+
+
+@pytest.mark.parametrize(
+    ("formats_asked", "output"), [("onnx", "m.pt2"), ("pt", "m.onnx"), ("onnx", "m"), ("pt,onnx", "m.pt2")]
+)
+def test_a_name_of_another_format(tmp_path, formats_asked, output):
+    with pytest.raises(UsageError, match="not of the format"):
+        torchferry.export(f"{MODELS}:rounded", output=tmp_path / output, formats=formats_asked)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("output", ["m", "m.pt", "m.pt2", "rates.pt"])
+def test_a_conversion_to_a_name_of_another_format(tmp_path, output):
+    archive = Path(shutil.copy(ROOT / "artifacts" / "rates.pt", tmp_path))
+    before = archive.read_bytes()
+    assert run(["convert", str(archive), "--to", "onnx", "-o", str(tmp_path / output)]) == 2
+    assert archive.read_bytes() == before
+
+
+def test_unbatched_scalars_are_loaded(tmp_path):
+    path = torchferry.convert(ROOT / "artifacts" / "rates.pt", tmp_path / "rates.onnx").path
+    names = onnx_files.read(path).contract.methods["forward"].inputs
+    given = {name: torch.tensor(float(i) ** 2, dtype=torch.float64) for i, name in enumerate(names)}
+    got, wanted = (torchferry.load(p).call("forward", given) for p in (path, ROOT / "artifacts" / "rates.pt"))
+    assert got.keys() == wanted.keys()
+    assert all(torch.equal(got[name], value) for name, value in wanted.items())
+
+
+def test_other_commands_say_what_it_is(rounded, capsys):
+    assert run(["inspect", str(rounded)]) == 4
+    assert "an ONNX container is no archive" in capsys.readouterr().err
 
 
 def test_a_branch_on_data_is_refused_with_its_line(tmp_path):

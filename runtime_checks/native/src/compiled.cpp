@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -85,9 +86,11 @@ class Unpacked {
     const int handle = mkstemps(path_.data(), 4);
     const auto written = handle < 0 ? -1 : write_all(handle, bytes);
     if (handle >= 0) close(handle);
-    if (written < 0)
+    if (written < 0) {
+      if (handle >= 0) unlink(path_.c_str());
       fail(TF_ERROR_FILE, {"the compiled code cannot be unpacked", path_, "", "a folder for temporary files with room",
                            "set TMPDIR to another one"});
+    }
   }
   ~Unpacked() { unlink(path_.c_str()); }
   Unpacked(const Unpacked&) = delete;
@@ -98,6 +101,7 @@ class Unpacked {
   static int write_all(int handle, const std::string& bytes) {
     for (size_t done = 0; done < bytes.size();) {
       const auto count = write(handle, bytes.data() + done, bytes.size() - done);
+      if (count < 0 && errno == EINTR) continue;
       if (count <= 0) return -1;
       done += static_cast<size_t>(count);
     }
