@@ -92,7 +92,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 2))
-        single = made(network, Path(folder), inputs={"x": torch.linspace(-1, 1, 12).reshape(4, 3)})
+        single = made(network, Path(folder), inputs={"input": torch.linspace(-1, 1, 12).reshape(4, 3)})
     lines = [f"| | {' | '.join(f'`.{kind}`' for kind in columns)} |", "| --- |" + " --- |" * len(columns)]
     lines += [f"| {name} | {' | '.join(of[i] for of in columns.values())} |" for i, name in enumerate(ROWS)]
     in_float32 = (
