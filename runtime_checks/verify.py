@@ -128,7 +128,7 @@ def _leg(
 def _expectations(
     contract: Contract, cases: Sequence[Case], fresh: Sequence[Case] | None, runner: Runner
 ) -> tuple[list[Expectation], list[NotRun]]:
-    torch_runs = runner.name in ("python", "libtorch")
+    torch_runs = runner.name not in ("onnxruntime", "aoti")
     planned: list[Expectation | NotRun] = [*parity.stored(cases), *(parity.default_dtype(cases) if torch_runs else [])]
     anew = parity.fresh(fresh)
     planned += [anew] if isinstance(anew, NotRun) else anew
