@@ -38,10 +38,12 @@ def made(source: str | nn.Module, folder: Path, **given) -> dict[str, tuple[torc
     }
 
 
-def worst(report: Report, names: set[str], info: set[str]) -> str:
-    """The largest difference from eager mode, of the size of the output's largest value."""
+def worst(report: Report, names: set[str], info: set[str], *, absolute: bool = False) -> str:
+    """The largest difference from eager mode of any number, or "no" where one is beyond its tolerance."""
     seen = [o.comparison for o in report.outputs if o.output in names and o.output not in info]
-    return f"{max(c.max_rel for c in seen):.1e}" if seen and all(c.passed for c in seen) else "no"
+    if not seen or not all(c.passed for c in seen):
+        return "no"
+    return f"{max(c.max_abs if absolute else c.max_rel for c in seen):.1e}"
 
 
 def passed(report: Report, check: str) -> bool:
@@ -59,10 +61,11 @@ def column(kind: str, contract: torchferry.Contract, report: Report, seconds: fl
     agree = "agree" if passed(report, "finite differences") else "do not agree"
     return [
         worst(report, outputs, info),
-        f"{worst(report, blocks, info)}; finite differences {agree}",
+        f"{worst(report, blocks, info, absolute=True)}; finite differences {agree}",
         "every status equal" if status is not None and status.passed and status.max_abs == 0 else "no",
         f"{len(contract.parameters)}" if contract.parameters else "none",
-        ", ".join(map(str, contract.batch.sizes)) + (f"; {contract.batch.limits}" if contract.batch.limits else ""),
+        ", ".join(map(str, contract.batch.sizes))
+        + (f"; {contract.batch.limits.partition(' (')[0]}" if contract.batch.limits else ""),
         f"{ranks} dimensions",
         ", ".join(leg.name for leg in report.legs),
         NEEDS[kind] if passed(report, "source library absent") and evidence else "not shown",
@@ -73,7 +76,7 @@ def column(kind: str, contract: torchferry.Contract, report: Report, seconds: fl
 
 ROWS = (
     "outputs, of eager mode's, relative",
-    "derivatives",
+    "derivatives (some 1e5), absolute",
     "Newton iteration",
     "settable parameters",
     "batch sizes",
