@@ -193,17 +193,15 @@ def export_source(
             archive.write(beside, records, contract, stored, text)
         with clock("verify"):
             report = verify(beside, path, fresh)
-        others = tuple(_container(name, beside, path, fresh, containers, clock) for name in containers.formats[:])
-    made = tuple(one for one in others if one is not None)
+        others = [name for name in containers.formats if name != "pt"]
+        made = tuple(_container(name, beside, path, fresh, containers, clock) for name in others)
     first = path if "pt" in containers.formats else made[0].path
     return Exported(first, contract, report, clock.seconds, made)
 
 
 def _container(
     name: str, source: Path, path: Path, fresh: Sequence[Case], containers: Containers, clock: Clock
-) -> Converted | None:
-    if name == "pt":
-        return None
+) -> Converted:
     assert containers.verify is not None
     with clock(name):
         place = container_path(path, name)

@@ -35,10 +35,16 @@ def rewrite(path: Path, change: Callable[[Records], object], *, manifest: bool) 
 
 
 def change_contract(path: Path, change: Callable[[dict], object]) -> None:
+    change_json(path, CONTRACT, change)
+
+
+def change_json(path: Path, record: str, change: Callable[[dict], object]) -> None:
+    """A record that is JSON, in an archive that is else whole."""
+
     def apply(found: Records) -> None:
-        raw = json.loads(found[f"extra/{CONTRACT}"])
+        raw = json.loads(found[f"extra/{record}"])
         change(raw)
-        found[f"extra/{CONTRACT}"] = json.dumps(raw).encode()
+        found[f"extra/{record}"] = json.dumps(raw).encode()
 
     rewrite(path, apply, manifest=True)
 

@@ -121,10 +121,10 @@ HOST = """
 import sys
 from runtime_checks.runners import forkserver
 with forkserver.shared() as server:
-    job = {"archive": "a", "said": sys.argv[1], "device": "cpu", "memory": 2**34, "seconds": 100, "refused": ["this"]}
+    job = {"said": sys.argv[1], "archive": sys.argv[2], "compiled": False, "device": "cpu", "memory": 2**34}
     server._started()
     print(server._process.pid, flush=True)
-    server.run({**job, "archive": sys.argv[2]}, 100.0)
+    print(server.run({**job, "seconds": 100, "refused": ["this"]}, 100.0))
 """
 
 
@@ -139,11 +139,12 @@ def test_it_ends_with_its_host(tmp_path):
     until = time.monotonic() + 60
     while not (tmp_path / "said").exists() and time.monotonic() < until:
         time.sleep(0.05)
-    (job,) = map(int, children.read_text().split())
+    time.sleep(0.5)
+    job = children.read_text().split() if children.exists() else []
     host.kill()
-    host.wait()
-    host.stdout.close()
-    for number in (server, job):
+    said, _ = host.communicate()
+    assert len(job) == 1, f"the job has not waited: {said.decode()}"
+    for number in (server, int(job[0])):
         while Path(f"/proc/{number}").exists() and time.monotonic() < until:
             time.sleep(0.05)
         assert not Path(f"/proc/{number}").exists()

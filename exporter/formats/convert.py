@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from exporter.contract import Batch, Contract, Finding
 from exporter.errors import UsageError, near
 from exporter.files import refuse_place, unwritable
 from exporter.formats import aoti, onnx
-from exporter.formats.program import Program, program
+from exporter.formats.program import Instead, Program, program
 from exporter.graph.loading import loaded
 from exporter.machine import here
 
@@ -113,20 +114,15 @@ def convert(
 
 def write_compiled(path: Path, opened: Archive) -> Contract:
     """One package with the same records of ours as the archive."""
-    module = loaded(opened.path)
-    programs = {name: program(module, opened.contract, name) for name in opened.contract.methods}
-    parameters = {name: dict(one.parameters) for name, one in programs.items()}
-    every = {n: t for of in parameters.values() for n, t in of.items()}
-    contract = _contract(opened.contract, programs, every)
+    programs, _, contract = _programs(opened)
     records = aoti.compiled(programs)
     buffer = io.BytesIO()
-    torch.save(parameters, buffer)
+    torch.save({name: dict(one.parameters) for name, one in programs.items()}, buffer)
     further = {
         archive.MACHINE: here(torch.__version__, "cpu").to_json(),
         archive.PARAMETERS: buffer.getvalue(),
     }
-    cases = [case for case in opened.cases() if admits(contract, case)]
-    archive.write(path, records, contract, cases, opened.graph, further)
+    archive.write(path, records, contract, _cases(opened, contract), opened.graph, further)
     return contract
 
 
@@ -134,10 +130,7 @@ def write(path: Path, opened: Archive, opset: int) -> Contract:
     """Every file of the container at ``path``."""
     import onnx_ir
 
-    module = loaded(opened.path)
-    programs = {name: program(module, opened.contract, name, onnx.instead()) for name in opened.contract.methods}
-    parameters = {n: t for one in programs.values() for n, t in one.parameters.items()}
-    contract = _contract(opened.contract, programs, parameters)
+    programs, parameters, contract = _programs(opened, onnx.instead())
     models = {name: onnx.model_of(one, contract, opset) for name, one in programs.items()}
     contract = dataclasses.replace(contract, operators=onnx.operators(list(models.values())))
     if refused := onnx.refuses_empty(models, contract):
@@ -154,11 +147,24 @@ def write(path: Path, opened: Archive, opset: int) -> Contract:
         onnx_ir.save(model, file, external_data=data.name if large else None)
         made += [file, *([data] if large else [])]
         methods[name] = (file.name, *onnx.names_of(contract, name))
-    cases = [case for case in opened.cases() if admits(contract, case)]
-    onnx_files.cases_path(path).write_bytes(onnx_files.pack(cases, parameters))
+    onnx_files.cases_path(path).write_bytes(onnx_files.pack(_cases(opened, contract), parameters))
     made.append(onnx_files.cases_path(path))
     onnx_files.manifest_path(path).write_bytes(onnx_files.manifest(contract, opset, made, methods))
     return contract
+
+
+def _programs(
+    opened: Archive, instead: Instead = MappingProxyType({})
+) -> tuple[dict[str, Program], dict[str, torch.Tensor], Contract]:
+    """By method; the tensors that can be set in any of them; the contract that holds for them."""
+    module = loaded(opened.path)
+    programs = {name: program(module, opened.contract, name, instead) for name in opened.contract.methods}
+    parameters = {n: t for one in programs.values() for n, t in one.parameters.items()}
+    return programs, parameters, _contract(opened.contract, programs, parameters)
+
+
+def _cases(opened: Archive, contract: Contract) -> list[Case]:
+    return [case for case in opened.cases() if admits(contract, case)]
 
 
 def admits(contract: Contract, case: Case) -> bool:

@@ -160,13 +160,12 @@ _SHAPES: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
     "prim::layout": lambda values: [0],
     "prim::is_cuda": lambda values: [values[0].is_cuda],
     "prim::Uninitialized": lambda values: [None],
-    "prim::RaiseException": lambda values: [],
     "aten::warn": lambda values: [],
     "aten::size": lambda values: [values[0].shape[values[1]] if len(values) > 1 else list(values[0].shape)],
     "aten::stride": lambda values: [values[0].stride(*values[1:])],
     "aten::dim": lambda values: [values[0].dim()],
     "aten::numel": lambda values: [values[0].numel()],
-    "aten::Bool": lambda values: [values[0] if isinstance(values[0], torch.Tensor) else bool(values[0])],
+    "aten::Bool": lambda values: [SCALARS["aten::Bool"](*values)],
 }
 _RAISING = {f"aten::{name}" for name in ("linalg_solve", "linalg_inv", "inverse", "linalg_lu_factor")}
 _OF_DATA = {f"aten::{name}" for name in ("Int", "Float", "item", "IntImplicit", "FloatImplicit", "ScalarImplicit")}

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.fx import traceback
 
-from exporter.capture import boxes
 from exporter.contract import Contract, Solver
 from exporter.errors import TorchferryError, UnsupportedError, first_line
 from exporter.formats import newton
 from exporter.formats.interpreter import Interpreter, text_of
+from exporter.graph.loading import captured_name
 from exporter.graph.read import read_apart, settable_names
 from exporter.graph.values import Node
 from exporter.variables import open_sizes
@@ -87,13 +87,13 @@ class Method(nn.Module):
 
     def _run(self, method: str, inputs: Sequence[Any], tensors: Mapping[str, torch.Tensor]) -> Any:
         interpreter = Interpreter(
-            self._saved, tensors, functools.partial(self._solved, tensors), self._said, self._instead
+            self._saved, tensors, functools.partial(self._solved, tensors), self._within, self._instead
         )
         found = interpreter.run(method, inputs)
         self.said.notes += [note for note in interpreter.notes if note not in self.said.notes]
         return found
 
-    def _said(self, node: Node) -> contextlib.AbstractContextManager[Any]:
+    def _within(self, node: Node) -> contextlib.AbstractContextManager[Any]:
         self.said.place = f"{node.operator} {text_of(node.origin)}".strip()
         return traceback.annotate({ORIGIN: text_of(node.origin)})
 
@@ -175,13 +175,6 @@ def refuse_bounds(exported: torch.export.ExportedProgram, method: str) -> None:
                 expected="operators that take a batch, or an open size, of any size",
                 mend="do not compare sizes, and do not slice beyond what an open size may be",
             )
-
-
-def captured_name(module: torch.jit.ScriptModule, method: str) -> str:
-    """The graph behind a method of the contract, without the checks of shapes around it."""
-    there = module._c._method_names()
-    ways = [f"{method}_batch", *([boxes.BLOCKS] if method == "jacobian" else [])]
-    return next((name for name in ways if name in there), method)
 
 
 @contextlib.contextmanager

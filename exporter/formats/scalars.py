@@ -20,9 +20,10 @@ def _set_item(values: list[Any], at: int, value: Any) -> list[Any]:
     return values
 
 
-def _changed(values: list[Any], way: str, *given: Any) -> Any:
-    found = getattr(values, way)(*given)
-    return values if found is None else found
+def _changed(values: list[Any], way: str, *given: Any) -> list[Any]:
+    """By Python's method of a list; TorchScript's returns the list."""
+    getattr(values, way)(*given)
+    return values
 
 
 def _not(value: Any) -> Any:
@@ -30,7 +31,9 @@ def _not(value: Any) -> Any:
 
 
 def _bool(value: Any) -> Any:
-    return value if isinstance(value, torch.SymBool) else bool(value)
+    if isinstance(value, (torch.SymBool, torch.Tensor)):
+        return value
+    return value != 0 if isinstance(value, torch.SymInt) else bool(value)
 
 
 def _slice(values: list[Any], start: int | None, stop: int | None, step: int = 1) -> list[Any]:

@@ -15,20 +15,17 @@ import torch
 from torch.jit._fuser import optimized_execution
 
 from exporter.archive import LARGEST_OPTIMISED
-from exporter.capture import boxes
 from exporter.capture.operators import nodes
 from exporter.capture.trace import quiet_deprecations
 from exporter.contract import block_name
 from exporter.errors import RunError, UsageError, first_line, near
 from exporter.given import Given, as_tensor, match_shapes, ordered
-from exporter.graph.loading import File
+from exporter.graph.loading import File, captured_name
 from exporter.graph.read import read, read_graph, settable_names
 from exporter.graph.values import Graph
 
 Stage = Literal["raw", "profiling", "optimized"]
 STAGES: tuple[str, ...] = get_args(Stage)
-# What a method of the contract was captured as, where that does not have its name.
-_CAPTURED = {"jacobian": (boxes.BLOCKS,)}
 # From here on the executor runs its last graph.
 _CALLS = 3
 
@@ -52,9 +49,8 @@ def method_named(file: File, module: torch.jit.ScriptModule, asked: str) -> str:
     """
     there = sorted(module._c._method_names())
     known = file.contract is not None and asked in file.contract.methods
-    captured = [name for name in (f"{asked}_batch", *_CAPTURED.get(asked, ())) if name in there]
-    if known and captured:
-        return captured[0]
+    if known:
+        return captured_name(module, asked)
     if asked not in there:
         raise UsageError(f"there is no method {asked!r}", where=str(file.path), expected=near(asked, there))
     return asked

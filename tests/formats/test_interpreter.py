@@ -114,6 +114,7 @@ def test_a_changed_graph_would_be_seen(body):
         ("if bool((x > 0).any()):\n    x = x + 1\nreturn (x,)", "a branch depends on the data"),
         ("while bool((x > 0.1).any()):\n    x = x * 0.5\nreturn (x,)", "a loop depends on the data"),
         ("return (x * int(y.sum()),)", "a number is read from a tensor"),
+        ("if x.dim() == 2:\n    raise ValueError('flat')\nreturn (x,)", "raises an error wherever it is run"),
         ("n: Dict[str, Tensor] = {}\nn['a'] = x\nreturn (n['a'],)", "no form outside TorchScript"),
     ],
 )

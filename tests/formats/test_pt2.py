@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import zipfile
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT, export_unverified
-from tampering import Records, rewrite
+from tampering import Records, change_json, rewrite
 
 import torchferry
 from exporter import archive
@@ -92,12 +91,7 @@ def test_what_compiled_code_would_read_beyond_is_refused(robertson):
 
 
 def machine(path: Path, change: Callable[[dict], object]) -> None:
-    def apply(found: Records) -> None:
-        raw = json.loads(found[f"extra/{MACHINE}"])
-        change(raw)
-        found[f"extra/{MACHINE}"] = json.dumps(raw).encode()
-
-    rewrite(path, apply, manifest=True)
+    change_json(path, MACHINE, change)
 
 
 @pytest.mark.parametrize(

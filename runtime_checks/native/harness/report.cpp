@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <set>
 
 #include <link.h>
 
@@ -71,6 +73,22 @@ void print(const std::vector<CaseResult>& results, const Model& model) {
   }
 }
 
+namespace {
+
+/// Whether a shared object is a library's: `libNAME.so`, `_NAME.cpython.so`, `libNAME_more.so.1`.
+bool is_of(const std::string& file, const std::string& name) {
+  // The C library's parts have short names, which a source may have as well.
+  static const std::set<std::string> system{"c", "m", "dl", "rt", "util", "pthread", "resolv"};
+  if (name.empty() || system.count(name)) return false;
+  auto start = file.rfind("lib", 0) == 0 ? size_t{3} : size_t{0};
+  start = std::min(file.find_first_not_of('_', start), file.size());
+  if (file.compare(start, name.size(), name) != 0) return false;
+  const auto next = start + name.size();
+  return next >= file.size() || std::string("._-").find(file[next]) != std::string::npos;
+}
+
+}  // namespace
+
 std::vector<std::string> foreign_objects(const std::vector<std::string>& names) {
   struct Search {
     const std::vector<std::string>& names;
@@ -82,7 +100,7 @@ std::vector<std::string> foreign_objects(const std::vector<std::string>& names) 
         const std::string path = info->dlpi_name ? info->dlpi_name : "";
         const auto file = path.substr(path.find_last_of('/') + 1);
         bool foreign = file.rfind("libpython", 0) == 0;
-        for (const auto& name : s.names) foreign |= !name.empty() && file.find(name) != std::string::npos;
+        for (const auto& name : s.names) foreign |= is_of(file, name);
         if (foreign) s.found.push_back(path);
         return 0;
       },
