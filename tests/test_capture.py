@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import PLANTED, export_unverified, load_module
 
+import torchferry
 from exporter.errors import CaptureError, MismatchError, OperatorError, UnsoundError, WarmupError
 from exporter.reads import ReadRecorder
 from exporter.sound import derived_seed
@@ -266,3 +267,25 @@ def test_recorder_sees_data_reads_only_in_eager_mode():
         _ = [x.shape[0], len(x), float(x[0]), bool(x[1] > 0), x.tolist()]
     assert [r.kind for r in recorder.reads] == ["float()", "bool()", ".tolist()"]
     assert all(r.where.startswith(__file__) for r in recorder.reads)
+
+
+class Repeats(torch.nn.Module):
+    """The same twice, as a chain rule writes it; and twice what is not the same, after a write in between."""
+
+    def forward(self, x):
+        first = torch.sin(x) * torch.tensor(0.1, dtype=x.dtype)
+        second = torch.sin(x) * torch.tensor(0.1, dtype=x.dtype)
+        y = torch.cos(x)
+        once = y.exp()
+        y.add_(1.0)
+        return {"same": first + second, "other": once + y.exp()}
+
+
+def test_what_is_computed_twice_is_saved_once(tmp_path):
+    x = torch.linspace(0, 1, 6, dtype=F).reshape(3, 2)
+    torchferry.export(Repeats(), inputs={"x": x}, output=tmp_path / "m.pt")
+    module = load_module(tmp_path / "m.pt")
+    kinds = [node.kind() for node in module._c._get_method("forward_batch").graph.nodes()]
+    assert [kinds.count(f"aten::{name}") for name in ("sin", "cos", "exp")] == [1, 1, 2]
+    for got, wanted in zip(module(x), Repeats()(x).values(), strict=True):
+        assert torch.equal(got, wanted)

@@ -8,8 +8,8 @@ from conftest import ROOT, load_module
 from torch import nn
 
 import torchferry
-from exporter.capture import trace
-from exporter.capture.trace import ROWS
+from exporter.capture import slices
+from exporter.capture.slices import SLICE
 from exporter.errors import MismatchError
 from runtime_checks.report import FAILED
 
@@ -34,7 +34,7 @@ def exported(tmp_path, without_the_gate):
     return one
 
 
-@pytest.mark.parametrize("rows", [ROWS - 1, ROWS, ROWS + 1, 2 * ROWS, 2 * ROWS + 7])
+@pytest.mark.parametrize("rows", [SLICE - 1, SLICE, SLICE + 1, 2 * SLICE, 2 * SLICE + 7])
 def test_slices_are_put_together(exported, rows):
     x = torch.randn(rows, 3, dtype=F, generator=torch.Generator().manual_seed(0))
     module = load_module(exported.path)
@@ -42,8 +42,39 @@ def test_slices_are_put_together(exported, rows):
         assert torch.equal(got, wanted)
 
 
+@pytest.fixture(scope="module")
+def derived(tmp_path_factory):
+    """With every method of derivatives."""
+    path = tmp_path_factory.mktemp("derived") / "chain.pt"
+    asked = {"derivatives": ["y:x", "z:x"], "jvp": True, "vjp": True}
+    torchferry.export(Chain(), inputs={"x": X}, output=path, **asked)
+    return load_module(path)
+
+
+@pytest.mark.parametrize("method", ["jacobian", "jvp", "vjp"])
+def test_derivatives_of_slices_are_put_together(derived, method):
+    generator = torch.Generator().manual_seed(0)
+    x, along, z = (torch.randn(SLICE + 7, *s, dtype=F, generator=generator) for s in ((3,), (3,), ()))
+    given = {"jacobian": (x,), "jvp": (x, along), "vjp": (x, along, z)}[method]
+    assert f"{method}_slices_batch" in derived._c._method_names()
+    whole = getattr(derived, f"{method}_batch")(*given)
+    for got, wanted in zip(getattr(derived, method)(*given), whole, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_so_are_those_of_a_source_librarys_chain_rule():
+    module = load_module(ROOT / "artifacts" / "perzyna.pt")
+    rows = 2 * SLICE + 3
+    shapes = [(6,), (6,), (6,), (), (), (6,)]
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.rand(rows, *s, dtype=F, generator=generator) for s in shapes]
+    assert "jacobian_slices_batch" in module._c._method_names()
+    for got, wanted in zip(module.jacobian(*given), module.blocks_batch(*given), strict=True):
+        assert torch.equal(got, wanted)
+
+
 def test_gradients_go_through_slices(exported):
-    x = torch.randn(ROWS + 5, 3, dtype=F, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
+    x = torch.randn(SLICE + 5, 3, dtype=F, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
     module = load_module(exported.path)
     got, wanted = (torch.autograd.grad(run(x)[1].sum(), x)[0] for run in (module, module.forward_batch))
     assert torch.equal(got, wanted)
@@ -60,12 +91,12 @@ def test_a_few_operations_go_at_once():
 
 
 def test_a_lost_slice_is_seen(tmp_path, monkeypatch, without_the_gate):
-    original = trace.sliced_source
+    original = slices.sliced_source
 
     def short(*given):
-        return original(*given).replace(f"tf_rows, {ROWS})", f"tf_rows - {ROWS}, {ROWS})")
+        return original(*given).replace(f"tf_rows, {SLICE})", f"tf_rows - {SLICE}, {SLICE})")
 
-    monkeypatch.setattr(trace, "sliced_source", short)
+    monkeypatch.setattr(slices, "sliced_source", short)
     with pytest.raises(MismatchError) as caught:
         torchferry.export(Chain(), inputs={"x": X}, output=tmp_path / "chain.pt")
     assert {c.check for c in caught.value.report.checks if c.verdict == FAILED} == {"batch sizes"}

@@ -205,7 +205,8 @@ class Places:
 
 
 def lift(module: torch.jit.ScriptModule) -> None:
-    """Read every tensor constant from the buffer of equal value that stands ready in its box.
+    """Read every tensor constant from the buffer of equal value that stands ready in its box, each buffer once: torch
+    does not take two reads for the same value.
 
     A graph that writes in place gets a copy at every call: the buffer must not remember the last one.
     """
@@ -215,7 +216,9 @@ def lift(module: torch.jit.ScriptModule) -> None:
         buffers[path] = [(name, value) for name, value in held if name.startswith(BUFFER)]
     # Anywhere: a constant may be handed to the submodule that writes.
     writes = any(_IN_PLACE.fullmatch(node.kind()) for _, _, graph in graphs(module) for node in nodes(graph))
-    for path, graph, node in list(tensor_constants(module)):
+    reads: dict[tuple[int, str], Any] = {}
+    found = list(tensor_constants(module))
+    for path, graph, node in found:
         value = node.t("value")
         name = next((name for name, held in buffers[path] if same_bits(held, value)), None)
         if name is None:
@@ -227,12 +230,9 @@ def lift(module: torch.jit.ScriptModule) -> None:
                 expected="the same constants in every run",
                 mend="make constants in __init__",
             )
-        read = graph.create("prim::GetAttr", [next(graph.inputs())], 1)
-        read.s_("name", name)
-        read.output().setType(torch._C.TensorType.get())
-        read.copyMetadata(node)
-        read.insertBefore(node)
-        value = read.output()
+        if (id(graph), name) not in reads:
+            reads[id(graph), name] = _read(graph, name, node)
+        value = reads[id(graph), name]
         if writes:
             graph.setInsertPoint(node)
             copy = graph.create("aten::clone", [value, graph.insertConstant(None)], 1)
@@ -241,6 +241,16 @@ def lift(module: torch.jit.ScriptModule) -> None:
             value = copy.output()
         node.output().replaceAllUsesWith(value)
         node.destroy()
+
+
+def _read(graph: Any, name: str, like: Any) -> Any:
+    """Before all that the graph does."""
+    read = graph.create("prim::GetAttr", [next(graph.inputs())], 1)
+    read.s_("name", name)
+    read.output().setType(torch._C.TensorType.get())
+    read.copyMetadata(like)
+    read.insertBefore(next(graph.nodes()))
+    return read.output()
 
 
 def pin_dtypes(module: torch.jit.ScriptModule) -> None:

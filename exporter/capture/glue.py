@@ -16,7 +16,6 @@ import torch
 from exporter.capture.boxes import METHOD
 from exporter.capture.entry import method_source
 from exporter.derivatives.request import Pair
-from exporter.newton import SLICE
 from exporter.variables import TensorSpec
 
 
@@ -231,22 +230,6 @@ def pushed_source(name: str, blocks: str, caller: Caller, by: Sequence[TensorSpe
         pushed.append(f"({' + '.join(terms)}).reshape({_sizes(lead, spec.fixed)})")
     taken = [*caller.arguments, *(f"tf_t_{i}" for i in range(len(by)))]
     return method_source(name, taken, lines, [*(f"tf_b[{i}]" for i in range(len(outputs))), *pushed])
-
-
-def sliced_source(name: str, inner: str, caller: Caller, returned: int, size: int = SLICE) -> str:
-    """Source of a method that calls ``inner`` on slices of ``size`` rows: intermediate values stay in the cache."""
-    first, other = (
-        ", ".join(f"{a}.narrow(0, {start}, {count})" for a in caller.arguments)
-        for start, count in ((0, size), ("tf_start", f"min({size}, tf_rows - tf_start)"))
-    )
-    lines = [*caller.rows(), f"if tf_rows <= {size}:", f"    tf_v = self.{inner}({caller.given})"]
-    lines += ["else:", f"    tf_v = self.{inner}({first})"]
-    lines += [f"tf_o_{i} = tf_v[{i}]" for i in range(returned)]
-    lines += [f"if tf_rows > {size}:", *(f"    tf_list_{i} = [tf_o_{i}]" for i in range(returned))]
-    lines += [f"    for tf_start in range({size}, tf_rows, {size}):", f"        tf_v = self.{inner}({other})"]
-    lines += [f"        tf_list_{i}.append(tf_v[{i}])" for i in range(returned)]
-    lines += [f"    tf_o_{i} = torch.cat(tf_list_{i})" for i in range(returned)]
-    return method_source(name, caller.arguments, lines, [f"tf_o_{i}" for i in range(returned)])
 
 
 def solved_source(name: str, inner: str, caller: Caller, seeds: Sequence[str], returned: int) -> str:

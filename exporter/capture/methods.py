@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from exporter.capture.boxes import BLOCKS, EVERY, JACOBIAN, JVP, ROWS, SLICES, SOLVED, VJP
+from exporter.capture.boxes import BLOCKS, EVERY, JACOBIAN, JVP, ROWS, SOLVED, VJP
 from exporter.capture.derivatives import FORWARD, REVERSE, Plan, Specs, lead_of, real
 from exporter.capture.entry import argument_names, forward_source
-from exporter.capture.glue import Caller, jacobian_source, pushed_source, sliced_source, solved_source
+from exporter.capture.glue import Caller, jacobian_source, pushed_source, solved_source
+from exporter.capture.slices import REPEATED, SLICE, sliceable, sliced
 from exporter.capture.torchscript import torchscript, varying_sizes
 from exporter.contract import COTANGENT, TANGENT, MethodSpec
 from exporter.warmup import Warmup
@@ -45,6 +46,9 @@ def define(
     contiguous = warm.contiguous or bool(chosen.programs)
 
     def outer(name: str, inner: str, taken: Specs, count: int) -> None:
+        if sliceable(warm):
+            size = SLICE if inner == BLOCKS else REPEATED
+            inner = sliced(module, name, inner, argument_names([s.name for s in taken]), count, size)
         module.define(forward_source(taken, count, batched, contiguous, name=name, inner=inner))
 
     pairs = (*chosen.wanted.pairs, *chosen.wanted.by_parameters)
@@ -55,10 +59,6 @@ def define(
             places = {p.method: [place(t) for t in p.along.tensors(lead_of(p, batched))] for p in chosen.products}
             ready = chosen.wanted.pairs if BLOCKS in chosen.traced else ()
             module.define(jacobian_source(inner, caller, pairs, chosen.products, places, ready, BLOCKS))
-            # What the source's own chain rule gives may have no batch to put slices together by.
-            if batched and not ready and not any(warm.constant):
-                inner = SLICES
-                module.define(sliced_source(inner, JACOBIAN, caller, len(specs) + len(pairs)))
         outer("jacobian", inner, source.inputs, len(specs) + len(pairs))
         zeros, symmetric = chosen.wanted.zeros, chosen.wanted.symmetric
         methods["jacobian"] = MethodSpec(ins, (*outs, *pairs), how=chosen.how, zeros=zeros, symmetric=symmetric)

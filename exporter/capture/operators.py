@@ -95,3 +95,10 @@ def _foreign(node: Any, path: str) -> OperatorError:
         mend="write the operation with torch's own operators, or add a row to REWRITES in "
         "exporter/capture/operators.py",
     )
+
+
+def share(module: torch.jit.ScriptModule) -> None:
+    """Compute once what a graph computes twice, as the chain rule does; torch's pass minds what is written in place."""
+    for _, _, graph in graphs(module):
+        torch._C._jit_pass_cse(graph)
+        torch._C._jit_pass_dce(graph)

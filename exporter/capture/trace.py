@@ -24,11 +24,11 @@ from exporter.capture import boxes, constants, derivatives, implicit
 from exporter.capture.backward import constants_of, followed
 from exporter.capture.entry import argument_names, forward_source
 from exporter.capture.functions import functions_inlined
-from exporter.capture.glue import Caller, sliced_source
 from exporter.capture.methods import define
-from exporter.capture.operators import nodes, operators, rewrite_operators
+from exporter.capture.operators import operators, rewrite_operators, share
 from exporter.capture.parameters import settable
 from exporter.capture.scripted import called_instead, compiled, marked, said_of
+from exporter.capture.slices import sliceable, sliced
 from exporter.capture.torchscript import torchscript, varying_sizes
 from exporter.contract import NEWTON_INFO, Finding, MethodSpec
 from exporter.derivatives.request import Wanted
@@ -70,9 +70,6 @@ class Captured:
 
 
 # Inputs and what is run with them, by the name of the method that is traced.
-# Measured at 300,000 rows: graphs of some operations are 2 to 5 times as fast in slices, of any size from 2,048 to
-# 65,536; those of fewer lose by the copy that puts the slices together.
-ROWS, OPERATIONS = 16_384, 12
 Methods = Mapping[str, tuple[boxes.Run, Inputs]]
 
 
@@ -131,7 +128,10 @@ def capture(
         rewrite_operators(module)
         operators(module)
         contiguous = warm.contiguous or program is not None
-        inner = _sliced(warm, module, bool(solves))
+        inner = boxes.METHOD
+        if sliceable(warm):
+            names = argument_names([s.name for s in source.inputs])
+            inner = sliced(module, "forward", inner, names, len(warm.output_specs))
         whole = (source.inputs, len(warm.output_specs), bool(source.batch_ndim), contiguous)
         module.define(forward_source(*whole, inner=inner))
         made = define(warm, chosen, module, places.of)
@@ -140,26 +140,11 @@ def capture(
             info = (source.inputs, len(NEWTON_INFO), bool(source.batch_ndim), contiguous)
             module.define(forward_source(*info, name="newton_info", inner=boxes.NEWTON_INFO))
         rewrite_operators(module)
+        share(module)
         blocks = [o for o in made["jacobian"].outputs if not isinstance(o, str)] if "jacobian" in made else []
         # Draws may be ones that do not converge.
         parameters, frozen = settable(warm, module, warm.inputs if solves else inputs, generator, blocks)
     return Captured(module, operators(module), parameters, (*findings, *frozen), tuple(warned), made)
-
-
-def _sliced(warm: Warmup, module: torch.jit.ScriptModule, solves: bool) -> str:
-    """The method that ``forward`` calls: for a batch of independent elements one that goes slice by slice."""
-    source = warm.source
-    # A Newton loop has slices of its own.
-    if not source.batch_ndim or solves or any(warm.constant) or not source.inputs:
-        return boxes.METHOD
-    graph = module._c._get_method(boxes.METHOD).graph.copy()
-    torch._C._jit_pass_inline(graph)
-    if sum(node.kind().startswith("aten::") for node in nodes(graph)) < OPERATIONS:
-        return boxes.METHOD
-    names = argument_names([s.name for s in source.inputs])
-    caller = Caller(names, source.inputs, warm.output_specs, True, {})
-    module.define(sliced_source(boxes.FORWARD_SLICES, boxes.METHOD, caller, len(warm.output_specs), ROWS))
-    return boxes.FORWARD_SLICES
 
 
 def refuse_dependent_constants(warm: Warmup, module: torch.jit.ScriptModule) -> None:
