@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import RATES, export_unverified
+from conftest import RATES, ROOT, export_unverified
 from native_build import run
 from tampering import change_cases, change_contract, rewrite
 
@@ -236,3 +237,21 @@ def test_names_and_devices_that_are_none():
 def test_a_damaged_archive_is_damaged_for_libtorch_too(damaged):
     with pytest.raises(ArchiveError):
         verify(damaged / "flipped.pt", runners=[Libtorch()])
+
+
+def test_memory_that_is_kept_is_not_fetched_again():
+    """By the pages that the system had to give."""
+    faults = []
+    for flags in ([], ["--keep-memory"]):
+        command = [
+            native_library.build() / "bin" / "torchferry_verify",
+            ROOT / "artifacts" / "perzyna.pt",
+            "--latency",
+            *flags,
+        ]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        faults.append(used.ru_minflt)
+    assert faults[1] + 10_000 < faults[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,9 +43,8 @@ def steady(
     found: dict[str, list[float]] = {label: [] for label in calls}
     order = list(calls)
     for number in range(rounds):
-        # Each begins a round as often as the others.
-        at = number % len(order)
-        for label in order[at:] + order[:at]:
+        # What one leaves behind, in caches and in the allocator, is not always for the same other.
+        for label in random.Random(number).sample(order, len(order)):
             found[label].append(1e9 * turns[label](counts[label]) / counts[label])
     return [_timing(label, batch, values, counts[label]) for label, values in found.items()]
 

@@ -106,6 +106,9 @@ static void loading(const char* elastic, const char* folder) {
   options.intra_op_threads = -3;
   REFUSE_FREE(TF_ERROR_ARGUMENT, tf_load(elastic, "cpu", &options, &other), "intra_op_threads");
   tf_default_options(&options);
+  options.keep_memory = 2;
+  REFUSE_FREE(TF_ERROR_ARGUMENT, tf_load(elastic, "cpu", &options, &other), "keep_memory");
+  options.keep_memory = 0;
   options.envelope = 3;
   REFUSE_FREE(TF_ERROR_ARGUMENT, tf_load(elastic, "cpu", &options, &other), "envelope");
   REFUSE_FREE(TF_ERROR_ARGUMENT, tf_default_options(NULL), "'options'");

@@ -68,11 +68,11 @@ contains
 
   ! Checks and loads an archive to the CPU. The options are those of tf_options in torchferry.h.
   subroutine model_load(self, path, status, settable_parameters, intra_op_threads, fusion_depth, optimize, &
-                        check_integrity, envelope)
+                        check_integrity, envelope, keep_memory)
     class(tf_model), intent(inout) :: self
     character(*), intent(in) :: path
     integer(c_int32_t), intent(out) :: status
-    logical, intent(in), optional :: settable_parameters, optimize, check_integrity
+    logical, intent(in), optional :: settable_parameters, optimize, check_integrity, keep_memory
     integer, intent(in), optional :: intra_op_threads, fusion_depth, envelope
     character(kind=c_char), allocatable, target :: c_path(:)
     type(c_options) :: options
@@ -84,6 +84,7 @@ contains
     if (status /= TF_OK) return
     if (present(settable_parameters)) options%settable_parameters = merge(1, 0, settable_parameters)
     if (present(optimize)) options%optimize = merge(1, 0, optimize)
+    if (present(keep_memory)) options%keep_memory = merge(1, 0, keep_memory)
     if (present(check_integrity)) options%check_integrity = merge(1, 0, check_integrity)
     if (present(intra_op_threads)) options%intra_op_threads = int(intra_op_threads, c_int32_t)
     if (present(fusion_depth)) options%fusion_depth = int(fusion_depth, c_int32_t)

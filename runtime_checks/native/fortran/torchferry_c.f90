@@ -4,7 +4,7 @@ module torchferry_c
   implicit none
   public
 
-  integer(c_int32_t), parameter :: TF_ABI_VERSION = 2
+  integer(c_int32_t), parameter :: TF_ABI_VERSION = 3
   integer(c_int32_t), parameter :: TF_OK = 0, TF_ERROR_INTERNAL = 1, TF_ERROR_ARGUMENT = 2, TF_ERROR_HANDLE = 3, &
     TF_ERROR_FILE = 4, TF_ERROR_ARCHIVE = 5, TF_ERROR_NAME = 6, TF_ERROR_COUNT = 7, TF_ERROR_SHAPE = 8, &
     TF_ERROR_DTYPE = 9, TF_ERROR_DEVICE = 10, TF_ERROR_STRIDE = 11, TF_ERROR_BUFFER = 12, TF_ERROR_MODEL = 13, &
@@ -35,7 +35,7 @@ module torchferry_c
   type, bind(c) :: c_options
     integer(c_size_t) :: size
     integer(c_int32_t) :: settable_parameters, intra_op_threads, fusion_depth, optimize, check_integrity, &
-      envelope
+      envelope, keep_memory
   end type
 
   interface

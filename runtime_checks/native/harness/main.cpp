@@ -22,6 +22,7 @@ struct Arguments {
   bool latency = false;
   int fusion_depth = 0;
   bool optimize = true;
+  bool keep_memory = false;
   std::string envelope = "off";
   std::string calls, results, history;
   std::vector<std::string> absent;
@@ -45,6 +46,7 @@ int run(const Arguments& arguments) {
   options.intra_op_threads = arguments.threads;
   options.fusion_depth = arguments.fusion_depth;
   options.optimize = arguments.optimize;
+  options.keep_memory = arguments.keep_memory;
   std::vector<std::string> warnings;
   options.warn = [&warnings](const std::string& text) { warnings.push_back(text); };
   if (arguments.envelope == "warn") options.envelope = OutsideEnvelope::kWarn;
@@ -105,6 +107,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(-1, 20))
       ->capture_default_str();
   app.add_flag("!--no-optimize", arguments.optimize, "Run the graphs as they are");
+  app.add_flag("--keep-memory", arguments.keep_memory, "Freed memory stays with the process");
   app.add_option("--envelope", arguments.envelope, "Inputs outside the range that was checked: error, warn or off")
       ->check(CLI::IsMember({"error", "warn", "off"}))
       ->capture_default_str();

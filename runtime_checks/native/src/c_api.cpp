@@ -127,12 +127,14 @@ Options options_of(const tf_options* given) {
   in_range(given->optimize, 0, 1, "optimize");
   in_range(given->check_integrity, 0, 1, "check_integrity");
   in_range(given->envelope, TF_ENVELOPE_OFF, TF_ENVELOPE_ERROR, "envelope");
+  in_range(given->keep_memory, 0, 1, "keep_memory");
   options.settable_parameters = given->settable_parameters != 0;
   options.intra_op_threads = given->intra_op_threads;
   options.fusion_depth = given->fusion_depth;
   options.optimize = given->optimize != 0;
   options.check_integrity = given->check_integrity != 0;
   options.envelope = static_cast<OutsideEnvelope>(given->envelope);
+  options.keep_memory = given->keep_memory != 0;
   options.warn = [](const std::string& text) { warning() = text; };
   return options;
 }
@@ -181,7 +183,7 @@ tf_status tf_default_options(tf_options* options) {
     const Options defaults;
     *options = {sizeof(tf_options),    defaults.settable_parameters, defaults.intra_op_threads,
                 defaults.fusion_depth, defaults.optimize,            defaults.check_integrity,
-                static_cast<int32_t>(defaults.envelope)};
+                static_cast<int32_t>(defaults.envelope), defaults.keep_memory};
     return tf_status{TF_OK};
   });
 }

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <mutex>
 #include <shared_mutex>
@@ -16,6 +17,10 @@
 #include "descriptors.hpp"
 #include "engine.hpp"
 #include "text.hpp"
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 namespace torchferry {
 namespace {
@@ -39,6 +44,16 @@ std::string text_of(double number) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", number);
   return text;
+}
+
+/// By default glibc gives memory back to the system after a call of some thousand rows, and takes it again, page by
+/// page, in the next.
+void keep_memory() {
+#ifdef __GLIBC__
+  if (mallopt(M_TRIM_THRESHOLD, 1 << 30) == 1 && mallopt(M_MMAP_THRESHOLD, 32 << 20) == 1) return;
+#endif
+  fail(TF_ERROR_UNAVAILABLE, {"memory cannot be kept", "option 'keep_memory'", "a C library without mallopt", "glibc",
+                              "load without it, and take an allocator that keeps memory"});
 }
 
 /// This thread's input tensors of the methods that it called last, for the next call. They own no memory.
@@ -198,6 +213,7 @@ Model::~Model() = default;
 
 Model Model::load(const std::string& path, const std::string& device, const Options& options) {
   const auto target = parse_device(device);
+  if (options.keep_memory) keep_memory();
   return Model(std::make_unique<State>(path, options, target, read_archive(path, options.check_integrity)));
 }
 
