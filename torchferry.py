@@ -41,6 +41,7 @@ from exporter.sources.function import declare
 from exporter.sources.source import Listing
 from exporter.variables import Sampling, Signature, TensorSpec
 from runtime_checks import container as _container
+from runtime_checks.beside import EngineWarning
 from runtime_checks.envelope import OutsideEnvelopeWarning, known_mode
 from runtime_checks.load import Model, load
 from runtime_checks.numbers import numbers as _numbers
@@ -58,6 +59,7 @@ __all__ = [
     "Contract",
     "Converted",
     "Difference",
+    "EngineWarning",
     "Exported",
     "Finding",
     "ImplicitUpdate",

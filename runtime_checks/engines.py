@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch.jit._fuser import optimized_execution
 
+from exporter import machine
 from exporter.archive import LARGEST_OPTIMISED, Archive
 from exporter.contract import Contract
-from exporter.errors import MissingRuntimeError, RunError, UsageError, first_line
+from exporter.errors import ArchiveError, MissingRuntimeError, RunError, UsageError, first_line
 from exporter.onnx_files import OnnxFiles
 from exporter.variables import fits_shape
 from runtime_checks.runners.isolated_child import graph_size
@@ -111,6 +112,15 @@ class Onnx:
 
     def to(self, *target: Any) -> torch.device | None:
         raise UsageError("an ONNX container is loaded on the CPU", got=", ".join(map(str, target)))
+
+
+def hold_machine(opened: Archive, device: str) -> str:
+    """What the compiled code is for. Raises ``RunError`` where that is another machine."""
+    made = opened.machine()
+    if made is None:
+        raise ArchiveError("this file holds no compiled code", where=str(opened.path), mend="load it as .pt")
+    machine.hold(made, machine.here(torch.__version__, device), str(opened.path))
+    return f"{made.processor} with {len(made.instructions)} instruction sets, torch {made.torch}, {made.device}"
 
 
 def flattened(contract: Contract, method: str, inputs: Tensors) -> tuple[list[torch.Tensor], tuple[int, ...]]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from exporter import archive, machine, onnx_files
-from exporter.archive import Archive
+from exporter import archive, onnx_files
 from exporter.contract import Contract
-from exporter.errors import ArchiveError, RunError, UsageError, first_line, near
-from runtime_checks.engines import Compiled, Engine, Onnx, Script
+from exporter.errors import RunError, UsageError, first_line, near
+from runtime_checks.beside import ENGINES, TORCHSCRIPT, compiled_beside
+from runtime_checks.engines import Compiled, Engine, Onnx, Script, hold_machine
 from runtime_checks.envelope import OFF, hold, known_mode
 
 
@@ -100,15 +100,6 @@ def _same_place(a: torch.device, b: torch.device) -> bool:
     return a.type == b.type and (a.type == "cpu" or (a.index or 0) == (b.index or 0))
 
 
-def hold_machine(opened: Archive, device: str) -> str:
-    """What the compiled code is for. Raises ``RunError`` where that is another machine."""
-    made = opened.machine()
-    if made is None:
-        raise ArchiveError("this file holds no compiled code", where=str(opened.path), mend="load it as .pt")
-    machine.hold(made, machine.here(torch.__version__, device), str(opened.path))
-    return f"{made.processor} with {len(made.instructions)} instruction sets, torch {made.torch}, {made.device}"
-
-
 def parameter_values(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
     """Of those that the contract offers to be set, where a method gives derivatives."""
     if not ("jacobian" in contract.methods or contract.differentiable) or not contract.parameters:
@@ -117,16 +108,29 @@ def parameter_values(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
     return {p.name: named[p.name].detach() for p in contract.parameters if p.name in named}
 
 
-def load(path: str | Path, device: str | torch.device = "cpu", *, envelope: str = OFF, threads: int = 1) -> Model:
+def load(
+    path: str | Path,
+    device: str | torch.device = "cpu",
+    *,
+    envelope: str = OFF,
+    threads: int = 1,
+    engine: str = TORCHSCRIPT,
+) -> Model:
     """Check the records of an archive, a ``.pt2`` or an ONNX container, and load it.
 
     ``envelope``: what becomes of a call with inputs outside the range of values that was checked: ``off`` lets it pass,
     ``warn`` gives an ``OutsideEnvelopeWarning``, ``error`` raises ``UsageError``, each with the input's name.
-    ``threads`` are those of onnxruntime; torch's are the process's own. Raises ``ArchiveError`` for a
+    ``threads`` are those of onnxruntime; torch's are the process's own. ``engine="pt2"`` lets the compiled code of a
+    ``.pt2`` that lies beside a ``.pt`` run it, once that has passed the ``.pt``'s cases here; where it cannot, an
+    ``EngineWarning`` says why, and TorchScript runs it. Raises ``ArchiveError`` for a
     damaged file, and ``RunError`` for code that was compiled for another machine.
     """
     known_mode(envelope)
+    if engine not in ENGINES:
+        raise UsageError("there is no such engine", got=repr(engine), expected=near(engine, ENGINES))
     file = Path(path)
+    if engine != TORCHSCRIPT and file.suffix in (onnx_files.SUFFIX, ".pt2"):
+        raise UsageError("an engine is chosen for a .pt", where=str(file), got=f"engine={engine!r}")
     if file.suffix == onnx_files.SUFFIX:
         if str(device) != "cpu":
             raise UsageError("an ONNX container is loaded on the CPU", got=str(device), expected="cpu")
@@ -136,6 +140,9 @@ def load(path: str | Path, device: str | torch.device = "cpu", *, envelope: str 
     if opened.compiled:
         hold_machine(opened, str(device))
         return Model(opened.contract, Compiled(opened), device, envelope)
+    compiled = compiled_beside(opened, str(device)) if engine != TORCHSCRIPT else None
+    if compiled is not None:
+        return Model(*compiled, device, envelope)
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)

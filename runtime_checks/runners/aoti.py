@@ -9,7 +9,7 @@ from pathlib import Path
 from exporter import archive
 from exporter.contract import Contract
 from exporter.errors import RunError
-from runtime_checks.load import hold_machine
+from runtime_checks.engines import hold_machine
 from runtime_checks.runners.base import Call, Run, Verdict
 from runtime_checks.runners.isolated_python import IsolatedPython
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import shutil
 import subprocess
 import zipfile
@@ -16,13 +19,15 @@ from tampering import Records, change_json, rewrite
 
 import torchferry
 from exporter import archive
-from exporter.archive import MACHINE
+from exporter.archive import MACHINE, PARAMETERS
 from exporter.cli.app import run
 from exporter.errors import ArchiveError, MismatchError, RunError, UsageError
 from exporter.formats import aoti
 from exporter.formats import convert as formats
 from exporter.formats.program import Program
 from runtime_checks import native_library
+from runtime_checks.beside import EngineWarning
+from runtime_checks.engines import Compiled, Script
 from runtime_checks.report import FAILED
 
 MODELS = Path(__file__).with_name("onnx_models.py")
@@ -266,3 +271,71 @@ def test_the_native_library_unpacks_no_hostile_names(copy, tmp_path):
     assert code == 4
     assert "leads out of the archive" in said
     assert [p.name for p in tmp_path.rglob("*")] == ["robertson.pt2"]
+
+
+@pytest.fixture
+def beside(copy) -> Path:
+    """A ``.pt`` with its ``.pt2``."""
+    return Path(shutil.copy(ROBERTSON, copy.with_suffix(".pt")))
+
+
+def test_as_the_engine_of_the_archive(beside):
+    model = torchferry.load(beside, engine="pt2")
+    assert isinstance(model.engine, Compiled)
+    torch.testing.assert_close(model(y(7))[0], torchferry.load(beside)(y(7))[0], rtol=1e-14, atol=0.0)
+
+
+def absent(path: Path) -> None:
+    path.unlink()
+
+
+def of_other_numbers(path: Path) -> None:
+    def change(found: Records) -> None:
+        held = torch.load(io.BytesIO(found[f"extra/{PARAMETERS}"]), weights_only=True)
+        for of in held.values():
+            of["k"] *= 1 + 1e-6
+        buffer = io.BytesIO()
+        torch.save(held, buffer)
+        found[f"extra/{PARAMETERS}"] = buffer.getvalue()
+
+    rewrite(path, change, manifest=True)
+
+
+def of_another_graph(path: Path) -> None:
+    def change(found: Records) -> None:
+        text = found["extra/torchferry/graph.txt"] + b"\n"
+        found["extra/torchferry/graph.txt"] = text
+        contract = json.loads(found["extra/torchferry/contract.json"])
+        contract["graph"] = hashlib.sha256(text).hexdigest()
+        found["extra/torchferry/contract.json"] = json.dumps(contract).encode()
+
+    rewrite(path, change, manifest=True)
+
+
+def damaged(path: Path) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    path.write_bytes(bytes(whole))
+
+
+def of_another_machine(path: Path) -> None:
+    machine(path, lambda raw: raw["instructions"].append("avx1024"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (absent, "there is no robertson.pt2"),
+        (of_other_numbers, "does not pass: forward"),
+        (of_another_graph, "made of another graph"),
+        (damaged, "damaged|changed"),
+        (of_another_machine, "avx1024"),
+    ],
+)
+def test_an_engine_that_is_not_fit_is_said_and_not_used(beside, change, said):
+    change(beside.with_suffix(".pt2"))
+    with pytest.warns(EngineWarning, match=said):
+        model = torchferry.load(beside, engine="pt2")
+    assert isinstance(model.engine, Script)
+    with pytest.raises(UsageError, match="no such engine"):
+        torchferry.load(beside, engine="pt3")
