@@ -90,6 +90,17 @@ def test_a_few_operations_go_at_once():
     assert "forward_slices_batch" not in methods
 
 
+def test_wide_values_go_in_smaller_slices(tmp_path, without_the_gate):
+    """A few operations on much that is not returned."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 2)).double()
+    torchferry.export(model, inputs={"input": X}, output=tmp_path / "net.pt")
+    module = load_module(tmp_path / "net.pt")
+    assert "tf_rows, 1024" in module._c._get_method("forward_slices_batch").code
+    x = torch.randn(5000, 3, dtype=F)
+    torch.testing.assert_close(module(x)[0], model(x), rtol=1e-12, atol=1e-14)
+
+
 def test_a_lost_slice_is_seen(tmp_path, monkeypatch, without_the_gate):
     original = slices.sliced_source
 

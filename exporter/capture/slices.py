@@ -6,7 +6,9 @@ other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -15,9 +17,11 @@ from exporter.capture.operators import nodes
 from exporter.newton import loops
 from exporter.warmup import Warmup
 
-# Measured: graphs of some operations are 2 to 5 times as fast in slices at 300,000 rows, of any size from 2,048 to
-# 65,536; those of fewer lose by the copy that puts the slices together.
-SLICE, OPERATIONS = 16_384, 12
+# Measured: slices pay where a graph makes this many times the numbers that it returns (2 to 4 times as fast at 300,000
+# rows); below that they lose by the copy that puts them together.
+MADE = 12
+# Rows of a slice: what an operation makes is about this large. Most of the gain is there from 2,048 to 65,536 rows.
+BYTES, SMALLEST, SLICE = 2**19, 1_024, 16_384
 # Where each row is repeated for every direction of a derivative.
 REPEATED = 4_096
 
@@ -34,19 +38,41 @@ def sliced(
     inner: str,
     arguments: Sequence[str],
     returned: int,
-    size: int = SLICE,
+    most: int = SLICE,
 ) -> str:
     """Writes the method that calls ``inner`` on slices, and gives its name; ``inner`` itself where slices do not pay.
 
-    ``arguments`` and what is ``returned`` are tensors that all have the batch.
+    ``arguments`` and what is ``returned`` are tensors that all have the batch; ``most`` are the rows of a slice.
     """
-    graph = module._c._get_method(inner).graph.copy()
-    torch._C._jit_pass_inline(graph)
-    if sum(node.kind().startswith("aten::") for node in nodes(graph)) < OPERATIONS:
+    made, given = _numbers(module._c._get_method(inner).graph.copy())
+    if sum(made) < MADE * given:
         return inner
+    fitting = BYTES * len(made) // (8 * max(sum(made), 1))
+    rows = min(most, max(SMALLEST, 2 ** (fitting.bit_length() - 1)))
     name = f"{method}_slices_batch"
-    module.define(sliced_source(name, inner, arguments, returned, size))
+    module.define(sliced_source(name, inner, arguments, returned, rows))
     return name
+
+
+def _numbers(graph: Any) -> tuple[list[int], int]:
+    """For one row, how many numbers each operation makes, and how many the graph returns.
+
+    A graph that was not traced knows no sizes: its operations are counted, as if each made what is returned.
+    """
+    torch._C._jit_pass_inline(graph)
+    operations = [node for node in nodes(graph) if node.kind().startswith("aten::")]
+    made = [_sizes(v) for node in operations for v in node.outputs() if v.type().kind() == "TensorType"]
+    given = [_sizes(v) for v in next(iter(graph.outputs())).node().inputs()]
+    traced = [sizes for value in graph.inputs() if (sizes := _sizes(value))]
+    if not traced or None in made or None in given:
+        return [1] * len(made), 1
+    batch = traced[0][0]
+    counts = [math.prod(sizes or ()) // batch for sizes in (*made, *given)]
+    return counts[: len(made)], sum(counts[len(made) :])
+
+
+def _sizes(value: Any) -> list[int] | None:
+    return value.type().sizes() if value.type().kind() == "TensorType" else None
 
 
 def sliced_source(name: str, inner: str, arguments: Sequence[str], returned: int, size: int) -> str:
