@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from exporter import __version__
+from exporter import kinds as _kinds
 from exporter import pipeline as _pipeline
 from exporter.compose import ComposedModel, Part
 from exporter.contract import Contract, Finding
@@ -133,8 +134,9 @@ def export(
     ``on_failure`` is for implicit models: an element that does not converge becomes ``"nan"``, ``"last"`` (its last
     iterate) or ``"raise"`` (an error for the whole batch); by default what the model says, else ``"nan"``.
 
-    ``formats`` are containers, ``"pt"``, ``"onnx"`` and ``"pt2"``, by default what the output's suffix says; each is
-    verified where it runs (``opset`` is ONNX's version of operators), and ``runtimes`` are those of the archive.
+    ``formats`` are containers, ``"pt"``, ``"onnx"``, ``"pt2"`` and ``"program"``, by default what the output's suffix
+    says; each is verified where it runs (``opset`` is ONNX's version of operators), and ``runtimes`` are those of the
+    archive.
 
     ``against`` is an earlier archive of the model: each result's ``reasons`` say why the new one is another
     specialisation (a static size, the structure of the backward pass, ...), and are empty where the earlier one serves
@@ -197,11 +199,12 @@ def convert(
     source = Path(path)
     (chosen,) = _convert.formats_of([to], None)
     if chosen == "pt":
-        raise UsageError("an archive is converted to another container", where="--to", got=to, expected="onnx, pt2")
+        expected = "onnx, pt2, program"
+        raise UsageError("an archive is converted to another container", where="--to", got=to, expected=expected)
     _convert.require([chosen])
     runners = _choose.runners((), devices, time_limit=time_limit, memory_limit=memory_limit, container=chosen)
     notes = _choose.not_checked([runner.device for runner in runners])
-    place = Path(output) if output is not None else _pipeline.container_path(source, chosen)
+    place = Path(output) if output is not None else _kinds.named(source, chosen)
     held = functools.partial(_verified, {chosen: runners}, notes)
     return _convert.convert(source, place, chosen, opset=opset, verify=held)
 

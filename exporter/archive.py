@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import re
 import struct
 import zipfile
 import zlib
@@ -20,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from exporter.contract import Contract, MethodSpec, contract_from_json
+from exporter.contract import Contract, contract_from_json
 from exporter.errors import ArchiveError, ForeignError
 from exporter.files import unwritable
 from exporter.machine import Machine, of_json
-from exporter.variables import fits_shape
+from exporter.stored import Case, pack_cases, unpack_cases
 
 if TYPE_CHECKING:
     import torch
@@ -35,12 +34,13 @@ CONTRACT = "torchferry/contract.json"
 CASES = "torchferry/cases.pt"
 GRAPH = "torchferry/graph.txt"
 MANIFEST = "torchferry/manifest.json"
-# Of compiled code: the machine that it is for, and the values of its parameters.
+# Of packages (.pt2): the machine that compiled code is for, and the values of parameters.
 MACHINE = "torchferry/machine.json"
 PARAMETERS = "torchferry/parameters.pt"
 COMPILED = "data/aotinductor/"
+# Of programs of torch.export.
+PROGRAMS = "models/"
 OURS = (CONTRACT, CASES, GRAPH, MANIFEST)
-_CASE_KEY = re.compile(r".+/.+/(in|out)/\d+", re.DOTALL)
 SEAL = b"torchferry sha256 "
 # A zip of a few kB can expand to terabytes; no archive of ours comes near this.
 LARGEST = 16 * 2**30
@@ -49,18 +49,6 @@ LARGEST = 16 * 2**30
 # torch's optimising executor takes time with the square of a graph's size: minutes for an unrolled iteration of
 # 125,000 nodes. Graphs of more nodes than this run as they are, and reports say so.
 LARGEST_OPTIMISED = 20_000
-# How the names of cases of extreme magnitudes begin.
-EXTREMES = ("small_", "large_")
-
-
-@dataclass(frozen=True)
-class Case:
-    """Inputs of one method and the outputs that eager mode gave, in the contract's order."""
-
-    name: str
-    method: str
-    inputs: tuple[torch.Tensor, ...]
-    outputs: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -77,7 +65,10 @@ class Archive:
             return archive.read(f"{_folder(archive.namelist(), self.path)}/{name}")
 
     def case_bytes(self) -> bytes:
-        return self.record(f"extra/{CASES}")
+        return self.record(self._place(CASES))
+
+    def _place(self, name: str) -> str:
+        return next((place for place in _places(name) if place in self.records), f"extra/{name}")
 
     @property
     def compiled(self) -> tuple[str, ...]:
@@ -85,126 +76,32 @@ class Archive:
         names = (name.removeprefix(COMPILED).partition("/")[0] for name in self.records if name.startswith(COMPILED))
         return tuple(dict.fromkeys(names))
 
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """The methods that there is a program of torch.export for."""
+        return tuple(
+            name.removeprefix(PROGRAMS).removesuffix(".json") for name in self.records if name.startswith(PROGRAMS)
+        )
+
     def machine(self) -> Machine | None:
         """What the compiled code is for."""
         place = f"extra/{MACHINE}"
         return of_json(self.record(place), f"{self.path}, record {place}") if place in self.records else None
 
     def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Of compiled code: what each method takes behind its inputs, by name and in that order."""
+        """Of compiled code and of programs: what each method takes behind its inputs, by name and in that order."""
         import torch
 
         try:
-            found = torch.load(io.BytesIO(self.record(f"extra/{PARAMETERS}")), weights_only=True)
+            found = torch.load(io.BytesIO(self.record(self._place(PARAMETERS))), weights_only=True)
         except Exception as error:
-            place = f"{self.path}, record extra/{PARAMETERS}"
+            place = f"{self.path}, record {self._place(PARAMETERS)}"
             raise ArchiveError("the parameters cannot be read", where=place, got=str(error)) from None
         return {method: dict(of) for method, of in found.items()}
 
     def cases(self) -> tuple[Case, ...]:
         """The stored cases; raises ``ArchiveError`` where they do not fit the contract."""
         return unpack_cases(self.case_bytes(), self.contract, str(self.path))
-
-
-def pack_cases(cases: Sequence[Case]) -> bytes:
-    """``torch.save`` of ``"<case>/<method>/in/<i>"`` and ``".../out/<i>"`` to contiguous tensors of their own."""
-    import torch
-
-    tensors: dict[str, torch.Tensor] = {}
-    for case in cases:
-        for side, values in (("in", case.inputs), ("out", case.outputs)):
-            for i, value in enumerate(values):
-                tensors[f"{case.name}/{case.method}/{side}/{i}"] = value.detach().clone(
-                    memory_format=torch.contiguous_format
-                )
-    buffer = io.BytesIO()
-    torch.save(tensors, buffer)
-    return buffer.getvalue()
-
-
-def unpack_cases(data: bytes, contract: Contract, where: str) -> tuple[Case, ...]:
-    import torch
-
-    try:
-        tensors = torch.load(io.BytesIO(data), weights_only=True)
-    except Exception as error:
-        raise ArchiveError("the stored cases cannot be read", where=where, got=str(error)) from None
-    return cases_of(tensors, contract, where)
-
-
-def cases_of(tensors: Any, contract: Contract, where: str) -> tuple[Case, ...]:
-    """Raises ``ArchiveError`` for tensors by other names than those of cases, and that do not fit the contract."""
-    import torch
-
-    named = isinstance(tensors, dict) and all(
-        isinstance(v, torch.Tensor) and _CASE_KEY.fullmatch(str(k)) for k, v in tensors.items()
-    )
-    if not named:
-        raise ArchiveError(
-            "the stored cases are not tensors by name",
-            where=where,
-            expected='a dict of "<case>/<method>/in/<i>" and ".../out/<i>" to tensors',
-        )
-    found: dict[tuple[str, str], dict[tuple[str, int], torch.Tensor]] = {}
-    for key, value in tensors.items():
-        case, method, side, index = key.rsplit("/", 3)
-        found.setdefault((case, method), {})[(side, int(index))] = value
-    cases = []
-    for (name, method), values in found.items():
-        spec = contract.methods.get(method)
-        expected = (
-            {("in", i) for i in range(len(spec.inputs))} | {("out", i) for i in range(len(spec.outputs))}
-            if spec
-            else set()
-        )
-        if spec is None or set(values) != expected:
-            raise ArchiveError(
-                f"case {name!r} does not fit the contract",
-                where=where,
-                got=f"method {method!r} with {sorted(values)}",
-                expected="one tensor for each input and output of a method of the contract",
-            )
-        inputs = tuple(values["in", i] for i in range(len(spec.inputs)))
-        outputs = tuple(values["out", i] for i in range(len(spec.outputs)))
-        _refuse_misfits(contract, f"{where}, case {name!r}", spec, inputs, outputs)
-        cases.append(Case(name, method, inputs, outputs))
-    without = [method for method in contract.methods if method not in {case.method for case in cases}]
-    if cases and without:
-        raise ArchiveError(f"method {without[0]!r} has no cases", where=where, mend="export the model again")
-    if not cases:
-        raise ArchiveError("the archive holds no cases", where=where, mend="export the model again")
-    return tuple(cases)
-
-
-def _refuse_misfits(
-    contract: Contract, where: str, method: MethodSpec, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-) -> None:
-    """Raises ``ArchiveError`` where a case's tensors have other shapes or dtypes than the contract says."""
-    batches = set()
-    sizes: dict[str, int] = {}
-    taken = [contract.taken(name) for name in method.inputs]
-    returned = [contract.returned(name) for name in method.outputs]
-    for names, values, known in ((method.inputs, inputs, taken), (method.outputs, outputs, returned)):
-        for name, value, spec in zip(names, values, known, strict=True):
-            lead = value.ndim - len(spec.shape)
-            got = f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-            if (
-                lead != contract.batch.ndim
-                or not fits_shape(value.shape[lead:], spec.shape, sizes)
-                or f"torch.{spec.dtype}" != str(value.dtype)
-            ):
-                raise ArchiveError(
-                    "a case does not fit the contract",
-                    where=f"{where}, {name!r}",
-                    got=got,
-                    expected=f"{['batch'] * contract.batch.ndim + list(spec.shape)} {spec.dtype}".replace("'", ""),
-                    mend="export the model again",
-                )
-            batches.add(tuple(value.shape[:lead]))
-    if len(batches) > 1:
-        raise ArchiveError(
-            "a case has tensors of different batches", where=where, got=", ".join(map(str, sorted(batches)))
-        )
 
 
 def write(
@@ -219,8 +116,9 @@ def write(
     ones. For a file that appears only when it is whole, see ``files.replacing``."""
     from exporter import packing
 
-    extra = {CONTRACT: contract.to_json().encode(), CASES: pack_cases(cases), GRAPH: graph.encode(), **further}
-    buffer = io.BytesIO(packing.zipped({**records, **{f"extra/{name}": data for name, data in extra.items()}}))
+    ours = {CONTRACT: contract.to_json().encode(), CASES: pack_cases(cases), GRAPH: graph.encode(), **further}
+    placed = {_places(name)[0] if further else f"extra/{name}": data for name, data in ours.items()}
+    buffer = io.BytesIO(packing.zipped({**records, **placed}))
     with zipfile.ZipFile(buffer, "a") as archive:
         manifest = {
             name.removeprefix(f"{packing.FOLDER}/"): hashlib.sha256(archive.read(name)).hexdigest()
@@ -293,7 +191,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
             got=f"{sum(sizes.values())} bytes",
             expected=f"at most {LARGEST}",
         )
-    missing = [name for name in OURS if f"extra/{name}" not in sizes]
+    missing = [name for name in OURS if not sizes.keys() & {*_places(name)}]
     if len(missing) == len(OURS):
         torchscript = "constants.pkl" in sizes or "data.pkl" in sizes
         raise (ForeignError if torchscript else ArchiveError)(
@@ -351,6 +249,11 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
             mend="export the model again",
         )
     return Archive(path, contract, sizes, graph.decode())
+
+
+def _places(name: str) -> tuple[str, ...]:
+    """Where a record of ours may be: torch reads all that is below ``extra/`` of a package as text."""
+    return (f"data/{name}", f"extra/{name}") if name in (CASES, PARAMETERS) else (f"extra/{name}",)
 
 
 def _refuse_hostile(names: Sequence[str], where: str) -> None:

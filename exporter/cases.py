@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from exporter.archive import EXTREMES, Case
 from exporter.contract import Finding, MethodSpec, bare
 from exporter.derivatives.eager import blocks, pulled, pushed
 from exporter.eager import evaluate, inference_conditions
@@ -14,6 +13,7 @@ from exporter.errors import WarmupError
 from exporter.implicit import newton_info
 from exporter.sizes import hold_sizes, text_of
 from exporter.sources.source import Inputs
+from exporter.stored import EXTREMES, Case
 from exporter.warmup import Warmup, close, extremes, spread_out, transposed
 
 METHOD = "forward"

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from exporter.archive import Case
 from exporter.contract import Contract
 from exporter.errors import ArchiveError, UsageError
 from exporter.graph.canonical import canonical_text, graph_hash
 from exporter.graph.changes import Changes, changes
 from exporter.graph.loading import File, opened_file
 from exporter.graph.read import Saved, read, settable_names
+from exporter.stored import Case
 
 # What of a contract says how the file is called and what it promises. The rest is how it came to be.
 _PROMISES = ("inputs", "outputs", "methods", "parameters", "tolerance", "differentiable", "solvers", "info")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,17 +21,20 @@ def replacing(path: Path) -> Iterator[Path]:
     made = [p for p in (folder, *folder.parents) if not p.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=folder)
-        os.close(handle)
     except OSError as error:
         raise unwritable(path, error) from None
-    beside = Path(name)
+    # Named before it is there: an interrupt may come at once.
+    beside = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
+        try:
+            os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        except OSError as error:
+            raise unwritable(path, error) from None
         yield beside
         try:
             with beside.open("rb") as file:
                 os.fsync(file.fileno())
-            # mkstemp keeps others out; the archive gets what any new file would
+            # Others were kept out; the archive gets what any new file would.
             umask = os.umask(0)
             os.umask(umask)
             beside.chmod(0o666 & ~umask)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.archive import Case, cases_of
 from exporter.contract import Contract, contract_from_json
 from exporter.errors import ArchiveError, MissingRuntimeError, first_line
+from exporter.stored import Case, cases_of
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from exporter import __version__, archive, files
-from exporter.archive import Case
 from exporter.capture.trace import Captured, quiet_deprecations
 from exporter.cases import METHOD, fresh_cases, method_cases, stored_cases
 from exporter.contract import (
@@ -37,13 +36,14 @@ from exporter.derivatives.request import Asked
 from exporter.differentiating import as_it_runs
 from exporter.eager import inference_conditions
 from exporter.errors import UsageError
-from exporter.formats.convert import FORMATS, Converted, convert, refuse_suffix
+from exporter.formats.convert import Converted, convert, refuse_suffix
 from exporter.formats.onnx import OPSET
 from exporter.given import Given, read_inputs
 from exporter.graph.against import Reason, reasons
 from exporter.graph.canonical import canonical_text, graph_hash
 from exporter.graph.read import reloaded
 from exporter.graph.steps import opened
+from exporter.kinds import SUFFIXES, named
 from exporter.newton import OnFailure, loops
 from exporter.packing import packed
 from exporter.places import without_folders
@@ -53,6 +53,7 @@ from exporter.soundness import gate
 from exporter.soundness.gate import Allowance
 from exporter.sources import neml2, python, resolve
 from exporter.sources.source import Listing, Source
+from exporter.stored import Case
 from exporter.tolerances import of_solves
 from exporter.variables import TensorSpec
 from exporter.warmup import Warmup, first_run, warm_up
@@ -136,7 +137,7 @@ def export(
             loaded = load()
             if on_failure is not None:
                 _fail(loaded, on_failure)
-        path = output_path(output, loaded.name, several=len(loads) > 1, suffix=containers.formats[0])
+        path = output_path(output, loaded.name, several=len(loads) > 1, kind=containers.formats[0])
         one = export_source(loaded, path, rules, seed, verify, announce, clock, devices, allowed, asked, containers)
         if earlier is not None:
             one = dataclasses.replace(one, reasons=reasons(earlier, opened(path)))
@@ -174,7 +175,7 @@ def export_source(
     with clock("warmup"):
         source = as_it_runs(source, derived_seed(seed, "warmup"))
     if len(containers.formats) > 1 and "pt" in containers.formats:
-        path = container_path(path, "pt")
+        path = named(path, "pt")
     with files.replacing(path) if "pt" in containers.formats else _nowhere(path) as beside:
         warm, captured, findings = sound_capture(source, seed, allowed, announce, clock, asked=asked)
         with clock("cases"):
@@ -204,7 +205,7 @@ def _container(
 ) -> Converted:
     assert containers.verify is not None
     with clock(name):
-        place = container_path(path, name)
+        place = named(path, name)
         return convert(source, place, name, opset=containers.opset, fresh=fresh, verify=containers.verify)
 
 
@@ -351,13 +352,8 @@ def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None)
     return [neml2.listing(path, name) for name in models or neml2.model_names(path)]
 
 
-def container_path(path: Path, name: str) -> Path:
-    """Of another container of the same model, beside the archive at ``path``."""
-    return path.with_suffix(f".{name}") if path.suffix in (f".{f}" for f in FORMATS) else Path(f"{path}.{name}")
-
-
-def output_path(output: Path | None, name: str, *, several: bool, suffix: str = "pt") -> Path:
-    file = f"{name}.{suffix}"
+def output_path(output: Path | None, name: str, *, several: bool, kind: str = "pt") -> Path:
+    file = name + SUFFIXES[kind]
     if output is None:
         return Path(file)
     folder = several or output.is_dir() or str(output).endswith("/")

@@ -8,7 +8,7 @@ from exporter import archive
 from exporter.archive import Archive
 from exporter.contract import Contract, block_name
 from exporter.errors import TorchferryError
-from exporter.formats.convert import admits
+from exporter.stored import admits
 from runtime_checks.compare import compare
 from runtime_checks.engines import Compiled, hold_machine
 

@@ -8,12 +8,13 @@ import torch
 
 from exporter import archive, onnx_files
 from exporter.archive import Archive
+from exporter.kinds import format_of
 from exporter.onnx_files import OnnxFiles
 from runtime_checks.load import parameter_values
 
 
 def kind(path: Path) -> str:
-    return path.suffix.removeprefix(".") if path.suffix in (onnx_files.SUFFIX, ".pt2") else "pt"
+    return format_of(path) or "pt"
 
 
 def read(path: Path) -> Archive | OnnxFiles:
@@ -24,7 +25,7 @@ def read(path: Path) -> Archive | OnnxFiles:
 def parameters(opened: Archive | OnnxFiles) -> dict[str, torch.Tensor]:
     """Values of those that the contract offers to be set, where a method gives derivatives."""
     if isinstance(opened, Archive):
-        if not opened.compiled:
+        if not opened.compiled and not opened.programs:
             return parameter_values(opened.path, opened.contract)
         whole = {n: t for of in opened.parameters().values() for n, t in of.items()}
         return whole if "jacobian" in opened.contract.methods else {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -59,27 +60,48 @@ class Compiled:
 
     def __init__(self, opened: Archive) -> None:
         self._contract = opened.contract
-        self._held = opened.parameters()
+        held = opened.parameters()
         # One tensor for each name, whichever methods take it.
-        self.parameters = {name: value for of in self._held.values() for name, value in of.items()}
-        self._held = {method: [self.parameters[n] for n in of] for method, of in self._held.items()}
-        loader = getattr(torch._C, "_aoti").AOTIModelPackageLoader  # noqa: B009
+        self.parameters = {name: value for of in held.values() for name, value in of.items()}
+        self._held = {method: [self.parameters[n] for n in of] for method, of in held.items()}
         try:
-            self._loaders = {m: loader(str(opened.path), m, False, 1, -1) for m in opened.compiled}
-        except RuntimeError as error:
-            raise RunError("the compiled code does not load", where=str(opened.path), got=first_line(error)) from error
+            self._calls = self._loaded(opened)
+        except Exception as error:
+            raise RunError(f"{self._what} does not load", where=str(opened.path), got=first_line(error)) from error
+
+    _what = "the compiled code"
+
+    def _loaded(self, opened: Archive) -> Mapping[str, Callable[[list[torch.Tensor]], Any]]:
+        loader = getattr(torch._C, "_aoti").AOTIModelPackageLoader  # noqa: B009
+        return {m: loader(str(opened.path), m, False, 1, -1).boxed_run for m in opened.compiled}
 
     def run(self, method: str, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         flat, batch = flattened(self._contract, method, inputs)
         given = [value.contiguous() for value in flat]
-        return restored(self._contract, method, self._loaders[method].boxed_run([*given, *self._held[method]]), batch)
+        return restored(self._contract, method, self._calls[method]([*given, *self._held[method]]), batch)
 
     def to(self, *target: Any) -> torch.device | None:
         raise UsageError(
-            "compiled code stays on the device that it was compiled for",
+            f"{self._what} stays on the device that it was made for",
             got=", ".join(map(str, target)),
             mend="load the .pt there, or convert it there",
         )
+
+
+class Programs(Compiled):
+    """Programs of torch.export, which run in Python, operator by operator."""
+
+    _what = "the program"
+
+    def _loaded(self, opened: Archive) -> Mapping[str, Callable[[list[torch.Tensor]], Any]]:
+        from torch.export.pt2_archive._package import load_pt2
+
+        found = load_pt2(str(opened.path)).exported_programs
+        return {m: functools.partial(_called, found[m].module()) for m in opened.programs}
+
+
+def _called(module: Any, given: list[torch.Tensor]) -> Any:
+    return module(*given)
 
 
 class Onnx:

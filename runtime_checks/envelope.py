@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from exporter.archive import Case
 from exporter.contract import Contract, Envelope
 from exporter.errors import UsageError
+from exporter.stored import Case
 
 OFF, WARN, ERROR = "off", "warn", "error"
 MODES = (ERROR, WARN, OFF)

@@ -12,7 +12,7 @@ from exporter import archive, onnx_files
 from exporter.contract import Contract
 from exporter.errors import RunError, UsageError, first_line, near
 from runtime_checks.beside import ENGINES, TORCHSCRIPT, compiled_beside
-from runtime_checks.engines import Compiled, Engine, Onnx, Script, hold_machine
+from runtime_checks.engines import Compiled, Engine, Onnx, Programs, Script, hold_machine
 from runtime_checks.envelope import OFF, hold, known_mode
 
 
@@ -140,6 +140,8 @@ def load(
     if opened.compiled:
         hold_machine(opened, str(device))
         return Model(opened.contract, Compiled(opened), device, envelope)
+    if opened.programs:
+        return Model(opened.contract, Programs(opened), device, envelope)
     compiled = compiled_beside(opened, str(device)) if engine != TORCHSCRIPT else None
     if compiled is not None:
         return Model(*compiled, device, envelope)

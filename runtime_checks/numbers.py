@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from exporter.archive import Case
 from exporter.contract import Bounds, Contract, Tolerance, block_name
+from exporter.stored import Case
 from runtime_checks.compare import Comparison, compare
 from runtime_checks.runners import forkserver
 from runtime_checks.runners.base import Call, Result

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from exporter.archive import Archive, Case
+from exporter.archive import Archive
 from exporter.contract import Contract
 from exporter.onnx_files import OnnxFiles
+from exporter.stored import Case
 from runtime_checks import container
 from runtime_checks.checks import batches, devices, finite_differences, gradients, parity, products
 from runtime_checks.checks.expectation import Expectation, NotRun
@@ -128,7 +129,7 @@ def _leg(
 def _expectations(
     contract: Contract, cases: Sequence[Case], fresh: Sequence[Case] | None, runner: Runner
 ) -> tuple[list[Expectation], list[NotRun]]:
-    torch_runs = runner.name not in ("onnxruntime", "aoti")
+    torch_runs = runner.name not in ("onnxruntime", "aoti", "program")
     planned: list[Expectation | NotRun] = [*parity.stored(cases), *(parity.default_dtype(cases) if torch_runs else [])]
     anew = parity.fresh(fresh)
     planned += [anew] if isinstance(anew, NotRun) else anew

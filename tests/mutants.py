@@ -210,7 +210,7 @@ def a_transposed_jacobian(graph):
     node.replaceInput(2, source)
 
 
-@mutant("perzyna", "", "blocks_batch", "changed", "aten::reshape", shown_in="blocks_batch")
+@mutant("perzyna", "", "blocks_batch", "changed", "aten::reshape", shown_in="blocks_batch", most=4)
 def order_of_a_shape(graph):
     node = find(graph, "aten::reshape")
     shape = list(node.inputsAt(1).node().inputs())

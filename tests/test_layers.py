@@ -25,6 +25,8 @@ SHARED = (
     "exporter.onnx_files",
     "exporter.files",
     "exporter.machine",
+    "exporter.kinds",
+    "exporter.stored",
 )
 # The command line, and the facade that users import, put both sides together.
 BOTH = ("exporter/cli/", "torchferry.py", "torchferry_golden.py")

@@ -9,10 +9,10 @@ from tampering import change_cases, change_contract
 from test_contract import contract
 
 from exporter import archive
-from exporter.archive import Case
 from exporter.contract import Batch, MethodSpec
 from exporter.errors import ArchiveError, MismatchError
 from exporter.packing import packed
+from exporter.stored import Case
 from exporter.variables import TensorSpec
 from runtime_checks.checks import batches
 from runtime_checks.report import FAILED, NOT_RUN, PASSED

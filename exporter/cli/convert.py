@@ -12,7 +12,7 @@ from exporter.cli.printing import out, print_json
 
 def command(
     path: Annotated[Path, typer.Argument(help="An archive.", metavar="ARCHIVE")],
-    to: Annotated[str, typer.Option(help="The container to write: onnx or pt2.")],
+    to: Annotated[str, typer.Option(help="The container to write: onnx, pt2 or program.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Default: the archive's name with the container's suffix.")
     ] = None,
@@ -24,7 +24,8 @@ def command(
 ) -> None:
     """Write an archive as another container, from the file alone, and verify that.
 
-    A .pt2 is compiled for this machine, and needs no compiler to run. An ONNX container is a model for each method
+    A .pt2 is compiled for this machine, and needs no compiler to run. A program (NAME.program.pt2) is
+    torch.export's own, for Python on any machine. An ONNX container is a model for each method
     (NAME.onnx, NAME.jacobian.onnx) with the contract, the cases and the digests beside them (NAME.onnx.json,
     NAME.onnx.npz). What has no form there is named with its model and line: exit code 3. 5: numbers differ; 6: a
     package, or the compiler, is missing.

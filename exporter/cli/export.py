@@ -62,7 +62,7 @@ def command(
     format: Annotated[
         list[str] | None,
         typer.Option(
-            help="Containers to write: pt, onnx, pt2, or pt,onnx. Default: by the suffix of --output, else pt."
+            help="Containers to write: pt, onnx, pt2, program, or pt,onnx. Default: by the suffix of --output, else pt."
         ),
     ] = None,
     opset: Annotated[int, typer.Option(help="ONNX's version of operators.")] = 18,

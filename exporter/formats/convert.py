@@ -16,20 +16,21 @@ from typing import Any
 import torch
 
 from exporter import archive, files, onnx_files
-from exporter.archive import Archive, Case
+from exporter.archive import Archive
 from exporter.capture.trace import quiet_deprecations
 from exporter.contract import Batch, Contract, Finding
 from exporter.errors import UsageError, near
 from exporter.files import refuse_place, unwritable
-from exporter.formats import aoti, onnx
+from exporter.formats import aoti, onnx, packaged
 from exporter.formats.program import Instead, Program, program
 from exporter.graph.loading import loaded
+from exporter.kinds import FORMATS, SUFFIXES, format_of
 from exporter.machine import here
+from exporter.stored import Case, admits
 
 # Verifies the container at the first path, which is to be called by the second, with fresh cases of the model; raises
 # where it does not hold.
 Verify = Callable[[Path, Path, Sequence[Case]], Any]
-FORMATS = ("pt", "onnx", "pt2")
 # A protobuf ends at 2 GiB; tensors of a model beyond this are written beside it.
 LARGEST_INSIDE = 2**30
 
@@ -49,19 +50,18 @@ def formats_of(asked: Sequence[str], output: Path | None) -> tuple[str, ...]:
     unknown = next((n for n in names if n not in FORMATS), None)
     if unknown is not None:
         raise UsageError(f"there is no format {unknown!r}", where="--format", expected=near(unknown, FORMATS))
-    suffix = output.suffix.removeprefix(".") if output is not None else ""
-    return tuple(dict.fromkeys(names)) or ((suffix,) if suffix in FORMATS else ("pt",))
+    return tuple(dict.fromkeys(names)) or ((output and format_of(output)) or "pt",)
 
 
 def refuse_suffix(output: Path, formats: Sequence[str]) -> None:
     """Raises ``UsageError`` for a name that says another container than is written there."""
-    said = output.suffix.removeprefix(".")
-    if said not in formats and (said in FORMATS or "pt" not in formats) and not output.is_dir():
+    said = format_of(output)
+    if said not in formats and (said is not None or "pt" not in formats) and not output.is_dir():
         raise UsageError(
             "the output's name is not of the format",
             where=str(output),
             got=output.suffix or "no suffix",
-            expected=" or ".join(f".{name}" for name in formats),
+            expected=" or ".join(SUFFIXES[name] for name in formats),
             mend="name the output accordingly, or ask for its format with --format",
         )
 
@@ -97,11 +97,11 @@ def convert(
     if output.resolve() == source.resolve():
         raise UsageError("the output is the archive itself", where=str(output), mend="name another output with -o")
     opened = archive.read(source)
-    if opened.compiled:
-        raise UsageError("compiled code is not converted", where=str(source), expected="the .pt that it was made of")
-    if to == "pt2":
+    if opened.compiled or opened.programs:
+        raise UsageError("only an archive is converted", where=str(source), expected="the .pt that it was made of")
+    if to != "onnx":
         with files.replacing(output) as path, quiet_deprecations():
-            contract = write_compiled(path, opened)
+            contract = write_package(path, opened, compiled=to == "pt2")
             report = verify(path, output, [case for case in fresh if admits(contract, case)])
         return Converted(output, contract, report)
     onnx.refuse_dtypes(opened.contract)
@@ -112,16 +112,15 @@ def convert(
     return Converted(output, contract, report)
 
 
-def write_compiled(path: Path, opened: Archive) -> Contract:
+def write_package(path: Path, opened: Archive, *, compiled: bool) -> Contract:
     """One package with the same records of ours as the archive."""
     programs, _, contract = _programs(opened)
-    records = aoti.compiled(programs)
+    records = aoti.compiled(programs) if compiled else packaged.packaged(programs)
     buffer = io.BytesIO()
     torch.save({name: dict(one.parameters) for name, one in programs.items()}, buffer)
-    further = {
-        archive.MACHINE: here(torch.__version__, "cpu").to_json(),
-        archive.PARAMETERS: buffer.getvalue(),
-    }
+    further = {archive.PARAMETERS: buffer.getvalue()}
+    if compiled:
+        further[archive.MACHINE] = here(torch.__version__, "cpu").to_json()
     archive.write(path, records, contract, _cases(opened, contract), opened.graph, further)
     return contract
 
@@ -165,17 +164,6 @@ def _programs(
 
 def _cases(opened: Archive, contract: Contract) -> list[Case]:
     return [case for case in opened.cases() if admits(contract, case)]
-
-
-def admits(contract: Contract, case: Case) -> bool:
-    """Whether a case has the one batch dimension, of one size, that a container takes."""
-    if 0 not in contract.batch.sizes and any(v.numel() == 0 for v in case.inputs):
-        return False
-    if contract.batch.ndim == 0:
-        return case.method in contract.methods
-    shapes = [contract.taken(name).fixed for name in contract.methods[case.method].inputs]
-    leads = {tuple(v.shape[: v.ndim - len(s)]) for v, s in zip(case.inputs, shapes, strict=True)}
-    return len(leads) == 1 and len(leads.pop()) == 1
 
 
 def _contract(contract: Contract, programs: dict[str, Program], parameters: dict[str, torch.Tensor]) -> Contract:

@@ -37,9 +37,9 @@ def opened_file(path: Path) -> File:
     """Raises ``ArchiveError`` for a file that is damaged or no TorchScript."""
     try:
         opened = archive.read(path)
-        if opened.compiled:
+        if opened.compiled or opened.programs:
             raise ArchiveError(
-                "this file holds compiled code, and no graphs", where=str(path), expected="the .pt that it was made of"
+                "this file holds no graphs of TorchScript", where=str(path), expected="the .pt that it was made of"
             )
         return File(path, opened)
     except ForeignError:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from exporter.archive import EXTREMES, Case
 from exporter.contract import Contract, block_name
 from exporter.errors import MismatchError, UsageError, near
+from exporter.stored import EXTREMES, Case
 from runtime_checks import container
 from runtime_checks.compare import compare
 from runtime_checks.load import load
@@ -37,7 +37,7 @@ def of_file(path: Path, label: str, device: str = "cpu") -> Candidate:
 
 def labels_of(paths: Sequence[Path]) -> list[str]:
     """Kind and name; the whole path where two files have one name. Raises ``UsageError`` for one file twice."""
-    kinds = {"pt": "torchferry .pt", "pt2": "torchferry .pt2", "onnx": "onnxruntime"}
+    kinds = {"pt": "torchferry .pt", "pt2": "torchferry .pt2", "program": "torch.export", "onnx": "onnxruntime"}
     names = [path.name for path in paths]
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("a file is named twice", where="FILE", got=", ".join(map(str, paths)))

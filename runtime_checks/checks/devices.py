@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from exporter.archive import EXTREMES, Case
 from exporter.contract import Contract
+from exporter.stored import EXTREMES, Case
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call
 

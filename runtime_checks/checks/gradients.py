@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from exporter.archive import Case
 from exporter.contract import Contract
+from exporter.stored import Case
 from exporter.variables import FLOATING
 from runtime_checks.checks.expectation import Expectation
 from runtime_checks.checks.finite_differences import FACTOR, FIRST, RESOLUTION, STEPS, extrapolated

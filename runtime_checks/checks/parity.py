@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exporter.archive import Case
+from exporter.stored import Case
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter.archive import EXTREMES, Case
 from exporter.contract import Contract
+from exporter.stored import EXTREMES, Case
 from runtime_checks.report import CheckResult
 from runtime_checks.runners.base import Call, Result, Tensors
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from exporter.archive import Case
 from exporter.contract import COTANGENT, TANGENT, Contract, bare
+from exporter.stored import Case
 from exporter.variables import FLOATING
 from runtime_checks.checks.probe import Probe, error_of, points
 from runtime_checks.compare import compare

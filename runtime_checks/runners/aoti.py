@@ -11,7 +11,7 @@ from exporter.contract import Contract
 from exporter.errors import RunError
 from runtime_checks.engines import hold_machine
 from runtime_checks.runners.base import Call, Run, Verdict
-from runtime_checks.runners.isolated_python import IsolatedPython
+from runtime_checks.runners.isolated_python import CODE, IsolatedPython
 
 MACHINE = "machine"
 
@@ -29,7 +29,7 @@ class Aoti:
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
         said = hold_machine(archive.read(path), self.device)
-        inner = replace(self.inner, compiled=True)
+        inner = replace(self.inner, holds=CODE)
         try:
             run = inner.run(path, contract, calls)
         except RunError:

@@ -11,13 +11,18 @@ from runtime_checks import native_library
 from runtime_checks.runners import onnxruntime
 from runtime_checks.runners.aoti import Aoti
 from runtime_checks.runners.base import Runner
-from runtime_checks.runners.isolated_python import IsolatedPython
+from runtime_checks.runners.isolated_python import PROGRAMS, IsolatedPython
 from runtime_checks.runners.libtorch import Libtorch
 from runtime_checks.runners.onnxruntime import OnnxRuntime
 
-RUNTIMES = ("python", "libtorch", "onnxruntime", "aoti")
+RUNTIMES = ("python", "libtorch", "onnxruntime", "aoti", "program")
 # What runs a kind of file, the usual one first.
-CONTAINERS = {"pt": ("python", "libtorch"), "onnx": ("onnxruntime",), "pt2": ("aoti", "libtorch")}
+CONTAINERS = {
+    "pt": ("python", "libtorch"),
+    "onnx": ("onnxruntime",),
+    "pt2": ("aoti", "libtorch"),
+    "program": ("program",),
+}
 TIME_LIMIT, MEMORY_LIMIT = 600.0, 16.0
 
 
@@ -55,6 +60,8 @@ def runners(
         for name in names:
             if name == "python":
                 made.append(IsolatedPython(time_limit, memory_limit * 2**30, place))
+            elif name == "program":
+                made.append(IsolatedPython(time_limit, memory_limit * 2**30, place, name, holds=PROGRAMS))
             elif name == "aoti":
                 made.append(Aoti(IsolatedPython(time_limit, memory_limit * 2**30, place)))
             elif name == "onnxruntime":

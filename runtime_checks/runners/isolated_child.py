@@ -19,23 +19,25 @@ import traceback
 import warnings
 
 
+def standard(name):
+    # The data of sysconfig is named after the machine.
+    return name in sys.stdlib_module_names or name.startswith("_sysconfigdata_")
+
+
 class OnlyTorch:
-    """A meta path finder: torch's own packages from their folders, every other name refused by an error."""
+    """A meta path finder: the standard library, and torch's own packages from their folders. No other name is found."""
 
     def __init__(self, packages):
         self.packages = packages
 
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
-        if top in sys.stdlib_module_names:
-            return None
+        if standard(top):
+            return importlib.machinery.PathFinder.find_spec(name, path, target)
         if top in self.packages:
             places = path if path is not None else [self.packages[top]]
             return importlib.machinery.PathFinder.find_spec(name, places, target)
-        raise ModuleNotFoundError(
-            f"{name!r} cannot be imported: this process has torch and the standard library only",
-            name=name,
-        )
+        return None
 
 
 def limit(name, value):
@@ -70,11 +72,13 @@ def try_imports(names):
 
 
 def foreign_modules(packages):
-    allowed = {*sys.stdlib_module_names, *packages, "__main__"}
+    allowed = {*packages, "__main__"}
     return sorted(
         name
         for name, module in sys.modules.items()
-        if name.partition(".")[0] not in allowed and getattr(module, "__file__", None) not in (None, __file__)
+        if not standard(top := name.partition(".")[0])
+        and top not in allowed
+        and getattr(module, "__file__", None) not in (None, __file__)
     )
 
 
@@ -164,13 +168,18 @@ class Compiled:
         if job["guarded"]:
             os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
         with zipfile.ZipFile(job["archive"]) as archive:
-            place = next(n for n in archive.namelist() if n.endswith("/extra/torchferry/parameters.pt"))
+            place = next(n for n in archive.namelist() if n.endswith("/data/torchferry/parameters.pt"))
             held = torch.load(io.BytesIO(archive.read(place)), weights_only=True)
         self.device = torch.device(job["device"])
         self.held = {method: {n: t.to(self.device) for n, t in of.items()} for method, of in held.items()}
         self.methods = list(held)
+        self.calls = self.loaded(job["archive"])
+
+    def loaded(self, archive):
+        import torch
+
         loader = getattr(torch._C, "_aoti").AOTIModelPackageLoader  # noqa: B009
-        self.loaders = {m: loader(job["archive"], m, False, 1, -1) for m in self.methods}
+        return {m: loader(archive, m, False, 1, -1).boxed_run for m in self.methods}
 
     def named_parameters(self):
         # One tensor for each name, whichever methods take it.
@@ -184,14 +193,30 @@ class Compiled:
 
     def run(self, method, inputs):
         given = [x.contiguous() for x in inputs] + list(self.held[method].values())
-        return tuple(self.loaders[method].boxed_run(given))
+        return tuple(self.calls[method](given))
+
+
+class Programs(Compiled):
+    """The programs of torch.export in a package, in the same way."""
+
+    def loaded(self, archive):
+        from torch.export.pt2_archive._package import load_pt2
+
+        programs = load_pt2(archive).exported_programs
+        return {m: functools.partial(called, programs[m].module()) for m in self.methods}
+
+
+def called(module, given):
+    return module(*given)
 
 
 def opened(job):
     import torch
 
-    if job["compiled"]:
+    if job["holds"] == "code":
         return Compiled(job)
+    if job["holds"] == "programs":
+        return Programs(job)
     return torch.jit.load(job["archive"], map_location=job["device"]).eval()
 
 
@@ -296,7 +321,9 @@ def waited_for(number):
 
 def serve():
     packages = json.loads(sys.argv[1])
-    sys.meta_path.insert(0, OnlyTorch(packages))
+    # In the place of the finder that looks wherever the path leads.
+    sys.meta_path.remove(importlib.machinery.PathFinder)
+    sys.meta_path.append(OnlyTorch(packages))
     warnings.simplefilter("ignore")
     import torch  # noqa: F401
 

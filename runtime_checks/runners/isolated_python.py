@@ -18,6 +18,8 @@ from runtime_checks.runners.base import Call, Result, Run
 from runtime_checks.runners.forkserver import TORCH_AND_ITS_OWN
 from runtime_checks.runners.process import check_limits, ended_early, write_calls
 
+GRAPHS, CODE, PROGRAMS = "graphs", "code", "programs"
+
 
 @dataclass(frozen=True)
 class IsolatedPython:
@@ -27,8 +29,8 @@ class IsolatedPython:
     memory: float = 16 * 2**30
     device: str = "cpu"
     name: str = "python"
-    # Whether the file holds compiled code in the place of graphs.
-    compiled: bool = False
+    # What the file holds in the place of graphs.
+    holds: str = GRAPHS
     # Whether that checks the shapes that it is given.
     guarded: bool = False
     # Whether torch's optimiser is given graphs that are not too large for it.
@@ -58,7 +60,7 @@ class IsolatedPython:
                 "seconds": self.seconds,
                 "largest_optimised": LARGEST_OPTIMISED if self.optimised else 0,
                 "any_outputs": contract is None,
-                "compiled": self.compiled,
+                "holds": self.holds,
                 "guarded": self.guarded,
             }
             with forkserver.shared() as server:
@@ -71,7 +73,7 @@ class IsolatedPython:
                     "the archive does not load where its source library is absent",
                     where=str(path),
                     got=str(evidence["load_error"]).strip().splitlines()[0],
-                    expected="a file that plain torch.jit.load takes",
+                    expected="a file that torch alone loads",
                     mend="export it again; if it was written elsewhere, compare the torch versions",
                 )
             loaded = torch.load(results_file, weights_only=True)

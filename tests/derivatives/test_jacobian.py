@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import torchferry
 from exporter import archive
-from exporter.archive import Case
 from exporter.errors import CaptureError, MismatchError
 from exporter.newton import SLICE
+from exporter.stored import Case
 from runtime_checks.checks import finite_differences, gradients
 from runtime_checks.runners.base import Result
 

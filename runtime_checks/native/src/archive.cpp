@@ -25,10 +25,12 @@ constexpr size_t kDigits = 64;
 const std::string kFolder = "extra/torchferry/";
 const std::string kContract = kFolder + "contract.json";
 const std::string kCases = kFolder + "cases.pt";
+/// In a package (.pt2), of which torch reads all that is below extra/ as text.
+const std::string kPackedCases = "data/torchferry/cases.pt";
 const std::string kManifest = kFolder + "manifest.json";
 const std::string kGraph = kFolder + "graph.txt";
 const std::string kMachine = kFolder + "machine.json";
-const std::string kParameters = kFolder + "parameters.pt";
+const std::string kParameters = "data/torchferry/parameters.pt";
 
 /// Whether a loader that unpacks a record of this name would write outside of its folder.
 bool leads_out(const std::string& name) {
@@ -150,7 +152,8 @@ void check_seal(const std::string& path, const std::string& bytes) {
 ArchiveFile read(const std::string& path, const std::shared_ptr<const std::string>& bytes, bool check_integrity) {
   Reader reader(path, bytes);
   std::set<std::string> missing;
-  for (const auto& name : {kContract, kCases, kGraph, kManifest})
+  const auto& cases = reader.names().count(kPackedCases) ? kPackedCases : kCases;
+  for (const auto& name : {kContract, cases, kGraph, kManifest})
     if (!reader.names().count(name)) missing.insert(name);
   if (missing.size() == 4)
     fail(TF_ERROR_ARCHIVE, {"this file is not a torchferry archive", path,
@@ -163,11 +166,14 @@ ArchiveFile read(const std::string& path, const std::shared_ptr<const std::strin
     reader.check_manifest();
     check_seal(path, *bytes);
   }
-  ArchiveFile file{bytes, reader.record(kContract), reader.record(kCases), reader.names().size()};
+  ArchiveFile file{bytes, reader.record(kContract), reader.record(cases), reader.names().size()};
   file.compiled = reader.names().count(kMachine) && reader.names().count(kParameters);
   if (file.compiled) {
     file.machine = reader.record(kMachine);
     file.parameters = reader.record(kParameters);
+  } else if (reader.names().count(kParameters)) {
+    fail(TF_ERROR_ARCHIVE, {"this file holds programs of torch.export, which run in Python", path, "", "",
+                            "load the .pt, or what `torchferry convert --to pt2` makes of it"});
   }
   return file;
 }

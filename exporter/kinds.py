@@ -1,0 +1,22 @@
+"""The containers of a model, by name, and by the names of their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# ``program`` is a package of torch.export's programs, ``pt2`` one of code that was compiled of them.
+SUFFIXES = {"pt": ".pt", "onnx": ".onnx", "pt2": ".pt2", "program": ".program.pt2"}
+FORMATS = tuple(SUFFIXES)
+
+
+def format_of(path: Path) -> str | None:
+    """By the longest suffix that fits; None for a name that says nothing."""
+    fitting = [name for name, suffix in SUFFIXES.items() if path.name.endswith(suffix)]
+    return max(fitting, key=lambda name: len(SUFFIXES[name]), default=None)
+
+
+def named(path: Path, kind: str) -> Path:
+    """Of another container of the same model, beside the one at ``path``."""
+    known = format_of(path)
+    stem = path.name.removesuffix(SUFFIXES[known]) if known else path.name
+    return path.with_name(stem + SUFFIXES[kind])
