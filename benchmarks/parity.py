@@ -15,11 +15,17 @@ import torch
 from torch import nn
 
 import torchferry
+from exporter.kinds import SUFFIXES
 from runtime_checks.report import PASSED, Report
 
 ROOT = Path(__file__).parents[1]
-FORMATS = {"pt": "python,libtorch", "onnx": "onnxruntime", "pt2": "aoti,libtorch"}
-NEEDS = {"pt": "libtorch", "onnx": "onnxruntime, no torch", "pt2": "libtorch, this kind of processor"}
+FORMATS = {"pt": "python,libtorch", "onnx": "onnxruntime", "pt2": "aoti,libtorch", "program": "program"}
+NEEDS = {
+    "pt": "libtorch",
+    "onnx": "onnxruntime, no torch",
+    "pt2": "libtorch, this kind of processor",
+    "program": "Python, torch",
+}
 START, END = "<!-- parity -->\n", "<!-- end of parity -->"
 
 
@@ -28,7 +34,7 @@ def made(source: str | nn.Module, folder: Path, **given) -> dict[str, tuple[torc
     start = time.perf_counter()
     (first,) = torchferry.export(source, output=folder / "model.pt", **given)
     found = {"pt": (first.contract, first.report, time.perf_counter() - start, first.path)}
-    for kind in ("onnx", "pt2"):
+    for kind in ("onnx", "pt2", "program"):
         start = time.perf_counter()
         one = torchferry.convert(first.path, to=kind)
         found[kind] = (one.contract, one.report, time.perf_counter() - start, one.path)
@@ -96,7 +102,8 @@ def main() -> None:
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 2))
         single = made(network, Path(folder), inputs={"input": torch.linspace(-1, 1, 12).reshape(4, 3)})
-    lines = [f"| | {' | '.join(f'`.{kind}`' for kind in columns)} |", "| --- |" + " --- |" * len(columns)]
+    heads = " | ".join(f"`{SUFFIXES[kind]}`" for kind in columns)
+    lines = [f"| | {heads} |", "| --- |" + " --- |" * len(columns)]
     lines += [f"| {name} | {' | '.join(of[i] for of in columns.values())} |" for i, name in enumerate(ROWS)]
     in_float32 = (
         worst(report, {s.name for s in contract.outputs}, set()) for contract, report, _, _ in single.values()
