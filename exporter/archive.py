@@ -68,7 +68,7 @@ class Archive:
         return self.record(self._place(CASES))
 
     def _place(self, name: str) -> str:
-        return next((place for place in _places(name) if place in self.records), f"extra/{name}")
+        return next((place for place in _places(name) if place in self.records), _places(name)[0])
 
     @property
     def compiled(self) -> tuple[str, ...]:
@@ -238,6 +238,13 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
             got="bytes whose sha256 is not the one at the end of the file",
             mend="copy it again, or export it again",
         )
+    if any(name.startswith((COMPILED, PROGRAMS)) for name in sizes) and f"data/{PARAMETERS}" not in sizes:
+        raise ArchiveError(
+            "this package has no parameters",
+            where=where,
+            expected=f"the record data/{PARAMETERS}",
+            mend="convert it again",
+        )
     contract = contract_from_json(archive.read(f"{folder}/extra/{CONTRACT}"), where)
     graph = archive.read(f"{folder}/extra/{GRAPH}")
     if contract.graph and hashlib.sha256(graph).hexdigest() != contract.graph:
@@ -253,7 +260,8 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
 
 def _places(name: str) -> tuple[str, ...]:
     """Where a record of ours may be: torch reads all that is below ``extra/`` of a package as text."""
-    return (f"data/{name}", f"extra/{name}") if name in (CASES, PARAMETERS) else (f"extra/{name}",)
+    places = {CASES: (f"data/{name}", f"extra/{name}"), PARAMETERS: (f"data/{name}",)}
+    return places.get(name, (f"extra/{name}",))
 
 
 def _refuse_hostile(names: Sequence[str], where: str) -> None:

@@ -42,7 +42,8 @@ def replacing(path: Path) -> Iterator[Path]:
         except OSError as error:
             raise unwritable(path, error) from None
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
         if not path.exists():
             for empty in made:
                 with contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ import warnings
 from exporter import archive
 from exporter.archive import Archive
 from exporter.contract import Contract, block_name
-from exporter.errors import TorchferryError
+from exporter.kinds import named
 from exporter.stored import admits
 from runtime_checks.compare import compare
 from runtime_checks.engines import Compiled, hold_machine
@@ -20,10 +20,10 @@ class EngineWarning(UserWarning):
     """The engine that was asked for is not used; the model runs by TorchScript."""
 
 
-def compiled_beside(opened: Archive, device: str) -> tuple[Contract, Compiled] | None:
+def compiled_beside(opened: Archive, device: str) -> Compiled | None:
     """None, with an ``EngineWarning`` that says why, where there is no such file, where it was made of another archive
     or for another machine, or where a case does not pass."""
-    path = opened.path.with_suffix(".pt2")
+    path = named(opened.path, PT2)
     try:
         if not path.is_file():
             reason = f"there is no {path.name} beside it"
@@ -34,9 +34,10 @@ def compiled_beside(opened: Archive, device: str) -> tuple[Contract, Compiled] |
                 engine = Compiled(found)
                 reason = _differs(opened, found.contract, engine)
                 if not reason:
-                    return found.contract, engine
-    except (TorchferryError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+                    return engine
+    except Exception as error:
+        # Whatever it is that compiled code of another origin does: the archive itself is there.
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     warnings.warn(f"{opened.path.name} runs by TorchScript: {reason}", EngineWarning, stacklevel=3)
     return None
 
@@ -44,10 +45,18 @@ def compiled_beside(opened: Archive, device: str) -> tuple[Contract, Compiled] |
 def _unfit(opened: Archive, found: Archive, device: str) -> str:
     if not found.compiled:
         return f"{found.path.name} holds no compiled code"
+    again = "make it again with torchferry convert --to pt2"
     if found.contract.graph != opened.contract.graph:
-        return f"{found.path.name} was made of another graph: make it again with torchferry convert --to pt2"
+        return f"{found.path.name} was made of another graph: {again}"
+    # The hash of the graphs has no names.
+    if any(
+        getattr(found.contract, what) != getattr(opened.contract, what) for what in ("inputs", "outputs", "methods")
+    ):
+        return f"{found.path.name} has other variables or methods: {again}"
     if opened.contract.differentiable:
         return "torch's gradients do not go through compiled code"
+    if any(solver.on_failure == "raise" for solver in opened.contract.solvers):
+        return "compiled code gives NaN where Newton's method does not converge, and this model raises an error"
     hold_machine(found, device)
     return ""
 

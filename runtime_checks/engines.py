@@ -17,7 +17,7 @@ from exporter.contract import Contract
 from exporter.errors import ArchiveError, MissingRuntimeError, RunError, UsageError, first_line
 from exporter.onnx_files import OnnxFiles
 from exporter.variables import fits_shape
-from runtime_checks.runners.isolated_child import graph_size
+from runtime_checks.runners.isolated_child import graph_size, refuse_pickles
 
 Tensors = Sequence[torch.Tensor]
 
@@ -96,6 +96,7 @@ class Programs(Compiled):
     def _loaded(self, opened: Archive) -> Mapping[str, Callable[[list[torch.Tensor]], Any]]:
         from torch.export.pt2_archive._package import load_pt2
 
+        refuse_pickles(str(opened.path))
         found = load_pt2(str(opened.path)).exported_programs
         return {m: functools.partial(_called, found[m].module()) for m in opened.programs}
 

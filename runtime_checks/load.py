@@ -141,10 +141,12 @@ def load(
         hold_machine(opened, str(device))
         return Model(opened.contract, Compiled(opened), device, envelope)
     if opened.programs:
+        if str(device) != "cpu":
+            raise UsageError("a program is loaded on the CPU", where=str(file), got=str(device), expected="cpu")
         return Model(opened.contract, Programs(opened), device, envelope)
     compiled = compiled_beside(opened, str(device)) if engine != TORCHSCRIPT else None
     if compiled is not None:
-        return Model(*compiled, device, envelope)
+        return Model(opened.contract, compiled, device, envelope)
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)

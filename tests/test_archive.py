@@ -235,3 +235,9 @@ def test_compressed_bombs_are_refused(eq_copy, monkeypatch):
 def test_a_copy_under_another_name_is_the_same_archive(eq_copy):
     moved = Path(shutil.move(eq_copy, eq_copy.with_name("other name.pt")))
     assert archive.read(moved).contract.name == "eq"
+
+
+def test_a_name_that_is_too_long_is_said(tmp_path):
+    with pytest.raises(OutputError, match="cannot be written"), files.replacing(tmp_path / ("m" * 248 + ".pt")):
+        pass
+    assert not list(tmp_path.iterdir())

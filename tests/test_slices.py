@@ -73,6 +73,12 @@ def test_so_are_those_of_a_source_librarys_chain_rule():
         assert torch.equal(got, wanted)
 
 
+def test_an_implicit_models_jacobian_goes_in_slices():
+    module = load_module(ROOT / "artifacts" / "return_map.pt")
+    methods = module._c._method_names()
+    assert ("jacobian_slices_batch" in methods, "forward_slices_batch" in methods) == (True, False)
+
+
 def test_gradients_go_through_slices(exported):
     x = torch.randn(SLICE + 5, 3, dtype=F, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
     module = load_module(exported.path)
@@ -101,13 +107,17 @@ def test_wide_values_go_in_smaller_slices(tmp_path, without_the_gate):
     torch.testing.assert_close(module(x)[0], model(x), rtol=1e-12, atol=1e-14)
 
 
-def test_a_lost_slice_is_seen(tmp_path, monkeypatch, without_the_gate):
+@pytest.mark.parametrize("method", ["forward", "jacobian", "jvp", "vjp"])
+def test_a_lost_slice_is_seen(method, tmp_path, monkeypatch, without_the_gate):
     original = slices.sliced_source
 
-    def short(*given):
-        return original(*given).replace(f"tf_rows, {SLICE})", f"tf_rows - {SLICE}, {SLICE})")
+    def short(name, *given):
+        source = original(name, *given)
+        rows = given[-1]
+        return source.replace(f"tf_rows, {rows})", f"tf_rows - {rows}, {rows})") if name.startswith(method) else source
 
     monkeypatch.setattr(slices, "sliced_source", short)
+    asked = {"jacobian": {"derivatives": "y:x"}, "jvp": {"jvp": True}, "vjp": {"vjp": True}}.get(method, {})
     with pytest.raises(MismatchError) as caught:
-        torchferry.export(Chain(), inputs={"x": X}, output=tmp_path / "chain.pt")
+        torchferry.export(Chain(), inputs={"x": X}, output=tmp_path / "chain.pt", **asked)
     assert {c.check for c in caught.value.report.checks if c.verdict == FAILED} == {"batch sizes"}

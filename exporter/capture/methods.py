@@ -14,6 +14,7 @@ from exporter.capture.glue import Caller, jacobian_source, pushed_source, solved
 from exporter.capture.slices import REPEATED, SLICE, sliceable, sliced
 from exporter.capture.torchscript import torchscript, varying_sizes
 from exporter.contract import COTANGENT, TANGENT, MethodSpec
+from exporter.newton import loops
 from exporter.warmup import Warmup
 
 
@@ -46,7 +47,8 @@ def define(
     contiguous = warm.contiguous or bool(chosen.programs)
 
     def outer(name: str, inner: str, taken: Specs, count: int) -> None:
-        if sliceable(warm):
+        # A Newton loop has slices of its own, but not the products that are repeated for every direction.
+        if sliceable(warm) and (inner == JACOBIAN or not loops(source.named)):
             size = SLICE if inner == BLOCKS else REPEATED
             inner = sliced(module, name, inner, argument_names([s.name for s in taken]), count, size)
         module.define(forward_source(taken, count, batched, contiguous, name=name, inner=inner))

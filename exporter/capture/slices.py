@@ -14,7 +14,6 @@ import torch
 
 from exporter.capture.entry import method_source
 from exporter.capture.operators import nodes
-from exporter.newton import loops
 from exporter.warmup import Warmup
 
 # Measured: slices pay where a graph makes this many times the numbers that it returns (2 to 4 times as fast at 300,000
@@ -27,9 +26,9 @@ REPEATED = 4_096
 
 
 def sliceable(warm: Warmup) -> bool:
-    """Whether all that a method takes and gives has the batch; a Newton loop has slices of its own."""
+    """Whether all that a method takes and gives has the batch."""
     source = warm.source
-    return bool(source.batch_ndim and source.inputs) and not any(warm.constant) and not loops(source.named)
+    return bool(source.batch_ndim and source.inputs) and not any(warm.constant)
 
 
 def sliced(

@@ -129,7 +129,8 @@ def capture(
         operators(module)
         contiguous = warm.contiguous or program is not None
         inner = boxes.METHOD
-        if sliceable(warm):
+        # A Newton loop has slices of its own.
+        if sliceable(warm) and not solves:
             names = argument_names([s.name for s in source.inputs])
             inner = sliced(module, "forward", inner, names, len(warm.output_specs))
         whole = (source.inputs, len(warm.output_specs), bool(source.batch_ndim), contiguous)

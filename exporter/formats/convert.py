@@ -60,7 +60,7 @@ def refuse_suffix(output: Path, formats: Sequence[str]) -> None:
         raise UsageError(
             "the output's name is not of the format",
             where=str(output),
-            got=output.suffix or "no suffix",
+            got=SUFFIXES[said] if said else output.suffix or "no suffix",
             expected=" or ".join(SUFFIXES[name] for name in formats),
             mend="name the output accordingly, or ask for its format with --format",
         )

@@ -202,8 +202,27 @@ class Programs(Compiled):
     def loaded(self, archive):
         from torch.export.pt2_archive._package import load_pt2
 
+        refuse_pickles(archive)
         programs = load_pt2(archive).exported_programs
         return {m: functools.partial(called, programs[m].module()) for m in self.methods}
+
+
+def refuse_pickles(archive):
+    """torch runs what a pickle of a package says; what torchferry writes there are tensors."""
+    import io
+    import zipfile
+
+    import torch
+
+    with zipfile.ZipFile(archive) as file:
+        for name in file.namelist():
+            _, _, own = name.partition("/")
+            if own.startswith("data/sample_inputs/"):
+                torch.load(io.BytesIO(file.read(name)), weights_only=True)
+            elif own.startswith(("data/weights/", "data/constants/")) and name.endswith("_config.json"):
+                held = json.loads(file.read(name)).get("config", {}).values()
+                if any(one.get("use_pickle") or one.get("payload_type", 0) for one in held):
+                    raise ValueError(f"record {name} names pickles, which torchferry does not write")
 
 
 def called(module, given):

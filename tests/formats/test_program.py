@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import subprocess
 import zipfile
@@ -122,6 +123,8 @@ def test_where_it_does_not_run(copy, capsys):
     harness = native_library.build() / "bin" / "torchferry_verify"
     done = subprocess.run([str(harness), str(copy)], capture_output=True, text=True, check=False)
     assert (done.returncode, "run in Python" in done.stderr) == (4, True)
+    with pytest.raises(UsageError, match="loaded on the CPU"):
+        torchferry.load(copy, "cuda")
     with pytest.raises(UsageError, match="stays on the device"):
         torchferry.load(copy).to("cpu")
     renamed = copy.with_name("robertson.pt2")
@@ -130,6 +133,40 @@ def test_where_it_does_not_run(copy, capsys):
     assert "holds no compiled code" in capsys.readouterr().err
     assert run(["graph", str(renamed)]) == 4
     assert run(["convert", str(renamed), "--to", "onnx"]) == 2
+
+
+class Runs:
+    """A pickle that runs something."""
+
+    def __reduce__(self):
+        return (Path.touch, (Path("it_ran"),))
+
+
+def pickled_inputs(found: Records) -> None:
+    buffer = io.BytesIO()
+    torch.save(Runs(), buffer)
+    found["data/sample_inputs/forward.pt"] = buffer.getvalue()
+
+
+def pickled_weights(found: Records) -> None:
+    name = "data/weights/jacobian_weights_config.json"
+    whole = json.loads(found[name])
+    for one in whole["config"].values():
+        one["use_pickle"] = True
+    buffer = io.BytesIO()
+    torch.save(Runs(), buffer)
+    found[name] = json.dumps(whole).encode()
+    found |= dict.fromkeys((n for n in found if "/weight_" in n), buffer.getvalue())
+
+
+@pytest.mark.parametrize("change", [pickled_inputs, pickled_weights])
+def test_no_pickle_is_run(copy, change, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rewrite(copy, change, manifest=True)
+    for use in (torchferry.load, torchferry.verify):
+        with pytest.raises(torchferry.TorchferryError):
+            use(copy)
+    assert [p.name for p in tmp_path.iterdir()] == [copy.name]
 
 
 def test_a_name_that_says_another_container(tmp_path, capsys):

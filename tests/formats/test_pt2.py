@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from tampering import Records, change_json, rewrite
+from tampering import Records, change_contract, change_json, rewrite
 
 import torchferry
 from exporter import archive
@@ -163,8 +163,10 @@ def test_no_compiler(monkeypatch, tmp_path, capsys):
 
 def test_torchs_own_loader_takes_it(robertson):
     """One batch dimension, then the parameters."""
+    from torch._inductor.package import load_package
+
     held = archive.read(robertson).parameters()["forward"]
-    found = torch._inductor.aoti_load_package(str(robertson))(y(5), *held.values())
+    found = load_package(str(robertson), model_name="forward")(y(5), *held.values())
     assert torch.equal(found[0], torchferry.load(robertson)(y(5))[0])
 
 
@@ -246,6 +248,21 @@ def damaged(path: Path) -> None:
     path.write_bytes(bytes(whole))
 
 
+def of_other_names(path: Path) -> None:
+    def change(contract: dict) -> None:
+        contract["outputs"][0]["name"] = "speed"
+        for spec in contract["methods"].values():
+            spec["outputs"] = [
+                "speed" if o == "rate" else ["speed", o[1]] if isinstance(o, list) else o for o in spec["outputs"]
+            ]
+
+    change_contract(path, change)
+
+
+def without_a_method(path: Path) -> None:
+    rewrite(path, lambda found: [found.pop(n) for n in list(found) if "aotinductor/jacobian" in n], manifest=True)
+
+
 def of_another_machine(path: Path) -> None:
     machine(path, lambda raw: raw["instructions"].append("avx1024"))
 
@@ -256,6 +273,8 @@ def of_another_machine(path: Path) -> None:
         (absent, "there is no robertson.pt2"),
         (of_other_numbers, "does not pass: forward"),
         (of_another_graph, "made of another graph"),
+        (of_other_names, "other variables or methods"),
+        (without_a_method, "KeyError|does not load"),
         (damaged, "damaged|changed"),
         (of_another_machine, "avx1024"),
     ],

@@ -167,6 +167,8 @@ ArchiveFile read(const std::string& path, const std::shared_ptr<const std::strin
     check_seal(path, *bytes);
   }
   ArchiveFile file{bytes, reader.record(kContract), reader.record(cases), reader.names().size()};
+  if (reader.names().count(kMachine) && !reader.names().count(kParameters))
+    fail(TF_ERROR_ARCHIVE, {"this package has no parameters", path, "", "the record " + kParameters, "convert it again"});
   file.compiled = reader.names().count(kMachine) && reader.names().count(kParameters);
   if (file.compiled) {
     file.machine = reader.record(kMachine);

@@ -213,8 +213,9 @@ Model::~Model() = default;
 
 Model Model::load(const std::string& path, const std::string& device, const Options& options) {
   const auto target = parse_device(device);
+  auto state = std::make_unique<State>(path, options, target, read_archive(path, options.check_integrity));
   if (options.keep_memory) keep_memory();
-  return Model(std::make_unique<State>(path, options, target, read_archive(path, options.check_integrity)));
+  return Model(std::move(state));
 }
 
 const Contract& Model::contract() const { return state_->contract; }

@@ -24,7 +24,7 @@ struct Options {
   int fusion_depth = 0;              ///< specialisations by shape that torch may compile; -1: torch's own
   bool optimize = true;              ///< never for graphs of over 20,000 nodes: torch would take minutes on them
   bool check_integrity = true;       ///< every record against the manifest
-  bool keep_memory = false;          ///< freed memory stays with the process, all of it, for good (glibc's mallopt)
+  bool keep_memory = false;          ///< freed blocks to 32 MiB stay with the process (glibc's mallopt)
   OutsideEnvelope envelope = OutsideEnvelope::kOff;  ///< inputs outside the range that was checked
   std::function<void(const std::string&)> warn;      ///< is told of them; without one, standard error
 };

@@ -107,8 +107,9 @@ typedef struct tf_options {
   int32_t optimize;           /* 0: run the graph as it is. Default 1; never for graphs of over 20,000 nodes */
   int32_t check_integrity;    /* compare every record with the manifest. Default 1 */
   int32_t envelope;           /* inputs outside the range that was checked: TF_ENVELOPE_OFF (default), _WARN or _ERROR */
-  int32_t keep_memory;        /* 1: freed memory stays with the process, all of it, for good (glibc's mallopt): a call on
-                                 thousands of rows does not fetch its memory from the system again. Default 0 */
+  int32_t keep_memory;        /* 1: freed blocks of up to 32 MiB stay with the process, up to 1 GiB, from now on and for all
+                                 that it does (glibc's mallopt): a call on thousands of rows does not fetch its memory
+                                 from the system again. Default 0 */
 } tf_options;
 
 typedef struct tf_model_handle* tf_model;
