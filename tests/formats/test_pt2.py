@@ -163,7 +163,7 @@ def test_no_compiler(monkeypatch, tmp_path, capsys):
 
 def test_torchs_own_loader_takes_it(robertson):
     """One batch dimension, then the parameters."""
-    from torch._inductor.package import load_package
+    from torch._inductor.package.package import load_package
 
     held = archive.read(robertson).parameters()["forward"]
     found = load_package(str(robertson), model_name="forward")(y(5), *held.values())
