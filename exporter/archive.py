@@ -71,17 +71,12 @@ class Archive:
         return next((place for place in _places(name) if place in self.records), _places(name)[0])
 
     @property
-    def compiled(self) -> tuple[str, ...]:
-        """The methods that there is compiled code for."""
-        names = (name.removeprefix(COMPILED).partition("/")[0] for name in self.records if name.startswith(COMPILED))
-        return tuple(dict.fromkeys(names))
-
-    @property
-    def programs(self) -> tuple[str, ...]:
-        """The methods that there is a program of torch.export for."""
-        return tuple(
-            name.removeprefix(PROGRAMS).removesuffix(".json") for name in self.records if name.startswith(PROGRAMS)
-        )
+    def holds(self) -> str:
+        """``graphs`` of TorchScript, compiled ``code``, or ``programs`` of torch.export."""
+        for kind, place in (("code", COMPILED), ("programs", PROGRAMS)):
+            if any(name.startswith(place) for name in self.records):
+                return kind
+        return "graphs"
 
     def machine(self) -> Machine | None:
         """What the compiled code is for."""

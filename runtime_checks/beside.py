@@ -43,7 +43,7 @@ def compiled_beside(opened: Archive, device: str) -> Compiled | None:
 
 
 def _unfit(opened: Archive, found: Archive, device: str) -> str:
-    if not found.compiled:
+    if found.holds != "code":
         return f"{found.path.name} holds no compiled code"
     again = "make it again with torchferry convert --to pt2"
     if found.contract.graph != opened.contract.graph:

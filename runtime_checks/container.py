@@ -25,7 +25,7 @@ def read(path: Path) -> Archive | OnnxFiles:
 def parameters(opened: Archive | OnnxFiles) -> dict[str, torch.Tensor]:
     """Values of those that the contract offers to be set, where a method gives derivatives."""
     if isinstance(opened, Archive):
-        if not opened.compiled and not opened.programs:
+        if opened.holds == "graphs":
             return parameter_values(opened.path, opened.contract)
         whole = {n: t for of in opened.parameters().values() for n, t in of.items()}
         return whole if "jacobian" in opened.contract.methods else {}

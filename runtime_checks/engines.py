@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ from exporter.contract import Contract
 from exporter.errors import ArchiveError, MissingRuntimeError, RunError, UsageError, first_line
 from exporter.onnx_files import OnnxFiles
 from exporter.variables import fits_shape
-from runtime_checks.runners.isolated_child import graph_size, refuse_pickles
+from runtime_checks.runners.isolated_child import calls_of_code, calls_of_programs, graph_size
 
 Tensors = Sequence[torch.Tensor]
 
@@ -72,8 +71,7 @@ class Compiled:
     _what = "the compiled code"
 
     def _loaded(self, opened: Archive) -> Mapping[str, Callable[[list[torch.Tensor]], Any]]:
-        loader = getattr(torch._C, "_aoti").AOTIModelPackageLoader  # noqa: B009
-        return {m: loader(str(opened.path), m, False, 1, -1).boxed_run for m in opened.compiled}
+        return calls_of_code(str(opened.path), self._held)
 
     def run(self, method: str, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         flat, batch = flattened(self._contract, method, inputs)
@@ -94,15 +92,7 @@ class Programs(Compiled):
     _what = "the program"
 
     def _loaded(self, opened: Archive) -> Mapping[str, Callable[[list[torch.Tensor]], Any]]:
-        from torch.export.pt2_archive._package import load_pt2
-
-        refuse_pickles(str(opened.path))
-        found = load_pt2(str(opened.path)).exported_programs
-        return {m: functools.partial(_called, found[m].module()) for m in opened.programs}
-
-
-def _called(module: Any, given: list[torch.Tensor]) -> Any:
-    return module(*given)
+        return calls_of_programs(str(opened.path), self._held)
 
 
 class Onnx:

@@ -137,10 +137,10 @@ def load(
         files = onnx_files.read(file)
         return Model(files.contract, Onnx(files, threads), "cpu", envelope)
     opened = archive.read(file)
-    if opened.compiled:
+    if opened.holds == "code":
         hold_machine(opened, str(device))
         return Model(opened.contract, Compiled(opened), device, envelope)
-    if opened.programs:
+    if opened.holds == "programs":
         if str(device) != "cpu":
             raise UsageError("a program is loaded on the CPU", where=str(file), got=str(device), expected="cpu")
         return Model(opened.contract, Programs(opened), device, envelope)

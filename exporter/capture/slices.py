@@ -21,7 +21,7 @@ from exporter.warmup import Warmup
 MADE = 12
 # Rows of a slice: what an operation makes is about this large. Most of the gain is there from 2,048 to 65,536 rows.
 BYTES, SMALLEST, SLICE = 2**19, 1_024, 16_384
-# Where each row is repeated for every direction of a derivative.
+# For derivatives, whose rows are repeated for every direction, or carry a tangent with each value.
 REPEATED = 4_096
 
 

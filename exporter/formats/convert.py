@@ -97,7 +97,7 @@ def convert(
     if output.resolve() == source.resolve():
         raise UsageError("the output is the archive itself", where=str(output), mend="name another output with -o")
     opened = archive.read(source)
-    if opened.compiled or opened.programs:
+    if opened.holds != "graphs":
         raise UsageError("only an archive is converted", where=str(source), expected="the .pt that it was made of")
     if to != "onnx":
         with files.replacing(output) as path, quiet_deprecations():

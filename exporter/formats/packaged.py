@@ -1,5 +1,4 @@
-"""Programs of torch.export in one package, as they are: what torch 2.10 and later load on any machine, without a
-compiler."""
+"""Programs of torch.export in one package, as they are: what torch loads on any machine, without a compiler."""
 
 from __future__ import annotations
 

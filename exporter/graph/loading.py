@@ -37,7 +37,7 @@ def opened_file(path: Path) -> File:
     """Raises ``ArchiveError`` for a file that is damaged or no TorchScript."""
     try:
         opened = archive.read(path)
-        if opened.compiled or opened.programs:
+        if opened.holds != "graphs":
             raise ArchiveError(
                 "this file holds no graphs of TorchScript", where=str(path), expected="the .pt that it was made of"
             )

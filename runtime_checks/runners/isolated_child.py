@@ -12,6 +12,7 @@ import importlib
 import importlib.machinery
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -22,6 +23,10 @@ import warnings
 def standard(name):
     # The data of sysconfig is named after the machine.
     return name in sys.stdlib_module_names or name.startswith("_sysconfigdata_")
+
+
+# Records of a package that hold the bytes of tensors; those of other names torch unpickles.
+TENSORS = re.compile(r"(weight|tensor)_\d+$")
 
 
 class OnlyTorch:
@@ -157,7 +162,8 @@ def tensors_of(value):
 
 
 class Compiled:
-    """The compiled methods of a package, with the shape of a module. It takes one batch dimension, and dense memory."""
+    """The compiled methods or the programs of a package, with the shape of a module. They take one batch dimension, and
+    dense memory."""
 
     def __init__(self, job):
         import io
@@ -173,13 +179,8 @@ class Compiled:
         self.device = torch.device(job["device"])
         self.held = {method: {n: t.to(self.device) for n, t in of.items()} for method, of in held.items()}
         self.methods = list(held)
-        self.calls = self.loaded(job["archive"])
-
-    def loaded(self, archive):
-        import torch
-
-        loader = getattr(torch._C, "_aoti").AOTIModelPackageLoader  # noqa: B009
-        return {m: loader(archive, m, False, 1, -1).boxed_run for m in self.methods}
+        load = calls_of_code if job["holds"] == "code" else calls_of_programs
+        self.calls = load(job["archive"], self.methods)
 
     def named_parameters(self):
         # One tensor for each name, whichever methods take it.
@@ -196,15 +197,19 @@ class Compiled:
         return tuple(self.calls[method](given))
 
 
-class Programs(Compiled):
-    """The programs of torch.export in a package, in the same way."""
+def calls_of_code(archive, methods):
+    import torch
 
-    def loaded(self, archive):
-        from torch.export.pt2_archive._package import load_pt2
+    loader = getattr(torch._C, "_aoti").AOTIModelPackageLoader  # noqa: B009
+    return {m: loader(archive, m, False, 1, -1).boxed_run for m in methods}
 
-        refuse_pickles(archive)
-        programs = load_pt2(archive).exported_programs
-        return {m: functools.partial(called, programs[m].module()) for m in self.methods}
+
+def calls_of_programs(archive, methods):
+    from torch.export.pt2_archive._package import load_pt2
+
+    refuse_pickles(archive)
+    programs = load_pt2(archive).exported_programs
+    return {m: functools.partial(called, programs[m].module()) for m in methods}
 
 
 def refuse_pickles(archive):
@@ -219,10 +224,15 @@ def refuse_pickles(archive):
             _, _, own = name.partition("/")
             if own.startswith("data/sample_inputs/"):
                 torch.load(io.BytesIO(file.read(name)), weights_only=True)
-            elif own.startswith(("data/weights/", "data/constants/")) and name.endswith("_config.json"):
-                held = json.loads(file.read(name)).get("config", {}).values()
-                if any(one.get("use_pickle") or one.get("payload_type", 0) for one in held):
-                    raise ValueError(f"record {name} names pickles, which torchferry does not write")
+            elif own.startswith(("data/weights/", "data/constants/")):
+                if name.endswith("_config.json"):
+                    held = json.loads(file.read(name)).get("config", {}).values()
+                    pickled = any(one.get("use_pickle") or not TENSORS.match(one["path_name"]) for one in held)
+                else:
+                    # Without a configuration torch reads NAME.pt, whole.
+                    pickled = own.endswith(".pt")
+                if pickled:
+                    raise ValueError(f"record {name} is or names a pickle, which torchferry does not write")
 
 
 def called(module, given):
@@ -232,10 +242,8 @@ def called(module, given):
 def opened(job):
     import torch
 
-    if job["holds"] == "code":
+    if job["holds"] != "graphs":
         return Compiled(job)
-    if job["holds"] == "programs":
-        return Programs(job)
     return torch.jit.load(job["archive"], map_location=job["device"]).eval()
 
 

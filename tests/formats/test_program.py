@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import shutil
 import subprocess
 import zipfile
@@ -110,7 +111,7 @@ def test_planted_faults(copy, change):
 
 def test_changed_bytes_and_missing_programs(copy):
     rewrite(copy, lambda found: found.pop("models/jacobian.json"), manifest=True)
-    with pytest.raises(torchferry.TorchferryError):
+    with pytest.raises(torchferry.TorchferryError, match="jacobian"):
         torchferry.verify(copy)
     data = bytearray(copy.read_bytes())
     data[len(data) // 2] ^= 1
@@ -159,12 +160,27 @@ def pickled_weights(found: Records) -> None:
     found |= dict.fromkeys((n for n in found if "/weight_" in n), buffer.getvalue())
 
 
-@pytest.mark.parametrize("change", [pickled_inputs, pickled_weights])
+def legacy_weights(found: Records) -> None:
+    buffer = io.BytesIO()
+    torch.save(Runs(), buffer)
+    found["data/weights/jacobian.pt"] = buffer.getvalue()
+
+
+def an_object(found: Records) -> None:
+    name = "data/constants/jacobian_constants_config.json"
+    whole = json.loads(found[name])
+    one = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": False, "tensor_meta": None}
+    whole["config"]["held"] = one
+    found[name] = json.dumps(whole).encode()
+    found["data/constants/opaque_obj_0"] = pickle.dumps(Runs())
+
+
+@pytest.mark.parametrize("change", [pickled_inputs, pickled_weights, legacy_weights, an_object])
 def test_no_pickle_is_run(copy, change, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rewrite(copy, change, manifest=True)
     for use in (torchferry.load, torchferry.verify):
-        with pytest.raises(torchferry.TorchferryError):
+        with pytest.raises(torchferry.TorchferryError, match=r"pickle|WeightsUnpickler|Weights only"):
             use(copy)
     assert [p.name for p in tmp_path.iterdir()] == [copy.name]
 
