@@ -1,0 +1,349 @@
+"""Terms as C: a frame of rows of numbers, one for each lane, and functions that go from row to row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import jinja2
+
+from exporter import newton
+from exporter.kernels.expressions import TYPES, expression, literal
+from exporter.kernels.lower import PARAMETER, Function, Loop
+from exporter.kernels.schedule import CALLS, SCALARS, Slots, Step, place, reached, steps, uniform
+from exporter.kernels.ssa import BOOL, F64, I64, LU, NEWTON, SOLVED
+
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("exporter.kernels"),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    undefined=jinja2.StrictUndefined,
+)
+# Elements that are computed together. Two registers of AVX2, one of AVX-512.
+LANES = 8
+# Above this many scalars a method has no second body for one element: it would double the time of the compiler.
+SMALL = 6_000
+ARRAYS = {"float64": "d", "float32": "f", "int64": "i", "int32": "j", "bool": "b"}
+
+
+@dataclass
+class Emitted:
+    """One method: its functions, its frame and what is uniform, as text; where outputs and inputs stand."""
+
+    name: str
+    text: str
+    frame: str
+    uniform: str
+    operations: int
+    rows: Mapping[str, int]
+    inputs: Mapping[str, int]
+    outputs: tuple[int, ...]
+    parameters: tuple[str, ...]
+    statuses: tuple[str, ...]
+    raising: tuple[str, ...]
+    holds_environment: bool
+    helpers: tuple[str, ...]
+    solves: bool
+    small: bool
+
+
+class Writer:
+    """Writes one method."""
+
+    def __init__(self, function: Function, shapes: Mapping[str, tuple[str, int]]) -> None:
+        """``shapes``: kind and count of each input."""
+        self.function, self.terms = function, function.terms
+        self.slots = Slots()
+        self.helpers: dict[str, None] = {}
+        self.parts: list[str] = []
+        self.count = 0
+        self.operations = 0
+        self.names: dict[int, str] = {}
+        self.inputs = {name: self.slots.take(kind, count) for name, (kind, count) in shapes.items()}
+        self.statuses: list[str] = []
+        self.raising: list[str] = []
+        self.solves = False
+        ends = [i for output in function.outputs for i in output]
+        needed = reached(self.terms, ends, ())
+        self.loops = {i: function.loops[int(str(self.terms[i].extra[0]))] for i in needed if self.terms[i].op == NEWTON}
+        self.everything = {
+            *needed,
+            *(i for loop in self.loops.values() for i in reached(self.terms, [*loop.residual, *loop.matrix], needed)),
+        }
+        self.own_uniform = uniform(self.terms, self.everything)
+        for i in self.everything:
+            term = self.terms[i]
+            if term.op == "leaf" and term.extra[0] in self.inputs:
+                array = ARRAYS[term.kind]
+                self.names[i] = f"f->{array}[{self.inputs[str(term.extra[0])] + int(str(term.extra[1]))}][l]"
+        self.ends = ends
+
+    def written(self) -> Emitted:
+        name = self.function.method
+        parameters = self._uniform()
+        top = reached(self.terms, self.ends, set(self.own_uniform))
+        calls = self._body(top, self.ends, name)
+        outputs = []
+        for output in self.function.outputs:
+            kind = self.terms[output[0]].kind if output else F64
+            outputs.append(self.slots.take(kind, len(output)))
+            function, head = self._head(name)
+            copied = self._copied(output, outputs[-1], ARRAYS[kind])
+            self.parts.append(f"{head} {{\n{copied}  (void)f;\n  (void)g;\n}}\n")
+            calls.append(f"{function}(f, g, lanes);")
+        body = "".join(f"  {call}\n" for call in calls)
+        self.parts.append(
+            f"TF_INLINE void {name}_body(struct {name}_frame *restrict f, const struct {name}_uniform *restrict g, "
+            f"int lanes) {{\n{body}  (void)f;\n  (void)g;\n  (void)lanes;\n}}\n"
+        )
+        holds = bool(self.loops) or self.solves or any(self.terms[i].op == "where" for i in self.everything)
+        return Emitted(
+            name,
+            "\n".join(self.parts),
+            _struct(f"{name}_frame", self.slots.counts, lanes=True),
+            _struct(f"{name}_uniform", self._uniform_counts, lanes=False),
+            self.operations,
+            dict(self.slots.counts),
+            self.inputs,
+            tuple(outputs),
+            parameters,
+            tuple(self.statuses),
+            tuple(self.raising),
+            holds,
+            tuple(self.helpers),
+            self.solves,
+            self.operations <= SMALL,
+        )
+
+    def _uniform(self) -> tuple[str, ...]:
+        """What is computed once for a call. Gives the parameters that the method reads."""
+        name, lines, parameters = self.function.method, [], {}
+        slots = Slots()
+        for i in self.own_uniform:
+            term = self.terms[i]
+            slots.give(i, term.kind)
+            array, at = ARRAYS[term.kind], slots.places[i][1]
+            if term.op == "leaf":
+                parameter = str(term.extra[0]).removeprefix(PARAMETER)
+                number = parameters.setdefault(parameter, len(parameters))
+                value = f"((const {TYPES[term.kind]} *)parameters[{number}])[{term.extra[1]}]"
+            else:
+                value = self._expression(i)
+            lines.append(f"  g->{array}[{at}] = {value};")
+            self.names[i] = f"g->{array}[{at}]"
+        self._uniform_counts = slots.counts
+        self.parts.append(
+            f"static void {name}_prepare(struct {name}_uniform *g, const void *const *parameters) {{\n"
+            + "\n".join(lines)
+            + "\n  (void)g;\n  (void)parameters;\n}\n"
+        )
+        return tuple(parameters)
+
+    def _body(self, needed: Sequence[int], ends: Iterable[int], name: str) -> list[str]:
+        """Functions for these terms; gives the calls of them in their order."""
+        order = steps(self.terms, needed)
+        place(self.terms, order, ends, self.slots, self.names)
+        calls = []
+        for step in order:
+            if step.what == SCALARS:
+                calls.append(self._loop(step, name, single=False))
+            elif step.what == CALLS:
+                calls.append(self._loop(step, name, single=True))
+            else:
+                calls.append(self._block(step.terms[0], name))
+        return calls
+
+    def _head(self, name: str) -> tuple[str, str]:
+        function = f"{name}_{self.count}"
+        self.count += 1
+        method = self.function.method
+        head = (
+            f"TF_INLINE void {function}(struct {method}_frame *restrict f, "
+            f"const struct {method}_uniform *restrict g, int lanes)"
+        )
+        return function, head
+
+    def _loop(self, step: Step, name: str, *, single: bool) -> str:
+        """One loop over the lanes for scalars; one for each call of libm."""
+        function, head = self._head(name)
+        local: dict[int, str] = {}
+        lines: list[str] = []
+        said = ""
+        for i in step.terms:
+            term = self.terms[i]
+            self.operations += 1
+            text = self._expression(i, local)
+            origin = self.terms.origins[i]
+            if origin and origin != said:
+                lines.append(f"    /* {comment(origin)} */")
+                said = origin
+            slot = self.slots.places.get(i)
+            if slot is not None and i not in self.names:
+                self.names[i] = f"f->{ARRAYS[slot[0]]}[{slot[1]}][l]"
+            if single:
+                lines.append(f"    for (int l = 0; l < lanes; l++) {self.names[i]} = {text};")
+                continue
+            local[i] = f"v{i}"
+            lines.append(f"    const {TYPES[term.kind]} v{i} = {text};")
+            if slot is not None:
+                lines.append(f"    {self.names[i]} = v{i};")
+        body = "\n".join(lines)
+        opening = "" if single else "  TF_SIMD\n  for (int l = 0; l < lanes; l++) {\n"
+        closing = "" if single else "\n  }"
+        self.parts.append(f"{head} {{\n{opening}{body}{closing}\n  (void)g;\n}}\n")
+        return f"{function}(f, g, lanes);"
+
+    def _name(self, i: int, local: Mapping[int, str] | None = None) -> str:
+        term = self.terms[i]
+        if term.op == "const":
+            value = self.terms.value(i)
+            return literal(value if value is not None else 0, term.kind)
+        if local and i in local:
+            return local[i]
+        return self.names[i]
+
+    def _expression(self, i: int, local: Mapping[int, str] | None = None) -> str:
+        term = self.terms[i]
+        if term.op == "singular":
+            return self.names[-term.args[0]]
+        kinds = [self.terms[a].kind for a in term.args]
+        text, helpers = expression(term.op, term.kind, kinds, [self._name(a, local) for a in term.args])
+        self.helpers |= dict.fromkeys(helpers)
+        return text
+
+    def _block(self, i: int, name: str) -> str:
+        op = self.terms[i].op
+        return (
+            self._factored(i, name) if op == LU else self._solution(i, name) if op == SOLVED else self._newton(i, name)
+        )
+
+    def _copied(self, terms: Sequence[int], first: int, array: str = "d") -> str:
+        lines = [f"    f->{array}[{first + k}][l] = {self._name(t)};" for k, t in enumerate(terms)]
+        return "  TF_SIMD\n  for (int l = 0; l < lanes; l++) {\n" + "\n".join(lines) + "\n  }\n"
+
+    def _picked(self, block: int, place_of: Sequence[str]) -> None:
+        for t in self.everything:
+            if self.terms[t].op == "pick" and self.terms[t].args[0] == block:
+                self.names[t] = place_of[int(str(self.terms[t].extra[0]))]
+
+    def _factored(self, i: int, name: str) -> str:
+        """Rows: the factors, then the inverses of the diagonal. In ``names`` of ``-i``: whether it is singular."""
+        self.solves = True
+        function, head = self._head(name)
+        n = int(str(self.terms[i].extra[0]))
+        first = self.slots.take(F64, n * n + n)
+        pivots = self.slots.take(BOOL, n + 1)
+        self.slots.places[i] = ("lu", first)
+        self.slots.places[-i] = ("pivots", pivots)
+        self.names[-i] = f"f->b[{pivots + n}][l]"
+        self.operations += n**3 // 3
+        self.parts.append(
+            f"{head} {{\n{self._copied(self.terms[i].args, first)}"
+            f"  tf_factor({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], f->b[{pivots + n}], lanes);\n"
+            "  (void)g;\n}\n"
+        )
+        return f"{function}(f, g, lanes);"
+
+    def _solution(self, i: int, name: str) -> str:
+        function, head = self._head(name)
+        n, transposed = int(str(self.terms[i].extra[0])), bool(self.terms[i].extra[1])
+        factors, *sides = self.terms[i].args
+        x = self.slots.take(F64, n)
+        first, pivots = self.slots.places[factors][1], self.slots.places[-factors][1]
+        run = "tf_solve_transposed" if transposed else "tf_solve"
+        self.helpers |= {run: None}
+        self.operations += n * n
+        self.parts.append(
+            f"{head} {{\n{self._copied(sides, x)}"
+            f"  {run}({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], &f->d[{x}], lanes);\n"
+            "  (void)g;\n}\n"
+        )
+        self._picked(i, [f"f->d[{x + k}][l]" for k in range(n)])
+        return f"{function}(f, g, lanes);"
+
+    def _newton(self, i: int, name: str) -> str:
+        self.solves = True
+        loop = self.loops[i]
+        tangents = bool(self.terms[i].extra[1])
+        n = loop.size
+        d = {
+            what: self.slots.take(F64, count)
+            for what, count in (
+                ("u", n),
+                ("r", n),
+                ("J", n * n),
+                ("work", 3 * n + n * n + n),
+                ("kept", n * n if tangents else 0),
+                ("norm", 1),
+            )
+        }
+        whole = {what: self.slots.take(I64) for what in ("iterations", "status")}
+        pivots = self.slots.take(BOOL, n + 1)
+        for k, t in enumerate(loop.unknowns):
+            self.names[t] = f"f->d[{d['u'] + k}][l]"
+        parts = {}
+        for what, ends in (("residual", loop.residual), ("jacobian", (*loop.residual, *loop.matrix))):
+            parts[what] = self._region(f"{name}_{what}", loop, ends, d)
+        function, _ = self._head(name)
+        self.parts.append(
+            TEMPLATES.get_template("newton.c.jinja").render(
+                function=function,
+                method=self.function.method,
+                loop=loop,
+                n=n,
+                at=d | whole | {"pivots": pivots},
+                settings={k: self._name(t) for k, t in loop.settings.items()},
+                guess=self._copied(self.terms[i].args[:n], d["u"]),
+                tangents=tangents,
+                statuses=newton,
+                **parts,
+            )
+        )
+        self.helpers |= {"tf_solve": None}
+        status = f"f->i[{whole['status']}][l]"
+        self.statuses.append(status)
+        if loop.on_failure == "raise":
+            self.raising.append(status)
+        places = [f"f->d[{d['u'] + k}][l]" for k in range(n)]
+        places += [f"f->d[{d['J'] + k}][l]" for k in range(n * n)] if tangents else []
+        places += [f"f->i[{whole['iterations']}][l]", f"f->d[{d['norm']}][l]", status]
+        self._picked(i, places)
+        return f"{function}(f, g, lanes);"
+
+    def _region(self, name: str, loop: Loop, ends: Sequence[int], d: Mapping[str, int]) -> str:
+        """A function for the residual at the unknowns, with the matrix where ``ends`` has it; terms outside of the
+        loop are there already."""
+        outside, kept = dict(self.names), dict(self.slots.places)
+        known = {i for i in self.names if i >= 0} | set(self.own_uniform)
+        needed = [i for i in reached(self.terms, ends, known) if self.terms[i].op != "const"]
+        calls = self._body(needed, ends, name)
+        function, head = self._head(name)
+        lines = [f"    f->d[{d['r'] + k}][l] = {self._name(t)};" for k, t in enumerate(ends[: loop.size])]
+        lines += [f"    f->d[{d['J'] + k}][l] = {self._name(t)};" for k, t in enumerate(ends[loop.size :])]
+        body = "".join(f"  {call}\n" for call in calls)
+        self.parts.append(
+            f"{head} {{\n{body}  TF_SIMD\n  for (int l = 0; l < lanes; l++) {{\n"
+            + "\n".join(lines)
+            + "\n  }\n  (void)g;\n}\n"
+        )
+        # Another part computes its own.
+        self.names, self.slots.places = outside, kept
+        return function
+
+
+def comment(text: str) -> str:
+    """What can stand in a comment in C."""
+    plain = re.sub(r"[^\x20-\x7e]", "?", text)
+    return plain.replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
+
+
+def _struct(name: str, counts: Mapping[str, int], *, lanes: bool) -> str:
+    rows = [
+        f"  {TYPES[kind]} {ARRAYS[kind]}[{count}]{'[TF_LANES]' if lanes else ''};"
+        for kind, count in counts.items()
+        if count
+    ]
+    body = "\n".join(rows) if rows else "  char nothing;"
+    return f"struct {name} {{\n{body}\n}};\n"

@@ -1,0 +1,180 @@
+"""The C sources of a model: one function for each method, over batches with strides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from exporter import __version__
+from exporter.contract import Contract, block_name
+from exporter.errors import UnsupportedError
+from exporter.kernels.emit import ARRAYS, LANES, TEMPLATES, Emitted, Writer, comment
+from exporter.kernels.expressions import HELPERS, TYPES, literal
+from exporter.kernels.lower import Function, Lowered
+from exporter.kernels.ssa import BOOL
+from exporter.variables import TensorSpec
+
+# As torch has them in memory.
+MEMORY = TYPES | {BOOL: "unsigned char"}
+SIZES = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "bool": 1}
+# A frame that is larger is not put on the stack.
+STACK = 2**16
+# More operations than this take a compiler minutes.
+MOST = 100_000
+FAILURES = {"nan": "NaN", "last": "those of its last iterate", "raise": "NaN"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """``files`` by name; ``operations`` and bytes of ``workspace`` by method; ``name`` begins every C name."""
+
+    name: str
+    files: Mapping[str, str]
+    operations: Mapping[str, int]
+    workspace: Mapping[str, int]
+    notes: tuple[str, ...]
+
+
+def identifier(text: str) -> str:
+    """A name in C."""
+    found = re.sub(r"\W", "_", text.replace("~", "_old"), flags=re.ASCII)
+    return f"_{found}" if not found or found[0].isdigit() else found
+
+
+def identifiers(names: Sequence[str]) -> list[str]:
+    """One for each, none twice."""
+    found: list[str] = []
+    for name in names:
+        one = identifier(name)
+        while one in found:
+            one += "_"
+        found.append(one)
+    return found
+
+
+def source(module: torch.jit.ScriptModule, contract: Contract, *, finite_math: bool = False) -> Source:
+    """Raises ``UnsupportedError``, with model and line, for what has no form as a kernel."""
+    lowered = Lowered(module, contract, finite_math=finite_math)
+    values = parameter_values(module, contract)
+    functions = {name: lowered.method(name) for name in contract.methods}
+    emitted = {name: _emitted(function, contract) for name, function in functions.items()}
+    return _rendered(contract, functions, emitted, values)
+
+
+def parameter_values(module: torch.jit.ScriptModule, contract: Contract) -> dict[str, torch.Tensor]:
+    """In the contract's order."""
+    held = dict(module.named_parameters()) | dict(module.named_buffers())
+    return {p.name: held[p.name].detach().clone() for p in contract.parameters}
+
+
+def _emitted(function: Function, contract: Contract) -> Emitted:
+    taken = {name: contract.taken(name) for name in function.inputs}
+    made = Writer(function, {name: (s.dtype, prod(s.fixed)) for name, s in taken.items()}).written()
+    if made.operations > MOST:
+        raise UnsupportedError(
+            "the model is too big for a kernel",
+            check="kernel",
+            where=f"method {function.method!r}",
+            got=f"{made.operations} operations",
+            expected=f"at most {MOST}, which a compiler takes a minute for",
+            mend="use the .pt, or ask for fewer derivatives (--derivative OUT:IN, --jvp)",
+        )
+    return made
+
+
+def _rendered(
+    contract: Contract,
+    functions: Mapping[str, Function],
+    emitted: Mapping[str, Emitted],
+    values: Mapping[str, torch.Tensor],
+) -> Source:
+    name = identifier(contract.name)
+    order = list(values)
+    methods = [_method(contract, functions[m], one, order) for m, one in emitted.items()]
+    helpers = dict.fromkeys(h for one in emitted.values() for h in one.helpers)
+    solves = any(one.solves for one in emitted.values())
+    given: dict[str, Any] = {
+        "contract": contract,
+        "version": __version__,
+        "name": name,
+        "upper": name.upper(),
+        "guard": f"TORCHFERRY_{name.upper()}_H",
+        "methods": methods,
+        "lanes": LANES,
+        "rank": max((len(v["shape"]) for m in methods for v in (*m["inputs"], *m["outputs"])), default=0),
+        "loaded": sorted({v["kind"] for m in methods for v in m["inputs"]}),
+        "stored": sorted({v["kind"] for m in methods for v in m["outputs"]}),
+        "types": TYPES,
+        "memory": MEMORY,
+        "helpers": [HELPERS[h] for h in helpers if h in HELPERS],
+        "solve": TEMPLATES.get_template("solve.c.jinja").render(helpers=helpers) if solves else "",
+        "solvers": contract.solvers,
+        "failure": " or ".join(dict.fromkeys(FAILURES[s.on_failure] for s in contract.solvers)),
+        "parameters": [
+            {
+                "identifier": identified,
+                "said": comment(f"{p.name}, {_shape(p.shape)}{p.dtype}"),
+                "kind": p.dtype,
+                "numbers": ", ".join(literal(v, p.dtype) for v in values[p.name].reshape(-1).tolist()),
+            }
+            for p, identified in zip(contract.parameters, identifiers(order), strict=True)
+        ],
+    }
+    files = {
+        f"{name}.h": TEMPLATES.get_template("model.h.jinja").render(given),
+        f"{name}.c": TEMPLATES.get_template("model.c.jinja").render(given),
+    }
+    notes = tuple(dict.fromkeys(note for f in functions.values() for note in f.notes))
+    operations = {m: one.operations for m, one in emitted.items()}
+    return Source(name, files, operations, {m["method"]: m["workspace"] for m in methods}, notes)
+
+
+def _method(contract: Contract, function: Function, emitted: Emitted, order: Sequence[str]) -> dict[str, Any]:
+    spec = contract.methods[function.method]
+    outputs = [o if isinstance(o, str) else block_name(*o) for o in spec.outputs]
+    taken = [_variable(n, contract.taken(n), emitted.inputs[n]) for n in spec.inputs]
+    given = [
+        _variable(n, contract.returned(o), at) for n, o, at in zip(outputs, spec.outputs, emitted.outputs, strict=True)
+    ]
+    first = 0
+    for group in (taken, given):
+        for v, one in zip(group, identifiers([v["name"] for v in group]), strict=True):
+            v["identifier"], v["first"] = one, first
+            first += v["count"]
+    size = frame_size(emitted)
+    return {
+        "method": function.method,
+        "inputs": taken,
+        "outputs": given,
+        "parameters": [order.index(p) for p in emitted.parameters],
+        "workspace": size if size > STACK else 0,
+        "numbers": max(first, 1),
+        "emitted": emitted,
+    }
+
+
+def frame_size(emitted: Emitted) -> int:
+    sizes = SIZES | {BOOL: 4}
+    return sum(sizes[kind] * count * LANES for kind, count in emitted.rows.items())
+
+
+def _variable(name: str, spec: TensorSpec, slot: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "said": comment(f"{name}, {_shape(spec.fixed)}{spec.dtype}"),
+        "kind": spec.dtype,
+        "size": SIZES[spec.dtype],
+        "shape": list(spec.fixed),
+        "count": prod(spec.fixed),
+        "slot": slot,
+        "array": ARRAYS[spec.dtype],
+    }
+
+
+def _shape(shape: Sequence[Any]) -> str:
+    return f"{' x '.join(map(str, shape))} " if shape else ""
