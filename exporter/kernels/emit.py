@@ -42,7 +42,6 @@ class Emitted:
     outputs: tuple[int, ...]
     parameters: tuple[str, ...]
     statuses: tuple[str, ...]
-    raising: tuple[str, ...]
     holds_environment: bool
     helpers: tuple[str, ...]
     solves: bool
@@ -63,7 +62,6 @@ class Writer:
         self.names: dict[int, str] = {}
         self.inputs = {name: self.slots.take(kind, count) for name, (kind, count) in shapes.items()}
         self.statuses: list[str] = []
-        self.raising: list[str] = []
         self.solves = False
         ends = [i for output in function.outputs for i in output]
         needed = reached(self.terms, ends, ())
@@ -110,7 +108,6 @@ class Writer:
             tuple(outputs),
             parameters,
             tuple(self.statuses),
-            tuple(self.raising),
             holds,
             tuple(self.helpers),
             self.solves,
@@ -304,8 +301,6 @@ class Writer:
         self.helpers |= {"tf_solve": None}
         status = f"f->i[{whole['status']}][l]"
         self.statuses.append(status)
-        if loop.on_failure == "raise":
-            self.raising.append(status)
         places = [f"f->d[{d['u'] + k}][l]" for k in range(n)]
         places += [f"f->d[{d['J'] + k}][l]" for k in range(n * n)] if tangents else []
         places += [f"f->i[{whole['iterations']}][l]", f"f->d[{d['norm']}][l]", status]

@@ -235,7 +235,7 @@ class Lowered:
         u, rest = picks[:n], picks[n:]
         matrix, (iterations, norm, status) = (rest[: n * n], rest[n * n :]) if tangents else ([], rest)
         factor = terms.constant(1.0, F64)
-        if one.on_failure == "nan":
+        if one.on_failure != "last":
             good = terms.make("eq", (status, terms.constant(0, I64)), "bool")
             factor = terms.make("where", (good, factor, terms.constant(float("nan"), F64)), F64)
         return u, matrix, [iterations], [norm], [status], [factor]

@@ -1,0 +1,71 @@
+"""The folder of a kernel: sources, contract, cases, and what builds and tests it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from exporter import __version__, kernel_files
+from exporter.archive import Archive
+from exporter.contract import Batch, Contract, Finding
+from exporter.graph.loading import loaded
+from exporter.kernels.emit import TEMPLATES
+from exporter.kernels.source import Source, parameter_values, source
+from exporter.stored import Case, admits
+
+
+def package(opened: Archive, *, finite_math: bool = False) -> dict[str, bytes]:
+    """Every file, by name. Raises ``UnsupportedError``, with model and line, for what has no form as a kernel."""
+    module = loaded(opened.path)
+    made = source(module, opened.contract, finite_math=finite_math)
+    contract = contract_of(opened.contract, made)
+    cases = [case for case in opened.cases() if admits(contract, case)]
+    return files_of(made, contract, cases, parameter_values(module, contract))
+
+
+def files_of(
+    made: Source, contract: Contract, cases: Sequence[Case], parameters: Mapping[str, torch.Tensor]
+) -> dict[str, bytes]:
+    files = {name: text.encode() for name, text in made.files.items()}
+    given = {"contract": contract, "version": __version__, "name": made.name, "upper": made.name.upper()}
+    given["methods"] = [_described(contract, method, made) for method in contract.methods]
+    for name, template in (
+        (f"test_{made.name}.c", "test_model.c.jinja"),
+        ("CMakeLists.txt", "CMakeLists.txt.jinja"),
+        (f"{made.name}.pc.in", "model.pc.in.jinja"),
+    ):
+        files[name] = TEMPLATES.get_template(template).render(given).encode()
+    files[kernel_files.CONTRACT] = kernel_files.contract_text(contract)
+    files[kernel_files.CASES] = kernel_files.pack(contract, cases, parameters)
+    files[kernel_files.MANIFEST] = kernel_files.manifest(contract, made.name, files, made.workspace)
+    return files
+
+
+def _described(contract: Contract, method: str, made: Source) -> dict[str, object]:
+    spec = contract.methods[method]
+    taken = [contract.taken(n) for n in spec.inputs]
+    given = [contract.returned(o) for o in spec.outputs]
+    return {
+        "method": method,
+        "inputs": [{"dtype": s.dtype, "shape": list(s.fixed)} for s in taken],
+        "outputs": [{"dtype": s.dtype, "shape": list(s.fixed)} for s in given],
+        "workspace": made.workspace[method],
+    }
+
+
+def contract_of(contract: Contract, made: Source) -> Contract:
+    findings = [Finding("container", note, reason="a kernel raises no errors") for note in made.notes]
+    batch = contract.batch
+    return dataclasses.replace(
+        contract,
+        batch=Batch(batch.ndim, batch.sizes, (1,) if batch.ndim else batch.ranks, batch.limits),
+        findings=(*contract.findings, *findings),
+        devices=("cpu",),
+        differentiable=False,
+        solvers=tuple(
+            dataclasses.replace(s, on_failure="nan" if s.on_failure == "raise" else s.on_failure)
+            for s in contract.solvers
+        ),
+    )

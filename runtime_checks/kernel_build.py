@@ -1,0 +1,122 @@
+"""Kernels as shared objects: built once by the machine's C compiler, kept in the cache.
+
+A build is keyed by the sources, the compiler and the processor; what is found there is held against its own digest
+before it is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from filelock import FileLock
+
+from exporter import machine
+from exporter.errors import ArchiveError, MissingRuntimeError
+from runtime_checks.native_library import cache
+
+# Nothing that changes a number: no contraction, no fast math.
+FLAGS = ("-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
+NATIVE = "-march=native"
+INSTALL = "install one (apt-get install gcc), or name it with the variable CC"
+
+
+def compiler() -> list[str]:
+    """``$CC``, else the first of cc, gcc and clang. Raises ``MissingRuntimeError`` where there is none."""
+    asked = os.environ.get("CC")
+    if asked:
+        words = shlex.split(asked)
+        if not words or shutil.which(words[0]) is None:
+            raise MissingRuntimeError("the C compiler is not there", where="CC", got=asked, mend=INSTALL)
+        return words
+    found = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+    if found is None:
+        raise MissingRuntimeError("there is no C compiler", expected="cc, gcc or clang on the PATH", mend=INSTALL)
+    return [found]
+
+
+def version(command: list[str]) -> str:
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MissingRuntimeError("the C compiler does not start", got=str(error), mend=INSTALL) from None
+    if done.returncode != 0:
+        raise MissingRuntimeError("the C compiler does not start", got=_last(done.stderr), mend=INSTALL)
+    return done.stdout.splitlines()[0] if done.stdout else ""
+
+
+def built(files: Mapping[str, bytes], main: str) -> Path:
+    """The shared object of the C file ``main``. Raises ``MissingRuntimeError`` where it cannot be compiled or kept,
+    ``ArchiveError`` where the one in the cache was changed."""
+    command = compiler()
+    digest = hashlib.sha256()
+    for part in (shlex.join(command), version(command), platform.machine(), *machine.instructions(), *FLAGS):
+        digest.update(part.encode() + b"\0")
+    for name, data in sorted(files.items()):
+        digest.update(name.encode() + b"\0" + data + b"\0")
+    target = cache() / "kernels" / digest.hexdigest()[:32]
+    library, seal = target / "kernel.so", target / "kernel.sha256"
+    try:
+        # Nobody else may put code there.
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            if not target.exists():
+                with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
+                    place = Path(folder, "made")
+                    place.mkdir(mode=0o700)
+                    _compiled(command, files, main, place)
+                    place.rename(target)
+    except OSError as error:
+        raise MissingRuntimeError(
+            "the kernel has no place to be built",
+            where=str(target.parent),
+            got=error.strerror or str(error),
+            mend="set TORCHFERRY_CACHE to a folder that can be written",
+        ) from None
+    try:
+        good = hashlib.sha256(library.read_bytes()).hexdigest() == seal.read_text()
+    except (OSError, ValueError):
+        good = False
+    if not good:
+        raise ArchiveError(
+            "the kernel in the cache was changed",
+            where=str(target),
+            expected="what was built there",
+            mend="remove that folder: it is built anew",
+        )
+    return library
+
+
+def _compiled(command: list[str], files: Mapping[str, bytes], main: str, place: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
+        for name, data in files.items():
+            Path(folder, name).write_bytes(data)
+        library = place / "kernel.so"
+        for native in ([NATIVE], []):
+            whole = [*command, *FLAGS, *native, "-o", str(library), str(Path(folder, main)), "-lm"]
+            done = subprocess.run(whole, capture_output=True, text=True, check=False)
+            # Not every compiler knows the machine that it is on.
+            if done.returncode == 0 or NATIVE not in done.stderr:
+                break
+        if done.returncode != 0:
+            raise MissingRuntimeError(
+                "the C compiler fails on the kernel",
+                where=shlex.join([*command, *FLAGS, main]),
+                got=_last(done.stderr),
+                mend="set CC to a compiler of C99",
+            )
+    (place / "kernel.sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
+
+
+def _last(text: str) -> str:
+    """What a compiler says, from its first error on."""
+    lines = text.strip().splitlines()
+    at = next((i for i, line in enumerate(lines) if "error" in line), 0)
+    return "\n".join(lines[at : at + 5])

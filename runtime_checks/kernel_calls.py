@@ -1,0 +1,69 @@
+"""Calls of a kernel's shared object through ctypes. Standard library and NumPy only: hosts without torch use it."""
+
+import ctypes
+import math
+
+import numpy
+
+ERRORS = {
+    -1: "an argument is null, or the count is negative",
+    -2: "the strides of an output let its numbers share their place",
+    -3: "an output overlaps another output, or an input",
+}
+
+
+class Array(ctypes.Structure):
+    """``NAME_array`` of the header."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.POINTER(ctypes.c_ssize_t)))
+
+
+class Library:
+    """The functions of a shared object, as the manifest ``described`` speaks of them."""
+
+    def __init__(self, path, described):
+        self.described = described
+        self.functions = {}
+        library = ctypes.CDLL(path)
+        for method in described["methods"]:
+            function = getattr(library, f"{described['name']}_{method}")
+            function.restype = ctypes.c_int
+            function.argtypes = [ctypes.c_ssize_t, *[ctypes.c_void_p] * 5]
+            self.functions[method] = function
+
+    def call(self, method, inputs, parameters):
+        """Outputs, and the status of each element. ``inputs`` have one batch dimension, whatever their strides;
+        ``parameters`` are arrays by name, of those that are not as they were exported."""
+        spec = self.described["methods"][method]
+        batched = bool(self.described["batched"])
+        count = len(inputs[0]) if batched and inputs else 1
+        outputs = []
+        for one in spec["outputs"]:
+            shape = (count, *one["shape"]) if batched else tuple(one["shape"])
+            outputs.append(numpy.empty(shape, dtype=one["dtype"]))
+        status = numpy.zeros(count, dtype=numpy.int32)
+        held = [_contiguous(parameters.get(p["name"]), p) for p in self.described["parameters"]]
+        pointers = (ctypes.c_void_p * max(len(held), 1))(*[None if h is None else h.ctypes.data for h in held])
+        size = self.described["workspace"].get(method, 0)
+        workspace = numpy.empty(size + 64, dtype=numpy.uint8) if size else None
+        place = None if workspace is None else workspace.ctypes.data + (-workspace.ctypes.data) % 64
+        code = self.functions[method](
+            count, _arrays(inputs, batched), _arrays(outputs, batched), pointers, status.ctypes.data, place
+        )
+        if code < 0:
+            raise ValueError(ERRORS.get(code, f"error {code}"))
+        return outputs, status
+
+
+def _contiguous(value, spec):
+    return None if value is None else numpy.ascontiguousarray(value, dtype=spec["dtype"])
+
+
+def _arrays(values, batched):
+    made = (Array * max(len(values), 1))()
+    for i, value in enumerate(values):
+        steps = [s // value.itemsize for s in value.strides]
+        lead = [] if batched else [math.prod(value.shape)]
+        made[i].data = value.ctypes.data
+        made[i].strides = (ctypes.c_ssize_t * (len(steps) + 1))(*lead, *steps)
+    return made
