@@ -35,6 +35,8 @@ from exporter.formats import convert as _convert
 from exporter.formats.convert import Converted
 from exporter.formats.onnx import OPSET
 from exporter.implicit import ImplicitUpdate
+from exporter.kernel_files import is_kernel
+from exporter.kinds import KERNEL
 from exporter.marks import mark
 from exporter.newton import LineSearch, OnFailure, Settings
 from exporter.pipeline import Checked, Exported
@@ -134,9 +136,9 @@ def export(
     ``on_failure`` is for implicit models: an element that does not converge becomes ``"nan"``, ``"last"`` (its last
     iterate) or ``"raise"`` (an error for the whole batch); by default what the model says, else ``"nan"``.
 
-    ``formats`` are containers, ``"pt"``, ``"onnx"``, ``"pt2"`` and ``"program"``, by default what the output's suffix
-    says; each is verified where it runs (``opset`` is ONNX's version of operators), and ``runtimes`` are those of the
-    archive.
+    ``formats`` are containers, ``"pt"``, ``"onnx"``, ``"pt2"``, ``"program"`` and ``"c"`` (a folder of C sources), by
+    default what the output's suffix says; each is verified where it runs (``opset`` is ONNX's version of operators),
+    and ``runtimes`` are those of the archive.
 
     ``against`` is an earlier archive of the model: each result's ``reasons`` say why the new one is another
     specialisation (a static size, the structure of the backward pass, ...), and are empty where the earlier one serves
@@ -177,7 +179,8 @@ def export(
 def _verified(
     runners: Mapping[str, Sequence[Any]], notes: Sequence[str], path: Path, final: Path, fresh: Sequence[Any]
 ) -> Report:
-    return _verify(path, fresh=fresh, runners=runners[_container.kind(final)], shown_as=final, notes=notes)
+    kind = KERNEL if is_kernel(path) else _container.kind(final)
+    return _verify(path, fresh=fresh, runners=runners[kind], shown_as=final, notes=notes)
 
 
 def convert(
@@ -199,7 +202,7 @@ def convert(
     source = Path(path)
     (chosen,) = _convert.formats_of([to], None)
     if chosen == "pt":
-        expected = "onnx, pt2, program"
+        expected = "onnx, pt2, program, c"
         raise UsageError("an archive is converted to another container", where="--to", got=to, expected=expected)
     _convert.require([chosen])
     runners = _choose.runners((), devices, time_limit=time_limit, memory_limit=memory_limit, container=chosen)

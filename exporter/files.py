@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from exporter.errors import OutputError
@@ -48,6 +49,35 @@ def replacing(path: Path) -> Iterator[Path]:
             for empty in made:
                 with contextlib.suppress(OSError):
                     empty.rmdir()
+
+
+@contextlib.contextmanager
+def replacing_files(folder: Path, last: str, old: Callable[[], Collection[str]]) -> Iterator[Path]:
+    """A new folder beside ``folder``; what is written there is moved into it only if the block ends well, the file
+    ``last`` at the end, in the place of the files ``old``. Nothing else in the folder is touched."""
+    made = [p for p in (folder, *folder.parents) if not p.exists()]
+    beside = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            beside.mkdir()
+        except OSError as error:
+            raise unwritable(folder, error) from None
+        yield beside
+        try:
+            before = set(old())
+            new = sorted(beside.iterdir(), key=lambda file: file.name == last)
+            for file in new:
+                file.replace(folder / file.name)
+            for name in before - {file.name for file in new}:
+                (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise unwritable(folder, error) from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+        for empty in made:
+            with contextlib.suppress(OSError):
+                empty.rmdir()
 
 
 def written(path: Path, data: bytes) -> None:

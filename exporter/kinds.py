@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from exporter.kernel_files import is_kernel
+
 # ``program`` is a package of torch.export's programs, ``pt2`` one of code that was compiled of them.
 SUFFIXES = {"pt": ".pt", "onnx": ".onnx", "pt2": ".pt2", "program": ".program.pt2"}
-FORMATS = tuple(SUFFIXES)
+# A kernel is a folder of C sources, by any name.
+KERNEL = "c"
+FORMATS = (*SUFFIXES, KERNEL)
 
 
 def format_of(path: Path) -> str | None:
-    """By the longest suffix that fits; None for a name that says nothing."""
+    """By the longest suffix that fits, or by what is there; None for a name that says nothing."""
+    if is_kernel(path):
+        return KERNEL
     fitting = [name for name, suffix in SUFFIXES.items() if path.name.endswith(suffix)]
     return max(fitting, key=lambda name: len(SUFFIXES[name]), default=None)
 
@@ -18,5 +24,5 @@ def format_of(path: Path) -> str | None:
 def named(path: Path, kind: str) -> Path:
     """Of another container of the same model, beside the one at ``path``."""
     known = format_of(path)
-    stem = path.name.removesuffix(SUFFIXES[known]) if known else path.name
-    return path.with_name(stem + SUFFIXES[kind])
+    stem = path.name.removesuffix(SUFFIXES.get(known or "", ""))
+    return path.with_name(stem + SUFFIXES.get(kind, ""))

@@ -43,7 +43,8 @@ from exporter.graph.against import Reason, reasons
 from exporter.graph.canonical import canonical_text, graph_hash
 from exporter.graph.read import reloaded
 from exporter.graph.steps import opened
-from exporter.kinds import SUFFIXES, named
+from exporter.kernel_files import is_kernel
+from exporter.kinds import KERNEL, SUFFIXES, named
 from exporter.newton import OnFailure, loops
 from exporter.packing import packed
 from exporter.places import without_folders
@@ -353,9 +354,11 @@ def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None)
 
 
 def output_path(output: Path | None, name: str, *, several: bool, kind: str = "pt") -> Path:
-    file = name + SUFFIXES[kind]
+    file = name + SUFFIXES.get(kind, "")
     if output is None:
         return Path(file)
+    if kind == KERNEL and not several and (is_kernel(output) or not (output.is_dir() and any(output.iterdir()))):
+        return output
     folder = several or output.is_dir() or str(output).endswith("/")
     return output / file if folder and not (output.is_file() and not several) else output
 

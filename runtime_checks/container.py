@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
-from exporter import archive, onnx_files
+from exporter import archive, kernel_files, onnx_files
 from exporter.archive import Archive
+from exporter.kernel_files import KernelFiles
 from exporter.kinds import format_of
 from exporter.onnx_files import OnnxFiles
 from runtime_checks.load import parameter_values
@@ -17,12 +18,17 @@ def kind(path: Path) -> str:
     return format_of(path) or "pt"
 
 
-def read(path: Path) -> Archive | OnnxFiles:
+Container = Archive | OnnxFiles | KernelFiles
+
+
+def read(path: Path) -> Container:
     """Everything against its digests. Raises ``ArchiveError`` for what is missing, damaged or not ours."""
+    if kind(path) == "c":
+        return kernel_files.read(path)
     return onnx_files.read(path) if kind(path) == "onnx" else archive.read(path)
 
 
-def parameters(opened: Archive | OnnxFiles) -> dict[str, torch.Tensor]:
+def parameters(opened: Container) -> dict[str, torch.Tensor]:
     """Values of those that the contract offers to be set, where a method gives derivatives."""
     if isinstance(opened, Archive):
         if opened.holds == "graphs":

@@ -55,6 +55,40 @@ class Library:
         return outputs, status
 
 
+def flattened_call(library, method, inputs, parameters):
+    """With any number of batch dimensions, which broadcast. Raises ``TypeError`` for another dtype, ``ValueError`` for
+    shapes that are not the method's."""
+    spec = library.described["methods"][method]
+    if len(inputs) != len(spec["inputs"]):
+        raise TypeError(f"method {method!r} takes {len(spec['inputs'])} inputs, got {len(inputs)}")
+    values, leads = [], []
+    for given, one in zip(inputs, spec["inputs"], strict=True):
+        value = numpy.asarray(given)
+        if value.dtype != numpy.dtype(one["dtype"]):
+            raise TypeError(f"input {one['name']!r} is of {value.dtype} instead of {one['dtype']}")
+        own = tuple(one["shape"])
+        lead = value.ndim - len(own)
+        if lead < 0 or value.shape[lead:] != own or (lead and not library.described["batched"]):
+            wanted = f"[*batch, {', '.join(map(str, own))}]" if library.described["batched"] else list(own)
+            raise ValueError(f"input {one['name']!r} is of shape {list(value.shape)} instead of {wanted}")
+        values.append((value, own))
+        leads.append(value.shape[:lead])
+    if not library.described["batched"]:
+        return library.call(method, [value for value, _ in values], parameters)
+    batch = numpy.broadcast_shapes(*leads) if leads else ()
+    flat = [
+        value if value.shape == (*batch, *own) and len(batch) == 1 else _flat(value, batch, own)
+        for value, own in values
+    ]
+    outputs, status = library.call(method, flat, parameters)
+    own = [tuple(one["shape"]) for one in spec["outputs"]]
+    return [o.reshape((*batch, *s)) for o, s in zip(outputs, own, strict=True)], status.reshape(batch)
+
+
+def _flat(value, batch, own):
+    return numpy.broadcast_to(value, (*batch, *own)).reshape((math.prod(batch), *own))
+
+
 def _contiguous(value, spec):
     return None if value is None else numpy.ascontiguousarray(value, dtype=spec["dtype"])
 

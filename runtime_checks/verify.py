@@ -13,13 +13,13 @@ import torch
 
 from exporter.archive import Archive
 from exporter.contract import Contract
-from exporter.onnx_files import OnnxFiles
 from exporter.stored import Case
 from runtime_checks import container
 from runtime_checks.checks import batches, devices, finite_differences, gradients, parity, products
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.checks.probe import Probe
 from runtime_checks.compare import Comparison, compare
+from runtime_checks.container import Container
 from runtime_checks.envelope import ENVELOPE, ERROR, OFF, outside_envelope
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult, Leg, OutputResult, Report
 from runtime_checks.runners import forkserver
@@ -88,7 +88,7 @@ def verify(
 
 def _leg(
     path: Path,
-    opened: Archive | OnnxFiles,
+    opened: Container,
     cases: Sequence[Case],
     fresh: Sequence[Case] | None,
     probes: Sequence[Probe],
@@ -130,15 +130,14 @@ def _expectations(
     contract: Contract, cases: Sequence[Case], fresh: Sequence[Case] | None, runner: Runner
 ) -> tuple[list[Expectation], list[NotRun]]:
     # Compiled code has its dtypes; what runs operator by operator meets the host's default one.
-    operators = runner.name not in ("onnxruntime", "aoti")
-    torch_runs = runner.name not in ("onnxruntime", "aoti", "program")
+    operators = runner.name not in ("onnxruntime", "aoti", "c")
     planned: list[Expectation | NotRun] = [*parity.stored(cases), *(parity.default_dtype(cases) if operators else [])]
     anew = parity.fresh(fresh)
     planned += [anew] if isinstance(anew, NotRun) else anew
     planned += batches.laws(contract, cases)
     planned += gradients.through(contract, cases)
     if runner.device != "cpu":
-        planned += devices.on_device(contract, cases) if torch_runs else devices.large(contract, cases)
+        planned += devices.on_device(contract, cases) if operators else devices.large(contract, cases)
     return (
         [p for p in planned if isinstance(p, Expectation)],
         [p for p in planned if isinstance(p, NotRun)],
@@ -175,8 +174,8 @@ def _judge(expectation: Expectation, result: Result, contract: Contract) -> Judg
     return tuple(judged)
 
 
-def _integrity(opened: Archive | OnnxFiles) -> CheckResult:
-    if isinstance(opened, OnnxFiles):
+def _integrity(opened: Container) -> CheckResult:
+    if not isinstance(opened, Archive):
         return CheckResult(INTEGRITY, PASSED, detail=f"{len(opened.files)} files agree with the manifest")
     return CheckResult(INTEGRITY, PASSED, detail=f"{len(opened.records)} records agree with the manifest")
 

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from exporter.cli.printing import out, print_json
+from exporter.cli.printing import out, print_json, size_of
 
 
 def command(
     path: Annotated[Path, typer.Argument(help="An archive.", metavar="ARCHIVE")],
-    to: Annotated[str, typer.Option(help="The container to write: onnx, pt2 or program.")],
+    to: Annotated[str, typer.Option(help="The container to write: onnx, pt2, program or c.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Default: the archive's name with the container's suffix.")
     ] = None,
@@ -48,4 +48,4 @@ def command(
         print_json({"path": str(made.path), "report": made.report.as_dict()})
         return
     out.print(render(made.report))
-    out.print(f"wrote {made.path} ({made.path.stat().st_size} bytes)", soft_wrap=True)
+    out.print(f"wrote {made.path} ({size_of(made.path)} bytes)", soft_wrap=True)

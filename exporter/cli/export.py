@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from exporter.cli.printing import err, out, print_json, print_listing, print_timings
+from exporter.cli.printing import err, out, print_json, print_listing, print_timings, size_of
 
 if TYPE_CHECKING:
     from exporter.newton import OnFailure
@@ -62,7 +62,7 @@ def command(
     format: Annotated[
         list[str] | None,
         typer.Option(
-            help="Containers to write: pt, onnx, pt2, program, or pt,onnx. Default: by the suffix of --output, else pt."
+            help="Containers to write: pt, onnx, pt2, program, c, or pt,onnx. Default: by --output's suffix, else pt."
         ),
     ] = None,
     opset: Annotated[int, typer.Option(help="ONNX's version of operators.")] = 18,
@@ -135,7 +135,7 @@ def command(
         for container in one.containers:
             out.print(render(container.report))
         for path in dict.fromkeys((one.path, *(c.path for c in one.containers))):
-            out.print(f"wrote {path} ({path.stat().st_size} bytes)", soft_wrap=True)
+            out.print(f"wrote {path} ({size_of(path)} bytes)", soft_wrap=True)
         for reason in one.reasons or ():
             out.print(f"another specialisation than {against}: {reason.kind}: {reason.text}", soft_wrap=True)
         if one.reasons == ():

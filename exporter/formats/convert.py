@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +13,17 @@ from typing import Any
 
 import torch
 
-from exporter import archive, files, onnx_files
+from exporter import archive, files, kernel_files, onnx_files
 from exporter.archive import Archive
 from exporter.capture.trace import quiet_deprecations
 from exporter.contract import Batch, Contract, Finding
-from exporter.errors import UsageError, near
+from exporter.errors import OutputError, UsageError, near
 from exporter.files import refuse_place, unwritable
 from exporter.formats import aoti, onnx, packaged
 from exporter.formats.program import Instead, Program, program
 from exporter.graph.loading import loaded
-from exporter.kinds import FORMATS, SUFFIXES, format_of
+from exporter.kernels.package import package
+from exporter.kinds import FORMATS, KERNEL, SUFFIXES, format_of
 from exporter.machine import here
 from exporter.stored import Case, admits
 
@@ -56,12 +55,14 @@ def formats_of(asked: Sequence[str], output: Path | None) -> tuple[str, ...]:
 def refuse_suffix(output: Path, formats: Sequence[str]) -> None:
     """Raises ``UsageError`` for a name that says another container than is written there."""
     said = format_of(output)
+    if said is None and KERNEL in formats:
+        return
     if said not in formats and (said is not None or "pt" not in formats) and not output.is_dir():
         raise UsageError(
             "the output's name is not of the format",
             where=str(output),
-            got=SUFFIXES[said] if said else output.suffix or "no suffix",
-            expected=" or ".join(SUFFIXES[name] for name in formats),
+            got=SUFFIXES.get(said, "a kernel's folder") if said else output.suffix or "no suffix",
+            expected=" or ".join(SUFFIXES.get(name, "a folder") for name in formats),
             mend="name the output accordingly, or ask for its format with --format",
         )
 
@@ -99,6 +100,8 @@ def convert(
     opened = archive.read(source)
     if opened.holds != "graphs":
         raise UsageError("only an archive is converted", where=str(source), expected="the .pt that it was made of")
+    if to == KERNEL:
+        return _kernel(opened, output, fresh, verify)
     if to != "onnx":
         with files.replacing(output) as path, quiet_deprecations():
             contract = write_package(path, opened, compiled=to == "pt2")
@@ -110,6 +113,33 @@ def convert(
         contract = write(path, opened, opset)
         report = verify(path, output, [case for case in fresh if admits(contract, case)])
     return Converted(output, contract, report)
+
+
+def _kernel(opened: Archive, output: Path, fresh: Sequence[Case], verify: Verify) -> Converted:
+    """A folder of sources. What else is in it stays."""
+    if output.exists() and not output.is_dir():
+        raise OutputError("a kernel is a folder", where=str(output), got="a file", mend="name a folder with -o")
+    output = output.resolve()
+    with (
+        files.replacing_files(output, kernel_files.MANIFEST, lambda: _of_old_kernel(output)) as folder,
+        quiet_deprecations(),
+    ):
+        made = package(opened)
+        try:
+            for name, data in made.items():
+                (folder / name).write_bytes(data)
+        except OSError as error:
+            raise unwritable(output, error) from None
+        contract = kernel_files.read(folder).contract
+        report = verify(folder, output, [case for case in fresh if admits(contract, case)])
+    return Converted(output, contract, report)
+
+
+def _of_old_kernel(output: Path) -> set[str]:
+    try:
+        return {*kernel_files.described(output)["files"]}
+    except Exception:
+        return set()
 
 
 def write_package(path: Path, opened: Archive, *, compiled: bool) -> Contract:
@@ -199,30 +229,9 @@ def _beside(output: Path) -> Iterator[Path]:
     only if the block ends well."""
     refuse_place(output)
     output = output.resolve()
-    made = [p for p in (output.parent, *output.parent.parents) if not p.exists()]
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent))
-    except OSError as error:
-        raise unwritable(output, error) from None
-    try:
+    last = onnx_files.manifest_path(output).name
+    with files.replacing_files(output.parent, last, lambda: _of_old(output)) as folder:
         yield folder / output.name
-        try:
-            old = _of_old(output)
-            # The manifest is the last: until it is there, what is there does not agree with it.
-            new = sorted(folder.iterdir(), key=lambda f: f.name == onnx_files.manifest_path(output).name)
-            for file in new:
-                file.replace(output.parent / file.name)
-            for name in old - {file.name for file in new}:
-                (output.parent / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise unwritable(output, error) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if not output.exists():
-            for empty in made:
-                with contextlib.suppress(OSError):
-                    empty.rmdir()
 
 
 def _of_old(output: Path) -> set[str]:

@@ -12,6 +12,7 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -70,10 +71,10 @@ class Terms:
             return self._made(Term("const", (), (float(value),), kind), 0, 0, bits)
         return self._made(Term("const", (), (int(value),), kind), 0, 0, b"")
 
-    def value(self, index: int) -> float | int | None:
+    def value(self, index: int) -> Any:
         """Of a constant."""
         term = self.terms[index]
-        return term.extra[0] if term.op == "const" else None  # pyright: ignore[reportReturnType]
+        return term.extra[0] if term.op == "const" else None
 
     def make(self, op: str, args: Sequence[int], kind: str, extra: tuple[object, ...] = ()) -> int:
         """Raises ``UnsupportedError`` where one term would speak of two elements of the batch."""
@@ -131,7 +132,7 @@ class Terms:
         if op in ("leaf", "pick") or op in SEVERAL:
             return None
         if args and all(v is not None for v in values):
-            found = folded(op, values, kind, [self.terms[i].kind for i in args])  # pyright: ignore[reportArgumentType]
+            found = folded(op, values, kind, [self.terms[i].kind for i in args])
             if found is not None:
                 return self.constant(found, kind)
         if op == "cast":
@@ -150,14 +151,12 @@ class Terms:
             return args[0] if args[0] == args[1] else None
         return None
 
-    def _chosen(self, args: tuple[int, ...], condition: float | int | None) -> int | None:
+    def _chosen(self, args: tuple[int, ...], condition: Any) -> int | None:
         if condition is not None:
             return args[1] if condition else args[2]
         return args[1] if args[1] == args[2] else None
 
-    def _arithmetic(
-        self, op: str, args: tuple[int, ...], values: Sequence[float | int | None], kind: str
-    ) -> int | None:
+    def _arithmetic(self, op: str, args: tuple[int, ...], values: Sequence[Any], kind: str) -> int | None:
         """``x * 1``, ``x / 1``, ``x - 0`` and ``x + -0`` are ``x`` for every number, ``x * -1`` its negative."""
         left, right = values
         first, second = args

@@ -215,9 +215,8 @@ class Lowering(TorchDispatchMode):
         target = args[0]
         if not isinstance(target, Symbol) or not name.endswith("_") or kwargs.get("out") is not None:
             raise self.refused(f"aten::{name}", "an operator that writes to a tensor of the graph")
-        source = args[1] if name == "copy_" else None
         if name == "copy_":
-            found = self.symbol(source)
+            found = self.symbol(args[1])
         elif name in ("zero_", "fill_"):
             value = 0 if name == "zero_" else args[1]
             found = self.symbol(value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=target.dtype))

@@ -12,16 +12,18 @@ from runtime_checks.runners import onnxruntime
 from runtime_checks.runners.aoti import Aoti
 from runtime_checks.runners.base import Runner
 from runtime_checks.runners.isolated_python import PROGRAMS, IsolatedPython
+from runtime_checks.runners.kernel import KernelRunner
 from runtime_checks.runners.libtorch import Libtorch
 from runtime_checks.runners.onnxruntime import OnnxRuntime
 
-RUNTIMES = ("python", "libtorch", "onnxruntime", "aoti", "program")
+RUNTIMES = ("python", "libtorch", "onnxruntime", "aoti", "program", "c")
 # What runs a kind of file, the usual one first.
 CONTAINERS = {
     "pt": ("python", "libtorch"),
     "onnx": ("onnxruntime",),
     "pt2": ("aoti", "libtorch"),
     "program": ("program",),
+    "c": ("c",),
 }
 TIME_LIMIT, MEMORY_LIMIT = 600.0, 16.0
 
@@ -64,6 +66,8 @@ def runners(
                 made.append(IsolatedPython(time_limit, memory_limit * 2**30, place, name, holds=PROGRAMS))
             elif name == "aoti":
                 made.append(Aoti(IsolatedPython(time_limit, memory_limit * 2**30, place)))
+            elif name == "c":
+                made.append(KernelRunner(time_limit, place))
             elif name == "onnxruntime":
                 made.append(OnnxRuntime(time_limit, place))
             else:
@@ -93,6 +97,10 @@ def _check_device(name: str, container: str) -> None:
         device = None
     if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and name != "cpu"):
         raise UsageError(f"there is no device {name!r}", where="--device", expected="cpu, cuda or cuda:N")
+    if container in ("c", "program") and device.type != "cpu":
+        raise UsageError(
+            f"a {CONTAINERS[container][0]} file runs on the CPU", where="--device", got=name, expected="cpu"
+        )
     if container == "onnx":
         onnxruntime.check_device(name)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import tempfile
@@ -11,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from exporter import onnx_files
 from exporter.contract import Contract, block_name
 from exporter.errors import MissingRuntimeError, RunError
 from exporter.onnx_files import OnnxFiles
-from runtime_checks.runners.base import Call, Result, Run, Verdict
+from runtime_checks.runners.arrays import folders, read_arrays, write_arrays
+from runtime_checks.runners.base import Call, Run, Verdict
 from runtime_checks.runners.process import check_limits, ended_early, start
 
 CHILD = Path(__file__).with_name("onnx_child.py")
@@ -50,7 +48,7 @@ class OnnxRuntime:
                 "providers": PROVIDERS[self.device.partition(":")[0]],
                 "packages": packages,
                 "refused": sorted(source - packages.keys()),
-                "index": _written(opened, calls, files["calls.npz"]),
+                "index": write_arrays(opened.inputs, calls, files["calls.npz"]),
                 "calls": str(files["calls.npz"]),
                 "results": str(files["results.npz"]),
                 "evidence": str(files["evidence.json"]),
@@ -68,23 +66,13 @@ class OnnxRuntime:
                     expected="operators that onnxruntime has kernels for, in the dtypes of the model",
                     mend="write the operation with others, or use the .pt",
                 )
-            results = _results(files["results.npz"], evidence.pop("errors"))
+            results = read_arrays(files["results.npz"], evidence.pop("errors"))
         return Run(results, evidence, _verdicts(opened, evidence))
 
 
 def _packages() -> dict[str, str]:
-    """The folder of each package that may be imported. Raises ``MissingRuntimeError`` where one is not there."""
-    found = {}
-    for name in PACKAGES:
-        spec = importlib.util.find_spec(name)
-        if spec is None and name in ("onnxruntime", "numpy", "onnx"):
-            raise MissingRuntimeError(
-                f"{name} is not installed", where="--runtime onnxruntime", mend='pip install "torchferry[onnx]"'
-            )
-        if spec is not None:
-            places = list(spec.submodule_search_locations or [])
-            found[name] = str(Path(places[0] if places else spec.origin or "").parent)
-    return found
+    where = "--runtime onnxruntime"
+    return folders(PACKAGES, ("onnxruntime", "numpy", "onnx"), where, 'pip install "torchferry[onnx]"')
 
 
 def check_device(name: str) -> None:
@@ -101,41 +89,6 @@ def check_device(name: str) -> None:
             got=", ".join(there),
             mend="install onnxruntime-gpu in the place of onnxruntime, or leave --device cuda away",
         )
-
-
-def _written(opened: OnnxFiles, calls: Sequence[Call], path: Path) -> list[dict[str, Any]]:
-    import numpy
-
-    arrays: dict[str, Any] = {}
-    index = []
-    for number, call in enumerate(calls):
-        arrays.update(
-            {f"{number}/{i}": value.detach().cpu().contiguous().numpy() for i, value in enumerate(call.inputs)}
-        )
-        held = list(call.parameters.items())
-        arrays.update({f"{number}/parameter/{i}": v.detach().cpu().numpy() for i, (_, v) in enumerate(held)})
-        index.append(
-            {
-                "method": call.method,
-                "names": opened.inputs[call.method],
-                "strides": [list(value.stride()) for value in call.inputs],
-                "parameters": [name for name, _ in held],
-            }
-        )
-    numpy.savez(path, **arrays)
-    return index
-
-
-def _results(path: Path, errors: Sequence[str]) -> tuple[Result, ...]:
-    import numpy
-
-    with numpy.load(path, allow_pickle=False) as arrays:
-        by: dict[int, list[tuple[int, torch.Tensor]]] = {}
-        for key in arrays.files:
-            number, _, place = key.partition("/")
-            by.setdefault(int(number), []).append((int(place), torch.from_numpy(arrays[key])))
-    ordered = {number: tuple(v for _, v in sorted(found, key=lambda one: one[0])) for number, found in by.items()}
-    return tuple(Result(ordered.get(i, ()), error) for i, error in enumerate(errors))
 
 
 def _verdicts(opened: OnnxFiles, evidence: dict[str, Any]) -> tuple[Verdict, ...]:

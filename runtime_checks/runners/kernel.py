@@ -1,0 +1,73 @@
+"""Runs a kernel, built by this machine's C compiler, in a fresh process that has NumPy and no torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporter import kernel_files
+from exporter.contract import Contract
+from exporter.errors import RunError
+from exporter.kernel_files import KernelFiles
+from runtime_checks import kernel_build, kernel_calls
+from runtime_checks.runners import onnx_child
+from runtime_checks.runners.arrays import folders, read_arrays, write_arrays
+from runtime_checks.runners.base import Call, Run, Verdict
+from runtime_checks.runners.process import check_limits, ended_early, start
+
+CHILD = Path(__file__).with_name("kernel_child.py")
+# What a shared object of plain C may bring along.
+SYSTEM = ("kernel.so", "libm.", "libm-", "libc.", "libgcc_s.", "ld-linux")
+LIBRARIES = "libm alone"
+
+
+def library(opened: KernelFiles) -> Path:
+    """The kernel as a shared object; raises ``MissingRuntimeError`` where it cannot be compiled."""
+    names = (f"{opened.name}.c", f"{opened.name}.h")
+    return kernel_build.built({name: (opened.path / name).read_bytes() for name in names}, names[0])
+
+
+@dataclass(frozen=True)
+class KernelRunner:
+    """A fresh process for each run. ``memory`` is bounded by the machine alone."""
+
+    seconds: float = 600.0
+    device: str = "cpu"
+    name: str = "c"
+
+    def __post_init__(self) -> None:
+        check_limits(self.seconds, 1.0)
+
+    def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
+        opened = kernel_files.read(path)
+        packages = folders(("numpy",), ("numpy",), "--runtime c", "pip install numpy")
+        source = {contract.source.library, *contract.source.refused_imports, "torch", "exporter", "torchferry"} - {""}
+        made = library(opened)
+        with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
+            files = {name: Path(folder, name) for name in ("job.json", "calls.npz", "results.npz", "evidence.json")}
+            job = {
+                "library": str(made),
+                "described": kernel_files.described(path),
+                "modules": {"onnx_child": onnx_child.__file__, "kernel_calls": kernel_calls.__file__},
+                "packages": packages,
+                "refused": sorted(source),
+                "index": write_arrays({m: s.inputs for m, s in contract.methods.items()}, calls, files["calls.npz"]),
+                "calls": str(files["calls.npz"]),
+                "results": str(files["results.npz"]),
+                "evidence": str(files["evidence.json"]),
+            }
+            files["job.json"].write_text(json.dumps(job))
+            done = start([sys.executable, "-I", "-S", str(CHILD), str(files["job.json"])], str(path), self.seconds)
+            if done.returncode != 0 or not files["evidence.json"].exists():
+                raise ended_early(path, done.returncode, done.stderr, self.seconds, float("inf"))
+            evidence = json.loads(files["evidence.json"].read_text())
+            if evidence.get("load_error"):
+                raise RunError("the kernel does not load", where=str(made), got=evidence["load_error"])
+            results = read_arrays(files["results.npz"], evidence.pop("errors"))
+        foreign = [name for name in evidence["libraries"] if not name.startswith(SYSTEM)]
+        detail = f"loaded: {', '.join(foreign)}" if foreign else "nothing but the C library is loaded with it"
+        return Run(results, evidence, (Verdict(LIBRARIES, not foreign, detail),))
