@@ -40,9 +40,10 @@ class KernelFiles:
     files: Mapping[str, str]
     workspace: Mapping[str, int]
 
-    @property
-    def source(self) -> Path:
-        return self.path / f"{self.name}.c"
+    def sources(self) -> dict[str, bytes]:
+        """What a compiler is given, the file to be compiled first."""
+        names = (f"{self.name}.c", f"{self.name}.h", f"{self.name}_lanes.h")
+        return {name: (self.path / name).read_bytes() for name in names}
 
     def cases(self) -> tuple[Case, ...]:
         return _read_cases(self.path / CASES, self.contract)[1]
@@ -103,7 +104,9 @@ def described(path: Path) -> dict[str, Any]:
         sealed = whole.pop("sha256")
         good = whole["format"] == FORMAT and sealed == _seal(whole)
         good = good and all(Path(n).name == n for n in whole["files"])
-        good = good and {CONTRACT, CASES, f"{whole['name']}.c", f"{whole['name']}.h"} <= set(whole["files"])
+        good = good and {CONTRACT, CASES, *(f"{whole['name']}{end}" for end in (".c", ".h", "_lanes.h"))} <= set(
+            whole["files"]
+        )
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise _damaged(where, first_line(error)) from None
     if not good:

@@ -52,8 +52,8 @@ def version(command: list[str]) -> str:
     return done.stdout.splitlines()[0] if done.stdout else ""
 
 
-def built(files: Mapping[str, bytes], main: str) -> Path:
-    """The shared object of the C file ``main``. Raises ``MissingRuntimeError`` where it cannot be compiled or kept,
+def built(files: Mapping[str, bytes]) -> Path:
+    """The shared object of the first of these C files. Raises ``MissingRuntimeError`` where it cannot be compiled or kept,
     ``ArchiveError`` where the one in the cache was changed."""
     command = compiler()
     digest = hashlib.sha256()
@@ -71,7 +71,7 @@ def built(files: Mapping[str, bytes], main: str) -> Path:
                 with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
                     place = Path(folder, "made")
                     place.mkdir(mode=0o700)
-                    _compiled(command, files, main, place)
+                    _compiled(command, files, place)
                     place.rename(target)
     except OSError as error:
         raise MissingRuntimeError(
@@ -94,7 +94,8 @@ def built(files: Mapping[str, bytes], main: str) -> Path:
     return library
 
 
-def _compiled(command: list[str], files: Mapping[str, bytes], main: str, place: Path) -> None:
+def _compiled(command: list[str], files: Mapping[str, bytes], place: Path) -> None:
+    main = next(iter(files))
     with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
         for name, data in files.items():
             Path(folder, name).write_bytes(data)

@@ -34,6 +34,7 @@ class Emitted:
 
     name: str
     text: str
+    prepare: str
     frame: str
     uniform: str
     operations: int
@@ -90,16 +91,17 @@ class Writer:
             function, head = self._head(name)
             copied = self._copied(output, outputs[-1], ARRAYS[kind])
             self.parts.append(f"{head} {{\n{copied}  (void)f;\n  (void)g;\n}}\n")
-            calls.append(f"{function}(f, g, lanes);")
+            calls.append(f"TF_({function})(f, g);")
         body = "".join(f"  {call}\n" for call in calls)
         self.parts.append(
-            f"TF_INLINE void {name}_body(struct {name}_frame *restrict f, const struct {name}_uniform *restrict g, "
-            f"int lanes) {{\n{body}  (void)f;\n  (void)g;\n  (void)lanes;\n}}\n"
+            f"static void TF_({name}_body)(struct {name}_frame *restrict f, const struct {name}_uniform *restrict g) "
+            f"{{\n{body}  (void)f;\n  (void)g;\n}}\n"
         )
         holds = bool(self.loops) or self.solves or any(self.terms[i].op == "where" for i in self.everything)
         return Emitted(
             name,
             "\n".join(self.parts),
+            self.prepare,
             _struct(f"{name}_frame", self.slots.counts, lanes=True),
             _struct(f"{name}_uniform", self._uniform_counts, lanes=False),
             self.operations,
@@ -131,7 +133,7 @@ class Writer:
             lines.append(f"  g->{array}[{at}] = {value};")
             self.names[i] = f"g->{array}[{at}]"
         self._uniform_counts = slots.counts
-        self.parts.append(
+        self.prepare = (
             f"static void {name}_prepare(struct {name}_uniform *g, const void *const *parameters) {{\n"
             + "\n".join(lines)
             + "\n  (void)g;\n  (void)parameters;\n}\n"
@@ -157,8 +159,7 @@ class Writer:
         self.count += 1
         method = self.function.method
         head = (
-            f"TF_INLINE void {function}(struct {method}_frame *restrict f, "
-            f"const struct {method}_uniform *restrict g, int lanes)"
+            f"static void TF_({function})(struct {method}_frame *restrict f, const struct {method}_uniform *restrict g)"
         )
         return function, head
 
@@ -180,17 +181,17 @@ class Writer:
             if slot is not None and i not in self.names:
                 self.names[i] = f"f->{ARRAYS[slot[0]]}[{slot[1]}][l]"
             if single:
-                lines.append(f"    for (int l = 0; l < lanes; l++) {self.names[i]} = {text};")
+                lines.append(f"    for (int l = 0; l < TF_NOW; l++) {self.names[i]} = {text};")
                 continue
             local[i] = f"v{i}"
             lines.append(f"    const {TYPES[term.kind]} v{i} = {text};")
             if slot is not None:
                 lines.append(f"    {self.names[i]} = v{i};")
         body = "\n".join(lines)
-        opening = "" if single else "  TF_SIMD\n  for (int l = 0; l < lanes; l++) {\n"
+        opening = "" if single else "  TF_SIMD\n  for (int l = 0; l < TF_NOW; l++) {\n"
         closing = "" if single else "\n  }"
         self.parts.append(f"{head} {{\n{opening}{body}{closing}\n  (void)g;\n}}\n")
-        return f"{function}(f, g, lanes);"
+        return f"TF_({function})(f, g);"
 
     def _name(self, i: int, local: Mapping[int, str] | None = None) -> str:
         term = self.terms[i]
@@ -218,7 +219,7 @@ class Writer:
 
     def _copied(self, terms: Sequence[int], first: int, array: str = "d") -> str:
         lines = [f"    f->{array}[{first + k}][l] = {self._name(t)};" for k, t in enumerate(terms)]
-        return "  TF_SIMD\n  for (int l = 0; l < lanes; l++) {\n" + "\n".join(lines) + "\n  }\n"
+        return "  TF_SIMD\n  for (int l = 0; l < TF_NOW; l++) {\n" + "\n".join(lines) + "\n  }\n"
 
     def _picked(self, block: int, place_of: Sequence[str]) -> None:
         for t in self.everything:
@@ -238,10 +239,10 @@ class Writer:
         self.operations += n**3 // 3
         self.parts.append(
             f"{head} {{\n{self._copied(self.terms[i].args, first)}"
-            f"  tf_factor({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], f->b[{pivots + n}], lanes);\n"
+            f"  TF_(tf_factor)({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], f->b[{pivots + n}]);\n"
             "  (void)g;\n}\n"
         )
-        return f"{function}(f, g, lanes);"
+        return f"TF_({function})(f, g);"
 
     def _solution(self, i: int, name: str) -> str:
         function, head = self._head(name)
@@ -254,11 +255,11 @@ class Writer:
         self.operations += n * n
         self.parts.append(
             f"{head} {{\n{self._copied(sides, x)}"
-            f"  {run}({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], &f->d[{x}], lanes);\n"
+            f"  TF_({run})({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], &f->d[{x}]);\n"
             "  (void)g;\n}\n"
         )
         self._picked(i, [f"f->d[{x + k}][l]" for k in range(n)])
-        return f"{function}(f, g, lanes);"
+        return f"TF_({function})(f, g);"
 
     def _newton(self, i: int, name: str) -> str:
         self.solves = True
@@ -305,7 +306,7 @@ class Writer:
         places += [f"f->d[{d['J'] + k}][l]" for k in range(n * n)] if tangents else []
         places += [f"f->i[{whole['iterations']}][l]", f"f->d[{d['norm']}][l]", status]
         self._picked(i, places)
-        return f"{function}(f, g, lanes);"
+        return f"TF_({function})(f, g);"
 
     def _region(self, name: str, loop: Loop, ends: Sequence[int], d: Mapping[str, int]) -> str:
         """A function for the residual at the unknowns, with the matrix where ``ends`` has it; terms outside of the
@@ -319,7 +320,7 @@ class Writer:
         lines += [f"    f->d[{d['J'] + k}][l] = {self._name(t)};" for k, t in enumerate(ends[loop.size :])]
         body = "".join(f"  {call}\n" for call in calls)
         self.parts.append(
-            f"{head} {{\n{body}  TF_SIMD\n  for (int l = 0; l < lanes; l++) {{\n"
+            f"{head} {{\n{body}  TF_SIMD\n  for (int l = 0; l < TF_NOW; l++) {{\n"
             + "\n".join(lines)
             + "\n  }\n  (void)g;\n}\n"
         )

@@ -127,6 +127,7 @@ def _rendered(
     }
     files = {
         f"{name}.h": TEMPLATES.get_template("model.h.jinja").render(given),
+        f"{name}_lanes.h": TEMPLATES.get_template("lanes.h.jinja").render(given),
         f"{name}.c": TEMPLATES.get_template("model.c.jinja").render(given),
     }
     notes = tuple(dict.fromkeys(note for f in functions.values() for note in f.notes))

@@ -27,8 +27,7 @@ LIBRARIES = "libm alone"
 
 def library(opened: KernelFiles) -> Path:
     """The kernel as a shared object; raises ``MissingRuntimeError`` where it cannot be compiled."""
-    names = (f"{opened.name}.c", f"{opened.name}.h")
-    return kernel_build.built({name: (opened.path / name).read_bytes() for name in names}, names[0])
+    return kernel_build.built(opened.sources())
 
 
 @dataclass(frozen=True)
