@@ -40,6 +40,8 @@ PARAMETERS = "torchferry/parameters.pt"
 COMPILED = "data/aotinductor/"
 # Of programs of torch.export.
 PROGRAMS = "models/"
+# Of a .pt that carries its kernel: the sources and their manifest.
+KERNEL = "torchferry/kernel/"
 OURS = (CONTRACT, CASES, GRAPH, MANIFEST)
 SEAL = b"torchferry sha256 "
 # A zip of a few kB can expand to terabytes; no archive of ours comes near this.
@@ -94,6 +96,11 @@ class Archive:
             raise ArchiveError("the parameters cannot be read", where=place, got=str(error)) from None
         return {method: dict(of) for method, of in found.items()}
 
+    def kernel(self) -> dict[str, bytes]:
+        """The files of the kernel that it carries, by name; none where it carries none."""
+        place = f"extra/{KERNEL}"
+        return {name.removeprefix(place): self.record(name) for name in self.records if name.startswith(place)}
+
     def cases(self) -> tuple[Case, ...]:
         """The stored cases; raises ``ArchiveError`` where they do not fit the contract."""
         return unpack_cases(self.case_bytes(), self.contract, str(self.path))
@@ -112,7 +119,7 @@ def write(
     from exporter import packing
 
     ours = {CONTRACT: contract.to_json().encode(), CASES: pack_cases(cases), GRAPH: graph.encode(), **further}
-    placed = {_places(name)[0] if further else f"extra/{name}": data for name, data in ours.items()}
+    placed = {_places(name)[0] if PARAMETERS in further else f"extra/{name}": data for name, data in ours.items()}
     buffer = io.BytesIO(packing.zipped({**records, **placed}))
     with zipfile.ZipFile(buffer, "a") as archive:
         manifest = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,8 +54,31 @@ class KernelFiles:
         return _read_cases(self.path / CASES, self.contract)[0]
 
 
+def needed(files: Mapping[str, bytes]) -> list[str]:
+    """What a host needs to build and call it: the file to be compiled first, what that includes, the manifest."""
+    main = f"{json.loads(files[MANIFEST])['name']}.c"
+    return [main, *sorted(n for n in files if n.endswith(".h")), MANIFEST]
+
+
 def is_kernel(path: Path) -> bool:
     return (path / MANIFEST).is_file()
+
+
+def identifier(text: str) -> str:
+    """A name in C."""
+    found = re.sub(r"\W", "_", text.replace("~", "_old"), flags=re.ASCII)
+    return f"_{found}" if not found or found[0].isdigit() else found
+
+
+def identifiers(names: Sequence[str]) -> list[str]:
+    """One for each, none twice."""
+    found: list[str] = []
+    for name in names:
+        one = identifier(name)
+        while one in found:
+            one += "_"
+        found.append(one)
+    return found
 
 
 def manifest(contract: Contract, name: str, files: Mapping[str, bytes], workspace: Mapping[str, int]) -> bytes:
@@ -91,16 +115,20 @@ def _seal(whole: Mapping[str, Any]) -> str:
 
 def described(path: Path) -> dict[str, Any]:
     """The manifest, against its own digest. Raises ``ArchiveError``."""
-    where = path / MANIFEST
-    if not where.is_file():
+    if not is_kernel(path):
         raise ArchiveError(
             "there is no kernel in this folder",
             where=str(path),
             got="a folder without manifest.json" if path.is_dir() else "no such folder",
             expected="a folder that `torchferry export --format c` wrote",
         )
+    return parsed((path / MANIFEST).read_bytes(), path / MANIFEST)
+
+
+def parsed(data: bytes, where: Path) -> dict[str, Any]:
+    """A manifest, against its own digest. Raises ``ArchiveError``."""
     try:
-        whole = json.loads(where.read_bytes())
+        whole = json.loads(data)
         sealed = whole.pop("sha256")
         good = whole["format"] == FORMAT and sealed == _seal(whole)
         good = good and all(Path(n).name == n for n in whole["files"])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter import __version__, archive, files
+from exporter import __version__, archive, files, kernel_files
 from exporter.capture.trace import Captured, quiet_deprecations
 from exporter.cases import METHOD, fresh_cases, method_cases, stored_cases
 from exporter.contract import (
@@ -44,6 +44,7 @@ from exporter.graph.canonical import canonical_text, graph_hash
 from exporter.graph.read import reloaded
 from exporter.graph.steps import opened
 from exporter.kernel_files import is_kernel
+from exporter.kernels.package import package
 from exporter.kinds import KERNEL, SUFFIXES, named
 from exporter.newton import OnFailure, loops
 from exporter.packing import packed
@@ -193,6 +194,10 @@ def export_source(
             text = canonical_text(reloaded(records, contract))
             contract = dataclasses.replace(contract, graph=graph_hash(text))
             archive.write(beside, records, contract, stored, text)
+            if KERNEL in containers.formats:
+                carried = package(archive.read(beside))
+                kernel = {archive.KERNEL + name: carried[name] for name in kernel_files.needed(carried)}
+                archive.write(beside, records, contract, stored, text, kernel)
         with clock("verify"):
             report = verify(beside, path, fresh)
         others = [name for name in containers.formats if name != "pt"]

@@ -55,7 +55,7 @@ _CONSTANTS = {torch.tensor, torch.as_tensor, torch.asarray}
 NOT_THE_USERS = (
     f"{Path(torch.__file__).parent}/",
     f"{Path(__file__).parent}/",
-    f"{Path(__file__).parents[1]}/torchferry.py",
+    f"{Path(__file__).parents[1]}/torchferry/",
     str(warnings.__file__),
     # Code that has no file: Python's own and torch's, but not a notebook's or the interpreter's.
     "<frozen",

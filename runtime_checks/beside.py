@@ -1,45 +1,84 @@
-"""A ``.pt2`` that lies beside a ``.pt``, as its engine: once it has given the numbers of the ``.pt``'s own cases."""
+"""Compiled code in the place of TorchScript: a ``.pt2`` beside a ``.pt``, or a kernel, once it has given the numbers of
+the ``.pt``'s own cases."""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
+from collections.abc import Callable
+from typing import Any
 
-from exporter import archive
+from exporter import archive, kernel_files
 from exporter.archive import Archive
-from exporter.contract import Contract, block_name
+from exporter.contract import block_name
 from exporter.kinds import named
 from exporter.stored import admits
 from runtime_checks.compare import compare
-from runtime_checks.engines import Compiled, hold_machine
+from runtime_checks.engines import Compiled, Kernel, hold_machine
 
 TORCHSCRIPT, PT2 = "torchscript", "pt2"
-ENGINES = (TORCHSCRIPT, PT2)
+KERNEL = "kernel"
+ENGINES = (TORCHSCRIPT, PT2, KERNEL)
 
 
 class EngineWarning(UserWarning):
     """The engine that was asked for is not used; the model runs by TorchScript."""
 
 
-def compiled_beside(opened: Archive, device: str) -> Compiled | None:
-    """None, with an ``EngineWarning`` that says why, where there is no such file, where it was made of another archive
-    or for another machine, or where a case does not pass."""
-    path = named(opened.path, PT2)
+def engine_of(opened: Archive, engine: str, device: str, script: Callable[[], Any]) -> Compiled | Kernel | None:
+    """None, with an ``EngineWarning`` that says why, where there is no such engine, where it was made of another
+    archive or for another machine, or where a case does not pass. ``script`` loads the archive itself."""
     try:
-        if not path.is_file():
-            reason = f"there is no {path.name} beside it"
-        else:
-            found = archive.read(path)
-            reason = _unfit(opened, found, device)
+        made, reason = _compiled(opened, device) if engine == PT2 else _kernel(opened, device, script)
+        if made is not None:
+            reason = _differs(opened, made)
             if not reason:
-                engine = Compiled(found)
-                reason = _differs(opened, found.contract, engine)
-                if not reason:
-                    return engine
+                return made
     except Exception as error:
-        # Whatever it is that compiled code of another origin does: the archive itself is there.
+        # Whatever it is that code of another origin does: the archive itself is there.
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    warnings.warn(f"{opened.path.name} runs by TorchScript: {reason}", EngineWarning, stacklevel=3)
+    warnings.warn(f"{opened.path.name} runs by TorchScript: {reason}", EngineWarning, stacklevel=4)
     return None
+
+
+def _compiled(opened: Archive, device: str) -> tuple[Compiled | None, str]:
+    path = named(opened.path, PT2)
+    if not path.is_file():
+        return None, f"there is no {path.name} beside it"
+    found = archive.read(path)
+    reason = _unfit(opened, found, device)
+    return (None, reason) if reason else (Compiled(found), "")
+
+
+def _kernel(opened: Archive, device: str, script: Callable[[], Any]) -> tuple[Kernel | None, str]:
+    """That which the archive carries, or that in the folder beside it."""
+    beside = named(opened.path, "c")
+    files = opened.kernel()
+    if not files and kernel_files.is_kernel(beside):
+        whole = kernel_files.read(beside)
+        if whole.contract.graph != opened.contract.graph:
+            return None, f"{beside.name} was made of another graph: make it again with torchferry convert --to c"
+        files = {**whole.sources(), kernel_files.MANIFEST: (beside / kernel_files.MANIFEST).read_bytes()}
+    if not files:
+        return None, "it carries no kernel, and there is none beside it: export it with --format pt,c"
+    if device != "cpu":
+        return None, f"a kernel runs on the CPU, and not on {device}"
+    reason = _unheld(opened)
+    if reason:
+        return None, reason
+    described = kernel_files.parsed(files[kernel_files.MANIFEST], opened.path)
+    said = {
+        m: [[v["name"] for v in of[side]] for side in ("inputs", "outputs")] for m, of in described["methods"].items()
+    }
+    known = {
+        m: [list(s.inputs), [o if isinstance(o, str) else block_name(*o) for o in s.outputs]]
+        for m, s in opened.contract.methods.items()
+    }
+    if said != known:
+        return None, "its kernel has other variables or methods: export it again"
+    first = f"{described['name']}.c"
+    ordered = {first: files[first], **{n: d for n, d in files.items() if n != first}}
+    return Kernel(opened.contract, ordered, dict(script().named_parameters()), opened.path), ""
 
 
 def _unfit(opened: Archive, found: Archive, device: str) -> str:
@@ -53,16 +92,24 @@ def _unfit(opened: Archive, found: Archive, device: str) -> str:
         getattr(found.contract, what) != getattr(opened.contract, what) for what in ("inputs", "outputs", "methods")
     ):
         return f"{found.path.name} has other variables or methods: {again}"
+    reason = _unheld(opened)
+    if not reason:
+        hold_machine(found, device)
+    return reason
+
+
+def _unheld(opened: Archive) -> str:
+    """What of the contract compiled code does not do."""
     if opened.contract.differentiable:
         return "torch's gradients do not go through compiled code"
     if any(solver.on_failure == "raise" for solver in opened.contract.solvers):
         return "compiled code gives NaN where Newton's method does not converge, and this model raises an error"
-    hold_machine(found, device)
     return ""
 
 
-def _differs(opened: Archive, contract: Contract, engine: Compiled) -> str:
+def _differs(opened: Archive, engine: Compiled | Kernel) -> str:
     """What the first case says that does not pass, in the tolerances of the ``.pt``."""
+    contract = dataclasses.replace(opened.contract, batch=dataclasses.replace(opened.contract.batch, ranks=(1,)))
     cases = [case for case in opened.cases() if admits(contract, case)]
     for case in cases:
         names = opened.contract.methods[case.method].outputs

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch.jit._fuser import optimized_execution
 
-from exporter import machine
+from exporter import kernel_files, machine
 from exporter.archive import LARGEST_OPTIMISED, Archive
 from exporter.contract import Contract
 from exporter.errors import ArchiveError, MissingRuntimeError, RunError, UsageError, first_line
 from exporter.onnx_files import OnnxFiles
 from exporter.variables import fits_shape
+from runtime_checks import kernel_build
+from runtime_checks.kernel_calls import Library
 from runtime_checks.runners.isolated_child import calls_of_code, calls_of_programs, graph_size
 
 Tensors = Sequence[torch.Tensor]
@@ -93,6 +96,28 @@ class Programs(Compiled):
 
     def _loaded(self, opened: Archive) -> Mapping[str, Callable[[list[torch.Tensor]], Any]]:
         return calls_of_programs(str(opened.path), self._held)
+
+
+class Kernel:
+    """A kernel that was built here. ``files``: its sources, and its manifest."""
+
+    def __init__(
+        self, contract: Contract, files: Mapping[str, bytes], values: Mapping[str, torch.Tensor], where: Path
+    ) -> None:
+        described = kernel_files.parsed(files[kernel_files.MANIFEST], where)
+        sources = {name: data for name, data in files.items() if name != kernel_files.MANIFEST}
+        self._library = Library(str(kernel_build.built(sources)), described)
+        self._contract = contract
+        self.parameters = {p["name"]: values[p["name"]].detach().clone() for p in described["parameters"]}
+
+    def run(self, method: str, inputs: Tensors) -> tuple[torch.Tensor, ...]:
+        flat, batch = flattened(self._contract, method, inputs)
+        held = {name: value.numpy() for name, value in self.parameters.items()}
+        outputs, _ = self._library.call(method, [value.detach().numpy() for value in flat], held)
+        return restored(self._contract, method, [torch.from_numpy(value) for value in outputs], batch)
+
+    def to(self, *target: Any) -> torch.device | None:
+        raise UsageError("a kernel runs on the CPU", got=", ".join(map(str, target)), mend="load the .pt there")
 
 
 class Onnx:

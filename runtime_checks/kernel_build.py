@@ -53,8 +53,8 @@ def version(command: list[str]) -> str:
 
 
 def built(files: Mapping[str, bytes]) -> Path:
-    """The shared object of the first of these C files. Raises ``MissingRuntimeError`` where it cannot be compiled or kept,
-    ``ArchiveError`` where the one in the cache was changed."""
+    """The shared object of the first of these C files. Raises ``MissingRuntimeError`` where it cannot be compiled or
+    kept, ``ArchiveError`` where the one in the cache was changed."""
     command = compiler()
     digest = hashlib.sha256()
     for part in (shlex.join(command), version(command), platform.machine(), *machine.instructions(), *FLAGS):

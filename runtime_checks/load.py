@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from exporter import archive, onnx_files
 from exporter.contract import Contract
 from exporter.errors import RunError, UsageError, first_line, near
-from runtime_checks.beside import ENGINES, TORCHSCRIPT, compiled_beside
+from runtime_checks.beside import ENGINES, TORCHSCRIPT, engine_of
 from runtime_checks.engines import Compiled, Engine, Onnx, Programs, Script, hold_machine
 from runtime_checks.envelope import OFF, hold, known_mode
 
@@ -121,9 +122,10 @@ def load(
     ``envelope``: what becomes of a call with inputs outside the range of values that was checked: ``off`` lets it pass,
     ``warn`` gives an ``OutsideEnvelopeWarning``, ``error`` raises ``UsageError``, each with the input's name.
     ``threads`` are those of onnxruntime; torch's are the process's own. ``engine="pt2"`` lets the compiled code of a
-    ``.pt2`` that lies beside a ``.pt`` run it, once that has passed the ``.pt``'s cases here; where it cannot, an
-    ``EngineWarning`` says why, and TorchScript runs it. Raises ``ArchiveError`` for a
-    damaged file, and ``RunError`` for code that was compiled for another machine.
+    ``.pt2`` that lies beside a ``.pt`` run it, ``engine="kernel"`` the C sources that the ``.pt`` carries, or that lie
+    in the folder beside it, built by this machine's compiler; once they have passed the ``.pt``'s cases here. Where
+    they cannot, an ``EngineWarning`` says why, and TorchScript runs it. Raises ``ArchiveError`` for a damaged file, and
+    ``RunError`` for code that was compiled for another machine.
     """
     known_mode(envelope)
     if engine not in ENGINES:
@@ -144,19 +146,24 @@ def load(
         if str(device) != "cpu":
             raise UsageError("a program is loaded on the CPU", where=str(file), got=str(device), expected="cpu")
         return Model(opened.contract, Programs(opened), device, envelope)
-    compiled = compiled_beside(opened, str(device)) if engine != TORCHSCRIPT else None
+    script = functools.partial(_script, str(path), device)
+    compiled = engine_of(opened, engine, str(device), script) if engine != TORCHSCRIPT else None
     if compiled is not None:
         return Model(opened.contract, compiled, device, envelope)
+    return Model(opened.contract, Script(script()), device, envelope)
+
+
+def _script(path: str, device: str | torch.device) -> Any:
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)
         try:
-            module = torch.jit.load(str(path), map_location=device)
+            module = torch.jit.load(path, map_location=device)
         except Exception as error:
             raise RunError(
                 "the archive does not load",
-                where=str(path),
+                where=path,
                 got=first_line(error),
                 mend="compare the torch version with the one in the contract, or export it again",
             ) from error
-    return Model(opened.contract, Script(module.eval()), device, envelope)
+    return module.eval()

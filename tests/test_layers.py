@@ -12,7 +12,7 @@ FILES = sorted(
     [
         *ROOT.glob("exporter/**/*.py"),
         *ROOT.glob("runtime_checks/**/*.py"),
-        ROOT / "torchferry.py",
+        *ROOT.glob("torchferry/*.py"),
         ROOT / "torchferry_golden.py",
     ]
 )
@@ -23,13 +23,14 @@ SHARED = (
     "exporter.archive",
     "exporter.history",
     "exporter.onnx_files",
+    "exporter.kernel_files",
     "exporter.files",
     "exporter.machine",
     "exporter.kinds",
     "exporter.stored",
 )
 # The command line, and the facade that users import, put both sides together.
-BOTH = ("exporter/cli/", "torchferry.py", "torchferry_golden.py")
+BOTH = ("exporter/cli/", "torchferry/", "torchferry_golden.py")
 
 
 def imports(text: str) -> set[str]:

@@ -10,7 +10,9 @@ import jinja2
 
 from exporter import newton
 from exporter.kernels.expressions import TYPES, expression, literal
-from exporter.kernels.lower import PARAMETER, Function, Loop
+from exporter.kernels.loops import Loop
+from exporter.kernels.lower import Function
+from exporter.kernels.names import PARAMETER
 from exporter.kernels.schedule import CALLS, SCALARS, Slots, Step, place, reached, steps, uniform
 from exporter.kernels.ssa import BOOL, F64, I64, LU, NEWTON, SOLVED
 

@@ -16,36 +16,19 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from exporter.contract import Contract, Solver
+from exporter.contract import TANGENT, Contract, Solver
 from exporter.errors import TorchferryError, UnsupportedError, first_line
 from exporter.formats.interpreter import Interpreter, text_of
 from exporter.graph.loading import captured_name
 from exporter.graph.read import Saved, read_apart, settable_names
 from exporter.graph.values import Node
+from exporter.kernels import tangents
+from exporter.kernels.loops import Loop, region
+from exporter.kernels.names import leaf_name
+from exporter.kernels.schedule import reached
 from exporter.kernels.ssa import F64, I64, NEWTON, Terms
 from exporter.kernels.symbols import Lowering, Symbol, kind_of
 from exporter.variables import open_sizes
-
-PARAMETER = "parameter:"
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A Newton loop of one element: its unknowns are leaves of ``residual``, and of ``matrix`` (row by row).
-    ``settings`` are terms, by name."""
-
-    path: str
-    unknowns: tuple[int, ...]
-    residual: tuple[int, ...]
-    matrix: tuple[int, ...]
-    settings: Mapping[str, int]
-    strong_wolfe: bool
-    searches: bool
-    on_failure: str
-
-    @property
-    def size(self) -> int:
-        return len(self.unknowns)
 
 
 @dataclass(frozen=True)
@@ -60,10 +43,8 @@ class Function:
     parameters: Mapping[str, torch.Tensor]
     loops: tuple[Loop, ...]
     notes: tuple[str, ...] = ()
-
-
-def leaf_name(parameter: str) -> str:
-    return PARAMETER + parameter
+    # How derivatives are computed.
+    how: str = ""
 
 
 class Lowered:
@@ -73,6 +54,7 @@ class Lowered:
         refuse_open(contract)
         self.terms = Terms(finite_math=finite_math)
         self.loops: list[Loop] = []
+        self._outputs: dict[str, list[tuple[int, ...]]] = {}
         self._module, self._contract = module, contract
         self._lowering = Lowering(self.terms)
         self._held: dict[str, Symbol] = {}
@@ -99,16 +81,33 @@ class Lowered:
                     expected="the same operations at every place of a batch of any size",
                     mend="use the .pt: a kernel is a loop over elements",
                 )
-        outputs = tuple(tuple((one[0] if batched else one).reshape(-1).tolist()) for one in first)
-        return Function(
-            method,
-            self.terms,
-            self._contract.methods[method].inputs,
-            outputs,
-            self._values,
-            tuple(self.loops),
-            tuple(notes),
+        outputs = [tuple((one[0] if batched else one).reshape(-1).tolist()) for one in first]
+        outputs, how = self._cheaper(method, outputs)
+        self._outputs[method] = outputs
+        taken = self._contract.methods[method].inputs
+        return Function(method, self.terms, taken, tuple(outputs), self._values, tuple(self.loops), tuple(notes), how)
+
+    def _cheaper(self, method: str, captured: list[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], str]:
+        """The derivatives as they were captured, or by forward mode of ``forward``: what takes fewer operations."""
+        forward = self._outputs.get("forward")
+        spec = self._contract.methods[method]
+        if forward is None or not any(not isinstance(o, str) or o.startswith(TANGENT) for o in spec.outputs):
+            return captured, ""
+        try:
+            own = tangents.derivatives(self.terms, self.loops, self._contract, method, forward)
+        except tangents.NoRuleError:
+            return captured, "captured"
+        counts = [self._cost([i for ends in found for i in ends]) for found in (own, captured)]
+        return (own, "forward mode") if counts[0] <= counts[1] else (captured, "captured")
+
+    def _cost(self, ends: Sequence[int]) -> int:
+        """Operations; those of a loop as often as it may well run."""
+        needed = reached(self.terms, ends, ())
+        loops = [self.terms[i] for i in needed if self.terms[i].op == NEWTON]
+        inner = sum(
+            len(region(self.terms, self.loops[int(str(t.extra[0]))].matrix, int(str(t.extra[0])))) for t in loops
         )
+        return len(needed) + 6 * inner
 
     def _saved(self, method: str) -> Saved:
         loops = list(self._solvers)
@@ -276,13 +275,16 @@ class Lowered:
                 settings[name] = terms.constant(value, kind)
             else:
                 settings[name] = int(lowering.leaves(leaf_name(full), (), held_value.dtype))
+        found = self._sparser(
+            residual.ids.reshape(-1).tolist(), matrix.ids.reshape(-1).tolist(), unknowns.tolist(), index
+        )
         trials = settings["trials"]
         self.loops.append(
             Loop(
                 path,
                 tuple(unknowns.tolist()),
                 tuple(residual.ids.reshape(-1).tolist()),
-                tuple(matrix.ids.reshape(-1).tolist()),
+                tuple(found),
                 settings,
                 bool(loop.strong_wolfe),
                 solver.settings.get("trials", 0) > 0 or terms.value(trials) is None,
@@ -291,6 +293,15 @@ class Lowered:
         )
         return index
 
+    def _sparser(self, residual: list[int], captured: list[int], unknowns: list[int], index: int) -> list[int]:
+        """The matrix as it was captured, or by forward mode: what takes fewer operations."""
+        try:
+            own = tangents.matrix(self.terms, self.loops, residual, unknowns)
+        except tangents.NoRuleError:
+            return captured
+        counts = [len(region(self.terms, [*residual, *ends], index)) for ends in (own, captured)]
+        return own if counts[0] <= counts[1] else captured
+
     def outside(self, index: int) -> tuple[int, ...]:
         """The terms that a loop reads and that do not change in it."""
         loop = self.loops[index]
@@ -298,18 +309,6 @@ class Lowered:
         found = dict.fromkeys(a for i in inner for a in self.terms[i].args if not self.terms.loops[a] >> index & 1)
         ends = (i for i in (*loop.residual, *loop.matrix) if not self.terms.loops[i] >> index & 1)
         return tuple(dict.fromkeys(itertools.chain(found, ends, loop.settings.values())))
-
-
-def region(terms: Terms, ends: Sequence[int], loop: int) -> list[int]:
-    """What of ``ends`` depends on a loop's unknowns, in order."""
-    found: set[int] = set()
-    left = list(ends)
-    while left:
-        i = left.pop()
-        if i not in found and terms.loops[i] >> loop & 1:
-            found.add(i)
-            left += terms[i].args
-    return sorted(found)
 
 
 def refuse_open(contract: Contract) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from exporter import __version__, kernel_files
 from exporter.archive import Archive
-from exporter.contract import Batch, Contract, Finding
+from exporter.contract import Batch, Bounds, Contract, Finding
 from exporter.graph.loading import loaded
 from exporter.kernels.emit import TEMPLATES
 from exporter.kernels.source import Source, parameter_values, source
@@ -58,10 +58,20 @@ def _described(contract: Contract, method: str, made: Source) -> dict[str, objec
 def contract_of(contract: Contract, made: Source) -> Contract:
     findings = [Finding("container", note, reason="a kernel raises no errors") for note in made.notes]
     batch = contract.batch
+    outputs = dict(contract.tolerance.outputs)
+    if contract.solvers:
+        # What is left of a residual below the solver's own tolerance is rounding, in the order of this code.
+        left = contract.tolerance.bounds("residual_norm", "float64")
+        least = max(s.settings["abs_tol"] for s in contract.solvers)
+        outputs["residual_norm"] = dataclasses.replace(left, floor=max(left.floor, least))
+        outputs["iterations"] = Bounds(0.0, 0.0, 1.0)
+        what = "iterations may differ by one from eager mode's, norms of residuals by the solver's abs_tol"
+        findings.append(Finding("container", what, reason="sums are rounded in another order"))
     return dataclasses.replace(
         contract,
         batch=Batch(batch.ndim, batch.sizes, (1,) if batch.ndim else batch.ranks, batch.limits),
         findings=(*contract.findings, *findings),
+        tolerance=dataclasses.replace(contract.tolerance, outputs=outputs),
         devices=("cpu",),
         differentiable=False,
         solvers=tuple(

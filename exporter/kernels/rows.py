@@ -194,7 +194,9 @@ def clamped(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[
     for op, bound in zip(("max", "min"), bounds, strict=True):
         if bound is not None:
             limit = _as(lowering, bound, dtype)
-            found = lowering.each(lambda x, y, op=op: lowering.terms.make(op, (x, y), kind), dtype, found, limit)
+            found = lowering.each(
+                lambda x, y, op=op: lowering.terms.make(op, (x, y), kind, ("clamp",)), dtype, found, limit
+            )
     return found
 
 
@@ -547,7 +549,9 @@ def _sigmoid(terms: Terms, kind: str, x: int) -> int:
 
 
 def _relu(terms: Terms, kind: str, x: int) -> int:
-    return terms.make("max", (x, terms.constant(0, kind)), kind)
+    """Flat at 0, as torch's own derivative of it."""
+    zero = terms.constant(0, kind)
+    return terms.make("where", (terms.make("le", (x, zero), BOOL), zero, x), kind)
 
 
 def _tests(op: str) -> Row:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -13,6 +12,7 @@ import torch
 from exporter import __version__
 from exporter.contract import Contract, block_name
 from exporter.errors import UnsupportedError
+from exporter.kernel_files import identifier, identifiers
 from exporter.kernels.emit import ARRAYS, LANES, TEMPLATES, Emitted, Writer, comment
 from exporter.kernels.expressions import HELPERS, TYPES, literal
 from exporter.kernels.lower import Function, Lowered
@@ -36,32 +36,19 @@ class Source:
     name: str
     files: Mapping[str, str]
     operations: Mapping[str, int]
+    how: Mapping[str, str]
     workspace: Mapping[str, int]
     notes: tuple[str, ...]
-
-
-def identifier(text: str) -> str:
-    """A name in C."""
-    found = re.sub(r"\W", "_", text.replace("~", "_old"), flags=re.ASCII)
-    return f"_{found}" if not found or found[0].isdigit() else found
-
-
-def identifiers(names: Sequence[str]) -> list[str]:
-    """One for each, none twice."""
-    found: list[str] = []
-    for name in names:
-        one = identifier(name)
-        while one in found:
-            one += "_"
-        found.append(one)
-    return found
 
 
 def source(module: torch.jit.ScriptModule, contract: Contract, *, finite_math: bool = False) -> Source:
     """Raises ``UnsupportedError``, with model and line, for what has no form as a kernel."""
     lowered = Lowered(module, contract, finite_math=finite_math)
     values = parameter_values(module, contract)
-    functions = {name: lowered.method(name) for name in contract.methods}
+    # Derivatives may be made of ``forward``.
+    order = sorted(contract.methods, key=lambda name: name != "forward")
+    made = {name: lowered.method(name) for name in order}
+    functions = {name: made[name] for name in contract.methods}
     emitted = {name: _emitted(function, contract) for name, function in functions.items()}
     return _rendered(contract, functions, emitted, values)
 
@@ -132,7 +119,14 @@ def _rendered(
     }
     notes = tuple(dict.fromkeys(note for f in functions.values() for note in f.notes))
     operations = {m: one.operations for m, one in emitted.items()}
-    return Source(name, files, operations, {m["method"]: m["workspace"] for m in methods}, notes)
+    return Source(
+        name,
+        files,
+        operations,
+        {m: f.how for m, f in functions.items()},
+        {m["method"]: m["workspace"] for m in methods},
+        notes,
+    )
 
 
 def _method(contract: Contract, function: Function, emitted: Emitted, order: Sequence[str]) -> dict[str, Any]:

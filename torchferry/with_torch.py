@@ -1,9 +1,4 @@
-"""torchferry's public Python API: ``export``, ``load``, ``verify`` and the types that they speak of.
-
-import torchferry
-torchferry.export("model.i", models=["eq"], output="eq.pt")
-model = torchferry.load("eq.pt")
-"""
+"""All of torchferry's public Python API."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from exporter import __version__
@@ -46,7 +42,9 @@ from exporter.variables import Sampling, Signature, TensorSpec
 from runtime_checks import container as _container
 from runtime_checks.beside import EngineWarning
 from runtime_checks.envelope import OutsideEnvelopeWarning, known_mode
-from runtime_checks.load import Model, load
+from runtime_checks.kernel import Kernel
+from runtime_checks.load import Model
+from runtime_checks.load import load as _load
 from runtime_checks.numbers import numbers as _numbers
 from runtime_checks.report import Report
 from runtime_checks.runners import choose as _choose
@@ -66,6 +64,7 @@ __all__ = [
     "Exported",
     "Finding",
     "ImplicitUpdate",
+    "Kernel",
     "LineSearch",
     "Listing",
     "MismatchError",
@@ -268,3 +267,20 @@ def diff(one: str | Path, other: str | Path, *, run: bool = False) -> Difference
         return _numbers((a.file.path, a.contract), (b.file.path, b.contract), cases)
 
     return _difference(Path(one), Path(other), both if run else None)
+
+
+def load(
+    path: str | Path,
+    device: str | torch.device = "cpu",
+    *,
+    envelope: str = "off",
+    threads: int = 1,
+    engine: str = "torchscript",
+) -> Any:
+    """A ``Model``, as ``runtime_checks.load.load`` says; of a kernel's folder, a ``Kernel``, which takes NumPy arrays,
+    needs no torch, and has no options."""
+    if not is_kernel(Path(path)):
+        return _load(path, device, envelope=envelope, threads=threads, engine=engine)
+    if (str(device), envelope, threads, engine) != ("cpu", "off", 1, "torchscript"):
+        raise UsageError("a kernel is loaded on the CPU, without options", where=str(path))
+    return Kernel(Path(path))
