@@ -119,7 +119,7 @@ def _kernel(opened: Archive, output: Path, fresh: Sequence[Case], verify: Verify
     """A folder of sources. What else is in it stays."""
     if output.exists() and not output.is_dir():
         raise OutputError("a kernel is a folder", where=str(output), got="a file", mend="name a folder with -o")
-    output = output.resolve()
+    place, output = output, output.resolve()
     with (
         files.replacing_files(output, kernel_files.MANIFEST, lambda: _of_old_kernel(output)) as folder,
         quiet_deprecations(),
@@ -132,7 +132,7 @@ def _kernel(opened: Archive, output: Path, fresh: Sequence[Case], verify: Verify
             raise unwritable(output, error) from None
         contract = kernel_files.read(folder).contract
         report = verify(folder, output, [case for case in fresh if admits(contract, case)])
-    return Converted(output, contract, report)
+    return Converted(place, contract, report)
 
 
 def _of_old_kernel(output: Path) -> set[str]:

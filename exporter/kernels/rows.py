@@ -424,7 +424,9 @@ def searched(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping
     each = rows.unsqueeze(-2).expand(*value.ids.shape, -1) if table.ids.ndim > 1 else rows.expand(*value.ids.shape, -1)
     found = []
     for number, bounds in zip(value.ids.reshape(-1).tolist(), each.reshape(-1, each.shape[-1]).tolist(), strict=True):
-        below = [terms.make("le" if right else "lt", (b, number), BOOL) for b in bounds]
+        # NaN is behind all.
+        above = [terms.make("lt" if right else "le", (number, b), BOOL) for b in bounds]
+        below = [terms.make("not", (a,), BOOL) for a in above]
         counts = [terms.make("cast", (c,), counted) for c in below]
         found.append(functools.reduce(lambda a, b: terms.make("add", (a, b), counted), counts))
     return Symbol(torch.tensor(found, dtype=torch.int64).reshape(value.ids.shape), getattr(torch, counted))

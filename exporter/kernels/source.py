@@ -49,8 +49,7 @@ def source(module: torch.jit.ScriptModule, contract: Contract, *, finite_math: b
     order = sorted(contract.methods, key=lambda name: name != "forward")
     made = {name: lowered.method(name) for name in order}
     functions = {name: made[name] for name in contract.methods}
-    emitted = {name: _emitted(function, contract) for name, function in functions.items()}
-    return _rendered(contract, functions, emitted, values)
+    return rendered(contract, functions, values)
 
 
 def parameter_values(module: torch.jit.ScriptModule, contract: Contract) -> dict[str, torch.Tensor]:
@@ -74,12 +73,9 @@ def _emitted(function: Function, contract: Contract) -> Emitted:
     return made
 
 
-def _rendered(
-    contract: Contract,
-    functions: Mapping[str, Function],
-    emitted: Mapping[str, Emitted],
-    values: Mapping[str, torch.Tensor],
-) -> Source:
+def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapping[str, torch.Tensor]) -> Source:
+    """The sources of methods that are lowered; ``values`` are those of all parameters."""
+    emitted = {name: _emitted(function, contract) for name, function in functions.items()}
     name = identifier(contract.name)
     order = list(values)
     methods = [_method(contract, functions[m], one, order) for m, one in emitted.items()]
