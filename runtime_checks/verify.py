@@ -15,7 +15,7 @@ from exporter.archive import Archive
 from exporter.contract import Contract
 from exporter.stored import Case
 from runtime_checks import container
-from runtime_checks.checks import batches, devices, finite_differences, gradients, parity, products
+from runtime_checks.checks import batches, devices, finite_differences, gradients, parity, products, statuses
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.checks.probe import Probe
 from runtime_checks.compare import Comparison, compare
@@ -150,6 +150,7 @@ def _probes(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, 
         *products.products(contract, cases),
         *products.symmetry(contract, cases),
         *products.newton(contract, cases),
+        *statuses.stopped(contract, cases),
         *gradients.by_parameters(contract, cases, parameters),
     ]
 

@@ -1,0 +1,131 @@
+"""A kernel as the engine of its archive: used once it has passed the archive's cases, and else not, and said so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from kernel_direct import resealed
+from tampering import rewrite
+
+import torchferry
+from exporter import archive, kernel_files
+from exporter.cli.app import run
+from exporter.errors import UsageError
+from runtime_checks.engines import Kernel, Script
+
+F = torch.float64
+SOURCE = f"{ROOT / 'examples' / 'return_map.py'}:make_model"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("engine") / "m.pt"
+    torchferry.export(SOURCE, output=path, derivatives=["stress:strain"], formats="pt,c")
+    return path
+
+
+@pytest.fixture
+def carrying(exported, tmp_path) -> Path:
+    """The archive alone: it has the sources in it."""
+    return Path(shutil.copy(exported, tmp_path))
+
+
+@pytest.fixture
+def beside(exported, tmp_path) -> Path:
+    """An archive that carries none, with the folder beside it."""
+    shutil.copytree(exported.with_suffix(""), tmp_path / "m")
+    path = Path(shutil.copy(exported, tmp_path))
+    rewrite(path, lambda found: [found.pop(n) for n in list(found) if archive.KERNEL in n], manifest=True)
+    return path
+
+
+def inputs(rows: int = 9) -> list[torch.Tensor]:
+    strain = torch.randn(rows, 6, dtype=F, generator=torch.Generator().manual_seed(1)) * 4e-3
+    return [strain, torch.zeros(rows, 6, dtype=F), torch.zeros(rows, 6, dtype=F), torch.zeros(rows, dtype=F)]
+
+
+def says(path: Path, text: str) -> None:
+    with pytest.warns(torchferry.EngineWarning, match=text):
+        model = torchferry.load(path, engine="kernel")
+    assert isinstance(model.engine, Script)
+    model(*inputs())
+
+
+@pytest.mark.parametrize("where", ["carrying", "beside"])
+def test_it_runs_the_archive(where, request):
+    path = request.getfixturevalue(where)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = torchferry.load(path, engine="kernel")
+    assert isinstance(model.engine, Kernel)
+    plain = torchferry.load(path)
+    for one in (model, plain):
+        one.set_parameter("residual.yield_stress", torch.tensor(200.0, dtype=F))
+    for batch in (1, 9, 20):
+        given = dict(zip(plain.contract.methods["jacobian"].inputs, inputs(batch), strict=True))
+        got, wanted = (one.call("jacobian", given) for one in (model, plain))
+        for name, value in got.items():
+            assert torch.allclose(value, wanted[name], rtol=1e-9, atol=1e-9 * float(wanted[name].abs().max())), name
+    with pytest.raises(UsageError, match="runs on the CPU"):
+        model.to("cpu")
+
+
+def test_the_default_stays_torchscript(carrying):
+    assert isinstance(torchferry.load(carrying).engine, Script)
+
+
+def test_without_a_kernel(tmp_path):
+    path = Path(shutil.copy(ROOT / "artifacts" / "return_map.pt", tmp_path))
+    says(path, "it carries no kernel")
+
+
+def test_without_a_compiler(carrying, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CC", "none-such")
+    says(carrying, "none-such")
+
+
+def test_cases_that_do_not_pass(beside):
+    def change(files):
+        files["make_model_lanes.h"] = files["make_model_lanes.h"].replace(b" - ", b" + ", 3)
+
+    resealed(beside.with_suffix(""), change)
+    says(beside, r"case '\w+' does not pass")
+
+
+def test_of_another_model(beside, tmp_path):
+    shutil.rmtree(beside.with_suffix(""))
+    assert run(["convert", str(ROOT / "artifacts" / "robertson.pt"), "--to", "c", "-o", str(tmp_path / "m")]) == 0
+    says(beside, "made of another graph")
+
+
+def test_with_other_variables(carrying):
+    def change(found):
+        (name,) = (n for n in found if n.endswith("kernel/manifest.json"))
+        whole = json.loads(found[name])
+        whole.pop("sha256")
+        whole["methods"]["forward"]["inputs"].reverse()
+        found[name] = json.dumps({**whole, "sha256": kernel_files._seal(whole)}).encode()
+
+    rewrite(carrying, change, manifest=True)
+    says(carrying, "other variables or methods")
+
+
+def test_a_folder_that_was_changed(beside):
+    file = next(beside.with_suffix("").glob("*.c"))
+    file.write_text(file.read_text() + "\n")
+    says(beside, "was changed")
+
+
+def test_the_archive_is_whole_without_them(carrying):
+    with zipfile.ZipFile(carrying) as file:
+        assert sum(archive.KERNEL in n for n in file.namelist()) == 4
+    report = torchferry.verify(carrying, runtimes="python,libtorch")
+    assert report.passed

@@ -1,0 +1,127 @@
+"""Faults that are planted in a kernel's sources: each is caught by a check that has a name."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from kernel_direct import resealed
+from torch import nn
+
+import torchferry
+from exporter.cli.app import run
+from exporter.errors import MismatchError
+from runtime_checks.report import FAILED
+
+ARTIFACTS = ROOT / "artifacts"
+Change = Callable[[dict[str, bytes]], None]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    made = {}
+    for name in ("robertson", "return_map", "perzyna"):
+        made[name] = tmp_path_factory.mktemp("faults") / name
+        assert run(["convert", str(ARTIFACTS / f"{name}.pt"), "--to", "c", "-o", str(made[name])]) == 0
+    made["pivots"] = tmp_path_factory.mktemp("faults") / "pivots"
+    given = {"b": torch.randn(9, 3, dtype=torch.float64), "e": torch.rand(9, dtype=torch.float64) * 1e-14}
+    torchferry.export(Pivots().double(), output=made["pivots"], inputs=given, formats="c")
+    return made
+
+
+class Pivots(nn.Module):
+    """A system that cannot be solved without pivots: a diagonal that is nearly zero."""
+
+    def forward(self, b: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+        off = torch.tensor([[0.0, 2.0, 1.0], [1.0, 0.0, 3.0], [2.0, 1.0, 0.0]], dtype=torch.float64)
+        unit = torch.eye(3, dtype=torch.float64)
+        return torch.linalg.solve_ex(off + unit * e[:, None, None], b.unsqueeze(-1))[0].squeeze(-1)
+
+
+def edit(ending: str, pattern: str, by: str | Callable[[re.Match[str]], str], count: int = 1) -> Change:
+    def change(files: dict[str, bytes]) -> None:
+        (name,) = (n for n in files if n.endswith(ending) and not n.startswith("test_") and "/" not in n)
+        text = files[name].decode()
+        found, made = re.subn(pattern, by, text, count=count)
+        assert made, f"nothing in {name} is like {pattern}"
+        files[name] = found.encode()
+
+    return change
+
+
+def last_bits(match: re.Match[str]) -> str:
+    return repr(float(match.group(0)) * (1 + 1e-9))
+
+
+FAULTS = {
+    "a constant": ("perzyna", edit("_lanes.h", r"0\.8164\d+", last_bits), {"stored cases"}),
+    "swapped operands": (
+        "perzyna",
+        edit("_lanes.h", r"(= )(\S+) - (\S+);", r"\1\3 - \2;"),
+        {"stored cases"},
+    ),
+    "a choice with its sides exchanged": (
+        "return_map",
+        edit("_lanes.h", r"(const double v\d+ = \S+ \? )(\S+) : (\S+);", r"\1\3 : \2;"),
+        {"stored cases"},
+    ),
+    "a pivot left out": (
+        "pivots",
+        edit("_lanes.h", r"row\[l\] = larger \? i : row\[l\];", "row[l] = k;"),
+        {"stored cases"},
+    ),
+    "a status that is never set": (
+        "return_map",
+        edit("_lanes.h", r"status\[l\] = good\[l\] \?[^;]*;", "status[l] = 0;", 99),
+        {"stopped early"},
+    ),
+    "a stride that is ignored": (
+        "robertson",
+        edit(
+            ".c", r"rows\[i\]\[l\] = from\[l \* row \+ offsets\[i\]\]", "rows[i][l] = from[l * numbers + offsets[i]]", 9
+        ),
+        {"memory layouts"},
+    ),
+    "a parameter folded": (
+        "robertson",
+        edit(".c", r"parameters && parameters\[0\] \? parameters\[0\] : ", ""),
+        {"settable parameters"},
+    ),
+    "a lane that reads its neighbour": (
+        "robertson",
+        edit(".c", r"from\[\(l < valid \? l : valid - 1\) \* row", "from[0 * row", 9),
+        {"permutation", "concatenation", "stored cases", "batch sizes"},
+    ),
+    "a transposed block": (
+        "robertson",
+        edit(
+            ".c",
+            r"offset \+= at\[d\] \* tf_stride\(v, array, d \+ 1\)",
+            "offset += at[v->rank - 1 - d] * tf_stride(v, array, d + 1)",
+        ),
+        {"finite differences", "stored cases"},
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_is_caught(folders, fault, tmp_path):
+    name, change, checks = FAULTS[fault]
+    folder = Path(shutil.copytree(folders[name], tmp_path / name))
+    resealed(folder, change)
+    with pytest.raises(MismatchError) as caught:
+        torchferry.verify(folder)
+    failed = {c.check for c in caught.value.report.checks if c.verdict == FAILED}
+    assert failed & checks, failed
+
+
+def test_without_a_fault(folders, tmp_path):
+    for name, folder in folders.items():
+        copy = Path(shutil.copytree(folder, tmp_path / name))
+        resealed(copy, lambda files: None)
+        assert torchferry.verify(copy).passed
