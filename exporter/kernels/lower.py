@@ -26,7 +26,7 @@ from exporter.kernels import tangents
 from exporter.kernels.loops import Loop, region
 from exporter.kernels.names import leaf_name
 from exporter.kernels.schedule import reached
-from exporter.kernels.ssa import F64, I64, NEWTON, Terms
+from exporter.kernels.ssa import F64, I64, MIXED, NEWTON, Terms
 from exporter.kernels.symbols import Lowering, Symbol, kind_of
 from exporter.variables import open_sizes
 
@@ -148,6 +148,8 @@ class Lowered:
         for name, value in zip(self._contract.methods[method].outputs, found, strict=True):
             spec = self._contract.returned(name)
             kind_of(getattr(torch, spec.dtype), f"output {name!r}")
+            if any(self.terms[i].op == MIXED for i in value.ids.reshape(-1).tolist()):
+                self.terms.refuse_mixed("an output")
             outputs.append(value.ids.expand((*((len(rows),) if rows else ()), *spec.fixed)))
         return outputs, interpreter.notes
 

@@ -657,6 +657,9 @@ def _any(op: str) -> Row:
         keep = bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False))
 
         def fold(numbers: list[int]) -> int:
+            rows = functools.reduce(lambda found, i: found | terms.rows[i], numbers, 0)
+            if rows & (rows - 1):
+                return terms.mixed("any" if op == "or" else "all")
             return functools.reduce(lambda a, b: terms.make(op, (a, b), BOOL), numbers)
 
         of = lowering.cast(lowering.symbol(args[0]), torch.bool)

@@ -12,7 +12,7 @@ import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -25,6 +25,7 @@ REAL = (F64, F32)
 COMMUTATIVE = {"add", "mul", "eq", "ne", "and", "or", "xor"}
 # Terms of several numbers.
 LU, SOLVED, NEWTON = "lu", "solved", "newton"
+MIXED = "mixed"
 SEVERAL = (LU, SOLVED, NEWTON)
 # More terms than this take torch's operators minutes to write down, and a compiler longer.
 MOST = 400_000
@@ -88,8 +89,8 @@ class Terms:
         for i in args:
             rows |= self.rows[i]
             loops |= self.loops[i]
-        if rows & (rows - 1):
-            self._refuse_mixed(op)
+        if rows & (rows - 1) or any(self.terms[i].op == MIXED for i in args):
+            self.refuse_mixed(op)
         return self._made(Term(op, args, extra, kind), rows, loops)
 
     def picks(self, op: str, args: Sequence[int], extra: tuple[object, ...], kinds: Iterable[str]) -> list[int]:
@@ -117,7 +118,12 @@ class Terms:
             self.origins.append(self.origin)
         return found
 
-    def _refuse_mixed(self, op: str) -> None:
+    def mixed(self, op: str) -> int:
+        """What speaks of several elements, and may decide over an error, which a kernel does not raise: of no use in
+        any term."""
+        return self._made(Term(MIXED, (), (op,), BOOL), 0, 0)
+
+    def refuse_mixed(self, op: str) -> NoReturn:
         raise UnsupportedError(
             "an operation mixes elements of the batch",
             check="kernel",

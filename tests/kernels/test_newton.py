@@ -1,0 +1,143 @@
+"""Newton loops in kernels against those of the archive, element for element, whatever becomes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from cubic import update
+from hypothesis import given
+from hypothesis import settings as of_hypothesis
+from hypothesis import strategies as st
+from torch import nn
+
+import torchferry
+
+F = torch.float64
+KINDS = {
+    "nan": {},
+    "last": {"on_failure": "last"},
+    "raise": {"on_failure": "raise"},
+    "backtracking": {"settings": torchferry.Settings(line_search=torchferry.LineSearch())},
+    "strong wolfe": {
+        "settings": torchferry.Settings(line_search=torchferry.LineSearch(kind="strong wolfe", trials=4, cutback=3.0))
+    },
+}
+
+
+class Arctan(nn.Module):
+    """``atan(x) - g``: whole steps diverge from far away, and ``1 / w`` has no number at 0."""
+
+    signature = torchferry.Signature.of({"x": (), "x~1": (), "g": (), "w": ()}, {"x_residual": ()})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.Parameter(torch.tensor(1.0, dtype=F))
+
+    def forward(self, x: torch.Tensor, old: torch.Tensor, g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (self.k * torch.atan(x) - g) / w
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> dict[str, Path]:
+    made = {}
+    for name, more in KINDS.items():
+        made[name] = tmp_path_factory.mktemp("newton") / f"{name.replace(' ', '_')}.pt"
+        model = torchferry.ImplicitUpdate(Arctan(), ["x"], **more)
+        points = torch.linspace(-1.2, 1.2, 12, dtype=F)
+        inputs = {"x~1": points / 2, "g": points, "w": torch.ones(12, dtype=F)}
+        blocks = () if name == "last" else "x:g"
+        torchferry.export(model, output=made[name], inputs=inputs, derivatives=blocks, formats="pt,c")
+    return made
+
+
+# Solved at once, in a few steps, from too far away, without a solution, at a point that has no number, and NaN.
+GUESS = [0.0, 0.5, 1.0, 3.0, 40.0, 0.0, 0.0, 0.1, 1e200, float("nan"), -1.0]
+VALUE = [0.0, 0.6, 1.2, 0.3, -1.0, 2.0, 0.3, 0.3, 0.5, 0.1, -0.4]
+WEIGHT = [1.0, 1.0, 2.0, 1.0, 0.1, 1.0, 0.0, 1e6, 1.0, 1.0, 1.0]
+
+
+def inputs() -> list[torch.Tensor]:
+    return [torch.tensor(v, dtype=F) for v in (GUESS, VALUE, WEIGHT)]
+
+
+def close(got, wanted) -> bool:
+    return bool(numpy.allclose(got, wanted, rtol=1e-9, atol=1e-12, equal_nan=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_element_ends_as_in_the_archive(exported, kind):
+    kernel, model = torchferry.load(exported[kind].with_suffix("")), torchferry.load(exported[kind])
+    names = model.contract.methods["forward"].inputs
+    order = [("x~1", "g", "w").index(n) for n in names]
+    given = [inputs()[i] for i in order]
+    arrays = dict(zip(names, (v.numpy() for v in given), strict=True))
+    # An archive that raises an error says nothing of its elements.
+    said = torchferry.load(exported["nan"]) if kind == "raise" else model
+    info = dict(zip(("iterations", "residual_norm", "status"), said.module.newton_info(*given), strict=True))
+    found = kernel.call("newton_info", arrays)
+    status = info["status"].reshape(-1).numpy()
+    assert {0, 3} < {*status.tolist()}
+    assert numpy.array_equal(found["status"].reshape(-1), status)
+    assert numpy.array_equal(kernel.status, status)
+    assert numpy.abs(found["iterations"] - info["iterations"].numpy()).max() <= 1
+    x = kernel.call("forward", arrays)["x"]
+    assert numpy.array_equal(kernel.status, status)
+    if kind == "raise":
+        # A kernel raises no errors: it says so of each element.
+        assert numpy.array_equal(numpy.isnan(x), status != 0)
+        good = status == 0
+        assert close(numpy.arctan(x[good]), numpy.array(VALUE)[good])
+        return
+    if kind == "last":
+        # Iterates that run away are not compared but for their being there.
+        good = (status == 0) | (status == 3)
+        assert close(x[good], model(*given)[0].numpy()[good])
+        return
+    wanted = model.call("jacobian", dict(zip(names, given, strict=True)))
+    got = kernel.call("jacobian", arrays)
+    assert list(got) == list(wanted)
+    for name, value in got.items():
+        assert close(value, wanted[name].numpy()), name
+
+
+@of_hypothesis(max_examples=20, deadline=None)
+@given(st.permutations(range(len(GUESS))))
+def test_permuting_a_batch_permutes_what_is_found(exported, order):
+    kernel = torchferry.load(exported["backtracking"].with_suffix(""))
+    names = kernel.contract.methods["forward"].inputs
+    given = dict(zip(names, (inputs()[("x~1", "g", "w").index(n)].numpy() for n in names), strict=True))
+    plain = kernel.call("forward", given)["x"]
+    moved = kernel.call("forward", {n: v[list(order)] for n, v in given.items()})["x"]
+    assert numpy.array_equal(moved, plain[list(order)], equal_nan=True)
+
+
+def test_one_by_one_is_the_same_as_together(exported):
+    """A lane of its own, and lanes beside others that end elsewhere."""
+    kernel = torchferry.load(exported["strong wolfe"].with_suffix(""))
+    names = kernel.contract.methods["forward"].inputs
+    given = dict(zip(names, (inputs()[("x~1", "g", "w").index(n)].numpy() for n in names), strict=True))
+    together = kernel.call("jacobian", given)
+    for i in range(len(GUESS)):
+        alone = kernel.call("jacobian", {n: v[i : i + 1] for n, v in given.items()})
+        for name, value in alone.items():
+            assert close(value[0], together[name][i]), (name, i)
+
+
+def test_settings_are_arguments(exported):
+    kernel = torchferry.load(exported["nan"].with_suffix(""))
+    given = {"x~1": numpy.array([0.5]), "g": numpy.array([0.9]), "w": numpy.array([1.0])}
+    (path,) = (s.path for s in kernel.contract.solvers)
+    assert kernel.call("newton_info", given)["status"].tolist() == [0]
+    kernel.set_parameter(f"{path}.max_its", 1)
+    assert kernel.call("newton_info", given)["status"].tolist() == [1]
+    assert numpy.isnan(kernel.call("forward", given)["x"]).all()
+    assert kernel.status.tolist() == [1]
+
+
+def test_a_step_of_decay(tmp_path):
+    (made,) = torchferry.export(update(), output=tmp_path / "k", derivatives="all", jvp=True, formats="c")
+    assert made.report.passed
+    assert made.containers[0].report.passed
