@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -59,7 +60,7 @@ class Direct:
         leaves = {n: lowering.leaves(n, v.shape[1:], v.dtype, 1) for n, v in example.items()}
         given = [Symbol(leaves[n][None], v.dtype) for n, v in example.items()]
         with torch.no_grad(), lowering:
-            found = function(*given)
+            found: Any = function(*given)
         outputs = [tuple(one.ids.reshape(-1).tolist()) for one in found]
         first, *_ = example
         if jacobian:

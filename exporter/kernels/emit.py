@@ -23,8 +23,9 @@ TEMPLATES = jinja2.Environment(
     keep_trailing_newline=True,
     undefined=jinja2.StrictUndefined,
 )
-# Elements that are computed together. Two registers of AVX2, one of AVX-512.
-LANES = 8
+# Elements that are computed together: two registers of AVX-512, so that one waits for its results while the other is at
+# work. Measured: a Newton loop takes 0.7 of the time that it takes with 8, explicit models the same.
+LANES = 16
 # Above this many scalars a method has no second body for one element: it would double the time of the compiler.
 SMALL = 6_000
 ARRAYS = {"float64": "d", "float32": "f", "int64": "i", "int32": "j", "bool": "b"}

@@ -23,7 +23,7 @@ from exporter.variables import TensorSpec
 MEMORY = TYPES | {BOOL: "unsigned char"}
 SIZES = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "bool": 1}
 # A frame that is larger is not put on the stack.
-STACK = 2**16
+STACK = 2**18
 # More operations than this take a compiler minutes.
 MOST = 100_000
 FAILURES = {"nan": "NaN", "last": "those of its last iterate", "raise": "NaN"}
@@ -89,6 +89,7 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
         "guard": f"TORCHFERRY_{name.upper()}_H",
         "methods": methods,
         "lanes": LANES,
+        "holds": any(one.holds_environment for one in emitted.values()),
         "rank": max((len(v["shape"]) for m in methods for v in (*m["inputs"], *m["outputs"])), default=0),
         "loaded": sorted({v["kind"] for m in methods for v in m["inputs"]}),
         "stored": sorted({v["kind"] for m in methods for v in m["outputs"]}),

@@ -7,7 +7,7 @@ constants alone are torch's own, to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +64,10 @@ def kind_of(dtype: torch.dtype, where: str = "") -> str:
             mend="use the .pt",
         )
     return name
+
+
+# What writes an operator down: of the lowering, torch's operator, its arguments.
+Row = Callable[["Lowering", Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
 class Lowering(TorchDispatchMode):
@@ -166,7 +170,7 @@ class Lowering(TorchDispatchMode):
                 whole[0] = self.symbol(whole[0])
             known, open_ = self._indices(whole[at])
             if open_:
-                from exporter.kernels.rows import looked_up
+                from exporter.kernels.lookups import looked_up
 
                 return looked_up(self, name, whole, kwargs)
             whole[at], args = known, whole

@@ -85,6 +85,8 @@ def _of_method(contract: Contract, method: str, inputs: Tensors, outputs: Tensor
     found.append(expect(PERMUTATION, "reversed rows", some.flip(0)))
     found.append(expect(CONCATENATION, "rows behind other rows", torch.cat([shuffled, some])))
     found.append(expect(LAYOUTS, "non-contiguous", some, layout=_strided))
+    # As many as code that takes several elements at once takes in one go.
+    found.append(expect(LAYOUTS, "non-contiguous block", some.repeat(4), layout=_strided))
     one = torch.zeros(ROWS, dtype=torch.int64)
     found.append(expect(LAYOUTS, "expanded", one, layout=lambda t: t[:1].expand(ROWS, *t.shape[1:])))
     for rank in contract.batch.ranks:

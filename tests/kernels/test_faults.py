@@ -72,7 +72,7 @@ FAULTS = {
     ),
     "a pivot left out": (
         "pivots",
-        edit("_lanes.h", r"row\[l\] = larger \? i : row\[l\];", "row[l] = k;"),
+        edit("_lanes.h", r"row\[l\] = larger \? \(double\)i : row\[l\];", "", 9),
         {"stored cases"},
     ),
     "a status that is never set": (

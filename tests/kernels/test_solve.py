@@ -34,7 +34,7 @@ def test_without_pivots_they_would_not_be():
     """The control: the rows are not exchanged."""
 
     def change(files):
-        files["direct_lanes.h"] = files["direct_lanes.h"].replace(b"row[l] = larger ? i : row[l];", b"row[l] = row[l];")
+        files["direct_lanes.h"] = files["direct_lanes.h"].replace(b"row[l] = larger ? (double)i : row[l];", b"")
 
     n = 7
     a, b = matrices(n), torch.ones(19, n, dtype=F)

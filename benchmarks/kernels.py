@@ -1,0 +1,260 @@
+"""Kernels beside what else runs the same model, in one run on one thread; medians, in microseconds of an element.
+
+python benchmarks/kernels.py [-o plot.svg] [--only NAME] [--without-compiled]
+
+The models have a reference in C++ that is written by hand, and compiled with the kernel's own flags: ``return_map``
+and ``hardening`` are Newton loops of seven unknowns, ``radial_return`` is explicit. Eager is PyTorch, or NEML2's own;
+``compiled`` is what ``neml2-compile`` makes of an input file, or a ``.pt2``; both are called from Python, as is the
+archive; the kernel and the reference are called from C. Every way is held against the archive's numbers first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from implicit import compiled as neml2_compiled  # pyright: ignore[reportAttributeAccessIssue]
+from implicit import library as neml2_library  # pyright: ignore[reportAttributeAccessIssue]
+from rich.console import Console
+from rich.table import Table
+
+import torchferry
+from exporter import kernel_files
+from runtime_checks import kernel_build
+from runtime_checks.kernel_calls import _arrays
+from runtime_checks.runners.kernel import library
+
+HERE = Path(__file__).with_name("by_hand")
+BATCHES = (1, 10, 100, 1_000, 10_000, 100_000)
+SOURCES = {
+    "return_map": (f"{HERE.parents[1] / 'examples' / 'return_map.py'}:make_model", ""),
+    "radial_return": (f"{HERE.parents[1] / 'examples' / 'radial_return.py'}:make_model", ""),
+    "hardening": (str(HERE / "hardening.i"), "update"),
+}
+HARDENING = (
+    "stress",
+    "equivalent_plastic_strain",
+    "strain",
+    "strain~1",
+    "t",
+    "t~1",
+    "equivalent_plastic_strain~1",
+    "stress~1",
+)
+SECONDS, ROUNDS = 0.15, 7
+F = torch.float64
+
+
+def inputs(name: str, names: tuple[str, ...], rows: int) -> list[torch.Tensor]:
+    """A step from rest, elastic and plastic."""
+    generator = torch.Generator().manual_seed(3)
+    strain = 5e-3 * (2 * torch.rand(rows, 6, generator=generator, dtype=F) - 1)
+    given: dict[str, torch.Tensor] = {"strain": strain, "t": torch.full((rows,), 1.0, dtype=F)}
+    six = {"stress", "stress~1", "strain~1", "plastic~1"}
+    return [given.get(n, torch.zeros((rows, 6) if n in six else (rows,), dtype=F)).contiguous() for n in names]
+
+
+def built(source: Path, folder: Path) -> ctypes.CDLL:
+    flags = [f for f in kernel_build.FLAGS if not f.startswith("-std")]
+    made = folder / f"{source.stem}_hand.so"
+    compiler = "g++" if source.suffix == ".cpp" else "gcc"
+    subprocess.run([compiler, *flags, kernel_build.NATIVE, str(source), "-o", str(made), "-lm"], check=True)
+    return ctypes.CDLL(str(made))
+
+
+def pointers(values: list[numpy.ndarray]) -> Any:
+    return (ctypes.c_void_p * len(values))(*[v.ctypes.data for v in values])
+
+
+def python_seconds(run: Callable[[], Any]) -> float:
+    run()
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < SECONDS / 3 or count == 0:
+        run()
+        count += 1
+    return (time.perf_counter() - start) / count
+
+
+def c_seconds(run: Callable[[int], float]) -> float:
+    once = run(1)
+    return run(max(1, int(SECONDS / 3 / max(once, 1e-8))))
+
+
+def eager_of(name: str) -> Callable[..., Any]:
+    source, model = SOURCES[name]
+    if model:
+        return neml2_library(source, model)
+    from exporter.eager import evaluate
+    from exporter.sources import resolve
+
+    made = resolve.load(source, resolve.chosen_models(source, [])[0], None)
+    return lambda *given: evaluate(made, given)
+
+
+def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Callable[[int], Callable[[], float]]]]:
+    source, model = SOURCES[name]
+    path = folder / f"{name}.pt"
+    examples: dict[str, Any] | None = dict(zip(HARDENING, inputs(name, HARDENING, 32), strict=True)) if model else None
+    torchferry.export(source, models=[model] if model else [], output=path, inputs=examples, formats="pt,c")
+    archive = torchferry.load(path)
+    names = archive.contract.methods["forward"].inputs
+    opened = kernel_files.read(path.with_suffix(""))
+    kernel = ctypes.CDLL(str(library(opened)))[f"{opened.name}_forward"]
+    loop, hand = built(HERE / "loop.c", folder), built(HERE / f"{name}.cpp", folder)["by_hand"]
+    for of in (loop.kernel_seconds, loop.hand_seconds):
+        of.restype = ctypes.c_double
+    specs = archive.contract.outputs
+
+    def outputs(rows: int) -> list[numpy.ndarray]:
+        return [numpy.zeros((rows, *s.fixed)) for s in specs]
+
+    def hold(found: list[numpy.ndarray], rows: int, what: str) -> None:
+        for value, wanted in zip(found, archive(*inputs(name, names, rows)), strict=True):
+            close = numpy.allclose(value, wanted.numpy(), rtol=1e-6, atol=1e-6 * float(wanted.abs().max()))
+            assert close, f"{name}: {what} has other numbers than the archive"
+
+    def by_kernel(rows: int) -> Callable[[], float]:
+        given, found = [v.numpy() for v in inputs(name, names, rows)], outputs(rows)
+        arrays = _arrays(given, True), _arrays(found, True)
+
+        def run(times: int) -> float:
+            return loop.kernel_seconds(kernel, ctypes.c_long(times), ctypes.c_long(rows), *arrays)
+
+        run(1)
+        hold(found, rows, "the kernel")
+        # The arrays live as long as what has their addresses.
+        return lambda kept=(given, found): c_seconds(run)
+
+    def by_hand(rows: int) -> Callable[[], float]:
+        given, found = [v.numpy() for v in inputs(name, names, rows)], outputs(rows)
+        places = pointers(given), pointers(found)
+
+        def run(times: int) -> float:
+            return loop.hand_seconds(hand, ctypes.c_long(times), ctypes.c_long(rows), *places)
+
+        run(1)
+        hold(found, rows, "the reference")
+        # The arrays live as long as what has their addresses.
+        return lambda kept=(given, found): c_seconds(run)
+
+    def by_archive(rows: int) -> Callable[[], float]:
+        given = inputs(name, names, rows)
+
+        def run() -> Any:
+            with torch.inference_mode():
+                return archive.module.forward(*given)
+
+        return lambda: python_seconds(run)
+
+    found = {"by hand": by_hand, "kernel": by_kernel, ".pt": by_archive}
+    eager = eager_of(name)
+    if eager is not None:
+        found["eager"] = lambda rows: _eager(eager, name, names, rows, bool(model))
+    if compiled and model:
+        made = neml2_compiled(source, model, [], folder / "neml2")
+        found["neml2 compiled"] = lambda rows: _compiled(made, name, names, rows)
+    elif compiled and name == "radial_return":
+        torchferry.convert(path, folder / f"{name}.pt2", to="pt2")
+        fast = torchferry.load(folder / f"{name}.pt2")
+        found[".pt2"] = lambda rows: _plain(fast, inputs(name, names, rows))
+    return archive, found
+
+
+def _plain(run: Any, given: list[torch.Tensor]) -> Callable[[], float]:
+    def call() -> Any:
+        with torch.inference_mode():
+            return run(*given)
+
+    return lambda: python_seconds(call)
+
+
+def _eager(run: Any, name: str, names: tuple[str, ...], rows: int, neml2: bool) -> Callable[[], float]:
+    given = inputs(name, names, rows)
+    if neml2:
+        typed = {n: run.input_spec[n](v) for n, v in zip(names, given, strict=True)}
+        return lambda: python_seconds(lambda: run(*typed.values()))
+    return lambda: python_seconds(lambda: run(*given))
+
+
+def _compiled(run: Any, name: str, names: tuple[str, ...], rows: int) -> Callable[[], float]:
+    given = dict(zip(names, inputs(name, names, rows), strict=True))
+    return lambda: python_seconds(lambda: run.forward(given))
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("-o", "--output", type=Path)
+    asked.add_argument("--only", default="")
+    asked.add_argument("--without-compiled", action="store_true")
+    given = asked.parse_args()
+    torch.set_num_threads(1)
+    rows_of: dict[str, dict[str, dict[int, float]]] = {}
+    for name in SOURCES:
+        if given.only not in name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            _, made = ways(name, Path(folder), compiled=not given.without_compiled)
+            table: dict[str, dict[int, float]] = {way: {} for way in made}
+            for batch in BATCHES:
+                ready = {}
+                for way, prepare in made.items():
+                    try:
+                        ready[way] = prepare(batch)
+                        ready[way]()
+                    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+                        print(f"{name}, {way}, batch {batch}: {type(error).__name__}: {str(error).splitlines()[0]}")
+                        ready.pop(way, None)
+                times: dict[str, list[float]] = {way: [] for way in ready}
+                for _ in range(ROUNDS):
+                    for way, run in ready.items():
+                        times[way].append(run())
+                for way, found in times.items():
+                    table[way][batch] = statistics.median(found) / batch * 1e6
+            rows_of[name] = table
+            show(name, table)
+    if given.output:
+        plot(rows_of, given.output)
+
+
+def show(name: str, table: dict[str, dict[int, float]]) -> None:
+    shown = Table(title=f"{name}: us of an element (times the kernel's)")
+    for head in ("batch", *table):
+        shown.add_column(head, justify="right")
+    for batch in BATCHES:
+        own = table["kernel"][batch]
+        cells = [f"{v[batch]:.3f} ({v[batch] / own:.2f})" if batch in v else "-" for v in table.values()]
+        shown.add_row(f"{batch:,}", *cells)
+    Console(width=140).print(shown)
+
+
+def plot(rows_of: dict[str, dict[str, dict[int, float]]], output: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "torchferry"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(rows_of), figsize=(4.2 * len(rows_of), 3.6), sharey=True)
+    for axis, (name, table) in zip(numpy.atleast_1d(axes), rows_of.items(), strict=True):
+        for way, found in table.items():
+            axis.loglog(list(found), list(found.values()), marker="o", markersize=3, label=way)
+        axis.set_title(name)
+        axis.set_xlabel("elements of the batch")
+        axis.grid(visible=True, which="both", alpha=0.2)
+        axis.legend(fontsize=7)
+    numpy.atleast_1d(axes)[0].set_ylabel("microseconds of an element")
+    figure.tight_layout()
+    figure.savefig(output, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
