@@ -35,7 +35,7 @@ from exporter.derivatives import request
 from exporter.derivatives.request import Asked
 from exporter.differentiating import as_it_runs
 from exporter.eager import inference_conditions
-from exporter.errors import UsageError
+from exporter.errors import UnsupportedError, UsageError
 from exporter.formats.convert import Converted, convert, refuse_suffix
 from exporter.formats.onnx import OPSET
 from exporter.given import Given, read_inputs
@@ -178,6 +178,7 @@ def export_source(
         source = as_it_runs(source, derived_seed(seed, "warmup"))
     if len(containers.formats) > 1 and "pt" in containers.formats:
         path = named(path, "pt")
+    without: UnsupportedError | None = None
     with files.replacing(path) if "pt" in containers.formats else _nowhere(path) as beside:
         warm, captured, findings = sound_capture(source, seed, allowed, announce, clock, asked=asked)
         with clock("cases"):
@@ -195,15 +196,26 @@ def export_source(
             contract = dataclasses.replace(contract, graph=graph_hash(text))
             archive.write(beside, records, contract, stored, text)
             if KERNEL in containers.formats:
-                carried = package(archive.read(beside))
-                kernel = {archive.KERNEL + name: carried[name] for name in kernel_files.needed(carried)}
-                archive.write(beside, records, contract, stored, text, kernel)
+                records_of_kernel, without = _kernel(beside)
+                archive.write(beside, records, contract, stored, text, records_of_kernel)
         with clock("verify"):
             report = verify(beside, path, fresh)
-        others = [name for name in containers.formats if name != "pt"]
+        others = [name for name in containers.formats if name != "pt" and not (name == KERNEL and without)]
         made = tuple(_container(name, beside, path, fresh, containers, clock) for name in others)
+    if without is not None:
+        # The archive is in its place by now, where it was asked for.
+        raise without
     first = path if "pt" in containers.formats else made[0].path
     return Exported(first, contract, report, clock.seconds, made)
+
+
+def _kernel(path: Path) -> tuple[dict[str, bytes], UnsupportedError | None]:
+    """The records of a kernel that the archive at ``path`` is to carry; none, and why, where it has none."""
+    try:
+        carried = package(archive.read(path))
+    except UnsupportedError as error:
+        return {}, error
+    return {archive.KERNEL + name: carried[name] for name in kernel_files.needed(carried)}, None
 
 
 def _container(

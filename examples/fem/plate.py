@@ -160,8 +160,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A plate with a hole, its material from an archive.")
     parser.add_argument("archive")
     parser.add_argument("-o", "--output", type=Path, help="a picture of the plastic strain")
+    parser.add_argument("--engine", default="torchscript", help="or kernel, for an archive exported with --format pt,c")
     arguments = parser.parse_args()
-    plate = Plate(torchferry.load(arguments.archive))
+    plate = Plate(torchferry.load(arguments.archive, engine=arguments.engine))
     print(f"{plate.shape[0]} elements, {plate.state['ep'].numel()} quadrature points, one call each iteration")
     for step in plate.run():
         print(f"upper edge at {step.load:.1e}: " + " ".join(f"{norm:.1e}" for norm in step.norms))

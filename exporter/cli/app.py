@@ -22,6 +22,7 @@ from exporter.cli import (
     native,
     show,
     sweep,
+    umat,
     verify,
 )
 from exporter.cli import run as run_history
@@ -46,6 +47,7 @@ app.command("graph")(graph.command)
 app.command("diff")(diff.command)
 app.command("verify")(verify.command)
 app.command("convert")(convert.command)
+app.command("umat")(umat.command)
 app.command("bench")(bench.command)
 app.command("compat")(compat.command)
 app.command("history")(history.command)

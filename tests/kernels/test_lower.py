@@ -144,3 +144,14 @@ def test_a_model_that_is_too_big(export):
     with pytest.raises(UnsupportedError, match="too big for a kernel") as caught:
         lower(export("torch.stack([(x.unsqueeze(-1) * torch.linspace(0, 1, 40000, dtype=F)).sin().sum(-1)], 0)[0]"))
     assert "operations" in caught.value.details["got"]
+
+
+def test_the_archive_is_made_where_the_kernel_cannot_be(tmp_path, capsys):
+    """And says so: exit code 3, with the file of the one and nothing of the other."""
+    file = written(tmp_path, "torch.sort(x, -1).values")
+    torch.save({"x": torch.randn(4, 3, dtype=torch.float64)}, tmp_path / "in.pt")
+    asked = ["export", f"{file}:make", "--inputs", str(tmp_path / "in.pt"), "--format", "pt,c"]
+    assert run([*asked, "-o", str(tmp_path / "layer.pt")]) == 3
+    assert "aten::sort" in capsys.readouterr().err
+    assert run(["verify", str(tmp_path / "layer.pt")]) == 0
+    assert not (tmp_path / "layer").exists()
