@@ -81,13 +81,21 @@ def identifiers(names: Sequence[str]) -> list[str]:
     return found
 
 
-def manifest(contract: Contract, name: str, files: Mapping[str, bytes], workspace: Mapping[str, int]) -> bytes:
+def manifest(
+    contract: Contract,
+    name: str,
+    files: Mapping[str, bytes],
+    workspace: Mapping[str, int],
+    left_out: Sequence[str] = (),
+) -> bytes:
+    """``left_out`` are cases of the archive that say nothing of another runtime."""
     whole = {
         "format": FORMAT,
         "name": name,
         "files": {n: hashlib.sha256(data).hexdigest() for n, data in sorted(files.items())},
         "batched": bool(contract.batch.ndim),
         "workspace": dict(workspace),
+        "left_out": list(left_out),
         "methods": {
             m: {
                 "inputs": [_variable(n, contract.taken(n)) for n in spec.inputs],

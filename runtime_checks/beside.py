@@ -111,7 +111,10 @@ def _differs(opened: Archive, engine: Compiled | Kernel) -> str:
     """What the first case says that does not pass, in the tolerances of the ``.pt``."""
     contract = dataclasses.replace(opened.contract, batch=dataclasses.replace(opened.contract.batch, ranks=(1,)))
     cases = [case for case in opened.cases() if admits(contract, case)]
+    left_out = engine.left_out if isinstance(engine, Kernel) else ()
     for case in cases:
+        if case.name in left_out:
+            continue
         names = opened.contract.methods[case.method].outputs
         for name, got, wanted in zip(names, engine.run(case.method, case.inputs), case.outputs, strict=True):
             bounds = opened.contract.tolerance.bounds(name, str(wanted.dtype).removeprefix("torch."))

@@ -108,6 +108,8 @@ class Kernel:
         sources = {name: data for name, data in files.items() if name != kernel_files.MANIFEST}
         self._library = Library(str(kernel_build.built(sources)), described)
         self._contract = contract
+        # Cases of the archive in which rounding decides.
+        self.left_out = frozenset(described["left_out"])
         self.parameters = {p["name"]: values[p["name"]].detach().clone() for p in described["parameters"]}
 
     def run(self, method: str, inputs: Tensors) -> tuple[torch.Tensor, ...]:

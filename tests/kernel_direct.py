@@ -97,5 +97,6 @@ def resealed(folder: Path, change: Callable[[dict[str, bytes]], None]) -> None:
     change(files)
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    found = kernel_files.manifest(whole.contract, whole.name, files, whole.workspace)
+    left_out = kernel_files.described(folder)["left_out"]
+    found = kernel_files.manifest(whole.contract, whole.name, files, whole.workspace, left_out)
     (folder / kernel_files.MANIFEST).write_bytes(found)

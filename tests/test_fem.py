@@ -17,14 +17,16 @@ ORDER_TWO, ROUNDING = 20.0, 1e-12
 plates = load(ROOT / "examples" / "fem" / "plate.py")
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory):
+@pytest.fixture(scope="module", params=["torchscript", "kernel"])
+def material(tmp_path_factory, request):
     path = tmp_path_factory.mktemp("fem") / "return_map.pt"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gate, "_BEFORE", {})
         patch.setattr(gate, "_AFTER", {})
-        torchferry.export(f"{ROOT}/examples/return_map.py:make_model", output=path, derivatives=["stress:strain"])
-    return torchferry.load(path)
+        torchferry.export(
+            f"{ROOT}/examples/return_map.py:make_model", output=path, derivatives=["stress:strain"], formats="pt,c"
+        )
+    return torchferry.load(path, engine=request.param)
 
 
 @pytest.fixture

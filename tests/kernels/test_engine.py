@@ -13,6 +13,7 @@ import torch
 from conftest import ROOT
 from kernel_direct import resealed
 from tampering import rewrite
+from torch import nn
 
 import torchferry
 from exporter import archive, kernel_files
@@ -129,3 +130,24 @@ def test_the_archive_is_whole_without_them(carrying):
         assert sum(archive.KERNEL in n for n in file.namelist()) == 4
     report = torchferry.verify(carrying, runtimes="python,libtorch")
     assert report.passed
+
+
+class Difference(nn.Module):
+    """Of large numbers nothing is left but how they were rounded."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(torch.sin(x)) + (x + 1.0) - x
+
+
+def test_cases_in_which_rounding_decides_are_left_out(tmp_path):
+    path = tmp_path / "m.pt"
+    torchferry.export(Difference().double(), output=path, inputs={"x": torch.randn(8, 3, dtype=F)}, formats="pt,c")
+    whole = kernel_files.read(tmp_path / "m")
+    names = {case.name for case in whole.cases()}
+    left_out = {case.name for case in archive.read(path).cases()} - names
+    assert left_out
+    assert all(name.startswith("large") for name in left_out)
+    assert any("cases left out" in f.what for f in whole.contract.findings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(torchferry.load(path, engine="kernel").engine, Kernel)
