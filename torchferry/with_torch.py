@@ -188,14 +188,16 @@ def convert(
     *,
     to: str = "onnx",
     opset: int = OPSET,
+    finite_math: bool = False,
     devices: str | Sequence[str] = "cpu",
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
 ) -> Converted:
     """An archive in another container, from the file alone, verified before it appears; as ``torchferry convert``.
 
-    ``output`` is by default the archive's name with the container's suffix; ``opset`` is ONNX's version of operators.
-    Raises ``UnsupportedError`` (a ``CaptureError``) where the container cannot hold the model, ``MismatchError``, and
+    ``output`` is by default the archive's name with the container's suffix; ``opset`` is ONNX's version of operators;
+    ``finite_math`` lets a kernel take ``0 * x`` for 0, which it is not where ``x`` is infinite or NaN. Raises
+    ``UnsupportedError`` (a ``CaptureError``) where the container cannot hold the model, ``MismatchError``, and
     ``MissingRuntimeError`` where a package is missing.
     """
     source = Path(path)
@@ -208,7 +210,7 @@ def convert(
     notes = _choose.not_checked([runner.device for runner in runners])
     place = Path(output) if output is not None else _kinds.named(source, chosen)
     held = functools.partial(_verified, {chosen: runners}, notes)
-    return _convert.convert(source, place, chosen, opset=opset, verify=held)
+    return _convert.convert(source, place, chosen, opset=opset, finite_math=finite_math, verify=held)
 
 
 def check(

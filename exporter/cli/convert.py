@@ -17,6 +17,7 @@ def command(
         Path | None, typer.Option("--output", "-o", help="Default: the archive's name with the container's suffix.")
     ] = None,
     opset: Annotated[int, typer.Option(help="ONNX's version of operators.")] = 18,
+    finite_math: Annotated[bool, typer.Option("--finite-math", help="Of a kernel: 0 * x is 0, whatever x is.")] = False,
     device: Annotated[str, typer.Option(help="Where it is verified: cpu, cuda, or several.")] = "cpu",
     time_limit: Annotated[float, typer.Option(help="Seconds for the process that verifies.")] = 600.0,
     memory_limit: Annotated[float, typer.Option(help="GiB for the process that verifies.")] = 16.0,
@@ -28,7 +29,7 @@ def command(
     torch.export's own, for Python on any machine. An ONNX container is a model for each method
     (NAME.onnx, NAME.jacobian.onnx) with the contract, the cases and the digests beside them (NAME.onnx.json,
     NAME.onnx.npz). What has no form there is named with its model and line: exit code 3. 5: numbers differ; 6: a
-    package, or the compiler, is missing.
+    package, or the compiler, is missing. A kernel (c) is a folder of C sources that need libm alone.
 
     Examples:
 
@@ -37,12 +38,21 @@ def command(
       torchferry convert eq.pt --to onnx -o deploy/eq.onnx --opset 20
 
       torchferry convert eq.pt --to pt2
+
+      torchferry convert eq.pt --to c -o kernel
     """
     import torchferry
     from runtime_checks.report import render
 
     made = torchferry.convert(
-        path, output, to=to, opset=opset, devices=device, time_limit=time_limit, memory_limit=memory_limit
+        path,
+        output,
+        to=to,
+        opset=opset,
+        finite_math=finite_math,
+        devices=device,
+        time_limit=time_limit,
+        memory_limit=memory_limit,
     )
     if json:
         print_json({"path": str(made.path), "report": made.report.as_dict()})

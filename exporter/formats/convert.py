@@ -81,14 +81,16 @@ def convert(
     to: str,
     *,
     opset: int = onnx.OPSET,
+    finite_math: bool = False,
     fresh: Sequence[Case] = (),
     verify: Verify,
 ) -> Converted:
     """The archive ``source`` as another container: ``output``, and for ``onnx`` the files beside it
     (``exporter.onnx_files``).
 
-    ``opset`` is ONNX's version of operators. Raises ``UnsupportedError`` where there is no such form, with the model
-    and line that are in the way; ``MismatchError`` where the numbers differ; no file is left or changed by a failure.
+    ``opset`` is ONNX's version of operators, ``finite_math`` of a kernel. Raises ``UnsupportedError`` where there is no
+    such form, with the model and line that are in the way; ``MismatchError`` where the numbers differ; no file is left
+    or changed by a failure.
     """
     require([to])
     if opset not in onnx.OPSETS:
@@ -101,7 +103,7 @@ def convert(
     if opened.holds != "graphs":
         raise UsageError("only an archive is converted", where=str(source), expected="the .pt that it was made of")
     if to == KERNEL:
-        return _kernel(opened, output, fresh, verify)
+        return _kernel(opened, output, fresh, verify, finite_math=finite_math)
     if to != "onnx":
         with files.replacing(output) as path, quiet_deprecations():
             contract = write_package(path, opened, compiled=to == "pt2")
@@ -115,7 +117,7 @@ def convert(
     return Converted(output, contract, report)
 
 
-def _kernel(opened: Archive, output: Path, fresh: Sequence[Case], verify: Verify) -> Converted:
+def _kernel(opened: Archive, output: Path, fresh: Sequence[Case], verify: Verify, *, finite_math: bool) -> Converted:
     """A folder of sources. What else is in it stays."""
     if output.exists() and not output.is_dir():
         raise OutputError("a kernel is a folder", where=str(output), got="a file", mend="name a folder with -o")
@@ -124,7 +126,7 @@ def _kernel(opened: Archive, output: Path, fresh: Sequence[Case], verify: Verify
         files.replacing_files(output, kernel_files.MANIFEST, lambda: _of_old_kernel(output)) as folder,
         quiet_deprecations(),
     ):
-        made = package(opened)
+        made = package(opened, finite_math=finite_math)
         try:
             for name, data in made.items():
                 (folder / name).write_bytes(data)

@@ -254,6 +254,8 @@ class Lowered:
         index = len(self.loops)
         path, u0, flat = key
         dtype = torch.float64
+        if any(terms.loops[i] for i in (*u0, *flat)):
+            raise lowering.refused("a Newton loop within another one", "loops that stand side by side")
         if any(terms[i].kind != F64 for i in u0):
             raise lowering.refused(f"a Newton loop in {terms[u0[0]].kind}", "float64")
         rows = functools.reduce(lambda a, i: a | terms.rows[i], [*u0, *flat], 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import stat
 import subprocess
@@ -358,3 +359,12 @@ class TestCompilers:
         monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path / "file"))
         with pytest.raises(MissingRuntimeError, match="no place to be built"):
             torchferry.load(folders["robertson"])
+
+
+def test_finite_math_is_asked_for(folders, tmp_path):
+    """Fewer operations; the numbers are the same where they are finite."""
+    made = tmp_path / "finite"
+    assert run(["convert", str(ARTIFACTS / "perzyna.pt"), "--to", "c", "--finite-math", "-o", str(made)]) == 0
+    text = {p: next(p.glob("*_lanes.h")).read_text() for p in (folders["perzyna"], made)}
+    counts = [int(re.search(r"jacobian: (\d+) operations", t)[1]) for t in text.values()]
+    assert counts[1] < counts[0]
