@@ -53,10 +53,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing_files(folder: Path, last: str, old: Callable[[], Collection[str]]) -> Iterator[Path]:
-    """A new folder beside ``folder``; what is written there is moved into it only if the block ends well, the file
+    """A new folder within ``folder``; what is written there is moved into it only if the block ends well, the file
     ``last`` at the end, in the place of the files ``old``. Nothing else in the folder is touched."""
     made = [p for p in (folder, *folder.parents) if not p.exists()]
-    beside = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.tmp"
+    beside = folder / f".{secrets.token_hex(4)}.tmp"
     try:
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ class Library:
         spec = self.described["methods"][method]
         batched = bool(self.described["batched"])
         count = len(inputs[0]) if batched and inputs else 1
+        inputs = [_aligned(value) for value in inputs]
         outputs = []
         for one in spec["outputs"]:
             shape = (count, *one["shape"]) if batched else tuple(one["shape"])
@@ -87,6 +88,12 @@ def flattened_call(library, method, inputs, parameters):
 
 def _flat(value, batch, own):
     return numpy.broadcast_to(value, (*batch, *own)).reshape((math.prod(batch), *own))
+
+
+def _aligned(value):
+    """Strides are in numbers, which those of a packed structure are not."""
+    whole = all(s % value.itemsize == 0 for s in value.strides)
+    return value if whole and value.flags.aligned else numpy.ascontiguousarray(value)
 
 
 def _contiguous(value, spec):

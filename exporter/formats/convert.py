@@ -127,6 +127,14 @@ def _kernel(opened: Archive, output: Path, fresh: Sequence[Case], verify: Verify
         quiet_deprecations(),
     ):
         made = package(opened, finite_math=finite_math)
+        others = [name for name in made if (output / name).exists() and name not in _of_old_kernel(output)]
+        if others:
+            raise OutputError(
+                "a file that is not of a kernel is in the way",
+                where=str(output / others[0]),
+                expected="a new folder, or that of an earlier kernel",
+                mend="name another folder with -o",
+            )
         try:
             for name, data in made.items():
                 (folder / name).write_bytes(data)
@@ -139,7 +147,7 @@ def _kernel(opened: Archive, output: Path, fresh: Sequence[Case], verify: Verify
 
 def _of_old_kernel(output: Path) -> set[str]:
     try:
-        return {*kernel_files.described(output)["files"]}
+        return {*kernel_files.described(output)["files"], kernel_files.MANIFEST}
     except Exception:
         return set()
 

@@ -90,6 +90,7 @@ class Writer:
         outputs = []
         for output in self.function.outputs:
             kind = self.terms[output[0]].kind if output else F64
+            assert all(self.terms[i].kind == kind for i in output)
             outputs.append(self.slots.take(kind, len(output)))
             function, head = self._head(name)
             copied = self._copied(output, outputs[-1], ARRAYS[kind])

@@ -34,11 +34,13 @@ def reduction(op: str, empty: float | None) -> Row:
         dims = args[1] if len(args) > 1 else kwargs.get("dim")
         keep = bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False))
         terms = lowering.terms
+        # Its derivative is shared by all that are largest, which no pair knows of.
+        extra = ("of many",) if op in ("max", "min") else ()
 
         def fold(numbers: list[int]) -> int:
             if not numbers:
                 return terms.constant(empty or 0.0, kind)
-            whole = functools.reduce(lambda a, b: terms.make(op, (a, b), kind), numbers)
+            whole = functools.reduce(lambda a, b: terms.make(op, (a, b), kind, extra), numbers)
             count = terms.constant(float(len(numbers)), kind)
             return terms.make("div", (whole, count), kind) if func.overloadpacket.__name__ == "mean" else whole
 
@@ -71,7 +73,8 @@ def norm(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str
 
     def fold(numbers: list[int]) -> int:
         squares = [terms.make("mul", (i, i), kind) for i in numbers]
-        return terms.make("sqrt", (functools.reduce(lambda a, b: terms.make("add", (a, b), kind), squares),), kind)
+        whole = functools.reduce(lambda a, b: terms.make("add", (a, b), kind), squares)
+        return terms.make("sqrt", (whole,), kind, ("norm",))
 
     dims = args[2] if len(args) > 2 else kwargs.get("dim")
     keep = bool(args[3] if len(args) > 3 else kwargs.get("keepdim", False))

@@ -27,7 +27,7 @@ from exporter.kernels.loops import Loop, region
 from exporter.kernels.names import leaf_name
 from exporter.kernels.schedule import reached
 from exporter.kernels.ssa import F64, I64, MIXED, NEWTON, Terms
-from exporter.kernels.symbols import Lowering, Symbol, kind_of
+from exporter.kernels.symbols import Lowering, Symbol
 from exporter.variables import open_sizes
 
 
@@ -72,8 +72,9 @@ class Lowered:
             first, notes = self._run(saved, method, (0, 1) if batched else ())
             again, _ = self._run(saved, method, (1, 2, 0)) if batched else (first, [])
         for spec, one, other in zip(self._contract.methods[method].outputs, first, again, strict=True):
-            at_end = other[-1] if batched else other
-            if not torch.equal(one[0] if batched else one, at_end):
+            at_start, at_end = (one[0], other[-1]) if batched else (one, other)
+            own = all(self.terms.rows[i] in (0, 1) for i in at_start.reshape(-1).tolist())
+            if not own or not torch.equal(at_start, at_end):
                 raise UnsupportedError(
                     "what is computed of an element depends on the batch around it",
                     check="kernel",
@@ -147,10 +148,12 @@ class Lowered:
         outputs = []
         for name, value in zip(self._contract.methods[method].outputs, found, strict=True):
             spec = self._contract.returned(name)
-            kind_of(getattr(torch, spec.dtype), f"output {name!r}")
-            if any(self.terms[i].op == MIXED for i in value.ids.reshape(-1).tolist()):
+            if value.factorised is not None:
+                raise self._lowering.refused("the factors of a matrix as an output")
+            typed = self._lowering.cast(value, getattr(torch, spec.dtype))
+            if any(self.terms[i].op == MIXED for i in typed.ids.reshape(-1).tolist()):
                 self.terms.refuse_mixed("an output")
-            outputs.append(value.ids.expand((*((len(rows),) if rows else ()), *spec.fixed)))
+            outputs.append(typed.ids.expand((*((len(rows),) if rows else ()), *spec.fixed)))
         return outputs, interpreter.notes
 
     def _interpreter(self, saved: Saved) -> Interpreter:

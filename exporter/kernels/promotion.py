@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,8 +25,8 @@ def _meta(value: Any) -> Any:
 
 def common_dtype(values: Sequence[Any]) -> torch.dtype:
     """What torch computes in where the result says nothing of it: comparisons."""
-    given = [_meta(v) for v in values]
-    return functools.reduce(torch.promote_types, (torch.result_type(given[0], v) for v in given))
+    first, *rest = [_meta(v) for v in values]
+    return torch.result_type(first, rest[0]) if rest else torch.result_type(first, first)
 
 
 def as_terms(lowering: Lowering, value: Any, dtype: torch.dtype) -> Symbol:

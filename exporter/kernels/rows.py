@@ -24,6 +24,9 @@ def elementwise(function: Scalar, *, compares: bool = False) -> Row:
     """``function(terms, kind, *arguments)`` on each element; numbers among the arguments are terms too."""
 
     def row(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:
+        further = [f"{n}={v}" for n, v in kwargs.items() if v is not None and n != "dtype"]
+        if further:
+            raise lowering.refused(f"{func} with {', '.join(further)}")
         dtype = result_dtype(lowering, func, args, kwargs)
         values = [v for v in args if isinstance(v, (torch.Tensor, int, float, bool))]
         inner = common_dtype(values) if compares else dtype
@@ -180,9 +183,11 @@ def clamped(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[
 
 
 def converted(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:
-    return lowering.cast(
+    found = lowering.cast(
         lowering.symbol(args[0]), result_dtype(lowering, func, args, {k: v for k, v in kwargs.items() if k != "device"})
     )
+    # torch's own would be a copy, which may be written to.
+    return Symbol(found.ids.clone(), found.dtype)
 
 
 def filled(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:
@@ -201,9 +206,8 @@ def _reciprocal(terms: Terms, kind: str, x: int) -> int:
 
 def _sigmoid(terms: Terms, kind: str, x: int) -> int:
     one = terms.constant(1.0, kind)
-    return terms.make(
-        "div", (one, terms.make("add", (one, terms.make("exp", (terms.make("neg", (x,), kind),), kind)), kind)), kind
-    )
+    below = terms.make("exp", (terms.make("neg", (x,), kind),), kind)
+    return terms.make("div", (one, terms.make("add", (one, below), kind)), kind, ("sigmoid",))
 
 
 def _relu(terms: Terms, kind: str, x: int) -> int:

@@ -24,6 +24,8 @@ MEMORY = TYPES | {BOOL: "unsigned char"}
 SIZES = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "bool": 1}
 # A frame that is larger is not put on the stack.
 STACK = 2**18
+# Of inputs and outputs of an element: the place of each is noted on the stack.
+NUMBERS = 2**16
 # More operations than this take a compiler minutes.
 MOST = 100_000
 FAILURES = {"nan": "NaN", "last": "those of its last iterate", "raise": "NaN"}
@@ -138,6 +140,15 @@ def _method(contract: Contract, function: Function, emitted: Emitted, order: Seq
         for v, one in zip(group, identifiers([v["name"] for v in group]), strict=True):
             v["identifier"], v["first"] = one, first
             first += v["count"]
+    if first > NUMBERS:
+        raise UnsupportedError(
+            "the model is too big for a kernel",
+            check="kernel",
+            where=f"method {function.method!r}",
+            got=f"{first} numbers of inputs and outputs for each element",
+            expected=f"at most {NUMBERS}",
+            mend="use the .pt, or ask for fewer derivatives (--derivative OUT:IN, --jvp)",
+        )
     size = frame_size(emitted)
     return {
         "method": function.method,

@@ -80,6 +80,8 @@ class Terms:
     def make(self, op: str, args: Sequence[int], kind: str, extra: tuple[object, ...] = ()) -> int:
         """Raises ``UnsupportedError`` where one term would speak of two elements of the batch."""
         args = tuple(args)
+        if kind == BOOL:
+            op = {"add": "or", "mul": "and", "max": "or", "min": "and"}.get(op, op)
         found = self._simpler(op, args, kind, extra)
         if found is not None:
             return found

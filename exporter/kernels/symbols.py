@@ -109,6 +109,8 @@ class Lowering(TorchDispatchMode):
 
     def each(self, function: Callable[..., int], dtype: torch.dtype, *symbols: Symbol) -> Symbol:
         """Element by element, with broadcasting."""
+        if any(s.factorised is not None for s in symbols):
+            raise self.refused("arithmetic on the factors of a matrix", "linalg.solve, or linalg.lu_solve")
         ids = torch.broadcast_tensors(*(s.ids for s in symbols))
         lists = [i.reshape(-1).tolist() for i in ids]
         found = [function(*one) for one in zip(*lists, strict=True)]
@@ -175,8 +177,12 @@ class Lowering(TorchDispatchMode):
                 return looked_up(self, name, whole, kwargs)
             whole[at], args = known, whole
             factored = args[0]
+            if factored.factorised is not None:
+                raise self.refused("an index into the factors of a matrix")
             found = func(factored.ids, *args[1:], **kwargs)
             return Symbol(self._typed(found, factored.dtype), factored.dtype)
+        if name == "constant_pad_nd" and (args[2] if len(args) > 2 else kwargs.get("value", 0)) != 0:
+            raise self.refused("aten::constant_pad_nd with another value than 0", "zeros, and torch.where or cat")
         tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
         dtype = tensors[0].dtype
         for one in tensors[1:]:

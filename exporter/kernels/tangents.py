@@ -37,13 +37,24 @@ def _unary(function: Callable[[Callable[..., int], Callable[[float], int], int, 
     return partials
 
 
+def _root(terms: Terms, kind: str, own: int, args: Sequence[int]) -> list[int | None]:
+    """That of a norm is 0 where the norm is."""
+    zero = terms.constant(0.0, kind)
+    found = terms.make("div", (terms.constant(0.5, kind), own), kind)
+    if terms[own].extra != ("norm",):
+        return [found]
+    return [terms.make("where", (terms.make("eq", (own, zero), BOOL), zero, found), kind)]
+
+
 def _raised(terms: Terms, kind: str, own: int, args: Sequence[int]) -> list[int | None]:
     """torch's pow_backward (torch/csrc/autograd/FunctionsManual.cpp): 0 by the exponent at a base of 0."""
     base, exponent = args
     one, zero = terms.constant(1.0, kind), terms.constant(0.0, kind)
     lower = terms.make("pow", (base, terms.make("sub", (exponent, one), kind)), kind)
     by_base = terms.make("mul", (exponent, lower), kind)
-    if terms.value(exponent) is None:
+    if terms.value(exponent) == 0.0:
+        by_base = zero
+    elif terms.value(exponent) is None:
         never = terms.make("eq", (exponent, zero), BOOL)
         by_base = terms.make("where", (never, zero, by_base), kind)
     at_zero = terms.make("and", (terms.make("eq", (base, zero), BOOL), terms.make("le", (zero, exponent), BOOL)), BOOL)
@@ -54,6 +65,8 @@ def _raised(terms: Terms, kind: str, own: int, args: Sequence[int]) -> list[int 
 def _larger(terms: Terms, kind: str, own: int, args: Sequence[int]) -> list[int | None]:
     """Half by each of two that are equal, as in ``maximum``; a bound of ``clamp`` does not count where it is met."""
     a, b = args
+    if terms[own].extra == ("of many",):
+        raise NoRuleError("amax, amin")
     smaller = terms[own].op == "min"
     below = terms.make("lt", (a, b), BOOL)
     above = terms.make("lt", (b, a), BOOL)
@@ -78,7 +91,7 @@ def _angle(terms: Terms, kind: str, own: int, args: Sequence[int]) -> list[int |
 
 
 PARTIALS: dict[str, Partials] = {
-    "sqrt": _unary(lambda make, n, y, x: make("div", n(0.5), y)),
+    "sqrt": _root,
     "exp": _unary(lambda make, n, y, x: y),
     "exp2": _unary(lambda make, n, y, x: make("mul", y, n(math.log(2.0)))),
     "expm1": _unary(lambda make, n, y, x: make("add", y, n(1.0))),
@@ -147,6 +160,9 @@ class Pusher:
             return {d: make("where", (term.args[0], first.get(d, zero), second.get(d, zero)), kind) for d in directions}
         if term.op == "mul":
             partials: Sequence[int | None] = [term.args[1], term.args[0]]
+        elif term.extra == ("sigmoid",):
+            # Where the exponential is infinite its chain would be 0 times infinity.
+            raise NoRuleError("sigmoid")
         elif term.op == "div" and not tangents[1]:
             return {d: make("div", (t, term.args[1]), kind) for d, t in tangents[0].items()}
         elif term.op in PARTIALS:
@@ -260,10 +276,10 @@ def with_matrices(terms: Terms, loops: Sequence[Loop], ends: Sequence[int]) -> l
 
 def matrix(terms: Terms, loops: Sequence[Loop], residual: Sequence[int], unknowns: Sequence[int]) -> list[int]:
     """``dr/du``, row by row."""
-    seeds: dict[int, Tangent] = {u: {k: terms.constant(1.0, F64)} for k, u in enumerate(unknowns)}
-    zero = terms.constant(0.0, F64)
+    seeds: dict[int, Tangent] = {u: {k: terms.constant(1.0, terms[u].kind)} for k, u in enumerate(unknowns)}
     found = Pusher(terms, loops, seeds).of(residual)
-    return [one.get(k, zero) for one in found for k in range(len(unknowns))]
+    zeros = [terms.constant(0.0, terms[i].kind) for i in residual]
+    return [one.get(k, z) for one, z in zip(found, zeros, strict=True) for k in range(len(unknowns))]
 
 
 def derivatives(
@@ -281,7 +297,6 @@ def derivatives(
         pieces[name], at = flat[at : at + len(output)], at + len(output)
     row = 1
     seeds: dict[int, Tangent] = {}
-    one = terms.constant(1.0, F64)
     wanted = {o[1] for o in spec.outputs if not isinstance(o, str)}
     for given in (*contract.inputs, *contract.parameters):
         parameter = given not in contract.inputs
@@ -295,7 +310,7 @@ def derivatives(
             if tangent in spec.inputs:
                 seeds[leaf] = {"": terms.leaf(tangent, k, given.dtype, row)}
             elif given.name in wanted:
-                seeds[leaf] = {(given.name, k): one}
+                seeds[leaf] = {(given.name, k): terms.constant(1.0, given.dtype)}
     pusher = Pusher(terms, loops, seeds)
     found: list[tuple[int, ...]] = []
     for output in spec.outputs:

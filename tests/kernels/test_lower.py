@@ -100,6 +100,9 @@ def test_parameters_are_arguments():
         "x @ (x.transpose(0, 1) @ x)",
         "x + x.flip(0)",
         "torch.softmax(x, 0)",
+        "x.flip(0) * 2",
+        "x.roll(-1, 0)",
+        "x[:1].expand(x.shape[0], 3) + 0 * x",
     ],
 )
 def test_operations_over_the_batch_are_refused(export, body):

@@ -10,6 +10,7 @@ from kernel_direct import Direct
 
 from exporter.contract import Bounds
 from exporter.errors import UnsupportedError
+from exporter.kernels.tangents import NoRuleError
 from runtime_checks.compare import compare
 
 F = torch.float64
@@ -20,6 +21,12 @@ def _written(x: torch.Tensor) -> torch.Tensor:
     found[:, 1:3] = x[:, :2] * 2
     found[:, 0] += x[:, 3]
     return found
+
+
+def _copied(x: torch.Tensor) -> torch.Tensor:
+    other = x.to(F, copy=True)
+    other += 1
+    return x + other
 
 
 # Named, of one tensor (batch, 4) of any numbers.
@@ -93,6 +100,10 @@ ANY = {
     "searched": lambda x: torch.searchsorted(torch.tensor([-1.0, 0.0, 1.5], dtype=F), x).to(F),
     "looked up": lambda x: torch.tensor([5.0, 7.0, 8.0], dtype=F)[(x > 0).long() + (x > 1).long()],
     "tril": lambda x: x.reshape(-1, 2, 2).tril().reshape(-1, 4),
+    "bool sum": lambda x: ((x > 0) + (x > 0.3)).to(F) + ((x > 0) * (x > 1)).to(F),
+    "copied": _copied,
+    "padded": lambda x: torch.nn.functional.pad(x, (1, 1)),
+    "of a norm": lambda x: x / (1 + torch.linalg.vector_norm(x, dim=-1, keepdim=True)),
     "roll": lambda x: x.roll(1, -1),
     "cast": lambda x: x.float().double(),
 }
@@ -163,9 +174,13 @@ def test_a_swapped_operand_is_seen():
     assert agree(kernel(numbers(3)), [ANY["div"](numbers(3))], ["div"])
 
 
+# Forward mode has no rule for them: the captured derivative is taken.
+WITHOUT = ("remainder", "fmod", "hypot", "asinh", "acosh", "sigmoid", "silu", "amax")
+
+
 def test_derivatives_are_autograds():
     for functions, x in ((ANY, numbers(5)), (POSITIVE, numbers(5).abs() + 0.1)):
-        kept = {n: f for n, f in functions.items() if n not in ("remainder", "fmod", "hypot", "asinh", "acosh")}
+        kept = {n: f for n, f in functions.items() if n not in WITHOUT}
         kernel = Direct(together(kept), {"x": x[:1]}, jacobian=True)
 
         def of_one(row: torch.Tensor, kept=kept) -> tuple[torch.Tensor, ...]:
@@ -222,6 +237,8 @@ def test_the_side_that_is_not_taken_does_not_leak():
         (lambda x: (torch.special.i0(x),), "i0"),
         (lambda x: (torch.view_as_real(torch.complex(x, x)),), "complex"),
         (lambda x: (x[x > 0],), "by a mask"),
+        (lambda x: (torch.round(x, decimals=1),), "decimals=1"),
+        (lambda x: (torch.nn.functional.pad(x, (1, 1), value=1.0),), "another value than 0"),
         (lambda x: (x * float(x[0, 0]),), "read while the model runs"),
     ],
 )
@@ -255,3 +272,44 @@ def test_random_graphs(data):
     # Errors of functions are carried on by what follows.
     for g, w in zip(got, wanted, strict=True):
         assert compare(g, w, Bounds(1e-9, 1e-11)).passed
+
+
+def test_derivatives_at_kinks():
+    """A norm at zero, the exponent 0 at a base of 0, equal numbers, bounds of a clamp."""
+    functions = {
+        "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+        "powers": lambda x: x ** torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=F),
+        "maximum": lambda x: torch.maximum(x, x.flip(-1)),
+        "clamp": lambda x: x.clamp(0.0, 1.0),
+        "abs": torch.abs,
+        "relu": torch.relu,
+    }
+    for x in (torch.zeros(1, 4, dtype=F), torch.ones(1, 4, dtype=F)):
+        got = Direct(together(functions), {"x": x}, jacobian=True)(x)
+        for (name, function), value in zip(functions.items(), got, strict=True):
+            wanted = torch.autograd.functional.jacobian(lambda row, f=function: f(row[None])[0], x[0])
+            assert torch.equal(value[0], wanted), name
+
+
+@pytest.mark.parametrize("function", [torch.sigmoid, lambda x: x.amax(-1)])
+def test_what_forward_mode_has_no_rule_for(function):
+    with pytest.raises(NoRuleError):
+        Direct(lambda x: (function(x),), {"x": numbers(1)}, jacobian=True)
+
+
+def test_single_precision_of_a_wider_number():
+    x = torch.tensor([[0.1, 0.2]], dtype=torch.float32)
+    functions = (
+        lambda v: torch.tensor(0.1, dtype=F) < v,
+        lambda v: torch.where(v > 0.15, torch.tensor(0.1, dtype=F), v),
+    )
+    kernel = Direct(lambda v: tuple(f(v) for f in functions), {"x": x})
+    for got, wanted in zip(kernel(x), (f(x) for f in functions), strict=True):
+        assert got.dtype == wanted.dtype
+        assert torch.equal(got, wanted)
+
+
+def test_derivatives_in_single_precision():
+    x = torch.tensor([[0.5, 2.0, 3.0]], dtype=torch.float32)
+    kernel = Direct(lambda v: (v + 0.5,), {"x": x}, jacobian=True)
+    assert torch.equal(kernel(x)[0][0], torch.eye(3))

@@ -299,6 +299,22 @@ def test_what_else_is_in_the_folder_stays(copy):
     assert not list(copy.parent.glob(".*tmp"))
 
 
+def test_files_of_somebody_else_are_not_overwritten(tmp_path, capsys):
+    (tmp_path / "CMakeLists.txt").write_text("mine")
+    # The folder is not empty, and no kernel's: the kernel would be a folder in it.
+    assert run(["convert", str(ARTIFACTS / "robertson.pt"), "--to", "c", "-o", str(tmp_path)]) == 2
+    assert "in the way" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["CMakeLists.txt"]
+    assert (tmp_path / "CMakeLists.txt").read_text() == "mine"
+
+
+def test_members_of_packed_structures(folders):
+    kernel = torchferry.load(folders["robertson"])
+    packed = numpy.zeros(5, dtype=[("tag", "i4"), ("y", "f8", (3,))])
+    packed["y"] = numpy.random.default_rng(0).normal(size=(5, 3))
+    assert numpy.array_equal(kernel(packed["y"])[0], kernel(packed["y"].copy())[0])
+
+
 def test_the_same_bytes_again(folders, tmp_path):
     again = tmp_path / "again"
     assert run(["convert", str(ARTIFACTS / "return_map.pt"), "--to", "c", "-o", str(again)]) == 0
