@@ -64,8 +64,8 @@ def built(files: Mapping[str, bytes]) -> Path:
     target = cache() / "kernels" / digest.hexdigest()[:32]
     library, seal = target / "kernel.so", target / "kernel.sha256"
     try:
-        # Nobody else may put code there.
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        refuse_shared(target.parent)
         with FileLock(f"{target}.lock"):
             if not target.exists():
                 with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
@@ -92,6 +92,19 @@ def built(files: Mapping[str, bytes]) -> Path:
             mend="remove that folder: it is built anew",
         )
     return library
+
+
+def refuse_shared(folder: Path) -> None:
+    """Raises ``ArchiveError`` where somebody else could put code into the cache."""
+    found = folder.stat()
+    if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o022):
+        raise ArchiveError(
+            "others can write to the folder of kernels",
+            where=str(folder),
+            got=f"owner {found.st_uid}, mode {found.st_mode & 0o777:o}",
+            expected="a folder of one's own, with mode 700",
+            mend="remove it, or set TORCHFERRY_CACHE to another folder",
+        )
 
 
 def _compiled(command: list[str], files: Mapping[str, bytes], place: Path) -> None:

@@ -104,7 +104,8 @@ def _leg(
     answers = iter(run.results)
     judged = [_judge(e, r, opened.contract) for e, r in zip(expectations, answers, strict=False)]
     checks = [_integrity(opened), _isolation(run), *_contract(opened.contract, run), *_harness(run)]
-    checks += [CheckResult(v.check, PASSED if v.passed else FAILED, detail=v.detail) for v in run.verdicts]
+    said = {True: PASSED, False: FAILED, None: NOT_RUN}
+    checks += [CheckResult(v.check, said[v.passed], detail=v.detail) for v in run.verdicts]
     for name in dict.fromkeys(e.check for e in expectations):
         checks.append(_check(name, [(e, j) for e, j in zip(expectations, judged, strict=True) if e.check == name]))
     found = [(probe, list(itertools.islice(answers, len(probe.calls)))) for probe in probes]

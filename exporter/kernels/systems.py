@@ -7,8 +7,14 @@ from typing import Any
 
 import torch
 
-from exporter.kernels.ssa import LU, SOLVED
+from exporter.kernels.ssa import F64, LU, SOLVED
 from exporter.kernels.symbols import Lowering, Symbol, kind_of
+
+
+def refuse_single(lowering: Lowering, kind: str) -> None:
+    """Elimination is written in double precision. Raises ``UnsupportedError`` for another."""
+    if kind != F64:
+        raise lowering.refused(f"a linear system in {kind}", F64)
 
 
 def _solve(
@@ -16,6 +22,7 @@ def _solve(
 ) -> torch.Tensor:
     """``matrix`` of shape ``(..., n, n)``, ``rights`` of ``(..., n, m)``, whatever broadcasts."""
     terms = lowering.terms
+    refuse_single(lowering, kind)
     n, m = rights.shape[-2:]
     lead = torch.broadcast_shapes(matrix.shape[:-2], rights.shape[:-2])
     whole = matrix.expand(*lead, n, n).reshape(-1, n, n)
@@ -59,6 +66,7 @@ def factored(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping
     lead = matrix.ids.shape[:-2]
     kind = kind_of(matrix.dtype, lowering.terms.origin)
     terms = lowering.terms
+    refuse_single(lowering, kind)
     info = [
         terms.make("singular", (terms.make(LU, one.reshape(-1).tolist(), kind, (n,)),), "int32")
         for one in matrix.ids.reshape(-1, n, n)

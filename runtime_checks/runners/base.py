@@ -44,10 +44,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a runner has checked of the file itself."""
+    """What a runner has checked of the file itself; None where it could not."""
 
     check: str
-    passed: bool
+    passed: bool | None
     detail: str = ""
 
 

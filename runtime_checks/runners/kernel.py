@@ -67,6 +67,10 @@ class KernelRunner:
             if evidence.get("load_error"):
                 raise RunError("the kernel does not load", where=str(made), got=evidence["load_error"])
             results = read_arrays(files["results.npz"], evidence.pop("errors"))
+        if evidence["libraries"] is None:
+            return Run(
+                results, evidence, (Verdict(LIBRARIES, None, "this system does not list a process's libraries"),)
+            )
         foreign = [name for name in evidence["libraries"] if not name.startswith(SYSTEM)]
         detail = f"loaded: {', '.join(foreign)}" if foreign else "nothing but the C library is loaded with it"
         return Run(results, evidence, (Verdict(LIBRARIES, not foreign, detail),))

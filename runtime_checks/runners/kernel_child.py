@@ -22,7 +22,7 @@ def mapped():
         with open("/proc/self/maps") as file:
             paths = {line.split(maxsplit=5)[-1].strip() for line in file if ".so" in line}
     except OSError:
-        return set()
+        return None
     return {path.rpartition("/")[2] for path in paths}
 
 
@@ -40,7 +40,8 @@ def perform(job, own):
     except (OSError, AttributeError) as error:
         evidence["load_error"] = str(error)
     else:
-        evidence["libraries"] = sorted(mapped() - before)
+        after = mapped()
+        evidence["libraries"] = sorted(after - before) if before is not None and after is not None else None
         evidence["methods"] = list(library.functions)
         evidence["parameters"] = [[p["name"], p["shape"], p["dtype"]] for p in described["parameters"]]
         with numpy.load(job["calls"], allow_pickle=False) as loaded:

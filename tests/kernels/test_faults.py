@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,3 +126,22 @@ def test_without_a_fault(folders, tmp_path):
         copy = Path(shutil.copytree(folder, tmp_path / name))
         resealed(copy, lambda files: None)
         assert torchferry.verify(copy).passed
+
+
+def test_a_kernel_that_brings_a_library_along(folders, tmp_path):
+    """Not libm alone: it opens another library when it is loaded."""
+    (tmp_path / "foreign.c").write_text("int foreign(void) { return 1; }\n")
+    other = tmp_path / "libforeign.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", str(tmp_path / "foreign.c"), "-o", str(other)], check=True)
+    folder = Path(shutil.copytree(folders["robertson"], tmp_path / "robertson"))
+    opened = f'dlopen("{other}", RTLD_NOW);'
+    start = f"\n#include <dlfcn.h>\n__attribute__((constructor)) static void brought(void) {{ {opened} }}\n"
+
+    def change(files: dict[str, bytes]) -> None:
+        (name,) = (n for n in files if n.endswith(".c") and not n.startswith("test_"))
+        files[name] += start.encode()
+
+    resealed(folder, change)
+    with pytest.raises(MismatchError) as caught:
+        torchferry.verify(folder)
+    assert {c.check for c in caught.value.report.checks if c.verdict == FAILED} == {"libm alone"}

@@ -238,6 +238,7 @@ def test_the_side_that_is_not_taken_does_not_leak():
         (lambda x: (torch.view_as_real(torch.complex(x, x)),), "complex"),
         (lambda x: (x[x > 0],), "by a mask"),
         (lambda x: (torch.round(x, decimals=1),), "decimals=1"),
+        (lambda x: (torch.linalg.solve_ex(x.float().reshape(-1, 2, 2), x.float()[:, :2])[0],), "system in float32"),
         (lambda x: (torch.nn.functional.pad(x, (1, 1), value=1.0),), "another value than 0"),
         (lambda x: (x * float(x[0, 0]),), "read while the model runs"),
     ],

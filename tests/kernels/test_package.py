@@ -370,6 +370,12 @@ class TestCompilers:
         with pytest.raises(ArchiveError, match="in the cache was changed"):
             torchferry.load(folders["robertson"])
 
+    def test_a_cache_that_others_can_write_to(self, folders, tmp_path):
+        torchferry.load(folders["robertson"])
+        (tmp_path / "cache" / "kernels").chmod(0o777)
+        with pytest.raises(ArchiveError, match="others can write"):
+            torchferry.load(folders["robertson"])
+
     def test_a_cache_that_cannot_be_written(self, folders, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path / "file"))
