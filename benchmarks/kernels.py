@@ -30,7 +30,7 @@ from rich.table import Table
 import torchferry
 from exporter import kernel_files
 from runtime_checks import kernel_build
-from runtime_checks.kernel_calls import _arrays
+from runtime_checks.kernel_calls import arrays_of
 from runtime_checks.runners.kernel import library
 
 HERE = Path(__file__).with_name("by_hand")
@@ -124,7 +124,7 @@ def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Cal
 
     def by_kernel(rows: int) -> Callable[[], float]:
         given, found = [v.numpy() for v in inputs(name, names, rows)], outputs(rows)
-        arrays = _arrays(given, True), _arrays(found, True)
+        arrays = arrays_of(given, True), arrays_of(found, True)
 
         def run(times: int) -> float:
             return loop.kernel_seconds(kernel, ctypes.c_long(times), ctypes.c_long(rows), *arrays)

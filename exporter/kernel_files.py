@@ -7,7 +7,6 @@ reads the folder needs no torch; what calls the kernel needs NumPy.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -56,6 +55,8 @@ class KernelFiles:
 
 def needed(files: Mapping[str, bytes]) -> list[str]:
     """What a host needs to build and call it: the file to be compiled first, what that includes, the manifest."""
+    if not files:
+        return []
     main = f"{json.loads(files[MANIFEST])['name']}.c"
     return [main, *sorted(n for n in files if n.endswith(".h")), MANIFEST]
 
@@ -96,16 +97,21 @@ def manifest(
         "batched": bool(contract.batch.ndim),
         "workspace": dict(workspace),
         "left_out": list(left_out),
-        "methods": {
-            m: {
-                "inputs": [_variable(n, contract.taken(n)) for n in spec.inputs],
-                "outputs": [_variable(_said(o), contract.returned(o)) for o in spec.outputs],
-            }
-            for m, spec in contract.methods.items()
-        },
+        "methods": methods_of(contract),
         "parameters": [_variable(p.name, p) for p in contract.parameters],
     }
     return json.dumps({**whole, "sha256": _seal(whole)}, indent=1, ensure_ascii=False).encode()
+
+
+def methods_of(contract: Contract) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Name, dtype and shape of what each method takes and returns."""
+    return {
+        m: {
+            "inputs": [_variable(n, contract.taken(n)) for n in spec.inputs],
+            "outputs": [_variable(_said(o), contract.returned(o)) for o in spec.outputs],
+        }
+        for m, spec in contract.methods.items()
+    }
 
 
 def _said(output: str | tuple[str, str]) -> str:
@@ -259,7 +265,3 @@ def _read_cases(path: Path, contract: Contract) -> tuple[dict[str, torch.Tensor]
     except (ValueError, IndexError, KeyError, StopIteration, RuntimeError) as error:
         raise ArchiveError("the cases cannot be read", where=str(path), got=first_line(error)) from None
     return parameters, cases_of(tensors, contract, str(path))
-
-
-def contract_text(contract: Contract) -> bytes:
-    return json.dumps(dataclasses.asdict(contract), indent=1, ensure_ascii=False, allow_nan=False).encode()

@@ -26,3 +26,14 @@ def named(path: Path, kind: str) -> Path:
     known = format_of(path)
     stem = path.name.removesuffix(SUFFIXES.get(known or "", ""))
     return path.with_name(stem + SUFFIXES.get(kind, ""))
+
+
+def output_path(output: Path | None, name: str, *, several: bool, kind: str = "pt") -> Path:
+    """Where the container of the model ``name`` goes: ``output``, a file in it, or a file here."""
+    file = name + SUFFIXES.get(kind, "")
+    if output is None:
+        return Path(file)
+    if kind == KERNEL and not several and (is_kernel(output) or not (output.is_dir() and any(output.iterdir()))):
+        return output
+    folder = several or output.is_dir() or str(output).endswith("/")
+    return output / file if folder and not (output.is_file() and not several) else output

@@ -43,9 +43,8 @@ from exporter.graph.against import Reason, reasons
 from exporter.graph.canonical import canonical_text, graph_hash
 from exporter.graph.read import reloaded
 from exporter.graph.steps import opened
-from exporter.kernel_files import is_kernel
 from exporter.kernels.package import package
-from exporter.kinds import KERNEL, SUFFIXES, named
+from exporter.kinds import KERNEL, named, output_path
 from exporter.newton import OnFailure, loops
 from exporter.packing import packed
 from exporter.places import without_folders
@@ -178,6 +177,7 @@ def export_source(
         source = as_it_runs(source, derived_seed(seed, "warmup"))
     if len(containers.formats) > 1 and "pt" in containers.formats:
         path = named(path, "pt")
+    kernel: dict[str, bytes] = {}
     without: UnsupportedError | None = None
     with files.replacing(path) if "pt" in containers.formats else _nowhere(path) as beside:
         warm, captured, findings = sound_capture(source, seed, allowed, announce, clock, asked=asked)
@@ -196,35 +196,40 @@ def export_source(
             contract = dataclasses.replace(contract, graph=graph_hash(text))
             archive.write(beside, records, contract, stored, text)
             if KERNEL in containers.formats:
-                records_of_kernel, without = _kernel(beside)
-                archive.write(beside, records, contract, stored, text, records_of_kernel)
+                kernel, without = _kernel(beside)
+                carried = {archive.KERNEL + name: kernel[name] for name in kernel_files.needed(kernel)}
+                archive.write(beside, records, contract, stored, text, carried)
         with clock("verify"):
             report = verify(beside, path, fresh)
         others = [name for name in containers.formats if name != "pt" and not (name == KERNEL and without)]
-        made = tuple(_container(name, beside, path, fresh, containers, clock) for name in others)
+        made: list[Converted] = []
+        for name in others:
+            assert containers.verify is not None
+            with clock(name):
+                made.append(
+                    convert(
+                        beside,
+                        named(path, name),
+                        name,
+                        opset=containers.opset,
+                        kernel=kernel,
+                        fresh=fresh,
+                        verify=containers.verify,
+                    )
+                )
     if without is not None:
         # The archive is in its place by now, where it was asked for.
         raise without
     first = path if "pt" in containers.formats else made[0].path
-    return Exported(first, contract, report, clock.seconds, made)
+    return Exported(first, contract, report, clock.seconds, tuple(made))
 
 
 def _kernel(path: Path) -> tuple[dict[str, bytes], UnsupportedError | None]:
-    """The records of a kernel that the archive at ``path`` is to carry; none, and why, where it has none."""
+    """The files of the kernel of the archive at ``path``; none, and why, where it has none."""
     try:
-        carried = package(archive.read(path))
+        return package(archive.read(path)), None
     except UnsupportedError as error:
         return {}, error
-    return {archive.KERNEL + name: carried[name] for name in kernel_files.needed(carried)}, None
-
-
-def _container(
-    name: str, source: Path, path: Path, fresh: Sequence[Case], containers: Containers, clock: Clock
-) -> Converted:
-    assert containers.verify is not None
-    with clock(name):
-        place = named(path, name)
-        return convert(source, place, name, opset=containers.opset, fresh=fresh, verify=containers.verify)
 
 
 @contextlib.contextmanager
@@ -368,16 +373,6 @@ def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None)
         return [listing_of(warm_up(first_run(loaded, seed), derived_seed(0, "more warmup")))]
     path = Path(source)
     return [neml2.listing(path, name) for name in models or neml2.model_names(path)]
-
-
-def output_path(output: Path | None, name: str, *, several: bool, kind: str = "pt") -> Path:
-    file = name + SUFFIXES.get(kind, "")
-    if output is None:
-        return Path(file)
-    if kind == KERNEL and not several and (is_kernel(output) or not (output.is_dir() and any(output.iterdir()))):
-        return output
-    folder = several or output.is_dir() or str(output).endswith("/")
-    return output / file if folder and not (output.is_file() and not several) else output
 
 
 def as_dict(exported: Exported) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Library:
         workspace = numpy.empty(size + 64, dtype=numpy.uint8) if size else None
         place = None if workspace is None else workspace.ctypes.data + (-workspace.ctypes.data) % 64
         code = self.functions[method](
-            count, _arrays(inputs, batched), _arrays(outputs, batched), pointers, status.ctypes.data, place
+            count, arrays_of(inputs, batched), arrays_of(outputs, batched), pointers, status.ctypes.data, place
         )
         if code < 0:
             raise ValueError(ERRORS.get(code, f"error {code}"))
@@ -100,7 +100,7 @@ def _contiguous(value, spec):
     return None if value is None else numpy.ascontiguousarray(value, dtype=spec["dtype"])
 
 
-def _arrays(values, batched):
+def arrays_of(values, batched):
     made = (Array * max(len(values), 1))()
     for i, value in enumerate(values):
         steps = [s // value.itemsize for s in value.strides]

@@ -1,10 +1,9 @@
 // hardening.i by hand: one element after the other, seven unknowns, Newton's method with its analytic
 // Jacobian and Gaussian elimination with partial pivoting; the rule that ends it is that of exporter/newton.py.
-#include <cmath>
+#include "newton.hpp"
 
 namespace {
 
-constexpr int N = 7;
 constexpr double E = 210000.0, NU = 0.3, G = E / (2 * (1 + NU)), LAMBDA = E * NU / ((1 + NU) * (1 - 2 * NU));
 constexpr double YIELD = 120.0, H = 1500.0, ETA = 200.0;
 // NEML2's yield function is this times the distance of the Mises stress from the yield stress.
@@ -44,42 +43,6 @@ void evaluate(const Element& e, const double* u, double* r, double (*J)[N]) {
   J[6][6] = 1 + e.dt * ROOT * ROOT * by_excess * H;
 }
 
-bool solve(double (*A)[N], double* x) {
-  for (int k = 0; k < N; ++k) {
-    int p = k;
-    for (int i = k + 1; i < N; ++i)
-      if (std::fabs(A[i][k]) > std::fabs(A[p][k])) p = i;
-    if (A[p][k] == 0.0) return false;
-    if (p != k) {
-      for (int j = k; j < N; ++j) {
-        const double t = A[k][j];
-        A[k][j] = A[p][j];
-        A[p][j] = t;
-      }
-      const double t = x[k];
-      x[k] = x[p];
-      x[p] = t;
-    }
-    const double inverse = 1 / A[k][k];
-    for (int i = k + 1; i < N; ++i) {
-      const double factor = A[i][k] * inverse;
-      for (int j = k + 1; j < N; ++j) A[i][j] -= factor * A[k][j];
-      x[i] -= factor * x[k];
-    }
-  }
-  for (int k = N - 1; k >= 0; --k) {
-    for (int j = k + 1; j < N; ++j) x[k] -= A[k][j] * x[j];
-    x[k] /= A[k][k];
-  }
-  return true;
-}
-
-double size(const double* r) {
-  double square = 0;
-  for (int i = 0; i < N; ++i) square += r[i] * r[i];
-  return std::sqrt(square);
-}
-
 }  // namespace
 
 extern "C" void by_hand(long n, const double* const* in, double* const* out) {
@@ -88,7 +51,7 @@ extern "C" void by_hand(long n, const double* const* in, double* const* out) {
   double *stress = out[0], *ep = out[1];
   for (long at = 0; at < n; ++at) {
     Element e;
-    double u[N], r[N], J[N][N], step[N], first = 0;
+    double u[N];
     for (int i = 0; i < 6; ++i) {
       e.increment[i] = strain[6 * at + i] - old_strain[6 * at + i];
       e.old_stress[i] = old_stress[6 * at + i];
@@ -97,24 +60,7 @@ extern "C" void by_hand(long n, const double* const* in, double* const* out) {
     u[6] = guess_ep[at];
     e.old_ep = old_ep[at];
     e.dt = t[at] - old_t[at];
-    bool good = false;
-    for (int count = 0; count <= 25; ++count) {
-      evaluate(e, u, r, J);
-      const double norm = size(r);
-      if (count == 0) first = norm;
-      for (int i = 0; i < N; ++i) step[i] = -r[i];
-      if (!std::isfinite(norm) || !solve(J, step)) break;
-      if (norm < 1e-10 || (count && norm / first < 1e-8)) {
-        double last[N], rest[N];
-        for (int i = 0; i < N; ++i) last[i] = u[i] + step[i];
-        evaluate(e, last, rest, nullptr);
-        if (size(rest) <= norm)
-          for (int i = 0; i < N; ++i) u[i] = last[i];
-        good = true;
-        break;
-      }
-      for (int i = 0; i < N; ++i) u[i] += step[i];
-    }
+    const bool good = newton(u, 1e-10, 1e-8, 25, [&e](const double* at_u, double* r, double (*J)[N]) { evaluate(e, at_u, r, J); });
     for (int i = 0; i < 6; ++i) stress[6 * at + i] = good ? u[i] : NAN;
     ep[at] = good ? u[6] : NAN;
   }

@@ -1,10 +1,9 @@
 // examples/return_map.py by hand: one element after the other, seven unknowns, Newton's method with its analytic
 // Jacobian and Gaussian elimination with partial pivoting; the rule that ends it is that of exporter/newton.py.
-#include <cmath>
+#include "newton.hpp"
 
 namespace {
 
-constexpr int N = 7;
 constexpr double K = 166667.0, G = 76923.0, YIELD = 250.0, H = 2000.0;
 const double ROOT = std::sqrt(1.5);
 
@@ -47,42 +46,6 @@ void evaluate(const Element& e, const double* u, double* r, double (*J)[N]) {
   J[6][6] = 1 - rate / length - by_excess * H / (3 * G);
 }
 
-bool solve(double (*A)[N], double* x) {
-  for (int k = 0; k < N; ++k) {
-    int p = k;
-    for (int i = k + 1; i < N; ++i)
-      if (std::fabs(A[i][k]) > std::fabs(A[p][k])) p = i;
-    if (A[p][k] == 0.0) return false;
-    if (p != k) {
-      for (int j = k; j < N; ++j) {
-        const double t = A[k][j];
-        A[k][j] = A[p][j];
-        A[p][j] = t;
-      }
-      const double t = x[k];
-      x[k] = x[p];
-      x[p] = t;
-    }
-    const double inverse = 1 / A[k][k];
-    for (int i = k + 1; i < N; ++i) {
-      const double factor = A[i][k] * inverse;
-      for (int j = k + 1; j < N; ++j) A[i][j] -= factor * A[k][j];
-      x[i] -= factor * x[k];
-    }
-  }
-  for (int k = N - 1; k >= 0; --k) {
-    for (int j = k + 1; j < N; ++j) x[k] -= A[k][j] * x[j];
-    x[k] /= A[k][k];
-  }
-  return true;
-}
-
-double size(const double* r) {
-  double square = 0;
-  for (int i = 0; i < N; ++i) square += r[i] * r[i];
-  return std::sqrt(square);
-}
-
 }  // namespace
 
 extern "C" void by_hand(long n, const double* const* in, double* const* out) {
@@ -90,30 +53,13 @@ extern "C" void by_hand(long n, const double* const* in, double* const* out) {
   double *stress = out[0], *ep = out[1];
   for (long at = 0; at < n; ++at) {
     Element e;
-    double u[N], r[N], J[N][N], step[N], first = 0;
+    double u[N];
     for (int i = 0; i < 6; ++i) {
       e.increment[i] = strain[6 * at + i] - old_strain[6 * at + i];
       u[i] = e.old_stress[i] = old_stress[6 * at + i];
     }
     u[6] = e.old_ep = old_ep[at];
-    bool good = false;
-    for (int count = 0; count <= 30; ++count) {
-      evaluate(e, u, r, J);
-      const double norm = size(r);
-      if (count == 0) first = norm;
-      for (int i = 0; i < N; ++i) step[i] = -r[i];
-      if (!std::isfinite(norm) || !solve(J, step)) break;
-      if (norm < 1e-12 || (count && norm / first < 1e-10)) {
-        double last[N], rest[N];
-        for (int i = 0; i < N; ++i) last[i] = u[i] + step[i];
-        evaluate(e, last, rest, nullptr);
-        if (size(rest) <= norm)
-          for (int i = 0; i < N; ++i) u[i] = last[i];
-        good = true;
-        break;
-      }
-      for (int i = 0; i < N; ++i) u[i] += step[i];
-    }
+    const bool good = newton(u, 1e-12, 1e-10, 30, [&e](const double* at_u, double* r, double (*J)[N]) { evaluate(e, at_u, r, J); });
     for (int i = 0; i < 6; ++i) stress[6 * at + i] = good ? u[i] : NAN;
     ep[at] = good ? u[6] : NAN;
   }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -82,13 +82,15 @@ def convert(
     *,
     opset: int = onnx.OPSET,
     finite_math: bool = False,
+    kernel: Mapping[str, bytes] | None = None,
     fresh: Sequence[Case] = (),
     verify: Verify,
 ) -> Converted:
     """The archive ``source`` as another container: ``output``, and for ``onnx`` the files beside it
     (``exporter.onnx_files``).
 
-    ``opset`` is ONNX's version of operators, ``finite_math`` of a kernel. Raises ``UnsupportedError`` where there is no
+    ``opset`` is ONNX's version of operators, ``finite_math`` of a kernel, whose files are ``kernel``
+    where they are made already. Raises ``UnsupportedError`` where there is no
     such form, with the model and line that are in the way; ``MismatchError`` where the numbers differ; no file is left
     or changed by a failure.
     """
@@ -103,7 +105,9 @@ def convert(
     if opened.holds != "graphs":
         raise UsageError("only an archive is converted", where=str(source), expected="the .pt that it was made of")
     if to == KERNEL:
-        return _kernel(opened, output, fresh, verify, finite_math=finite_math)
+        with quiet_deprecations():
+            made = kernel or package(opened, finite_math=finite_math)
+        return _kernel(output, fresh, verify, made)
     if to != "onnx":
         with files.replacing(output) as path, quiet_deprecations():
             contract = write_package(path, opened, compiled=to == "pt2")
@@ -117,16 +121,12 @@ def convert(
     return Converted(output, contract, report)
 
 
-def _kernel(opened: Archive, output: Path, fresh: Sequence[Case], verify: Verify, *, finite_math: bool) -> Converted:
+def _kernel(output: Path, fresh: Sequence[Case], verify: Verify, made: Mapping[str, bytes]) -> Converted:
     """A folder of sources. What else is in it stays."""
     if output.exists() and not output.is_dir():
         raise OutputError("a kernel is a folder", where=str(output), got="a file", mend="name a folder with -o")
     place, output = output, output.resolve()
-    with (
-        files.replacing_files(output, kernel_files.MANIFEST, lambda: _of_old_kernel(output)) as folder,
-        quiet_deprecations(),
-    ):
-        made = package(opened, finite_math=finite_math)
+    with files.replacing_files(output, kernel_files.MANIFEST, lambda: _of_old_kernel(output)) as folder:
         others = [name for name in made if (output / name).exists() and name not in _of_old_kernel(output)]
         if others:
             raise OutputError(

@@ -69,7 +69,7 @@ class Writer:
         self.solves = False
         ends = [i for output in function.outputs for i in output]
         needed = reached(self.terms, ends, ())
-        self.loops = {i: function.loops[int(str(self.terms[i].extra[0]))] for i in needed if self.terms[i].op == NEWTON}
+        self.loops = {i: function.loops[self.terms[i].extra[0]] for i in needed if self.terms[i].op == NEWTON}
         self.everything = {
             *needed,
             *(i for loop in self.loops.values() for i in reached(self.terms, [*loop.residual, *loop.matrix], needed)),
@@ -79,7 +79,7 @@ class Writer:
             term = self.terms[i]
             if term.op == "leaf" and term.extra[0] in self.inputs:
                 array = ARRAYS[term.kind]
-                self.names[i] = f"f->{array}[{self.inputs[str(term.extra[0])] + int(str(term.extra[1]))}][l]"
+                self.names[i] = f"f->{array}[{self.inputs[str(term.extra[0])] + term.extra[1]}][l]"
         self.ends = ends
 
     def written(self) -> Emitted:
@@ -228,13 +228,14 @@ class Writer:
     def _picked(self, block: int, place_of: Sequence[str]) -> None:
         for t in self.everything:
             if self.terms[t].op == "pick" and self.terms[t].args[0] == block:
-                self.names[t] = place_of[int(str(self.terms[t].extra[0]))]
+                place: int = self.terms[t].extra[0]
+                self.names[t] = place_of[place]
 
     def _factored(self, i: int, name: str) -> str:
         """Rows: the factors, then the inverses of the diagonal. In ``names`` of ``-i``: whether it is singular."""
         self.solves = True
         function, head = self._head(name)
-        n = int(str(self.terms[i].extra[0]))
+        n = self.terms[i].extra[0]
         first = self.slots.take(F64, n * n + n)
         pivots = self.slots.take(BOOL, n + 1)
         self.slots.places[i] = ("lu", first)
@@ -250,7 +251,7 @@ class Writer:
 
     def _solution(self, i: int, name: str) -> str:
         function, head = self._head(name)
-        n, transposed = int(str(self.terms[i].extra[0])), bool(self.terms[i].extra[1])
+        n, transposed = self.terms[i].extra[0], bool(self.terms[i].extra[1])
         factors, *sides = self.terms[i].args
         x = self.slots.take(F64, n)
         first, pivots = self.slots.places[factors][1], self.slots.places[-factors][1]

@@ -105,9 +105,7 @@ class Lowered:
         """Operations; those of a loop as often as it may well run."""
         needed = reached(self.terms, ends, ())
         loops = [self.terms[i] for i in needed if self.terms[i].op == NEWTON]
-        inner = sum(
-            len(region(self.terms, self.loops[int(str(t.extra[0]))].matrix, int(str(t.extra[0])))) for t in loops
-        )
+        inner = sum(len(region(self.terms, self.loops[t.extra[0]].matrix, t.extra[0])) for t in loops)
         return len(needed) + 6 * inner
 
     def _saved(self, method: str) -> Saved:

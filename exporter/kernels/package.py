@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -12,7 +12,7 @@ from exporter.archive import Archive
 from exporter.contract import Batch, Bounds, Contract, Finding
 from exporter.graph.loading import loaded
 from exporter.kernels.emit import TEMPLATES
-from exporter.kernels.source import Source, parameter_values, source
+from exporter.kernels.source import Source, source
 from exporter.stored import EXTREMES, Case, admits
 
 # Of inputs that differ by rounding.
@@ -32,7 +32,7 @@ def package(opened: Archive, *, finite_math: bool = False) -> dict[str, bytes]:
         finding = Finding("container", what, reason="one ULP of their inputs changes the outputs")
         contract = dataclasses.replace(contract, findings=(*contract.findings, finding))
         cases = [case for case in cases if case not in vague]
-    return files_of(made, contract, cases, parameter_values(module, contract), left_out)
+    return files_of(made, contract, cases, left_out)
 
 
 def determined(module: torch.jit.ScriptModule, contract: Contract, case: Case) -> bool:
@@ -65,34 +65,22 @@ def files_of(
     made: Source,
     contract: Contract,
     cases: Sequence[Case],
-    parameters: Mapping[str, torch.Tensor],
     left_out: Sequence[str],
 ) -> dict[str, bytes]:
     files = {name: text.encode() for name, text in made.files.items()}
     given = {"contract": contract, "version": __version__, "name": made.name, "upper": made.name.upper()}
-    given["methods"] = [_described(contract, method, made) for method in contract.methods]
+    methods = kernel_files.methods_of(contract).items()
+    given["methods"] = [{"method": m, "workspace": made.workspace[m], **of} for m, of in methods]
     for name, template in (
         (f"test_{made.name}.c", "test_model.c.jinja"),
         ("CMakeLists.txt", "CMakeLists.txt.jinja"),
         (f"{made.name}.pc.in", "model.pc.in.jinja"),
     ):
         files[name] = TEMPLATES.get_template(template).render(given).encode()
-    files[kernel_files.CONTRACT] = kernel_files.contract_text(contract)
-    files[kernel_files.CASES] = kernel_files.pack(contract, cases, parameters)
+    files[kernel_files.CONTRACT] = contract.to_json().encode()
+    files[kernel_files.CASES] = kernel_files.pack(contract, cases, made.parameters)
     files[kernel_files.MANIFEST] = kernel_files.manifest(contract, made.name, files, made.workspace, left_out)
     return files
-
-
-def _described(contract: Contract, method: str, made: Source) -> dict[str, object]:
-    spec = contract.methods[method]
-    taken = [contract.taken(n) for n in spec.inputs]
-    given = [contract.returned(o) for o in spec.outputs]
-    return {
-        "method": method,
-        "inputs": [{"dtype": s.dtype, "shape": list(s.fixed)} for s in taken],
-        "outputs": [{"dtype": s.dtype, "shape": list(s.fixed)} for s in given],
-        "workspace": made.workspace[method],
-    }
 
 
 def contract_of(contract: Contract, made: Source) -> Contract:

@@ -11,12 +11,11 @@ import torch
 
 from exporter import __version__
 from exporter.contract import Contract, block_name
-from exporter.errors import UnsupportedError
 from exporter.kernel_files import identifier, identifiers
 from exporter.kernels.emit import ARRAYS, LANES, TEMPLATES, Emitted, Writer, comment
 from exporter.kernels.expressions import HELPERS, TYPES, literal
 from exporter.kernels.lower import Function, Lowered
-from exporter.kernels.ssa import BOOL
+from exporter.kernels.ssa import BOOL, too_big
 from exporter.variables import TensorSpec
 
 # As torch has them in memory.
@@ -33,20 +32,22 @@ FAILURES = {"nan": "NaN", "last": "those of its last iterate", "raise": "NaN"}
 
 @dataclass(frozen=True)
 class Source:
-    """``files`` by name; ``operations`` and bytes of ``workspace`` by method; ``name`` begins every C name."""
+    """``files`` by name; ``operations`` and bytes of ``workspace`` by method; ``name`` begins every C name;
+    ``parameters`` are the contract's, as they are in the file."""
 
     name: str
     files: Mapping[str, str]
     operations: Mapping[str, int]
-    how: Mapping[str, str]
     workspace: Mapping[str, int]
+    parameters: Mapping[str, torch.Tensor]
     notes: tuple[str, ...]
 
 
 def source(module: torch.jit.ScriptModule, contract: Contract, *, finite_math: bool = False) -> Source:
     """Raises ``UnsupportedError``, with model and line, for what has no form as a kernel."""
     lowered = Lowered(module, contract, finite_math=finite_math)
-    values = parameter_values(module, contract)
+    held = dict(module.named_parameters()) | dict(module.named_buffers())
+    values = {p.name: held[p.name].detach().clone() for p in contract.parameters}
     # Derivatives may be made of ``forward``.
     order = sorted(contract.methods, key=lambda name: name != "forward")
     made = {name: lowered.method(name) for name in order}
@@ -54,24 +55,12 @@ def source(module: torch.jit.ScriptModule, contract: Contract, *, finite_math: b
     return rendered(contract, functions, values)
 
 
-def parameter_values(module: torch.jit.ScriptModule, contract: Contract) -> dict[str, torch.Tensor]:
-    """In the contract's order."""
-    held = dict(module.named_parameters()) | dict(module.named_buffers())
-    return {p.name: held[p.name].detach().clone() for p in contract.parameters}
-
-
 def _emitted(function: Function, contract: Contract) -> Emitted:
     taken = {name: contract.taken(name) for name in function.inputs}
     made = Writer(function, {name: (s.dtype, prod(s.fixed)) for name, s in taken.items()}).written()
     if made.operations > MOST:
-        raise UnsupportedError(
-            "the model is too big for a kernel",
-            check="kernel",
-            where=f"method {function.method!r}",
-            got=f"{made.operations} operations",
-            expected=f"at most {MOST}, which a compiler takes a minute for",
-            mend="use the .pt, or ask for fewer derivatives (--derivative OUT:IN, --jvp)",
-        )
+        got, expected = f"{made.operations} operations", f"at most {MOST}, which a compiler takes a minute for"
+        raise too_big(f"method {function.method!r}", got, expected)
     return made
 
 
@@ -122,8 +111,8 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
         name,
         files,
         operations,
-        {m: f.how for m, f in functions.items()},
         {m["method"]: m["workspace"] for m in methods},
+        values,
         notes,
     )
 
@@ -141,14 +130,8 @@ def _method(contract: Contract, function: Function, emitted: Emitted, order: Seq
             v["identifier"], v["first"] = one, first
             first += v["count"]
     if first > NUMBERS:
-        raise UnsupportedError(
-            "the model is too big for a kernel",
-            check="kernel",
-            where=f"method {function.method!r}",
-            got=f"{first} numbers of inputs and outputs for each element",
-            expected=f"at most {NUMBERS}",
-            mend="use the .pt, or ask for fewer derivatives (--derivative OUT:IN, --jvp)",
-        )
+        got = f"{first} numbers of inputs and outputs for each element"
+        raise too_big(f"method {function.method!r}", got, f"at most {NUMBERS}")
     size = frame_size(emitted)
     return {
         "method": function.method,

@@ -37,8 +37,19 @@ class Term:
 
     op: str
     args: tuple[int, ...]
-    extra: tuple[object, ...]
+    extra: tuple[Any, ...]
     kind: str
+
+
+def too_big(where: str, got: str, expected: str) -> UnsupportedError:
+    return UnsupportedError(
+        "the model is too big for a kernel",
+        check="kernel",
+        where=where,
+        got=got,
+        expected=expected,
+        mend="use the .pt, or ask for fewer derivatives (--derivative OUT:IN, --jvp)",
+    )
 
 
 class Terms:
@@ -106,14 +117,7 @@ class Terms:
         if found is None:
             found = self._known[key] = len(self.terms)
             if found >= MOST:
-                raise UnsupportedError(
-                    "the model is too big for a kernel",
-                    check="kernel",
-                    where=self.origin,
-                    got=f"more than {MOST} scalar operations",
-                    expected="a model of small tensors",
-                    mend="use the .pt, or ask for fewer derivatives",
-                )
+                raise too_big(self.origin, f"more than {MOST} scalar operations", "a model of small tensors")
             self.terms.append(term)
             self.rows.append(rows)
             self.loops.append(loops)

@@ -144,7 +144,7 @@ class Pusher:
         if term.op in FLAT or term.op in (LU, SOLVED, NEWTON):
             return {}
         if term.op == "pick":
-            return self._picked(term.args[0], int(str(term.extra[0])))
+            return self._picked(term.args[0], term.extra[0])
         tangents = [self.known[a] for a in term.args]
         directions = list(dict.fromkeys(d for t in tangents for d in t))
         if not directions or term.kind not in REAL:
@@ -200,7 +200,7 @@ class Pusher:
     def _of_solution(self, whole: int) -> list[Tangent]:
         """Of ``A x = b``: ``A dx = db - dA x``."""
         terms, term = self.terms, self.terms[whole]
-        n, transposed = int(str(term.extra[0])), bool(term.extra[1])
+        n, transposed = term.extra[0], bool(term.extra[1])
         factors, *sides = term.args
         matrix = terms[factors].args
         self.of([*matrix, *sides])
@@ -230,7 +230,7 @@ class Pusher:
     def _of_newton(self, whole: int) -> list[Tangent]:
         """Of ``r(u, held) = 0``: ``dr/du du = -dr`` at the solution."""
         terms, term = self.terms, self.terms[whole]
-        index = int(str(term.extra[0]))
+        index = term.extra[0]
         loop = self.loops[index]
         n = loop.size
         if not term.extra[1]:
@@ -267,7 +267,7 @@ def with_matrices(terms: Terms, loops: Sequence[Loop], ends: Sequence[int]) -> l
         if term.op == NEWTON and not term.extra[1]:
             known[i] = terms.make(NEWTON, args, term.kind, (term.extra[0], True))
         elif term.op == "pick" and terms[term.args[0]].op == NEWTON and args != term.args:
-            n, place = loops[int(str(terms[term.args[0]].extra[0]))].size, int(str(term.extra[0]))
+            n, place = loops[terms[term.args[0]].extra[0]].size, term.extra[0]
             known[i] = terms.make("pick", args, term.kind, (place if place < n else place + n * n,))
         else:
             known[i] = i if args == term.args else terms.make(term.op, args, term.kind, term.extra)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import torch
 
 from exporter.errors import MissingRuntimeError
 from runtime_checks.runners.base import Call, Result
+from runtime_checks.runners.process import ended_early, start
 
 
 def folders(packages: Sequence[str], needed: Sequence[str], where: str, mend: str) -> dict[str, str]:
@@ -24,6 +28,33 @@ def folders(packages: Sequence[str], needed: Sequence[str], where: str, mend: st
             places = list(spec.submodule_search_locations or [])
             found[name] = str(Path(places[0] if places else spec.origin or "").parent)
     return found
+
+
+def run_child(
+    child: Path,
+    path: Path,
+    seconds: float,
+    job: Mapping[str, Any],
+    names: Mapping[str, Sequence[str]],
+    calls: Sequence[Call],
+) -> tuple[tuple[Result, ...], dict[str, Any]]:
+    """The results of ``calls`` in a fresh process that runs the file ``child``, and its evidence; no results where the
+    evidence has a ``load_error``. Raises ``RunError`` where the process ends early."""
+    with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
+        files = {name: Path(folder, name) for name in ("job.json", "calls.npz", "results.npz", "evidence.json")}
+        whole = {
+            **job,
+            "index": write_arrays(names, calls, files["calls.npz"]),
+            **{name.partition(".")[0]: str(files[name]) for name in ("calls.npz", "results.npz", "evidence.json")},
+        }
+        files["job.json"].write_text(json.dumps(whole))
+        done = start([sys.executable, "-I", "-S", str(child), str(files["job.json"])], str(path), seconds)
+        if done.returncode != 0 or not files["evidence.json"].exists():
+            raise ended_early(path, done.returncode, done.stderr, seconds, float("inf"))
+        evidence = json.loads(files["evidence.json"].read_text())
+        if evidence.get("load_error"):
+            return (), evidence
+        return read_arrays(files["results.npz"], evidence.pop("errors")), evidence
 
 
 def write_arrays(names: Mapping[str, Sequence[str]], calls: Sequence[Call], path: Path) -> list[dict[str, Any]]:

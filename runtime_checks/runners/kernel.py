@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +12,9 @@ from exporter.errors import RunError
 from exporter.kernel_files import KernelFiles
 from runtime_checks import kernel_build, kernel_calls
 from runtime_checks.runners import onnx_child
-from runtime_checks.runners.arrays import folders, read_arrays, write_arrays
+from runtime_checks.runners.arrays import folders, run_child
 from runtime_checks.runners.base import Call, Run, Verdict
-from runtime_checks.runners.process import check_limits, ended_early, start
+from runtime_checks.runners.process import check_limits
 
 CHILD = Path(__file__).with_name("kernel_child.py")
 # What a shared object of plain C may bring along.
@@ -46,27 +43,17 @@ class KernelRunner:
         packages = folders(("numpy",), ("numpy",), "--runtime c", "pip install numpy")
         source = {contract.source.library, *contract.source.refused_imports, "torch", "exporter", "torchferry"} - {""}
         made = library(opened)
-        with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
-            files = {name: Path(folder, name) for name in ("job.json", "calls.npz", "results.npz", "evidence.json")}
-            job = {
-                "library": str(made),
-                "described": kernel_files.described(path),
-                "modules": {"onnx_child": onnx_child.__file__, "kernel_calls": kernel_calls.__file__},
-                "packages": packages,
-                "refused": sorted(source),
-                "index": write_arrays({m: s.inputs for m, s in contract.methods.items()}, calls, files["calls.npz"]),
-                "calls": str(files["calls.npz"]),
-                "results": str(files["results.npz"]),
-                "evidence": str(files["evidence.json"]),
-            }
-            files["job.json"].write_text(json.dumps(job))
-            done = start([sys.executable, "-I", "-S", str(CHILD), str(files["job.json"])], str(path), self.seconds)
-            if done.returncode != 0 or not files["evidence.json"].exists():
-                raise ended_early(path, done.returncode, done.stderr, self.seconds, float("inf"))
-            evidence = json.loads(files["evidence.json"].read_text())
-            if evidence.get("load_error"):
-                raise RunError("the kernel does not load", where=str(made), got=evidence["load_error"])
-            results = read_arrays(files["results.npz"], evidence.pop("errors"))
+        job = {
+            "library": str(made),
+            "described": kernel_files.described(path),
+            "modules": {"onnx_child": onnx_child.__file__, "kernel_calls": kernel_calls.__file__},
+            "packages": packages,
+            "refused": sorted(source),
+        }
+        names = {m: s.inputs for m, s in contract.methods.items()}
+        results, evidence = run_child(CHILD, path, self.seconds, job, names, calls)
+        if evidence.get("load_error"):
+            raise RunError("the kernel does not load", where=str(made), got=evidence["load_error"])
         if evidence["libraries"] is None:
             return Run(
                 results, evidence, (Verdict(LIBRARIES, None, "this system does not list a process's libraries"),)

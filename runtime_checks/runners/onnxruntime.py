@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +11,9 @@ from exporter import onnx_files
 from exporter.contract import Contract, block_name
 from exporter.errors import MissingRuntimeError, RunError
 from exporter.onnx_files import OnnxFiles
-from runtime_checks.runners.arrays import folders, read_arrays, write_arrays
+from runtime_checks.runners.arrays import folders, run_child
 from runtime_checks.runners.base import Call, Run, Verdict
-from runtime_checks.runners.process import check_limits, ended_early, start
+from runtime_checks.runners.process import check_limits
 
 CHILD = Path(__file__).with_name("onnx_child.py")
 # onnxruntime, and what the standard's checker needs.
@@ -41,32 +38,21 @@ class OnnxRuntime:
         opened = onnx_files.read(path)
         packages = _packages()
         source = {contract.source.library, *contract.source.refused_imports, "torch", "exporter", "torchferry"} - {""}
-        with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
-            files = {name: Path(folder, name) for name in ("job.json", "calls.npz", "results.npz", "evidence.json")}
-            job = {
-                "models": {m: str(path.with_name(name).resolve()) for m, name in opened.methods.items()},
-                "providers": PROVIDERS[self.device.partition(":")[0]],
-                "packages": packages,
-                "refused": sorted(source - packages.keys()),
-                "index": write_arrays(opened.inputs, calls, files["calls.npz"]),
-                "calls": str(files["calls.npz"]),
-                "results": str(files["results.npz"]),
-                "evidence": str(files["evidence.json"]),
-            }
-            files["job.json"].write_text(json.dumps(job))
-            done = start([sys.executable, "-I", "-S", str(CHILD), str(files["job.json"])], str(path), self.seconds)
-            if done.returncode != 0 or not files["evidence.json"].exists():
-                raise ended_early(path, done.returncode, done.stderr, self.seconds, float("inf"))
-            evidence = json.loads(files["evidence.json"].read_text())
-            if evidence.get("load_error"):
-                raise RunError(
-                    "onnxruntime does not take the model",
-                    where=" ".join(filter(None, (str(path), evidence.get("load_origin", "")))),
-                    got=evidence["load_error"],
-                    expected="operators that onnxruntime has kernels for, in the dtypes of the model",
-                    mend="write the operation with others, or use the .pt",
-                )
-            results = read_arrays(files["results.npz"], evidence.pop("errors"))
+        job = {
+            "models": {m: str(path.with_name(name).resolve()) for m, name in opened.methods.items()},
+            "providers": PROVIDERS[self.device.partition(":")[0]],
+            "packages": packages,
+            "refused": sorted(source - packages.keys()),
+        }
+        results, evidence = run_child(CHILD, path, self.seconds, job, opened.inputs, calls)
+        if evidence.get("load_error"):
+            raise RunError(
+                "onnxruntime does not take the model",
+                where=" ".join(filter(None, (str(path), evidence.get("load_origin", "")))),
+                got=evidence["load_error"],
+                expected="operators that onnxruntime has kernels for, in the dtypes of the model",
+                mend="write the operation with others, or use the .pt",
+            )
         return Run(results, evidence, _verdicts(opened, evidence))
 
 
