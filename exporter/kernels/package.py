@@ -17,6 +17,13 @@ from exporter.stored import EXTREMES, Case, admits
 
 # Of inputs that differ by rounding.
 DRAWS = 5
+# Bytes of a string in C.
+PIECE = 2000
+# Macros of gcc and clang for what their code needs beyond the usual, and Linux's names for it.
+INSTRUCTIONS = {
+    f"__{name.upper()}__": name
+    for name in ("avx", "avx2", "fma", "f16c", "bmi2", "avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl")
+} | {"__BMI__": "bmi1", "__ARM_FEATURE_SVE": "sve"}
 
 
 def package(opened: Archive, *, finite_math: bool = False) -> dict[str, bytes]:
@@ -71,16 +78,30 @@ def files_of(
     given = {"contract": contract, "version": __version__, "name": made.name, "upper": made.name.upper()}
     methods = kernel_files.methods_of(contract).items()
     given["methods"] = [{"method": m, "workspace": made.workspace[m], **of} for m, of in methods]
+    files[kernel_files.CONTRACT] = contract.to_json().encode()
+    files[kernel_files.CASES] = kernel_files.pack(contract, cases, made.parameters)
+    given["contract_text"] = _pieces(files[kernel_files.CONTRACT])
+    given["cases_text"] = _pieces(files[kernel_files.CASES])
+    given["format"], given["instructions"] = kernel_files.FORMAT, INSTRUCTIONS
     for name, template in (
+        (f"{made.name}_shared.c", "shared.c.jinja"),
         (f"test_{made.name}.c", "test_model.c.jinja"),
         ("CMakeLists.txt", "CMakeLists.txt.jinja"),
         (f"{made.name}.pc.in", "model.pc.in.jinja"),
     ):
         files[name] = TEMPLATES.get_template(template).render(given).encode()
-    files[kernel_files.CONTRACT] = contract.to_json().encode()
-    files[kernel_files.CASES] = kernel_files.pack(contract, cases, made.parameters)
     files[kernel_files.MANIFEST] = kernel_files.manifest(contract, made.name, files, made.workspace, left_out)
     return files
+
+
+def _pieces(text: bytes) -> list[str]:
+    """As string literals of C99, which may have 4095 characters."""
+    return [
+        "".join(_ESCAPED.get(byte) or chr(byte) for byte in text[i : i + PIECE]) for i in range(0, len(text), PIECE)
+    ]
+
+
+_ESCAPED = {byte: f"\\{byte:03o}" for byte in (*range(32), *b'"\\?', *range(127, 256))} | {ord("\n"): "\\n"}
 
 
 def contract_of(contract: Contract, made: Source) -> Contract:

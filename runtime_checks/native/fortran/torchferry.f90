@@ -24,7 +24,8 @@ module torchferry
   public :: TF_ABI_VERSION, TF_OK, TF_ERROR_INTERNAL, TF_ERROR_ARGUMENT, TF_ERROR_HANDLE, TF_ERROR_FILE, &
     TF_ERROR_ARCHIVE, TF_ERROR_NAME, TF_ERROR_COUNT, TF_ERROR_SHAPE, TF_ERROR_DTYPE, TF_ERROR_DEVICE, &
     TF_ERROR_STRIDE, TF_ERROR_BUFFER, TF_ERROR_MODEL, TF_ERROR_UNAVAILABLE, TF_ERROR_MEMORY, TF_ERROR_FROZEN, &
-    TF_ERROR_MISMATCH, TF_FLOAT64, TF_FLOAT32, TF_INT64, TF_INT32
+    TF_ERROR_MISMATCH, TF_ERROR_ENVELOPE, TF_NOT_CONVERGED, TF_FLOAT64, TF_FLOAT32, TF_INT64, TF_INT32
+  public :: TF_ENGINE_TORCHSCRIPT, TF_ENGINE_KERNEL, TF_ENVELOPE_OFF, TF_ENVELOPE_WARN, TF_ENVELOPE_ERROR, tf_last_warning
 
   ! What the contract says of a variable; shape is without the batch, -1 - k for the open size k. by: the input of a
   ! Jacobian block.
@@ -50,6 +51,7 @@ module torchferry
     procedure :: close => model_close
     procedure :: last_error => model_last_error
     procedure :: name => model_name
+    procedure :: engine => model_engine
     procedure :: contract_json => model_contract_json
     procedure :: input_count => model_input_count
     procedure :: output_count => model_output_count
@@ -68,12 +70,12 @@ contains
 
   ! Checks and loads an archive to the CPU. The options are those of tf_options in torchferry.h.
   subroutine model_load(self, path, status, settable_parameters, intra_op_threads, fusion_depth, optimize, &
-                        check_integrity, envelope, keep_memory)
+                        check_integrity, envelope, keep_memory, engine)
     class(tf_model), intent(inout) :: self
     character(*), intent(in) :: path
     integer(c_int32_t), intent(out) :: status
     logical, intent(in), optional :: settable_parameters, optimize, check_integrity, keep_memory
-    integer, intent(in), optional :: intra_op_threads, fusion_depth, envelope
+    integer, intent(in), optional :: intra_op_threads, fusion_depth, envelope, engine
     character(kind=c_char), allocatable, target :: c_path(:)
     type(c_options) :: options
 
@@ -89,6 +91,7 @@ contains
     if (present(intra_op_threads)) options%intra_op_threads = int(intra_op_threads, c_int32_t)
     if (present(fusion_depth)) options%fusion_depth = int(fusion_depth, c_int32_t)
     if (present(envelope)) options%envelope = int(envelope, c_int32_t)
+    if (present(engine)) options%engine = int(engine, c_int32_t)
     allocate (c_path, source=c_text(path))
     status = c_tf_load(c_loc(c_path), c_null_ptr, options, self%handle)
     if (status == TF_OK) call remember_variables(self, status)
@@ -139,6 +142,12 @@ contains
     if (len(text) == 0) text = f_text(c_tf_last_error(c_null_ptr))
   end function
 
+  ! What an envelope said of this thread's last call, or an engine of its load.
+  function tf_last_warning() result(text)
+    character(:), allocatable :: text
+    text = f_text(c_tf_last_warning())
+  end function
+
   ! Empty where no archive is loaded.
   function model_name(self) result(text)
     class(tf_model), intent(in) :: self
@@ -146,6 +155,15 @@ contains
     type(c_ptr) :: name
     text = ""
     if (c_tf_name(self%handle, name) == TF_OK) text = f_text(name)
+  end function
+
+  ! What runs it: torchscript, pt2 or kernel.
+  function model_engine(self) result(text)
+    class(tf_model), intent(in) :: self
+    character(:), allocatable :: text
+    type(c_ptr) :: name
+    text = ""
+    if (c_tf_engine(self%handle, name) == TF_OK) text = f_text(name)
   end function
 
   function model_contract_json(self) result(text)

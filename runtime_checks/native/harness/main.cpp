@@ -23,7 +23,7 @@ struct Arguments {
   int fusion_depth = 0;
   bool optimize = true;
   bool keep_memory = false;
-  std::string envelope = "off";
+  std::string envelope = "off", engine = "torchscript";
   std::string calls, results, history;
   std::vector<std::string> absent;
 };
@@ -51,6 +51,7 @@ int run(const Arguments& arguments) {
   options.warn = [&warnings](const std::string& text) { warnings.push_back(text); };
   if (arguments.envelope == "warn") options.envelope = OutsideEnvelope::kWarn;
   if (arguments.envelope == "error") options.envelope = OutsideEnvelope::kError;
+  if (arguments.engine == "kernel") options.engine = EngineKind::kKernel;
   const auto model = Model::load(arguments.file, arguments.device, options);
   const auto cases = model.run_cases();
   const auto foreign = harness::foreign_objects(arguments.absent);
@@ -63,6 +64,7 @@ int run(const Arguments& arguments) {
                  {"device", model.device().str()},
                  {"torch", TORCH_VERSION},
                  {"threads", arguments.threads},
+                 {"engine", model.engine()},
                  {"records", model.records()},
                  {"nodes", model.nodes()},
                  {"optimized", model.optimized()},
@@ -110,6 +112,9 @@ int main(int argc, char** argv) {
   app.add_flag("--keep-memory", arguments.keep_memory, "Freed memory stays with the process");
   app.add_option("--envelope", arguments.envelope, "Inputs outside the range that was checked: error, warn or off")
       ->check(CLI::IsMember({"error", "warn", "off"}))
+      ->capture_default_str();
+  app.add_option("--engine", arguments.engine, "What runs a .pt: torchscript, or the kernel that it carries")
+      ->check(CLI::IsMember({"torchscript", "kernel"}))
       ->capture_default_str();
   app.add_option("--absent", arguments.absent, "Libraries that this process must not hold");
   app.add_option("--history", arguments.history, "A load history to step through, states fed back: a .pt file");

@@ -9,11 +9,13 @@
 #include <system_error>
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <caffe2/serialize/inline_container.h>
 #include <caffe2/serialize/read_adapter_interface.h>
 #include <nlohmann/json.hpp>
 
+#include "kernel.hpp"
 #include "sha256.hpp"
 #include "text.hpp"
 
@@ -30,6 +32,7 @@ const std::string kPackedCases = "data/torchferry/cases.pt";
 const std::string kManifest = kFolder + "manifest.json";
 const std::string kGraph = kFolder + "graph.txt";
 const std::string kMachine = kFolder + "machine.json";
+const std::string kKernel = kFolder + "kernel/";
 const std::string kParameters = "data/torchferry/parameters.pt";
 
 /// Whether a loader that unpacks a record of this name would write outside of its folder.
@@ -63,11 +66,16 @@ class Memory : public caffe2::serialize::ReadAdapterInterface {
 
 std::shared_ptr<const std::string> read_bytes(const std::string& path) {
   const auto refuse = [&](const std::string& got) {
-    fail(TF_ERROR_FILE, {"there is no archive that can be read", path, got, "a .pt file that torchferry wrote"});
+    fail(TF_ERROR_FILE, {"there is no archive that can be read", path, got, "a file that torchferry wrote"});
   };
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) refuse(std::generic_category().message(errno));
-  if (S_ISDIR(status.st_mode)) refuse("a folder");
+  if (S_ISDIR(status.st_mode)) {
+    if (access((path + "/manifest.json").c_str(), F_OK) == 0)
+      fail(TF_ERROR_FILE, {"a kernel is loaded as a shared object", path, "the folder of its sources", "libNAME.so",
+                           "build it with cmake -DBUILD_SHARED_LIBS=ON"});
+    refuse("a folder");
+  }
   if (!S_ISREG(status.st_mode)) refuse("no regular file");
   std::ifstream file(path, std::ios::binary);
   if (!file) refuse(std::generic_category().message(errno));
@@ -169,6 +177,8 @@ ArchiveFile read(const std::string& path, const std::shared_ptr<const std::strin
   ArchiveFile file{bytes, reader.record(kContract), reader.record(cases), reader.names().size()};
   if (reader.names().count(kMachine) && !reader.names().count(kParameters))
     fail(TF_ERROR_ARCHIVE, {"this package has no parameters", path, "", "the record " + kParameters, "convert it again"});
+  for (const auto& name : reader.names())
+    if (name.rfind(kKernel, 0) == 0) file.kernel[name.substr(kKernel.size())] = reader.record(name);
   file.compiled = reader.names().count(kMachine) && reader.names().count(kParameters);
   if (file.compiled) {
     file.machine = reader.record(kMachine);
@@ -189,6 +199,7 @@ std::shared_ptr<caffe2::serialize::ReadAdapterInterface> reader(std::shared_ptr<
 ArchiveFile read_archive(const std::string& path, bool check_integrity) {
   const auto bytes = read_bytes(path);
   if (bytes->empty()) fail(TF_ERROR_ARCHIVE, {"the archive is empty", path, "0 bytes", "", "export it again"});
+  if (is_library(*bytes)) return read_library(path, *bytes);
   try {
     return read(path, bytes, check_integrity);
   } catch (const Error&) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 
@@ -9,7 +10,7 @@ class ReadAdapterInterface;
 
 namespace torchferry {
 
-/// An archive file in memory, checked: what is hashed is what is loaded.
+/// An archive file in memory, checked: what is hashed is what is loaded. Of a kernel's shared object there are no bytes.
 struct ArchiveFile {
   std::shared_ptr<const std::string> bytes;
   std::string contract;
@@ -18,6 +19,8 @@ struct ArchiveFile {
   bool compiled = false;   ///< code of AOTInductor's in the place of graphs
   std::string machine;     ///< that it is for, as JSON
   std::string parameters;  ///< what its methods take behind their inputs, pickled
+  std::map<std::string, std::string> kernel = {};  ///< the sources that it carries, and their manifest
+  std::shared_ptr<void> library = nullptr;         ///< a kernel, in the place of all other
 };
 
 /// The bytes as torch reads files; it keeps them alive.

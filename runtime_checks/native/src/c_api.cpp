@@ -157,6 +157,7 @@ tf_status tf_default_options(tf_options* options) {
 }
 
 tf_status tf_load(const char* path, const char* device, const tf_options* options, tf_model* model) {
+  warning().clear();
   return guarded(nullptr, [&] {
     require(model, "model");
     *model = nullptr;
@@ -178,6 +179,13 @@ tf_status tf_name(tf_model model, const char** name) {
   return with_model(model, [&](Model& m) {
     require(name, "name");
     *name = m.contract().name.c_str();
+  });
+}
+
+tf_status tf_engine(tf_model model, const char** name) {
+  return with_model(model, [&](Model& m) {
+    require(name, "name");
+    *name = m.engine();
   });
 }
 

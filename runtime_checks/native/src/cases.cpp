@@ -11,6 +11,7 @@
 #include "archive.hpp"
 #include "descriptors.hpp"
 #include "text.hpp"
+#include "text_cases.hpp"
 
 namespace torchferry {
 namespace {
@@ -99,7 +100,9 @@ std::map<std::string, std::string> inputs_at(const Case& one, const Method& meth
 
 }  // namespace
 
-std::vector<Case> unpack_cases(const std::string& bytes, const Contract& contract, const std::string& where) {
+namespace {
+
+std::vector<Case> pickled_cases(const std::string& bytes, const Contract& contract, const std::string& where) {
   std::vector<Case> cases;
   std::map<std::pair<std::string, std::string>, size_t> places;
   for (const auto& item : read(bytes, where)) {
@@ -121,6 +124,13 @@ std::vector<Case> unpack_cases(const std::string& bytes, const Contract& contrac
     if (key.index >= side.size()) side.resize(key.index + 1);
     side[key.index] = item.value().toTensor();
   }
+  return cases;
+}
+
+}  // namespace
+
+std::vector<Case> unpack_cases(const std::string& bytes, const Contract& contract, const std::string& where) {
+  auto cases = are_text_cases(bytes) ? text_cases(bytes, contract, where) : pickled_cases(bytes, contract, where);
   if (cases.empty()) fail(TF_ERROR_ARCHIVE, {"the archive holds no cases", where, "", "", "export the model again"});
   for (const auto& one : cases) {
     const auto place = where + ", case " + in_quotes(one.name);

@@ -7,7 +7,7 @@
 
 namespace torchferry {
 
-/// Reads `cases.pt` and holds every tensor against the contract. Throws `Error` (TF_ERROR_ARCHIVE).
+/// Reads `cases.pt`, or the text of a kernel, and holds every tensor against the contract. Throws `Error` (TF_ERROR_ARCHIVE).
 std::vector<Case> unpack_cases(const std::string& bytes, const Contract& contract, const std::string& where);
 
 /// What `model` gives for `cases`, moved to its device, compared with what eager mode gave.

@@ -1,10 +1,6 @@
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <fstream>
 #include <map>
-#include <set>
-#include <sstream>
 #include <utility>
 
 #include <sys/utsname.h>
@@ -18,26 +14,12 @@
 
 #include "descriptors.hpp"
 #include "engine.hpp"
+#include "machine.hpp"
 #include "running.hpp"
 #include "text.hpp"
 
 namespace torchferry {
 namespace {
-
-std::set<std::string> instructions() {
-  std::ifstream file("/proc/cpuinfo");
-  std::string line;
-  while (std::getline(file, line)) {
-    const auto colon = line.find(':');
-    const auto name = line.substr(0, line.find_first_of(" \t:"));
-    if (colon == std::string::npos || (name != "flags" && name != "Features")) continue;
-    std::istringstream words(line.substr(colon + 1));
-    std::set<std::string> found;
-    for (std::string word; words >> word;) found.insert(word);
-    return found;
-  }
-  return {};
-}
 
 /// "2.13" of "2.13.0+cpu"
 std::string minor(const std::string& version) {
@@ -162,24 +144,21 @@ class Compiled : public Engine {
     const auto& entry = entries_[index];
     return guarded(entry.method.name, options_.intra_op_threads, [&] {
       const at::NoGradGuard no_grad;
-      const auto batch = flatten(entry.method, inputs);
+      const auto batch = flattened(entry.method, batch_ndim_, inputs);
+      for (auto& input : inputs) input = input.contiguous();
       inputs.insert(inputs.end(), entry.held.begin(), entry.held.end());
       auto outputs = entry.loader->boxed_run(std::move(inputs));
       if (outputs.size() != entry.method.outputs.size())
         fail(TF_ERROR_MODEL, {"method " + in_quotes(entry.method.name) + " returned another number of outputs", "",
                               std::to_string(outputs.size()), std::to_string(entry.method.outputs.size())});
-      if (batch_ndim_ && batch.size() != 1)
-        for (auto& output : outputs) {
-          auto shape = batch;
-          shape.insert(shape.end(), output.sizes().begin() + 1, output.sizes().end());
-          output = output.reshape(shape);
-        }
+      restore(batch, batch_ndim_, outputs);
       return outputs;
     });
   }
 
   int64_t nodes() const override { return 0; }
   bool optimized() const override { return true; }
+  const char* name() const override { return "pt2"; }
 
  private:
   struct Entry {
@@ -187,30 +166,6 @@ class Compiled : public Engine {
     std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader;
     Tensors held;
   };
-
-  /// To one batch dimension; gives the batch that the inputs have together.
-  std::vector<int64_t> flatten(const Method& method, Tensors& inputs) const {
-    std::vector<int64_t> batch;
-    if (batch_ndim_)
-      for (size_t i = 0; i < inputs.size(); ++i) {
-        const auto lead = inputs[i].dim() - static_cast<int64_t>(method.inputs[i].shape.size());
-        batch = at::infer_size(batch, inputs[i].sizes().slice(0, lead));
-      }
-    int64_t rows = 1;
-    for (const auto size : batch) rows *= size;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      if (batch_ndim_) {
-        auto whole = batch;
-        const auto lead = inputs[i].dim() - static_cast<int64_t>(method.inputs[i].shape.size());
-        whole.insert(whole.end(), inputs[i].sizes().begin() + lead, inputs[i].sizes().end());
-        auto flat = inputs[i].sizes().slice(lead).vec();
-        flat.insert(flat.begin(), rows);
-        if (inputs[i].sizes() != at::IntArrayRef(flat)) inputs[i] = inputs[i].expand(whole).reshape(flat);
-      }
-      inputs[i] = inputs[i].contiguous();
-    }
-    return batch;
-  }
 
   Options options_;
   at::Device device_;

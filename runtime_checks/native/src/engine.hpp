@@ -9,7 +9,7 @@
 
 namespace torchferry {
 
-/// What runs the methods of a file: its graphs, or code that was compiled of them. Every function throws `Error`.
+/// What runs the methods of a file: its graphs, code that was compiled of them, or a kernel. Every function throws `Error`.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -24,6 +24,8 @@ class Engine {
   virtual Tensors run(size_t method, Tensors inputs) const = 0;
   virtual int64_t nodes() const = 0;
   virtual bool optimized() const = 0;
+  /// As `torchferry.load(engine=...)` has it in Python.
+  virtual const char* name() const = 0;
 };
 
 std::unique_ptr<Engine> script_engine(const ArchiveFile& file, const std::string& path, const at::Device& device,

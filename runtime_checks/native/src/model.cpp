@@ -1,5 +1,6 @@
 #include <torchferry/model.hpp>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
@@ -16,6 +17,7 @@
 #include "cases.hpp"
 #include "descriptors.hpp"
 #include "engine.hpp"
+#include "kernel.hpp"
 #include "text.hpp"
 
 #ifdef __GLIBC__
@@ -73,18 +75,30 @@ Shells& shells_of(uint64_t owner, const Method& method) {
   return oldest;
 }
 
+std::unique_ptr<Engine> engine_of(const ArchiveFile& file, const std::string& path, const at::Device& device,
+                                  const Options& options, const Contract& contract) {
+  if (file.library) {
+    auto engine = library_engine(file, path, contract, options);
+    engine->to(device);
+    return engine;
+  }
+  if (options.engine == EngineKind::kKernel && file.compiled)
+    fail(TF_ERROR_ARGUMENT, {"an engine is chosen for a .pt", "option 'engine'", path});
+  if (file.compiled) return compiled_engine(file, path, device, options, contract);
+  return script_engine(file, path, device, options);
+}
+
 }  // namespace
 
 struct Model::State {
-  State(std::string path, const Options& options, const at::Device& device, ArchiveFile file)
+  State(std::string path, const Options& options, const at::Device& device, const ArchiveFile& file)
       : path(std::move(path)),
         options(options),
         contract(contract_from_json(file.contract, this->path)),
-        cases(std::move(file.cases)),
+        cases(file.cases),
         records(file.records),
         device(device),
-        engine(file.compiled ? compiled_engine(file, this->path, device, options, contract)
-                             : script_engine(file, this->path, device, options)) {
+        engine(engine_of(file, this->path, device, options, contract)) {
     engine->check(contract, this->path);
     for (const auto& known : contract.parameters) {
       const auto held = engine->parameter(known.name);
@@ -118,12 +132,15 @@ struct Model::State {
                             text_of(range->second.low) + " to " + text_of(range->second.high),
                             "check it there (torchferry export --inputs), or load it without the option envelope"};
       if (options.envelope == OutsideEnvelope::kError) fail(TF_ERROR_ENVELOPE, message);
-      const std::string text = message.text();
-      if (options.warn)
-        options.warn(text);
-      else
-        std::cerr << "warning: " << text << "\n";
+      warn(message.text());
     }
+  }
+
+  void warn(const std::string& text) const {
+    if (options.warn)
+      options.warn(text);
+    else
+      std::cerr << "warning: " << text << "\n";
   }
 
   Tensors execute(const Method& method, Tensors inputs) const {
@@ -213,9 +230,38 @@ Model::~Model() = default;
 
 Model Model::load(const std::string& path, const std::string& device, const Options& options) {
   const auto target = parse_device(device);
-  auto state = std::make_unique<State>(path, options, target, read_archive(path, options.check_integrity));
+  const auto file = read_archive(path, options.check_integrity);
+  auto state = std::make_unique<State>(path, options, target, file);
   if (options.keep_memory) keep_memory();
-  return Model(std::move(state));
+  Model model(std::move(state));
+  if (options.engine == EngineKind::kKernel && !file.library) model.take_kernel(file.kernel);
+  return model;
+}
+
+/// Lets the kernel run the model once it has given the numbers of the cases; else says why not.
+void Model::take_kernel(const std::map<std::string, std::string>& files) {
+  auto& state = *state_;
+  std::string reason;
+  auto script = std::move(state.engine);
+  try {
+    if (!state.device.is_cpu()) fail(TF_ERROR_DEVICE, {"a kernel runs on the CPU, and not on " + state.device.str()});
+    auto carried = carried_engine(files, state.path, contract(), state.options, *script);
+    state.engine = std::move(carried.engine);
+    state.prepare();
+    const auto& left_out = carried.left_out;
+    for (const auto& one : run_cases())
+      if (!one.comparison.passed && std::find(left_out.begin(), left_out.end(), one.name) == left_out.end()) {
+        reason = "case " + in_quotes(one.name) + " does not pass: " + one.method + ", " + one.output + ": got " +
+                 one.comparison.got + ", expected " + one.comparison.expected + " (" + one.comparison.reason + ")";
+        break;
+      }
+  } catch (const Error& error) {
+    reason = error.what();
+  }
+  if (reason.empty()) return;
+  state.engine = std::move(script);
+  state.prepare();
+  state.warn(state.path + " runs by TorchScript: " + reason);
 }
 
 const Contract& Model::contract() const { return state_->contract; }
@@ -223,6 +269,7 @@ const Options& Model::options() const { return state_->options; }
 size_t Model::records() const { return state_->records; }
 int64_t Model::nodes() const { return state_->engine->nodes(); }
 bool Model::optimized() const { return state_->engine->optimized(); }
+const char* Model::engine() const { return state_->engine->name(); }
 
 at::Device Model::device() const {
   const auto lock = state_->share();

@@ -4,8 +4,12 @@
 #include <sstream>
 #include <string>
 
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+
+#include <torchferry/model.hpp>
 
 #include "text.hpp"
 
@@ -70,6 +74,34 @@ auto guarded(const std::string& method, int threads, Run run) -> decltype(run())
     const bool memory = text.find("can't allocate memory") != std::string::npos;
     fail(memory ? TF_ERROR_MEMORY : TF_ERROR_MODEL, {"the model failed while it ran", "method " + in_quotes(method),
                                                      last_line(text)});
+  }
+}
+
+/// Gives inputs one batch dimension of one size, as views where it can; returns the batch that they have together.
+inline std::vector<int64_t> flattened(const Method& method, int batch_ndim, Tensors& inputs) {
+  std::vector<int64_t> batch;
+  if (!batch_ndim) return batch;
+  const auto lead = [&](size_t i) { return inputs[i].dim() - static_cast<int64_t>(method.inputs[i].shape.size()); };
+  for (size_t i = 0; i < inputs.size(); ++i) batch = at::infer_size(batch, inputs[i].sizes().slice(0, lead(i)));
+  int64_t rows = 1;
+  for (const auto size : batch) rows *= size;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto own = inputs[i].sizes().slice(lead(i));
+    auto whole = batch, flat = std::vector<int64_t>{rows};
+    whole.insert(whole.end(), own.begin(), own.end());
+    flat.insert(flat.end(), own.begin(), own.end());
+    if (inputs[i].sizes() != at::IntArrayRef(flat)) inputs[i] = inputs[i].expand(whole).reshape(flat);
+  }
+  return batch;
+}
+
+/// Gives outputs the batch that the inputs had.
+inline void restore(const std::vector<int64_t>& batch, int batch_ndim, Tensors& outputs) {
+  if (!batch_ndim || batch.size() == 1) return;
+  for (auto& output : outputs) {
+    auto shape = batch;
+    shape.insert(shape.end(), output.sizes().begin() + 1, output.sizes().end());
+    output = output.reshape(shape);
   }
 }
 

@@ -67,6 +67,7 @@ class Script : public Engine {
   Tensors run(size_t method, Tensors inputs) const override { return executables_[method](std::move(inputs)); }
   int64_t nodes() const override { return nodes_; }
   bool optimized() const override { return optimized_; }
+  const char* name() const override { return "torchscript"; }
 
  private:
   Options options_;

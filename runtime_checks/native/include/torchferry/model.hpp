@@ -18,6 +18,9 @@ using Tensors = std::vector<at::Tensor>;
 
 enum class OutsideEnvelope { kOff = TF_ENVELOPE_OFF, kWarn = TF_ENVELOPE_WARN, kError = TF_ENVELOPE_ERROR };
 
+/// What runs a .pt.
+enum class EngineKind { kTorchScript = TF_ENGINE_TORCHSCRIPT, kKernel = TF_ENGINE_KERNEL };
+
 struct Options {
   bool settable_parameters = false;  ///< false: parameters are folded into the graph at load
   int intra_op_threads = 1;          ///< while the model runs; the host's number is restored. 0: the host's
@@ -26,7 +29,9 @@ struct Options {
   bool check_integrity = true;       ///< every record against the manifest
   bool keep_memory = false;          ///< freed blocks to 32 MiB stay with the process (glibc's mallopt)
   OutsideEnvelope envelope = OutsideEnvelope::kOff;  ///< inputs outside the range that was checked
-  std::function<void(const std::string&)> warn;      ///< is told of them; without one, standard error
+  /// The kernel that the file carries, once it was built here and has passed the cases; else `warn` is told why not.
+  EngineKind engine = EngineKind::kTorchScript;
+  std::function<void(const std::string&)> warn;  ///< without one, standard error
 };
 
 /// One output of one method of one stored case. `inputs` are the values at the worst element.
@@ -54,7 +59,7 @@ inline tf_tensor view(float* data, const std::vector<int64_t>& shape, const int6
   return {data, TF_FLOAT32, static_cast<int32_t>(shape.size()), shape.data(), strides, {TF_CPU, 0}};
 }
 
-/// A loaded archive. Calls may come from several threads at once; `to` and `set_parameter` wait for them.
+/// A loaded archive, or a kernel's shared object. Calls may come from several threads at once; `to` and `set_parameter` wait for them.
 /// Every function throws `Error`.
 class Model {
  public:
@@ -71,6 +76,7 @@ class Model {
   size_t records() const;    ///< how many agree with the manifest
   int64_t nodes() const;     ///< of all graphs
   bool optimized() const;
+  const char* engine() const;  ///< what runs it: "torchscript", "pt2" or "kernel"
 
   /// `forward`, in the contract's order.
   Tensors operator()(const Tensors& inputs) const { return call("forward", inputs); }
@@ -97,6 +103,7 @@ class Model {
  private:
   struct State;
   explicit Model(std::unique_ptr<State> state);
+  void take_kernel(const std::map<std::string, std::string>& files);
   std::unique_ptr<State> state_;
 };
 

@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* Grows when a declaration below changes; tf_abi_version() is that of the library that was loaded. */
-#define TF_ABI_VERSION 3
+#define TF_ABI_VERSION 4
 #define TF_MAX_RANK 32
 
 /* Fixed-width, so that other languages know the size. */
@@ -97,6 +97,7 @@ typedef struct tf_variable {
   const int64_t* shape;   /* without the batch; -1 - k is the open size k, which every call decides: see tf_size_name */
 } tf_variable;
 
+enum { TF_ENGINE_TORCHSCRIPT = 0, TF_ENGINE_KERNEL = 1 };
 enum { TF_ENVELOPE_OFF = 0, TF_ENVELOPE_WARN = 1, TF_ENVELOPE_ERROR = 2 };
 
 typedef struct tf_options {
@@ -110,6 +111,9 @@ typedef struct tf_options {
   int32_t keep_memory;        /* 1: freed blocks of up to 32 MiB stay with the process, up to 1 GiB, from now on and for all
                                  that it does (glibc's mallopt): a call on thousands of rows does not fetch its memory
                                  from the system again. Default 0 */
+  int32_t engine;             /* TF_ENGINE_KERNEL: the C sources that a .pt carries run it, built once by this machine's
+                                 compiler, once they have given the numbers of its cases; else TorchScript does, and
+                                 tf_last_warning says why. Default TF_ENGINE_TORCHSCRIPT */
 } tf_options;
 
 typedef struct tf_model_handle* tf_model;
@@ -123,15 +127,18 @@ TF_API const char* tf_status_name(tf_status status);
  * handle) for null. Empty where nothing failed. It lives until this thread's next failure. */
 TF_API const char* tf_last_error(tf_model model);
 
-/* What the option TF_ENVELOPE_WARN said of this thread's last call; empty where its inputs were inside. */
+/* What the option TF_ENVELOPE_WARN said of this thread's last call, or TF_ENGINE_KERNEL of its tf_load; empty where
+ * there was nothing to say. */
 TF_API const char* tf_last_warning(void);
 
 TF_API tf_status tf_default_options(tf_options* options);
-/* device: "cpu", "cuda" or "cuda:1"; null is "cpu". options: null for the defaults. *model is null after a failure. */
+/* path: an archive, a .pt2, or the shared object of a kernel, which is code: load only what you trust.
+ * device: "cpu", "cuda" or "cuda:1"; null is "cpu". options: null for the defaults. *model is null after a failure. */
 TF_API tf_status tf_load(const char* path, const char* device, const tf_options* options, tf_model* model);
 TF_API tf_status tf_close(tf_model model);
 
 TF_API tf_status tf_name(tf_model model, const char** name);
+TF_API tf_status tf_engine(tf_model model, const char** name); /* what runs it: "torchscript", "pt2" or "kernel" */
 TF_API tf_status tf_contract_json(tf_model model, const char** json);
 TF_API tf_status tf_batch_ndim(tf_model model, int32_t* ndim); /* 1: batch dimensions come first; 0: whole shapes */
 /* Sizes that a call may choose, where shapes are whole; an output's open sizes are those of the inputs. */

@@ -1,0 +1,262 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "kernel.hpp"
+#include "machine.hpp"
+#include "sha256.hpp"
+#include "text.hpp"
+
+extern char** environ;
+
+namespace torchferry {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Nothing that changes a number: no contraction, no fast math.
+const std::vector<std::string> kFlags = {"-std=c99", "-O3",  "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+                                         "-fPIC",    "-shared"};
+constexpr const char* kNative = "-march=native";
+constexpr const char* kInstall = "install one (apt-get install gcc), or name it with the variable CC";
+
+std::string variable(const char* name) {
+  const char* found = std::getenv(name);
+  return found ? found : "";
+}
+
+struct Done {
+  int code = -1;  ///< of what did not start: -1
+  std::string out, errors;
+};
+
+std::string whole(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// Its outputs go through files: of two pipes one would fill up while the other is read.
+Done run(const std::vector<std::string>& words, const fs::path& folder) {
+  std::vector<char*> arguments;
+  for (const auto& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  const auto out = (folder / "out").string(), errors = (folder / "err").string();
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 1, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_addopen(&actions, 2, errors.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  pid_t child = 0;
+  const int failed = posix_spawnp(&child, words[0].c_str(), &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (failed) return {-1, "", std::generic_category().message(failed)};
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0)
+    // A host that ignores its children's ends has them reaped by the system.
+    if (errno != EINTR) return {errno == ECHILD ? 0 : -1, whole(out), whole(errors)};
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, whole(out), whole(errors)};
+}
+
+bool on_path(const std::string& name) {
+  if (name.find('/') != std::string::npos) return access(name.c_str(), X_OK) == 0;
+  std::istringstream folders(variable("PATH"));
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (access((fs::path(folder) / name).c_str(), X_OK) == 0) return true;
+  return false;
+}
+
+/// `$CC`, else the first of cc, gcc and clang.
+std::vector<std::string> compiler() {
+  const auto asked = variable("CC");
+  if (!asked.empty()) {
+    std::istringstream stream(asked);
+    std::vector<std::string> words;
+    for (std::string word; stream >> word;) words.push_back(word);
+    if (words.empty() || !on_path(words[0]))
+      fail(TF_ERROR_UNAVAILABLE, {"the C compiler is not there", "CC", asked, "", kInstall});
+    return words;
+  }
+  for (const char* name : {"cc", "gcc", "clang"})
+    if (on_path(name)) return {name};
+  fail(TF_ERROR_UNAVAILABLE, {"there is no C compiler", "", "", "cc, gcc or clang on the PATH", kInstall});
+}
+
+/// From its first error on.
+std::string said(const std::string& text) {
+  std::istringstream lines(text);
+  std::vector<std::string> found;
+  for (std::string line; std::getline(lines, line);) found.push_back(line);
+  const auto at = std::find_if(found.begin(), found.end(),
+                               [](const auto& line) { return line.find("error") != std::string::npos; });
+  std::string shown;
+  auto line = at == found.end() ? found.begin() : at;
+  for (int i = 0; i < 5 && line != found.end(); ++i, ++line) shown += (i ? "\n" : "") + *line;
+  return shown;
+}
+
+/// The instruction sets that compilers use: those of exporter/machine.py.
+bool is_set(const std::string& name) {
+  for (const std::string_view start : {"avx", "sse", "ssse", "fma", "f16c", "bmi", "amx", "popcnt", "movbe", "abm", "asimd",
+                                       "sve", "neon", "fp16", "bf16", "i8mm", "vnni", "gfni"})
+    if (name.compare(0, start.size(), start) == 0) return true;
+  return false;
+}
+
+std::string key(const std::vector<std::string>& command, const std::string& version,
+                const std::map<std::string, std::string>& files) {
+  std::string text;
+  const auto add = [&](const std::string& part) { text += part + '\0'; };
+  std::string joined;
+  for (const auto& word : command) joined += (joined.empty() ? "" : " ") + word;
+  add(joined);
+  add(version);
+  utsname system{};
+  uname(&system);
+  add(system.machine);
+  for (const auto& name : instructions())
+    if (is_set(name)) add(name);
+  for (const auto& flag : kFlags) add(flag);
+  for (const auto& [name, data] : files) {
+    add(name);
+    add(data);
+  }
+  return sha256(text.data(), text.size()).substr(0, 32);
+}
+
+fs::path cache() {
+  const auto own = variable("TORCHFERRY_CACHE"), base = variable("XDG_CACHE_HOME");
+  if (!own.empty()) return own;
+  return (base.empty() ? fs::path(variable("HOME")) / ".cache" : fs::path(base)) / "torchferry";
+}
+
+/// Of this process for as long as it lives.
+class Lock {
+ public:
+  explicit Lock(const std::string& path) : handle_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) {
+    int found = -1;
+    while (handle_ >= 0 && (found = flock(handle_, LOCK_EX)) < 0 && errno == EINTR) {
+    }
+    if (found < 0) throw fs::filesystem_error("lock", path, std::error_code(errno, std::generic_category()));
+  }
+  ~Lock() { close(handle_); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  int handle_;
+};
+
+/// A folder that is gone with this.
+class Temporary {
+ public:
+  explicit Temporary(const fs::path& beside) : path_((beside / ".build-XXXXXX").string()) {
+    if (!mkdtemp(path_.data())) throw fs::filesystem_error("make", path_, std::error_code(errno, std::generic_category()));
+  }
+  ~Temporary() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
+  fs::path path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+void put(const fs::path& path, const std::string& data) {
+  std::ofstream file(path, std::ios::binary);
+  file.write(data.data(), static_cast<std::streamsize>(data.size()));
+  file.close();
+  if (!file) throw fs::filesystem_error("write", path, std::error_code(errno, std::generic_category()));
+}
+
+/// Where somebody else could put code into the cache.
+void refuse_shared(const fs::path& folder) {
+  struct stat found {};
+  stat(folder.c_str(), &found);
+  if (found.st_uid != getuid() || found.st_mode & 022)
+    fail(TF_ERROR_ARCHIVE, {"others can write to the folder of kernels", folder.string(), "", "a folder of one's own, with mode 700",
+                            "remove it, or set TORCHFERRY_CACHE to another folder"});
+}
+
+void compile(const std::vector<std::string>& command, const std::map<std::string, std::string>& files,
+             const std::string& main, const fs::path& work, const fs::path& made) {
+  for (const auto& [name, data] : files) put(work / name, data);
+  auto words = command;
+  words.insert(words.end(), kFlags.begin(), kFlags.end());
+  Done done;
+  for (const bool native : {true, false}) {
+    auto all = words;
+    if (native) all.push_back(kNative);
+    for (const auto& word : {std::string("-o"), (made / "kernel.so").string(), (work / main).string(), std::string("-lm")})
+      all.push_back(word);
+    done = run(all, work);
+    // Not every compiler knows the machine that it is on.
+    if (done.code == 0 || done.errors.find(kNative) == std::string::npos) break;
+  }
+  if (done.code != 0 || !fs::exists(made / "kernel.so"))
+    fail(TF_ERROR_UNAVAILABLE, {"the C compiler fails on the kernel", words[0] + " ... " + main, said(done.errors), "",
+                                "set CC to a compiler of C99"});
+  const auto bytes = whole(made / "kernel.so");
+  put(made / "kernel.sha256", sha256(bytes.data(), bytes.size()));
+}
+
+}  // namespace
+
+std::string built(const std::map<std::string, std::string>& files, const std::string& main) {
+  const auto command = compiler();
+  const auto folder = cache() / "kernels";
+  try {
+    if (!fs::exists(folder)) {
+      fs::create_directories(folder.parent_path());
+      if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
+        throw fs::filesystem_error("make", folder, std::error_code(errno, std::generic_category()));
+    }
+    refuse_shared(folder);
+    const Temporary work(folder);
+    auto ask = command;
+    ask.push_back("--version");
+    const auto done = run(ask, work.path());
+    if (done.code != 0)
+      fail(TF_ERROR_UNAVAILABLE, {"the C compiler does not start", command[0], said(done.errors), "", kInstall});
+    const auto target = folder / key(command, done.out.substr(0, done.out.find('\n')), files);
+    {
+      const Lock lock(target.string() + ".lock");
+      if (!fs::exists(target)) {
+        const auto made = work.path() / "made";
+        fs::create_directory(made);
+        fs::permissions(made, fs::perms::owner_all);
+        compile(command, files, main, work.path(), made);
+        fs::rename(made, target);
+      }
+    }
+    const auto bytes = whole(target / "kernel.so");
+    if (bytes.empty() || sha256(bytes.data(), bytes.size()) != whole(target / "kernel.sha256"))
+      fail(TF_ERROR_ARCHIVE, {"the kernel in the cache was changed", target.string(), "", "what was built there",
+                              "remove that folder: it is built anew"});
+    return (target / "kernel.so").string();
+  } catch (const fs::filesystem_error& error) {
+    fail(TF_ERROR_UNAVAILABLE, {"the kernel has no place to be built", folder.string(), error.code().message(), "",
+                                "set TORCHFERRY_CACHE to a folder that can be written"});
+  }
+}
+
+}  // namespace torchferry

@@ -1,0 +1,72 @@
+#include <utility>
+
+#include <dlfcn.h>
+
+#include <ATen/ATen.h>
+#include <nlohmann/json.hpp>
+
+#include "kernel.hpp"
+#include "text.hpp"
+
+namespace torchferry {
+namespace {
+
+/// What of a contract no kernel does.
+void refuse_unfit(const Contract& contract, const std::string& path) {
+  const auto raw = nlohmann::json::parse(contract.json, nullptr, false);
+  if (raw.value("differentiable", false))
+    fail(TF_ERROR_UNAVAILABLE, {"torch's gradients do not go through compiled code", path});
+  for (const auto& solver : raw.value("solvers", nlohmann::json::array()))
+    if (solver.value("on_failure", "") == "raise")
+      fail(TF_ERROR_UNAVAILABLE, {"compiled code gives NaN where Newton's method does not converge, and this model raises "
+                                  "an error", path});
+}
+
+template <class Variables, class Name>
+bool has_names(const nlohmann::json& said, const Variables& known, Name name) {
+  if (said.size() != known.size()) return false;
+  for (size_t i = 0; i < known.size(); ++i)
+    if (said[i].at("name") != name(known[i])) return false;
+  return true;
+}
+
+}  // namespace
+
+Carried carried_engine(const std::map<std::string, std::string>& files, const std::string& path,
+                       const Contract& contract, const Options& options, const Engine& script) {
+  if (files.empty())
+    fail(TF_ERROR_UNAVAILABLE, {"it carries no kernel", path, "", "", "export it with --format pt,c"});
+  try {
+    refuse_unfit(contract, path);
+    const auto manifest = nlohmann::json::parse(files.at("manifest.json"));
+    const auto name = manifest.at("name").get<std::string>();
+    auto sources = files;
+    sources.erase("manifest.json");
+    const auto& methods = manifest.at("methods");
+    bool same = methods.size() == contract.methods.size() && sources.count(name + ".c");
+    for (const auto& method : contract.methods)
+      same = same && methods.contains(method.name) &&
+             has_names(methods.at(method.name).at("inputs"), method.inputs, [](const auto& v) { return v.name; }) &&
+             has_names(methods.at(method.name).at("outputs"), method.outputs, [](const auto& o) {
+               return o.by ? "d " + o.name + " / d " + *o.by : o.name;
+             });
+    if (!same) fail(TF_ERROR_ARCHIVE, {"its kernel has other variables or methods", path, "", "", "export it again"});
+    Kernel kernel;
+    kernel.library = open_library(built(sources, name + ".c"));
+    for (const auto& method : contract.methods)
+      kernel.methods.push_back(
+          {method.name, reinterpret_cast<KernelFunction*>(dlsym(kernel.library.get(), (name + "_" + method.name).c_str())),
+           manifest.at("workspace").at(method.name).get<size_t>()});
+    for (const auto& parameter : contract.parameters)
+      kernel.parameters[parameter.name] = script.parameter(parameter.name).detach().to(at::kCPU).clone(at::MemoryFormat::Contiguous);
+    auto engine = kernel_engine(std::move(kernel), contract, options);
+    engine->check(contract, path);
+    return {std::move(engine), manifest.at("left_out").get<std::vector<std::string>>()};
+  } catch (const nlohmann::json::exception& error) {
+    fail(TF_ERROR_ARCHIVE, {"the manifest of its kernel is damaged", path, error.what()});
+  } catch (const std::out_of_range&) {
+    fail(TF_ERROR_ARCHIVE, {"its kernel has no manifest", path});
+  }
+}
+
+}  // namespace torchferry

@@ -1,0 +1,279 @@
+"""Kernels in the native runtime: as shared objects, and as the engine of a ``.pt``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from native_build import CLIENTS, need_fortran, programs, run
+from tampering import rewrite
+
+import torchferry
+from exporter import archive, kernel_files
+from exporter.errors import MissingRuntimeError
+from runtime_checks import kernel_build, native_library
+
+SOURCE = f"{ROOT / 'examples' / 'return_map.py'}:make_model"
+OTHER = ROOT / "artifacts" / "robertson.pt"
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory) -> Path:
+    """One folder for all test processes of this run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if base.name.startswith("popen-") else base
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("native") / "m.pt"
+    torchferry.export(SOURCE, output=path, derivatives=["stress:strain"], formats="pt,c")
+    return path
+
+
+@pytest.fixture
+def carrying(exported, tmp_path) -> Path:
+    return Path(shutil.copy(exported, tmp_path))
+
+
+def built(folder: Path, to: Path, change: Callable[[dict[str, str]], None] = lambda files: None) -> Path:
+    """The shared object of a kernel's folder, as the README says; ``change`` is a planted fault."""
+    files = {p.name: p.read_text() for p in folder.iterdir() if p.suffix in (".c", ".h")}
+    change(files)
+    to.mkdir(parents=True)
+    for name, text in files.items():
+        (to / name).write_text(text)
+    name = kernel_files.described(folder)["name"]
+    sources = [str(to / f) for f in (f"{name}.c", f"{name}_shared.c") if f in files]
+    flags = ["-Wall", "-Wextra", "-Wconversion", "-pedantic", "-Werror", *kernel_build.FLAGS, "-march=native"]
+    library = to / f"lib{name}.so"
+    subprocess.run([*kernel_build.compiler(), *flags, *sources, "-o", str(library), "-lm"], check=True)
+    return library
+
+
+@pytest.fixture(scope="module")
+def library(exported, tmp_path_factory) -> Path:
+    return built(exported.with_suffix(""), tmp_path_factory.mktemp("library") / "built")
+
+
+def harness(path: Path, *arguments: str, **environment: str) -> tuple[int, dict]:
+    program = native_library.build() / "bin" / "torchferry_verify"
+    code, out, text = run(program, path, "--json", *arguments, environment=environment)
+    assert out, text
+    return code, json.loads(out)
+
+
+def test_both_interfaces(exported, library, shared, tmp_path):
+    torchferry.convert(OTHER, tmp_path / "other", to="c")
+    where = {
+        "TF_ARCHIVE": str(exported),
+        "TF_KERNEL": str(library),
+        "TF_OTHER": str(built(tmp_path / "other", tmp_path / "built")),
+    }
+    code, _, text = run(programs(CLIENTS, shared) / "test_kernel", environment=where)
+    assert code == 0, text
+
+
+def test_the_folder_builds_a_shared_object_that_loads(exported, tmp_path):
+    cmake, ninja = native_library.tool("cmake"), native_library.tool("ninja", needed=False)
+    options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
+    folder = exported.with_suffix("")
+    native_library.run_tool([cmake, "-S", str(folder), "-B", str(tmp_path), "-DBUILD_SHARED_LIBS=ON", *options])
+    native_library.run_tool([cmake, "--build", str(tmp_path)])
+    native_library.run_tool([str(Path(cmake).with_name("ctest")), "--test-dir", str(tmp_path)])
+    (made,) = tmp_path.glob("lib*.so")
+    code, report = harness(made)
+    assert code == 0
+    assert report["engine"] == "kernel"
+    assert len(report["cases"]) > 4
+
+
+def test_fortran_loads_it(library, shared):
+    need_fortran()
+    code, _, text = run(programs(CLIENTS, shared) / "kernel_fortran", library)
+    assert code == 0, text
+    assert "kernel" in text
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("no table", "without the symbol torchferry_kernel"),
+        ("another format", "torchferry kernel 9"),
+        ("another machine", "a processor without amx_none"),
+        ("the end lost", "truncated"),
+        ("the head alone", "truncated"),
+        ("a torn contract", "contract"),
+        ("torn cases", "cases cannot be read"),
+        ("a method lost", "has no method"),
+    ],
+)
+def test_shared_objects_that_are_refused(fault, said, exported, library, tmp_path):
+    def change(files):
+        name = "make_model_shared.c"
+        if fault == "no table":
+            del files[name]
+            return
+        text = files[name]
+        files[name] = {
+            "another format": text.replace("torchferry kernel 1", "torchferry kernel 9"),
+            "another machine": text.replace('instructions[] = ""', 'instructions[] = "amx_none "'),
+            "a torn contract": text.replace('contract_text[] = {\n  "', 'contract_text[] = {\n  "x'),
+            "torn cases": text.replace("\\nend\\n", "\\n"),
+            "a method lost": text.replace('{ "jacobian",', '{ "other",'),
+        }[fault]
+        assert files[name] != text
+
+    if fault in ("the end lost", "the head alone"):
+        path = tmp_path / "cut.so"
+        size = library.stat().st_size if fault == "the end lost" else 140
+        path.write_bytes(library.read_bytes()[: size - 100])
+    else:
+        path = built(exported.with_suffix(""), tmp_path / "built", change)
+    code, report = harness(path)
+    assert code == 4, report
+    assert said in report["error"]
+
+
+def test_a_shared_object_of_something_else(tmp_path):
+    path = next(p for p in Path("/lib").rglob("libm.so.6"))
+    code, report = harness(path)
+    assert code == 4
+    assert "this shared object is no kernel" in report["error"]
+
+
+def test_the_folder_itself(exported):
+    _, report = harness(exported.with_suffix(""))
+    assert report["status"] == "TF_ERROR_FILE"
+    assert "-DBUILD_SHARED_LIBS=ON" in report["error"]
+
+
+def test_a_planted_fault_fails_its_cases(exported, tmp_path):
+    def change(files):
+        lanes = files["make_model_lanes.h"]
+        files["make_model_lanes.h"] = lanes.replace(" - ", " + ", 3)
+        assert files["make_model_lanes.h"] != lanes
+
+    code, report = harness(built(exported.with_suffix(""), tmp_path / "built", change))
+    assert code == 5
+    assert not report["passed"]
+
+
+def test_the_engine_is_used_once_it_has_passed(carrying):
+    code, report = harness(carrying, "--engine", "kernel")
+    assert (code, report["engine"], report["warnings"]) == (0, "kernel", [])
+    assert harness(carrying)[1]["engine"] == "torchscript"
+
+
+def test_python_and_the_native_runtime_build_one_kernel(carrying, tmp_path):
+    place = tmp_path / "cache"
+    environment = {**os.environ, "TORCHFERRY_CACHE": str(place)}
+    program = native_library.build() / "bin" / "torchferry_verify"
+    command = [str(program), str(carrying), "--engine", "kernel"]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    (first,) = (p for p in (place / "kernels").iterdir() if p.is_dir())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHFERRY_CACHE", str(place))
+        files = archive.read(carrying).kernel()
+        sources = {name: data for name, data in files.items() if name != kernel_files.MANIFEST}
+        ordered = {n: sources[n] for n in sorted(sources, key=lambda n: not n.endswith(".c"))}
+        assert kernel_build.built(ordered) == first / "kernel.so"
+
+
+def stays(path: Path, said: str, **environment: str) -> None:
+    """Torch runs the model, and it is said why."""
+    code, report = harness(path, "--engine", "kernel", **environment)
+    assert (code, report["engine"]) == (0, "torchscript"), report
+    (text,) = report["warnings"]
+    assert "runs by TorchScript" in text
+    assert said in text
+
+
+def test_an_archive_without_a_kernel(tmp_path):
+    stays(OTHER, "it carries no kernel")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        ("none-such", "the C compiler is not there"),
+        ("false", "the C compiler does not start"),
+        ("fails", "error: as asked"),
+    ],
+)
+def test_compilers_that_do_not_serve(compiler, said, carrying, tmp_path):
+    if compiler == "fails":
+        script = tmp_path / "cc"
+        script.write_text('#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit 0\necho "error: as asked" >&2\nexit 1\n')
+        script.chmod(0o755)
+        compiler = str(script)
+    place = tmp_path / "cache"
+    stays(carrying, said, CC=compiler, TORCHFERRY_CACHE=str(place))
+    assert not [p for p in (place / "kernels").glob("*") if p.is_dir()]
+
+
+def test_a_cache_that_is_a_file(carrying, tmp_path):
+    (tmp_path / "cache").write_text("")
+    stays(carrying, "the kernel has no place to be built", TORCHFERRY_CACHE=str(tmp_path / "cache"))
+
+
+def test_a_cache_of_others(carrying, tmp_path):
+    place = tmp_path / "cache"
+    (place / "kernels").mkdir(parents=True)
+    (place / "kernels").chmod(0o777)
+    stays(carrying, "others can write", TORCHFERRY_CACHE=str(place))
+
+
+def test_a_cache_that_was_changed(carrying, tmp_path):
+    place = tmp_path / "cache"
+    assert harness(carrying, "--engine", "kernel", TORCHFERRY_CACHE=str(place))[1]["engine"] == "kernel"
+    (made,) = place.glob("kernels/*/kernel.so")
+    data = bytearray(made.read_bytes())
+    data[len(data) // 2] ^= 1
+    made.write_bytes(data)
+    stays(carrying, "was changed", TORCHFERRY_CACHE=str(place))
+
+
+def test_cases_that_do_not_pass(carrying):
+    def change(found):
+        (name,) = (n for n in found if n.endswith("_lanes.h"))
+        found[name] = found[name].replace(b" - ", b" + ", 3)
+
+    rewrite(carrying, change, manifest=True)
+    stays(carrying, "does not pass")
+
+
+def test_a_kernel_of_other_variables(carrying):
+    def change(found):
+        (name,) = (n for n in found if n.endswith("kernel/manifest.json"))
+        whole = json.loads(found[name])
+        whole["methods"]["forward"]["inputs"].reverse()
+        found[name] = json.dumps(whole).encode()
+
+    rewrite(carrying, change, manifest=True)
+    stays(carrying, "other variables or methods")
+
+
+def test_a_manifest_that_is_damaged(carrying):
+    def change(found):
+        (name,) = (n for n in found if n.endswith("kernel/manifest.json"))
+        found[name] = found[name][:-9]
+
+    rewrite(carrying, change, manifest=True)
+    stays(carrying, "manifest of its kernel is damaged")
+
+
+def test_compiled_code_has_no_other_engine(tmp_path):
+    path = tmp_path / "m.pt2"
+    try:
+        torchferry.convert(OTHER, path, to="pt2")
+    except MissingRuntimeError as error:
+        pytest.skip(str(error))
+    _, report = harness(path, "--engine", "kernel")
+    assert report["status"] == "TF_ERROR_ARGUMENT"
