@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -136,34 +138,69 @@ def test_the_test_program_fails_on_other_numbers(folders, tmp_path):
         assert subprocess.run([str(program), str(file)], capture_output=True, check=False).returncode == wanted
 
 
-def test_a_host_that_traps_is_not_stopped(folders, tmp_path):
-    """Newton's method on a singular start divides by zero, with the processor's traps on."""
-    folder = folders["return_map"]
-    main = name_of(folder)
-    program = tmp_path / "traps"
-    (tmp_path / "traps.c").write_text(
-        f"""#define _GNU_SOURCE
+# Many elements with one strain each, in a host whose processor traps where it is asked to: the first argument is the
+# largest strain, in percent. The outputs go to standard output, statuses, whether traps are on still and the number of
+# threads to standard error.
+HOST = """#define _GNU_SOURCE
 #include <fenv.h>
 #include <stdio.h>
-#include "{main}.h"
-int main(void) {{
-  double strain[6] = {{1e300, 0, 0, 1e300, 0, 0}}, zero[6] = {{0}}, ep = 0, stress[6], out;
-  {main}_array in[] = {{{{strain, 0}}, {{zero, 0}}, {{zero, 0}}, {{&ep, 0}}}}, given[] = {{{{stress, 0}}, {{&out, 0}}}};
+#include <stdlib.h>
+#include "NAME.h"
+enum { ROWS = 3001 };
+static double strain[ROWS][6], zero[ROWS][6], ep[ROWS], stress[ROWS][6], out[ROWS];
+static int32_t status[ROWS];
+int main(int count, char **arguments) {
+  const double largest = atof(arguments[1]) / 100;
+  NAME_array in[] = {{strain, 0}, {zero, 0}, {zero, 0}, {ep, 0}}, given[] = {{stress, 0}, {out, 0}};
+  for (int e = 0; e < ROWS; e++) strain[e][0] = strain[e][3] = count > 2 ? largest : largest * e / ROWS;
   feenableexcept(FE_DIVBYZERO | FE_INVALID | FE_OVERFLOW);
-  int32_t status = -1;
-  const int code = {main}_forward(1, in, given, 0, &status, 0);
-  printf("%d %d %d\\n", code, (int)status, fegetexcept() != 0);
+#ifdef _OPENMP
+#pragma omp parallel
+  if (fegetexcept() == 0) abort(); /* its threads trap too */
+#endif
+  const int code = NAME_forward(ROWS, in, given, 0, status, 0);
+  const int traps = fegetexcept() != 0;
+  fedisableexcept(FE_ALL_EXCEPT);
+  char line[256] = "";
+  FILE *const file = fopen("/proc/self/status", "r");
+  int threads = 0;
+  while (file && fgets(line, sizeof line, file)) sscanf(line, "Threads: %d", &threads);
+  fwrite(stress, sizeof stress, 1, stdout);
+  fprintf(stderr, "%d %d %d %d %d", code, (int)status[0], (int)status[ROWS - 1], traps, threads);
   return 0;
-}}
+}
 """
-    )
-    subprocess.run(
-        ["gcc", "-O2", f"-I{folder}", str(folder / f"{main}.c"), str(tmp_path / "traps.c"), "-o", str(program), "-lm"],
-        check=True,
-    )
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=True)
-    code, status, traps = map(int, done.stdout.split())
-    assert (code, status > 0, traps) == (1, True, 1)
+
+
+def host(folder: Path, to: Path, *flags: str) -> Callable[..., tuple[bytes, list[int]]]:
+    main = name_of(folder)
+    (to / "host.c").write_text(HOST.replace("NAME", main))
+    built = ["gcc", "-O2", *flags, f"-I{folder}", str(folder / f"{main}.c"), str(to / "host.c")]
+    subprocess.run([*built, "-o", str(to / "host"), "-lm"], check=True)
+
+    def called(*arguments: str, threads: int = 3) -> tuple[bytes, list[int]]:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        done = subprocess.run([str(to / "host"), *arguments], capture_output=True, check=True, env=environment)
+        return done.stdout, [int(word) for word in done.stderr.split()]
+
+    return called
+
+
+@pytest.mark.parametrize("flags", [[], ["-fopenmp", *WARNINGS]])
+def test_a_host_that_traps_is_not_stopped(folders, tmp_path, flags):
+    """Newton's method on a singular start divides by zero, with the processor's traps on."""
+    call = host(folders["return_map"], tmp_path, *(f for f in flags if f != "-std=c99"))
+    _, (code, first, last, traps, threads) = call("1e302", "all")
+    assert (code, first > 0, last > 0, traps) == (1, True, True, 1)
+    assert threads == (3 if flags else 1)
+
+
+def test_openmp_changes_no_number(folders, tmp_path):
+    call = host(folders["return_map"], tmp_path, "-fopenmp")
+    one, four = call("1", threads=1), call("1", threads=4)
+    assert (one[1][-1], four[1][-1]) == (1, 4)
+    assert one[0] == four[0]
+    assert any(one[0])
 
 
 class Raw:
