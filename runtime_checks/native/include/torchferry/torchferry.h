@@ -103,7 +103,8 @@ enum { TF_ENVELOPE_OFF = 0, TF_ENVELOPE_WARN = 1, TF_ENVELOPE_ERROR = 2 };
 typedef struct tf_options {
   size_t size;                /* sizeof(tf_options); tf_default_options sets it */
   int32_t settable_parameters;/* 0: parameters are folded into the graph at load; 1: tf_set_parameter works */
-  int32_t intra_op_threads;   /* OpenMP threads while the model runs; the host's number is restored. 0: the host's. Default 1 */
+  int32_t intra_op_threads;   /* OpenMP threads while the model runs; the host's number is restored. 0: the host's. Default 1.
+                                 A kernel starts threads of its own, for more than 4,000 elements */
   int32_t fusion_depth;       /* specialisations that torch may compile for the shapes it sees; -1: torch's own. Default 0 */
   int32_t optimize;           /* 0: run the graph as it is. Default 1; never for graphs of over 20,000 nodes */
   int32_t check_integrity;    /* compare every record with the manifest. Default 1 */
