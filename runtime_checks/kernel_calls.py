@@ -101,10 +101,12 @@ def _contiguous(value, spec):
 
 
 def arrays_of(values, batched):
+    """Strides are for those that are not dense: a call looks at each."""
     made = (Array * max(len(values), 1))()
     for i, value in enumerate(values):
-        steps = [s // value.itemsize for s in value.strides]
-        lead = [] if batched else [math.prod(value.shape)]
         made[i].data = value.ctypes.data
-        made[i].strides = (ctypes.c_ssize_t * (len(steps) + 1))(*lead, *steps)
+        if not value.flags.c_contiguous:
+            steps = [s // value.itemsize for s in value.strides]
+            lead = [] if batched else [math.prod(value.shape)]
+            made[i].strides = (ctypes.c_ssize_t * (len(steps) + 1))(*lead, *steps)
     return made

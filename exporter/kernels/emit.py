@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import jinja2
 
 from exporter import newton
-from exporter.kernels.expressions import TYPES, expression, literal
+from exporter.kernels.expressions import MEMORY, TYPES, expression, literal
 from exporter.kernels.loops import Loop
 from exporter.kernels.lower import Function
 from exporter.kernels.names import PARAMETER
@@ -131,7 +131,8 @@ class Writer:
             if term.op == "leaf":
                 parameter = str(term.extra[0]).removeprefix(PARAMETER)
                 number = parameters.setdefault(parameter, len(parameters))
-                value = f"((const {TYPES[term.kind]} *)parameters[{number}])[{term.extra[1]}]"
+                value = f"((const {MEMORY[term.kind]} *)parameters[{number}])[{term.extra[1]}]"
+                value += " != 0" if term.kind == BOOL else ""
             else:
                 value = self._expression(i)
             lines.append(f"  g->{array}[{at}] = {value};")

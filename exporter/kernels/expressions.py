@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from exporter.kernels.ssa import BOOL, F32, F64, I32, I64, REAL
 
 TYPES = {F64: "double", F32: "float", I64: "int64_t", I32: "int32_t", BOOL: "int"}
+# As torch has them in memory.
+MEMORY = TYPES | {BOOL: "unsigned char"}
 # Calls of libm that compilers do not vectorise.
 LIBM = {
     "exp", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",

@@ -13,13 +13,11 @@ from exporter import __version__
 from exporter.contract import Contract, block_name
 from exporter.kernel_files import identifier, identifiers
 from exporter.kernels.emit import ARRAYS, LANES, TEMPLATES, Emitted, Writer, comment
-from exporter.kernels.expressions import HELPERS, TYPES, literal
+from exporter.kernels.expressions import HELPERS, MEMORY, TYPES, literal
 from exporter.kernels.lower import Function, Lowered
 from exporter.kernels.ssa import BOOL, too_big
 from exporter.variables import TensorSpec
 
-# As torch has them in memory.
-MEMORY = TYPES | {BOOL: "unsigned char"}
 SIZES = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "bool": 1}
 # A frame that is larger is not put on the stack.
 STACK = 2**18

@@ -9,10 +9,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 from conftest import ROOT
 from native_build import CLIENTS, need_fortran, programs, run
 from tampering import rewrite
+from torch import nn
 
 import torchferry
 from exporter import archive, kernel_files
@@ -51,7 +54,16 @@ def built(folder: Path, to: Path, change: Callable[[dict[str, str]], None] = lam
         (to / name).write_text(text)
     name = kernel_files.described(folder)["name"]
     sources = [str(to / f) for f in (f"{name}.c", f"{name}_shared.c") if f in files]
-    flags = ["-Wall", "-Wextra", "-Wconversion", "-pedantic", "-Werror", *kernel_build.FLAGS, "-march=native"]
+    flags = [
+        "-Wl,-Bsymbolic",
+        "-Wall",
+        "-Wextra",
+        "-Wconversion",
+        "-pedantic",
+        "-Werror",
+        *kernel_build.FLAGS,
+        "-march=native",
+    ]
     library = to / f"lib{name}.so"
     subprocess.run([*kernel_build.compiler(), *flags, *sources, "-o", str(library), "-lm"], check=True)
     return library
@@ -69,12 +81,19 @@ def harness(path: Path, *arguments: str, **environment: str) -> tuple[int, dict]
     return code, json.loads(out)
 
 
+def few(files: dict[str, str]) -> None:
+    head, tail = files["make_model.c"].split("int make_model_forward(", 1)
+    tail = tail.replace("  int failed = 0;\n", "  int failed = 0;\n  if (count > 5000) return -1;\n", 1)
+    files["make_model.c"] = f"{head}int make_model_forward({tail}"
+
+
 def test_both_interfaces(exported, library, shared, tmp_path):
     torchferry.convert(OTHER, tmp_path / "other", to="c")
     where = {
         "TF_ARCHIVE": str(exported),
         "TF_KERNEL": str(library),
         "TF_OTHER": str(built(tmp_path / "other", tmp_path / "built")),
+        "TF_PARTS": str(built(exported.with_suffix(""), tmp_path / "parts", few)),
     }
     code, _, text = run(programs(CLIENTS, shared) / "test_kernel", environment=where)
     assert code == 0, text
@@ -152,6 +171,19 @@ def test_the_folder_itself(exported):
     _, report = harness(exported.with_suffix(""))
     assert report["status"] == "TF_ERROR_FILE"
     assert "-DBUILD_SHARED_LIBS=ON" in report["error"]
+
+
+def test_functions_of_the_same_names_elsewhere(library, exported, tmp_path):
+    """What a host links, or has loaded before, does not stand in the place of a kernel's own functions."""
+    name = kernel_files.described(exported.with_suffix(""))["name"]
+    files = [str(library.with_name(f"{name}{end}.c")) for end in ("", "_shared")]
+    unbound = tmp_path / "unbound.so"
+    subprocess.run(["cc", *kernel_build.FLAGS, *files, "-o", str(unbound), "-lm"], check=True)
+    assert harness(unbound)[0] == 0
+    code, report = harness(unbound, LD_PRELOAD=str(library))
+    assert code == 4
+    assert "-Wl,-Bsymbolic" in report["error"]
+    assert harness(library, LD_PRELOAD=str(unbound))[0] == 0
 
 
 def test_a_planted_fault_fails_its_cases(exported, tmp_path):
@@ -258,6 +290,59 @@ def test_a_kernel_of_other_variables(carrying):
 
     rewrite(carrying, change, manifest=True)
     stays(carrying, "other variables or methods")
+
+
+def test_a_kernel_of_another_format(carrying):
+    def change(found):
+        (name,) = (n for n in found if n.endswith("kernel/manifest.json"))
+        found[name] = found[name].replace(b"torchferry kernel 1", b"torchferry kernel 9")
+
+    rewrite(carrying, change, manifest=True)
+    stays(carrying, "another format")
+
+
+class Difference(nn.Module):
+    """Of large numbers nothing is left but how they were rounded."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(torch.sin(x)) + (x + 1.0) - x
+
+
+def test_cases_that_say_nothing_of_a_kernel(tmp_path):
+    path = tmp_path / "m.pt"
+    given = {"x": torch.randn(8, 3, dtype=torch.float64)}
+    torchferry.export(Difference().double(), output=path, inputs=given, formats="pt,c")
+    code, report = harness(path, "--engine", "kernel")
+    assert (code, report["engine"]) == (0, "kernel")
+    assert len(report["cases"]) < len(harness(path)[1]["cases"])
+
+
+class Kinds(nn.Module):
+    """Parameters of all kinds of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = nn.Parameter(torch.tensor([True, False, True]), requires_grad=False)
+        self.whole = nn.Parameter(torch.tensor([1, 2, 3], dtype=torch.int32), requires_grad=False)
+        self.single = nn.Parameter(torch.tensor([2.5, 1.0, 1.5]))
+        self.factor = nn.Parameter(torch.tensor(2.5, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(self.mask, x * self.factor, -x) + self.whole * self.single
+
+
+def test_parameters_of_all_kinds(tmp_path):
+    path = tmp_path / "m.pt"
+    given = {"x": torch.randn(8, 3, dtype=torch.float64)}
+    torchferry.export(Kinds(), output=path, inputs=given, formats="pt,c")
+    assert harness(built(path.with_suffix(""), tmp_path / "built"))[0] == 0
+    assert harness(path, "--engine", "kernel")[1]["engine"] == "kernel"
+    kernel, model = torchferry.load(path.with_suffix("")), torchferry.load(path)
+    for name, value in (("mask", [False, True, True]), ("whole", [7, 8, 9]), ("single", [0.5, 1.5, 3.0])):
+        kernel.set_parameter(name, value)
+        model.set_parameter(name, torch.tensor(value, dtype=getattr(Kinds(), name).dtype))
+    x = torch.randn(5, 3, dtype=torch.float64)
+    assert numpy.allclose(kernel(x.numpy())[0], model(x)[0].detach().numpy(), rtol=1e-12, atol=0)
 
 
 def test_a_manifest_that_is_damaged(carrying):

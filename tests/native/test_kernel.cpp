@@ -1,8 +1,10 @@
-// Kernels in the C++ and C interfaces. The environment names the same model three times, TF_ARCHIVE (a .pt that carries
-// its kernel) and TF_KERNEL (its shared object), and TF_OTHER, the shared object of another one.
+// Kernels in the C++ and C interfaces. The environment names the same model as TF_ARCHIVE (a .pt that carries its kernel),
+// TF_KERNEL (its shared object) and TF_PARTS (one that refuses more than 5,000 elements), and TF_OTHER, the shared object
+// of another model.
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <thread>
 
@@ -108,6 +110,36 @@ TEST_CASE("threads change no number") {
   const auto given = inputs(archive(), {9001});
   const auto one = kernel(1)(given), four = kernel(4)(given);
   for (size_t i = 0; i < one.size(); ++i) CHECK(at::equal(one[i], four[i]));
+  Options options;
+  CHECK(status_of([&] { Model::load(path("TF_PARTS"), "cpu", options)(given); }) == TF_ERROR_MODEL);
+  options.intra_op_threads = 4;
+  const auto parts = Model::load(path("TF_PARTS"), "cpu", options)(given);
+  for (size_t i = 0; i < one.size(); ++i) CHECK(at::equal(one[i], parts[i]));
+}
+
+TEST_CASE("a shared object that is replaced while another one of its path is open") {
+  const auto place = path("TF_KERNEL") + ".copy";
+  std::filesystem::copy_file(path("TF_KERNEL"), place);
+  const auto first = Model::load(place);
+  std::filesystem::copy_file(path("TF_OTHER"), place + ".new");
+  std::filesystem::rename(place + ".new", place);
+  const auto second = Model::load(place);
+  for (const auto* model : {&first, &second})
+    for (const auto& result : model->run_cases()) CHECK(result.comparison.passed);
+  CHECK(second.contract().methods.at(0).inputs.size() == Model::load(path("TF_OTHER")).contract().methods.at(0).inputs.size());
+  std::filesystem::remove(place);
+}
+
+TEST_CASE("tensors without dense numbers") {
+  const auto model = kernel();
+  auto given = inputs(model, {4});
+  auto zero = given;
+  zero[0] = at::_efficientzerotensor({4, 6}, at::TensorOptions().dtype(at::kDouble));
+  given[0] = at::zeros({4, 6}, at::kDouble);
+  const auto wanted = model(given), found = model(zero);
+  for (size_t i = 0; i < wanted.size(); ++i) CHECK(at::equal(found[i], wanted[i]));
+  given[0] = given[0].to_sparse();
+  CHECK(status_of([&] { model(given); }) == TF_ERROR_ARGUMENT);
 }
 
 TEST_CASE("eight callers of one model") {

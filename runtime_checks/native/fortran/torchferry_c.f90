@@ -36,7 +36,7 @@ module torchferry_c
   type, bind(c) :: c_options
     integer(c_size_t) :: size
     integer(c_int32_t) :: settable_parameters, intra_op_threads, fusion_depth, optimize, check_integrity, &
-      envelope, keep_memory, engine
+      envelope, keep_memory, engine, reserved
   end type
 
   interface

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 
@@ -63,11 +66,14 @@ class KernelEngine : public Engine {
 
   Tensors run(size_t index, Tensors inputs) const override {
     const auto& method = contract_.methods[index];
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (inputs[i].layout() != at::kStrided)
+        fail(TF_ERROR_ARGUMENT, {role_of(i, method.inputs[i]).what() + " is sparse", "", "", "dense memory"});
     return guarded(method.name, options_.intra_op_threads, [&] {
       const auto batch = flattened(method, contract_.batch_ndim, inputs);
       const int64_t count = contract_.batch_ndim ? rows(batch) : 1;
       for (auto& input : inputs)
-        if (input.is_neg()) input = input.resolve_neg();
+        if (input.is_neg() || input._is_zerotensor()) input = input.clone().resolve_neg();
       Tensors outputs;
       for (const auto& output : method.outputs) {
         auto shape = output.shape;
@@ -97,10 +103,13 @@ class KernelEngine : public Engine {
     const int64_t parts = std::max<int64_t>(1, std::min(wanted, count / kGrain));
     std::atomic<int> worst{0};
     const auto work = [&](int64_t part) {
+      // One that OpenMP was compiled into would start a team of its own in each part.
+      const IntraOpThreads alone(parts > 1 ? 1 : 0);
       const int code = call(index, count * part / parts, count * (part + 1) / parts, inputs, outputs);
       if (code < 0) worst = code;
     };
     std::vector<std::thread> threads;
+    threads.reserve(static_cast<size_t>(parts));
     for (int64_t part = 1; part < parts; ++part) {
       try {
         threads.emplace_back(work, part);
@@ -135,6 +144,8 @@ class KernelEngine : public Engine {
           // Of no elements nothing is read; torch may have no memory for them.
           auto* data = static_cast<char*>(value.data_ptr());
           if (data) data += first * strides[0] * static_cast<int64_t>(value.element_size());
+          // A call looks at each stride; it need not where numbers lie one after the other.
+          if (value.is_contiguous()) strides = nullptr;
           arrays.push_back({data, reinterpret_cast<const std::ptrdiff_t*>(strides)});
         }
       std::unique_ptr<void, Free> workspace;
@@ -159,13 +170,29 @@ class KernelEngine : public Engine {
 
 }  // namespace
 
-Library open_library(const std::string& path) {
-  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!handle) {
-    const char* said = dlerror();
-    fail(TF_ERROR_ARCHIVE, {"the shared object does not load", path, said ? said : "", "one that was built on this machine"});
+Library open_library(const std::string& bytes, const std::string& path) {
+  // A second file of a path, or of a number in /proc, would be taken for the first: the memory stays open as long as the
+  // object does.
+  const int file = memfd_create("kernel", MFD_CLOEXEC);
+  size_t done = 0;
+  while (file >= 0 && done < bytes.size()) {
+    const auto count = write(file, bytes.data() + done, bytes.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) break;
+    done += static_cast<size_t>(count);
   }
-  return {handle, [](void* held) { dlclose(held); }};
+  const auto place = "/proc/self/fd/" + std::to_string(file);
+  void* handle = done == bytes.size() ? dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
+  if (!handle) {
+    const char* said = done == bytes.size() ? dlerror() : "there is no memory for it";
+    const std::string got = said ? said : "";
+    if (file >= 0) close(file);
+    fail(TF_ERROR_ARCHIVE, {"the shared object does not load", path, got, "one that was built on this machine"});
+  }
+  return {handle, [file](void* held) {
+            dlclose(held);
+            close(file);
+          }};
 }
 
 std::unique_ptr<Engine> kernel_engine(Kernel kernel, const Contract& contract, const Options& options) {

@@ -13,6 +13,8 @@
 /// Kernels: functions in C that `torchferry export --format c` wrote, in a shared object.
 namespace torchferry {
 
+constexpr const char* kKernelFormat = "torchferry kernel 1";
+
 extern "C" {
 /// `NAME_array` of a kernel's header.
 struct KernelArray {
@@ -31,8 +33,8 @@ struct KernelMethod {
 
 /// A shared object, closed with its last user.
 using Library = std::shared_ptr<void>;
-/// Throws TF_ERROR_ARCHIVE where it does not load.
-Library open_library(const std::string& path);
+/// Of these bytes, whatever the file at `path` is by now. Throws TF_ERROR_ARCHIVE where it does not load.
+Library open_library(const std::string& bytes, const std::string& path);
 
 struct Kernel {
   Library library;
@@ -59,7 +61,7 @@ struct Carried {
 Carried carried_engine(const std::map<std::string, std::string>& files, const std::string& path,
                        const Contract& contract, const Options& options, const Engine& script);
 
-/// The shared object of `main` and what it includes, from the cache, where it is put when it is not there: the same
+/// The bytes of the shared object of `main` and what it includes, from the cache, where it is put when it is not there: the same
 /// place, key and lock as in runtime_checks/kernel_build.py. Throws `Error` (TF_ERROR_UNAVAILABLE, TF_ERROR_ARCHIVE).
 std::string built(const std::map<std::string, std::string>& files, const std::string& main);
 

@@ -10,12 +10,14 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <pwd.h>
 #include <spawn.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <wordexp.h>
 
 #include "kernel.hpp"
 #include "machine.hpp"
@@ -86,9 +88,12 @@ bool on_path(const std::string& name) {
 std::vector<std::string> compiler() {
   const auto asked = variable("CC");
   if (!asked.empty()) {
-    std::istringstream stream(asked);
     std::vector<std::string> words;
-    for (std::string word; stream >> word;) words.push_back(word);
+    wordexp_t found{};
+    if (wordexp(asked.c_str(), &found, WRDE_NOCMD) == 0) {
+      words.assign(found.we_wordv, found.we_wordv + found.we_wordc);
+      wordfree(&found);
+    }
     if (words.empty() || !on_path(words[0]))
       fail(TF_ERROR_UNAVAILABLE, {"the C compiler is not there", "CC", asked, "", kInstall});
     return words;
@@ -143,7 +148,9 @@ std::string key(const std::vector<std::string>& command, const std::string& vers
 fs::path cache() {
   const auto own = variable("TORCHFERRY_CACHE"), base = variable("XDG_CACHE_HOME");
   if (!own.empty()) return own;
-  return (base.empty() ? fs::path(variable("HOME")) / ".cache" : fs::path(base)) / "torchferry";
+  const auto* user = getpwuid(getuid());
+  const auto home = !variable("HOME").empty() || !user ? variable("HOME") : std::string(user->pw_dir);
+  return (base.empty() ? fs::path(home) / ".cache" : fs::path(base)) / "torchferry";
 }
 
 /// Of this process for as long as it lives.
@@ -153,7 +160,10 @@ class Lock {
     int found = -1;
     while (handle_ >= 0 && (found = flock(handle_, LOCK_EX)) < 0 && errno == EINTR) {
     }
-    if (found < 0) throw fs::filesystem_error("lock", path, std::error_code(errno, std::generic_category()));
+    if (found == 0) return;
+    const std::error_code why(errno, std::generic_category());
+    if (handle_ >= 0) close(handle_);
+    throw fs::filesystem_error("lock", path, why);
   }
   ~Lock() { close(handle_); }
   Lock(const Lock&) = delete;
@@ -252,7 +262,7 @@ std::string built(const std::map<std::string, std::string>& files, const std::st
     if (bytes.empty() || sha256(bytes.data(), bytes.size()) != whole(target / "kernel.sha256"))
       fail(TF_ERROR_ARCHIVE, {"the kernel in the cache was changed", target.string(), "", "what was built there",
                               "remove that folder: it is built anew"});
-    return (target / "kernel.so").string();
+    return bytes;
   } catch (const fs::filesystem_error& error) {
     fail(TF_ERROR_UNAVAILABLE, {"the kernel has no place to be built", folder.string(), error.code().message(), "",
                                 "set TORCHFERRY_CACHE to a folder that can be written"});

@@ -39,6 +39,9 @@ Carried carried_engine(const std::map<std::string, std::string>& files, const st
   try {
     refuse_unfit(contract, path);
     const auto manifest = nlohmann::json::parse(files.at("manifest.json"));
+    if (manifest.at("format") != kKernelFormat)
+      fail(TF_ERROR_ARCHIVE, {"its kernel is of another format", path, manifest.at("format").dump(), kKernelFormat,
+                              "export it with this torchferry"});
     const auto name = manifest.at("name").get<std::string>();
     auto sources = files;
     sources.erase("manifest.json");
@@ -52,7 +55,7 @@ Carried carried_engine(const std::map<std::string, std::string>& files, const st
              });
     if (!same) fail(TF_ERROR_ARCHIVE, {"its kernel has other variables or methods", path, "", "", "export it again"});
     Kernel kernel;
-    kernel.library = open_library(built(sources, name + ".c"));
+    kernel.library = open_library(built(sources, name + ".c"), path);
     for (const auto& method : contract.methods)
       kernel.methods.push_back(
           {method.name, reinterpret_cast<KernelFunction*>(dlsym(kernel.library.get(), (name + "_" + method.name).c_str())),

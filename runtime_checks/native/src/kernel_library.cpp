@@ -1,7 +1,7 @@
 #include <cstring>
-#include <filesystem>
 #include <set>
 #include <sstream>
+#include <string>
 #include <utility>
 
 #include <dlfcn.h>
@@ -18,7 +18,6 @@ namespace torchferry {
 namespace {
 
 constexpr const char* kSymbol = "torchferry_kernel";
-constexpr const char* kFormat = "torchferry kernel 1";
 constexpr const char* kAgain = "build it again here, from the kernel's folder, with cmake -DBUILD_SHARED_LIBS=ON";
 
 /// As exporter/kernels/templates/shared.c.jinja has them.
@@ -62,9 +61,9 @@ bool is_cut([[maybe_unused]] const std::string& bytes) {
 const Table& table_of(const Library& library, const std::string& path) {
   const auto* table = static_cast<const Table*>(dlsym(library.get(), kSymbol));
   const std::string format = table && table->format ? table->format : "";
-  if (format != kFormat)
+  if (format != kKernelFormat)
     fail(TF_ERROR_ARCHIVE, {"this shared object is no kernel that this torchferry knows", path,
-                            format.empty() ? "one without the symbol torchferry_kernel" : format, kFormat, kAgain});
+                            format.empty() ? "one without the symbol torchferry_kernel" : format, kKernelFormat, kAgain});
   return *table;
 }
 
@@ -77,6 +76,17 @@ void hold_machine(const Table& table, const std::string& path) {
   if (!missing.empty())
     fail(TF_ERROR_ARCHIVE, {"the kernel was compiled for another machine", path, "a processor without " + missing,
                             "those instructions", kAgain});
+}
+
+/// Names that the program, or what it links, has too are bound to those.
+void hold_own(const Table& table, const std::string& path) {
+  Dl_info own{}, other{};
+  for (size_t i = 0; i < table.count; ++i)
+    if (!dladdr(&table, &own) || !dladdr(reinterpret_cast<void*>(table.methods[i].function), &other) ||
+        own.dli_fbase != other.dli_fbase)
+      fail(TF_ERROR_ARCHIVE, {"the functions of another shared object stand in the place of its own", path,
+                              std::string(table.methods[i].name) + " of " + (other.dli_fname ? other.dli_fname : "nothing"),
+                              "", "link it with -Wl,-Bsymbolic"});
 }
 
 }  // namespace
@@ -92,12 +102,11 @@ ArchiveFile read_library(const std::string& path, const std::string& bytes) {
   if (bytes.find(kSymbol) == std::string::npos)
     fail(TF_ERROR_ARCHIVE, {"this shared object is no kernel", path, "one without the symbol torchferry_kernel",
                             "the kernel's NAME.c and NAME_shared.c in one shared object", kAgain});
-  std::error_code ignored;
-  const auto whole = std::filesystem::absolute(path, ignored).string();
   ArchiveFile file;
-  file.library = open_library(ignored ? path : whole);
+  file.library = open_library(bytes, path);
   const auto& table = table_of(file.library, path);
   hold_machine(table, path);
+  hold_own(table, path);
   file.contract = joined(table.contract);
   file.cases = joined(table.cases);
   return file;

@@ -173,6 +173,8 @@ struct Model::State {
   Options options;
   Contract contract;
   std::string cases;
+  /// Of the archive's, those that say nothing of the kernel that runs it.
+  std::vector<std::string> left_out;
   size_t records;
   /// Of what is ready to run now; another one after a move.
   uint64_t id = 0;
@@ -248,9 +250,11 @@ void Model::take_kernel(const std::map<std::string, std::string>& files) {
     auto carried = carried_engine(files, state.path, contract(), state.options, *script);
     state.engine = std::move(carried.engine);
     state.prepare();
-    const auto& left_out = carried.left_out;
-    for (const auto& one : run_cases())
-      if (!one.comparison.passed && std::find(left_out.begin(), left_out.end(), one.name) == left_out.end()) {
+    state.left_out = std::move(carried.left_out);
+    const auto results = run_cases();
+    if (results.empty()) reason = "none of its cases is one that the kernel takes";
+    for (const auto& one : results)
+      if (!one.comparison.passed) {
         reason = "case " + in_quotes(one.name) + " does not pass: " + one.method + ", " + one.output + ": got " +
                  one.comparison.got + ", expected " + one.comparison.expected + " (" + one.comparison.reason + ")";
         break;
@@ -259,6 +263,7 @@ void Model::take_kernel(const std::map<std::string, std::string>& files) {
     reason = error.what();
   }
   if (reason.empty()) return;
+  state.left_out.clear();
   state.engine = std::move(script);
   state.prepare();
   state.warn(state.path + " runs by TorchScript: " + reason);
@@ -410,7 +415,13 @@ void Model::synchronize() const {
   if (!held.is_cpu()) c10::impl::VirtualGuardImpl(held.type()).synchronizeDevice(held.index());
 }
 
-std::vector<Case> Model::cases() const { return unpack_cases(state_->cases, contract(), state_->path); }
+std::vector<Case> Model::cases() const {
+  auto found = unpack_cases(state_->cases, contract(), state_->path);
+  const auto& names = state_->left_out;
+  const auto is_left_out = [&](const Case& one) { return std::find(names.begin(), names.end(), one.name) != names.end(); };
+  found.erase(std::remove_if(found.begin(), found.end(), is_left_out), found.end());
+  return found;
+}
 std::vector<CaseResult> Model::run_cases() const { return replay(*this, cases()); }
 
 }  // namespace torchferry

@@ -1,7 +1,6 @@
 #include "text_cases.hpp"
 
-#include <cerrno>
-#include <clocale>
+#include <cctype>
 #include <cstdlib>
 #include <sstream>
 #include <utility>
@@ -18,19 +17,6 @@ namespace {
 
 constexpr const char* kHead = "torchferry cases 1";
 
-std::string decoded(const std::string& quoted) {
-  std::string name;
-  for (size_t i = 0; i < quoted.size(); ++i) {
-    if (quoted[i] == '%' && i + 2 < quoted.size()) {
-      name += static_cast<char>(std::stoi(quoted.substr(i + 1, 2), nullptr, 16));
-      i += 2;
-    } else {
-      name += quoted[i];
-    }
-  }
-  return name;
-}
-
 /// The words of the text, one after the other.
 class Words {
  public:
@@ -43,6 +29,21 @@ class Words {
     std::string word;
     if (!(stream_ >> word)) refuse("a text that ends early");
     return word;
+  }
+  std::string name() {
+    const auto quoted = next();
+    std::string found;
+    for (size_t i = 0; i < quoted.size(); ++i) {
+      if (quoted[i] != '%') {
+        found += quoted[i];
+        continue;
+      }
+      const auto digits = quoted.substr(i + 1, 2);
+      if (digits.size() < 2 || !std::isxdigit(digits[0]) || !std::isxdigit(digits[1])) refuse("the name " + in_quotes(quoted));
+      found += static_cast<char>(std::stoi(digits, nullptr, 16));
+      i += 2;
+    }
+    return found;
   }
   int64_t count() {
     const auto word = next();
@@ -109,13 +110,13 @@ Read read(const std::string& text, const Contract& contract, const std::string& 
       for (const auto& known : contract.methods)
         if (known.name == name) method = &known;
       if (!method) words.refuse("a case of the method " + in_quotes(name));
-      found.cases.push_back({decoded(words.next()), name, {}, {}});
+      found.cases.push_back({words.name(), name, {}, {}});
       continue;
     }
     const auto dtype = words.dtype();
     const auto count = words.count();
     if (word == "parameter") {
-      const auto name = decoded(words.next());
+      const auto name = words.name();
       for (const auto& known : contract.parameters)
         if (known.name == name) found.parameters[name] = words.numbers(dtype, count, known.shape);
       if (!found.parameters.count(name)) words.refuse("the parameter " + in_quotes(name));

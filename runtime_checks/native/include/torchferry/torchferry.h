@@ -115,6 +115,7 @@ typedef struct tf_options {
   int32_t engine;             /* TF_ENGINE_KERNEL: the C sources that a .pt carries run it, built once by this machine's
                                  compiler, once they have given the numbers of its cases; else TorchScript does, and
                                  tf_last_warning says why. Default TF_ENGINE_TORCHSCRIPT */
+  int32_t reserved;           /* 0 */
 } tf_options;
 
 typedef struct tf_model_handle* tf_model;
