@@ -39,9 +39,11 @@ class Library:
         count = len(inputs[0]) if batched and inputs else 1
         inputs = [_aligned(value) for value in inputs]
         outputs = []
+        # Structures of arrays in, structures of arrays out.
+        order = "C" if all(value.flags.c_contiguous for value in inputs) else "F"
         for one in spec["outputs"]:
             shape = (count, *one["shape"]) if batched else tuple(one["shape"])
-            outputs.append(numpy.empty(shape, dtype=one["dtype"]))
+            outputs.append(numpy.empty(shape, dtype=one["dtype"], order=order))
         status = numpy.zeros(count, dtype=numpy.int32)
         held = [_contiguous(parameters.get(p["name"]), p) for p in self.described["parameters"]]
         pointers = (ctypes.c_void_p * max(len(held), 1))(*[None if h is None else h.ctypes.data for h in held])
