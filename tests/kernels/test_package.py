@@ -109,22 +109,44 @@ def test_sanitizers(folders, name, tmp_path):
     assert (done.returncode, done.stdout.endswith("passed\n"), done.stderr) == (0, True, "")
 
 
-def test_cmake_builds_installs_and_tests_it(folders, tmp_path):
+@pytest.mark.parametrize("openmp", ["OFF", "ON"])
+def test_cmake_builds_installs_and_tests_it(folders, tmp_path, openmp):
+    """And a host finds it."""
     folder = folders["return_map"]
+    name = name_of(folder)
+    host = tmp_path / "host"
+    host.mkdir()
+    (host / "main.c").write_text(
+        f'#include "{name}.h"\nint main(void) {{ return {name}_forward(0, 0, 0, 0, 0, 0) == 0; }}\n'
+    )
+    (host / "CMakeLists.txt").write_text(
+        f"cmake_minimum_required(VERSION 3.18)\nproject(host LANGUAGES C)\nfind_package({name} REQUIRED)\n"
+        f"add_executable(host main.c)\ntarget_link_libraries(host PRIVATE {name}::{name})\n"
+    )
     cmake = native_library.tool("cmake")
     build, prefix = tmp_path / "build", tmp_path / "prefix"
     for step in (
-        [cmake, "-S", str(folder), "-B", str(build), f"-DCMAKE_INSTALL_PREFIX={prefix}"],
+        [
+            cmake,
+            "-S",
+            str(folder),
+            "-B",
+            str(build),
+            f"-DCMAKE_INSTALL_PREFIX={prefix}",
+            f"-D{name.upper()}_OPENMP={openmp}",
+        ],
         [cmake, "--build", str(build)],
         [cmake, "--install", str(build)],
         [str(Path(cmake).with_name("ctest")), "--test-dir", str(build), "--output-on-failure"],
+        [cmake, "-S", str(host), "-B", str(host / "build"), f"-DCMAKE_PREFIX_PATH={prefix}"],
+        [cmake, "--build", str(host / "build")],
     ):
         done = subprocess.run(step, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-    name = name_of(folder)
     assert (prefix / "include" / f"{name}.h").is_file()
     (described,) = prefix.rglob(f"{name}.pc")
     assert f"-l{name}" in described.read_text()
+    assert ("-fopenmp" in described.read_text()) is (openmp == "ON")
 
 
 def test_the_test_program_fails_on_other_numbers(folders, tmp_path):
