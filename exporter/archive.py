@@ -166,6 +166,15 @@ def read(path: Path) -> Archive:
     if path.stat().st_size == 0:
         raise ArchiveError("the archive is empty", where=where, got="0 bytes", mend="export it again")
     try:
+        with path.open("rb") as file:
+            compiled = file.read(4) == b"\x7fELF"
+        if compiled:
+            raise ArchiveError(
+                "a shared object is no archive",
+                where=where,
+                expected="a .pt that torchferry wrote",
+                mend="of a kernel: the native runtime loads it, here give the folder of its sources",
+            )
         with zipfile.ZipFile(path) as archive:
             return _read(archive, path)
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError) as error:

@@ -19,7 +19,7 @@ from torch import nn
 
 import torchferry
 from exporter import archive, kernel_files
-from exporter.errors import MissingRuntimeError
+from exporter.errors import ArchiveError, MissingRuntimeError
 from runtime_checks import kernel_build, native_library
 
 SOURCE = f"{ROOT / 'examples' / 'return_map.py'}:make_model"
@@ -165,6 +165,12 @@ def test_a_shared_object_of_something_else(tmp_path):
     code, report = harness(path)
     assert code == 4
     assert "this shared object is no kernel" in report["error"]
+
+
+def test_python_takes_its_folder_instead(library):
+    for use in (torchferry.load, torchferry.verify):
+        with pytest.raises(ArchiveError, match="a shared object is no archive"):
+            use(library)
 
 
 def test_the_folder_itself(exported):
