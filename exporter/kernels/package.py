@@ -45,20 +45,25 @@ def package(opened: Archive, *, finite_math: bool = False) -> dict[str, bytes]:
 def determined(module: torch.jit.ScriptModule, contract: Contract, case: Case) -> bool:
     """Whether the archive itself gives the outputs of a case, in the contract's tolerances, where its inputs change by
     rounding: else they say nothing of code that rounds in another order."""
+    if not case.inputs:
+        return True
     generator = torch.Generator().manual_seed(0)
-    outputs = contract.methods[case.method].outputs
-    for _ in range(DRAWS):
-        near = [
-            x * (1 + torch.randint(-1, 2, x.shape, generator=generator).to(x.dtype) * torch.finfo(x.dtype).eps)
-            if x.is_floating_point()
-            else x
-            for x in case.inputs
-        ]
+
+    def near(x: torch.Tensor) -> torch.Tensor:
+        if not x.is_floating_point():
+            return x
+        return x * (1 + torch.randint(-1, 2, x.shape, generator=generator).to(x.dtype) * torch.finfo(x.dtype).eps)
+
+    draws = [[near(x) for x in case.inputs] for _ in range(DRAWS)]
+    # Elements do not see each other: one call for all draws, where there is a batch.
+    calls = [[torch.cat(column) for column in zip(*draws, strict=True)]] if contract.batch.ndim else draws
+    for given in calls:
         with torch.no_grad():
-            found = getattr(module, case.method)(*near)
-        for name, got, wanted in zip(outputs, found, case.outputs, strict=True):
-            if not wanted.is_floating_point():
+            found = getattr(module, case.method)(*given)
+        for name, got, value in zip(contract.methods[case.method].outputs, found, case.outputs, strict=True):
+            if not value.is_floating_point():
                 continue
+            wanted = torch.cat([value] * DRAWS) if contract.batch.ndim else value
             bounds = contract.tolerance.bounds(name, str(wanted.dtype).removeprefix("torch."))
             finite = wanted[wanted.isfinite()]
             largest = float(finite.abs().max()) if finite.numel() else 0.0
