@@ -57,7 +57,7 @@ def _emitted(function: Function, contract: Contract) -> Emitted:
     taken = {name: contract.taken(name) for name in function.inputs}
     made = Writer(function, {name: (s.dtype, prod(s.fixed)) for name, s in taken.items()}).written()
     if made.operations > MOST:
-        got, expected = f"{made.operations} operations", f"at most {MOST}, which a compiler takes a minute for"
+        got, expected = f"{made.operations} operations", f"at most {MOST}, which take a compiler some minutes"
         raise too_big(f"method {function.method!r}", got, expected)
     return made
 
