@@ -14,6 +14,7 @@ import pytest
 import torch
 from tampering import change_contract
 
+import torchferry
 from exporter import archive
 from exporter.archive import Archive
 from exporter.pipeline import export_source
@@ -23,6 +24,7 @@ from exporter.sources import resolve
 from runtime_checks.runners import forkserver
 
 ROOT = Path(__file__).parents[1]
+ARTIFACTS = ROOT / "artifacts"
 RATES = ROOT / "examples" / "rates" / "model.i"
 PLANTED = Path(__file__).with_name("planted.py")
 MODELS = Path(__file__).parent / "native" / "models.py"
@@ -129,3 +131,33 @@ def damaged(archives, tmp_path_factory) -> Path:
         file.writestr(f"{file.namelist()[0].split('/')[0]}/extra/stowaway", "x")
     change_contract(Path(shutil.copy(archives["elastic"], folder / "schema.pt")), lambda c: c.update(schema=2))
     return folder
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all test processes of this run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if base.name.startswith("popen-") else base
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Kernels of archives in ``artifacts``; tests that change one work on a copy."""
+    place = tmp_path_factory.mktemp("kernels")
+    names = ("robertson", "return_map", "perzyna")
+    return {n: torchferry.convert(ARTIFACTS / f"{n}.pt", place / n, to="c").path for n in names}
+
+
+@pytest.fixture(scope="session")
+def solid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive that carries its kernel, which lies beside it as well."""
+    path = tmp_path_factory.mktemp("solid") / "m.pt"
+    source = f"{ROOT / 'examples' / 'return_map.py'}:make_model"
+    torchferry.export(source, output=path, derivatives=["stress:strain"], formats="pt,c")
+    return path
+
+
+@pytest.fixture
+def carrying(solid: Path, tmp_path: Path) -> Path:
+    """A copy of the archive alone: it has the sources in it."""
+    return Path(shutil.copy(solid, tmp_path))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from exporter import kernel_files
 from exporter.contract import Batch, Contract, CreatedWith, Envelope, MethodSpec, Origin, Tolerance
@@ -90,6 +91,10 @@ class Direct:
         return [torch.from_numpy(value) for value in found]
 
 
+def name_of(folder: Path) -> str:
+    return kernel_files.read(folder).name
+
+
 def resealed(folder: Path, change: Callable[[dict[str, bytes]], None]) -> None:
     """Change a kernel's files, and make the manifest agree with them: a fault that only its numbers show."""
     whole = kernel_files.read(folder)
@@ -100,3 +105,10 @@ def resealed(folder: Path, change: Callable[[dict[str, bytes]], None]) -> None:
     left_out = kernel_files.described(folder)["left_out"]
     found = kernel_files.manifest(whole.contract, whole.name, files, whole.workspace, left_out)
     (folder / kernel_files.MANIFEST).write_bytes(found)
+
+
+class Difference(nn.Module):
+    """Of large numbers nothing is left but how they were rounded."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(torch.sin(x)) + (x + 1.0) - x

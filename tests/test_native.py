@@ -21,13 +21,6 @@ SANITIZERS = "address,undefined"
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory) -> Path:
-    """One folder for all test processes of this run."""
-    base = tmp_path_factory.getbasetemp()
-    return base.parent if base.name.startswith("popen-") else base
-
-
-@pytest.fixture(scope="session")
 def clients(shared: Path) -> Path:
     return programs(CLIENTS, shared)
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
-from kernel_direct import resealed
+from conftest import ARTIFACTS
+from kernel_direct import Difference, resealed
 from tampering import rewrite
-from torch import nn
 
 import torchferry
 from exporter import archive, kernel_files
@@ -22,27 +21,13 @@ from exporter.errors import UsageError
 from runtime_checks.engines import Kernel, Script
 
 F = torch.float64
-SOURCE = f"{ROOT / 'examples' / 'return_map.py'}:make_model"
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("engine") / "m.pt"
-    torchferry.export(SOURCE, output=path, derivatives=["stress:strain"], formats="pt,c")
-    return path
 
 
 @pytest.fixture
-def carrying(exported, tmp_path) -> Path:
-    """The archive alone: it has the sources in it."""
-    return Path(shutil.copy(exported, tmp_path))
-
-
-@pytest.fixture
-def beside(exported, tmp_path) -> Path:
+def beside(solid, tmp_path) -> Path:
     """An archive that carries none, with the folder beside it."""
-    shutil.copytree(exported.with_suffix(""), tmp_path / "m")
-    path = Path(shutil.copy(exported, tmp_path))
+    shutil.copytree(solid.with_suffix(""), tmp_path / "m")
+    path = Path(shutil.copy(solid, tmp_path))
     rewrite(path, lambda found: [found.pop(n) for n in list(found) if archive.KERNEL in n], manifest=True)
     return path
 
@@ -83,7 +68,7 @@ def test_the_default_stays_torchscript(carrying):
 
 
 def test_without_a_kernel(tmp_path):
-    path = Path(shutil.copy(ROOT / "artifacts" / "return_map.pt", tmp_path))
+    path = Path(shutil.copy(ARTIFACTS / "return_map.pt", tmp_path))
     says(path, "it carries no kernel")
 
 
@@ -103,7 +88,7 @@ def test_cases_that_do_not_pass(beside):
 
 def test_of_another_model(beside, tmp_path):
     shutil.rmtree(beside.with_suffix(""))
-    assert run(["convert", str(ROOT / "artifacts" / "robertson.pt"), "--to", "c", "-o", str(tmp_path / "m")]) == 0
+    assert run(["convert", str(ARTIFACTS / "robertson.pt"), "--to", "c", "-o", str(tmp_path / "m")]) == 0
     says(beside, "made of another graph")
 
 
@@ -130,13 +115,6 @@ def test_the_archive_is_whole_without_them(carrying):
         assert sum(archive.KERNEL in n for n in file.namelist()) == 4
     report = torchferry.verify(carrying, runtimes="python,libtorch")
     assert report.passed
-
-
-class Difference(nn.Module):
-    """Of large numbers nothing is left but how they were rounded."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.exp(torch.sin(x)) + (x + 1.0) - x
 
 
 def test_cases_in_which_rounding_decides_are_left_out(tmp_path):

@@ -10,29 +10,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
 from kernel_direct import resealed
 from torch import nn
 
 import torchferry
-from exporter.cli.app import run
 from exporter.errors import MismatchError
 from runtime_checks.report import FAILED
 
-ARTIFACTS = ROOT / "artifacts"
 Change = Callable[[dict[str, bytes]], None]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, Path]:
-    made = {}
-    for name in ("robertson", "return_map", "perzyna"):
-        made[name] = tmp_path_factory.mktemp("faults") / name
-        assert run(["convert", str(ARTIFACTS / f"{name}.pt"), "--to", "c", "-o", str(made[name])]) == 0
-    made["pivots"] = tmp_path_factory.mktemp("faults") / "pivots"
+def faulty(folders, tmp_path_factory) -> dict[str, Path]:
+    path = tmp_path_factory.mktemp("faults") / "pivots"
     given = {"b": torch.randn(9, 3, dtype=torch.float64), "e": torch.rand(9, dtype=torch.float64) * 1e-14}
-    torchferry.export(Pivots().double(), output=made["pivots"], inputs=given, formats="c")
-    return made
+    torchferry.export(Pivots().double(), output=path, inputs=given, formats="c")
+    return {**folders, "pivots": path}
 
 
 class Pivots(nn.Module):
@@ -111,9 +104,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_it_is_caught(folders, fault, tmp_path):
+def test_it_is_caught(faulty, fault, tmp_path):
     name, change, checks = FAULTS[fault]
-    folder = Path(shutil.copytree(folders[name], tmp_path / name))
+    folder = Path(shutil.copytree(faulty[name], tmp_path / name))
     resealed(folder, change)
     with pytest.raises(MismatchError) as caught:
         torchferry.verify(folder)
@@ -121,8 +114,8 @@ def test_it_is_caught(folders, fault, tmp_path):
     assert failed & checks, failed
 
 
-def test_without_a_fault(folders, tmp_path):
-    for name, folder in folders.items():
+def test_without_a_fault(faulty, tmp_path):
+    for name, folder in faulty.items():
         copy = Path(shutil.copytree(folder, tmp_path / name))
         resealed(copy, lambda files: None)
         assert torchferry.verify(copy).passed

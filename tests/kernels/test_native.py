@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,37 +11,18 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ARTIFACTS
+from kernel_direct import Difference
 from native_build import CLIENTS, need_fortran, programs, run
 from tampering import rewrite
 from torch import nn
 
 import torchferry
 from exporter import archive, kernel_files
-from exporter.errors import ArchiveError, MissingRuntimeError
+from exporter.errors import ArchiveError
 from runtime_checks import kernel_build, native_library
 
-SOURCE = f"{ROOT / 'examples' / 'return_map.py'}:make_model"
-OTHER = ROOT / "artifacts" / "robertson.pt"
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory) -> Path:
-    """One folder for all test processes of this run."""
-    base = tmp_path_factory.getbasetemp()
-    return base.parent if base.name.startswith("popen-") else base
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("native") / "m.pt"
-    torchferry.export(SOURCE, output=path, derivatives=["stress:strain"], formats="pt,c")
-    return path
-
-
-@pytest.fixture
-def carrying(exported, tmp_path) -> Path:
-    return Path(shutil.copy(exported, tmp_path))
+OTHER = ARTIFACTS / "robertson.pt"
 
 
 def built(folder: Path, to: Path, change: Callable[[dict[str, str]], None] = lambda files: None) -> Path:
@@ -70,8 +50,8 @@ def built(folder: Path, to: Path, change: Callable[[dict[str, str]], None] = lam
 
 
 @pytest.fixture(scope="module")
-def library(exported, tmp_path_factory) -> Path:
-    return built(exported.with_suffix(""), tmp_path_factory.mktemp("library") / "built")
+def library(solid, tmp_path_factory) -> Path:
+    return built(solid.with_suffix(""), tmp_path_factory.mktemp("library") / "built")
 
 
 def harness(path: Path, *arguments: str, **environment: str) -> tuple[int, dict]:
@@ -87,22 +67,21 @@ def few(files: dict[str, str]) -> None:
     files["make_model.c"] = f"{head}int make_model_forward({tail}"
 
 
-def test_both_interfaces(exported, library, shared, tmp_path):
-    torchferry.convert(OTHER, tmp_path / "other", to="c")
+def test_both_interfaces(solid, library, folders, shared, tmp_path):
     where = {
-        "TF_ARCHIVE": str(exported),
+        "TF_ARCHIVE": str(solid),
         "TF_KERNEL": str(library),
-        "TF_OTHER": str(built(tmp_path / "other", tmp_path / "built")),
-        "TF_PARTS": str(built(exported.with_suffix(""), tmp_path / "parts", few)),
+        "TF_OTHER": str(built(folders["robertson"], tmp_path / "built")),
+        "TF_PARTS": str(built(solid.with_suffix(""), tmp_path / "parts", few)),
     }
     code, _, text = run(programs(CLIENTS, shared) / "test_kernel", environment=where)
     assert code == 0, text
 
 
-def test_the_folder_builds_a_shared_object_that_loads(exported, tmp_path):
+def test_the_folder_builds_a_shared_object_that_loads(solid, tmp_path):
     cmake, ninja = native_library.tool("cmake"), native_library.tool("ninja", needed=False)
     options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
-    folder = exported.with_suffix("")
+    folder = solid.with_suffix("")
     native_library.run_tool([cmake, "-S", str(folder), "-B", str(tmp_path), "-DBUILD_SHARED_LIBS=ON", *options])
     native_library.run_tool([cmake, "--build", str(tmp_path)])
     native_library.run_tool([str(Path(cmake).with_name("ctest")), "--test-dir", str(tmp_path)])
@@ -133,7 +112,7 @@ def test_fortran_loads_it(library, shared):
         ("a method lost", "has no method"),
     ],
 )
-def test_shared_objects_that_are_refused(fault, said, exported, library, tmp_path):
+def test_shared_objects_that_are_refused(fault, said, solid, library, tmp_path):
     def change(files):
         name = "make_model_shared.c"
         if fault == "no table":
@@ -154,7 +133,7 @@ def test_shared_objects_that_are_refused(fault, said, exported, library, tmp_pat
         size = library.stat().st_size if fault == "the end lost" else 140
         path.write_bytes(library.read_bytes()[: size - 100])
     else:
-        path = built(exported.with_suffix(""), tmp_path / "built", change)
+        path = built(solid.with_suffix(""), tmp_path / "built", change)
     code, report = harness(path)
     assert code == 4, report
     assert said in report["error"]
@@ -173,15 +152,15 @@ def test_python_takes_its_folder_instead(library):
             use(library)
 
 
-def test_the_folder_itself(exported):
-    _, report = harness(exported.with_suffix(""))
+def test_the_folder_itself(solid):
+    _, report = harness(solid.with_suffix(""))
     assert report["status"] == "TF_ERROR_FILE"
     assert "-DBUILD_SHARED_LIBS=ON" in report["error"]
 
 
-def test_functions_of_the_same_names_elsewhere(library, exported, tmp_path):
+def test_functions_of_the_same_names_elsewhere(library, solid, tmp_path):
     """What a host links, or has loaded before, does not stand in the place of a kernel's own functions."""
-    name = kernel_files.described(exported.with_suffix(""))["name"]
+    name = kernel_files.described(solid.with_suffix(""))["name"]
     files = [str(library.with_name(f"{name}{end}.c")) for end in ("", "_shared")]
     unbound = tmp_path / "unbound.so"
     subprocess.run(["cc", *kernel_build.FLAGS, *files, "-o", str(unbound), "-lm"], check=True)
@@ -192,13 +171,13 @@ def test_functions_of_the_same_names_elsewhere(library, exported, tmp_path):
     assert harness(library, LD_PRELOAD=str(unbound))[0] == 0
 
 
-def test_a_planted_fault_fails_its_cases(exported, tmp_path):
+def test_a_planted_fault_fails_its_cases(solid, tmp_path):
     def change(files):
         lanes = files["make_model_lanes.h"]
         files["make_model_lanes.h"] = lanes.replace(" - ", " + ", 3)
         assert files["make_model_lanes.h"] != lanes
 
-    code, report = harness(built(exported.with_suffix(""), tmp_path / "built", change))
+    code, report = harness(built(solid.with_suffix(""), tmp_path / "built", change))
     assert code == 5
     assert not report["passed"]
 
@@ -307,13 +286,6 @@ def test_a_kernel_of_another_format(carrying):
     stays(carrying, "another format")
 
 
-class Difference(nn.Module):
-    """Of large numbers nothing is left but how they were rounded."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.exp(torch.sin(x)) + (x + 1.0) - x
-
-
 def test_cases_that_say_nothing_of_a_kernel(tmp_path):
     path = tmp_path / "m.pt"
     given = {"x": torch.randn(8, 3, dtype=torch.float64)}
@@ -362,9 +334,6 @@ def test_a_manifest_that_is_damaged(carrying):
 
 def test_compiled_code_has_no_other_engine(tmp_path):
     path = tmp_path / "m.pt2"
-    try:
-        torchferry.convert(OTHER, path, to="pt2")
-    except MissingRuntimeError as error:
-        pytest.skip(str(error))
+    torchferry.convert(OTHER, path, to="pt2")
     _, report = harness(path, "--engine", "kernel")
     assert report["status"] == "TF_ERROR_ARGUMENT"

@@ -11,20 +11,11 @@
 #include <ATen/ATen.h>
 #include <torchferry/model.hpp>
 
-// After torch's headers, whose logging has a CHECK of its own.
-#undef CHECK
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
-#include <doctest/doctest.h>
+#include "testing.hpp"
 
 using namespace torchferry;
 
 namespace {
-
-std::string path(const char* variable) {
-  const char* value = std::getenv(variable);
-  REQUIRE_MESSAGE(value, variable);
-  return value;
-}
 
 Model archive() {
   Options options;
@@ -64,16 +55,6 @@ void check_close(const Tensors& got, const Tensors& wanted) {
     const double largest = wanted[i].numel() ? wanted[i].abs().max().item<double>() : 0.0;
     CHECK(at::allclose(got[i], wanted[i], 1e-9, 1e-9 * largest));
   }
-}
-
-template <class Work>
-tf_status status_of(Work work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.status();
-  }
-  return TF_OK;
 }
 
 }  // namespace

@@ -12,20 +12,11 @@
 #include <ATen/record_function.h>
 #include <torchferry/model.hpp>
 
-// After torch's headers, whose logging has a CHECK of its own.
-#undef CHECK
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
-#include <doctest/doctest.h>
+#include "testing.hpp"
 
 using namespace torchferry;
 
 namespace {
-
-std::string path(const char* variable) {
-  const char* value = std::getenv(variable);
-  REQUIRE_MESSAGE(value, variable);
-  return value;
-}
 
 Model elastic(bool settable = false) {
   Options options;
@@ -36,16 +27,6 @@ Model elastic(bool settable = false) {
 Tensors inputs(int64_t n) {
   const auto options = at::TensorOptions().dtype(at::kDouble);
   return {at::rand({n, 3, 3}, options), at::rand({n, 3}, options), at::rand({n}, options)};
-}
-
-template <class Work>
-tf_status status_of(Work work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.status();
-  }
-  return TF_OK;
 }
 
 }  // namespace

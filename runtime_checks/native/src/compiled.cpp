@@ -1,4 +1,3 @@
-#include <cerrno>
 #include <cstdlib>
 #include <map>
 #include <utility>
@@ -14,6 +13,7 @@
 
 #include "descriptors.hpp"
 #include "engine.hpp"
+#include "files.hpp"
 #include "machine.hpp"
 #include "running.hpp"
 #include "text.hpp"
@@ -66,9 +66,9 @@ class Unpacked {
     const char* folder = std::getenv("TMPDIR");
     path_ = std::string(folder && *folder ? folder : "/tmp") + "/torchferry-XXXXXX.pt2";
     const int handle = mkstemps(path_.data(), 4);
-    const auto written = handle < 0 ? -1 : write_all(handle, bytes);
+    const bool written = handle >= 0 && write_all(handle, bytes);
     if (handle >= 0) close(handle);
-    if (written < 0) {
+    if (!written) {
       if (handle >= 0) unlink(path_.c_str());
       fail(TF_ERROR_FILE, {"the compiled code cannot be unpacked", path_, "", "a folder for temporary files with room",
                            "set TMPDIR to another one"});
@@ -80,15 +80,6 @@ class Unpacked {
   const std::string& path() const { return path_; }
 
  private:
-  static int write_all(int handle, const std::string& bytes) {
-    for (size_t done = 0; done < bytes.size();) {
-      const auto count = write(handle, bytes.data() + done, bytes.size() - done);
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) return -1;
-      done += static_cast<size_t>(count);
-    }
-    return 0;
-  }
   std::string path_;
 };
 

@@ -28,6 +28,10 @@ class Engine {
   virtual const char* name() const = 0;
 };
 
+/// What is to run a file; the kernel that a .pt carries comes later (`Model::take_kernel`).
+std::unique_ptr<Engine> engine_of(const ArchiveFile& file, const std::string& path, const at::Device& device,
+                                  const Options& options, const Contract& contract);
+
 std::unique_ptr<Engine> script_engine(const ArchiveFile& file, const std::string& path, const at::Device& device,
                                       const Options& options);
 /// Throws where the code was compiled for another machine.

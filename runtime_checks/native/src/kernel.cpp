@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdlib>
 #include <system_error>
 #include <thread>
@@ -15,6 +14,7 @@
 #include <ATen/ATen.h>
 
 #include "descriptors.hpp"
+#include "files.hpp"
 #include "running.hpp"
 #include "text.hpp"
 
@@ -174,17 +174,11 @@ Library open_library(const std::string& bytes, const std::string& path) {
   // A second file of a path, or of a number in /proc, would be taken for the first: the memory stays open as long as the
   // object does.
   const int file = memfd_create("kernel", MFD_CLOEXEC);
-  size_t done = 0;
-  while (file >= 0 && done < bytes.size()) {
-    const auto count = write(file, bytes.data() + done, bytes.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) break;
-    done += static_cast<size_t>(count);
-  }
+  const bool whole = file >= 0 && write_all(file, bytes);
   const auto place = "/proc/self/fd/" + std::to_string(file);
-  void* handle = done == bytes.size() ? dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
+  void* handle = whole ? dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
   if (!handle) {
-    const char* said = done == bytes.size() ? dlerror() : "there is no memory for it";
+    const char* said = whole ? dlerror() : "there is no memory for it";
     const std::string got = said ? said : "";
     if (file >= 0) close(file);
     fail(TF_ERROR_ARCHIVE, {"the shared object does not load", path, got, "one that was built on this machine"});

@@ -21,7 +21,7 @@ constexpr const char* kSymbol = "torchferry_kernel";
 constexpr const char* kAgain = "build it again here, from the kernel's folder, with cmake -DBUILD_SHARED_LIBS=ON";
 
 /// As exporter/kernels/templates/shared.c.jinja has them.
-struct Method_ {
+struct TableMethod {
   const char* name;
   KernelFunction* function;
   size_t workspace;
@@ -30,7 +30,7 @@ struct Table {
   const char *format, *instructions;
   const char *const *contract, *const *cases;
   size_t count;
-  const Method_* methods;
+  const TableMethod* methods;
 };
 
 std::string joined(const char* const* pieces) {

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
-#include <iostream>
 #include <mutex>
 #include <shared_mutex>
 #include <utility>
@@ -17,6 +14,7 @@
 #include "cases.hpp"
 #include "descriptors.hpp"
 #include "engine.hpp"
+#include "envelope.hpp"
 #include "kernel.hpp"
 #include "text.hpp"
 
@@ -40,12 +38,6 @@ void check(const at::Tensor& given, const Role& role, int batch_ndim, const at::
   if (lead < 0 || (batch_ndim == 0 && lead > 0) || !extent.fits(role.shape, given.sizes().data() + lead))
     fail(TF_ERROR_SHAPE, {role.what() + " has the wrong shape", "", shape_text(given.sizes().vec()),
                           (batch_ndim ? "any batch, then " : "") + extent.text(role.shape)});
-}
-
-std::string text_of(double number) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g", number);
-  return text;
 }
 
 /// By default glibc gives memory back to the system after a call of some thousand rows, and takes it again, page by
@@ -75,19 +67,6 @@ Shells& shells_of(uint64_t owner, const Method& method) {
   return oldest;
 }
 
-std::unique_ptr<Engine> engine_of(const ArchiveFile& file, const std::string& path, const at::Device& device,
-                                  const Options& options, const Contract& contract) {
-  if (file.library) {
-    auto engine = library_engine(file, path, contract, options);
-    engine->to(device);
-    return engine;
-  }
-  if (options.engine == EngineKind::kKernel && file.compiled)
-    fail(TF_ERROR_ARGUMENT, {"an engine is chosen for a .pt", "option 'engine'", path});
-  if (file.compiled) return compiled_engine(file, path, device, options, contract);
-  return script_engine(file, path, device, options);
-}
-
 }  // namespace
 
 struct Model::State {
@@ -115,32 +94,6 @@ struct Model::State {
     static std::atomic<uint64_t> next{1};
     id = next++;
     engine->prepare(contract);
-  }
-
-  /// Throws or warns where an input has values outside the range that was checked.
-  void check_envelope(const Method& method, const Tensors& inputs) const {
-    if (options.envelope == OutsideEnvelope::kOff) return;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const auto range = contract.envelope.find(method.inputs[i].name);
-      if (range == contract.envelope.end() || inputs[i].numel() == 0) continue;
-      const auto [low, high] = at::aminmax(inputs[i].detach());
-      const double least = low.item<double>(), most = high.item<double>();
-      // Not a number is neither below nor above.
-      if (least >= range->second.low && most <= range->second.high) continue;
-      const Message message{role_of(i, method.inputs[i]).what() + " has values outside the range that was checked", "",
-                            text_of(least) + " to " + text_of(most),
-                            text_of(range->second.low) + " to " + text_of(range->second.high),
-                            "check it there (torchferry export --inputs), or load it without the option envelope"};
-      if (options.envelope == OutsideEnvelope::kError) fail(TF_ERROR_ENVELOPE, message);
-      warn(message.text());
-    }
-  }
-
-  void warn(const std::string& text) const {
-    if (options.warn)
-      options.warn(text);
-    else
-      std::cerr << "warning: " << text << "\n";
   }
 
   Tensors execute(const Method& method, Tensors inputs) const {
@@ -259,14 +212,14 @@ void Model::take_kernel(const std::map<std::string, std::string>& files) {
                  one.comparison.got + ", expected " + one.comparison.expected + " (" + one.comparison.reason + ")";
         break;
       }
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     reason = error.what();
   }
   if (reason.empty()) return;
   state.left_out.clear();
   state.engine = std::move(script);
   state.prepare();
-  state.warn(state.path + " runs by TorchScript: " + reason);
+  warn(state.options, state.path + " runs by TorchScript: " + reason);
 }
 
 const Contract& Model::contract() const { return state_->contract; }
@@ -293,7 +246,7 @@ Tensors Model::call(const std::string& name, const Tensors& inputs) const {
     check(inputs[i], role, contract().batch_ndim, state_->device, extent);
     if (contract().batch_ndim) broadcast_batch(extent.batch, inputs[i], role);
   }
-  state_->check_envelope(method, inputs);
+  hold_envelope(contract(), options(), method, inputs);
   return state_->execute(method, inputs);
 }
 
@@ -328,7 +281,7 @@ void Model::call(const Method& method, const tf_tensor* inputs, const tf_tensor*
   auto tensors = state_->wrap(method, inputs, extent);
   for (size_t i = 0; i < method.outputs.size(); ++i)
     if (outputs[i]) check_output(*outputs[i], role_of(i, method.outputs[i]), extent, state_->device);
-  state_->check_envelope(method, tensors);
+  hold_envelope(contract(), options(), method, tensors);
   const auto results = state_->run(method, inputs, std::move(tensors));
   for (size_t i = 0; i < results.size(); ++i)
     if (outputs[i]) write_output(*outputs[i], role_of(i, method.outputs[i]), results[i], state_->device);
@@ -357,7 +310,7 @@ Tensors Model::borrow(const Method& method, const tf_tensor* inputs) const {
   const c10::InferenceMode inference(!method.needs_grad);
   Extent extent(contract());
   auto tensors = state_->wrap(method, inputs, extent);
-  state_->check_envelope(method, tensors);
+  hold_envelope(contract(), options(), method, tensors);
   auto outputs = state_->run(method, inputs, std::move(tensors));
   // Memory that a parameter, a constant or another output has as well is not the caller's to keep.
   for (auto& output : outputs)
