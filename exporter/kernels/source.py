@@ -69,7 +69,7 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
     order = list(values)
     methods = [_method(contract, functions[m], one, order) for m, one in emitted.items()]
     helpers = dict.fromkeys(h for one in emitted.values() for h in one.helpers)
-    solves = any(one.solves for one in emitted.values())
+    unrolled = sorted({n for one in emitted.values() for n in one.unrolled})
     given: dict[str, Any] = {
         "contract": contract,
         "version": __version__,
@@ -85,7 +85,7 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
         "types": TYPES,
         "memory": MEMORY,
         "helpers": [HELPERS[h] for h in helpers if h in HELPERS],
-        "solve": TEMPLATES.get_template("solve.c.jinja").render(helpers=helpers) if solves else "",
+        "solve": TEMPLATES.get_template("solve.c.jinja").render(helpers=helpers, unrolled=unrolled),
         "solvers": contract.solvers,
         "failure": " or ".join(dict.fromkeys(FAILURES[s.on_failure] for s in contract.solvers)),
         "parameters": [
