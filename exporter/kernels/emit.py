@@ -98,10 +98,11 @@ class Writer:
             outputs.append(first)
         calls = self._body(top, self.ends, name)
         for output, kind, first in zip(self.function.outputs, kinds, outputs, strict=True):
-            function, head = self._head(name)
             copied = self._copied(output, first, ARRAYS[kind])
-            self.parts.append(f"{head} {{\n{copied}  (void)f;\n  (void)g;\n}}\n")
-            calls.append(f"TF_({function})(f, g);")
+            if copied:
+                function, head = self._head(name)
+                self.parts.append(f"{head} {{\n{copied}  (void)g;\n}}\n")
+                calls.append(f"TF_({function})(f, g);")
         body = "".join(f"  {call}\n" for call in calls)
         self.parts.append(
             f"static void TF_({name}_body)(struct {name}_frame *restrict f, const struct {name}_uniform *restrict g) "

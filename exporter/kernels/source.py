@@ -82,6 +82,8 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
         "rank": max((len(v["shape"]) for m in methods for v in (*m["inputs"], *m["outputs"])), default=0),
         "loaded": sorted({v["kind"] for m in methods for v in m["inputs"]}),
         "stored": sorted({v["kind"] for m in methods for v in m["outputs"]}),
+        "taken": sorted({(v["kind"], v["count"]) for m in methods for v in m["inputs"]}),
+        "given": sorted({(v["kind"], v["count"]) for m in methods for v in m["outputs"]}),
         "types": TYPES,
         "memory": MEMORY,
         "helpers": [HELPERS[h] for h in helpers if h in HELPERS],
