@@ -40,3 +40,39 @@ def solved(old: torch.Tensor, dt: torch.Tensor, k: float = 2.0) -> torch.Tensor:
         above = middle - old + k * dt * middle**3 > 0
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
     return (low + high) / 2
+
+
+class Unordered(nn.Module):
+    """``A x + x^3 / 10 - b`` with a matrix of each element's own that has nothing but rounding on its diagonal: no
+    two elements exchange the same rows."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.signature = torchferry.Signature.of(
+            {"x": (size,), "x~1": (size,), "b": (size,), "turn": ()}, {"x_residual": (size,)}
+        )
+        phases = torch.randn(size, size, generator=torch.Generator().manual_seed(size), dtype=F)
+        self.register_buffer("phases", 3 * phases)
+        self.register_buffer("off", 1 - (1 - 1e-14) * torch.eye(size, dtype=F))
+
+    phases: torch.Tensor
+    off: torch.Tensor
+
+    def forward(self, x: torch.Tensor, old: torch.Tensor, b: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+        matrix = torch.cos(self.phases + turn[..., None, None]) * self.off
+        return (matrix @ x.unsqueeze(-1)).squeeze(-1) + (x**3 - old**3) / 10 - b
+
+
+def unordered(size: int) -> torchferry.ImplicitUpdate:
+    model = torchferry.ImplicitUpdate(Unordered(size), ["x"])
+    model.__dict__["example_inputs"] = turned(size, 12, 0)
+    return model
+
+
+def turned(size: int, rows: int, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "x~1": torch.zeros(rows, size, dtype=F),
+        "b": 1e-3 * torch.randn(rows, size, generator=generator, dtype=F),
+        "turn": torch.rand(rows, generator=generator, dtype=F),
+    }

@@ -108,7 +108,9 @@ class Writer:
             f"static void TF_({name}_body)(struct {name}_frame *restrict f, const struct {name}_uniform *restrict g) "
             f"{{\n{body}  (void)f;\n  (void)g;\n}}\n"
         )
-        holds = bool(self.loops) or "tf_factor" in self.helpers or any(self.terms[i].op == "where" for i in self.everything)
+        holds = (
+            bool(self.loops) or "tf_factor" in self.helpers or any(self.terms[i].op == "where" for i in self.everything)
+        )
         return Emitted(
             name,
             "\n".join(self.parts),
@@ -216,7 +218,9 @@ class Writer:
             products = (x, f"{x} * {x}", f"{x} * {x} * {x}", f"({x} * {x}) * ({x} * {x})")
             for number, product in enumerate(products, 1):
                 value = literal(float(number), self.terms[term.args[1]].kind)
-                lines.append(f"    if ({exponent} == {value})\n      TF_SIMD\n      {every} {to} = {product};\n    else")
+                lines.append(
+                    f"    if ({exponent} == {value})\n      TF_SIMD\n      {every} {to} = {product};\n    else"
+                )
         return "\n".join([*lines, f"    {every} {to} = {text};"])
 
     def _name(self, i: int, local: Mapping[int, str] | None = None) -> str:

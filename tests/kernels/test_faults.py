@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cubic import unordered
 from kernel_direct import resealed
 from torch import nn
 
@@ -25,7 +26,9 @@ def faulty(folders, tmp_path_factory) -> dict[str, Path]:
     path = tmp_path_factory.mktemp("faults") / "pivots"
     given = {"b": torch.randn(9, 3, dtype=torch.float64), "e": torch.rand(9, dtype=torch.float64) * 1e-14}
     torchferry.export(Pivots().double(), output=path, inputs=given, formats="c")
-    return {**folders, "pivots": path}
+    rows = path.with_name("rows")
+    torchferry.export(unordered(3), output=rows, formats="c")
+    return {**folders, "pivots": path, "rows": rows}
 
 
 class Pivots(nn.Module):
@@ -68,6 +71,21 @@ FAULTS = {
         "pivots",
         edit("_lanes.h", r"row\[l\] = larger \? \(double\)i : row\[l\];", "", 9),
         {"stored cases"},
+    ),
+    "a row of a Newton loop that is not exchanged": (
+        "rows",
+        edit("_lanes.h", r"size > before \?", "size < 0.0 ?", 999),
+        {"stored cases"},
+    ),
+    "a product that is taken for another power": (
+        "perzyna",
+        edit("_lanes.h", r"== 2\.0\)", "== 3.0)", 99),
+        {"stored cases"},
+    ),
+    "numbers that are read one behind their place": (
+        "robertson",
+        edit(".c", r"= from\[l \* (\d+) \+ i\]", r"= from[l * \1 + (i + 1) % \1]", 9),
+        {"stored cases", "batch sizes"},
     ),
     "a status that is never set": (
         "return_map",

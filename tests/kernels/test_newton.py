@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from cubic import update
+from cubic import turned, unordered, update
 from hypothesis import given
 from hypothesis import settings as of_hypothesis
 from hypothesis import strategies as st
 from torch import nn
 
 import torchferry
+from exporter.kernels.emit import UNROLLED
 
 F = torch.float64
 KINDS = {
@@ -141,3 +142,23 @@ def test_a_step_of_decay(tmp_path):
     (made,) = torchferry.export(update(), output=tmp_path / "k", derivatives="all", jvp=True, formats="c")
     assert made.report.passed
     assert made.containers[0].report.passed
+
+
+@pytest.mark.parametrize("size", [2, UNROLLED, UNROLLED + 1])
+def test_systems_that_need_pivots(size, tmp_path):
+    """The largest that is unrolled, and one that is not; elements that exchange rows of their own."""
+    path = tmp_path / "unordered.pt"
+    torchferry.export(unordered(size), output=path, derivatives="x:b", formats="pt,c")
+    kernel, model = torchferry.load(path.with_suffix("")), torchferry.load(path)
+    names = model.contract.methods["forward"].inputs
+    given = [turned(size, 37, 5)[n] for n in names]
+    arrays = dict(zip(names, (v.numpy() for v in given), strict=True))
+    wanted = model.call("jacobian", dict(zip(names, given, strict=True)))
+    got = kernel.call("jacobian", arrays)
+    for name, value in wanted.items():
+        # What elements in 37 draws can have in condition.
+        assert numpy.allclose(got[name], value.numpy(), rtol=1e-8, atol=1e-10 * float(value.abs().max())), name
+    assert (kernel.status == 0).all()
+    alone = kernel.call("jacobian", {n: v[:1] for n, v in arrays.items()})
+    for name, value in alone.items():
+        assert numpy.allclose(value[0], got[name][0], rtol=1e-12, atol=0.0), name
