@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_direct import Direct
+from torch import nn
 
+import torchferry
 from exporter.contract import Bounds
 from exporter.errors import UnsupportedError
 from exporter.kernels.tangents import NoRuleError
@@ -314,3 +317,31 @@ def test_derivatives_in_single_precision():
     x = torch.tensor([[0.5, 2.0, 3.0]], dtype=torch.float32)
     kernel = Direct(lambda v: (v + 0.5,), {"x": x}, jacobian=True)
     assert torch.equal(kernel(x)[0][0], torch.eye(3))
+
+
+class Power(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.exponent = nn.Parameter(torch.tensor(2.5, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x**self.exponent
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_powers_with_an_exponent_that_is_set(dtype, tmp_path):
+    """Some exponents make a product of a power: the same number, within 2 ULP, whatever is raised."""
+    x = torch.rand(33, generator=torch.Generator().manual_seed(4), dtype=dtype) * 20 - 10
+    x[:8] = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-30, -1e30, 1.0], dtype=dtype)
+    torchferry.export(Power(dtype), output=tmp_path / "power", inputs={"x": x[20:].abs()}, formats="c")
+    kernel = torchferry.load(tmp_path / "power")
+    for exponent in (2.5, 1.0, 2.0, 3.0, 4.0, 5.0, 0.0, -1.0, -2.0, 0.5):
+        kernel.set_parameter("exponent", exponent)
+        for given in (x, x[20:21]):
+            (got,) = kernel.call("forward", {"x": given.numpy()}).values()
+            wanted = (given ** torch.tensor(exponent, dtype=dtype)).numpy()
+            assert numpy.array_equal(numpy.isnan(got), numpy.isnan(wanted)), exponent
+            there = numpy.isfinite(wanted)
+            assert numpy.array_equal(got[~there], wanted[~there], equal_nan=True), exponent
+            apart = numpy.abs(got[there] - wanted[there]) / numpy.spacing(numpy.abs(wanted[there]))
+            assert (apart <= 2).all(), (exponent, apart.max())
