@@ -337,9 +337,9 @@ def test_powers_with_an_exponent_that_is_set(dtype, tmp_path):
     kernel = torchferry.load(tmp_path / "power")
     for exponent in (2.5, 1.0, 2.0, 3.0, 4.0, 5.0, 0.0, -1.0, -2.0, 0.5):
         kernel.set_parameter("exponent", exponent)
-        for given in (x, x[20:21]):
-            (got,) = kernel.call("forward", {"x": given.numpy()}).values()
-            wanted = (given ** torch.tensor(exponent, dtype=dtype)).numpy()
+        for base in (x, x[20:21]):
+            (got,) = kernel.call("forward", {"x": base.numpy()}).values()
+            wanted = (base ** torch.tensor(exponent, dtype=dtype)).numpy()
             assert numpy.array_equal(numpy.isnan(got), numpy.isnan(wanted)), exponent
             there = numpy.isfinite(wanted)
             assert numpy.array_equal(got[~there], wanted[~there], equal_nan=True), exponent
