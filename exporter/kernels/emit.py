@@ -2,58 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-
-import jinja2
 
 from exporter import newton
 from exporter.kernels.expressions import MEMORY, TYPES, expression, literal
+from exporter.kernels.layout import ARRAYS, SMALL, TEMPLATES, UNROLLED, Emitted, comment, struct
 from exporter.kernels.loops import Loop
 from exporter.kernels.lower import Function
 from exporter.kernels.names import PARAMETER
 from exporter.kernels.schedule import CALLS, SCALARS, Slots, Step, place, reached, steps, uniform
-from exporter.kernels.ssa import BOOL, F64, I64, LU, NEWTON, SEVERAL, SOLVED
-
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("exporter.kernels"),
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-    undefined=jinja2.StrictUndefined,
-)
-# Elements that are computed together: two registers of AVX-512, so that one waits for its results while the other is at
-# work. Measured: 0.9 of the time that 8 take, in Newton loops and in explicit models.
-LANES = 16
-# Newton's systems up to this size are unrolled. Measured, in times of a loop: 0.6 for 7 unknowns, 0.8 for 8, 0.9 for
-# 12, where compilers take longer over them.
-UNROLLED = 8
-# Above this many scalars a method has no second body for one element: it would double the time of the compiler.
-SMALL = 6_000
-ARRAYS = {"float64": "d", "float32": "f", "int64": "i", "int32": "j", "bool": "b"}
-
-
-@dataclass
-class Emitted:
-    """One method: its functions, its frame and what is uniform, as text; where outputs and inputs stand."""
-
-    name: str
-    text: str
-    prepare: str
-    frame: str
-    uniform: str
-    operations: int
-    rows: Mapping[str, int]
-    inputs: Mapping[str, int]
-    outputs: tuple[int, ...]
-    parameters: tuple[str, ...]
-    statuses: tuple[str, ...]
-    holds_environment: bool
-    helpers: tuple[str, ...]
-    # Sizes of the systems that are.
-    unrolled: tuple[int, ...]
-    small: bool
+from exporter.kernels.ssa import BOOL, F64, I64, LU, NEWTON, READ, SEVERAL, SOLVED, TABLES
 
 
 class Writer:
@@ -79,6 +37,9 @@ class Writer:
             *(i for loop in self.loops.values() for i in reached(self.terms, [*loop.residual, *loop.matrix], needed)),
         }
         self.own_uniform = uniform(self.terms, self.everything)
+        # Where each table begins, in C, and those of constants.
+        self.tables: dict[tuple[int, ...], str] = {}
+        self.constants: list[str] = []
         for i in self.everything:
             term = self.terms[i]
             if term.op == "leaf" and term.extra[0] in self.inputs:
@@ -116,8 +77,8 @@ class Writer:
             name,
             "\n".join(self.parts),
             self.prepare,
-            _struct(f"{name}_frame", self.slots.counts, lanes=True),
-            _struct(f"{name}_uniform", self._uniform_counts, lanes=False),
+            struct(f"{name}_frame", self.slots.counts, lanes=True),
+            "".join(self.constants) + struct(f"{name}_uniform", self._uniform_counts, lanes=False),
             self.operations,
             dict(self.slots.counts),
             self.inputs,
@@ -134,6 +95,7 @@ class Writer:
         """What is computed once for a call. Gives the parameters that the method reads."""
         name, lines, parameters = self.function.method, [], {}
         slots = Slots()
+        copied = self._tables(slots)
         for i in self.own_uniform:
             term = self.terms[i]
             slots.give(i, term.kind)
@@ -147,6 +109,7 @@ class Writer:
                 value = self._expression(i)
             lines.append(f"  g->{array}[{at}] = {value};")
             self.names[i] = f"g->{array}[{at}]"
+        lines += [f"  {to} = {self._name(i)};" for to, i in copied]
         self._uniform_counts = slots.counts
         self.prepare = (
             f"static void {name}_prepare(struct {name}_uniform *g, const void *const *parameters) {{\n"
@@ -154,6 +117,29 @@ class Writer:
             + "\n  (void)g;\n  (void)parameters;\n}\n"
         )
         return tuple(parameters)
+
+    def _tables(self, slots: Slots) -> list[tuple[str, int]]:
+        """Places for the tables that are read, one number behind the other: constants in a table of their own, what is
+        computed once for a call where it is computed. Gives what is to be copied from elsewhere."""
+        copied = []
+        for i in sorted(self.everything):
+            numbers = self.terms[i].args[1:]
+            if self.terms[i].op not in TABLES or numbers in self.tables:
+                continue
+            kind = self.terms[numbers[0]].kind
+            if all(self.terms[n].op == "const" for n in numbers):
+                name = self.tables[numbers] = f"{self.function.method}_table_{len(self.tables)}"
+                values = ", ".join(self._name(n) for n in numbers)
+                self.constants.append(f"static const {TYPES[kind]} {name}[] = {{ {values} }};\n")
+                continue
+            first = slots.take(kind, len(numbers))
+            self.tables[numbers] = f"&g->{ARRAYS[kind]}[{first}]"
+            for at, n in enumerate(numbers, first):
+                if self.terms[n].op == "const" or n in slots.places:
+                    copied.append((f"g->{ARRAYS[kind]}[{at}]", n))
+                else:
+                    slots.places[n] = (kind, at)
+        return copied
 
     def _body(self, needed: Sequence[int], ends: Iterable[int], name: str) -> list[str]:
         """Functions for these terms; gives the calls of them in their order."""
@@ -237,6 +223,13 @@ class Writer:
         term = self.terms[i]
         if term.op == "singular":
             return self.names[-term.args[0]]
+        if term.op in TABLES:
+            table, count = self.tables[term.args[1:]], len(term.args) - 1
+            first = self._name(term.args[0], local)
+            if term.op == READ:
+                return f"({table})[{first}]"
+            self.helpers |= {"tf_below": None}
+            return f"({TYPES[term.kind]})tf_below({table}, {count}, {first}, {int(term.extra[0])})"
         kinds = [self.terms[a].kind for a in term.args]
         text, helpers = expression(term.op, term.kind, kinds, [self._name(a, local) for a in term.args])
         self.helpers |= dict.fromkeys(helpers)
@@ -371,19 +364,3 @@ class Writer:
         # Another part computes its own.
         self.names, self.slots.places = outside, kept
         return function
-
-
-def comment(text: str) -> str:
-    """What can stand in a comment in C."""
-    plain = re.sub(r"[^\x20-\x7e]", "?", text)
-    return plain.replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
-
-
-def _struct(name: str, counts: Mapping[str, int], *, lanes: bool) -> str:
-    rows = [
-        f"  {TYPES[kind]} {ARRAYS[kind]}[{count}]{'[TF_LANES]' if lanes else ''};"
-        for kind, count in counts.items()
-        if count
-    ]
-    body = "\n".join(rows) if rows else "  char nothing;"
-    return f"struct {name} {{\n{body}\n}};\n"

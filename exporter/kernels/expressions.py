@@ -62,6 +62,17 @@ static int64_t tf_truncated(int64_t a, int64_t b) {
   const int64_t rest = a % b;
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }""",
+    "tf_below": """/* How many of the ordered numbers are below x, or equal to it where right; NaN is behind all. */
+static int64_t tf_below(const double *numbers, int64_t count, double x, int right) {
+  int64_t from = 0, to = count;
+  while (from < to) {
+    const int64_t middle = from + (to - from) / 2;
+    const int here = right ? !(numbers[middle] > x) : !(numbers[middle] >= x);
+    from = here ? middle + 1 : from;
+    to = here ? to : middle;
+  }
+  return from;
+}""",
     "tf_raised": """static int64_t tf_raised(int64_t base, int64_t exponent) {
   uint64_t found = 1, square = (uint64_t)base;
   if (exponent < 0) return base == 1 ? 1 : base == -1 ? (exponent % 2 ? -1 : 1) : 0;

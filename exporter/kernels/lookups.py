@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from exporter.kernels.ssa import BOOL, Terms
+from exporter.kernels import tables
 from exporter.kernels.symbols import Lowering, Symbol, kind_of
 
 
 def searched(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:
     """The number of boundaries below each value; at ``right`` those that are equal count too."""
+    if kwargs.get("sorter") is not None:
+        raise lowering.refused("aten::searchsorted with a sorter", "a table that is in order")
     bucketize = func.overloadpacket.__name__ == "bucketize"
     table, value = (args[1], args[0]) if bucketize else (args[0], args[1])
     table = lowering.symbol(table)
@@ -26,13 +27,12 @@ def searched(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping
     counted = "int32" if kwargs.get("out_int32") else "int64"
     rows = table.ids.expand(*value.ids.shape[:-1], table.ids.shape[-1]) if table.ids.ndim > 1 else table.ids
     each = rows.unsqueeze(-2).expand(*value.ids.shape, -1) if table.ids.ndim > 1 else rows.expand(*value.ids.shape, -1)
-    found = []
-    for number, bounds in zip(value.ids.reshape(-1).tolist(), each.reshape(-1, each.shape[-1]).tolist(), strict=True):
-        # NaN is behind all.
-        above = [terms.make("lt" if right else "le", (number, b), BOOL) for b in bounds]
-        below = [terms.make("not", (a,), BOOL) for a in above]
-        counts = [terms.make("cast", (c,), counted) for c in below]
-        found.append(functools.reduce(lambda a, b: terms.make("add", (a, b), counted), counts))
+    found = [
+        tables.below(terms, number, bounds, counted, right=right)
+        for number, bounds in zip(
+            value.ids.reshape(-1).tolist(), each.reshape(-1, each.shape[-1]).tolist(), strict=True
+        )
+    ]
     return Symbol(torch.tensor(found, dtype=torch.int64).reshape(value.ids.shape), getattr(torch, counted))
 
 
@@ -41,22 +41,6 @@ def looked_up(lowering: Lowering, name: str, args: Sequence[Any], kwargs: Mappin
     which torch refuses, it is the nearest."""
     terms = lowering.terms
     of: Symbol = args[0]
-    kind = kind_of(of.dtype, terms.origin)
-
-    def read(candidates: list[int], place: int) -> int:
-        counted = terms[place].kind
-        found = candidates[-1]
-        for at in range(len(candidates) - 2, -1, -1):
-            here = terms.make("le", (place, terms.constant(at, counted)), BOOL)
-            found = terms.make("where", (here, candidates[at], found), kind)
-        return found
-
-    def from_end(place: int, size: int) -> int:
-        counted = terms[place].kind
-        below = terms.make("lt", (place, terms.constant(0, counted)), BOOL)
-        wrapped = terms.make("add", (place, terms.constant(size, counted)), counted)
-        return terms.make("where", (below, wrapped, place), counted)
-
     if name == "gather":
         dim, index = args[1], lowering.symbol(args[2])
         source = of.ids.movedim(dim, -1)
@@ -64,13 +48,13 @@ def looked_up(lowering: Lowering, name: str, args: Sequence[Any], kwargs: Mappin
         source = source[tuple(slice(0, s) for s in where.shape[:-1])]
         flat = source.reshape(-1, source.shape[-1]).tolist()
         places = where.reshape(-1, where.shape[-1]).tolist()
-        found = [[read(row, p) for p in at] for row, at in zip(flat, places, strict=True)]
+        found = [[tables.read(terms, row, p) for p in at] for row, at in zip(flat, places, strict=True)]
         return Symbol(torch.tensor(found, dtype=torch.int64).reshape(where.shape).movedim(-1, dim), of.dtype)
     if name == "index_select":
         dim, index = args[1], lowering.symbol(args[2])
         source = of.ids.movedim(dim, -1)
         flat = source.reshape(-1, source.shape[-1]).tolist()
-        found = [[read(row, p) for p in index.ids.reshape(-1).tolist()] for row in flat]
+        found = [[tables.read(terms, row, p) for p in index.ids.reshape(-1).tolist()] for row in flat]
         return Symbol(torch.tensor(found, dtype=torch.int64).reshape(*source.shape[:-1], -1).movedim(-1, dim), of.dtype)
     indices = list(args[1]) + [None] * (of.ids.ndim - len(args[1]))
     used = [i for i, v in enumerate(indices) if v is not None]
@@ -86,32 +70,10 @@ def looked_up(lowering: Lowering, name: str, args: Sequence[Any], kwargs: Mappin
     # (lead, sizes..., rest) to (lead, rest, all places)
     source = of.ids.reshape(*lead, math.prod(sizes), *rest).movedim(len(lead), -1)
     rows = source.reshape(-1, math.prod(sizes)).tolist()
-    found = []
-    for row in rows:
-        for at in zip(*flat, strict=True):
-            candidates = torch.tensor(row).reshape(sizes)
-            found.append(_read_at(terms, candidates, at, sizes, read, from_end))
+    found = [tables.read_at(terms, row, at, sizes) for row in rows for at in zip(*flat, strict=True)]
     count = len(flat[0])
     shaped = torch.tensor(found, dtype=torch.int64).reshape(*lead, *rest, count).movedim(-1, len(lead))
     return Symbol(shaped.reshape(*lead, *whole[0].shape, *rest), of.dtype)
-
-
-def _read_at(
-    terms: Terms, candidates: torch.Tensor, at: Sequence[int], sizes: Sequence[int], read: Any, from_end: Any
-) -> int:
-    place, size = at[0], sizes[0]
-    value = terms.value(place)
-    inner = [
-        int(part) if part.ndim == 0 else _read_at(terms, part, at[1:], sizes[1:], read, from_end)
-        for part in (
-            candidates
-            if value is None
-            else candidates[int(value) : int(value) + 1]
-            if value >= 0
-            else candidates[int(value)][None]
-        )
-    ]
-    return inner[0] if value is not None else read(inner, from_end(place, size))
 
 
 def put(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:

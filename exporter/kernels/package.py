@@ -11,7 +11,7 @@ from exporter import __version__, kernel_files
 from exporter.archive import Archive
 from exporter.contract import Batch, Bounds, Contract, Finding
 from exporter.graph.loading import loaded
-from exporter.kernels.emit import TEMPLATES
+from exporter.kernels.layout import TEMPLATES
 from exporter.kernels.source import Source, source
 from exporter.stored import EXTREMES, Case, admits
 

@@ -1,8 +1,8 @@
 """In which order terms are computed, and where their values are kept.
 
 Terms fall into levels: scalars that are computed together in one loop over the lanes, which a compiler vectorises;
-calls of libm, each in a loop of its own, which it does not; and whole blocks (a factorisation, a solution, a Newton
-loop). Values that are used outside of their own loop have a slot: a row of one number for each lane.
+calls of libm and reads of tables, each in a loop of its own, which it does not; and whole blocks (a factorisation, a
+solution, a Newton loop). Values that are used outside of their own loop have a slot: a row of one number for each lane.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exporter.kernels.expressions import LIBM
-from exporter.kernels.ssa import SEVERAL, Terms
+from exporter.kernels.ssa import SEVERAL, TABLES, Terms
 
 # Scalars of one function in C: compilers take more than linear time over longer ones.
 CHUNK = 1_200
@@ -50,7 +50,7 @@ def uniform(terms: Terms, ends: Iterable[int]) -> list[int]:
     for i in reached(terms, ends, ()):
         term = terms[i]
         alone = term.op != "const" and not terms.rows[i] and not terms.loops[i]
-        plain = term.op not in SEVERAL and term.op not in ("pick", "singular")
+        plain = term.op not in (*SEVERAL, *TABLES, "pick", "singular")
         if alone and plain and all(a in found or terms[a].op == "const" for a in term.args):
             found[i] = None
     return list(found)
@@ -82,7 +82,7 @@ def steps(terms: Terms, needed: Sequence[int]) -> list[Step]:
             if term.op == "singular":
                 by.setdefault((at, 0), []).append(i)
             continue
-        order = 2 if term.op in SEVERAL else 1 if term.op in LIBM else 0
+        order = 2 if term.op in SEVERAL else 1 if term.op in LIBM or term.op in TABLES else 0
         by.setdefault((at, order), []).append(i)
         # What follows a call or a block is of the next level.
         level[i] = at + (order > 0)

@@ -12,8 +12,9 @@ import torch
 from exporter import __version__
 from exporter.contract import Contract, block_name
 from exporter.kernel_files import identifier, identifiers
-from exporter.kernels.emit import ARRAYS, LANES, TEMPLATES, Emitted, Writer, comment
+from exporter.kernels.emit import Writer
 from exporter.kernels.expressions import HELPERS, MEMORY, TYPES, literal
+from exporter.kernels.layout import ARRAYS, LANES, TEMPLATES, Emitted, comment
 from exporter.kernels.lower import Function, Lowered
 from exporter.kernels.ssa import BOOL, too_big
 from exporter.variables import TensorSpec

@@ -27,6 +27,9 @@ COMMUTATIVE = {"add", "mul", "eq", "ne", "and", "or", "xor"}
 LU, SOLVED, NEWTON = "lu", "solved", "newton"
 MIXED = "mixed"
 SEVERAL = (LU, SOLVED, NEWTON)
+# A number of a table at a place, and how many of one are below a number: the table is the arguments after the first.
+READ, SEARCHED = "read", "searched"
+TABLES = (READ, SEARCHED)
 # More terms than this take torch's operators minutes to write down, and a compiler longer.
 MOST = 400_000
 

@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from exporter.contract import TANGENT, Contract, bare
+from exporter.kernels import tables
 from exporter.kernels.loops import Loop, region
 from exporter.kernels.names import leaf_name
 from exporter.kernels.schedule import reached
-from exporter.kernels.ssa import BOOL, F64, LU, NEWTON, REAL, SOLVED, Terms
+from exporter.kernels.ssa import BOOL, F64, LU, NEWTON, READ, REAL, SEARCHED, SOLVED, Terms
 from exporter.variables import TensorSpec
 
 Direction = Hashable
@@ -120,7 +121,7 @@ PARTIALS: dict[str, Partials] = {
 }
 # Steps: their derivative is zero wherever it is.
 FLAT = {"floor", "ceil", "trunc", "round", "sign", "div_floor", "div_trunc", "lt", "le", "eq", "ne", "and", "or", "xor",
-        "not", "isnan", "isinf", "isfinite", "const", "leaf", "singular"}  # fmt: skip
+        "not", "isnan", "isinf", "isfinite", "const", "leaf", "singular", SEARCHED}  # fmt: skip
 
 
 class Pusher:
@@ -158,6 +159,9 @@ class Pusher:
             zero = terms.constant(0.0, kind)
             _, first, second = tangents
             return {d: make("where", (term.args[0], first.get(d, zero), second.get(d, zero)), kind) for d in directions}
+        if term.op == READ:
+            zero = terms.constant(0.0, kind)
+            return {d: tables.read(terms, [t.get(d, zero) for t in tangents[1:]], term.args[0]) for d in directions}
         if term.op == "mul":
             partials: Sequence[int | None] = [term.args[1], term.args[0]]
         elif term.extra == ("sigmoid",):

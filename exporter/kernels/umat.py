@@ -14,7 +14,7 @@ from exporter import __version__, files, kernel_files
 from exporter.contract import Contract, block_name
 from exporter.errors import UsageError
 from exporter.kernel_files import KernelFiles
-from exporter.kernels.emit import TEMPLATES, comment
+from exporter.kernels.layout import TEMPLATES, comment
 
 OLD = "~1"
 # What Abaqus gives besides, by the names that models have for it.

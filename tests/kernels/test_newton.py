@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import torchferry
-from exporter.kernels.emit import UNROLLED
+from exporter.kernels.layout import UNROLLED
 
 F = torch.float64
 KINDS = {

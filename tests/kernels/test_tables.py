@@ -1,0 +1,165 @@
+"""Tables that are read where the data says, and searched: short ones as choices, long ones as tables."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from kernel_direct import resealed
+from torch import nn
+
+import torchferry
+from exporter.errors import MismatchError, UnsupportedError
+from exporter.kernels.tables import SHORT
+from runtime_checks.report import FAILED
+
+F = torch.float64
+# Between the bounds, at them, outside of them, and no number.
+POINTS = torch.cat(
+    [
+        torch.linspace(-1.3, 1.3, 29, dtype=F),
+        torch.linspace(-1.0, 1.0, SHORT + 1, dtype=F) ** 3,
+        torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, -0.0], dtype=F),
+    ]
+)
+
+
+class Curve(nn.Module):
+    """Linear between the points of a table, and beyond its ends."""
+
+    signature = torchferry.Signature.of({"x": ()}, {"y": ()})
+    bounds: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, count: int, *, parameters: bool) -> None:
+        super().__init__()
+        bounds = torch.linspace(-1.0, 1.0, count, dtype=F) ** 3
+        for name, value in (("bounds", bounds), ("values", torch.sin(3 * bounds))):
+            if parameters:
+                self.register_parameter(name, nn.Parameter(value))
+            else:
+                self.register_buffer(name, value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        at = torch.searchsorted(self.bounds, x.contiguous(), right=True).clamp(1, len(self.bounds) - 1)
+        low, high = self.bounds[at - 1], self.bounds[at]
+        return self.values[at - 1] + (x - low) * (self.values[at] - self.values[at - 1]) / (high - low)
+
+
+def exported(model: nn.Module, path: Path, derivatives: Sequence[str] = ("y:x",)) -> tuple:
+    torchferry.export(
+        model, output=path.with_suffix(".pt"), inputs={"x": POINTS[:29]}, derivatives=derivatives, formats="pt,c"
+    )
+    return torchferry.load(path), torchferry.load(path.with_suffix(".pt"))
+
+
+@pytest.mark.parametrize("count", [SHORT, SHORT + 1, 500])
+@pytest.mark.parametrize("parameters", [True, False])
+def test_a_curve(count, parameters, tmp_path):
+    kernel, model = exported(Curve(count, parameters=parameters), tmp_path / "curve")
+    for points in (POINTS, POINTS[-1:], POINTS[3:4]):
+        got = kernel.call("jacobian", {"x": points.numpy()})
+        for name, value in model.call("jacobian", {"x": points}).items():
+            assert numpy.allclose(got[name], value.numpy(), rtol=1e-13, atol=1e-13, equal_nan=True), name
+        (same,) = kernel.call("forward", {"x": points.numpy()}).values()
+        assert numpy.array_equal(same, model(points)[0].numpy(), equal_nan=True)
+    (lanes,) = (tmp_path / "curve").glob("*_lanes.h")
+    # A long table costs no more than a short one does.
+    assert len(lanes.read_text().splitlines()) < 400
+
+
+def test_a_table_that_is_set(tmp_path):
+    kernel, model = exported(Curve(40, parameters=True), tmp_path / "curve")
+    moved = numpy.sort(numpy.random.default_rng(0).normal(size=40))
+    kernel.set_parameter("bounds", moved)
+    model.set_parameter("bounds", torch.from_numpy(moved))
+    (got,) = kernel.call("forward", {"x": POINTS.numpy()}).values()
+    assert numpy.array_equal(got, model(POINTS)[0].numpy(), equal_nan=True)
+
+
+class Read(nn.Module):
+    """A number of a plane by two places, the second of which counts from the end, and how many bounds are below."""
+
+    signature = torchferry.Signature.of({"x": ()}, {"y": (), "n": (), "m": ()})
+    plane: torch.Tensor
+    bounds: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("plane", torch.randn(7, 5, generator=torch.Generator().manual_seed(0), dtype=F))
+        self.register_buffer("bounds", torch.linspace(-1.0, 1.0, 21, dtype=F).round(decimals=1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        first = (x * 3 + 3).nan_to_num(0.0, 0.0, 0.0).to(torch.int64).clamp(0, 6)
+        second = (x * 2 - 2).nan_to_num(-1.0, -1.0, -1.0).to(torch.int64).clamp(-5, -1)
+        below = torch.searchsorted(self.bounds, x.contiguous(), side="left", out_int32=True)
+        return self.plane[first, second], below.to(F), torch.bucketize(x, self.bounds, right=True).to(F)
+
+
+def test_places_in_two_dimensions(tmp_path):
+    path = tmp_path / "read"
+    torchferry.export(Read(), output=path.with_suffix(".pt"), inputs={"x": POINTS[:29]}, formats="pt,c")
+    kernel, model = torchferry.load(path), torchferry.load(path.with_suffix(".pt"))
+    points = torch.cat([POINTS, torch.linspace(-1.0, 1.0, 21, dtype=F).round(decimals=1)])
+    for got, wanted in zip(kernel.call("forward", {"x": points.numpy()}).values(), model(points), strict=True):
+        assert numpy.array_equal(got, wanted.numpy(), equal_nan=True)
+
+
+def test_derivatives_by_the_numbers_of_a_table(tmp_path):
+    kernel, model = exported(Curve(SHORT + 1, parameters=True), tmp_path / "curve", ["y:values", "y:x"])
+    got = kernel.call("jacobian", {"x": POINTS[:-5].numpy()})
+    for name, value in model.call("jacobian", {"x": POINTS[:-5]}).items():
+        assert numpy.allclose(got[name], value.numpy(), rtol=1e-13, atol=1e-13), name
+
+
+class Sorted(nn.Module):
+    signature = torchferry.Signature.of({"x": ()}, {"y": ()})
+    order: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bounds", torch.tensor([2.0, 0.0, 1.0], dtype=F))
+        self.register_buffer("order", torch.tensor([1, 2, 0]))
+
+    bounds: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.searchsorted(self.bounds, x.contiguous(), sorter=self.order).to(F)
+
+
+def test_a_table_in_another_order(tmp_path):
+    with pytest.raises(UnsupportedError, match="sorter"):
+        torchferry.export(Sorted(), output=tmp_path / "sorted", inputs={"x": POINTS[:29]}, formats="c")
+
+
+@pytest.mark.parametrize(
+    ("ending", "pattern", "by"),
+    [
+        (".c", r"to = count;", "to = count / 2;"),
+        (".c", r"numbers\[middle\] > x", "numbers[middle] >= x"),
+        ("_lanes.h", r"\(forward_table_(\d+)\)\[", r"(forward_table_\1)[0 * "),
+    ],
+    ids=["half of a table", "the wrong side of a bound", "always the first number"],
+)
+def test_a_planted_fault_is_caught(ending, pattern, by, tmp_path):
+    path = tmp_path / "read"
+    at_bounds = {"x": torch.linspace(-1.0, 1.0, 21, dtype=F).round(decimals=1)}
+    torchferry.export(Read(), output=path, inputs=at_bounds, formats="c")
+    copy = Path(shutil.copytree(path, tmp_path / "faulty"))
+
+    def change(files: dict[str, bytes]) -> None:
+        (name,) = (n for n in files if n.endswith(ending) and not n.startswith("test_") and not n.endswith("_shared.c"))
+        text, count = re.subn(pattern, by, files[name].decode())
+        assert count
+        files[name] = text.encode()
+
+    resealed(copy, change)
+    with pytest.raises(MismatchError) as caught:
+        torchferry.verify(copy)
+    failed = {c.check for c in caught.value.report.checks if c.verdict == FAILED}
+    assert failed & {"stored cases", "batch sizes"}, failed
