@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from exporter.kernels.ssa import BOOL, F64, READ, SEARCHED, Terms
 
-# Measured, of a curve through the numbers in a batch of 1,000: tables take 0.75 of the time of choices for 9 numbers, 0.56
-# for 17, 0.06 for 129.
+# Measured, of a curve through the numbers in a batch of 1,000: tables take 0.75 of the time of choices for 9 numbers,
+# 0.56 for 17, 0.06 for 129.
 SHORT = 8
 
 
