@@ -16,7 +16,7 @@ from exporter.kernels.emit import Writer
 from exporter.kernels.expressions import HELPERS, MEMORY, TYPES, literal
 from exporter.kernels.layout import ARRAYS, LANES, TEMPLATES, Emitted, comment
 from exporter.kernels.lower import Function, Lowered
-from exporter.kernels.ssa import BOOL, too_big
+from exporter.kernels.ssa import BOOL, F64, too_big
 from exporter.variables import TensorSpec
 
 SIZES = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "bool": 1}
@@ -85,6 +85,7 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
         "stored": sorted({v["kind"] for m in methods for v in m["outputs"]}),
         "taken": sorted({(v["kind"], v["count"]) for m in methods for v in m["inputs"]}),
         "given": sorted({(v["kind"], v["count"]) for m in methods for v in m["outputs"]}),
+        "wide": any(v["kind"] == F64 and v["count"] > 3 for m in methods for v in (*m["inputs"], *m["outputs"])),
         "types": TYPES,
         "memory": MEMORY,
         "helpers": [HELPERS[h] for h in helpers if h in HELPERS],
