@@ -15,6 +15,7 @@ from kernel_direct import resealed
 from torch import nn
 
 import torchferry
+from exporter import machine
 from exporter.errors import MismatchError
 from runtime_checks.report import FAILED
 
@@ -130,6 +131,15 @@ def test_it_is_caught(faulty, fault, tmp_path):
         torchferry.verify(folder)
     failed = {c.check for c in caught.value.report.checks if c.verdict == FAILED}
     assert failed & checks, failed
+
+
+@pytest.mark.skipif("avx" not in machine.instructions(), reason="gcc has other code for this processor")
+def test_numbers_that_change_their_places_wrongly(faulty, tmp_path):
+    folder = Path(shutil.copytree(faulty["perzyna"], tmp_path / "perzyna"))
+    resealed(folder, edit(".c", r"low = \{0, 1, 4, 5\}", "low = {0, 1, 5, 4}"))
+    with pytest.raises(MismatchError) as caught:
+        torchferry.verify(folder)
+    assert {"stored cases", "batch sizes"} & {c.check for c in caught.value.report.checks if c.verdict == FAILED}
 
 
 def test_without_a_fault(faulty, tmp_path):
