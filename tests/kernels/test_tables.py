@@ -117,6 +117,43 @@ def test_derivatives_by_the_numbers_of_a_table(tmp_path):
         assert numpy.allclose(got[name], value.numpy(), rtol=1e-13, atol=1e-13), name
 
 
+class Stiffening(nn.Module):
+    """``stress(x) + weight(w) - g``: a table that is read in each step of Newton's method, at the unknown's place, and
+    one in single precision by a table of whole numbers."""
+
+    signature = torchferry.Signature.of({"x": (), "x~1": (), "g": (), "w": ()}, {"x_residual": ()})
+    weights: torch.Tensor
+    order: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounds = nn.Parameter(torch.linspace(-2.0, 2.0, 41, dtype=F))
+        self.stress = nn.Parameter(2.0 * self.bounds.detach())
+        self.register_buffer("weights", torch.linspace(0.0, 1e-2, 41, dtype=torch.float32))
+        self.register_buffer("order", torch.randperm(41, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: torch.Tensor, old: torch.Tensor, g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        at = torch.searchsorted(self.bounds, x.contiguous(), right=True).clamp(1, 40)
+        slope = (self.stress[at] - self.stress[at - 1]) / (self.bounds[at] - self.bounds[at - 1])
+        place = self.order[torch.searchsorted(self.bounds, w.contiguous()).clamp(0, 40)]
+        return self.stress[at - 1] + (x - self.bounds[at - 1]) * slope + self.weights[place].to(F) - g - 0.1 * old
+
+
+def test_a_table_in_a_newton_loop(tmp_path):
+    generator = torch.Generator().manual_seed(1)
+    inputs = {n: torch.rand(13, generator=generator, dtype=F) - 0.5 for n in ("x~1", "g", "w")}
+    path = tmp_path / "stiffening"
+    model = torchferry.ImplicitUpdate(Stiffening(), ["x"])
+    torchferry.export(model, output=path.with_suffix(".pt"), inputs=inputs, derivatives=("x:g",), formats="pt,c")
+    kernel, archive = torchferry.load(path), torchferry.load(path.with_suffix(".pt"))
+    for rows in (1, 16, 37):
+        given = {n: 2 * torch.rand(rows, generator=generator, dtype=F) - 1 for n in inputs}
+        wanted = archive.call("jacobian", given)
+        for name, value in kernel.call("jacobian", {n: v.numpy() for n, v in given.items()}).items():
+            assert numpy.allclose(value, wanted[name].numpy(), rtol=1e-13, atol=1e-14), name
+        assert (kernel.status == 0).all()
+
+
 class Sorted(nn.Module):
     signature = torchferry.Signature.of({"x": ()}, {"y": ()})
     order: torch.Tensor
