@@ -3,7 +3,7 @@ framework for nonlinear optimization and optimal control", 2019)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import casadi
@@ -46,7 +46,7 @@ _RULES: dict[str, Callable[..., Any]] = {
 class Oracle:
     """``symbols`` stand for terms that are given: leaves, and the unknowns of loops."""
 
-    def __init__(self, terms: Terms, loops: Sequence[Loop], symbols: dict[int, Any]) -> None:
+    def __init__(self, terms: Terms, loops: Mapping[int, Loop], symbols: dict[int, Any]) -> None:
         self.terms, self.loops = terms, loops
         self.known = dict(symbols)
 

@@ -66,7 +66,7 @@ class Direct:
         first, *_ = example
         if jacobian:
             by = leaves[first].reshape(-1).tolist()
-            outputs = [tuple(tangents.matrix(self.terms, (), one, by)) for one in outputs]
+            outputs = [tuple(tangents.matrix(self.terms, {}, one, by)) for one in outputs]
         self.outputs = outputs
         wide = tuple(example[first].shape[1:]) if jacobian else ()
         taken = [TensorSpec(n, tuple(v.shape[1:]), str(v.dtype).removeprefix("torch.")) for n, v in example.items()]
@@ -77,7 +77,7 @@ class Direct:
         ]
         contract = contract_of(taken, given_specs)
         made = rendered(
-            contract, {"forward": Function("forward", self.terms, tuple(example), tuple(outputs), {}, ())}, {}
+            contract, {"forward": Function("forward", self.terms, tuple(example), tuple(outputs), {}, {})}, {}
         )
         files = {name: text.encode() for name, text in made.files.items()}
         change(files)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from exporter import newton
+from exporter.kernels.columns import Columns
 from exporter.kernels.expressions import MEMORY, TYPES, expression, literal
 from exporter.kernels.layout import ARRAYS, SMALL, TEMPLATES, UNROLLED, Emitted, comment, struct
-from exporter.kernels.loops import Loop
 from exporter.kernels.lower import Function
 from exporter.kernels.names import PARAMETER
 from exporter.kernels.schedule import CALLS, SCALARS, Slots, Step, place, reached, steps, uniform
-from exporter.kernels.ssa import BOOL, F64, I64, LU, NEWTON, READ, SEVERAL, SOLVED, TABLES
+from exporter.kernels.ssa import BOOL, COLUMNS, F64, I64, LU, NEWTON, READ, SEVERAL, SOLVED, TABLES
 
 
 class Writer:
@@ -32,10 +32,13 @@ class Writer:
         ends = [i for output in function.outputs for i in output]
         needed = reached(self.terms, ends, ())
         self.loops = {i: function.loops[self.terms[i].extra[0]] for i in needed if self.terms[i].op == NEWTON}
-        self.everything = {
-            *needed,
-            *(i for loop in self.loops.values() for i in reached(self.terms, [*loop.residual, *loop.matrix], needed)),
-        }
+        self.everything = set(needed)
+        for loop in self.loops.values():
+            self.everything.update(reached(self.terms, [*loop.residual, *loop.matrix], self.everything))
+        for i in [i for i in self.everything if self.terms[i].op == COLUMNS]:
+            self.everything.update(reached(self.terms, self.terms[i].extra[0].tangents, self.everything))
+        # Where a block's numbers are meant to be from the start.
+        self.meant: dict[int, int] = {}
         self.own_uniform = uniform(self.terms, self.everything)
         # Where each table begins, in C, and those of constants.
         self.tables: dict[tuple[int, ...], str] = {}
@@ -60,7 +63,7 @@ class Writer:
             outputs.append(first)
         calls = self._body(top, self.ends, name)
         for output, kind, first in zip(self.function.outputs, kinds, outputs, strict=True):
-            copied = self._copied(output, first, ARRAYS[kind])
+            copied = self._copied(output, range(first, first + len(output)), ARRAYS[kind])
             if copied:
                 function, head = self._head(name)
                 self.parts.append(f"{head} {{\n{copied}  (void)g;\n}}\n")
@@ -236,21 +239,26 @@ class Writer:
         return text
 
     def _block(self, i: int, name: str) -> str:
-        op = self.terms[i].op
-        return (
-            self._factored(i, name) if op == LU else self._solution(i, name) if op == SOLVED else self._newton(i, name)
-        )
+        write = {LU: self._factored, SOLVED: self._solution, NEWTON: self._newton, COLUMNS: self._columns}
+        return write[self.terms[i].op](i, name)
 
     def _meant(self, ends: Sequence[int], rows: Sequence[int], needed: Sequence[int]) -> None:
-        """Scalars that are computed for these rows are computed in their place."""
+        """Scalars that are computed for these rows are computed in their place; a block too that has them in order."""
         computed = set(needed)
+        shifts: dict[int, set[int]] = {}
         for i, row in zip(ends, rows, strict=True):
             term = self.terms[i]
             if i in computed and i not in self.names and term.op not in (*SEVERAL, "pick", "singular", "leaf", "const"):
                 self.slots.places.setdefault(i, (term.kind, row))
+            if term.op == "pick" and self.terms[term.args[0]].op == COLUMNS:
+                shifts.setdefault(term.args[0], set()).add(row - term.extra[0])
+        for block, found in shifts.items():
+            first, last = min(found), min(found) + self.terms[block].extra[0].count - 1
+            if len(found) == 1 and block in computed and first in rows and last in rows:
+                self.meant[block] = first
 
-    def _copied(self, terms: Sequence[int], first: int, array: str = "d") -> str:
-        places = [(f"f->{array}[{first + k}][l]", self._name(t)) for k, t in enumerate(terms)]
+    def _copied(self, terms: Sequence[int], rows: Sequence[int], array: str = "d") -> str:
+        places = [(f"f->{array}[{row}][l]", self._name(t)) for row, t in zip(rows, terms, strict=True)]
         lines = [f"    {to} = {value};" for to, value in places if to != value]
         if not lines:
             return ""
@@ -274,7 +282,7 @@ class Writer:
         self.names[-i] = f"f->b[{pivots + n}][l]"
         self.operations += n**3 // 3
         self.parts.append(
-            f"{head} {{\n{self._copied(self.terms[i].args, first)}"
+            f"{head} {{\n{self._copied(self.terms[i].args, range(first, first + n * n))}"
             f"  TF_(tf_factor)({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], f->b[{pivots + n}]);\n"
             "  (void)g;\n}\n"
         )
@@ -290,7 +298,7 @@ class Writer:
         self.helpers |= {run: None}
         self.operations += n * n
         self.parts.append(
-            f"{head} {{\n{self._copied(sides, x)}"
+            f"{head} {{\n{self._copied(sides, range(x, x + n))}"
             f"  TF_({run})({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], &f->d[{x}]);\n"
             "  (void)g;\n}\n"
         )
@@ -323,7 +331,8 @@ class Writer:
             self.names[t] = f"f->d[{d['u'] + k}][l]"
         parts = {}
         for what, ends in (("residual", loop.residual), ("jacobian", (*loop.residual, *loop.matrix))):
-            parts[what] = self._region(f"{name}_{what}", loop, ends, d)
+            rows = [*range(d["r"], d["r"] + n), *range(d["J"], d["J"] + len(ends) - n)]
+            parts[what] = self._region(f"{name}_{what}", ends, rows)
         function, _ = self._head(name)
         self.parts.append(
             TEMPLATES.get_template("newton.c.jinja").render(
@@ -333,7 +342,7 @@ class Writer:
                 n=n,
                 at=d | whole | {"pivots": pivots},
                 settings={k: self._name(t) for k, t in loop.settings.items()},
-                guess=self._copied(self.terms[i].args[:n], d["u"]),
+                guess=self._copied(self.terms[i].args[:n], range(d["u"], d["u"] + n)),
                 tangents=tangents,
                 unrolled=unrolled,
                 statuses=newton,
@@ -348,18 +357,39 @@ class Writer:
         self._picked(i, places)
         return f"TF_({function})(f, g);"
 
-    def _region(self, name: str, loop: Loop, ends: Sequence[int], d: Mapping[str, int]) -> str:
-        """A function for the residual at the unknowns, with the matrix where ``ends`` has it; terms outside of the
-        loop are there already."""
+    def _columns(self, i: int, name: str) -> str:
+        one: Columns = self.terms[i].extra[0]
+        tangents = len(one.tangents)
+        found = self.meant.get(i)
+        at = {
+            "along": self.slots.take(F64, len(one.seeds)),
+            "tangents": self.slots.take(F64, tangents),
+            "found": self.slots.take(F64, one.count) if found is None else found,
+        }
+        for k, t in enumerate(one.seeds):
+            self.names[t] = f"f->d[{at['along'] + k}][l]"
+        along = self._region(f"{name}_along", one.tangents, range(at["tangents"], at["tangents"] + tangents))
+        function, _ = self._head(name)
+        self.parts.append(
+            TEMPLATES.get_template("columns.c.jinja").render(
+                function=function, method=self.function.method, one=one, at=at, along=along
+            )
+        )
+        self._picked(i, [f"f->d[{at['found'] + k}][l]" for k in range(one.count)])
+        return f"TF_({function})(f, g);"
+
+    def _region(self, name: str, ends: Sequence[int], rows: Sequence[int]) -> str:
+        """A function for ``ends`` in these rows, with the leaves of a loop as they are; terms outside of it are there
+        already."""
         outside, kept = dict(self.names), dict(self.slots.places)
-        known = {i for i in self.names if i >= 0} | set(self.own_uniform)
+        factored = {i for i in kept if i >= 0 and self.terms[i].op == LU}
+        known = {i for i in self.names if i >= 0} | set(self.own_uniform) | factored
         needed = [i for i in reached(self.terms, ends, known) if self.terms[i].op != "const"]
-        rows = [d["r"] + k for k in range(loop.size)] + [d["J"] + k for k in range(len(ends) - loop.size)]
         self._meant(ends, rows, needed)
         calls = self._body(needed, ends, name)
         function, head = self._head(name)
         body = "".join(f"  {call}\n" for call in calls)
-        copied = self._copied(ends[: loop.size], d["r"]) + self._copied(ends[loop.size :], d["J"])
+        copied = self._copied(ends, rows)
         self.parts.append(f"{head} {{\n{body}{copied}  (void)f;\n  (void)g;\n}}\n")
         # Another part computes its own.
         self.names, self.slots.places = outside, kept

@@ -1,4 +1,4 @@
-"""Newton loops of one element, as terms."""
+"""Loops of one element, as terms: what depends on their own leaves is inside."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ def region(terms: Terms, ends: Sequence[int], loop: int) -> list[int]:
             found.add(i)
             left += terms[i].args
     return sorted(found)
+
+
+def outside(terms: Terms, ends: Sequence[int], loop: int) -> tuple[int, ...]:
+    """What a loop reads for ``ends`` that does not change in it."""
+    inner = region(terms, ends, loop)
+    read = (a for i in inner for a in terms[i].args)
+    return tuple(dict.fromkeys(i for i in (*read, *ends) if not terms.loops[i] >> loop & 1))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +22,10 @@ from exporter.graph.loading import captured_name
 from exporter.graph.read import Saved, read_apart, settable_names
 from exporter.graph.values import Node
 from exporter.kernels import tangents
-from exporter.kernels.loops import Loop, region
+from exporter.kernels.loops import Loop, outside, region
 from exporter.kernels.names import leaf_name
 from exporter.kernels.schedule import reached
-from exporter.kernels.ssa import F64, I64, MIXED, NEWTON, Terms
+from exporter.kernels.ssa import COLUMNS, F64, I64, MIXED, NEWTON, Terms
 from exporter.kernels.symbols import Lowering, Symbol
 from exporter.variables import open_sizes
 
@@ -41,9 +40,9 @@ class Function:
     inputs: tuple[str, ...]
     outputs: tuple[tuple[int, ...], ...]
     parameters: Mapping[str, torch.Tensor]
-    loops: tuple[Loop, ...]
+    loops: Mapping[int, Loop]
     notes: tuple[str, ...] = ()
-    # How derivatives are computed.
+    # Where its derivatives are from.
     how: str = ""
 
 
@@ -53,7 +52,7 @@ class Lowered:
     def __init__(self, module: torch.jit.ScriptModule, contract: Contract, *, finite_math: bool = False) -> None:
         refuse_open(contract)
         self.terms = Terms(finite_math=finite_math)
-        self.loops: list[Loop] = []
+        self.loops: dict[int, Loop] = {}
         self._outputs: dict[str, list[tuple[int, ...]]] = {}
         self._module, self._contract = module, contract
         self._lowering = Lowering(self.terms)
@@ -66,11 +65,24 @@ class Lowered:
 
     def method(self, method: str) -> Function:
         """Raises ``UnsupportedError``, with model and line, for what a kernel cannot be."""
+        notes: list[str] = []
+        with torch.no_grad(), self._named(method):
+            outputs, how = self._forward_mode(method), "forward mode"
+            # A loop over directions stands for more terms than a captured graph should have.
+            if outputs is None or not any(self.terms[i].op == COLUMNS for i in self._needed(outputs)):
+                captured, notes = self._proven(method)
+                if outputs is None or self._cost(captured) < self._cost(outputs):
+                    outputs, how = captured, "captured"
+        self._outputs[method] = outputs
+        taken = self._contract.methods[method].inputs
+        return Function(method, self.terms, taken, tuple(outputs), self._values, dict(self.loops), tuple(notes), how)
+
+    def _proven(self, method: str) -> tuple[list[tuple[int, ...]], list[str]]:
+        """The graph that was captured, of one element whatever stands around it."""
         saved = self._saved(method)
         batched = bool(self._contract.batch.ndim)
-        with torch.no_grad(), self._named(method):
-            first, notes = self._run(saved, method, (0, 1) if batched else ())
-            again, _ = self._run(saved, method, (1, 2, 0)) if batched else (first, [])
+        first, notes = self._run(saved, method, (0, 1) if batched else ())
+        again, _ = self._run(saved, method, (1, 2, 0)) if batched else (first, [])
         for spec, one, other in zip(self._contract.methods[method].outputs, first, again, strict=True):
             at_start, at_end = (one[0], other[-1]) if batched else (one, other)
             own = all(self.terms.rows[i] in (0, 1) for i in at_start.reshape(-1).tolist())
@@ -82,28 +94,25 @@ class Lowered:
                     expected="the same operations at every place of a batch of any size",
                     mend="use the .pt: a kernel is a loop over elements",
                 )
-        outputs = [tuple((one[0] if batched else one).reshape(-1).tolist()) for one in first]
-        outputs, how = self._cheaper(method, outputs)
-        self._outputs[method] = outputs
-        taken = self._contract.methods[method].inputs
-        return Function(method, self.terms, taken, tuple(outputs), self._values, tuple(self.loops), tuple(notes), how)
+        return [tuple((one[0] if batched else one).reshape(-1).tolist()) for one in first], notes
 
-    def _cheaper(self, method: str, captured: list[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], str]:
-        """The derivatives as they were captured, or by forward mode of ``forward``: what takes fewer operations."""
+    def _forward_mode(self, method: str) -> list[tuple[int, ...]] | None:
+        """Derivatives of what ``forward`` computes, where the method has some and every operation a rule."""
         forward = self._outputs.get("forward")
         spec = self._contract.methods[method]
         if forward is None or not any(not isinstance(o, str) or o.startswith(TANGENT) for o in spec.outputs):
-            return captured, ""
+            return None
         try:
-            own = tangents.derivatives(self.terms, self.loops, self._contract, method, forward)
+            return tangents.derivatives(self.terms, self.loops, self._contract, method, forward)
         except tangents.NoRuleError:
-            return captured, "captured"
-        counts = [self._cost([i for ends in found for i in ends]) for found in (own, captured)]
-        return (own, "forward mode") if counts[0] <= counts[1] else (captured, "captured")
+            return None
 
-    def _cost(self, ends: Sequence[int]) -> int:
+    def _needed(self, outputs: Sequence[Sequence[int]]) -> list[int]:
+        return reached(self.terms, [i for ends in outputs for i in ends], ())
+
+    def _cost(self, outputs: Sequence[Sequence[int]]) -> int:
         """Operations; those of a loop as often as it may well run."""
-        needed = reached(self.terms, ends, ())
+        needed = self._needed(outputs)
         loops = [self.terms[i] for i in needed if self.terms[i].op == NEWTON]
         inner = sum(len(region(self.terms, self.loops[t.extra[0]].matrix, t.extra[0])) for t in loops)
         return len(needed) + 6 * inner
@@ -252,7 +261,7 @@ class Lowered:
         symbols: Sequence[Symbol],
     ) -> int:
         terms, lowering = self.terms, self._lowering
-        index = len(self.loops)
+        index = self.terms.loop()
         path, u0, flat = key
         dtype = torch.float64
         if any(terms.loops[i] for i in (*u0, *flat)):
@@ -269,8 +278,14 @@ class Lowered:
         interpreter = self._interpreter(saved)
         at = Symbol(unknowns[None], dtype)
         with lowering:
-            residual = interpreter.run(f"{path}.residual.forward", [at, given])
-            matrix, _ = interpreter.run(f"{path}.jacobian.forward", [at, given])
+            found = interpreter.run(f"{path}.residual.forward", [at, given])
+        residual = found.ids.reshape(-1).tolist()
+
+        def captured() -> list[int]:
+            with lowering:
+                found, _ = interpreter.run(f"{path}.jacobian.forward", [at, given])
+            return found.ids.reshape(-1).tolist()
+
         settings = {}
         for name, value in solver.settings.items():
             full = f"{path}.{name}"
@@ -280,40 +295,39 @@ class Lowered:
                 settings[name] = terms.constant(value, kind)
             else:
                 settings[name] = int(lowering.leaves(leaf_name(full), (), held_value.dtype))
-        found = self._sparser(
-            residual.ids.reshape(-1).tolist(), matrix.ids.reshape(-1).tolist(), unknowns.tolist(), index
-        )
+        matrix = self._sparser(residual, captured, unknowns.tolist(), index)
         trials = settings["trials"]
-        self.loops.append(
-            Loop(
-                path,
-                tuple(unknowns.tolist()),
-                tuple(residual.ids.reshape(-1).tolist()),
-                tuple(found),
-                settings,
-                bool(loop.strong_wolfe),
-                solver.settings.get("trials", 0) > 0 or terms.value(trials) is None,
-                solver.on_failure,
-            )
+        self.loops[index] = Loop(
+            path,
+            tuple(unknowns.tolist()),
+            tuple(residual),
+            tuple(matrix),
+            settings,
+            bool(loop.strong_wolfe),
+            solver.settings.get("trials", 0) > 0 or terms.value(trials) is None,
+            solver.on_failure,
         )
         return index
 
-    def _sparser(self, residual: list[int], captured: list[int], unknowns: list[int], index: int) -> list[int]:
+    def _sparser(
+        self, residual: list[int], captured: Callable[[], list[int]], unknowns: list[int], index: int
+    ) -> list[int]:
         """The matrix as it was captured, or by forward mode: what takes fewer operations."""
         try:
             own = tangents.matrix(self.terms, self.loops, residual, unknowns)
         except tangents.NoRuleError:
-            return captured
-        counts = [len(region(self.terms, [*residual, *ends], index)) for ends in (own, captured)]
-        return own if counts[0] <= counts[1] else captured
+            return captured()
+        if any(self.terms[i].op == COLUMNS for i in region(self.terms, own, index)):
+            return own
+        other = captured()
+        counts = [len(region(self.terms, [*residual, *ends], index)) for ends in (own, other)]
+        return own if counts[0] <= counts[1] else other
 
     def outside(self, index: int) -> tuple[int, ...]:
         """The terms that a loop reads and that do not change in it."""
         loop = self.loops[index]
-        inner = region(self.terms, [*loop.residual, *loop.matrix], index)
-        found = dict.fromkeys(a for i in inner for a in self.terms[i].args if not self.terms.loops[a] >> index & 1)
-        ends = (i for i in (*loop.residual, *loop.matrix) if not self.terms.loops[i] >> index & 1)
-        return tuple(dict.fromkeys(itertools.chain(found, ends, loop.settings.values())))
+        read = outside(self.terms, [*loop.residual, *loop.matrix], index)
+        return tuple(dict.fromkeys((*read, *loop.settings.values())))
 
 
 def refuse_open(contract: Contract) -> None:

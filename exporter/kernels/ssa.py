@@ -2,8 +2,9 @@
 modular hash-consing", 2006).
 
 A term is a number: an operation on earlier terms. What stands for several numbers (a factorised matrix, the solution of
-a linear system, a Newton loop) is a term too, whose numbers are ``pick``s of it. Simplifications hold for every IEEE
-number, signed zeros, infinities and NaN among them; with ``finite_math`` those too that hold for finite ones.
+a linear system, a Newton loop, a loop over directions) is a term too, whose numbers are ``pick``s of it.
+Simplifications hold for every IEEE number, signed zeros, infinities and NaN among them; with ``finite_math`` those too
+that hold for finite ones.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ KINDS = (F64, F32, I64, I32, BOOL)
 REAL = (F64, F32)
 COMMUTATIVE = {"add", "mul", "eq", "ne", "and", "or", "xor"}
 # Terms of several numbers.
-LU, SOLVED, NEWTON = "lu", "solved", "newton"
+LU, SOLVED, NEWTON, COLUMNS = "lu", "solved", "newton", "columns"
 MIXED = "mixed"
-SEVERAL = (LU, SOLVED, NEWTON)
+SEVERAL = (LU, SOLVED, NEWTON, COLUMNS)
 # A number of a table at a place, and how many of one are below a number: the table is the arguments after the first.
 READ, SEARCHED = "read", "searched"
 TABLES = (READ, SEARCHED)
@@ -57,7 +58,7 @@ def too_big(where: str, got: str, expected: str) -> UnsupportedError:
 
 class Terms:
     """A table of terms. ``rows`` says for each of which element of the batch it speaks (a bit each), ``origins`` where
-    in the model it came from; ``loops`` for each which Newton loops' unknowns it depends on (a bit each)."""
+    in the model it came from; ``loops`` for each which loops' own leaves it depends on (a bit each)."""
 
     def __init__(self, *, finite_math: bool = False) -> None:
         self.finite_math = finite_math
@@ -66,6 +67,7 @@ class Terms:
         self.loops: list[int] = []
         self.origins: list[str] = []
         self.origin = ""
+        self._loops = 0
         self._known: dict[tuple[object, ...], int] = {}
         # Data movement fills with zeros: their number is 0.
         self.constant(0.0, F64)
@@ -75,6 +77,11 @@ class Terms:
 
     def __len__(self) -> int:
         return len(self.terms)
+
+    def loop(self) -> int:
+        """A new one: its bit in ``loops``."""
+        self._loops += 1
+        return self._loops - 1
 
     def leaf(self, name: str, place: int, kind: str, rows: int = 0, loop: int = 0) -> int:
         """A number from outside: ``place`` in the flattened variable ``name`` of the element ``rows``."""

@@ -6,15 +6,16 @@ are those of torch's autograd. Solutions of Newton loops are differentiated by t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from exporter.contract import TANGENT, Contract, bare
-from exporter.kernels import tables
+from exporter.kernels import columns, tables
 from exporter.kernels.loops import Loop, region
 from exporter.kernels.names import leaf_name
 from exporter.kernels.schedule import reached
-from exporter.kernels.ssa import BOOL, F64, LU, NEWTON, READ, REAL, SEARCHED, SOLVED, Terms
+from exporter.kernels.ssa import BOOL, COLUMNS, F64, LU, NEWTON, READ, REAL, SEARCHED, SOLVED, Terms
 from exporter.variables import TensorSpec
 
 Direction = Hashable
@@ -127,7 +128,7 @@ FLAT = {"floor", "ceil", "trunc", "round", "sign", "div_floor", "div_trunc", "lt
 class Pusher:
     """Tangents of terms, each computed once. ``seeds`` are those of terms that are given."""
 
-    def __init__(self, terms: Terms, loops: Sequence[Loop], seeds: Mapping[int, Tangent]) -> None:
+    def __init__(self, terms: Terms, loops: Mapping[int, Loop], seeds: Mapping[int, Tangent]) -> None:
         self.terms, self.loops = terms, loops
         self.known: dict[int, Tangent] = dict(seeds)
         self._several: dict[int, list[Tangent]] = {}
@@ -142,7 +143,7 @@ class Pusher:
     def _pushed(self, i: int) -> Tangent:
         terms, term = self.terms, self.terms[i]
         make = terms.make
-        if term.op in FLAT or term.op in (LU, SOLVED, NEWTON):
+        if term.op in FLAT or term.op in (LU, SOLVED, NEWTON, COLUMNS):
             return {}
         if term.op == "pick":
             return self._picked(term.args[0], term.extra[0])
@@ -196,8 +197,10 @@ class Pusher:
 
     def _picked(self, whole: int, place: int) -> Tangent:
         if whole not in self._several:
-            solves = self.terms[whole].op == SOLVED
-            self._several[whole] = self._of_solution(whole) if solves else self._of_newton(whole)
+            op = self.terms[whole].op
+            if op == COLUMNS:
+                raise NoRuleError("derivatives of derivatives")
+            self._several[whole] = self._of_solution(whole) if op == SOLVED else self._of_newton(whole)
         found = self._several[whole]
         return found[place] if place < len(found) else {}
 
@@ -262,7 +265,7 @@ def substituted(terms: Terms, ends: Sequence[int], places: Mapping[int, int], lo
     return [known.get(i, i) for i in ends]
 
 
-def with_matrices(terms: Terms, loops: Sequence[Loop], ends: Sequence[int]) -> list[int]:
+def with_matrices(terms: Terms, loops: Mapping[int, Loop], ends: Sequence[int]) -> list[int]:
     """``ends`` with Newton loops that give their matrix as well."""
     known: dict[int, int] = {}
     for i in reached(terms, ends, ()):
@@ -278,16 +281,37 @@ def with_matrices(terms: Terms, loops: Sequence[Loop], ends: Sequence[int]) -> l
     return [known[i] for i in ends]
 
 
-def matrix(terms: Terms, loops: Sequence[Loop], residual: Sequence[int], unknowns: Sequence[int]) -> list[int]:
-    """``dr/du``, row by row."""
-    seeds: dict[int, Tangent] = {u: {k: terms.constant(1.0, terms[u].kind)} for k, u in enumerate(unknowns)}
-    found = Pusher(terms, loops, seeds).of(residual)
-    zeros = [terms.constant(0.0, terms[i].kind) for i in residual]
-    return [one.get(k, z) for one, z in zip(found, zeros, strict=True) for k in range(len(unknowns))]
+def count(terms: Terms, loops: Mapping[int, Loop], ends: Sequence[int], leaves: Sequence[int]) -> int:
+    """About how many terms the derivatives of ``ends`` by ``leaves`` have, one for each direction."""
+    order = reached(terms, ends, ())
+    bits = columns.dependence(terms, order, {leaf: 1 << k for k, leaf in enumerate(leaves)})
+    found = 0
+    for i in order:
+        term = terms[i]
+        inner = len(region(terms, loops[term.extra[0]].residual, term.extra[0])) if term.op == NEWTON else 1
+        found += inner * bits[i].bit_count()
+    return found
+
+
+def matrix(terms: Terms, loops: Mapping[int, Loop], ends: Sequence[int], leaves: Sequence[int]) -> list[int]:
+    """The derivatives of ``ends`` by ``leaves``, row by row.
+
+    Raises ``NoRuleError`` for an operation whose derivative is not known.
+    """
+    alike = all(terms[i].kind == F64 for i in (*ends, *leaves))
+    if alike and count(terms, loops, ends, leaves) > columns.MANY:
+        loop = terms.loop()
+        along = [terms.leaf(f"direction:{loop}", k, F64, terms.rows[leaf], 1 << loop) for k, leaf in enumerate(leaves)]
+        pusher = Pusher(terms, loops, {leaf: {"": one} for leaf, one in zip(leaves, along, strict=True)})
+        zero = terms.constant(0.0, F64)
+        return columns.columns(terms, loop, along, [t.get("", zero) for t in pusher.of(ends)])
+    pusher = Pusher(terms, loops, {leaf: {k: terms.constant(1.0, terms[leaf].kind)} for k, leaf in enumerate(leaves)})
+    zeros = [terms.constant(0.0, terms[i].kind) for i in ends]
+    return [t.get(k, z) for t, z in zip(pusher.of(ends), zeros, strict=True) for k in range(len(leaves))]
 
 
 def derivatives(
-    terms: Terms, loops: Sequence[Loop], contract: Contract, method: str, forward: Sequence[Sequence[int]]
+    terms: Terms, loops: Mapping[int, Loop], contract: Contract, method: str, forward: Sequence[Sequence[int]]
 ) -> list[tuple[int, ...]]:
     """What ``jacobian`` or ``jvp`` returns, from the terms that ``forward`` does.
 
@@ -300,42 +324,49 @@ def derivatives(
     for name, output in zip(names, forward, strict=True):
         pieces[name], at = flat[at : at + len(output)], at + len(output)
     row = 1
+    leaves: dict[str, list[int]] = {}
     seeds: dict[int, Tangent] = {}
-    wanted = {o[1] for o in spec.outputs if not isinstance(o, str)}
     for given in (*contract.inputs, *contract.parameters):
-        parameter = given not in contract.inputs
-        name = leaf_name(given.name) if parameter else given.name
-        count = math.prod(given.fixed if isinstance(given, TensorSpec) else given.shape)
         if given.dtype not in REAL:
             continue
-        for k in range(count):
-            leaf = terms.leaf(name, k, given.dtype, 0 if parameter else row)
-            tangent = TANGENT + given.name
-            if tangent in spec.inputs:
-                seeds[leaf] = {"": terms.leaf(tangent, k, given.dtype, row)}
-            elif given.name in wanted:
-                seeds[leaf] = {(given.name, k): terms.constant(1.0, given.dtype)}
+        parameter = given not in contract.inputs
+        name = leaf_name(given.name) if parameter else given.name
+        numbers = range(math.prod(given.fixed if isinstance(given, TensorSpec) else given.shape))
+        leaves[given.name] = [terms.leaf(name, k, given.dtype, 0 if parameter else row) for k in numbers]
+        tangent = TANGENT + given.name
+        if tangent in spec.inputs:
+            along = [terms.leaf(tangent, k, given.dtype, row) for k in numbers]
+            seeds |= {leaf: {"": one} for leaf, one in zip(leaves[given.name], along, strict=True)}
+    blocks = _blocks(terms, loops, [o for o in spec.outputs if not isinstance(o, str)], pieces, leaves)
     pusher = Pusher(terms, loops, seeds)
     found: list[tuple[int, ...]] = []
     for output in spec.outputs:
-        if isinstance(output, str):
-            if bare(output) not in pieces:
-                raise NoRuleError(output)
-            own = pieces[bare(output)]
-            zeros = [terms.constant(0.0, terms[i].kind) for i in own]
-            tangents = pusher.of(own)
-            pushed = [t.get("", z) for t, z in zip(tangents, zeros, strict=True)]
-            found.append(tuple(pushed if output.startswith(TANGENT) else own))
+        if not isinstance(output, str):
+            found.append(blocks[output])
             continue
-        of, by = output
-        count = math.prod(contract.returned((of, by)).fixed) // max(len(pieces[of]), 1)
-        own = pieces[of]
-        tangents = pusher.of(own)
-        found.append(
-            tuple(
-                t.get((by, k), terms.constant(0.0, terms[i].kind))
-                for i, t in zip(own, tangents, strict=True)
-                for k in range(count)
-            )
-        )
+        if bare(output) not in pieces:
+            raise NoRuleError(output)
+        own = pieces[bare(output)]
+        if output.startswith(TANGENT):
+            zeros = [terms.constant(0.0, terms[i].kind) for i in own]
+            own = [t.get("", z) for t, z in zip(pusher.of(own), zeros, strict=True)]
+        found.append(tuple(own))
     return found
+
+
+def _blocks(
+    terms: Terms,
+    loops: Mapping[int, Loop],
+    wanted: Sequence[tuple[str, str]],
+    pieces: Mapping[str, Sequence[int]],
+    leaves: Mapping[str, Sequence[int]],
+) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Of one matrix: by all inputs that are asked for, of all outputs."""
+    outputs, inputs = (list(dict.fromkeys(names)) for names in zip(*wanted, strict=True)) if wanted else ([], [])
+    of_all = [leaf for by in inputs for leaf in leaves[by]]
+    whole = iter(matrix(terms, loops, [i for of in outputs for i in pieces[of]], of_all))
+    found: dict[tuple[str, str], list[int]] = {(of, by): [] for of in outputs for by in inputs}
+    for of in outputs:
+        for _, by in itertools.product(pieces[of], inputs):
+            found[of, by] += itertools.islice(whole, len(leaves[by]))
+    return {block: tuple(own) for block, own in found.items()}

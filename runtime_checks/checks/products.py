@@ -214,10 +214,11 @@ def _newton(contract: Contract, at: Tensors, place: int, pair: tuple[str, str]) 
         first, second, third = errors
         # Where the second derivative is large a step is good only still nearer: what is left falls with the distance.
         falls = third / DISTANCES[2] <= 0.5 * second / DISTANCES[1]
-        # Where the Jacobian vanishes, or changes much on the way, the root is not a simple one.
+        # Where the Jacobian vanishes, has no number, or changes much on the way, the root is not a simple one.
         steep = blocks[2].abs().amax((-1, -2))
         simple = (blocks[2] - blocks[1]).abs().amax((-1, -2)) < 0.3 * steep
-        simple &= (steep * size > 1e-6 * goal.abs().max()) & (torch.linalg.cond(blocks[2]) < SINGULAR)
+        known = torch.where(torch.isfinite(steep)[..., None, None], blocks[2], 0.0)
+        simple &= (steep * size > 1e-6 * goal.abs().max()) & (torch.linalg.cond(known) < SINGULAR)
         if not bool(simple.any()):
             return CheckResult(NEWTON, NOT_RUN, len(calls), f"{label}: no point where the Jacobian changes slowly")
         # At a kink on the way a step leaves of the distance what the Jacobian changes by.

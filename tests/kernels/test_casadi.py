@@ -44,9 +44,9 @@ def agrees(terms: Terms, by: list[int], ends: list[int], numbers: list[float]) -
     """Our tangents, computed by CasADi, against those that it makes of ``ends`` itself."""
     symbols = [casadi.MX.sym(f"x{k}") for k in range(len(by))]
     known: dict[int, Any] = dict(zip(by, symbols, strict=True))
-    wanted = casadi.jacobian(Oracle(terms, (), known).of(ends), casadi.vertcat(*symbols))
-    own = tangents.matrix(terms, (), ends, by)
-    got = Oracle(terms, (), known).of(own)
+    wanted = casadi.jacobian(Oracle(terms, {}, known).of(ends), casadi.vertcat(*symbols))
+    own = tangents.matrix(terms, {}, ends, by)
+    got = Oracle(terms, {}, known).of(own)
     found = values(symbols, got, numbers).reshape(len(ends), len(by))
     return close(found, values(symbols, casadi.densify(wanted), numbers))
 
@@ -87,7 +87,7 @@ def alone(op: str, args: list[float]) -> tuple[float, bool]:
     terms = Terms()
     leaves = [terms.leaf("x", k, F64, 1) for k in range(len(args))]
     symbols = [casadi.MX.sym(f"x{k}") for k in range(len(args))]
-    column = Oracle(terms, (), dict(zip(leaves, symbols, strict=True))).of([made(terms, op, leaves)])
+    column = Oracle(terms, {}, dict(zip(leaves, symbols, strict=True))).of([made(terms, op, leaves)])
     slope = values(symbols, casadi.densify(casadi.jacobian(column, casadi.vertcat(*symbols))), args)
     value = float(values(symbols, column, args)[0, 0])
     kinked = op in ("max", "min", "where") and abs(args[0] - args[1]) < 1e-6
