@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from exporter import newton
+from exporter.kernels.alike import Part, joined
 from exporter.kernels.columns import Columns
 from exporter.kernels.expressions import MEMORY, TYPES, expression, literal
 from exporter.kernels.layout import ARRAYS, SMALL, TEMPLATES, UNROLLED, Emitted, comment, struct
@@ -22,7 +23,7 @@ class Writer:
         self.function, self.terms = function, function.terms
         self.slots = Slots()
         self.helpers: dict[str, None] = {}
-        self.parts: list[str] = []
+        self.parts: list[Part] = []
         self.count = 0
         self.operations = 0
         self.names: dict[int, str] = {}
@@ -65,24 +66,20 @@ class Writer:
         for output, kind, first in zip(self.function.outputs, kinds, outputs, strict=True):
             copied = self._copied(output, range(first, first + len(output)), ARRAYS[kind])
             if copied:
-                function, head = self._head(name)
-                self.parts.append(f"{head} {{\n{copied}  (void)g;\n}}\n")
-                calls.append(f"TF_({function})(f, g);")
-        body = "".join(f"  {call}\n" for call in calls)
-        self.parts.append(
-            f"static void TF_({name}_body)(struct {name}_frame *restrict f, const struct {name}_uniform *restrict g) "
-            f"{{\n{body}  (void)f;\n  (void)g;\n}}\n"
-        )
+                calls.append(self._part(name, copied))
+        self.parts.append(Part(name, f"{name}_body", "".join(f"  {call}\n" for call in calls)))
+        whole = joined(self.parts)
+        operations = self.operations + whole.operations
         holds = (
             bool(self.loops) or "tf_factor" in self.helpers or any(self.terms[i].op == "where" for i in self.everything)
         )
         return Emitted(
             name,
-            "\n".join(self.parts),
+            whole.text,
             self.prepare,
             struct(f"{name}_frame", self.slots.counts, lanes=True),
-            "".join(self.constants) + struct(f"{name}_uniform", self._uniform_counts, lanes=False),
-            self.operations,
+            "".join(self.constants) + whole.tables + struct(f"{name}_uniform", self._uniform_counts, lanes=False),
+            operations,
             dict(self.slots.counts),
             self.inputs,
             tuple(outputs),
@@ -91,7 +88,7 @@ class Writer:
             holds,
             tuple(self.helpers),
             tuple(self.unrolled),
-            self.operations <= SMALL,
+            operations <= SMALL,
         )
 
     def _uniform(self) -> tuple[str, ...]:
@@ -158,24 +155,20 @@ class Writer:
                 calls.append(self._block(step.terms[0], name))
         return calls
 
-    def _head(self, name: str) -> tuple[str, str]:
+    def _part(self, name: str, body: str, operations: int = 0) -> str:
+        """A function of its own; gives the call of it."""
         function = f"{name}_{self.count}"
         self.count += 1
-        method = self.function.method
-        head = (
-            f"static void TF_({function})(struct {method}_frame *restrict f, const struct {method}_uniform *restrict g)"
-        )
-        return function, head
+        self.parts.append(Part(self.function.method, function, body, operations))
+        return f"TF_({function})(f, g);"
 
     def _loop(self, step: Step, name: str, *, single: bool) -> str:
         """One loop over the lanes for scalars; one for each call of libm."""
-        function, head = self._head(name)
         local: dict[int, str] = {}
         lines: list[str] = []
         said = ""
         for i in step.terms:
             term = self.terms[i]
-            self.operations += 1
             text = self._expression(i, local)
             origin = self.terms.origins[i]
             if origin and origin != said:
@@ -191,11 +184,10 @@ class Writer:
             lines.append(f"    const {TYPES[term.kind]} v{i} = {text};")
             if slot is not None:
                 lines.append(f"    {self.names[i]} = v{i};")
-        body = "\n".join(lines)
-        opening = "" if single else "  TF_SIMD\n  for (int l = 0; l < TF_NOW; l++) {\n"
-        closing = "" if single else "\n  }"
-        self.parts.append(f"{head} {{\n{opening}{body}{closing}\n  (void)g;\n}}\n")
-        return f"TF_({function})(f, g);"
+        body = "".join(f"{line}\n" for line in lines)
+        if not single:
+            body = f"  TF_SIMD\n  for (int l = 0; l < TF_NOW; l++) {{\n{body}  }}\n"
+        return self._part(name, body, len(step.terms))
 
     def _call(self, i: int, text: str) -> str:
         """A loop for one call of libm. A power whose exponent is the same for all elements may turn out to be a
@@ -273,7 +265,6 @@ class Writer:
     def _factored(self, i: int, name: str) -> str:
         """Rows: the factors, then the inverses of the diagonal. In ``names`` of ``-i``: whether it is singular."""
         self.helpers |= {"tf_factor": None}
-        function, head = self._head(name)
         n = self.terms[i].extra[0]
         first = self.slots.take(F64, n * n + n)
         pivots = self.slots.take(BOOL, n + 1)
@@ -281,15 +272,13 @@ class Writer:
         self.slots.places[-i] = ("pivots", pivots)
         self.names[-i] = f"f->b[{pivots + n}][l]"
         self.operations += n**3 // 3
-        self.parts.append(
-            f"{head} {{\n{self._copied(self.terms[i].args, range(first, first + n * n))}"
-            f"  TF_(tf_factor)({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], f->b[{pivots + n}]);\n"
-            "  (void)g;\n}\n"
+        return self._part(
+            name,
+            self._copied(self.terms[i].args, range(first, first + n * n))
+            + f"  TF_(tf_factor)({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], f->b[{pivots + n}]);\n",
         )
-        return f"TF_({function})(f, g);"
 
     def _solution(self, i: int, name: str) -> str:
-        function, head = self._head(name)
         n, transposed = self.terms[i].extra[0], bool(self.terms[i].extra[1])
         factors, *sides = self.terms[i].args
         x = self.slots.take(F64, n)
@@ -297,13 +286,12 @@ class Writer:
         run = "tf_solve_transposed" if transposed else "tf_solve"
         self.helpers |= {run: None}
         self.operations += n * n
-        self.parts.append(
-            f"{head} {{\n{self._copied(sides, range(x, x + n))}"
-            f"  TF_({run})({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], &f->d[{x}]);\n"
-            "  (void)g;\n}\n"
-        )
         self._picked(i, [f"f->d[{x + k}][l]" for k in range(n)])
-        return f"TF_({function})(f, g);"
+        return self._part(
+            name,
+            self._copied(sides, range(x, x + n))
+            + f"  TF_({run})({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], &f->d[{x}]);\n",
+        )
 
     def _newton(self, i: int, name: str) -> str:
         loop = self.loops[i]
@@ -333,21 +321,16 @@ class Writer:
         for what, ends in (("residual", loop.residual), ("jacobian", (*loop.residual, *loop.matrix))):
             rows = [*range(d["r"], d["r"] + n), *range(d["J"], d["J"] + len(ends) - n)]
             parts[what] = self._region(f"{name}_{what}", ends, rows)
-        function, _ = self._head(name)
-        self.parts.append(
-            TEMPLATES.get_template("newton.c.jinja").render(
-                function=function,
-                method=self.function.method,
-                loop=loop,
-                n=n,
-                at=d | whole | {"pivots": pivots},
-                settings={k: self._name(t) for k, t in loop.settings.items()},
-                guess=self._copied(self.terms[i].args[:n], range(d["u"], d["u"] + n)),
-                tangents=tangents,
-                unrolled=unrolled,
-                statuses=newton,
-                **parts,
-            )
+        text = TEMPLATES.get_template("newton.c.jinja").render(
+            loop=loop,
+            n=n,
+            at=d | whole | {"pivots": pivots},
+            settings={k: self._name(t) for k, t in loop.settings.items()},
+            guess=self._copied(self.terms[i].args[:n], range(d["u"], d["u"] + n)),
+            tangents=tangents,
+            unrolled=unrolled,
+            statuses=newton,
+            **parts,
         )
         status = f"f->i[{whole['status']}][l]"
         self.statuses.append(status)
@@ -355,7 +338,7 @@ class Writer:
         places += [f"f->d[{d['J'] + k}][l]" for k in range(n * n)] if tangents else []
         places += [f"f->i[{whole['iterations']}][l]", f"f->d[{d['norm']}][l]", status]
         self._picked(i, places)
-        return f"TF_({function})(f, g);"
+        return self._part(name, text)
 
     def _columns(self, i: int, name: str) -> str:
         one: Columns = self.terms[i].extra[0]
@@ -369,28 +352,19 @@ class Writer:
         for k, t in enumerate(one.seeds):
             self.names[t] = f"f->d[{at['along'] + k}][l]"
         along = self._region(f"{name}_along", one.tangents, range(at["tangents"], at["tangents"] + tangents))
-        function, _ = self._head(name)
-        self.parts.append(
-            TEMPLATES.get_template("columns.c.jinja").render(
-                function=function, method=self.function.method, one=one, at=at, along=along
-            )
-        )
         self._picked(i, [f"f->d[{at['found'] + k}][l]" for k in range(one.count)])
-        return f"TF_({function})(f, g);"
+        return self._part(name, TEMPLATES.get_template("columns.c.jinja").render(one=one, at=at, along=along))
 
     def _region(self, name: str, ends: Sequence[int], rows: Sequence[int]) -> str:
-        """A function for ``ends`` in these rows, with the leaves of a loop as they are; terms outside of it are there
-        already."""
+        """The call of a function for ``ends`` in these rows, with the leaves of a loop as they are; terms outside of it
+        are there already."""
         outside, kept = dict(self.names), dict(self.slots.places)
         factored = {i for i in kept if i >= 0 and self.terms[i].op == LU}
         known = {i for i in self.names if i >= 0} | set(self.own_uniform) | factored
         needed = [i for i in reached(self.terms, ends, known) if self.terms[i].op != "const"]
         self._meant(ends, rows, needed)
         calls = self._body(needed, ends, name)
-        function, head = self._head(name)
-        body = "".join(f"  {call}\n" for call in calls)
-        copied = self._copied(ends, rows)
-        self.parts.append(f"{head} {{\n{body}{copied}  (void)f;\n  (void)g;\n}}\n")
+        call = self._part(name, "".join(f"  {call}\n" for call in calls) + self._copied(ends, rows))
         # Another part computes its own.
         self.names, self.slots.places = outside, kept
-        return function
+        return call
