@@ -96,7 +96,9 @@ class Interpreter:
         if kind == "aten::__getitem__" and isinstance(values[0], (list, tuple)):
             return [values[0][values[1]]]
         if kind in self._instead and kind in _RAISING:
-            self.notes.append(f"a singular matrix gives NaN, and no error {text_of(node.origin)}".strip())
+            self.notes.append(
+                f"a singular matrix gives numbers that are not finite, and no error {text_of(node.origin)}".strip()
+            )
         if kind in _OF_DATA:
             raise _refused("a number is read from a tensor while the model runs", node, node.operator)
         if not kind.startswith("aten::"):

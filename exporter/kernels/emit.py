@@ -11,7 +11,7 @@ from exporter.kernels.expressions import MEMORY, TYPES, expression, literal
 from exporter.kernels.layout import ARRAYS, SMALL, TEMPLATES, UNROLLED, Emitted, comment, struct
 from exporter.kernels.lower import Function
 from exporter.kernels.names import PARAMETER
-from exporter.kernels.schedule import CALLS, SCALARS, Slots, Step, place, reached, steps, uniform
+from exporter.kernels.schedule import CALLS, SCALARS, Slots, Step, held, place, reached, steps, uniform
 from exporter.kernels.ssa import BOOL, COLUMNS, F64, I64, LU, NEWTON, READ, SEVERAL, SOLVED, TABLES
 
 
@@ -34,13 +34,21 @@ class Writer:
         needed = reached(self.terms, ends, ())
         self.loops = {i: function.loops[self.terms[i].extra[0]] for i in needed if self.terms[i].op == NEWTON}
         self.everything = set(needed)
+        used = set(ends)
         for loop in self.loops.values():
+            used.update(loop.residual, loop.matrix)
             self.everything.update(reached(self.terms, [*loop.residual, *loop.matrix], self.everything))
-        for i in [i for i in self.everything if self.terms[i].op == COLUMNS]:
-            self.everything.update(reached(self.terms, self.terms[i].extra[0].tangents, self.everything))
+        for one in [self.terms[i].extra[0] for i in self.everything if self.terms[i].op == COLUMNS]:
+            used.update(one.tangents)
+            self.everything.update(reached(self.terms, one.tangents, self.everything))
         # Where a block's numbers are meant to be from the start.
         self.meant: dict[int, int] = {}
-        self.own_uniform = uniform(self.terms, self.everything)
+        # Tables that are parameters as they stand are read in their place: nothing is made of their numbers.
+        self.held = held(self.terms, self.everything)
+        for i in self.everything:
+            args = self.terms[i].args
+            used.update(args[:1] if args[1:] in self.held else args)
+        self.own_uniform = dict.fromkeys(i for i in uniform(self.terms, self.everything) if i in used)
         # Where each table begins, in C, and those of constants.
         self.tables: dict[tuple[int, ...], str] = {}
         self.constants: list[str] = []
@@ -54,7 +62,7 @@ class Writer:
     def written(self) -> Emitted:
         name = self.function.method
         parameters = self._uniform()
-        top = reached(self.terms, self.ends, set(self.own_uniform))
+        top = reached(self.terms, self.ends, self.own_uniform)
         kinds = [self.terms[output[0]].kind if output else F64 for output in self.function.outputs]
         outputs = []
         for output, kind in zip(self.function.outputs, kinds, strict=True):
@@ -69,6 +77,7 @@ class Writer:
                 calls.append(self._part(name, copied))
         self.parts.append(Part(name, f"{name}_body", "".join(f"  {call}\n" for call in calls)))
         whole = joined(self.parts)
+        same = struct(f"{name}_uniform", self._uniform_counts, lanes=False, pointers=len(self.held))
         operations = self.operations + whole.operations
         holds = (
             bool(self.loops) or "tf_factor" in self.helpers or any(self.terms[i].op == "where" for i in self.everything)
@@ -78,9 +87,10 @@ class Writer:
             whole.text,
             self.prepare,
             struct(f"{name}_frame", self.slots.counts, lanes=True),
-            "".join(self.constants) + whole.tables + struct(f"{name}_uniform", self._uniform_counts, lanes=False),
+            "".join(self.constants) + whole.tables + same,
             operations,
             dict(self.slots.counts),
+            dict(self._uniform_counts),
             self.inputs,
             tuple(outputs),
             parameters,
@@ -95,6 +105,11 @@ class Writer:
         """What is computed once for a call. Gives the parameters that the method reads."""
         name, lines, parameters = self.function.method, [], {}
         slots = Slots()
+        for k, (numbers, (parameter, first)) in enumerate(self.held.items()):
+            kind = MEMORY[self.terms[numbers[0]].kind]
+            number = parameters.setdefault(parameter.removeprefix(PARAMETER), len(parameters))
+            lines.append(f"  g->t[{k}] = (const {kind} *)parameters[{number}] + {first};")
+            self.tables[numbers] = f"(const {kind} *)g->t[{k}]"
         copied = self._tables(slots)
         for i in self.own_uniform:
             term = self.terms[i]
@@ -360,7 +375,7 @@ class Writer:
         are there already."""
         outside, kept = dict(self.names), dict(self.slots.places)
         factored = {i for i in kept if i >= 0 and self.terms[i].op == LU}
-        known = {i for i in self.names if i >= 0} | set(self.own_uniform) | factored
+        known = {i for i in self.names if i >= 0} | self.own_uniform.keys() | factored
         needed = [i for i in reached(self.terms, ends, known) if self.terms[i].op != "const"]
         self._meant(ends, rows, needed)
         calls = self._body(needed, ends, name)

@@ -39,6 +39,8 @@ class Emitted:
     uniform: str
     operations: int
     rows: Mapping[str, int]
+    # Numbers of what is uniform, by kind.
+    same: Mapping[str, int]
     inputs: Mapping[str, int]
     outputs: tuple[int, ...]
     parameters: tuple[str, ...]
@@ -56,8 +58,9 @@ def comment(text: str) -> str:
     return plain.replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
 
 
-def struct(name: str, counts: Mapping[str, int], *, lanes: bool) -> str:
-    rows = [
+def struct(name: str, counts: Mapping[str, int], *, lanes: bool, pointers: int = 0) -> str:
+    rows = [f"  const void *t[{pointers}];"] if pointers else []
+    rows += [
         f"  {TYPES[kind]} {ARRAYS[kind]}[{count}]{'[TF_LANES]' if lanes else ''};"
         for kind, count in counts.items()
         if count

@@ -37,8 +37,8 @@ def searched(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping
 
 
 def looked_up(lowering: Lowering, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:
-    """A read at a place that depends on the data: a choice between all that stand there. Where the place is outside,
-    which torch refuses, it is the nearest."""
+    """A read at a place that depends on the data: a choice between all that stand there, or a table. Where the place is
+    outside, which torch refuses, it is the nearest."""
     terms = lowering.terms
     of: Symbol = args[0]
     if name == "gather":

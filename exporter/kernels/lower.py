@@ -27,6 +27,7 @@ from exporter.kernels.names import leaf_name
 from exporter.kernels.schedule import reached
 from exporter.kernels.ssa import COLUMNS, F64, I64, MIXED, NEWTON, Terms
 from exporter.kernels.symbols import Lowering, Symbol
+from exporter.kernels.systems import NO_ERRORS
 from exporter.variables import open_sizes
 
 
@@ -171,7 +172,7 @@ class Lowered:
             with _disable_current_modes():
                 return self._solved(saved, path, given)
 
-        return Interpreter(saved, tensors, solved, self._within)
+        return Interpreter(saved, tensors, solved, self._within, NO_ERRORS)
 
     def _tensor(self, key: str, saved: Saved) -> Symbol:
         if key not in self._held:

@@ -12,11 +12,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exporter.kernels.expressions import LIBM
-from exporter.kernels.ssa import SEVERAL, TABLES, Terms
+from exporter.kernels.ssa import BOOL, SEVERAL, TABLES, Terms
 
 # Scalars of one function in C: compilers take more than linear time over longer ones.
 CHUNK = 1_200
 SCALARS, CALLS, BLOCK = "scalars", "calls", "block"
+# What is computed for each element, though it may be of parameters alone.
+_EACH = (*SEVERAL, *TABLES, "pick", "singular")
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,28 @@ def uniform(terms: Terms, ends: Iterable[int]) -> list[int]:
     for i in reached(terms, ends, ()):
         term = terms[i]
         alone = term.op != "const" and not terms.rows[i] and not terms.loops[i]
-        plain = term.op not in (*SEVERAL, *TABLES, "pick", "singular")
-        if alone and plain and all(a in found or terms[a].op == "const" for a in term.args):
+        if alone and term.op not in _EACH and all(a in found or terms[a].op == "const" for a in term.args):
             found[i] = None
     return list(found)
+
+
+def alike(terms: Terms, numbers: Sequence[int]) -> bool:
+    """Whether these are the same for all elements, and there before the first is computed."""
+    if any(terms.rows[i] or terms.loops[i] for i in numbers):
+        return False
+    return all(terms[i].op not in _EACH for i in reached(terms, numbers, ()))
+
+
+def held(terms: Terms, needed: Iterable[int]) -> dict[tuple[int, ...], tuple[str, int]]:
+    """Tables that are numbers of a parameter as they stand in memory: its name, and where they begin."""
+    found = {}
+    for numbers in {terms[i].args[1:] for i in needed if terms[i].op in TABLES}:
+        first = terms[numbers[0]]
+        if first.op == "leaf" and first.kind != BOOL:
+            name, start, _ = first.extra
+            if all(terms[n].op == "leaf" and terms[n].extra[:2] == (name, k) for k, n in enumerate(numbers, start)):
+                found[numbers] = (name, start)
+    return found
 
 
 def reached(terms: Terms, ends: Iterable[int], known: Collection[int]) -> list[int]:

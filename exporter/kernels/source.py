@@ -81,10 +81,10 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
         "lanes": LANES,
         "holds": any(one.holds_environment for one in emitted.values()),
         "rank": max((len(v["shape"]) for m in methods for v in (*m["inputs"], *m["outputs"])), default=0),
-        "loaded": sorted({v["kind"] for m in methods for v in m["inputs"]}),
-        "stored": sorted({v["kind"] for m in methods for v in m["outputs"]}),
-        "taken": sorted({(v["kind"], v["count"]) for m in methods for v in m["inputs"]}),
-        "given": sorted({(v["kind"], v["count"]) for m in methods for v in m["outputs"]}),
+        "loaded": sorted({v["kind"] for m in methods for v in m["inputs"] if v["count"]}),
+        "stored": sorted({v["kind"] for m in methods for v in m["outputs"] if v["count"]}),
+        "taken": sorted({(v["kind"], v["count"]) for m in methods for v in m["inputs"] if v["count"]}),
+        "given": sorted({(v["kind"], v["count"]) for m in methods for v in m["outputs"] if v["count"]}),
         "wide": any(v["kind"] == F64 and v["count"] > 3 for m in methods for v in (*m["inputs"], *m["outputs"])),
         "types": TYPES,
         "memory": MEMORY,
@@ -128,13 +128,17 @@ def _method(contract: Contract, function: Function, emitted: Emitted, order: Seq
     ]
     first = 0
     for group in (taken, given):
-        for v, one in zip(group, identifiers([v["name"] for v in group]), strict=True):
-            v["identifier"], v["first"] = one, first
+        for place, (v, one) in enumerate(zip(group, identifiers([v["name"] for v in group]), strict=True)):
+            v["identifier"], v["first"], v["place"] = one, first, place
             first += v["count"]
     if first > NUMBERS:
         got = f"{first} numbers of inputs and outputs for each element"
         raise too_big(f"method {function.method!r}", got, f"at most {NUMBERS}")
-    size = frame_size(emitted)
+    size, uniform = (_bytes(counts) for counts in (emitted.rows, emitted.same))
+    size *= LANES
+    if uniform > STACK:
+        got = f"{uniform} bytes of what is computed of parameters alone"
+        raise too_big(f"method {function.method!r}", got, f"at most {STACK}, which are on the stack")
     return {
         "method": function.method,
         "inputs": taken,
@@ -146,9 +150,9 @@ def _method(contract: Contract, function: Function, emitted: Emitted, order: Seq
     }
 
 
-def frame_size(emitted: Emitted) -> int:
+def _bytes(counts: Mapping[str, int]) -> int:
     sizes = SIZES | {BOOL: 4}
-    return sum(sizes[kind] * count * LANES for kind, count in emitted.rows.items())
+    return sum(sizes[kind] * count for kind, count in counts.items())
 
 
 def _variable(name: str, spec: TensorSpec, slot: int) -> dict[str, Any]:

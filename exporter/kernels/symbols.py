@@ -30,9 +30,13 @@ MOVED = {
     "diagonal_scatter",
 }  # fmt: skip
 
+# What takes the factors of a matrix, and its pivots.
+FACTORS = {"clone", "detach", "alias", "linalg_lu_solve"}
+
 
 class Symbol(torch.Tensor):
-    """A tensor whose numbers are terms: ``ids``. ``factorised``: those of the matrix that it is the LU factors of."""
+    """A tensor whose numbers are terms: ``ids``. ``factorised``: those of the matrix whose LU factors, or pivots, it
+    is, which are no terms."""
 
     ids: torch.Tensor
     factorised: torch.Tensor | None
@@ -109,8 +113,6 @@ class Lowering(TorchDispatchMode):
 
     def each(self, function: Callable[..., int], dtype: torch.dtype, *symbols: Symbol) -> Symbol:
         """Element by element, with broadcasting."""
-        if any(s.factorised is not None for s in symbols):
-            raise self.refused("arithmetic on the factors of a matrix", "linalg.solve, or linalg.lu_solve")
         ids = torch.broadcast_tensors(*(s.ids for s in symbols))
         lists = [i.reshape(-1).tolist() for i in ids]
         found = [function(*one) for one in zip(*lists, strict=True)]
@@ -123,6 +125,8 @@ class Lowering(TorchDispatchMode):
         if not symbols:
             return self._made(func, args, kwargs)
         name = func.overloadpacket.__name__
+        if name not in FACTORS and any(s.factorised is not None for s in symbols):
+            raise self.refused(f"aten::{name} of the factors of a matrix, or of its pivots", "linalg.lu_solve")
         if func._schema.is_mutable:
             return self._written(func, name, args, kwargs)
         # Views of what may be written to later stay views.
@@ -176,11 +180,8 @@ class Lowering(TorchDispatchMode):
 
                 return looked_up(self, name, whole, kwargs)
             whole[at], args = known, whole
-            factored = args[0]
-            if factored.factorised is not None:
-                raise self.refused("an index into the factors of a matrix")
-            found = func(factored.ids, *args[1:], **kwargs)
-            return Symbol(self._typed(found, factored.dtype), factored.dtype)
+            found = func(args[0].ids, *args[1:], **kwargs)
+            return Symbol(self._typed(found, args[0].dtype), args[0].dtype)
         if name == "constant_pad_nd" and (args[2] if len(args) > 2 else kwargs.get("value", 0)) != 0:
             raise self.refused("aten::constant_pad_nd with another value than 0", "zeros, and torch.where or cat")
         tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
@@ -191,9 +192,7 @@ class Lowering(TorchDispatchMode):
             dtype = kwargs["dtype"]
         moved = lambda v: self.cast(self.symbol(v), dtype).ids if isinstance(v, torch.Tensor) else v  # noqa: E731
         if any(isinstance(v, Symbol) and v.factorised is not None for v in tensors):
-            if name in ("clone", "detach", "alias"):
-                return tensors[0]
-            raise self.refused(f"aten::{name} of the factors of a matrix")
+            return tensors[0]
         given, named = tree_map(moved, (args, {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")}))
         if name in ("clone", "contiguous"):
             return Symbol(given[0].clone(), dtype)

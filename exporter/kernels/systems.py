@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,15 @@ def refuse_single(lowering: Lowering, kind: str) -> None:
     """Elimination is written in double precision. Raises ``UnsupportedError`` for another."""
     if kind != F64:
         raise lowering.refused(f"a linear system in {kind}", F64)
+
+
+# What raises an error of a singular matrix, without it: by operator of TorchScript, with the arguments of its schema.
+NO_ERRORS: Mapping[str, Callable[..., Any]] = {
+    "aten::linalg_solve": lambda a, b, left=True: torch.linalg.solve_ex(a, b, left=left)[0],
+    "aten::linalg_inv": lambda a: torch.linalg.inv_ex(a)[0],
+    "aten::inverse": lambda a: torch.linalg.inv_ex(a)[0],
+    "aten::linalg_lu_factor": lambda a, pivot=True: torch.linalg.lu_factor_ex(a, pivot=pivot)[:2],
+}
 
 
 def _solve(
@@ -36,45 +45,38 @@ def _solve(
     return found.reshape(*lead, n, m)
 
 
+def _singular(lowering: Lowering, matrix: torch.Tensor, kind: str) -> Symbol:
+    """Whether a pivot is zero, of each ``matrix`` of shape ``(..., n, n)``."""
+    terms, n = lowering.terms, matrix.shape[-1]
+    info = [
+        terms.make("singular", (terms.make(LU, one.reshape(-1).tolist(), kind, (n,)),), "int32")
+        for one in matrix.reshape(-1, n, n)
+    ]
+    return Symbol(torch.tensor(info, dtype=torch.int64).reshape(matrix.shape[:-2]), torch.int32)
+
+
 def solved(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Symbol, ...]:
-    """``_linalg_solve_ex``: the solution, the factors of the matrix (which are read by ``linalg_lu_solve`` alone),
-    pivots, and whether it is singular."""
+    """``_linalg_solve_ex``: the solution, the factors of the matrix and its pivots (which are read by
+    ``linalg_lu_solve`` alone), and whether it is singular."""
     matrix, right = lowering.symbol(args[0]), lowering.symbol(args[1])
     if not kwargs.get("left", True):
         raise lowering.refused("a linear system with the matrix at the right", "linalg.solve with left=True")
-    dtype = matrix.dtype
-    kind = kind_of(dtype, lowering.terms.origin)
+    kind = kind_of(matrix.dtype, lowering.terms.origin)
     vector = right.ids.ndim == 1 or (right.ids.ndim == matrix.ids.ndim - 1 and right.shape == matrix.shape[:-1])
     sides = right.ids.unsqueeze(-1) if vector else right.ids
     found = _solve(lowering, matrix.ids, sides, kind, transposed=False)
-    n = matrix.ids.shape[-1]
-    lead = matrix.ids.shape[:-2]
-    info = [
-        lowering.terms.make("singular", (lowering.terms.make(LU, one.reshape(-1).tolist(), kind, (n,)),), "int32")
-        for one in matrix.ids.reshape(-1, n, n)
-    ]
-    factors = Symbol(matrix.ids.clone(), dtype)
-    factors.factorised = matrix.ids
-    pivots = lowering.symbol(torch.arange(1, n + 1, dtype=torch.int32).expand(*lead, n))
-    said = Symbol(torch.tensor(info, dtype=torch.int64).reshape(lead), torch.int32)
-    return Symbol(found[..., 0] if vector else found, dtype), factors, pivots, said
+    return Symbol(found[..., 0] if vector else found, matrix.dtype), *factored(lowering, func, args, kwargs)
 
 
 def factored(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Symbol, ...]:
     matrix = lowering.symbol(args[0])
-    n = matrix.ids.shape[-1]
-    lead = matrix.ids.shape[:-2]
     kind = kind_of(matrix.dtype, lowering.terms.origin)
-    terms = lowering.terms
     refuse_single(lowering, kind)
-    info = [
-        terms.make("singular", (terms.make(LU, one.reshape(-1).tolist(), kind, (n,)),), "int32")
-        for one in matrix.ids.reshape(-1, n, n)
-    ]
     factors = Symbol(matrix.ids.clone(), matrix.dtype)
-    factors.factorised = matrix.ids
-    pivots = lowering.symbol(torch.arange(1, n + 1, dtype=torch.int32).expand(*lead, n))
-    return factors, pivots, Symbol(torch.tensor(info, dtype=torch.int64).reshape(lead), torch.int32)
+    pivots = Symbol(torch.zeros(matrix.ids.shape[:-1], dtype=torch.int64), torch.int32)
+    # Neither has numbers in a kernel.
+    factors.factorised = pivots.factorised = matrix.ids
+    return factors, pivots, _singular(lowering, matrix.ids, kind)
 
 
 def solved_by_factors(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:
@@ -94,5 +96,5 @@ def inverted(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping
     unit = lowering.symbol(torch.eye(n, dtype=matrix.dtype))
     kind = kind_of(matrix.dtype, lowering.terms.origin)
     found = Symbol(_solve(lowering, matrix.ids, unit.ids, kind, transposed=False), matrix.dtype)
-    info = lowering.symbol(torch.zeros(matrix.ids.shape[:-2], dtype=torch.int32))
-    return (found, info) if func.overloadpacket.__name__ == "linalg_inv_ex" else found
+    said = func.overloadpacket.__name__ == "linalg_inv_ex"
+    return (found, _singular(lowering, matrix.ids, kind)) if said else found
