@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from exporter.kernels.alike import Part, joined
 from runtime_checks.report import FAILED
 
 F = torch.float64
-SWEEPS = 40
+SWEEPS = 8
 
 
 class Swept(nn.Module):
@@ -52,7 +53,9 @@ def swept(rows: int) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("alike") / "swept.pt"
-    torchferry.export(Swept(), output=path, inputs=swept(12), formats="pt,c", derivatives="y:x")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alike, "WORTH", 50)
+        torchferry.export(Swept(), output=path, inputs=swept(12), formats="pt,c", derivatives="y:x")
     return path
 
 
@@ -64,7 +67,7 @@ def test_sweeps_are_written_once(exported, monkeypatch, tmp_path):
     once = exported.with_suffix("")
     monkeypatch.setattr(alike, "WORTH", 10**9)
     torchferry.convert(exported, tmp_path / "each", to="c")
-    assert len(lanes(once)) < 0.3 * len(lanes(tmp_path / "each"))
+    assert len(lanes(once)) < 0.4 * len(lanes(tmp_path / "each"))
     one, each = torchferry.load(once), torchferry.load(tmp_path / "each")
     for rows in (1, 7, 16, 50):
         given = {name: value.numpy() for name, value in swept(rows).items()}
@@ -82,11 +85,11 @@ def test_numbers_are_those_of_the_archive(exported):
 
 def test_a_wrong_row_is_caught(exported, tmp_path):
     """The control: one of the many calls reads and writes the rows of another."""
-    torchferry.convert(exported, tmp_path / "kernel", to="c")
+    shutil.copytree(exported.with_suffix(""), tmp_path / "kernel")
 
     def change(files: dict[str, bytes]) -> None:
         name = f"{kernel_files.read(tmp_path / 'kernel').name}_lanes.h"
-        text, made = re.subn(r"(\w+_rows)\[20\]", r"\1[21]", files[name].decode(), count=1)
+        text, made = re.subn(r"(\w+_rows)\[5\]", r"\1[6]", files[name].decode(), count=1)
         assert made
         files[name] = text.encode()
 

@@ -41,12 +41,13 @@ def test_no_warnings(folders, compiler, tmp_path):
             assert done.returncode == 0, done.stderr[:2000]
 
 
+@pytest.mark.parametrize("vectors", [[], ["-march=native"]], ids=["portable", "native"])
 @pytest.mark.parametrize("name", ["robertson", "return_map"])
-def test_sanitizers(folders, name, tmp_path):
+def test_sanitizers(folders, name, vectors, tmp_path):
     folder = folders[name]
     main = name_of(folder)
     program = tmp_path / "test"
-    flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    flags = ["-g", "-O1", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *vectors]
     sources = [str(folder / f"{main}.c"), str(folder / f"test_{main}.c")]
     subprocess.run(["gcc", *flags, *sources, "-o", str(program), "-lm"], check=True)
     done = subprocess.run([str(program), str(folder / "cases.txt")], capture_output=True, text=True, check=False)

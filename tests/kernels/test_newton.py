@@ -11,6 +11,7 @@ from cubic import turned, unordered, update
 from hypothesis import given
 from hypothesis import settings as of_hypothesis
 from hypothesis import strategies as st
+from kernel_direct import resealed
 from torch import nn
 
 import torchferry
@@ -162,3 +163,59 @@ def test_systems_that_need_pivots(size, tmp_path):
     alone = kernel.call("jacobian", {n: v[:1] for n, v in arrays.items()})
     for name, value in alone.items():
         assert numpy.allclose(value[0], got[name][0], rtol=1e-12, atol=0.0), name
+
+
+class Rows(nn.Module):
+    """``a x - b``."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.signature = torchferry.Signature.of(
+            {"x": (size,), "x~1": (size,), "a": (size, size), "b": (size,)}, {"x_residual": (size,)}
+        )
+
+    def forward(self, x: torch.Tensor, old: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a @ x.unsqueeze(-1)).squeeze(-1) - b + 0.0 * old
+
+
+def equal_rows(size: int) -> dict[str, torch.Tensor]:
+    """Equations that are the same, of numbers of which ``x * (1 / x)`` is not 1."""
+    awkward = torch.tensor([49.0, 98.0, 103.0, 107.0, 0.7, 3.0], dtype=F)
+    a = 1e3 * torch.eye(size, dtype=F) + awkward[:, None, None]
+    a[:, -1] = a[:, 0]
+    return {"x~1": torch.zeros(6, size, dtype=F), "a": a, "b": torch.ones(6, size, dtype=F)}
+
+
+@pytest.mark.parametrize("size", [2, UNROLLED + 1])
+def test_equal_rows_are_singular(size, tmp_path):
+    given = equal_rows(size)
+    regular = given | {"a": given["a"] + torch.eye(size, dtype=F)}
+    path = tmp_path / "rows.pt"
+    torchferry.export(torchferry.ImplicitUpdate(Rows(size), ["x"]), output=path, inputs=regular, formats="pt,c")
+    kernel, model = torchferry.load(path.with_suffix("")), torchferry.load(path)
+    for values, status in ((given, 2), (regular, 0)):
+        if size == 2:
+            # The factors of larger matrices are LAPACK's in blocks, in which equal rows can be rounded apart.
+            assert model.call("newton_info", values)["status"].tolist() == 6 * [status]
+        found = kernel.call("forward", {name: value.numpy() for name, value in values.items()})
+        assert kernel.status.tolist() == 6 * [status]
+        assert numpy.isnan(found["x"]).all() == bool(status)
+
+
+def test_the_control_of_equal_rows(tmp_path):
+    """Multiplied by one over the pivot they leave a small number where a division leaves none."""
+    given = equal_rows(2)
+    regular = given | {"a": given["a"] + torch.eye(2, dtype=F)}
+    path = tmp_path / "rows"
+    torchferry.export(torchferry.ImplicitUpdate(Rows(2), ["x"]), output=path, inputs=regular, formats="c")
+
+    def change(files: dict[str, bytes]) -> None:
+        name = next(n for n in files if n.endswith("_lanes.h"))
+        body = b"double inverse) {\n"
+        assert body in files[name]
+        files[name] = files[name].replace(body, body + b"  return a * inverse;\n")
+
+    resealed(path, change)
+    kernel = torchferry.load(path)
+    kernel.call("forward", {name: value.numpy() for name, value in given.items()})
+    assert set(kernel.status.tolist()) == {0, 2}

@@ -252,6 +252,16 @@ def test_what_has_no_row_is_named(function, name):
     assert name in str(caught.value)
 
 
+def test_variables_of_no_numbers():
+    example = {"x": numbers(3), "h": torch.zeros(3, 0, dtype=torch.float32)}
+    kernel = Direct(lambda x, h: (2 * x + h.sum(-1, keepdim=True), h, x[:, :0]), example)
+    for rows in (1, 5, 32):
+        x = numbers(rows)
+        got = kernel(x, torch.zeros(rows, 0, dtype=torch.float32))
+        assert torch.equal(got[0], 2 * x)
+        assert [tuple(one.shape) for one in got[1:]] == [(rows, 0), (rows, 0)]
+
+
 UNARY = [ANY[n] for n in ("neg", "abs", "exp", "sin", "tanh", "square", "clamp", "where", "relu", "floor", "atan")]
 BINARY = [torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, lambda a, b: a / (1 + b * b), torch.atan2]
 

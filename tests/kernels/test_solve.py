@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 from kernel_direct import Direct
+from torch import nn
+
+import torchferry
+from exporter.errors import UnsupportedError
 
 F = torch.float64
+# Of which `x * (1 / x)` is not 1.
+AWKWARD = torch.tensor([49.0, 98.0, 103.0, 107.0, 0.7, 3.0], dtype=F)
 
 
 def matrices(n: int, rows: int = 19) -> torch.Tensor:
@@ -48,6 +55,55 @@ def test_a_singular_system_is_said_to_be():
     b = torch.ones(3, 3, dtype=F)
     kernel = Direct(lambda a, b: (torch.linalg.solve_ex(a, b)[1].bool(),), {"a": a[:1], "b": b[:1]})
     assert kernel(a, b)[0].tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("n", [2, 9])
+def test_rows_that_are_equal_leave_a_pivot_of_zero(n):
+    a = AWKWARD[:, None, None] * torch.ones(n, n, dtype=F) + 1e3 * torch.eye(n, dtype=F)
+    a[:, -1] = a[:, 0]
+    kernel = Direct(lambda a: (torch.linalg.inv_ex(a)[1].bool(), *torch.linalg.inv_ex(a)[:1]), {"a": a[:1]})
+    singular, inverse = kernel(a)
+    assert singular.all()
+    assert not inverse.isfinite().all((-1, -2)).any()
+    # The control: the last row as it was.
+    a[:, -1, -1] += 1.0
+    assert not kernel(a)[0].any()
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["factors", "pivots"])
+def test_factors_are_no_numbers(which):
+    def function(a: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.linalg.lu_factor_ex(a)[which].to(F).reshape(a.shape[0], -1).sum(-1),)
+
+    with pytest.raises(UnsupportedError, match="factors of a matrix, or of its pivots"):
+        Direct(function, {"a": matrices(2)[:1]})
+
+
+class Solved(nn.Module):
+    """What raises an error of a singular matrix."""
+
+    signature = torchferry.Signature.of({"a": (3, 3), "b": (3,)}, {"x": (3,), "i": (3, 3), "y": (3,)})
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        factors, pivots = torch.linalg.lu_factor(a)
+        again = torch.linalg.lu_solve(factors, pivots, b.unsqueeze(-1)).squeeze(-1)
+        return torch.linalg.solve(a, b), torch.linalg.inv(a), again
+
+
+def test_no_error_of_a_singular_matrix(tmp_path):
+    a, b = matrices(3), torch.ones(19, 3, dtype=F)
+    torchferry.export(Solved(), output=tmp_path / "k.pt", inputs={"a": a, "b": b}, formats="pt,c")
+    kernel, model = torchferry.load(tmp_path / "k"), torchferry.load(tmp_path / "k.pt")
+    assert any("singular matrix" in found.what for found in kernel.contract.findings)
+    a = matrices(3, 40)
+    b = torch.randn(40, 3, dtype=F, generator=torch.Generator().manual_seed(2))
+    got = kernel.call("forward", {"a": a.numpy(), "b": b.numpy()})
+    for name, value in model.call("forward", {"a": a, "b": b}).items():
+        assert numpy.allclose(got[name], value.numpy(), rtol=1e-11, atol=1e-11 * float(value.abs().max())), name
+    a[7] = 1.0
+    for name, value in kernel.call("forward", {"a": a.numpy(), "b": b.numpy()}).items():
+        finite = numpy.isfinite(value).reshape(40, -1).all(1)
+        assert numpy.flatnonzero(~finite).tolist() == [7], name
 
 
 def test_derivative_of_a_solution():

@@ -117,6 +117,61 @@ def test_derivatives_by_the_numbers_of_a_table(tmp_path):
         assert numpy.allclose(got[name], value.numpy(), rtol=1e-13, atol=1e-13), name
 
 
+class Resampled(nn.Module):
+    """Tables that are made of parameters by reads of tables, and by a linear system."""
+
+    signature = torchferry.Signature.of({"x": ()}, {"y": (), "z": ()})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounds = nn.Parameter(torch.linspace(-1.0, 1.0, 12, dtype=F))
+        self.values = nn.Parameter(torch.arange(12, dtype=F))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        points = 0.9 * self.bounds[:10]
+        read = self.values[torch.searchsorted(self.bounds, points).clamp(0, 11)]
+        matrix = torch.eye(12, dtype=F) * self.values.sum() + 1.0
+        found = torch.linalg.solve_ex(matrix, self.values)[0]
+        at = torch.searchsorted(self.bounds, x.contiguous())
+        return read[at.clamp(0, 9)], found[at.clamp(0, 11)]
+
+
+def test_tables_that_are_computed(tmp_path):
+    path = tmp_path / "resampled"
+    torchferry.export(Resampled(), output=path.with_suffix(".pt"), inputs={"x": POINTS[:29]}, formats="pt,c")
+    kernel, model = torchferry.load(path), torchferry.load(path.with_suffix(".pt"))
+    given = {"bounds": torch.linspace(-2.0, 1.0, 12, dtype=F), "values": torch.linspace(1.0, 3.0, 12, dtype=F) ** 2}
+    for name, value in given.items():
+        kernel.set_parameter(name, value.numpy())
+        model.set_parameter(name, value)
+    for points in (POINTS, POINTS[:1]):
+        got = kernel.call("forward", {"x": points.numpy()})
+        for name, value in model.call("forward", {"x": points}).items():
+            assert numpy.allclose(got[name], value.numpy(), rtol=1e-12, atol=0.0), name
+
+
+class Long(nn.Module):
+    signature = torchferry.Signature.of({"x": ()}, {"y": ()})
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.linspace(-1.0, 1.0, 40_000, dtype=F))
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = self.values if self.factor == 1.0 else self.factor * self.values
+        return values[torch.searchsorted(values, x.contiguous()).clamp(0, 39_999)]
+
+
+def test_a_long_table_of_parameters_is_read_in_its_place(tmp_path):
+    """What is on the stack does not grow with it; one that is computed would have to be there, and is refused."""
+    kernel, model = exported(Long(1.0), tmp_path / "long", derivatives=())
+    (same,) = kernel.call("forward", {"x": POINTS.numpy()}).values()
+    assert numpy.array_equal(same, model(POINTS)[0].numpy())
+    with pytest.raises(UnsupportedError, match="bytes of what is computed of parameters alone"):
+        exported(Long(2.0), tmp_path / "computed", derivatives=())
+
+
 class Stiffening(nn.Module):
     """``stress(x) + weight(w) - g``: a table that is read in each step of Newton's method, at the unknown's place, and
     one in single precision by a table of whole numbers."""
