@@ -211,9 +211,9 @@ def test_the_control_of_equal_rows(tmp_path):
 
     def change(files: dict[str, bytes]) -> None:
         name = next(n for n in files if n.endswith("_lanes.h"))
-        body = b"double inverse) {\n"
-        assert body in files[name]
-        files[name] = files[name].replace(body, body + b"  return a * inverse;\n")
+        quotient = b"a1_0 /= a0_0;"
+        assert quotient in files[name]
+        files[name] = files[name].replace(quotient, b"a1_0 *= inverse0;")
 
     resealed(path, change)
     kernel = torchferry.load(path)
