@@ -81,6 +81,7 @@ class Kernel:
                 f"parameter {name!r} has another shape",
                 got=str(list(array.shape)),
                 expected=str(list(known[name].shape)),
+                mend="give one value for the whole batch: what differs by element is an input of the model",
             )
         self._parameters[name] = array
 

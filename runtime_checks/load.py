@@ -81,6 +81,7 @@ class Model:
                 f"parameter {name!r} has another shape",
                 got=str(list(value.shape)),
                 expected=str(list(held.shape)),
+                mend="give one value for the whole batch: what differs by element is an input of the model",
             )
         with torch.no_grad():
             held.copy_(value)

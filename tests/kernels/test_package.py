@@ -162,6 +162,8 @@ def test_calls_that_do_not_fit(folders):
         kernel.set_parameter("q", 1.0)
     with pytest.raises(UsageError, match="another shape"):
         kernel.set_parameter("k", 1.0)
+    with pytest.raises(UsageError, match="one value for the whole batch"):
+        kernel.set_parameter("k", numpy.ones((7, 3)))
     before = kernel.forward(y=numpy.ones((1, 3)))["rate"]
     kernel.set_parameter("k", [1.0, 2.0, 3.0])
     assert not numpy.array_equal(before, kernel.forward(y=numpy.ones((1, 3)))["rate"])

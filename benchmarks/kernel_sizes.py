@@ -1,0 +1,55 @@
+"""How big kernels are, and how long a compiler takes over each: of folders that ``containers.py --to c`` wrote.
+
+python benchmarks/kernel_sizes.py FOLDER... [--only NAME]
+
+Operations are those that are written down in the largest method; the compiler runs alone, with the flags of an engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from exporter import kernel_files
+from runtime_checks import kernel_build
+
+
+def operations(folder: Path, name: str) -> int:
+    said = re.findall(r"^/\* \w+: (\d+) operations\. \*/$", (folder / f"{name}_lanes.h").read_text(), re.M)
+    return max(map(int, said))
+
+
+def compiled(folder: Path, name: str) -> float:
+    """Seconds. Raises ``CalledProcessError`` where the compiler fails."""
+    with tempfile.TemporaryDirectory() as place:
+        made = ["cc", *kernel_build.FLAGS, kernel_build.NATIVE, str(folder / f"{name}.c"), "-o", f"{place}/k.so", "-lm"]
+        start = time.perf_counter()
+        subprocess.run(made, check=True)
+        return time.perf_counter() - start
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("folders", type=Path, nargs="+")
+    asked.add_argument("--only", default="")
+    given = asked.parse_args()
+    print("| kernel | methods | operations | C, kB | compiler, s |\n| --- | ---: | ---: | ---: | ---: |", flush=True)
+    for root in given.folders:
+        for manifest in sorted(root.rglob(kernel_files.MANIFEST)):
+            folder = manifest.parent
+            label = str(folder.relative_to(root)).removesuffix(".c")
+            if given.only not in label:
+                continue
+            name = kernel_files.read(folder).name
+            text = sum((folder / f"{name}{end}").stat().st_size for end in (".c", "_lanes.h"))
+            methods = len(kernel_files.read(folder).contract.methods)
+            cells = operations(folder, name), round(text / 1000), f"{compiled(folder, name):.1f}"
+            print(f"| {label} | {methods} | {' | '.join(map(str, cells))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
