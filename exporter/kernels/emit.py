@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from exporter import newton
 from exporter.kernels.alike import Part, joined
 from exporter.kernels.columns import Columns
+from exporter.kernels.copies import copied
 from exporter.kernels.expressions import MEMORY, TYPES, expression, literal
 from exporter.kernels.layout import ARRAYS, SMALL, TEMPLATES, UNROLLED, Emitted, comment, struct
 from exporter.kernels.lower import Function
@@ -72,9 +73,9 @@ class Writer:
             outputs.append(first)
         calls = self._body(top, self.ends, name)
         for output, kind, first in zip(self.function.outputs, kinds, outputs, strict=True):
-            copied = self._copied(output, range(first, first + len(output)), ARRAYS[kind])
-            if copied:
-                calls.append(self._part(name, copied))
+            placed = self._copied(output, range(first, first + len(output)), ARRAYS[kind])
+            if placed:
+                calls.append(self._part(name, placed))
         self.parts.append(Part(name, f"{name}_body", "".join(f"  {call}\n" for call in calls)))
         whole = joined(self.parts)
         same = struct(f"{name}_uniform", self._uniform_counts, lanes=False, pointers=len(self.held))
@@ -110,7 +111,7 @@ class Writer:
             number = parameters.setdefault(parameter.removeprefix(PARAMETER), len(parameters))
             lines.append(f"  g->t[{k}] = (const {kind} *)parameters[{number}] + {first};")
             self.tables[numbers] = f"(const {kind} *)g->t[{k}]"
-        copied = self._tables(slots)
+        moved = self._tables(slots)
         for i in self.own_uniform:
             term = self.terms[i]
             slots.give(i, term.kind)
@@ -124,7 +125,7 @@ class Writer:
                 value = self._expression(i)
             lines.append(f"  g->{array}[{at}] = {value};")
             self.names[i] = f"g->{array}[{at}]"
-        lines += [f"  {to} = {self._name(i)};" for to, i in copied]
+        lines += [f"  {to} = {self._name(i)};" for to, i in moved]
         self._uniform_counts = slots.counts
         self.prepare = (
             f"static void {name}_prepare(struct {name}_uniform *g, const void *const *parameters) {{\n"
@@ -136,7 +137,7 @@ class Writer:
     def _tables(self, slots: Slots) -> list[tuple[str, int]]:
         """Places for the tables that are read, one number behind the other: constants in a table of their own, what is
         computed once for a call where it is computed. Gives what is to be copied from elsewhere."""
-        copied = []
+        moved = []
         for i in sorted(self.everything):
             numbers = self.terms[i].args[1:]
             if self.terms[i].op not in TABLES or numbers in self.tables:
@@ -151,10 +152,10 @@ class Writer:
             self.tables[numbers] = f"&g->{ARRAYS[kind]}[{first}]"
             for at, n in enumerate(numbers, first):
                 if self.terms[n].op == "const" or n in slots.places:
-                    copied.append((f"g->{ARRAYS[kind]}[{at}]", n))
+                    moved.append((f"g->{ARRAYS[kind]}[{at}]", n))
                 else:
                     slots.places[n] = (kind, at)
-        return copied
+        return moved
 
     def _body(self, needed: Sequence[int], ends: Iterable[int], name: str) -> list[str]:
         """Functions for these terms; gives the calls of them in their order."""
@@ -265,11 +266,7 @@ class Writer:
                 self.meant[block] = first
 
     def _copied(self, terms: Sequence[int], rows: Sequence[int], array: str = "d") -> str:
-        places = [(f"f->{array}[{row}][l]", self._name(t)) for row, t in zip(rows, terms, strict=True)]
-        lines = [f"    {to} = {value};" for to, value in places if to != value]
-        if not lines:
-            return ""
-        return "  TF_SIMD\n  for (int l = 0; l < TF_NOW; l++) {\n" + "\n".join(lines) + "\n  }\n"
+        return copied(array, rows, [self._name(t) for t in terms])
 
     def _picked(self, block: int, place_of: Sequence[str]) -> None:
         for t in self.everything:
