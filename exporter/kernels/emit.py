@@ -9,11 +9,11 @@ from exporter.kernels.alike import Part, joined
 from exporter.kernels.columns import Columns
 from exporter.kernels.copies import copied
 from exporter.kernels.expressions import MEMORY, TYPES, expression, literal
-from exporter.kernels.layout import ARRAYS, SMALL, TEMPLATES, UNROLLED, Emitted, comment, struct
+from exporter.kernels.layout import ARRAYS, SMALL, TEMPLATES, UNROLLED, Emitted, comment, prepared, struct
 from exporter.kernels.lower import Function
 from exporter.kernels.names import PARAMETER
 from exporter.kernels.schedule import CALLS, SCALARS, Slots, Step, held, place, reached, steps, uniform
-from exporter.kernels.ssa import BOOL, COLUMNS, F64, I64, LU, NEWTON, READ, SEVERAL, SOLVED, TABLES
+from exporter.kernels.ssa import BOOL, COLUMNS, F64, I64, LU, NEWTON, READ, SEVERAL, SOLVED, TABLES, Term
 
 
 class Writer:
@@ -47,8 +47,7 @@ class Writer:
         # Tables that are parameters as they stand are read in their place: nothing is made of their numbers.
         self.held = held(self.terms, self.everything)
         for i in self.everything:
-            args = self.terms[i].args
-            used.update(args[:1] if args[1:] in self.held else args)
+            used.update(self._taken(self.terms[i]))
         self.own_uniform = dict.fromkeys(i for i in uniform(self.terms, self.everything) if i in used)
         # Where each table begins, in C, and those of constants.
         self.tables: dict[tuple[int, ...], str] = {}
@@ -59,6 +58,15 @@ class Writer:
                 array = ARRAYS[term.kind]
                 self.names[i] = f"f->{array}[{self.inputs[str(term.extra[0])] + term.extra[1]}][l]"
         self.ends = ends
+
+    def _taken(self, term: Term) -> Iterable[int]:
+        """The numbers that a term takes, but for what the terms of its loop do, and for what is read in its place."""
+        if term.op == NEWTON:
+            loop = self.function.loops[term.extra[0]]
+            return (*term.args[: loop.size], *loop.settings.values())
+        if term.op == COLUMNS:
+            return ()
+        return term.args[:1] if term.op in TABLES and term.args[1:] in self.held else term.args
 
     def written(self) -> Emitted:
         name = self.function.method
@@ -80,6 +88,7 @@ class Writer:
         whole = joined(self.parts)
         same = struct(f"{name}_uniform", self._uniform_counts, lanes=False, pointers=len(self.held))
         operations = self.operations + whole.operations
+        once = sum(self.terms[i].op != "leaf" for i in self.own_uniform)
         holds = (
             bool(self.loops) or "tf_factor" in self.helpers or any(self.terms[i].op == "where" for i in self.everything)
         )
@@ -89,9 +98,11 @@ class Writer:
             self.prepare,
             struct(f"{name}_frame", self.slots.counts, lanes=True),
             "".join(self.constants) + whole.tables + same,
-            operations,
+            operations + once,
             dict(self.slots.counts),
             dict(self._uniform_counts),
+            tuple(dict.fromkeys(parameter.removeprefix(PARAMETER) for parameter, _ in self.held.values())),
+            len(self.held),
             self.inputs,
             tuple(outputs),
             parameters,
@@ -127,11 +138,7 @@ class Writer:
             self.names[i] = f"g->{array}[{at}]"
         lines += [f"  {to} = {self._name(i)};" for to, i in moved]
         self._uniform_counts = slots.counts
-        self.prepare = (
-            f"static void {name}_prepare(struct {name}_uniform *g, const void *const *parameters) {{\n"
-            + "\n".join(lines)
-            + "\n  (void)g;\n  (void)parameters;\n}\n"
-        )
+        self.prepare = prepared(name, lines)
         return tuple(parameters)
 
     def _tables(self, slots: Slots) -> list[tuple[str, int]]:

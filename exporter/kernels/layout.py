@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jinja2
@@ -25,6 +25,8 @@ LANES = 16
 UNROLLED = 8
 # Above this many scalars a method has no second body for one element: it would double the time of the compiler.
 SMALL = 6_000
+# Statements of one function that computes what is uniform.
+PREPARED = 500
 ARRAYS = {"float64": "d", "float32": "f", "int64": "i", "int32": "j", "bool": "b"}
 
 
@@ -39,8 +41,11 @@ class Emitted:
     uniform: str
     operations: int
     rows: Mapping[str, int]
-    # Numbers of what is uniform, by kind.
+    # Numbers of what is uniform, by kind; the parameters of which tables are read in the caller's memory, and how many
+    # tables those are.
     same: Mapping[str, int]
+    held: tuple[str, ...]
+    pointers: int
     inputs: Mapping[str, int]
     outputs: tuple[int, ...]
     parameters: tuple[str, ...]
@@ -67,3 +72,17 @@ def struct(name: str, counts: Mapping[str, int], *, lanes: bool, pointers: int =
     ]
     body = "\n".join(rows) if rows else "  char nothing;"
     return f"struct {name} {{\n{body}\n}};\n"
+
+
+def prepared(method: str, lines: Sequence[str]) -> str:
+    """The function that fills what is uniform; of many lines as functions that it calls, for the compiler's sake."""
+    given = f"(struct {method}_uniform *restrict g, const void *const *restrict parameters)"
+    parts = [lines[i : i + PREPARED] for i in range(0, len(lines), PREPARED)]
+    text, calls = "", list(lines)
+    if len(parts) > 1:
+        calls = [f"  {method}_prepare_{k}(g, parameters);" for k in range(len(parts))]
+        for k, part in enumerate(parts):
+            body = "".join(f"{line}\n" for line in part)
+            text += f"TF_APART static void {method}_prepare_{k}{given} {{\n{body}  (void)parameters;\n}}\n"
+    body = "".join(f"{line}\n" for line in calls)
+    return f"{text}static void {method}_prepare{given} {{\n{body}  (void)g;\n  (void)parameters;\n}}\n"

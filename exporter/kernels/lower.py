@@ -59,6 +59,8 @@ class Lowered:
         self._lowering = Lowering(self.terms)
         self._held: dict[str, Symbol] = {}
         self._solves: dict[tuple[Any, ...], int] = {}
+        # What was left out of residuals.
+        self._notes: list[str] = []
         self._solvers = {s.path: s for s in contract.solvers}
         values = dict(module.named_parameters()) | dict(module.named_buffers())
         settable = sorted(settable_names(contract) or ())
@@ -71,12 +73,19 @@ class Lowered:
             outputs, how = self._forward_mode(method), "forward mode"
             # A loop over directions stands for more terms than a captured graph should have.
             if outputs is None or not any(self.terms[i].op == COLUMNS for i in self._needed(outputs)):
-                captured, notes = self._proven(method)
-                if outputs is None or self._cost(captured) < self._cost(outputs):
-                    outputs, how = captured, "captured"
+                try:
+                    captured, notes = self._proven(method)
+                except UnsupportedError:
+                    if outputs is None:
+                        raise
+                else:
+                    if outputs is None or self._cost(captured) < self._cost(outputs):
+                        outputs, how = captured, "captured"
         self._outputs[method] = outputs
         taken = self._contract.methods[method].inputs
-        return Function(method, self.terms, taken, tuple(outputs), self._values, dict(self.loops), tuple(notes), how)
+        return Function(
+            method, self.terms, taken, tuple(outputs), self._values, dict(self.loops), (*notes, *self._notes), how
+        )
 
     def _proven(self, method: str) -> tuple[list[tuple[int, ...]], list[str]]:
         """The graph that was captured, of one element whatever stands around it."""
@@ -297,6 +306,7 @@ class Lowered:
             else:
                 settings[name] = int(lowering.leaves(leaf_name(full), (), held_value.dtype))
         matrix = self._sparser(residual, captured, unknowns.tolist(), index)
+        self._notes += interpreter.notes
         trials = settings["trials"]
         self.loops[index] = Loop(
             path,

@@ -68,7 +68,8 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
     emitted = {name: _emitted(function, contract) for name, function in functions.items()}
     name = identifier(contract.name)
     order = list(values)
-    methods = [_method(contract, functions[m], one, order) for m, one in emitted.items()]
+    methods = [_method(contract, functions[m], one, values) for m, one in emitted.items()]
+    read = {place for m in methods for place in m["parameters"]}
     helpers = dict.fromkeys(h for one in emitted.values() for h in one.helpers)
     unrolled = sorted({n for one in emitted.values() for n in one.unrolled})
     given: dict[str, Any] = {
@@ -79,6 +80,7 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
         "guard": f"TORCHFERRY_{name.upper()}_H",
         "methods": methods,
         "lanes": LANES,
+        "held": any(m["held"] for m in methods),
         "holds": any(one.holds_environment for one in emitted.values()),
         "rank": max((len(v["shape"]) for m in methods for v in (*m["inputs"], *m["outputs"])), default=0),
         "loaded": sorted({v["kind"] for m in methods for v in m["inputs"] if v["count"]}),
@@ -97,9 +99,10 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
                 "identifier": identified,
                 "said": comment(f"{p.name}, {_shape(p.shape)}{p.dtype}"),
                 "kind": p.dtype,
+                "read": place in read,
                 "numbers": ", ".join(literal(v, p.dtype) for v in values[p.name].reshape(-1).tolist()),
             }
-            for p, identified in zip(contract.parameters, identifiers(order), strict=True)
+            for place, (p, identified) in enumerate(zip(contract.parameters, identifiers(order), strict=True))
         ],
     }
     files = {
@@ -119,7 +122,10 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
     )
 
 
-def _method(contract: Contract, function: Function, emitted: Emitted, order: Sequence[str]) -> dict[str, Any]:
+def _method(
+    contract: Contract, function: Function, emitted: Emitted, values: Mapping[str, torch.Tensor]
+) -> dict[str, Any]:
+    order = list(values)
     spec = contract.methods[function.method]
     outputs = [o if isinstance(o, str) else block_name(*o) for o in spec.outputs]
     taken = [_variable(n, contract.taken(n), emitted.inputs[n]) for n in spec.inputs]
@@ -134,25 +140,26 @@ def _method(contract: Contract, function: Function, emitted: Emitted, order: Seq
     if first > NUMBERS:
         got = f"{first} numbers of inputs and outputs for each element"
         raise too_big(f"method {function.method!r}", got, f"at most {NUMBERS}")
-    size, uniform = (_bytes(counts) for counts in (emitted.rows, emitted.same))
-    size *= LANES
-    if uniform > STACK:
-        got = f"{uniform} bytes of what is computed of parameters alone"
-        raise too_big(f"method {function.method!r}", got, f"at most {STACK}, which are on the stack")
+    frame = LANES * _bytes(emitted.rows)
+    size = frame + _bytes(emitted.same) + 8 * emitted.pointers
     return {
         "method": function.method,
         "inputs": taken,
         "outputs": given,
         "parameters": [order.index(p) for p in emitted.parameters],
+        # Place among those, and bytes.
+        "held": [(emitted.parameters.index(p), values[p].nbytes) for p in emitted.held],
         "workspace": size if size > STACK else 0,
+        "frame": frame,
         "numbers": max(first, 1),
+        "filled": first > 0,
         "emitted": emitted,
     }
 
 
 def _bytes(counts: Mapping[str, int]) -> int:
     sizes = SIZES | {BOOL: 4}
-    return sum(sizes[kind] * count for kind, count in counts.items())
+    return sum(-(-sizes[kind] * count // 8) * 8 for kind, count in counts.items())
 
 
 def _variable(name: str, spec: TensorSpec, slot: int) -> dict[str, Any]:

@@ -133,7 +133,9 @@ class Lowering(TorchDispatchMode):
         if name in MOVED:
             return self._moved(func, name, args, kwargs)
         numbers = [self.constants(s) for s in symbols]
-        if all(n is not None for n in numbers):
+        # Factors of constants are to be read with others that are not.
+        factors = name == "linalg_lu_factor_ex" or any(s.factorised is not None for s in symbols)
+        if not factors and all(n is not None for n in numbers):
             known = {id(s): n for s, n in zip(symbols, numbers, strict=True)}
             given = tree_map(lambda v: known[id(v)] if isinstance(v, Symbol) else v, (args, kwargs))
             return self._wrapped(func(*given[0], **given[1]))

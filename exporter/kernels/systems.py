@@ -46,7 +46,7 @@ def _solve(
 
 
 def _singular(lowering: Lowering, matrix: torch.Tensor, kind: str) -> Symbol:
-    """Whether a pivot is zero, of each ``matrix`` of shape ``(..., n, n)``."""
+    """The first pivot that is zero, counted from 1, or 0, of each ``matrix`` of shape ``(..., n, n)``."""
     terms, n = lowering.terms, matrix.shape[-1]
     info = [
         terms.make("singular", (terms.make(LU, one.reshape(-1).tolist(), kind, (n,)),), "int32")
@@ -59,9 +59,10 @@ def solved(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[s
     """``_linalg_solve_ex``: the solution, the factors of the matrix and its pivots (which are read by
     ``linalg_lu_solve`` alone), and whether it is singular."""
     matrix, right = lowering.symbol(args[0]), lowering.symbol(args[1])
-    if not kwargs.get("left", True):
-        raise lowering.refused("a linear system with the matrix at the right", "linalg.solve with left=True")
     kind = kind_of(matrix.dtype, lowering.terms.origin)
+    if not kwargs.get("left", True):
+        turned = _solve(lowering, matrix.ids, right.ids.mT, kind, transposed=True)
+        return Symbol(turned.mT, matrix.dtype), *factored(lowering, func, args, kwargs)
     vector = right.ids.ndim == 1 or (right.ids.ndim == matrix.ids.ndim - 1 and right.shape == matrix.shape[:-1])
     sides = right.ids.unsqueeze(-1) if vector else right.ids
     found = _solve(lowering, matrix.ids, sides, kind, transposed=False)
@@ -80,14 +81,17 @@ def factored(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping
 
 
 def solved_by_factors(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:
-    factors, _, right = args
-    if not isinstance(factors, Symbol) or factors.factorised is None or not kwargs.get("left", True):
-        raise lowering.refused("linalg_lu_solve of factors that are not the graph's own")
+    factors, pivots, right = args
+    own = [s.factorised if isinstance(s, Symbol) else None for s in (factors, pivots)]
+    if own[0] is None or own[1] is None or not torch.equal(own[0], own[1]):
+        raise lowering.refused("linalg_lu_solve of factors and pivots that are not those of one matrix of the graph")
+    if isinstance(right, Symbol) and right.factorised is not None:
+        raise lowering.refused("linalg_lu_solve with the factors of a matrix at the right")
     kind = kind_of(factors.dtype, lowering.terms.origin)
-    transposed = bool(kwargs.get("adjoint", False))
-    return Symbol(
-        _solve(lowering, factors.factorised, lowering.symbol(right).ids, kind, transposed=transposed), factors.dtype
-    )
+    adjoint, sides = bool(kwargs.get("adjoint", False)), lowering.symbol(right).ids
+    if kwargs.get("left", True):
+        return Symbol(_solve(lowering, own[0], sides, kind, transposed=adjoint), factors.dtype)
+    return Symbol(_solve(lowering, own[0], sides.mT, kind, transposed=not adjoint).mT, factors.dtype)
 
 
 def inverted(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -39,6 +39,20 @@ def read(terms: Terms, numbers: Sequence[int], place: int) -> int:
     return found
 
 
+def read_sparse(terms: Terms, numbers: Sequence[int | None], place: int) -> int:
+    """The number at ``place``, which is not outside; 0 where there is none."""
+    kind = next(terms[i].kind for i in numbers if i is not None)
+    zero, counted = terms.constant(0.0, kind), terms[place].kind
+    given = [(at, i) for at, i in enumerate(numbers) if i is not None]
+    if len(given) > SHORT:
+        return read(terms, [zero if i is None else i for i in numbers], place)
+    found = zero
+    for at, i in given:
+        here = terms.make("eq", (place, terms.constant(at, counted)), BOOL)
+        found = terms.make("where", (here, i, found), kind)
+    return found
+
+
 def read_at(terms: Terms, numbers: Sequence[int], places: Sequence[int], sizes: Sequence[int]) -> int:
     """The number at a place in each dimension of a table that is flattened; a negative one counts from the end."""
     places = [_from_start(terms, p, size) for p, size in zip(places, sizes, strict=True)]

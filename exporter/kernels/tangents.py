@@ -161,8 +161,7 @@ class Pusher:
             _, first, second = tangents
             return {d: make("where", (term.args[0], first.get(d, zero), second.get(d, zero)), kind) for d in directions}
         if term.op == READ:
-            zero = terms.constant(0.0, kind)
-            return {d: tables.read(terms, [t.get(d, zero) for t in tangents[1:]], term.args[0]) for d in directions}
+            return {d: tables.read_sparse(terms, [t.get(d) for t in tangents[1:]], term.args[0]) for d in directions}
         if term.op == "mul":
             partials: Sequence[int | None] = [term.args[1], term.args[0]]
         elif term.extra == ("sigmoid",):
@@ -244,7 +243,9 @@ class Pusher:
             raise NoRuleError("a Newton loop without its matrix")
         picks = [terms.make("pick", (whole,), F64, (k,)) for k in range(n + n * n)]
         self.of(term.args)
-        inner = Pusher(terms, self.loops, {a: self.known[a] for a in term.args} | {u: {} for u in loop.unknowns})
+        # A solution in the loop reads the matrix of factors that are made before it.
+        read = [*term.args, *(a for factors in term.args if terms[factors].op == LU for a in terms[factors].args)]
+        inner = Pusher(terms, self.loops, {a: self.known[a] for a in read} | {u: {} for u in loop.unknowns})
         tangents = inner.of(loop.residual)
         places = dict(zip(loop.unknowns, picks[:n], strict=True))
         moved = [

@@ -12,8 +12,8 @@ import torchferry
 from exporter.errors import UnsupportedError
 
 F = torch.float64
-# Of which `x * (1 / x)` is not 1.
-AWKWARD = torch.tensor([49.0, 98.0, 103.0, 107.0, 0.7, 3.0], dtype=F)
+# With a thousand more, pivots of which `x * (1 / x)` is not 1.
+AWKWARD = torch.tensor([2.0, 3.0, 5.0, 6.0, 12.0, 13.0], dtype=F)
 
 
 def matrices(n: int, rows: int = 19) -> torch.Tensor:
@@ -104,6 +104,88 @@ def test_no_error_of_a_singular_matrix(tmp_path):
     for name, value in kernel.call("forward", {"a": a.numpy(), "b": b.numpy()}).items():
         finite = numpy.isfinite(value).reshape(40, -1).all(1)
         assert numpy.flatnonzero(~finite).tolist() == [7], name
+
+
+def test_which_pivot_is_zero():
+    a = torch.eye(3, dtype=F).repeat(4, 1, 1)
+    for k in range(3):
+        a[k, k, k] = 0.0
+
+    def infos(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        right = a[..., 0]
+        return torch.linalg.inv_ex(a)[1], torch.linalg.solve_ex(a, right)[1], torch.linalg.lu_factor_ex(a)[2]
+
+    for got, wanted in zip(Direct(infos, {"a": a[:1]})(a), infos(a), strict=True):
+        assert got.tolist() == wanted.tolist() == [1, 2, 3, 0]
+
+
+def test_a_matrix_at_the_right():
+    def function(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        factors, pivots, _ = torch.linalg.lu_factor_ex(a)
+        solved = [torch.linalg.lu_solve(factors, pivots, b, left=False, adjoint=turned) for turned in (False, True)]
+        return torch.linalg.solve_ex(a, b, left=False)[0], *solved, torch.linalg.lu_solve(factors, pivots, b.mT)
+
+    a, b = matrices(3), torch.randn(19, 2, 3, dtype=F, generator=torch.Generator().manual_seed(3))
+    for got, wanted in zip(Direct(function, {"a": a[:1], "b": b[:1]})(a, b), function(a, b), strict=True):
+        assert torch.allclose(got, wanted, rtol=1e-10, atol=1e-12 * float(wanted.abs().max()))
+
+
+class Constant(nn.Module):
+    """Systems of a matrix that is a constant, and of constants alone."""
+
+    signature = torchferry.Signature.of({"b": (4,)}, {"x": (4,), "y": (4,)})
+    matrix: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", matrices(4)[5])
+
+    def forward(self, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        factors, pivots = torch.linalg.lu_factor(self.matrix)
+        own = torch.linalg.lu_solve(factors, pivots, torch.ones(4, 1, dtype=F)).squeeze(-1)
+        return torch.linalg.lu_solve(factors, pivots, b.unsqueeze(-1)).squeeze(-1), own + b
+
+
+def test_factors_of_a_constant(tmp_path):
+    b = torch.randn(19, 4, dtype=F, generator=torch.Generator().manual_seed(4))
+    torchferry.export(Constant(), output=tmp_path / "k.pt", inputs={"b": b[:5]}, formats="pt,c")
+    got = torchferry.load(tmp_path / "k").call("forward", {"b": b.numpy()})
+    for name, value in torchferry.load(tmp_path / "k.pt").call("forward", {"b": b}).items():
+        assert numpy.allclose(got[name], value.numpy(), rtol=1e-11, atol=1e-12), name
+
+
+@pytest.mark.parametrize("which", ["right side", "pivots"])
+def test_factors_of_another_matrix(which):
+    def function(a: torch.Tensor) -> tuple[torch.Tensor]:
+        factors, pivots, _ = torch.linalg.lu_factor_ex(a)
+        other, others, _ = torch.linalg.lu_factor_ex(2 * a)
+        if which == "pivots":
+            return (torch.linalg.lu_solve(factors, others, a),)
+        return (torch.linalg.lu_solve(factors, pivots, other),)
+
+    with pytest.raises(UnsupportedError, match="linalg_lu_solve"):
+        Direct(function, {"a": matrices(2)[:1]})
+
+
+class Factored(nn.Module):
+    """Solved by factors: torch's own derivative unpacks them."""
+
+    signature = torchferry.Signature.of({"a": (3, 3), "b": (3,)}, {"x": (3,)})
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        factors, pivots = torch.linalg.lu_factor(a)
+        return torch.linalg.lu_solve(factors, pivots, b.unsqueeze(-1)).squeeze(-1)
+
+
+def test_derivatives_that_are_captured_with_no_form_of_their_own(tmp_path):
+    a = matrices(3, 12) + 3 * torch.eye(3, dtype=F)
+    given = {"a": a, "b": torch.randn(12, 3, dtype=F, generator=torch.Generator().manual_seed(5))}
+    torchferry.export(
+        Factored(), output=tmp_path / "k.pt", inputs=given, derivatives=("x:a",), jvp=True, formats="pt,c"
+    )
+    got = torchferry.load(tmp_path / "k").call("jacobian", {name: v.numpy() for name, v in given.items()})
+    for name, value in torchferry.load(tmp_path / "k.pt").call("jacobian", given).items():
+        assert numpy.allclose(got[name], value.numpy(), rtol=1e-10, atol=1e-11), name
 
 
 def test_derivative_of_a_solution():

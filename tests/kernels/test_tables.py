@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
 from collections.abc import Sequence
@@ -14,9 +15,12 @@ from kernel_direct import resealed
 from torch import nn
 
 import torchferry
+from exporter import kernel_files
 from exporter.errors import MismatchError, UnsupportedError
+from exporter.kernels import source
 from exporter.kernels.tables import SHORT
 from runtime_checks.report import FAILED
+from runtime_checks.runners.kernel import library
 
 F = torch.float64
 # Between the bounds, at them, outside of them, and no number.
@@ -153,23 +157,74 @@ def test_tables_that_are_computed(tmp_path):
 class Long(nn.Module):
     signature = torchferry.Signature.of({"x": ()}, {"y": ()})
 
-    def __init__(self, factor: float) -> None:
+    def __init__(self, factor: float, count: int) -> None:
         super().__init__()
-        self.values = nn.Parameter(torch.linspace(-1.0, 1.0, 40_000, dtype=F))
+        self.values = nn.Parameter(torch.linspace(-1.0, 1.0, count, dtype=F))
         self.factor = factor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         values = self.values if self.factor == 1.0 else self.factor * self.values
-        return values[torch.searchsorted(values, x.contiguous()).clamp(0, 39_999)]
+        return values[torch.searchsorted(values, x.contiguous()).clamp(0, len(values) - 1)]
 
 
-def test_a_long_table_of_parameters_is_read_in_its_place(tmp_path):
-    """What is on the stack does not grow with it; one that is computed would have to be there, and is refused."""
-    kernel, model = exported(Long(1.0), tmp_path / "long", derivatives=())
-    (same,) = kernel.call("forward", {"x": POINTS.numpy()}).values()
-    assert numpy.array_equal(same, model(POINTS)[0].numpy())
-    with pytest.raises(UnsupportedError, match="bytes of what is computed of parameters alone"):
-        exported(Long(2.0), tmp_path / "computed", derivatives=())
+@pytest.mark.parametrize(("factor", "count"), [(1.0, 40_000), (2.0, 2_000)])
+def test_a_long_table_is_not_on_the_stack(factor, count, monkeypatch, tmp_path):
+    """One of parameters is read in its place, one that is computed is in the caller's workspace."""
+    monkeypatch.setattr(source, "STACK", 8_000)
+    kernel, model = exported(Long(factor, count), tmp_path / "long", derivatives=())
+    workspace = kernel_files.described(tmp_path / "long")["workspace"]["forward"]
+    assert bool(workspace) == (factor != 1.0)
+    for rows in (1, len(POINTS)):
+        (same,) = kernel.call("forward", {"x": POINTS[:rows].numpy()}).values()
+        assert numpy.array_equal(same, model(POINTS[:rows])[0].numpy())
+
+
+class Both(nn.Module):
+    """A table that is a right side too, and a system whose matrix has its numbers."""
+
+    signature = torchferry.Signature.of({"x": (), "a": (12, 12)}, {"y": (), "z": (12,), "w": (3,)})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.linspace(1.0, 2.0, 12, dtype=F) ** 2)
+
+    def forward(self, x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        at = (6 * x + 6).nan_to_num(0.0).clamp(0, 11).to(torch.int64)
+        matrix = self.values[:9].reshape(3, 3) + torch.eye(3, dtype=F)
+        small = torch.linalg.solve_ex(matrix, a[..., :3, 0].unsqueeze(-1))[0].squeeze(-1)
+        return self.values[at], torch.linalg.solve_ex(a, self.values.expand(x.shape[0], 12))[0], small
+
+
+def test_numbers_of_a_table_in_systems(tmp_path):
+    def drawn(rows: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(rows)
+        a = torch.rand(rows, 12, 12, dtype=F, generator=generator) + 3 * torch.eye(12, dtype=F)
+        return {"x": 2 * torch.rand(rows, dtype=F, generator=generator) - 1, "a": a}
+
+    path = tmp_path / "both"
+    torchferry.export(Both(), output=path.with_suffix(".pt"), inputs=drawn(5), formats="pt,c")
+    kernel, model = torchferry.load(path), torchferry.load(path.with_suffix(".pt"))
+    given = drawn(21)
+    got = kernel.call("forward", {name: value.numpy() for name, value in given.items()})
+    for name, value in model.call("forward", given).items():
+        assert numpy.allclose(got[name], value.numpy(), rtol=1e-11, atol=1e-12), name
+
+
+def test_an_output_in_the_place_of_a_table(tmp_path):
+    """Its numbers are read while outputs are written."""
+    exported(Long(1.0, 40_000), tmp_path / "long", derivatives=())
+    opened = kernel_files.read(tmp_path / "long")
+    function = getattr(ctypes.CDLL(str(library(opened))), f"{opened.name}_forward")
+    function.argtypes = [ctypes.c_ssize_t, *[ctypes.c_void_p] * 5]
+    values, x, y = numpy.linspace(-1.0, 1.0, 40_000), numpy.zeros(4), numpy.zeros(4)
+
+    def called(to: int) -> int:
+        arrays = [(ctypes.c_void_p * 2)(at, None) for at in (x.ctypes.data, to)]
+        return function(4, arrays[0], arrays[1], (ctypes.c_void_p * 1)(values.ctypes.data), None, None)
+
+    assert called(y.ctypes.data) == 0
+    assert called(values.ctypes.data + 8 * 39_996) == -3
+    assert called(values.ctypes.data) == -3
 
 
 class Stiffening(nn.Module):
@@ -200,6 +255,12 @@ def test_a_table_in_a_newton_loop(tmp_path):
     path = tmp_path / "stiffening"
     model = torchferry.ImplicitUpdate(Stiffening(), ["x"])
     torchferry.export(model, output=path.with_suffix(".pt"), inputs=inputs, derivatives=("x:g",), formats="pt,c")
+    # The loop's tables are not copied: settings alone are.
+    for text in re.findall(
+        r"struct \w+_uniform \{(.*?)\}", (path / f"{kernel_files.read(path).name}.c").read_text(), re.S
+    ):
+        assert "const void *t[2]" in text
+        assert int((re.findall(r"double d\[(\d+)\]", text) or [0])[0]) < 41
     kernel, archive = torchferry.load(path), torchferry.load(path.with_suffix(".pt"))
     for rows in (1, 16, 37):
         given = {n: 2 * torch.rand(rows, generator=generator, dtype=F) - 1 for n in inputs}
