@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -44,8 +45,13 @@ def test_no_warnings(folders, compiler, tmp_path):
 @pytest.mark.parametrize("vectors", [[], ["-march=native"]], ids=["portable", "native"])
 @pytest.mark.parametrize("name", ["robertson", "return_map"])
 def test_sanitizers(folders, name, vectors, tmp_path):
-    folder = folders[name]
+    """Of every batch as if it were long: blocks to come are sent for, beyond the end of arrays as well."""
+    folder = shutil.copytree(folders[name], tmp_path / "folder")
     main = name_of(folder)
+    written = (folder / f"{main}.c").read_text()
+    changed, times = re.subn(r"far = count > \d+;", "far = 1;", written)
+    assert times > 0
+    (folder / f"{main}.c").write_text(changed)
     program = tmp_path / "test"
     flags = ["-g", "-O1", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *vectors]
     sources = [str(folder / f"{main}.c"), str(folder / f"test_{main}.c")]

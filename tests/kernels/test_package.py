@@ -19,6 +19,7 @@ import torchferry
 from exporter import kernel_files
 from exporter.cli.app import run
 from exporter.errors import ArchiveError, UsageError
+from exporter.kernels.source import NEAR
 from runtime_checks.kernel_calls import Array
 from runtime_checks.runners.kernel import library
 
@@ -120,6 +121,16 @@ def test_layouts_give_the_same_numbers(folders):
         assert numpy.array_equal(one, b[::-1])
         assert numpy.array_equal(one, c)
         assert numpy.array_equal(one, d[:, 0])
+
+
+def test_long_batches_give_the_same_numbers(folders):
+    """Beyond the caches of a processor, where blocks to come are sent for."""
+    kernel = torchferry.load(folders["robertson"])
+    count = NEAR // (2 * 3 * 8) + 21
+    y = numpy.random.default_rng(0).random((count, 3))
+    (whole,) = kernel(y)
+    pieces = [kernel(y[at : at + 1_000])[0] for at in range(0, count, 1_000)]
+    assert numpy.array_equal(whole, numpy.concatenate(pieces))
 
 
 def test_numpy_alone(folders, tmp_path):
