@@ -24,8 +24,8 @@ SIZES = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "bool": 1}
 STACK = 2**18
 # Of inputs and outputs of an element: the place of each is noted on the stack.
 NUMBERS = 2**16
-# Bytes of inputs and outputs that a processor has beside it; of more, blocks are sent for, so many before they are used:
-# 0.6 to 0.8 of the time of an explicit model at 100,000 elements (0.57 of its Jacobian's).
+# Bytes of inputs and outputs that a processor has beside it; of more, blocks are sent for, so many before their
+# turn: 0.6 to 0.8 of the time of an explicit model at 100,000 elements (0.57 of its Jacobian's).
 NEAR, AHEAD = 2**23, 2
 # More operations than this take a compiler minutes.
 MOST = 100_000
