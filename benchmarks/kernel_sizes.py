@@ -37,7 +37,7 @@ def main() -> None:
     asked.add_argument("folders", type=Path, nargs="+")
     asked.add_argument("--only", default="")
     given = asked.parse_args()
-    print("| kernel | methods | operations | C, kB | compiler, s |\n| --- | ---: | ---: | ---: | ---: |", flush=True)
+    print("| kernel | operations | C, kB | compiler, s |\n| --- | ---: | ---: | ---: |", flush=True)
     for root in given.folders:
         for manifest in sorted(root.rglob(kernel_files.MANIFEST)):
             folder = manifest.parent
@@ -46,9 +46,8 @@ def main() -> None:
                 continue
             name = kernel_files.read(folder).name
             text = sum((folder / f"{name}{end}").stat().st_size for end in (".c", "_lanes.h"))
-            methods = len(kernel_files.read(folder).contract.methods)
             cells = operations(folder, name), round(text / 1000), f"{compiled(folder, name):.1f}"
-            print(f"| {label} | {methods} | {' | '.join(map(str, cells))} |", flush=True)
+            print(f"| {label} | {' | '.join(map(str, cells))} |", flush=True)
 
 
 if __name__ == "__main__":

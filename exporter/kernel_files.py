@@ -7,6 +7,7 @@ reads the folder needs no torch; what calls the kernel needs NumPy.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -17,7 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.contract import Contract, block_name, contract_from_json
+from exporter.contract import Batch, Bounds, Contract, Finding, block_name, contract_from_json
 from exporter.errors import ArchiveError, first_line
 from exporter.stored import Case, cases_of
 
@@ -32,13 +33,15 @@ _LINE = 8
 
 @dataclass(frozen=True)
 class KernelFiles:
-    """Files that agree with their digests. ``name`` begins every C name; ``workspace`` are bytes by method."""
+    """Files that agree with their digests. ``name`` begins every C name; ``workspace`` are bytes by method;
+    ``described`` is the whole manifest."""
 
     path: Path
     contract: Contract
     name: str
     files: Mapping[str, str]
     workspace: Mapping[str, int]
+    described: Mapping[str, Any]
 
     def sources(self) -> dict[str, bytes]:
         """What a compiler is given, the file to be compiled first."""
@@ -63,6 +66,33 @@ def needed(files: Mapping[str, bytes]) -> list[str]:
 
 def is_kernel(path: Path) -> bool:
     return (path / MANIFEST).is_file()
+
+
+def contract_of(contract: Contract, notes: Sequence[str] = ()) -> Contract:
+    """What a kernel keeps of its archive's contract; ``notes`` are errors that it does not raise."""
+    findings = [Finding("container", note, reason="a kernel raises no errors") for note in notes]
+    batch = contract.batch
+    outputs = dict(contract.tolerance.outputs)
+    if contract.solvers:
+        # What is left of a residual below the solver's own tolerance is rounding, in the order of this code.
+        left = contract.tolerance.bounds("residual_norm", "float64")
+        least = max(s.settings["abs_tol"] for s in contract.solvers)
+        outputs["residual_norm"] = dataclasses.replace(left, floor=max(left.floor, least))
+        outputs["iterations"] = Bounds(0.0, 0.0, 1.0)
+        what = "iterations may differ by one from eager mode's, norms of residuals by the solver's abs_tol"
+        findings.append(Finding("container", what, reason="sums are rounded in another order"))
+    return dataclasses.replace(
+        contract,
+        batch=Batch(batch.ndim, batch.sizes, (1,) if batch.ndim else batch.ranks, batch.limits),
+        findings=(*contract.findings, *findings),
+        tolerance=dataclasses.replace(contract.tolerance, outputs=outputs),
+        devices=("cpu",),
+        differentiable=False,
+        solvers=tuple(
+            dataclasses.replace(s, on_failure="nan" if s.on_failure == "raise" else s.on_failure)
+            for s in contract.solvers
+        ),
+    )
 
 
 def identifier(text: str) -> str:
@@ -173,7 +203,7 @@ def read(path: Path) -> KernelFiles:
                 mend=_AGAIN,
             )
     contract = contract_from_json((path / CONTRACT).read_bytes(), str(path / CONTRACT))
-    return KernelFiles(path, contract, whole["name"], whole["files"], whole["workspace"])
+    return KernelFiles(path, contract, whole["name"], whole["files"], whole["workspace"], whole)
 
 
 _AGAIN = "copy the folder again, or export the model again"

@@ -13,6 +13,7 @@ from exporter.archive import Archive
 from exporter.contract import block_name
 from exporter.kinds import named
 from exporter.stored import admits
+from runtime_checks.carried import kernel_of
 from runtime_checks.compare import compare
 from runtime_checks.engines import Compiled, Kernel, hold_machine
 
@@ -66,19 +67,8 @@ def _kernel(opened: Archive, device: str, script: Callable[[], Any]) -> tuple[Ke
     reason = _unheld(opened)
     if reason:
         return None, reason
-    described = kernel_files.parsed(files[kernel_files.MANIFEST], opened.path)
-    said = {
-        m: [[v["name"] for v in of[side]] for side in ("inputs", "outputs")] for m, of in described["methods"].items()
-    }
-    known = {
-        m: [list(s.inputs), [o if isinstance(o, str) else block_name(*o) for o in s.outputs]]
-        for m, s in opened.contract.methods.items()
-    }
-    if said != known:
-        return None, "its kernel has other variables or methods: export it again"
-    first = f"{described['name']}.c"
-    ordered = {first: files[first], **{n: d for n, d in files.items() if n != first}}
-    return Kernel(opened.contract, ordered, dict(script().named_parameters()), opened.path), ""
+    made = kernel_of(opened, files)
+    return Kernel(opened.contract, made.sources(), made.described, dict(script().named_parameters())), ""
 
 
 def _unfit(opened: Archive, found: Archive, device: str) -> str:

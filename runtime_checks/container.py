@@ -11,6 +11,7 @@ from exporter.archive import Archive
 from exporter.kernel_files import KernelFiles
 from exporter.kinds import format_of
 from exporter.onnx_files import OnnxFiles
+from runtime_checks.carried import Carried, carried
 from runtime_checks.load import parameter_values
 
 
@@ -18,7 +19,7 @@ def kind(path: Path) -> str:
     return format_of(path) or "pt"
 
 
-Container = Archive | OnnxFiles | KernelFiles
+Container = Archive | OnnxFiles | KernelFiles | Carried
 
 
 def read(path: Path) -> Container:
@@ -28,8 +29,15 @@ def read(path: Path) -> Container:
     return onnx_files.read(path) if kind(path) == "onnx" else archive.read(path)
 
 
+def in_runtime(opened: Container, runtime: str) -> Container:
+    """What of a file runs in a runtime: of an archive in ``c`` the kernel that it carries. Raises as ``carried``."""
+    return carried(opened) if runtime == "c" and isinstance(opened, Archive) else opened
+
+
 def parameters(opened: Container) -> dict[str, torch.Tensor]:
     """Values of those that the contract offers to be set, where a method gives derivatives."""
+    if isinstance(opened, Carried):
+        opened = opened.archive
     if isinstance(opened, Archive):
         if opened.holds == "graphs":
             return parameter_values(opened.path, opened.contract)

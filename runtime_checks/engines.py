@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch.jit._fuser import optimized_execution
 
-from exporter import kernel_files, machine
+from exporter import machine
 from exporter.archive import LARGEST_OPTIMISED, Archive
 from exporter.contract import Contract
 from exporter.errors import ArchiveError, MissingRuntimeError, RunError, UsageError, first_line
@@ -99,13 +98,15 @@ class Programs(Compiled):
 
 
 class Kernel:
-    """A kernel that was built here. ``files``: its sources, and its manifest."""
+    """A kernel that was built here. ``described`` is its manifest."""
 
     def __init__(
-        self, contract: Contract, files: Mapping[str, bytes], values: Mapping[str, torch.Tensor], where: Path
+        self,
+        contract: Contract,
+        sources: Mapping[str, bytes],
+        described: Mapping[str, Any],
+        values: Mapping[str, torch.Tensor],
     ) -> None:
-        described = kernel_files.parsed(files[kernel_files.MANIFEST], where)
-        sources = {name: data for name, data in files.items() if name != kernel_files.MANIFEST}
         self._library = Library(str(kernel_build.built(sources)), described)
         self._contract = contract
         # Cases of the archive in which rounding decides.

@@ -36,7 +36,7 @@ class Kernel:
         self.contract = files.contract
         self.status: Any = 0
         self._parameters: dict[str, Any] = {}
-        self._library = Library(str(kernel_build.built(files.sources())), kernel_files.described(path))
+        self._library = Library(str(kernel_build.built(files.sources())), files.described)
 
     def __call__(self, *inputs: numpy.ndarray) -> tuple[numpy.ndarray, ...]:
         return self._called("forward", inputs)

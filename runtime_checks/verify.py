@@ -13,8 +13,9 @@ import torch
 
 from exporter.archive import Archive
 from exporter.contract import Contract
-from exporter.stored import Case
+from exporter.stored import Case, admits
 from runtime_checks import container
+from runtime_checks.carried import Carried
 from runtime_checks.checks import batches, devices, finite_differences, gradients, parity, products, statuses
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.checks.probe import Probe
@@ -52,9 +53,8 @@ def examine(
     opened = container.read(path)
     cases = opened.cases()
     seconds["integrity"] = time.perf_counter() - start
-    probes = _probes(opened.contract, cases, container.parameters(opened))
     with forkserver.shared():
-        legs = [_leg(path, opened, cases, fresh, probes, runner, seconds) for runner in runners]
+        legs = [_leg(path, container.in_runtime(opened, r.name), fresh, r, seconds) for r in runners]
     outside = outside_envelope(opened.contract, cases) if envelope != OFF else []
     if envelope == ERROR:
         verdict = CheckResult(ENVELOPE, FAILED if outside else PASSED, len(cases), "; ".join(outside))
@@ -89,13 +89,15 @@ def verify(
 def _leg(
     path: Path,
     opened: Container,
-    cases: Sequence[Case],
     fresh: Sequence[Case] | None,
-    probes: Sequence[Probe],
     runner: Runner,
     seconds: dict[str, float],
 ) -> Leg:
     """Every check in one runtime on one device; adds its seconds to ``seconds``."""
+    cases = opened.cases()
+    probes = _probes(opened.contract, cases, container.parameters(opened))
+    if isinstance(opened, Carried) and fresh is not None:
+        fresh = [case for case in fresh if admits(opened.contract, case)]
     expectations, skipped = _expectations(opened.contract, cases, fresh, runner)
     begun = start = time.perf_counter()
     asked = [e.call for e in expectations] + [call for probe in probes for call in probe.calls]
@@ -177,6 +179,8 @@ def _judge(expectation: Expectation, result: Result, contract: Contract) -> Judg
 
 
 def _integrity(opened: Container) -> CheckResult:
+    if isinstance(opened, Carried):
+        opened = opened.archive
     if not isinstance(opened, Archive):
         return CheckResult(INTEGRITY, PASSED, detail=f"{len(opened.files)} files agree with the manifest")
     return CheckResult(INTEGRITY, PASSED, detail=f"{len(opened.records)} records agree with the manifest")

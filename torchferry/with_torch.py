@@ -152,7 +152,7 @@ def export(
     chosen = _convert.formats_of([formats] if isinstance(formats, str) else formats, place)
     _convert.require(chosen)
     limits: Any = {"time_limit": time_limit, "memory_limit": memory_limit, "announce": progress}
-    runners = _choose.runners(runtimes, devices, **limits)
+    runners = _choose.runners(_of_archive(runtimes, chosen), devices, **limits)
     other = {f: _choose.runners((), devices, **limits, container=f) for f in chosen if f != "pt"}
     names = list(dict.fromkeys(runner.device for runner in runners))
     notes = _choose.not_checked(names)
@@ -173,6 +173,15 @@ def export(
             verify=lambda path, final, fresh: _verify(path, fresh=fresh, runners=runners, shown_as=final, notes=notes),
             announce=announce or (lambda listing: None),
         )
+
+
+def _of_archive(runtimes: str | Sequence[str], formats: Sequence[str]) -> list[str]:
+    """Those that run the archive itself: a kernel runs in its own, whether that is named or not."""
+    names = _choose.split(runtimes)
+    if "c" in names and "c" not in formats:
+        mend = "add --format pt,c, or leave c away"
+        raise UsageError("runtime 'c' runs kernels, and none is written", where="--runtime", got="c", mend=mend)
+    return [name for name in names if name != "c"]
 
 
 def _verified(

@@ -13,7 +13,8 @@ from exporter.cli.printing import err, out, print_json
 def command(
     path: Annotated[Path, typer.Argument(help="An archive, or an ONNX container.", metavar="ARCHIVE")],
     runtime: Annotated[
-        str, typer.Option(help="Where it runs: python, libtorch, or both; onnxruntime. Default: the usual one.")
+        str,
+        typer.Option(help="Where it runs: python, libtorch, several; c: the kernel in it. Default: the usual one."),
     ] = "",
     device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
     time_limit: Annotated[float, typer.Option(help="Seconds for the process that runs it.")] = 600.0,
@@ -34,6 +35,8 @@ def command(
       torchferry verify eq.pt --json --time-limit 60
 
       torchferry verify eq.onnx
+
+      torchferry verify eq.pt --runtime c
 
       torchferry verify eq.pt --runtime python,libtorch --device cpu,cuda
     """

@@ -9,7 +9,7 @@ import torch
 
 from exporter import __version__, kernel_files
 from exporter.archive import Archive
-from exporter.contract import Batch, Bounds, Contract, Finding
+from exporter.contract import Contract, Finding
 from exporter.graph.loading import loaded
 from exporter.kernels.layout import TEMPLATES
 from exporter.kernels.source import Source, source
@@ -30,7 +30,7 @@ def package(opened: Archive, *, finite_math: bool = False) -> dict[str, bytes]:
     """Every file, by name. Raises ``UnsupportedError``, with model and line, for what has no form as a kernel."""
     module = loaded(opened.path)
     made = source(module, opened.contract, finite_math=finite_math)
-    contract = contract_of(opened.contract, made)
+    contract = kernel_files.contract_of(opened.contract, made.notes)
     cases = [case for case in opened.cases() if admits(contract, case)]
     vague = [case for case in cases if case.name.startswith(EXTREMES) and not determined(module, contract, case)]
     left_out = list(dict.fromkeys(case.name for case in vague))
@@ -107,29 +107,3 @@ def _pieces(text: bytes) -> list[str]:
 
 
 _ESCAPED = {byte: f"\\{byte:03o}" for byte in (*range(32), *b'"\\?', *range(127, 256))} | {ord("\n"): "\\n"}
-
-
-def contract_of(contract: Contract, made: Source) -> Contract:
-    findings = [Finding("container", note, reason="a kernel raises no errors") for note in made.notes]
-    batch = contract.batch
-    outputs = dict(contract.tolerance.outputs)
-    if contract.solvers:
-        # What is left of a residual below the solver's own tolerance is rounding, in the order of this code.
-        left = contract.tolerance.bounds("residual_norm", "float64")
-        least = max(s.settings["abs_tol"] for s in contract.solvers)
-        outputs["residual_norm"] = dataclasses.replace(left, floor=max(left.floor, least))
-        outputs["iterations"] = Bounds(0.0, 0.0, 1.0)
-        what = "iterations may differ by one from eager mode's, norms of residuals by the solver's abs_tol"
-        findings.append(Finding("container", what, reason="sums are rounded in another order"))
-    return dataclasses.replace(
-        contract,
-        batch=Batch(batch.ndim, batch.sizes, (1,) if batch.ndim else batch.ranks, batch.limits),
-        findings=(*contract.findings, *findings),
-        tolerance=dataclasses.replace(contract.tolerance, outputs=outputs),
-        devices=("cpu",),
-        differentiable=False,
-        solvers=tuple(
-            dataclasses.replace(s, on_failure="nan" if s.on_failure == "raise" else s.on_failure)
-            for s in contract.solvers
-        ),
-    )

@@ -19,12 +19,13 @@ from runtime_checks.runners.onnxruntime import OnnxRuntime
 RUNTIMES = ("python", "libtorch", "onnxruntime", "aoti", "program", "c")
 # What runs a kind of file, the usual one first.
 CONTAINERS = {
-    "pt": ("python", "libtorch"),
+    "pt": ("python", "libtorch", "c"),
     "onnx": ("onnxruntime",),
     "pt2": ("aoti", "libtorch"),
     "program": ("program",),
     "c": ("c",),
 }
+ON_CPU = ("program", "c")
 TIME_LIMIT, MEMORY_LIMIT = 600.0, 16.0
 
 
@@ -45,7 +46,7 @@ def runners(
     is told. Raises ``UsageError`` for a name that is none, ``MissingRuntimeError`` for what is not on this machine.
     """
     takes = CONTAINERS[container]
-    names, places = _split(runtimes or takes[:1]), _split(devices)
+    names, places = split(runtimes or takes[:1]), split(devices)
     for name in names:
         if name not in RUNTIMES:
             raise UsageError(f"there is no runtime {name!r}", where="--runtime", expected=near(name, RUNTIMES))
@@ -54,7 +55,7 @@ def runners(
                 f"runtime {name!r} does not run .{container} files", where="--runtime", expected=", ".join(takes)
             )
     for place in places:
-        _check_device(place, container)
+        _check_device(place, names)
     if "libtorch" in names:
         native_library.build(announce=announce)
     made: list[Runner] = []
@@ -85,23 +86,23 @@ def not_checked(devices: Sequence[str]) -> tuple[str, ...]:
     return (f"cuda: not checked on this machine ({why})",)
 
 
-def _split(names: str | Sequence[str]) -> list[str]:
+def split(names: str | Sequence[str]) -> list[str]:
+    """Names that commas part, each once."""
     parts = names.split(",") if isinstance(names, str) else names
     return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
-def _check_device(name: str, container: str) -> None:
+def _check_device(name: str, runtimes: Sequence[str]) -> None:
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and name != "cpu"):
         raise UsageError(f"there is no device {name!r}", where="--device", expected="cpu, cuda or cuda:N")
-    if container in ("c", "program") and device.type != "cpu":
-        raise UsageError(
-            f"a {CONTAINERS[container][0]} file runs on the CPU", where="--device", got=name, expected="cpu"
-        )
-    if container == "onnx":
+    bound = [r for r in runtimes if r in ON_CPU]
+    if bound and device.type != "cpu":
+        raise UsageError(f"runtime {bound[0]!r} runs on the CPU", where="--device", got=name, expected="cpu")
+    if "onnxruntime" in runtimes:
         onnxruntime.check_device(name)
         return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter import kernel_files
 from exporter.contract import Contract
 from exporter.errors import RunError
 from exporter.kernel_files import KernelFiles
-from runtime_checks import kernel_build, kernel_calls
+from runtime_checks import container, kernel_build, kernel_calls
+from runtime_checks.carried import Carried
 from runtime_checks.runners import onnx_child
 from runtime_checks.runners.arrays import folders, run_child
 from runtime_checks.runners.base import Call, Run, Verdict
@@ -22,7 +22,7 @@ SYSTEM = ("kernel.so", "libm.", "libm-", "libc.", "libgcc_s.", "ld-linux")
 LIBRARIES = "libm alone"
 
 
-def library(opened: KernelFiles) -> Path:
+def library(opened: KernelFiles | Carried) -> Path:
     """The kernel as a shared object; raises ``MissingRuntimeError`` where it cannot be compiled."""
     return kernel_build.built(opened.sources())
 
@@ -39,13 +39,14 @@ class KernelRunner:
         check_limits(self.seconds, 1.0)
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
-        opened = kernel_files.read(path)
+        opened = container.in_runtime(container.read(path), self.name)
+        assert isinstance(opened, (KernelFiles, Carried))
         packages = folders(("numpy",), ("numpy",), "--runtime c", "pip install numpy")
         source = {contract.source.library, *contract.source.refused_imports, "torch", "exporter", "torchferry"} - {""}
         made = library(opened)
         job = {
             "library": str(made),
-            "described": kernel_files.described(path),
+            "described": opened.described,
             "modules": {"onnx_child": onnx_child.__file__, "kernel_calls": kernel_calls.__file__},
             "packages": packages,
             "refused": sorted(source),

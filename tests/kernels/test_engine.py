@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import warnings
 import zipfile
@@ -129,3 +130,40 @@ def test_cases_in_which_rounding_decides_are_left_out(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert isinstance(torchferry.load(path, engine="kernel").engine, Kernel)
+
+
+def test_verified_as_the_archive_carries_it(carrying, solid, capsys):
+    """By every check, as the folder of a kernel is."""
+    report = torchferry.verify(carrying, runtimes="python,c")
+    assert [leg.runtime for leg in report.legs] == ["python", "c"]
+    alone = torchferry.verify(solid.with_suffix(""))
+    checks = [[(c.check, c.verdict, c.calls) for c in leg.checks] for leg in (report.legs[1], alone.legs[0])]
+    assert checks[0] == checks[1]
+    assert run(["verify", str(carrying), "--runtime", "c", "--device", "cuda"]) == 2
+    assert "runs on the CPU" in capsys.readouterr().err
+
+
+def test_a_fault_in_what_it_carries_is_found(carrying):
+    def planted(found: dict[str, bytes]) -> None:
+        (place,) = [name for name in found if archive.KERNEL in name and name.endswith("_lanes.h")]
+        text = found[place].decode()
+        changed = re.sub(r"(= f->\w+\[\d+\]\[l\]) \+ (f->)", r"\1 - \2", text)
+        assert changed != text
+        found[place] = changed.encode()
+
+    rewrite(carrying, planted, manifest=True)
+    with pytest.raises(torchferry.MismatchError):
+        torchferry.verify(carrying, runtimes="c")
+    assert torchferry.verify(carrying).passed
+
+
+def test_nothing_to_verify(carrying, tmp_path, capsys):
+    plain = shutil.copy(ARTIFACTS / "return_map.pt", tmp_path)
+    assert run(["verify", str(plain), "--runtime", "c"]) == 2
+    assert "carries no kernel" in capsys.readouterr().err
+    rewrite(carrying, lambda found: [found.pop(n) for n in list(found) if n.endswith("_lanes.h")], manifest=True)
+    assert run(["verify", str(carrying), "--runtime", "c"]) in (4, 6)
+    example = f"{Path(__file__).parents[2] / 'examples' / 'radial_return.py'}:make_model"
+    assert run(["export", example, "-o", str(tmp_path / "new.pt"), "--runtime", "c"]) == 2
+    assert "--format pt,c" in capsys.readouterr().err
+    assert not (tmp_path / "new.pt").exists()
