@@ -14,6 +14,7 @@ from exporter.eager import evaluate, forward_line, inference_conditions, same_bi
 from exporter.errors import CaptureError, WarmupError
 from exporter.implicit import newton_info
 from exporter.newton import CONVERGED, STATUS, loops
+from exporter.next_step import continued
 from exporter.readiness import refuse_training, refuse_unready
 from exporter.sampling import SPREAD, Sampler, blended, recorded
 from exporter.sizes import admitted_batches, admitted_sizes, distinct_sizes, with_open_sizes
@@ -62,6 +63,7 @@ def first_run(source: Source, seed: int) -> FirstRun:
     refuse_training(source)
     generator = torch.Generator().manual_seed(seed)
     with inference_conditions(source):
+        source = continued(source)
         if source.sizes:
             sizes = admitted_sizes(source, sampler_of(source))
         else:

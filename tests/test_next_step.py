@@ -1,0 +1,82 @@
+"""What follows a first step from rest: so that cases show what a model makes of its history."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from conftest import ROOT
+
+from exporter.eager import evaluate, inference_conditions
+from exporter.next_step import continued
+from exporter.sources import resolve
+from exporter.sources.source import Source
+from exporter.warmup import first_run
+
+EXAMPLES = ROOT / "examples"
+
+
+def source_of(name: str) -> Source:
+    return resolve.load(f"{EXAMPLES / name}.py:make_model", "", None)
+
+
+@pytest.fixture
+def return_map() -> Source:
+    return source_of("return_map")
+
+
+def after(source: Source) -> Source:
+    with inference_conditions(source):
+        return continued(source)
+
+
+def named(source: Source, at: int) -> dict[str, torch.Tensor]:
+    return dict(zip((s.name for s in source.inputs), source.calls[at], strict=True))
+
+
+def test_states_are_those_of_the_step_before_and_the_rate_goes_on(return_map):
+    found = after(return_map)
+    first, second = named(found, 0), named(found, 1)
+    with inference_conditions(return_map):
+        solved = evaluate(return_map, found.calls[0])
+    for state in ("stress", "ep"):
+        assert torch.equal(second[f"{state}~1"], solved[state])
+    assert torch.equal(second["strain~1"], first["strain"])
+    assert torch.equal(second["strain"], 2 * first["strain"])
+
+
+def test_cases_have_a_history(return_map):
+    """Of elements at rest as well."""
+    inputs = dict(zip((s.name for s in return_map.inputs), first_run(return_map, 0).inputs, strict=True))
+    moved = inputs["strain~1"].any(1)
+    assert bool(moved.any())
+    assert not bool(moved.all())
+
+
+def test_elements_that_do_not_converge_have_no_next_step(return_map):
+    values = named(return_map, 0)
+    values["strain"] = values["strain"].clone()
+    values["strain"][5] = torch.nan
+    found = after(dataclasses.replace(return_map, calls=(tuple(values.values()),)))
+    assert len(found.calls[1][0]) == len(found.calls[0][0]) - 1
+    assert all(bool(torch.isfinite(t).all()) for t in found.calls[1])
+
+
+def test_a_history_that_is_there_is_left_as_it_is(return_map):
+    values = named(return_map, 0)
+    values["ep~1"] = values["ep~1"] + 1e-3
+    moved = dataclasses.replace(return_map, calls=(tuple(values.values()),))
+    several = dataclasses.replace(return_map, calls=return_map.calls * 2)
+    drawn = dataclasses.replace(return_map, calls=())
+    explicit = source_of("radial_return")
+    for source in (moved, several, drawn, explicit):
+        assert after(source) is source
+
+
+def test_a_model_that_fails_is_left_to_warmup(return_map):
+    def fails(*inputs: torch.Tensor) -> torch.Tensor:
+        raise ValueError("not today")
+
+    source = dataclasses.replace(return_map, module=fails)
+    assert after(source) is source
