@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from typing import Any
 
 import planted
 import pytest
@@ -9,6 +10,7 @@ import torch
 from conftest import PLANTED, export_unverified, load_module
 
 import torchferry
+from exporter.capture import constants
 from exporter.errors import CaptureError, MismatchError, OperatorError, UnsoundError, WarmupError
 from exporter.reads import ReadRecorder
 from exporter.sound import derived_seed
@@ -289,3 +291,29 @@ def test_what_is_computed_twice_is_saved_once(tmp_path):
     assert [kinds.count(f"aten::{name}") for name in ("sin", "cos", "exp")] == [1, 1, 2]
     for got, wanted in zip(module(x), Repeats()(x).values(), strict=True):
         assert torch.equal(got, wanted)
+
+
+COUNTED = torch.tensor([1.0, 2.0, 3.0])
+
+
+class Writes(torch.nn.Module):
+    """Reads a constant, makes zeros of an open dtype, and writes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer(f"{constants.BUFFER}0", COUNTED.clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y.add_(COUNTED)
+        return y + torch.zeros(3)
+
+
+@pytest.mark.parametrize("change", ["lift", "pin_dtypes"])
+def test_where_a_graph_is_written_to_stays_in_it(change):
+    """At a node that is destroyed, it would end the process in a later pass of torch's."""
+    traced: Any = torch.jit.trace(Writes(), torch.ones(3), check_trace=False)
+    before = str(traced.graph)
+    getattr(constants, change)(traced)
+    assert str(traced.graph) != before
+    assert traced.graph.insertPoint().kind() == "prim::Return"

@@ -136,9 +136,9 @@ def _cast_whole_inputs(graph: Any, node: Any, wanted: torch.dtype) -> None:
     for i, value in tensors:
         if _is_number(value.node()):
             continue
-        graph.setInsertPoint(node)
-        no, none = graph.insertConstant(False), graph.insertConstant(None)
-        cast = graph.create("aten::to", [value, graph.insertConstant(_CODES[wanted]), no, no, none], 1)
+        with graph.insert_point_guard(node):
+            no, none = graph.insertConstant(False), graph.insertConstant(None)
+            cast = graph.create("aten::to", [value, graph.insertConstant(_CODES[wanted]), no, no, none], 1)
         cast.output().setType(value.type())
         cast.copyMetadata(node)
         cast.insertBefore(node)
@@ -234,8 +234,9 @@ def lift(module: torch.jit.ScriptModule) -> None:
             reads[id(graph), name] = _read(graph, name, node)
         value = reads[id(graph), name]
         if writes:
-            graph.setInsertPoint(node)
-            copy = graph.create("aten::clone", [value, graph.insertConstant(None)], 1)
+            # Left at a node that is destroyed, the place ends the process in a later pass of torch's.
+            with graph.insert_point_guard(node):
+                copy = graph.create("aten::clone", [value, graph.insertConstant(None)], 1)
             copy.copyMetadata(node)
             copy.insertBefore(node)
             value = copy.output()
@@ -272,8 +273,8 @@ def pin_dtypes(module: torch.jit.ScriptModule) -> None:
             at = names.index("dtype")
             if _constant(inputs[at]) is not None or kind.scalarType() not in SCALAR_TYPES:
                 continue
-            graph.setInsertPoint(node)
-            pinned = graph.insertConstant(_CODES[SCALAR_TYPES[kind.scalarType()]])
+            with graph.insert_point_guard(node):
+                pinned = graph.insertConstant(_CODES[SCALAR_TYPES[kind.scalarType()]])
             node.replaceInput(at, pinned)
 
 
