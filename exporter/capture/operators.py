@@ -23,9 +23,10 @@ PYTHON_CALLS = ("prim::PythonOp",)
 
 @dataclass(frozen=True)
 class Rewrite:
-    """``operator`` becomes ``replacement``, one of torch's that takes the same inputs and returns one tensor."""
+    """``operator`` becomes ``replacement``; both are TorchScript graphs with the same inputs and outputs."""
 
     operator: str
+    pattern: str
     replacement: str
     reason: str
 
@@ -33,7 +34,8 @@ class Rewrite:
 REWRITES = (
     Rewrite(
         "neml2::opaque_pow",
-        "aten::pow",
+        "graph(%base, %exponent):\n  %y = neml2::opaque_pow(%base, %exponent)\n  return (%y)",
+        "graph(%base, %exponent):\n  %y : Tensor = aten::pow(%base, %exponent)\n  return (%y)",
         "neml2/types/functions.py defines it as torch.pow behind a barrier against Inductor's fusion",
     ),
 )
@@ -65,16 +67,9 @@ def location(node: Any) -> str:
 
 
 def rewrite_operators(module: torch.jit.ScriptModule) -> None:
-    """In each graph, those of inner blocks as well."""
-    known = {row.operator: row.replacement for row in REWRITES}
     for _, _, graph in graphs(module):
-        for node in [n for n in nodes(graph) if n.kind() in known]:
-            made = graph.create(known[node.kind()], list(node.inputs()), 1)
-            made.copyMetadata(node)
-            made.output().setType(node.output().type())
-            made.insertBefore(node)
-            node.output().replaceAllUsesWith(made.output())
-            node.destroy()
+        for row in REWRITES:
+            torch._C._jit_pass_custom_pattern_based_rewrite_graph(row.pattern, row.replacement, graph)
 
 
 def operators(module: torch.jit.ScriptModule) -> tuple[str, ...]:
