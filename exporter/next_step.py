@@ -44,16 +44,15 @@ def continued(source: Source) -> Source:
 
 def _next(name: str, given: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     base, lag = lag_of(name)
-    if base == name:
-        value, before = given[name], given.get(f"{name}~1")
-        if name in outputs:
-            value = outputs[name]
-        elif before is not None and value.is_floating_point():
-            value = value + (value - before)
-        return value.clone()
-    earlier = base if lag == 1 else f"{base}~{lag - 1}"
-    value = outputs.get(earlier, given.get(earlier))
-    return (given[name] if value is None else value.expand_as(given[name])).clone()
+    now, before = given[name], given.get(f"{name}~1")
+    if base != name:
+        earlier = base if lag == 1 else f"{base}~{lag - 1}"
+        following = outputs.get(earlier, given.get(earlier, now))
+    elif name in outputs:
+        following = outputs[name]
+    else:
+        following = now + (now - before) if before is not None and now.is_floating_point() else now
+    return following.to(now.dtype).expand_as(now).clone()
 
 
 def _outputs(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:

@@ -8,12 +8,15 @@ import pytest
 import torch
 from conftest import ROOT
 
+import torchferry
 from exporter.eager import evaluate, inference_conditions
 from exporter.next_step import continued
 from exporter.sources import resolve
+from exporter.sources.python import from_module
 from exporter.sources.source import Source
 from exporter.warmup import first_run
 
+F = torch.float64
 EXAMPLES = ROOT / "examples"
 
 
@@ -80,3 +83,30 @@ def test_a_model_that_fails_is_left_to_warmup(return_map):
 
     source = dataclasses.replace(return_map, module=fails)
     assert after(source) is source
+
+
+class TwoSteps(torch.nn.Module):
+    """The second difference of ``x`` is the load."""
+
+    signature = torchferry.Signature.of(
+        {"x": (), "load": (), "x~1": (), "x~2": (), "t": (), "t~1": ()}, {"x_residual": ()}
+    )
+
+    def forward(self, x, load, before, two_before, t, t_before):
+        return (x - 2 * before + two_before) - load * (t - t_before).square() + 0.1 * x**3
+
+
+def test_a_history_of_two_steps():
+    model = torchferry.ImplicitUpdate(TwoSteps(), ["x"], name="two_steps")
+    zeros, load = torch.zeros(4, dtype=F), torch.linspace(0.5, 2.0, 4, dtype=F)
+    given = {"load": load, "x~1": zeros, "x~2": zeros, "t": torch.full((4,), 3.0, dtype=F), "t~1": zeros + 2.0}
+    source = from_module(model, "two_steps", given, "two_steps")
+    found = after(source)
+    first, second = named(found, 0), named(found, 1)
+    with inference_conditions(source):
+        solved = evaluate(source, found.calls[0])["x"]
+    assert torch.equal(second["x~1"], solved)
+    assert torch.equal(second["x~2"], first["x~1"])
+    assert torch.equal(second["t"], torch.full((4,), 4.0, dtype=F))
+    assert torch.equal(second["t~1"], first["t"])
+    assert torch.equal(second["load"], load)
