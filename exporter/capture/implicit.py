@@ -72,7 +72,9 @@ class Captured:
 def captured_loop(path: str, loop: Newton, taken: Inputs) -> Captured:
     """``taken``: unknowns and what is given. Call it under ``inference_conditions``; raises ``CaptureError``."""
     guess, held = taken[0], loop.held(taken[1:])
-    return Captured(loop, *(graph_of(getattr(loop, name), (guess, held), path) for name in ("residual", "jacobian")))
+    return Captured(
+        loop, *(graph_of(getattr(loop, name), (guess, held), path, loop) for name in ("residual", "jacobian"))
+    )
 
 
 def refuse_borrowed(path: str, one: Captured, named: nn.Module) -> None:
@@ -147,7 +149,7 @@ def _called(compiled: torch.jit.ScriptModule) -> Callable[..., Any]:
     return forward
 
 
-def graph_of(function: Callable[..., Any], taken: Taken, path: str) -> fx.Program:
+def graph_of(function: Callable[..., Any], taken: Taken, path: str, named: nn.Module) -> fx.Program:
     guess, held = taken
 
     def run(u: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -155,7 +157,7 @@ def graph_of(function: Callable[..., Any], taken: Taken, path: str) -> fx.Progra
         return found if isinstance(found, tuple) else (found,)
 
     try:
-        return folded(fx.without_copies(fx.captured(run, (guess, *held))), (guess, *held))
+        return folded(fx.without_copies(fx.captured(run, (guess, *held), named=named)), (guess, *held))
     except CaptureError as error:
         error.details["where"] = error.details.get("where") or path
         raise

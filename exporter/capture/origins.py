@@ -25,6 +25,8 @@ from exporter.reads import NOT_THE_USERS
 
 FORWARD, BACKWARD, HOOK, AFTER = "forward", "backward", "hook", "after the backward pass"
 _META = "torchferry_origin"
+# Of a source library: an operation is the model's that calls them.
+_TENSOR_TYPES = "/neml2/types/"
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def _stack() -> tuple[str, str, bool | None]:
         if code.co_name == ENTRY:
             return where, function, True
         seeds |= not where and code.co_filename == torch.autograd.__file__ and code.co_name in ("backward", "grad")
-        if not where and not code.co_filename.startswith(NOT_THE_USERS):
-            where, function = f"{code.co_filename}:{frame.f_lineno}", code.co_name
+        if (not where or _TENSOR_TYPES in where) and not code.co_filename.startswith(NOT_THE_USERS):
+            where, function = f"{code.co_filename}:{frame.f_lineno}", function or code.co_name
         frame = frame.f_back
     return where, function, None if seeds else False

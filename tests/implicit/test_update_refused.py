@@ -230,7 +230,7 @@ def planted(monkeypatch, fault):
     """In what becomes of the file, and not in eager mode."""
     graph_of, scripted = implicit.graph_of, implicit.Captured.scripted
 
-    def graph(function, taken, path):
+    def graph(function, taken, path, named):
         def residual(u, held):
             found = function(u, held)
             return (found[0], found[1] + 1e-6) if isinstance(found, tuple) else found + 1e-6
@@ -240,8 +240,8 @@ def planted(monkeypatch, fault):
             return (function(taken[0], taken[1])[0].mean(0).expand(found[0].shape), found[1])
 
         if fault == "jacobian":
-            return graph_of(stale if function.__name__ == "jacobian" else function, taken, path)
-        return graph_of(residual if fault == "residual" else function, taken, path)
+            return graph_of(stale if function.__name__ == "jacobian" else function, taken, path, named)
+        return graph_of(residual if fault == "residual" else function, taken, path, named)
 
     def compiled(self):
         settings = {"cap": {"max_its": 3}, "early": {"rel_tol": 1e-2}}.get(fault, {})

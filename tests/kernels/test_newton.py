@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import numpy
@@ -15,6 +16,7 @@ from kernel_direct import resealed
 from torch import nn
 
 import torchferry
+from exporter.errors import UnsupportedError
 from exporter.kernels.layout import UNROLLED
 
 F = torch.float64
@@ -250,3 +252,36 @@ def test_the_control_of_equal_rows(tmp_path):
     kernel = torchferry.load(path)
     kernel.call("forward", {name: value.numpy() for name, value in given.items()})
     assert kernel.status.tolist() == 6 * [0]
+
+
+class Bessel(nn.Module):
+    signature = torchferry.Signature.of({"x": (), "g": ()}, {"x_residual": ()})
+
+    def forward(self, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(x) + 3 * x - g
+
+
+class Tenth(nn.Module):
+    signature = torchferry.Signature.of({"x": (), "g": ()}, {"x_residual": ()})
+
+    def forward(self, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return x + 0.1 * torch.sin(x) - g
+
+
+def line_of(model: type[nn.Module]) -> str:
+    return f"test_newton.py:{inspect.getsourcelines(model.forward)[1] + 1}"
+
+
+def test_lines_of_the_residual_are_said(tmp_path):
+    """In C, and where an operator of it is refused."""
+    given = {name: torch.linspace(0.1, 1.0, 5, dtype=F) for name in ("x", "g")}
+    torchferry.export(
+        torchferry.ImplicitUpdate(Tenth(), ["x"], name="tenth"), inputs=given, output=tmp_path / "tenth", formats="c"
+    )
+    (written,) = (tmp_path / "tenth").glob("*_lanes.h")
+    assert f"at {line_of(Tenth)} */" in written.read_text()
+    bessel = torchferry.ImplicitUpdate(Bessel(), ["x"], name="bessel")
+    with pytest.raises(UnsupportedError) as caught:
+        torchferry.export(bessel, inputs=given, output=tmp_path / "bessel", formats="c")
+    assert line_of(Bessel) in caught.value.details["where"]
+    assert "residual" in caught.value.details["where"]
