@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import torch
 
 from exporter.eager import evaluate
-from exporter.errors import TorchferryError
 from exporter.history import lag_of
 from exporter.implicit import newton_info
 from exporter.newton import CONVERGED, loops
@@ -20,8 +19,10 @@ from exporter.variables import FLOATING
 def continued(source: Source) -> Source:
     """The source with a second recorded call, if it has one, a batch, Newton loops, and a history of zeros.
 
-    States are what the first step gave; what is prescribed goes on at its rate: ``x + (x - x~1)``. Elements that do not
-    converge in this step, or are not finite, have none. Call it under ``inference_conditions``.
+    States are what the first step gave; what is prescribed goes on at its rate: ``x + (x - x~1)``. Where some of it has
+    no ``x~1`` there is no rate, and no second call: a step in which nothing moves may stand at a kink, as yielding is.
+    Elements that do not converge in this step, or are not finite, have none, and none has one where the model raises an
+    error. Call it under ``inference_conditions``.
     """
     if len(source.calls) != 1 or source.batch_ndim != 1 or not loops(source.named):
         return source
@@ -30,12 +31,13 @@ def continued(source: Source) -> Source:
     try:
         outputs = _outputs(source, source.calls[0])
         fed = [n for n in old if lag_of(n)[0] in outputs]
-        if not fed or any(bool(given[n].any()) for n in fed):
+        prescribed = [s.name for s in source.inputs if s.name not in (*old, *outputs) and s.dtype in FLOATING]
+        if not fed or any(bool(given[n].any()) for n in fed) or any(f"{n}~1" not in given for n in prescribed):
             return source
         following = tuple(_next(name, given, outputs) for name in given)
         good = _solved(source, following)
-    except (TorchferryError, RuntimeError):
-        # That a model fails, and on what, is said of the inputs that were given.
+    except Exception:
+        # Whatever it is that a model raises: it is said of the inputs that were given.
         return source
     if not bool(good.any()):
         return source

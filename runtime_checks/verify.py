@@ -53,8 +53,9 @@ def examine(
     opened = container.read(path)
     cases = opened.cases()
     seconds["integrity"] = time.perf_counter() - start
+    held = [container.in_runtime(opened, runner.name) for runner in runners]
     with forkserver.shared():
-        legs = [_leg(path, container.in_runtime(opened, r.name), fresh, r, seconds) for r in runners]
+        legs = [_leg(path, one, fresh, r, seconds) for one, r in zip(held, runners, strict=True)]
     outside = outside_envelope(opened.contract, cases) if envelope != OFF else []
     if envelope == ERROR:
         verdict = CheckResult(ENVELOPE, FAILED if outside else PASSED, len(cases), "; ".join(outside))
@@ -65,7 +66,7 @@ def examine(
         archive=str(shown_as or path),
         model=opened.contract.name,
         legs=tuple(legs),
-        findings=tuple(dataclasses.asdict(f) for f in opened.contract.findings),
+        findings=tuple(dataclasses.asdict(f) for f in dict.fromkeys(f for one in held for f in one.contract.findings)),
         seconds=seconds,
         notes=tuple(notes),
     )

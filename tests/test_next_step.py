@@ -73,7 +73,16 @@ def test_a_history_that_is_there_is_left_as_it_is(return_map):
     several = dataclasses.replace(return_map, calls=return_map.calls * 2)
     drawn = dataclasses.replace(return_map, calls=())
     explicit = source_of("radial_return")
-    for source in (moved, several, drawn, explicit):
+    # What is prescribed has no rate: nothing would move.
+    names = [s for s in return_map.inputs if s.name != "strain~1"]
+    kept = tuple(v for n, v in named(return_map, 0).items() if n != "strain~1")
+    still = dataclasses.replace(
+        return_map,
+        inputs=tuple(names),
+        calls=(kept,),
+        module=lambda strain, *rest: return_map.module(strain, torch.zeros_like(strain), *rest),
+    )
+    for source in (moved, several, drawn, explicit, still):
         assert after(source) is source
 
 
@@ -81,25 +90,38 @@ def test_a_model_that_fails_is_left_to_warmup(return_map):
     def fails(*inputs: torch.Tensor) -> torch.Tensor:
         raise ValueError("not today")
 
-    source = dataclasses.replace(return_map, module=fails)
-    assert after(source) is source
+    def fails_later(strain: torch.Tensor, old: torch.Tensor, *rest: torch.Tensor) -> object:
+        if bool(old.any()):
+            raise ValueError("no history, please")
+        return return_map.module(strain, old, *rest)
+
+    for module in (fails, fails_later):
+        source = dataclasses.replace(return_map, module=module)
+        assert after(source) is source
 
 
 class TwoSteps(torch.nn.Module):
     """The second difference of ``x`` is the load."""
 
     signature = torchferry.Signature.of(
-        {"x": (), "load": (), "x~1": (), "x~2": (), "t": (), "t~1": ()}, {"x_residual": ()}
+        {"x": (), "load": (), "load~1": (), "x~1": (), "x~2": (), "t": (), "t~1": ()}, {"x_residual": ()}
     )
 
-    def forward(self, x, load, before, two_before, t, t_before):
-        return (x - 2 * before + two_before) - load * (t - t_before).square() + 0.1 * x**3
+    def forward(self, x, load, load_before, before, two_before, t, t_before):
+        return (x - 2 * before + two_before) - (load + load_before) / 2 * (t - t_before).square() + 0.1 * x**3
 
 
 def test_a_history_of_two_steps():
     model = torchferry.ImplicitUpdate(TwoSteps(), ["x"], name="two_steps")
     zeros, load = torch.zeros(4, dtype=F), torch.linspace(0.5, 2.0, 4, dtype=F)
-    given = {"load": load, "x~1": zeros, "x~2": zeros, "t": torch.full((4,), 3.0, dtype=F), "t~1": zeros + 2.0}
+    given = {
+        "load": load,
+        "load~1": zeros,
+        "x~1": zeros,
+        "x~2": zeros,
+        "t": torch.full((4,), 3.0, dtype=F),
+        "t~1": zeros + 2.0,
+    }
     source = from_module(model, "two_steps", given, "two_steps")
     found = after(source)
     first, second = named(found, 0), named(found, 1)
@@ -109,4 +131,4 @@ def test_a_history_of_two_steps():
     assert torch.equal(second["x~2"], first["x~1"])
     assert torch.equal(second["t"], torch.full((4,), 4.0, dtype=F))
     assert torch.equal(second["t~1"], first["t"])
-    assert torch.equal(second["load"], load)
+    assert torch.equal(second["load"], 2 * load)
