@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -158,3 +159,22 @@ def test_places():
     assert importable("/nowhere/at/all.py") == "all.py"
     assert importable("model.py") == "model.py"
     assert without_folders("in /nowhere/at/all.py:12, and b.py:3") == "in all.py:12, and b.py:3"
+
+
+def test_classes_of_ours_have_a_namespace_that_hangs_on_no_file(tmp_path, without_the_gate):
+    """Class paths are in the code's records and in the pickle: what moves in the source must not change a file."""
+    x = torch.stack([X, 2 * X])
+    export_unverified(f"{__file__}:marked", tmp_path / "m.pt", x=x)
+    with zipfile.ZipFile(tmp_path / "m.pt") as archive:
+        whole = b"".join(archive.read(name) for name in archive.namelist()) + "".join(archive.namelist()).encode()
+    paths = {match.decode() for match in re.findall(rb"__torch__[./]\w+", whole)}
+    assert {path.replace("/", ".") for path in paths} == {"__torch__.torchferry", "__torch__.test_packing"}
+
+
+@pytest.mark.parametrize("name", ["class_paths_of_sources.pt"])
+def test_older_files_load(name):
+    """An archive written when classes stood under the paths of their sources: ``__torch__.exporter.capture.boxes``."""
+    path = Path(__file__).with_name("data") / name
+    assert torchferry.verify(path).passed
+    model = torchferry.load(path)
+    assert model.contract.name

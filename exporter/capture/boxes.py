@@ -38,9 +38,14 @@ RESERVED = (
 class Box(nn.Module):
     """Tensors of one submodule; what computes with them stays in the source's own modules."""
 
+    # The name of the class in files, wherever its source stands: what is moved or renamed here changes no file.
+    _jit_override_qualname = "__torch__.torchferry.Module"
+
 
 class Root(Box):
     """The traced module. ``runs`` and ``scopes`` are kept out of the module tree on purpose."""
+
+    _jit_override_qualname = "__torch__.torchferry.Model"
 
     def __init__(self, runs: Mapping[str, Run], scopes: Mapping[nn.Module, str]) -> None:
         super().__init__()
