@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import torchferry
-from exporter import archive
+from exporter.archive import pt_archive
 
 FOLDER = Path(__file__).parent
 EXAMPLES = FOLDER.parent / "examples"
@@ -75,7 +75,7 @@ def table() -> str:
     rows = []
     for name in REFERENCES:
         path = FOLDER / f"{name}.pt"
-        contract = archive.read(path).contract
+        contract = pt_archive.read(path).contract
         made = contract.created_with
         what = ", ".join(contract.methods)
         environment = f"torchferry {made.torchferry}, torch {made.torch}, Python {made.python}"

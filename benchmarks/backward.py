@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 import torchferry
-from exporter.differentiating import as_it_runs
-from exporter.eager import inference_conditions
-from exporter.sampling import Sampler
-from exporter.sources import resolve
+from exporter.capture.autograd_detection import as_it_runs
+from exporter.frontends import resolve
+from exporter.model.eager.evaluation import inference_conditions
+from exporter.model.eager.input_sampling import Sampler
 
 SIZES = (1, 100, 10_000)
 

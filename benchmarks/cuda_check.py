@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 import torchferry
-from exporter.errors import MismatchError, TorchferryError
-from runtime_checks import native_library
+from exporter.common.errors import MismatchError, TorchferryError
+from runtime_checks import native_build
 
 ROOT = Path(__file__).parents[1]
 MODELS = {
@@ -41,7 +41,7 @@ def check(source: str, folder: Path, devices: list[str]) -> dict:
 
 
 def latency(path: Path, device: str) -> list[dict]:
-    program = native_library.build() / "bin" / "torchferry_verify"
+    program = native_build.build() / "bin" / "torchferry_verify"
     done = subprocess.run(
         [str(program), str(path), "--json", "--latency", "--device", device], capture_output=True, text=True, check=True
     )

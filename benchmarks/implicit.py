@@ -26,21 +26,22 @@ from rich.console import Console
 from rich.table import Table
 
 import torchferry
-from exporter.derivatives import eager
-from exporter.eager import inference_conditions
-from exporter.sources import neml2, resolve
-from exporter.sources.source import Source
-from exporter.warmup import first_run
+from exporter.frontends import resolve
+from exporter.frontends.neml2 import input_file
+from exporter.model.eager import derivatives
+from exporter.model.eager.evaluation import inference_conditions
+from exporter.model.eager.warmup import first_run
+from exporter.model.source import Source
 
 BATCHES = (1, 100, 5_000, 100_000)
 
 
 def library(text: str, name: str) -> Any:
     """NEML2's model with its own solver; None for other sources, and where that does not run."""
-    if not text.endswith(".i") or not neml2.built_for_this_torch():
+    if not text.endswith(".i") or not input_file.built_for_this_torch():
         return None
-    with neml2._float64():
-        return neml2._model(Path(text), name)[1].requires_grad_(False)
+    with input_file._float64():
+        return input_file._model(Path(text), name)[1].requires_grad_(False)
 
 
 def compiled(text: str, name: str, pairs: Sequence[tuple[str, str]], folder: Path) -> Any:
@@ -106,7 +107,7 @@ def main() -> None:
 
 
 def tangents(source: Source, inputs: tuple[torch.Tensor, ...], pairs: Sequence[tuple[str, str]]) -> object:
-    return source.blocks(*inputs) if source.blocks else eager.blocks(source, inputs, pairs)
+    return source.blocks(*inputs) if source.blocks else derivatives.blocks(source, inputs, pairs)
 
 
 if __name__ == "__main__":

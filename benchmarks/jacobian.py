@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 import torchferry
-from exporter.derivatives import eager
-from exporter.eager import inference_conditions
-from exporter.sources import resolve
-from runtime_checks.load import Model
+from exporter.frontends import resolve
+from exporter.model.eager import derivatives
+from exporter.model.eager.evaluation import inference_conditions
+from runtime_checks.model import Model
 
 BATCHES = (1, 100, 10_000)
 SECONDS = 3.0
@@ -70,7 +70,7 @@ def main(text: str, name: str = "") -> None:
             "archive": lambda inputs=inputs: model.module.jacobian(*inputs),
             "archive, forward alone": lambda inputs=inputs: model.module(*inputs),
             "finite differences of the archive": lambda inputs=inputs: differences(model, inputs),
-            "eager, backward passes": lambda inputs=inputs: eager.blocks(source, inputs, pairs),
+            "eager, backward passes": lambda inputs=inputs: derivatives.blocks(source, inputs, pairs),
         }
         chain_rule = source.blocks
         if chain_rule is not None:

@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from exporter import kernel_files
-from runtime_checks import kernel_build
+from exporter.archive import kernel_container
+from runtime_checks.kernels import compilation
 
 
 def operations(folder: Path, name: str) -> int:
@@ -26,7 +26,7 @@ def operations(folder: Path, name: str) -> int:
 def compiled(folder: Path, name: str) -> float:
     """Seconds. Raises ``CalledProcessError`` where the compiler fails."""
     with tempfile.TemporaryDirectory() as place:
-        made = ["cc", *kernel_build.FLAGS, kernel_build.NATIVE, str(folder / f"{name}.c"), "-o", f"{place}/k.so", "-lm"]
+        made = ["cc", *compilation.FLAGS, compilation.NATIVE, str(folder / f"{name}.c"), "-o", f"{place}/k.so", "-lm"]
         start = time.perf_counter()
         subprocess.run(made, check=True)
         return time.perf_counter() - start
@@ -39,12 +39,12 @@ def main() -> None:
     given = asked.parse_args()
     print("| kernel | operations | C, kB | compiler, s |\n| --- | ---: | ---: | ---: |", flush=True)
     for root in given.folders:
-        for manifest in sorted(root.rglob(kernel_files.MANIFEST)):
+        for manifest in sorted(root.rglob(kernel_container.MANIFEST)):
             folder = manifest.parent
             label = str(folder.relative_to(root)).removesuffix(".c")
             if given.only not in label:
                 continue
-            name = kernel_files.read(folder).name
+            name = kernel_container.read(folder).name
             text = sum((folder / f"{name}{end}").stat().st_size for end in (".c", "_lanes.h"))
             cells = operations(folder, name), round(text / 1000), f"{compiled(folder, name):.1f}"
             print(f"| {label} | {' | '.join(map(str, cells))} |", flush=True)

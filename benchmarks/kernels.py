@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 import torchferry
-from exporter import kernel_files
-from runtime_checks import kernel_build
-from runtime_checks.kernel_calls import arrays_of
-from runtime_checks.runners.kernel import library
+from exporter.archive import kernel_container
+from runtime_checks.kernels import compilation
+from runtime_checks.kernels.ctypes_library import arrays_of
+from runtime_checks.runners.kernel_runner import library
 
 HERE = Path(__file__).with_name("by_hand")
 BATCHES = (1, 10, 100, 1_000, 10_000, 100_000)
@@ -64,10 +64,10 @@ def inputs(name: str, names: tuple[str, ...], rows: int) -> list[torch.Tensor]:
 
 
 def built(source: Path, folder: Path) -> ctypes.CDLL:
-    flags = [f for f in kernel_build.FLAGS if not f.startswith("-std")]
+    flags = [f for f in compilation.FLAGS if not f.startswith("-std")]
     made = folder / f"{source.stem}_hand.so"
     compiler = "g++" if source.suffix == ".cpp" else "gcc"
-    subprocess.run([compiler, *flags, kernel_build.NATIVE, str(source), "-o", str(made), "-lm"], check=True)
+    subprocess.run([compiler, *flags, compilation.NATIVE, str(source), "-o", str(made), "-lm"], check=True)
     return ctypes.CDLL(str(made))
 
 
@@ -93,8 +93,8 @@ def eager_of(name: str) -> Callable[..., Any]:
     source, model = SOURCES[name]
     if model:
         return neml2_library(source, model)
-    from exporter.eager import evaluate
-    from exporter.sources import resolve
+    from exporter.frontends import resolve
+    from exporter.model.eager.evaluation import evaluate
 
     made = resolve.load(source, resolve.chosen_models(source, [])[0], None)
     return lambda *given: evaluate(made, given)
@@ -107,7 +107,7 @@ def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Cal
     torchferry.export(source, models=[model] if model else [], output=path, inputs=examples, formats="pt,c")
     archive = torchferry.load(path)
     names = archive.contract.methods["forward"].inputs
-    opened = kernel_files.read(path.with_suffix(""))
+    opened = kernel_container.read(path.with_suffix(""))
     kernel = ctypes.CDLL(str(library(opened)))[f"{opened.name}_forward"]
     loop, hand = built(HERE / "loop.c", folder), built(HERE / f"{name}.cpp", folder)["by_hand"]
     for of in (loop.kernel_seconds, loop.hand_seconds):

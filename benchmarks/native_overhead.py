@@ -14,18 +14,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from runtime_checks import native_library
+from runtime_checks import native_build
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def main(archive: str) -> None:
-    prefix, torch = native_library.build(), native_library.torch_folder()
+    prefix, torch = native_build.build(), native_build.torch_folder()
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "native_overhead")
         headers = [torch / "include", torch / "include" / "torch" / "csrc" / "api" / "include", prefix / "include"]
         libraries = [torch / "lib", prefix / "lib"]
-        native_library.run_tool(
+        native_build.run_tool(
             [
                 *("g++", "-std=c++17", "-O2", str(SOURCE), "-o", str(program)),
                 *(f"-isystem{path}" for path in headers),

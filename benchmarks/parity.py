@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import torchferry
-from exporter.kinds import SUFFIXES
+from exporter.archive.formats import SUFFIXES
 from runtime_checks.report import PASSED, Report
 
 ROOT = Path(__file__).parents[1]

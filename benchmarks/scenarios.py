@@ -27,14 +27,15 @@ from typing import Any
 import torch
 
 import torchferry
-from exporter.contract import Contract
-from exporter.driven import recorded
-from exporter.errors import TorchferryError
-from exporter.history import History
-from exporter.sources import neml2, resolve
-from exporter.sources.source import Source
-from runtime_checks import history as histories
-from runtime_checks import native_library
+from exporter.archive.contract import Contract
+from exporter.archive.load_history import History
+from exporter.common.errors import TorchferryError
+from exporter.frontends import resolve
+from exporter.frontends.neml2 import input_file
+from exporter.model.eager.recorded_history import recorded
+from exporter.model.source import Source
+from runtime_checks import load_history as histories
+from runtime_checks import native_build
 from runtime_checks.checks import finite_differences
 
 BATCHES = (1, 20)
@@ -54,7 +55,7 @@ def scenario(path: Path, send: Any, tangents: bool) -> None:
 
 
 def _differentiated(path: Path, file: Path, start: float) -> dict[str, Any]:
-    (name,) = neml2.driver_models(path)[:1]
+    (name,) = input_file.driver_models(path)[:1]
     (one,) = torchferry.export(str(path), models=[name], output=file, derivatives="all")
     checks = [c for leg in one.report.legs for c in leg.checks if c.check == finite_differences.CHECK]
     judged = [re.search(r"(\d+) of (\d+) entries", c.detail) for c in checks]
@@ -64,7 +65,7 @@ def _differentiated(path: Path, file: Path, start: float) -> dict[str, Any]:
 
 
 def _held(path: Path, file: Path, start: float) -> dict[str, Any]:
-    (name,) = neml2.driver_models(path)[:1]
+    (name,) = input_file.driver_models(path)[:1]
     (one,) = torchferry.export(str(path), models=[name], output=file, runtimes=["python", "libtorch"])
     row: dict[str, Any] = {"seconds": time.perf_counter() - start}
     row["solver"] = next((f.reason for f in one.contract.findings if f.check == "solver"), "")
@@ -110,7 +111,7 @@ def _worst(contract: Contract, history: History, found: Mapping[str, torch.Tenso
 def _natively(file: Path, history: History) -> bool:
     beside = file.with_name("history.pt")
     torch.save(history.as_file(), beside)
-    harness = native_library.build() / "bin" / "torchferry_verify"
+    harness = native_build.build() / "bin" / "torchferry_verify"
     command = [str(harness), str(file), "--history", str(beside), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode == 0 and bool(json.loads(done.stdout)["history"]["passed"])

@@ -18,9 +18,9 @@ from torch.jit._trace import TracerWarning, TracingCheckError
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from specimens import findings_of, load, source_of  # noqa: E402
+from gate_specimens import findings_of, load, source_of  # noqa: E402
 
-from exporter.errors import TorchferryError  # noqa: E402
+from exporter.common.errors import TorchferryError  # noqa: E402
 
 HAZARDS = ROOT / "tests" / "soundness" / "hazards"
 HEAD = """# What a trace loses, and who says so

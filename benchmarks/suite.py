@@ -22,13 +22,13 @@ from typing import Any
 import torch
 
 import torchferry
-from exporter.differentiating import as_it_runs
-from exporter.sources import resolve
-from exporter.timed import eager
-from runtime_checks import container
-from runtime_checks.bench.bench import Bench, bench, machine
+from exporter.capture.autograd_detection import as_it_runs
+from exporter.frontends import resolve
+from runtime_checks import containers
+from runtime_checks.bench.benchmark import Bench, bench, machine
 from runtime_checks.bench.candidates import Candidate
 from runtime_checks.bench.report import time_text
+from torchferry.eager_reference import eager
 
 ROOT = Path(__file__).parents[1]
 BATCHES = (1, 100, 1_000, 10_000, 100_000, 300_000)
@@ -134,7 +134,7 @@ def files(model: Model, folder: Path) -> list[Path]:
 
 def measured(model: Model, folder: Path, batches: Sequence[int]) -> Bench:
     paths = files(model, folder)
-    outputs = container.read(paths[0]).contract.methods[model.method].outputs
+    outputs = containers.read(paths[0]).contract.methods[model.method].outputs
     others = [Candidate("eager", functools.partial(eager, model.source, model.model, None, outputs))]
     if model.traced:
         others += [

@@ -1,6 +1,6 @@
 """``python -m exporter`` is the console script ``torchferry``."""
 
-from exporter.cli.app import main
+from torchferry.cli.app import main
 
 if __name__ == "__main__":
     main()

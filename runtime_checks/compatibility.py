@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporter import archive
-from exporter.errors import MismatchError, MissingRuntimeError, TorchferryError, UsageError
-from runtime_checks.environments import python_with
+from exporter.archive import pt_archive
+from exporter.common.errors import MismatchError, MissingRuntimeError, TorchferryError, UsageError
 from runtime_checks.report import FAILED, Report
-from runtime_checks.runners import forkserver
-from runtime_checks.runners.isolated_python import IsolatedPython
-from runtime_checks.runners.process import environment
-from runtime_checks.verify import examine
+from runtime_checks.runners import fork_server
+from runtime_checks.runners.python_runner import IsolatedPython
+from runtime_checks.runners.subprocesses import environment
+from runtime_checks.torch_environments import python_with
+from runtime_checks.verification import examine
 
 VERIFIED, DIFFERS, BROKEN, NOT_THERE = "verified", "numbers differ", "does not run", "not run"
 SAME, OTHER, UNKNOWN = "same", "other", "not read"
@@ -77,7 +77,7 @@ def compatibility(
     if not versions:
         raise UsageError("no version of torch is named", where="--torch", expected="for example 2.12.0,2.13.0")
     for path in paths:
-        archive.read(path)
+        pt_archive.read(path)
     rows: list[Row] = []
     for version in versions:
         try:
@@ -86,7 +86,7 @@ def compatibility(
             detail = f"{error.what}: {error.details.get('got', '')}"
             rows += [Row(str(path), version, NOT_THERE, detail=detail) for path in paths]
             continue
-        with forkserver.shared(str(python)):
+        with fork_server.shared(str(python)):
             rows += [_row(path, version, python) for path in paths]
     return Compatibility(tuple(rows))
 
@@ -120,7 +120,7 @@ print(side(Path(sys.argv[1])).graph)
 
 
 def _graph(path: Path, python: Path) -> str:
-    wanted = archive.read(path).contract.graph
+    wanted = pt_archive.read(path).contract.graph
     given = environment() | {"PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [str(python), "-s", "-c", _HASH, os.fspath(path.resolve())]
     done = subprocess.run(command, capture_output=True, text=True, env=given, check=False)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from exporter.contract import Contract, Envelope
-from exporter.errors import UsageError
-from exporter.stored import Case
+from exporter.archive.cases import Case
+from exporter.archive.contract import Contract, Envelope
+from exporter.common.errors import UsageError
 
 OFF, WARN, ERROR = "off", "warn", "error"
 MODES = (ERROR, WARN, OFF)

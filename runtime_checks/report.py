@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exporter.errors import MismatchError
-from runtime_checks.checks.batches import LAWS
-from runtime_checks.compare import Comparison
+from exporter.common.errors import MismatchError
+from runtime_checks.checks.batch_invariance import LAWS
+from runtime_checks.comparison import Comparison
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 _STYLES = {PASSED: "green", FAILED: "bold red", NOT_RUN: "yellow"}

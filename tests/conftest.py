@@ -3,50 +3,30 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
-import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from project import ARTIFACTS, MODELS, RATES, ROOT, export_unverified, load_module, need
 from tampering import change_contract
 
 import torchferry
-from exporter import archive
-from exporter.archive import Archive
-from exporter.pipeline import export_source
-from exporter.sound import Clock
 from exporter.soundness import gate
-from exporter.sources import resolve
-from runtime_checks.runners import forkserver
+from runtime_checks.runners import fork_server
 
-ROOT = Path(__file__).parents[1]
-ARTIFACTS = ROOT / "artifacts"
-RATES = ROOT / "examples" / "rates" / "model.i"
-PLANTED = Path(__file__).with_name("planted.py")
-MODELS = Path(__file__).parent / "native" / "models.py"
 FACTORIES = {"elastic": "Elastic", "single": "Single", "picks": "picks", "whole": "Whole", "conjugate": "Conjugate"}
 
 
 # A fork costs by what its process holds: what forks most goes first, while that is little. The longest test goes before
 # all, so that nobody waits for it at the end.
-FIRST = ("test_readme.py::test_bash", "test_hazards.py", "test_gate.py")
+FIRST = ("test_code_blocks.py::test_bash", "test_hazards.py", "test_gate.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((i for i, part in enumerate(FIRST) if part in item.nodeid), len(FIRST)))
-
-
-def need(present: bool, reason: str) -> None:
-    """Skip with the reason, or fail where every test has to run."""
-    if present:
-        return
-    if os.environ.get("TORCHFERRY_REQUIRE_ALL") == "1":
-        pytest.fail(f"TORCHFERRY_REQUIRE_ALL=1, and {reason}")
-    pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +37,7 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _one_import_of_torch() -> Iterator[None]:
     """For all fresh processes of a worker."""
-    with forkserver.shared():
+    with fork_server.shared():
         yield
 
 
@@ -74,14 +54,6 @@ def neml2() -> None:
     need(importlib.util.find_spec("neml2") is not None, "neml2 is not installed")
 
 
-def export_unverified(source: str, path: Path, model: str = "", **given: object) -> Archive:
-    """All stages up to the file, without the fresh process: for tests of those stages."""
-    name = resolve.chosen_models(source, [model] if model else [])[0]
-    loaded = resolve.load(source, name, given or None)
-    export_source(loaded, path, (), 0, lambda *_: None, lambda _: None, Clock())
-    return archive.read(path)
-
-
 @pytest.fixture(scope="session")
 def eq_path(tmp_path_factory: pytest.TempPathFactory, neml2: None) -> Path:
     """An archive of the first example; tests that change it work on a copy."""
@@ -93,12 +65,6 @@ def eq_path(tmp_path_factory: pytest.TempPathFactory, neml2: None) -> Path:
 @pytest.fixture
 def eq_copy(eq_path: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(eq_path, tmp_path / "eq.pt"))
-
-
-def load_module(path: Path) -> torch.jit.ScriptModule:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.jit.load(str(path)).eval()
 
 
 @pytest.fixture(scope="session")

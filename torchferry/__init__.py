@@ -4,15 +4,28 @@ import torchferry
 torchferry.export("model.i", models=["eq"], output="eq.pt")
 model = torchferry.load("eq.pt")
 
-Where torch is not installed there are ``load``, for kernels (``--format c``), and the errors.
+Where torch is not installed there are ``load``, for kernels (``--format c``), and the errors. Names are imported when
+they are first used: the command line and pytest's plugin are parts of this package, and most of them need no torch.
 """
 
+import importlib
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or importlib.util.find_spec("torch") is not None:
-    from torchferry.with_torch import *  # noqa: F403
-    from torchferry.with_torch import __all__
-else:
-    from torchferry.without_torch import *  # noqa: F403
-    from torchferry.without_torch import __all__  # noqa: F401
+if TYPE_CHECKING:
+    from torchferry.api import *  # noqa: F403
+    from torchferry.api import __all__ as __all__
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") and name not in ("__all__", "__version__"):
+        raise AttributeError(name)
+    has_torch = importlib.util.find_spec("torch") is not None
+    api = importlib.import_module("torchferry.api" if has_torch else "torchferry.api_without_torch")
+    if name != "__all__" and name not in api.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__getattr__("__all__"))

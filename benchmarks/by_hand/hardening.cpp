@@ -1,5 +1,5 @@
 // hardening.i by hand: one element after the other, seven unknowns, Newton's method with its analytic
-// Jacobian and Gaussian elimination with partial pivoting; the rule that ends it is that of exporter/newton.py.
+// Jacobian and Gaussian elimination with partial pivoting; the rule that ends it is that of exporter/model/implicit/newton_solver.py.
 #include "newton.hpp"
 
 namespace {

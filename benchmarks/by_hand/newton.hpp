@@ -1,5 +1,5 @@
 // Newton's method on seven unknowns, one element after the other: Gaussian elimination with partial pivoting, and the rule
-// that ends it of exporter/newton.py.
+// that ends it of exporter/model/implicit/newton_solver.py.
 #pragma once
 
 #include <cmath>

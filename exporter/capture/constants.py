@@ -8,31 +8,17 @@ from typing import Any
 
 import torch
 
-from exporter.capture.operators import graphs, location, nodes
-from exporter.contract import Finding
-from exporter.eager import same_bits
-from exporter.errors import CaptureError
-from exporter.variables import FLOATING
+from exporter.archive.contract import Finding
+from exporter.archive.tensor_spec import FLOATING
+from exporter.common.errors import CaptureError
+from exporter.common.tensors import same_bits
+from exporter.graph.torch_nodes import SCALAR_TYPES, graphs, location, nodes
 
 # What torch.tensor and torch.as_tensor leave behind in a trace, each with the constant as its first input. A clone is
 # made again by ``lift`` where the graph writes in place.
 _COPIES = ("aten::to", "aten::detach", "aten::lift_fresh", "aten::clone")
 BUFFER = "torchferry_constant_"
 _IN_PLACE = re.compile(r"aten::[a-z]\w*[a-z0-9]_|aten::_?index_put_|aten::set_")
-SCALAR_TYPES = {
-    "Byte": torch.uint8,
-    "Char": torch.int8,
-    "Short": torch.int16,
-    "Int": torch.int32,
-    "Long": torch.int64,
-    "Half": torch.float16,
-    "Float": torch.float32,
-    "Double": torch.float64,
-    "ComplexFloat": torch.complex64,
-    "ComplexDouble": torch.complex128,
-    "Bool": torch.bool,
-    "BFloat16": torch.bfloat16,
-}
 # How graphs spell dtypes: the numbers of c10/core/ScalarType.h.
 _CODES = {
     torch.uint8: 0,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter.graph.values import Block, Graph, Held, Input, Node, walk
+from exporter.graph.ir import Block, Graph, Held, Input, Node, walk
 
 _ACTS = (
     *("prim::RaiseException", "prim::Print", "prim::SetAttr", "prim::fork", "prim::CallObject", "prim::CallMethod"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exporter.graph.canonical import input_text
-from exporter.graph.deep import deep
-from exporter.graph.values import Block, Graph, Held, Input, Node
+from exporter.graph.canonical_text import input_text
+from exporter.graph.ir import Block, Graph, Held, Input, Node
+from exporter.graph.recursion import deep
 
 
 @dataclass(frozen=True)

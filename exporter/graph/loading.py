@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from exporter import archive
-from exporter.archive import Archive
-from exporter.capture import boxes
-from exporter.capture.trace import quiet_deprecations
-from exporter.contract import Contract
-from exporter.errors import ArchiveError, ForeignError, first_line
+from exporter.archive import pt_archive
+from exporter.archive.contract import Contract
+from exporter.archive.method_names import BLOCKS
+from exporter.archive.pt_archive import Archive
+from exporter.common.errors import ArchiveError, ForeignError, first_line
+from exporter.common.torch_hooks import quiet_deprecations
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class File:
 def opened_file(path: Path) -> File:
     """Raises ``ArchiveError`` for a file that is damaged or no TorchScript."""
     try:
-        opened = archive.read(path)
+        opened = pt_archive.read(path)
         if opened.holds != "graphs":
             raise ArchiveError(
                 "this file holds no graphs of TorchScript", where=str(path), expected="the .pt that it was made of"
@@ -63,5 +63,5 @@ def loaded(path: Path) -> torch.jit.ScriptModule:
 def captured_name(module: torch.jit.ScriptModule, method: str) -> str:
     """The graph behind a method of the contract, without the checks of shapes around it."""
     there = module._c._method_names()
-    ways = [f"{method}_batch", *([boxes.BLOCKS] if method == "jacobian" else [])]
+    ways = [f"{method}_batch", *([BLOCKS] if method == "jacobian" else [])]
     return next((name for name in ways if name in there), method)

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from exporter.capture.operators import nodes
-from exporter.errors import UsageError, first_line
-from exporter.given import Given
+from exporter.archive.input_files import Given
+from exporter.common.errors import UsageError, first_line
+from exporter.graph.executor_stages import method_named, run_inputs
 from exporter.graph.loading import File
-from exporter.graph.stages import method_named, run_inputs
+from exporter.graph.torch_nodes import nodes
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from exporter.errors import ArchiveError
-from exporter.graph.values import Held
+from exporter.common.errors import ArchiveError
+from exporter.graph.ir import Held
 
 
 @dataclass

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter.reads import NOT_THE_USERS
-from exporter.soundness.following import undisturbed
-from exporter.soundness.recording import digest
+from exporter.common.user_code import NOT_THE_USERS
+from exporter.soundness.line_tracing import undisturbed
+from exporter.soundness.run_recording import digest
 
 STDLIB = tuple({f"{sysconfig.get_path('stdlib')}/", f"{sysconfig.get_path('platstdlib')}/"})
 DEPTH, LEAVES = 5, 4000

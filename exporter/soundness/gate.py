@@ -8,67 +8,67 @@ from typing import TypeVar
 
 import torch
 
-from exporter.capture.trace import Captured
-from exporter.contract import Finding
-from exporter.errors import UnsoundError, UsageError, near
-from exporter.forked import NotRun
-from exporter.soundness import (
+from exporter.archive.contract import Finding
+from exporter.capture.tracing import Captured
+from exporter.common.errors import UnsoundError, UsageError, near
+from exporter.common.forking import NotRun
+from exporter.model.eager.warmup import FirstRun, Warmup
+from exporter.soundness.branch_search import guided
+from exporter.soundness.check_context import Eager, Subject
+from exporter.soundness.checks import (
+    batch_ranks,
     batch_sizes,
-    conditions,
     data_reads,
     devices,
+    dtypes,
+    environment,
     exceptions,
+    execution_context,
     hash_seed,
+    hidden_state,
     hooks,
-    outside,
+    input_values,
     random_numbers,
-    ranks,
-    second_opinion,
     settings,
-    state,
-    types_of_numbers,
-    unused,
-    values,
+    torch_export_opinion,
+    unused_variables,
 )
-from exporter.soundness.draws import Draws, draws, timely_labels
-from exporter.soundness.guided import guided
-from exporter.soundness.isolation import CleanRoom
-from exporter.soundness.subject import Eager, Subject
-from exporter.warmup import FirstRun, Warmup
+from exporter.soundness.clean_room import CleanRoom
+from exporter.soundness.probe_inputs import Draws, draws, timely_labels
 
 _Looked = TypeVar("_Looked", Eager, Subject)
 
 # What eager mode must be before a capture of it can mean anything.
 _BEFORE: Mapping[str, Callable[[Eager], list[Finding]]] = {
     random_numbers.CHECK: random_numbers.check,
-    outside.CHECK: outside.check,
-    state.CHECK: state.check,
+    environment.CHECK: environment.check,
+    hidden_state.CHECK: hidden_state.check,
     settings.CHECK: settings.check,
     hash_seed.CHECK: hash_seed.check,
-    conditions.GRAD: conditions.check,
+    execution_context.GRAD: execution_context.check,
     hooks.CHECK: hooks.check,
     exceptions.CHECK: exceptions.check,
     devices.CHECK: devices.check,
     data_reads.CHECK: data_reads.check,
-    ranks.CHECK: ranks.check,
-    unused.INPUT: unused.check,
+    batch_ranks.CHECK: batch_ranks.check,
+    unused_variables.INPUT: unused_variables.check,
 }
 # A capture held against eager mode.
 _AFTER: Mapping[str, Callable[[Subject], list[Finding]]] = {
     batch_sizes.CHECK: batch_sizes.check,
-    values.CHECK: values.check,
-    types_of_numbers.CHECK: types_of_numbers.check,
+    input_values.CHECK: input_values.check,
+    dtypes.CHECK: dtypes.check,
 }
 RUNS = (*_BEFORE, *_AFTER)
 # What a finding may be called; a run may look for several faults.
 CHECKS = (
     *RUNS,
-    state.WRITES,
-    conditions.DTYPE,
-    conditions.THREADS,
-    conditions.LAYOUT,
-    conditions.ALIAS,
-    unused.OUTPUT,
+    hidden_state.WRITES,
+    execution_context.DTYPE,
+    execution_context.THREADS,
+    execution_context.LAYOUT,
+    execution_context.ALIAS,
+    unused_variables.OUTPUT,
     "precision",
 )
 
@@ -117,7 +117,7 @@ def before_capture(
         found.append(_not_run(data_reads.CHECK, f"inputs for every branch: {error}"))
     eager = Eager(first.source, drawn, first.sampler.draw(other, generator), room)
     if opinion:
-        found += _run(second_opinion.CHECK, second_opinion.check, eager)
+        found += _run(torch_export_opinion.CHECK, torch_export_opinion.check, eager)
     for name, check in _BEFORE.items():
         found += _run(name, check, eager)
         refuse(first.source.name, found, allowed)

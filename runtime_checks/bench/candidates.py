@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from exporter.contract import Contract, block_name
-from exporter.errors import MismatchError, UsageError, near
-from exporter.stored import EXTREMES, Case
-from runtime_checks import container
-from runtime_checks.compare import compare
-from runtime_checks.load import load
+from exporter.archive.cases import EXTREMES, Case
+from exporter.archive.contract import Contract, block_name
+from exporter.common.errors import MismatchError, UsageError, near
+from runtime_checks import containers
+from runtime_checks.comparison import compare
+from runtime_checks.model import load
 
 Tensors = tuple[torch.Tensor, ...]
 Call = Callable[[str, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -41,7 +41,7 @@ def labels_of(paths: Sequence[Path]) -> list[str]:
     names = [path.name for path in paths]
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("a file is named twice", where="FILE", got=", ".join(map(str, paths)))
-    return [f"{kinds[container.kind(p)]} ({p.name if names.count(p.name) == 1 else p})" for p in paths]
+    return [f"{kinds[containers.kind(p)]} ({p.name if names.count(p.name) == 1 else p})" for p in paths]
 
 
 def _opened(path: Path, device: str, threads: int) -> Call:
@@ -53,7 +53,7 @@ def hold_contracts(paths: Sequence[Path], method: str) -> Contract:
     """The first one's. Raises ``UsageError`` where a method of another takes or gives other variables."""
     if not paths:
         raise UsageError("there is nothing to time", where="FILE", expected="archives, .pt2 or ONNX containers")
-    contracts = [container.read(path).contract for path in paths]
+    contracts = [containers.read(path).contract for path in paths]
     first = contracts[0]
     if method not in first.methods:
         raise UsageError(f"there is no method {method!r}", where=str(paths[0]), expected=near(method, first.methods))

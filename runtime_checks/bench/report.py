@@ -10,9 +10,9 @@ from jinja2 import Environment
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from exporter.errors import MissingRuntimeError, UsageError
-from exporter.files import written
-from runtime_checks.bench.bench import Bench
+from exporter.common.atomic_files import written
+from exporter.common.errors import MissingRuntimeError, UsageError
+from runtime_checks.bench.benchmark import Bench
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ bench.model }}</title>

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from exporter.contract import Contract
-from exporter.stored import EXTREMES, Case
+from exporter.archive.cases import EXTREMES, Case
+from exporter.archive.contract import Contract
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter.contract import Contract
-from exporter.stored import Case
+from exporter.archive.cases import Case
+from exporter.archive.contract import Contract
 from runtime_checks.checks.probe import Probe, error_of, points
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult
 from runtime_checks.runners.base import Call, Result, Tensors

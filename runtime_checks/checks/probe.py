@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter.contract import Contract
-from exporter.stored import EXTREMES, Case
+from exporter.archive.cases import EXTREMES, Case
+from exporter.archive.contract import Contract
 from runtime_checks.report import CheckResult
 from runtime_checks.runners.base import Call, Result, Tensors
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from exporter.contract import Contract
+from exporter.archive.contract import Contract
 
 Tensors = tuple[torch.Tensor, ...]
 

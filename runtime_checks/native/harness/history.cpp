@@ -15,7 +15,7 @@ namespace {
 
 using Named = std::map<std::string, at::Tensor>;
 
-/// What runtime_checks/history.py says that a history file holds.
+/// What runtime_checks/load_history.py says that a history file holds.
 struct History {
   Named prescribed, initial, expected;
   int64_t steps = 0;

@@ -73,7 +73,7 @@ nlohmann::json replay_calls(const Model& model, const std::string& path, const s
   std::vector<c10::IValue> outputs;
   auto errors = nlohmann::json::object();
   for (size_t i = 0; i < list.size(); ++i) {
-    // As runtime_checks/runners/process.py writes them: method, inputs, default dtype, moved, left on the CPU,
+    // As runtime_checks/runners/subprocesses.py writes them: method, inputs, default dtype, moved, left on the CPU,
     // names and values of parameters, seeds of a gradient, names of the parameters that it is taken by.
     const c10::IValue item = list.get(i);
     const auto& parts = item.toTupleRef().elements();

@@ -62,7 +62,7 @@ Carried carried_engine(const std::map<std::string, std::string>& files, const st
                        const Contract& contract, const Options& options, const Engine& script);
 
 /// The bytes of the shared object of `main` and what it includes, from the cache, where it is put when it is not there: the same
-/// place, key and lock as in runtime_checks/kernel_build.py. Throws `Error` (TF_ERROR_UNAVAILABLE, TF_ERROR_ARCHIVE).
+/// place, key and lock as in runtime_checks/kernels/compilation.py. Throws `Error` (TF_ERROR_UNAVAILABLE, TF_ERROR_ARCHIVE).
 std::string built(const std::map<std::string, std::string>& files, const std::string& main);
 
 }  // namespace torchferry

@@ -116,7 +116,7 @@ std::string said(const std::string& text) {
   return shown;
 }
 
-/// The instruction sets that compilers use: those of exporter/machine.py.
+/// The instruction sets that compilers use: those of exporter/archive/target_machine.py.
 bool is_set(const std::string& name) {
   for (const std::string_view start : {"avx", "sse", "ssse", "fma", "f16c", "bmi", "amx", "popcnt", "movbe", "abm", "asimd",
                                        "sve", "neon", "fp16", "bf16", "i8mm", "vnni", "gfni"})

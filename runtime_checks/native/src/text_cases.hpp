@@ -6,7 +6,7 @@
 
 #include <torchferry/model.hpp>
 
-/// `cases.txt` of a kernel (exporter/kernel_files.py): floats as C writes them with %a, names percent-encoded.
+/// `cases.txt` of a kernel (exporter/archive/kernel_container.py): floats as C writes them with %a, names percent-encoded.
 namespace torchferry {
 
 bool are_text_cases(const std::string& bytes);

@@ -23,7 +23,7 @@ struct Comparison {
 };
 
 /// |got - expected| <= atol * max|expected| + rtol * |expected| + floor, element by element, where NaN and infinities agree
-/// in place and sign and shape and dtype agree: the rule of runtime_checks/compare.py. `expected` is on the CPU.
+/// in place and sign and shape and dtype agree: the rule of runtime_checks/comparison.py. `expected` is on the CPU.
 Comparison compare(const at::Tensor& got, const at::Tensor& expected, const Bounds& bounds);
 
 }  // namespace torchferry

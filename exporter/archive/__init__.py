@@ -1,0 +1,1 @@
+"""The files that torchferry writes: contract, cases, records, and the containers that hold them."""

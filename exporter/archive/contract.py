@@ -1,0 +1,298 @@
+"""What an archive promises: names, shapes, dtypes, methods, tolerances. Knows no files and no torch.
+
+Schema 1. The text form is JSON; reading it is strict, so that a contract that was edited by hand or damaged
+is refused with the path of the field at fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from exporter.archive.tensor_spec import STRICT, Signature, TensorSpec
+from exporter.common.errors import ArchiveError, SchemaError, UsageError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the model came from; ``sha256`` is of the input file."""
+
+    kind: str
+    library: str
+    version: str
+    model: str
+    sha256: str
+    refused_imports: tuple[str, ...] = ()
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``ndim`` 1: independent elements, any number of leading dimensions; 0: whole shapes, fixed but for open sizes.
+
+    ``sizes`` (of the batch, or of the first open size) and ``ranks`` are those that verification ran; ``limits`` says
+    what eager mode itself refused.
+    """
+
+    ndim: int
+    sizes: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    limits: str = ""
+    __pydantic_config__ = STRICT
+
+
+# Before the name of a variable: what ``jvp`` pushes forward, and what ``vjp`` pulls back.
+TANGENT, COTANGENT = "tangent:", "cotangent:"
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """Names of what a method takes and returns, in call order.
+
+    A Jacobian block is ``(output, input)`` or ``(output, parameter)``; ``tangent:a`` and ``cotangent:a`` have the shape
+    of ``a``. ``how`` says how derivatives are computed, ``zeros`` which blocks are left out because the output does not
+    depend on the input or parameter, ``symmetric`` which are second derivatives of a potential.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str | tuple[str, str], ...]
+    needs_grad: bool = False
+    how: str = ""
+    zeros: tuple[tuple[str, str], ...] = ()
+    symmetric: tuple[tuple[str, str], ...] = ()
+    __pydantic_config__ = STRICT
+
+
+def block_name(of: str, by: str) -> str:
+    return f"d {of} / d {by}"
+
+
+def bare(name: str) -> str:
+    """The variable that a tangent or cotangent belongs to."""
+    return name.removeprefix(TANGENT).removeprefix(COTANGENT)
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """A tensor that can be changed in place after loading; ``name`` is its attribute path in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Solver:
+    """An implicit update in the file. ``settings`` are tensors at ``path`` that can be set as parameters can;
+    ``on_failure`` is what an element that does not converge becomes: ``nan``, its ``last`` iterate, or an error
+    (``raise``)."""
+
+    path: str
+    settings: dict[str, float]
+    on_failure: str
+    __pydantic_config__ = STRICT
+
+
+# What ``newton_info`` returns, for each solve.
+NEWTON_OUTPUTS = {"iterations": "int64", "residual_norm": "float64", "status": "int64"}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """``floor``: what rounding leaves of a derivative that is zero."""
+
+    rtol: float
+    atol: float
+    floor: float = 0.0
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """An output passes where ``|a - b| <= atol * max|b| + rtol * |b| + floor``.
+
+    ``outputs`` overrides ``dtypes`` by name; the name of a block is ``d OUTPUT / d INPUT``.
+    """
+
+    dtypes: dict[str, Bounds] = field(
+        default_factory=lambda: {
+            "float64": Bounds(1e-10, 1e-12),
+            "float32": Bounds(1e-5, 1e-6),
+            "float16": Bounds(1e-2, 1e-3),
+            "bfloat16": Bounds(5e-2, 1e-2),
+            "complex128": Bounds(1e-10, 1e-12),
+            "complex64": Bounds(1e-5, 1e-6),
+        }
+    )
+    outputs: dict[str, Bounds] = field(default_factory=dict)
+    __pydantic_config__ = STRICT
+
+    def bounds(self, output: str | tuple[str, str], dtype: str) -> Bounds:
+        """Exact for dtypes without a tolerance: integers and booleans. A block without bounds has the output's."""
+        if not isinstance(output, str):
+            return self.outputs.get(block_name(*output)) or self.bounds(output[0], dtype)
+        return self.outputs.get(output) or self.dtypes.get(dtype) or Bounds(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a check saw.
+
+    ``severity``: ``unsound`` keeps the model from being exported; ``sound`` was let pass for this ``reason``;
+    ``allowed`` is unsound and was let pass by the user, with the user's reason; ``not run`` is a check that could not
+    run. ``where`` is file and line of the user's source; ``evidence`` what was seen there; ``mend`` what to do.
+    """
+
+    check: str
+    what: str
+    where: str = ""
+    reason: str = ""
+    severity: Literal["unsound", "sound", "allowed", "not run"] = "sound"
+    evidence: str = ""
+    mend: str = ""
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Range:
+    """Both ends included."""
+
+    low: float
+    high: float
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What was checked: the finite values of each real input over all cases and fresh inputs, by name; the dtypes.
+
+    Batch sizes and numbers of batch dimensions are in ``Batch``, devices in ``Contract.devices``.
+    """
+
+    values: dict[str, Range] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ()
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class CreatedWith:
+    torchferry: str
+    torch: str
+    python: str
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Contract:
+    schema: int
+    name: str
+    source: Origin
+    created_with: CreatedWith
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batch: Batch
+    methods: dict[str, MethodSpec]
+    parameters: tuple[ParameterSpec, ...]
+    tolerance: Tolerance
+    devices: tuple[str, ...]
+    operators: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    envelope: Envelope
+    # torch's autograd works through ``forward``, and was held against eager mode's.
+    differentiable: bool = False
+    # Implicit models: their solves, and what ``newton_info`` says of them, of shape () or one number for each solve.
+    solvers: tuple[Solver, ...] = ()
+    info: tuple[TensorSpec, ...] = ()
+    # sha256 of the canonical text of the graphs (``exporter.graph.canonical``): what the file computes.
+    graph: str = ""
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        for kind, specs in (("input", self.inputs), ("output", (*self.outputs, *self.info))):
+            names = [spec.name for spec in specs]
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            if repeated:
+                raise UsageError(f"two {kind}s have one name", got=", ".join(map(repr, repeated)))
+        # Holds open sizes to the same rules.
+        Signature(self.inputs, self.outputs, self.batch.ndim)
+        ins, outs = {spec.name for spec in self.inputs}, {spec.name for spec in (*self.outputs, *self.info)}
+        bys = ins | {spec.name for spec in self.parameters}
+        for method, spec in self.methods.items():
+            unknown = [n for n in spec.inputs if bare(n) not in (outs if n.startswith(COTANGENT) else ins)]
+            for output in spec.outputs:
+                of, by = (output, None) if isinstance(output, str) else output
+                unknown += [] if bare(of) in (ins if of.startswith(COTANGENT) else outs) else [of]
+                unknown += [] if by is None or by in bys else [by]
+            unknown += [of for of, _ in spec.zeros if of not in outs] + [by for _, by in spec.zeros if by not in bys]
+            unknown += [of for of, by in spec.symmetric if (of, by) not in spec.outputs]
+            if unknown:
+                raise UsageError(
+                    f"method {method!r} speaks of variables that the contract does not have",
+                    got=", ".join(map(repr, unknown)),
+                )
+
+    def taken(self, name: str) -> TensorSpec:
+        """What a method takes by this name: an input, its tangent, or the cotangent of an output."""
+        specs = self.outputs if name.startswith(COTANGENT) else self.inputs
+        return next(s for s in specs if s.name == bare(name))
+
+    def returned(self, output: str | tuple[str, str]) -> TensorSpec:
+        """What a method returns: an output, its tangent, the cotangent of an input, or a block, which has the output's
+        shape and then the input's or parameter's."""
+        if not isinstance(output, str):
+            of, by = self.returned(output[0]), (*self.inputs, *self.parameters)
+            return dataclasses.replace(of, shape=(*of.shape, *next(s.shape for s in by if s.name == output[1])))
+        specs = self.inputs if output.startswith(COTANGENT) else (*self.outputs, *self.info)
+        return next(s for s in specs if s.name == bare(output))
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+_ADAPTER = TypeAdapter(Contract)
+
+
+def contract_from_json(text: str | bytes, where: str) -> Contract:
+    """Raises ``SchemaError`` for another schema, ``ArchiveError`` for anything that is not a contract."""
+    try:
+        raw: Any = json.loads(text)
+    except ValueError as error:
+        raise ArchiveError("the contract is not JSON", where=where, got=str(error)) from None
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if isinstance(schema, int) and schema != SCHEMA:
+        writer = raw.get("created_with") or {}
+        version = writer.get("torchferry", "unknown") if isinstance(writer, dict) else "unknown"
+        raise SchemaError(
+            f"the archive is of schema {schema}",
+            where=where,
+            got=f"schema {schema}, written by torchferry {version}",
+            expected=f"schema {SCHEMA}",
+            mend=f"read it with torchferry {version} or newer, or export the model again with this version",
+        )
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(str(part) for part in first["loc"]) or "the whole text"
+        raise ArchiveError(
+            "the contract is broken",
+            where=f"{where}, field {path}",
+            got=f"{first['msg']} ({str(first.get('input'))[:80]})",
+            expected=f"a contract of schema {SCHEMA}",
+            mend="export the model again",
+        ) from None
+    except UsageError as error:
+        raise ArchiveError(
+            f"the contract is broken: {error.what}",
+            where=where,
+            got=error.details.get("got", ""),
+            expected=error.details.get("expected", ""),
+            mend="export the model again",
+        ) from None

@@ -1,0 +1,1 @@
+"""ONNX containers: one model a method, in operators of the standard alone."""

@@ -1,0 +1,288 @@
+"""Elementary functions in float64, of those that onnxruntime has in float64 or that torch.onnx keeps the digits of.
+
+onnxruntime (1.31) has kernels of Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Erf and Det in float32 only;
+torch.onnx writes ``log1p(x)`` as ``log(1 + x)``, and constants
+of its own formulas (``log10``) as float32. Other dtypes keep torch's own operator. The errors are some ULPs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from exporter.backends.onnx.gaussian_elimination import lu_factor
+
+Function = Callable[..., torch.Tensor]
+
+
+def log1p(x: torch.Tensor) -> torch.Tensor:
+    """Goldberg, What Every Computer Scientist Should Know About Floating-Point Arithmetic, 1991, theorem 4."""
+    u = 1.0 + x
+    plain = (u == 1.0) | torch.isinf(u) | (u == 0.0)
+    return torch.where(
+        plain, torch.where(u == 1.0, x, torch.log(u)), torch.log(u) * (x / torch.where(plain, 1.0, u - 1.0))
+    )
+
+
+def log10(x: torch.Tensor) -> torch.Tensor:
+    return torch.log(x) / math.log(10.0)
+
+
+def log2(x: torch.Tensor) -> torch.Tensor:
+    return torch.log(x) / math.log(2.0)
+
+
+def deg2rad(x: torch.Tensor) -> torch.Tensor:
+    return x * (math.pi / 180.0)
+
+
+def rad2deg(x: torch.Tensor) -> torch.Tensor:
+    return x * (180.0 / math.pi)
+
+
+def expm1(x: torch.Tensor) -> torch.Tensor:
+    """Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., algorithm 1.14.1 (W. Kahan)."""
+    u = torch.exp(x)
+    plain = (u == 1.0) | (u == 0.0) | torch.isinf(u)
+    kahan = (u - 1.0) * (x / torch.where(plain, 1.0, torch.log(u)))
+    # Where u is no normal number any more, its logarithm has lost digits.
+    return torch.where(x < -40.0, -1.0, torch.where(plain, torch.where(u == 1.0, x, u - 1.0), kahan))
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return 1.0 / (1.0 + torch.exp(-x))
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    return x / (1.0 + torch.exp(-x))
+
+
+def log_sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return torch.clamp(x, max=0.0) - log1p(torch.exp(-x.abs()))
+
+
+def softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor:
+    scaled = x * beta
+    small = torch.clamp(scaled, max=threshold)
+    return torch.where(scaled > threshold, x, log1p(torch.exp(small)) / beta)
+
+
+def mish(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.tanh(softplus(x))
+
+
+def elu(x: torch.Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> torch.Tensor:
+    return torch.where(x > 0.0, x * scale, alpha * scale * expm1(torch.clamp(x, max=0.0) * input_scale))
+
+
+def celu(x: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+    return torch.where(x > 0.0, x, alpha * expm1(torch.clamp(x, max=0.0) / alpha))
+
+
+def selu(x: torch.Tensor) -> torch.Tensor:
+    """Klambauer et al., Self-Normalizing Neural Networks, 2017, with torch's constants."""
+    return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+def divided(a: torch.Tensor, b: torch.Tensor, rounding_mode: str | None = None) -> torch.Tensor:
+    """``torch.div``; of whole numbers as whole numbers, which torch.onnx takes through float32."""
+    whole = not a.dtype.is_floating_point and not (b.dtype.is_floating_point if isinstance(b, torch.Tensor) else False)
+    if rounding_mode is None or not whole or isinstance(b, float):
+        return torch.div(a, b, rounding_mode=rounding_mode)
+    down = torch.floor_divide(a, b)
+    if rounding_mode == "floor":
+        return down
+    rest = a - down * b
+    apart = (rest != 0) & ((a < 0) != (b < 0))
+    return down + apart.to(down.dtype)
+
+
+def sinh(x: torch.Tensor) -> torch.Tensor:
+    e = expm1(x.abs())
+    half = torch.exp(x.abs() / 2)
+    # Where the exponential overflows, half of it times itself may not.
+    large = half * 0.5 * half
+    return torch.sign(x) * torch.where(x.abs() > 40.0, large, (e + e / (e + 1.0)) / 2)
+
+
+def cosh(x: torch.Tensor) -> torch.Tensor:
+    half = torch.exp(x.abs() / 2)
+    return half * 0.5 * half + 0.5 / half / half
+
+
+def tan(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) / torch.cos(x)
+
+
+def asinh(x: torch.Tensor) -> torch.Tensor:
+    a = x.abs()
+    # Beyond this x^2 + 1 is x^2, and may overflow.
+    large = torch.log(a) + math.log(2.0)
+    small = torch.where(a > 1e8, 0.0, a)
+    return torch.sign(x) * torch.where(
+        a > 1e8, large, log1p(small + small * small / (1.0 + torch.sqrt(small * small + 1.0)))
+    )
+
+
+def acosh(x: torch.Tensor) -> torch.Tensor:
+    t = torch.where(x > 1e8, 0.0, x - 1.0)
+    return torch.where(x > 1e8, torch.log(x) + math.log(2.0), log1p(t + torch.sqrt(2.0 * t + t * t)))
+
+
+def atanh(x: torch.Tensor) -> torch.Tensor:
+    a = x.abs()
+    return torch.sign(x) * 0.5 * log1p(2.0 * a / (1.0 - a))
+
+
+def atan2(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The angle in float32, turned by what is left: its sine and cosine say how far it is off."""
+    size = torch.maximum(y.abs(), x.abs())
+    none = size == 0.0
+    scale = torch.where(none | torch.isinf(size), 1.0, size)
+    # Infinities are directions, too; beside them other numbers leave their sign.
+    ends = [torch.where(torch.isinf(v), torch.sign(v), v * 0.0) for v in (y, x)]
+    y_, x_ = (torch.where(torch.isinf(size), end, v / scale) for v, end in zip((y, x), ends, strict=True))
+    ratio = y_.abs() / torch.where(none, 1.0, x_.abs())
+    first = torch.atan(ratio.to(torch.float32)).to(y_.dtype)
+    first = torch.where(_negative(x), math.pi - first, first)
+    first = torch.where(_negative(y), -first, first)
+    s, c = torch.sin(first), torch.cos(first)
+    off = (y_ * c - x_ * s) / torch.where(none, 1.0, x_ * c + y_ * s)
+    return torch.where(none, first, first + off - off * off * off / 3.0)
+
+
+def _negative(x: torch.Tensor) -> torch.Tensor:
+    """By its sign: minus zero, too."""
+    return (x < 0.0) | ((x == 0.0) & (1.0 / x < 0.0))
+
+
+def atan(x: torch.Tensor) -> torch.Tensor:
+    return atan2(x, torch.ones_like(x))
+
+
+def asin(x: torch.Tensor) -> torch.Tensor:
+    return atan2(x, torch.sqrt((1.0 - x) * (1.0 + x)))
+
+
+def acos(x: torch.Tensor) -> torch.Tensor:
+    return atan2(torch.sqrt((1.0 - x) * (1.0 + x)), x)
+
+
+# Of the series of erf: at 6, where erf is 1 in float64, the next would be some 1e-17 of the sum.
+_TERMS = 130
+
+
+def erf(x: torch.Tensor) -> torch.Tensor:
+    """``2 / sqrt(pi) exp(-x^2) sum 2^n x^(2n+1) / (2n+1)!!``, whose terms are all positive (Abramowitz and Stegun,
+    Handbook of Mathematical Functions, 7.1.6)."""
+    a = torch.clamp(x.abs(), max=6.0)
+    t = 2.0 * a * a
+    total = torch.ones_like(a)
+    for n in reversed(range(1, _TERMS)):
+        total = 1.0 + total * t / (2 * n + 1)
+    value = 2.0 / math.sqrt(math.pi) * torch.exp(-a * a) * a * total
+    return torch.sign(x) * torch.where(x.abs() >= 6.0, 1.0, value) + torch.where(torch.isnan(x), x, 0.0)
+
+
+def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """Hendrycks and Gimpel, Gaussian Error Linear Units, 2016, sec. 2."""
+    if approximate == "tanh":
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+    return 0.5 * x * (1.0 + erf(x * math.sqrt(0.5)))
+
+
+def _gelu_backward(grad: torch.Tensor, x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    if approximate == "tanh" or x.dtype != torch.float64:
+        return torch.ops.aten.gelu_backward.default(grad, x, approximate=approximate)
+    density = math.sqrt(0.5 / math.pi) * torch.exp(-0.5 * x * x)
+    return grad * (0.5 * (1.0 + erf(x * math.sqrt(0.5))) + x * density)
+
+
+def _gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    return gelu(x, approximate) if x.dtype == torch.float64 else torch.ops.aten.gelu.default(x, approximate=approximate)
+
+
+def det(a: torch.Tensor) -> torch.Tensor:
+    """From the LU factors: the product of the pivots, with a sign for each exchange of rows."""
+    lu, pivots, _ = lu_factor(a)
+    n = a.shape[-1]
+    found = lu[..., 0, 0]
+    for k in range(1, n):
+        found = found * lu[..., k, k]
+    for k in range(n):
+        found = torch.where(pivots[..., k] == k + 1, found, -found)
+    # Behind a pivot of zero the rest of the factors is of no meaning.
+    zero = torch.stack([lu[..., k, k] == 0 for k in range(n)]).any(0)
+    return torch.where(zero, 0.0, found)
+
+
+def searchsorted(
+    boundaries: torch.Tensor,
+    values: torch.Tensor,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As many boundaries as lie before a value; all of them before NaN."""
+    if sorter is not None:
+        boundaries = torch.gather(boundaries, -1, sorter)
+    right = right or side == "right"
+    rows = boundaries if boundaries.ndim == 1 else boundaries.unsqueeze(-2)
+    wide = values.unsqueeze(-1)
+    before = rows <= wide if right else rows < wide
+    before = before | torch.isnan(wide) if wide.dtype.is_floating_point else before
+    return before.to(torch.int32 if out_int32 else torch.int64).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def _bucketize(
+    values: torch.Tensor, boundaries: torch.Tensor, out_int32: bool = False, right: bool = False
+) -> torch.Tensor:
+    return searchsorted(boundaries, values, out_int32, right)
+
+
+def _in_float64(function: Function, name: str) -> Function:
+    packet: Any = getattr(torch.ops.aten, name)
+
+    def run(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return function(x, *rest) if x.dtype == torch.float64 else packet.default(x, *rest)
+
+    return run
+
+
+_FUNCTIONS = (
+    log1p,
+    log10,
+    log2,
+    deg2rad,
+    rad2deg,
+    expm1,
+    sinh,
+    cosh,
+    tan,
+    asinh,
+    acosh,
+    atanh,
+    atan2,
+    atan,
+    asin,
+    acos,
+    erf,
+)
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """By TorchScript operator without overload."""
+    found: dict[str, Callable[..., Any]] = {f"aten::{f.__name__}": _in_float64(f, f.__name__) for f in _FUNCTIONS}
+    others = {"sigmoid": sigmoid, "silu": silu, "log_sigmoid": log_sigmoid, "softplus": softplus, "mish": mish}
+    others |= {"elu": elu, "celu": celu, "selu": selu}
+    found |= {f"aten::{name}": _in_float64(function, name) for name, function in others.items()}
+    found["aten::div"] = divided
+    found["aten::special_erf"] = found["aten::erf"]
+    found["aten::gelu"], found["aten::gelu_backward"] = _gelu, _gelu_backward
+    found["aten::linalg_det"] = found["aten::det"] = det
+    found["aten::searchsorted"], found["aten::bucketize"] = searchsorted, _bucketize
+    return found

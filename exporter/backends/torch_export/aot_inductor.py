@@ -1,0 +1,72 @@
+"""Programs compiled for this machine by AOTInductor: one package with a model for each method."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exporter.backends.torch_export.program import ORIGIN, Program, quiet_export, quiet_logs
+from exporter.common.errors import MissingRuntimeError, UnsupportedError, first_line
+
+# Of a package, as torch's own loader reads it (torch/csrc/inductor/aoti_package/model_package_loader.cpp).
+_FRAME = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little", ".data/version": b"3\n"}
+# One loop over the batch for as many threads as the host gives it when it runs, and no rounding of its own.
+_SETTINGS = {"cpp.dynamic_threads": True, "cpp.enable_unsafe_math_opt_flag": False}
+
+
+def require() -> None:
+    """Raises ``MissingRuntimeError`` where there is no compiler."""
+    from torch._inductor import config
+
+    wanted = config.cpp.cxx[1] if isinstance(config.cpp.cxx, (tuple, list)) else config.cpp.cxx
+    if not (shutil.which(str(wanted)) or shutil.which("g++") or shutil.which("clang++")):
+        raise MissingRuntimeError(
+            "a .pt2 is compiled for this machine, and there is no C++ compiler",
+            got="neither g++ nor clang++",
+            mend="install g++, or write another format: what loads a .pt2 needs none",
+        )
+
+
+def compiled(programs: Mapping[str, Program]) -> dict[str, bytes]:
+    """The records of a package. Raises ``UnsupportedError`` for what AOTInductor does not take."""
+    records = dict(_FRAME)
+    with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
+        for method, one in programs.items():
+            package = Path(folder, f"{method}.pt2")
+            _compile(one, package)
+            with zipfile.ZipFile(package) as made:
+                for name in made.namelist():
+                    own = name.partition("/data/aotinductor/model/")[2]
+                    # The sources are of no use to a host, and speak of this machine's folders.
+                    if own and not own.endswith(".cpp"):
+                        records[f"data/aotinductor/{method}/{own}"] = made.read(name)
+    return records
+
+
+def _compile(program: Program, package: Path) -> None:
+    settings: dict[str, Any] = dict(_SETTINGS)
+    with quiet_export(), quiet_logs("torch._inductor"):
+        try:
+            torch._inductor.aoti_compile_and_package(
+                program.exported, package_path=str(package), inductor_configs=settings
+            )
+        except Exception as error:
+            places = {
+                node.meta.get("custom", {}).get(ORIGIN, "")
+                for node in program.exported.graph.nodes
+                if node.name in str(error)
+            }
+            raise UnsupportedError(
+                f"AOTInductor does not take method {program.method!r}",
+                check="AOTInductor",
+                where="; ".join(sorted(filter(None, places))[:5]),
+                got=first_line(error),
+                expected="operators that torch can compile",
+                mend="use the .pt, or the ONNX container",
+            ) from error

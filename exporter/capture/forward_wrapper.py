@@ -1,0 +1,174 @@
+"""The ``forward`` that a host calls: checks shapes, takes any number of batch dimensions, calls the trace.
+
+A trace knows one number of dimensions, and with another it gives wrong numbers without a word. The generated
+``forward`` passes one batch dimension of one size on at once; for any other batch it flattens the dimensions to the
+one that was traced and restores them in the outputs, and broadcasts batches that differ, as eager mode does. It is
+TorchScript source, so every loader has it.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import Environment
+
+from exporter.archive.method_names import METHOD
+from exporter.archive.tensor_spec import Shape, TensorSpec
+
+_TEMPLATE = """
+{%- set args = inputs | map(attribute="name") | join(", ") -%}
+{%- set given = inputs | map(attribute="given") | join(", ") -%}
+{%- macro signature(name) -%}
+def {{ name }}(self{% for x in inputs %}, {{ x.name }}: Tensor{% endfor %}) -> Tuple[{{ returns }}]:
+{%- endmacro -%}
+{%- macro refuse(x, i, expected) -%}
+raise ValueError(
+            "input {} ({}): got shape {}, expected {}".format(
+                {{ i }}, {{ x.text }}, {{ x.name }}.shape, "{{ expected }}"
+            )
+        )
+{%- endmacro -%}
+{%- if batched %}
+{%- if helper %}
+def broadcast_batch(self, a: List[int], b: List[int]) -> List[int]:
+    longer, shorter = a, b
+    if len(a) < len(b):
+        longer, shorter = b, a
+    batch = list(longer)
+    lead = len(longer) - len(shorter)
+    for i in range(len(shorter)):
+        if batch[lead + i] == 1:
+            batch[lead + i] = shorter[i]
+        elif shorter[i] != 1 and shorter[i] != batch[lead + i]:
+            raise ValueError("the batch shapes {} and {} of the inputs do not broadcast".format(a, b))
+    return batch
+{% endif %}
+{{ signature(name ~ "_any_batch") }}
+{%- for x in inputs if x.ndim %}
+    if {{ x.name }}.dim() < {{ x.ndim }} or {{ x.name }}.shape[{{ x.name }}.dim() - {{ x.ndim }}:] != {{ x.shape }}:
+        {{ refuse(x, x.index, "[*batch, " ~ x.shape[1:-1] ~ "]") }}
+{%- endfor %}
+    batch: List[int] = []
+{%- for x in inputs %}
+    batch = self.broadcast_batch(batch, {{ x.name }}.shape[:{{ x.name }}.dim() - {{ x.ndim }}])
+{%- endfor %}
+    rows = 1
+    for size in batch:
+        rows *= size
+    outputs = self.{{ method }}({% for x in inputs %}
+        {{ x.name }}.expand({{ x.whole }}).reshape({{ x.flat }}){{ x.suffix }},{% endfor %}
+    )
+    return ({% for i in range(count) %}
+        outputs[{{ i }}].reshape(batch + outputs[{{ i }}].shape[1:]),{% endfor %}
+    )
+
+{{ signature(name) }}
+    if {{ traced | join(" and ") }}:
+        return self.{{ method }}({{ given }})
+    return self.{{ name }}_any_batch({{ args }})
+{%- else %}
+{{ signature(name) }}
+{%- for x in inputs %}
+    if {{ x.misfit }}:
+        {{ refuse(x, x.index, x.shape | replace("'", "")) }}
+{%- endfor %}
+    return self.{{ method }}({{ given }})
+{%- endif %}
+"""
+
+
+def forward_source(
+    inputs: Sequence[TensorSpec],
+    outputs: int,
+    batched: bool,
+    contiguous: bool = False,
+    *,
+    name: str = "forward",
+    inner: str = METHOD,
+) -> str:
+    """TorchScript source of ``forward`` (and its helper) for these inputs, as ``ScriptModule.define`` takes it.
+
+    Another ``name`` calls another traced method, ``inner``, in the same way.
+
+    ``contiguous`` is for models that work on contiguous inputs only (``view``): others are copied first.
+    """
+    names = argument_names([spec.name for spec in inputs])
+    first: dict[str, str] = {}
+    variables: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "text": _literal(spec.name),
+            "given": name + (".contiguous()" if contiguous else ""),
+            "suffix": ".contiguous()" if contiguous else "",
+            "index": i,
+            "ndim": len(spec.shape),
+            "dims": spec.shape,
+            "shape": str(list(spec.shape)),
+            "misfit": _misfit(name, spec.shape, first),
+            # TorchScript has no literal for an empty list of integers.
+            "whole": f"batch + {list(spec.shape)}" if spec.shape else "batch",
+            "flat": str(["rows", *spec.shape]).replace("'", ""),
+        }
+        for i, (name, spec) in enumerate(zip(names, inputs, strict=True))
+    ]
+    # Plain comparisons of integers: building lists of shapes costs more than the check saves.
+    traced = [f"{v['name']}.dim() == {v['ndim'] + 1}" for v in variables]
+    traced += [f"{v['name']}.size(0) == {names[0]}.size(0)" for v in variables[1:]]
+    traced += [f"{v['name']}.size({i}) == {d}" for v in variables for i, d in enumerate(v["dims"], 1)]
+    template = Environment(keep_trailing_newline=True).from_string(_TEMPLATE)
+    return template.render(
+        inputs=variables,
+        traced=traced,
+        count=outputs,
+        returns=", ".join(["Tensor"] * outputs),
+        batched=batched,
+        method=inner,
+        name=name,
+        helper=name == "forward",
+    )
+
+
+def method_source(name: str, arguments: Sequence[str], lines: Sequence[str], returned: Sequence[str]) -> str:
+    """TorchScript source of a method that takes tensors and returns a tuple of them."""
+    signature = ", ".join(f"{a}: Tensor" for a in arguments)
+    returns = ", ".join(["Tensor"] * len(returned))
+    body = "\n    ".join([*lines, f"return ({', '.join(returned)},)"])
+    return f"def {name}(self, {signature}) -> Tuple[{returns}]:\n    {body}\n"
+
+
+def _misfit(name: str, shape: Shape, first: dict[str, str]) -> str:
+    """Whether a whole input has another shape. ``first``: the expression of each open size that came before."""
+    unlike = [f"{name}.dim() != {len(shape)}"]
+    for at, size in enumerate(shape):
+        here = f"{name}.size({at})"
+        known = first.setdefault(size, here) if isinstance(size, str) else str(size)
+        unlike += [f"{here} != {known}"] if known != here else []
+    return " or ".join(unlike)
+
+
+def argument_names(names: Sequence[str]) -> list[str]:
+    """Python identifiers for variable names: ``a~1`` becomes ``a_1``; unique, and no TorchScript word."""
+    taken = {"self", "batch", "rows", "size", "outputs", "torch", "list", "len", "range"}
+    result = []
+    for name in names:
+        base = re.sub(r"\W", "_", name, flags=re.ASCII)
+        # Names that begin with ``tf_`` are those of methods that are written around the traced ones.
+        base = f"x_{base}" if not re.match(r"(?!tf_)[A-Za-z]", base) else base
+        unique, i = base, 2
+        while unique in taken or _is_word(unique):
+            unique, i = f"{base}_{i}", i + 1
+        taken.add(unique)
+        result.append(unique)
+    return result
+
+
+def _is_word(name: str) -> bool:
+    return keyword.iskeyword(name) or name in ("print", "int", "float", "bool", "str", "Tensor")
+
+
+def _literal(name: str) -> str:
+    plain = "".join(c if c.isprintable() and c not in '"\\{}' and c.isascii() else "?" for c in name)
+    return f'"{plain}"'

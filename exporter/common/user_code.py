@@ -1,0 +1,41 @@
+"""Whose code a line is: the user's, or torch's and ours, which no user can mend."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+
+
+def _folder(name: str) -> str:
+    """Return the folder of a package that is installed, without importing it."""
+    spec = importlib.util.find_spec(name)
+    return f"{Path(spec.origin).parent}/" if spec is not None and spec.origin else ""
+
+
+_EXPORTER = Path(__file__).parents[1]
+# Paths of code that no user can mend: torch's and what it calls, ours, the one that shows warnings, and the wrappers
+# that neml2 has around torch's functions, which say where these must not be used.
+NOT_THE_USERS = (
+    *filter(None, map(_folder, ("torch", "sympy", "mpmath", "opt_einsum"))),
+    f"{_EXPORTER}/",
+    f"{_EXPORTER.parent}/torchferry/",
+    str(warnings.__file__),
+    # Code that has no file: Python's own and torch's, but not a notebook's or the interpreter's.
+    "<frozen",
+    "<eval_with_key",
+    "<__array_function__",
+    *(f"{folder}models/_guard.py" for folder in (_folder("neml2"),) if folder),
+)
+
+
+def user_line() -> str:
+    """``file:line`` of the innermost frame that is neither torch's nor torchferry's; empty where there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(NOT_THE_USERS):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

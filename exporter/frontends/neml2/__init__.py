@@ -1,0 +1,1 @@
+"""NEML2 input files as sources. The only package that imports neml2."""

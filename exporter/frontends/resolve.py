@@ -1,0 +1,51 @@
+"""From what the user typed to sources: which kind it is, which models it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from exporter.archive.input_files import Given
+from exporter.common.errors import UsageError
+from exporter.frontends import python_factory
+from exporter.frontends.neml2 import input_file
+from exporter.model.source import Source
+
+
+def is_python(text: str) -> bool:
+    """``file.py:factory`` and ``package.module:factory`` are Python; everything else is a path to an input file."""
+    place, colon, attribute = text.rpartition(":")
+    return bool(colon and place and attribute.isidentifier()) and not Path(text).exists()
+
+
+def chosen_models(text: str, models: Sequence[str]) -> list[str]:
+    """The models to export; with none named, the only one there is. Raises ``UsageError`` where several exist."""
+    if is_python(text):
+        if models:
+            raise UsageError(
+                "--model is for input files that hold several models",
+                got=f"--model {models[0]} with {text}",
+                mend=f"name the factory instead: {text.rpartition(':')[0]}:{models[0]}",
+            )
+        return [text.rpartition(":")[2]]
+    if text.endswith(".py"):
+        raise UsageError(
+            "a Python file holds several things", got=text, expected=f"the factory's name too: {text}:make_model"
+        )
+    names = input_file.model_names(Path(text))
+    if models:
+        for name in models:
+            input_file.refuse_unknown(name, names, text)
+        return list(dict.fromkeys(models))
+    if len(names) > 1:
+        raise UsageError(
+            "the input file holds several models",
+            where=text,
+            got="no --model",
+            expected="--model NAME, with one or more of: " + ", ".join(names),
+        )
+    return names
+
+
+def load(text: str, model: str, given: Given | None) -> Source:
+    return python_factory.load(text, given) if is_python(text) else input_file.load(Path(text), model, given)

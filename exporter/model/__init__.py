@@ -1,0 +1,1 @@
+"""Models before capture: one form for every source, composition, functions."""

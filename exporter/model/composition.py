@@ -1,0 +1,242 @@
+"""Torch modules wired by variable name: an output of one is the input of another."""
+
+from __future__ import annotations
+
+import dataclasses
+import graphlib
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from exporter.archive.tensor_spec import Signature, TensorSpec
+from exporter.common.errors import UsageError, near
+from exporter.model.argument_binding import Bound
+from exporter.model.implicit.implicit_update import ImplicitUpdate
+from exporter.model.jit_marks import mark, mark_either
+
+__all__ = ["ComposedModel", "ImplicitUpdate", "Part"]
+
+
+class Part(nn.Module):
+    """A module with names for what it takes and returns, for modules that declare no ``signature`` themselves.
+
+    ``Part(nn.Linear(3, 2), inputs={"x": (3,)}, outputs={"y": (2,)}, name="layer")``: own shapes, without the
+    batch dimension. ``module`` is called with the inputs in this order. ``jit="script"`` compiles it from its source
+    instead of tracing it, for control flow on data.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Mapping[str, Sequence[int] | TensorSpec],
+        outputs: Mapping[str, Sequence[int] | TensorSpec],
+        name: str = "",
+        dtype: str = "float64",
+        jit: Literal["script", "trace"] = "trace",
+    ) -> None:
+        super().__init__()
+        mark(module, jit=jit)
+        self.label = name or type(module).__name__
+        self.module = module
+        self._call = Bound(module, list(inputs), self.label)
+        self.signature = Signature.of(inputs, outputs, dtype=dtype)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self._call(*inputs)
+
+
+class ComposedModel(nn.Module):
+    """Modules composed by variable name, in the order that their names ask for.
+
+    Each module carries a ``signature`` (or is wrapped in a ``Part``). What no module provides are the inputs, in
+    the order in which they are first asked for; what no module consumes, and ``additional_outputs``, are the
+    outputs. The order of ``modules`` does not matter for what is computed. Evaluation order: the topological sort
+    of the standard library's ``graphlib``.
+
+    ``jit`` says by module name which are compiled from their source (``"script"``) instead of traced; ``jit=False``
+    takes them one by one: each is compiled where TorchScript can read its source, and traced where it cannot, so that
+    one that cannot be traced does not cost the rest.
+
+    Raises ``UsageError`` naming modules and variable for a cycle, for two producers of one name, and for a shape or
+    dtype that does not fit.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        *,
+        name: str = "composed",
+        additional_outputs: Sequence[str] = (),
+        jit: Mapping[str, Literal["script", "trace"]] | Literal[False] | None = None,
+    ) -> None:
+        super().__init__()
+        self.label = name
+        labels = _labels(modules)
+        if jit is False:
+            for module in modules:
+                mark_either(module.module if isinstance(module, Part) else module)
+        for label, how in (jit or {}).items():
+            if label not in labels:
+                raise UsageError(f"jit speaks of a module {label!r} that is not composed", expected=near(label, labels))
+            chosen = modules[labels.index(label)]
+            mark(chosen.module if isinstance(chosen, Part) else chosen, jit=how)
+        signatures = {label: _signature(m, label) for label, m in zip(labels, modules, strict=True)}
+        producer = _producers(signatures)
+        self._order = _order(signatures, producer)
+        self._calls: dict[str, Bound] = {}
+        for label, module in zip(labels, modules, strict=True):
+            self.add_module(_attribute(label), module)
+            self._calls[label] = Bound(module, [s.name for s in signatures[label].inputs], label)
+        self._declared = {label: signatures[label].outputs for label in labels}
+        self._takes = {label: [s.name for s in signatures[label].inputs] for label in labels}
+        self._gives = {label: [s.name for s in signatures[label].outputs] for label in labels}
+        variables = _variables(signatures)
+        consumed = {name for label in labels for name in self._takes[label]}
+        inputs = [n for n in dict.fromkeys(x for la in self._order for x in self._takes[la]) if n not in producer]
+        for extra in additional_outputs:
+            if extra not in producer:
+                raise UsageError(
+                    f"additional output {extra!r} of {name!r} is produced by no module",
+                    expected=near(extra, producer),
+                )
+        outputs = [
+            n for label in self._order for n in self._gives[label] if n not in consumed or n in additional_outputs
+        ]
+        self.signature = Signature(tuple(variables[n] for n in inputs), tuple(variables[n] for n in outputs))
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values: dict[str, Any] = dict(zip((s.name for s in self.signature.inputs), inputs, strict=True))
+        for label in self._order:
+            result = self._calls[label](*(values[n] for n in self._takes[label]))
+            if isinstance(result, Mapping):
+                result = tuple(result[n] for n in self._gives[label])
+            elif isinstance(result, torch.Tensor):
+                result = (result,)
+            if len(result) != len(self._gives[label]):
+                raise UsageError(
+                    f"module {label!r} does not return the outputs that it declares",
+                    got=f"{len(result)}",
+                    expected=", ".join(self._gives[label]),
+                )
+            if torch._C._get_tracing_state() is None:
+                _hold(label, self._declared[label], result)
+            values.update(zip(self._gives[label], result, strict=True))
+        return tuple(values[s.name] for s in self.signature.outputs)
+
+    def extra_repr(self) -> str:
+        return "\n".join(
+            (
+                f"Name: {self.label}",
+                f"Inputs: {'; '.join(s.describe() for s in self.signature.inputs)}",
+                f"Outputs: {'; '.join(s.describe() for s in self.signature.outputs)}",
+                f"Order of evaluation: {' -> '.join(self._order)}",
+            )
+        )
+
+
+def _labels(modules: Sequence[nn.Module]) -> list[str]:
+    """A name for each module, for messages and printing: its own label or class, made unique with a number."""
+    labels: list[str] = []
+    for module in modules:
+        base = str(getattr(module, "label", type(module).__name__)).replace(".", "_")
+        unique, i = base, 2
+        while unique in labels:
+            unique, i = f"{base}_{i}", i + 1
+        labels.append(unique)
+    return labels
+
+
+def _attribute(label: str) -> str:
+    """The submodule's name: the label, unless every ``nn.Module`` has an attribute of that name (``double``)."""
+    return f"{label}_" if hasattr(nn.Module, label) or label in ("label", "signature") else label
+
+
+def _hold(label: str, declared: Sequence[TensorSpec], values: Sequence[torch.Tensor]) -> None:
+    """Raises ``UsageError`` where a module does not give what it declares: broadcasting would hide it further on."""
+    for spec, value in zip(declared, values, strict=True):
+        own, dtype = tuple(value.shape[max(0, value.ndim - len(spec.shape)) :]), str(value.dtype)
+        if own != spec.shape or dtype != f"torch.{spec.dtype}":
+            raise UsageError(
+                f"module {label!r} does not give the {spec.name!r} that it declares",
+                got=f"shape {list(value.shape)} {dtype.removeprefix('torch.')}",
+                expected=f"[*batch{''.join(f', {d}' for d in spec.shape)}] {spec.dtype}",
+                mend="mend its signature, or the module",
+            )
+
+
+def _signature(module: nn.Module, label: str) -> Signature:
+    signature = getattr(module, "signature", None)
+    if not isinstance(signature, Signature) or not signature.outputs:
+        raise UsageError(
+            f"module {label!r} declares no variables",
+            got=f"signature = {signature!r}",
+            expected="an attribute `signature` with inputs and outputs",
+            mend="wrap it: Part(module, inputs={'x': (3,)}, outputs={'y': ()})",
+        )
+    if not signature.batch_ndim:
+        raise UsageError(
+            f"module {label!r} has whole shapes, and modules are composed over a batch of independent elements",
+            got=f"batch_ndim={signature.batch_ndim}",
+            expected="batch_ndim=1",
+            mend="call the modules from one whose signature has the whole shapes",
+        )
+    return signature
+
+
+def _producers(signatures: Mapping[str, Signature]) -> dict[str, str]:
+    producer: dict[str, str] = {}
+    for label, signature in signatures.items():
+        for spec in signature.outputs:
+            if spec.name in producer:
+                raise UsageError(
+                    f"variable {spec.name!r} has two producers",
+                    where=f"modules {producer[spec.name]!r} and {label!r}",
+                    expected="one module for each variable",
+                    mend="rename the output of one of them",
+                )
+            producer[spec.name] = label
+    return producer
+
+
+def _order(signatures: Mapping[str, Signature], producer: Mapping[str, str]) -> list[str]:
+    # Sorted, so that the list's order cannot leak into the graph.
+    needs = {
+        label: sorted({producer[s.name] for s in signatures[label].inputs if s.name in producer})
+        for label in sorted(signatures)
+    }
+    try:
+        return list(graphlib.TopologicalSorter(needs).static_order())
+    except graphlib.CycleError as error:
+        cycle: list[str] = error.args[1]
+        # graphlib lists each node before the one that needs it
+        links = [
+            f"{giver!r} gives {name!r} to {taker!r}"
+            for giver, taker in itertools.pairwise(cycle)
+            for name in sorted({s.name for s in signatures[giver].outputs} & {s.name for s in signatures[taker].inputs})
+        ]
+        raise UsageError(
+            "the modules form a cycle",
+            where=", ".join(links),
+            expected="an order in which every input is known before it is used",
+            mend="break the cycle: take one of these variables from the previous step (a~1)",
+        ) from None
+
+
+def _variables(signatures: Mapping[str, Signature]) -> dict[str, TensorSpec]:
+    seen: dict[str, tuple[str, TensorSpec]] = {}
+    for label, signature in signatures.items():
+        for spec in (*signature.outputs, *signature.inputs):
+            other, first = seen.setdefault(spec.name, (label, spec))
+            if (spec.shape, spec.dtype) != (first.shape, first.dtype):
+                raise UsageError(
+                    f"variable {spec.name!r} does not fit between two modules",
+                    where=f"modules {other!r} and {label!r}",
+                    got=f"{list(spec.shape)} {spec.dtype} in {label!r}",
+                    expected=f"{list(first.shape)} {first.dtype} as in {other!r}",
+                )
+            if first.type == "Tensor" and spec.type != "Tensor":
+                seen[spec.name] = (other, dataclasses.replace(first, type=spec.type))
+    return {name: spec for name, (_, spec) in seen.items()}

@@ -1,0 +1,1 @@
+"""Models that solve: Newton's method, implicit updates and their tolerances."""

@@ -1,0 +1,1 @@
+"""C kernels on this machine: compiled, cached, called from NumPy."""

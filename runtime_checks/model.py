@@ -1,0 +1,170 @@
+"""A Python host's way to an archive: integrity first, then torch, then calls by variable name."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exporter.archive import onnx_container, pt_archive
+from exporter.archive.contract import Contract
+from exporter.common.errors import RunError, UsageError, first_line, near
+from runtime_checks.engines.engines import Compiled, Engine, Onnx, Programs, Script, hold_machine
+from runtime_checks.engines.selection import ENGINES, TORCHSCRIPT, engine_of
+from runtime_checks.envelope import OFF, hold, known_mode
+
+
+class Model:
+    """A loaded archive. ``model(a, b)`` is ``forward``; ``model.call("forward", {"a": a})`` goes by name.
+
+    ``module`` is the TorchScript module itself, for whatever torch can do with it; compiled code and ONNX have none.
+    """
+
+    def __init__(
+        self, contract: Contract, engine: Engine, device: str | torch.device = "cpu", envelope: str = OFF
+    ) -> None:
+        self.contract = contract
+        self.envelope = envelope
+        self.engine = engine
+        self.device = torch.device(device)
+
+    @property
+    def module(self) -> Any:
+        if not isinstance(self.engine, Script):
+            raise UsageError("there is no TorchScript module in this file", expected="a .pt")
+        return self.engine.module
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.envelope != OFF:
+            names = self.contract.methods["forward"].inputs
+            hold(self.contract, dict(zip(names, inputs, strict=False)), self.envelope)
+        return self.engine.run("forward", inputs)
+
+    def call(self, method: str, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Outputs by name. Raises ``UsageError`` for an unknown method, for missing or extra inputs, and for one on
+        another device than the model."""
+        if method not in self.contract.methods:
+            raise UsageError(f"the archive has no method {method!r}", expected=near(method, self.contract.methods))
+        spec = self.contract.methods[method]
+        wrong = sorted(set(spec.inputs) ^ set(inputs))
+        if wrong:
+            raise UsageError(
+                f"method {method!r} does not take these inputs",
+                got=", ".join(map(repr, inputs)),
+                expected=", ".join(map(repr, spec.inputs)),
+            )
+        for name, value in inputs.items():
+            if not _same_place(value.device, self.device):
+                raise UsageError(
+                    f"input {name!r} is on the wrong device",
+                    got=str(value.device),
+                    expected=str(self.device),
+                    mend=f"move it with .to({str(self.device)!r}), or the model with to()",
+                )
+        hold(self.contract, inputs, self.envelope)
+        outputs = self.engine.run(method, [inputs[name] for name in spec.inputs])
+        names = [o if isinstance(o, str) else "d {} / d {}".format(*o) for o in spec.outputs]
+        return dict(zip(names, outputs, strict=True))
+
+    def set_parameter(self, name: str, value: torch.Tensor) -> None:
+        """Change a parameter in place; the shape must be the contract's. Raises ``UsageError``."""
+        offered = {p.name for p in self.contract.parameters}
+        parameters = {n: p for n, p in self.engine.parameters.items() if n in offered}
+        if name not in parameters:
+            raise UsageError(f"there is no parameter {name!r}", expected=near(name, parameters))
+        held = parameters[name]
+        if value.shape != held.shape:
+            raise UsageError(
+                f"parameter {name!r} has another shape",
+                got=str(list(value.shape)),
+                expected=str(list(held.shape)),
+                mend="give one value for the whole batch: what differs by element is an input of the model",
+            )
+        with torch.no_grad():
+            held.copy_(value)
+
+    def to(self, *target: Any) -> Model:
+        """Move parameters, buffers and constants, as ``torch.nn.Module.to`` does."""
+        self.device = self.engine.to(*target) or self.device
+        return self
+
+    def __repr__(self) -> str:
+        inputs = "; ".join(s.describe() for s in self.contract.inputs)
+        outputs = "; ".join(s.describe() for s in self.contract.outputs)
+        return f"Model {self.contract.name}\n  inputs: {inputs}\n  outputs: {outputs}"
+
+
+def _same_place(a: torch.device, b: torch.device) -> bool:
+    """``cuda`` is ``cuda:0`` here, as in torch where nobody chose another current device."""
+    return a.type == b.type and (a.type == "cpu" or (a.index or 0) == (b.index or 0))
+
+
+def parameter_values(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
+    """Of those that the contract offers to be set, where a method gives derivatives."""
+    if not ("jacobian" in contract.methods or contract.differentiable) or not contract.parameters:
+        return {}
+    named = dict(load(path).module.named_parameters())
+    return {p.name: named[p.name].detach() for p in contract.parameters if p.name in named}
+
+
+def load(
+    path: str | Path,
+    device: str | torch.device = "cpu",
+    *,
+    envelope: str = OFF,
+    threads: int = 1,
+    engine: str = TORCHSCRIPT,
+) -> Model:
+    """Check the records of an archive, a ``.pt2`` or an ONNX container, and load it.
+
+    ``envelope``: what becomes of a call with inputs outside the range of values that was checked: ``off`` lets it pass,
+    ``warn`` gives an ``OutsideEnvelopeWarning``, ``error`` raises ``UsageError``, each with the input's name.
+    ``threads`` are those of onnxruntime; torch's are the process's own. ``engine="pt2"`` lets the compiled code of a
+    ``.pt2`` that lies beside a ``.pt`` run it, ``engine="kernel"`` the C sources that the ``.pt`` carries, or that lie
+    in the folder beside it, built by this machine's compiler; once they have passed the ``.pt``'s cases here. Where
+    they cannot, an ``EngineWarning`` says why, and TorchScript runs it. Raises ``ArchiveError`` for a damaged file, and
+    ``RunError`` for code that was compiled for another machine.
+    """
+    known_mode(envelope)
+    if engine not in ENGINES:
+        raise UsageError("there is no such engine", got=repr(engine), expected=near(engine, ENGINES))
+    file = Path(path)
+    if engine != TORCHSCRIPT and file.suffix in (onnx_container.SUFFIX, ".pt2"):
+        raise UsageError("an engine is chosen for a .pt", where=str(file), got=f"engine={engine!r}")
+    if file.suffix == onnx_container.SUFFIX:
+        if str(device) != "cpu":
+            raise UsageError("an ONNX container is loaded on the CPU", got=str(device), expected="cpu")
+        files = onnx_container.read(file)
+        return Model(files.contract, Onnx(files, threads), "cpu", envelope)
+    opened = pt_archive.read(file)
+    if opened.holds == "code":
+        hold_machine(opened, str(device))
+        return Model(opened.contract, Compiled(opened), device, envelope)
+    if opened.holds == "programs":
+        if str(device) != "cpu":
+            raise UsageError("a program is loaded on the CPU", where=str(file), got=str(device), expected="cpu")
+        return Model(opened.contract, Programs(opened), device, envelope)
+    script = functools.partial(_script, str(path), device)
+    compiled = engine_of(opened, engine, str(device), script) if engine != TORCHSCRIPT else None
+    if compiled is not None:
+        return Model(opened.contract, compiled, device, envelope)
+    return Model(opened.contract, Script(script()), device, envelope)
+
+
+def _script(path: str, device: str | torch.device) -> Any:
+    with warnings.catch_warnings():
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)
+        try:
+            module = torch.jit.load(path, map_location=device)
+        except Exception as error:
+            raise RunError(
+                "the archive does not load",
+                where=path,
+                got=first_line(error),
+                mend="compare the torch version with the one in the contract, or export it again",
+            ) from error
+    return module.eval()

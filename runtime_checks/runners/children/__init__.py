@@ -1,0 +1,1 @@
+"""Programs that run in fresh processes, without anything of ours."""

@@ -1,0 +1,78 @@
+"""Runs an archive in a C++ process that has libtorch and no Python: the harness ``torchferry_verify``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from exporter.archive.contract import Contract
+from exporter.common.errors import ArchiveError, MissingRuntimeError, RunError
+from runtime_checks import native_build
+from runtime_checks.runners.base import Call, Result, Run
+from runtime_checks.runners.subprocesses import check_limits, ended_early, start, write_calls
+
+_REPORTED = (0, 5)
+
+
+@dataclass(frozen=True)
+class Libtorch:
+    """A fresh process of the harness for each run. ``memory`` is bounded by the machine alone."""
+
+    seconds: float = 600.0
+    device: str = "cpu"
+    name: str = "libtorch"
+
+    def __post_init__(self) -> None:
+        check_limits(self.seconds, 1.0)
+
+    def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
+        harness = native_build.build() / "bin" / "torchferry_verify"
+        source = {contract.source.library, *contract.source.refused_imports} - {"", "torch"}
+        with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
+            calls_file, results_file = Path(folder, "calls.pt"), Path(folder, "results.pt")
+            write_calls(calls, calls_file)
+            command = [str(harness), str(path.resolve()), "--json", "--device", self.device]
+            command += ["--replay", str(calls_file), "--results", str(results_file)]
+            # What ours is called: the library that is checked would be found foreign.
+            command += [f"--absent={name}" for name in sorted(source - {"torchferry"})]
+            done = start(command, str(path), self.seconds)
+            report = _report(done.stdout)
+            if done.returncode not in _REPORTED or report is None:
+                raise (
+                    _refused(path, report)
+                    if report
+                    else ended_early(path, done.returncode, done.stderr, self.seconds, float("inf"))
+                )
+            # Of all calls that did not fail, one after the other.
+            outputs = iter(torch.load(results_file, weights_only=True))
+        found = []
+        for i, call in enumerate(calls):
+            error = report["replay"]["errors"].get(str(i), "")
+            gradients = sum(t.is_floating_point() for t in call.inputs) + len(call.by) if call.seeds else 0
+            count = 0 if error else len(contract.methods[call.method].outputs) + gradients
+            found.append(Result(tuple(itertools.islice(outputs, count)), error))
+        evidence = {k: report[k] for k in ("torch", "nodes", "foreign_objects", "cases", "threads")}
+        return Run(tuple(found), {**evidence, "optimised": report["optimized"]})
+
+
+def _report(text: str) -> dict | None:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _refused(path: Path, report: dict) -> Exception:
+    """The harness's own error, as the one that it is here."""
+    what, *details = str(report["error"]).splitlines()
+    got = "; ".join(line.strip() for line in details)
+    kind = {"TF_ERROR_UNAVAILABLE": MissingRuntimeError, "TF_ERROR_ARCHIVE": ArchiveError}.get(
+        report["status"], RunError
+    )
+    return kind(f"libtorch: {what}", where=str(path), got=got)

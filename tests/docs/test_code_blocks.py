@@ -1,0 +1,163 @@
+"""README's blocks, run in order in one folder, as a reader would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from native_build import SOLVERS, need_fortran
+from project import RATES, ROOT, export_unverified
+
+from runtime_checks import native_build
+
+pytestmark = pytest.mark.usefixtures("neml2")
+
+
+def blocks() -> list[tuple[str, str]]:
+    tokens = MarkdownIt().parse((ROOT / "README.md").read_text())
+    return [(t.info, t.content) for t in tokens if t.type == "fence"]
+
+
+def run(command: list[str], folder: Path, text: str = "") -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    done = subprocess.run(command, cwd=folder, input=text, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, f"{text or command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    binary = tmp_path / "torchferry"
+    binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m exporter "$@"\n')
+    binary.chmod(0o755)
+    return tmp_path
+
+
+def test_bash_and_python_blocks_run_in_order(folder):
+    ran = 0
+    for info, text in blocks():
+        if info == "bash":
+            run(["bash", "-euc", f'export PATH="{folder}:$PATH"\n{text}'], folder)
+        elif info == "python" and (name := re.match(r"# file: (\S+)", text)):
+            (folder / name[1]).write_text(text)
+        elif info == "python":
+            run([sys.executable, "-W", "error", "-W", "ignore:`torch.jit", "-"], folder, text)
+        else:
+            continue
+        ran += 1
+    assert ran >= 7
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"\d+", "0", " ".join(line.split()))
+
+
+def test_the_demo_prints_what_the_readme_shows(folder):
+    recipe = (ROOT / "Makefile").read_text().split("demo: .venv/installed\n")[1].split("\n\n")[0]
+    commands = [line.strip().replace("$(BIN)/", "").replace("$$", "$") for line in recipe.splitlines()]
+    assert commands[0].startswith("torchferry export")
+    printed = "".join(run(["bash", "-euc", f'export PATH="{folder}:$PATH"\n{c}'], folder) for c in commands)
+    lines = [without_numbers(line) for line in printed.splitlines()]
+    (shown,) = [text for info, text in blocks() if info == "text demo"]
+    for line in filter(None, map(without_numbers, shown.splitlines())):
+        assert any(line in other for other in lines), f"{line!r} is not among\n{printed}"
+    # The demo ends with what the C solver prints: four elements, y and heat.
+    last = [[float(x) for x in line.split()] for line in printed.splitlines()[-4:]]
+    assert all(len(row) == 2 and row[1] > 0 for row in last)
+
+
+def test_the_graphs_are_what_the_readme_shows(folder):
+    """The lines of each listing, and no operation that it leaves out."""
+    export_unverified(str(RATES), folder / "eq.pt", "eq")
+    found = [(info.removeprefix("text "), text) for info, text in blocks() if info.startswith("text graph")]
+    assert len(found) == 2
+    for command, text in found:
+        printed = run([sys.executable, "-m", "exporter", *command.split()], folder)
+        operations = [" ".join(line.split()) for line in printed.splitlines() if "aten::" in line]
+        assert operations == [" ".join(line.split()) for line in text.splitlines()]
+
+
+C_MAIN = """%s
+#include <stdio.h>
+int main(void) {
+%s
+  printf("%%.17g %%.17g\\n", rate[1], heat[1]);
+  return 0;
+}
+"""
+CPP_MAIN = """#include <cstdio>
+#include <ATen/ATen.h>
+#include <torchferry/model.hpp>
+int main() {
+  const auto y = at::tensor({1.0, 2.0, 3.0, 4.0}, at::kDouble), k = y * 0.5, t = y * 0;
+%s
+  std::printf("%%.17g %%.17g\\n", out.at("rate")[1].item<double>(), out.at("heat")[1].item<double>());
+}
+"""
+FORTRAN_MAIN = """program readme
+  use torchferry
+  implicit none
+  type(tf_model) :: model
+  integer :: status
+  real(8), target :: y(4) = [1, 2, 3, 4], k(4) = [0.5d0, 1d0, 1.5d0, 2d0], t(4) = 0, rate(4), heat(4)
+%s
+  print *, rate(2), heat(2)
+end program
+"""
+PROJECT = """cmake_minimum_required(VERSION 3.18)
+project(readme LANGUAGES %s)
+add_executable(solver %s)
+%s
+"""
+
+
+@pytest.mark.parametrize(
+    ("language", "main", "target"),
+    [
+        ("c", C_MAIN, "torchferry::c"),
+        ("cpp", CPP_MAIN, "torchferry::torchferry"),
+        ("fortran", FORTRAN_MAIN, "torchferry::fortran"),
+    ],
+)
+def test_the_native_blocks_build_and_give_the_numbers(language, main, target, tmp_path):
+    if language == "fortran":
+        need_fortran()
+    found = dict(blocks())
+    block = found[language]
+    if language == "c":
+        include, block = block.split("\n", 1)
+        text = main % (include, block)
+    else:
+        text = main % block
+    source = {"c": "main.c", "cpp": "main.cpp", "fortran": "main.f90"}[language]
+    enabled = {"c": "C", "cpp": "CXX", "fortran": "C Fortran"}[language]
+    (tmp_path / source).write_text(text)
+    assert target in found["cmake"]
+    linked = found["cmake"].replace("torchferry::c)", f"{target})")
+    (tmp_path / "CMakeLists.txt").write_text(PROJECT % (enabled, source, linked))
+    package = native_build.build() / "lib" / "cmake" / "torchferry"
+    cmake = native_build.tool("cmake")
+    native_build.run_tool([cmake, "-S", str(tmp_path), "-B", str(tmp_path / "b"), f"-Dtorchferry_DIR={package}"])
+    native_build.run_tool([cmake, "--build", str(tmp_path / "b")])
+    export_unverified(f"{SOLVERS / 'decay.py'}:make_model", tmp_path / "decay.pt")
+    rate, heat = map(float, run([str(tmp_path / "b" / "solver")], tmp_path).split())
+    assert (rate, heat) == pytest.approx((-2.0, 3.5 * 2.0), rel=1e-15)
+
+
+def test_every_exit_code_is_in_the_readme():
+    from exporter.common import errors
+
+    text = (ROOT / "README.md").read_text()
+    codes = {
+        e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.TorchferryError)
+    }
+    assert codes == {1, 2, 3, 4, 5, 6}
+    for code in {0, *codes, errors.INTERRUPTED}:
+        assert re.search(rf"^\| {code} \|", text, re.MULTILINE)

@@ -1,0 +1,93 @@
+"""Which derivatives are asked for, by name and by glob, and what bad requests get."""
+
+from __future__ import annotations
+
+import pytest
+
+from exporter.archive.derivative_request import Asked, settable_names, wanted
+from exporter.archive.tensor_spec import TensorSpec
+from exporter.common.errors import UsageError
+
+INPUTS = (TensorSpec("a"), TensorSpec("a~1"), TensorSpec("old/b", (3,)), TensorSpec("k", (), "int64"))
+OUTPUTS = (TensorSpec("rate"), TensorSpec("stress", (6,)), TensorSpec("n", (), "int64"))
+PARAMETERS = {"E": "float64", "G": "float64", "low": "float32"}
+REACHED = {("rate", "low"), ("rate", "a"), ("rate", "a~1"), ("stress", "old/b"), ("stress", "E"), ("rate", "E")}
+
+
+def pairs(*blocks):
+    found, said = wanted(Asked(tuple(blocks)), INPUTS, OUTPUTS, PARAMETERS, REACHED)
+    return found, said
+
+
+def test_all_is_every_block_by_an_input_that_is_not_zero():
+    found, said = pairs("all")
+    assert found.pairs == (("rate", "a"), ("rate", "a~1"), ("stress", "old/b"))
+    assert found.by_parameters == ()
+    assert ("rate", "old/b") in found.zeros
+    assert all("k" not in pair and "n" not in pair for pair in found.zeros)
+    assert any("int64" in f.reason for f in said)
+
+
+def test_globs_and_order():
+    found, _ = pairs("*:E", "stress:*", "rate:a~1", "rate:a")
+    assert found.pairs == (("rate", "a"), ("rate", "a~1"), ("stress", "old/b"))
+    assert found.by_parameters == (("rate", "E"), ("stress", "E"))
+    assert pairs("rate:a*")[0].pairs == (("rate", "a"), ("rate", "a~1"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rates:a", "no output matches 'rates'"),
+        ("rate:aa", "no input or parameter matches 'aa'"),
+        ("rate", "not an output by an input"),
+        ("rate:k", "'k' is int64"),
+        ("n:a", "'n' is int64"),
+        ("rate:old/b", "'rate' does not depend on 'old/b'"),
+        ("rate:a:a", "second derivatives"),
+        ("*:k", "no block of the Jacobian is left"),
+        ("rate:low", "'rate' is float64 and 'low' float32"),
+        ("rate:G", "does not depend on 'G'"),
+    ],
+)
+def test_what_bad_requests_get(text, message):
+    with pytest.raises(UsageError) as caught:
+        pairs(text)
+    assert message in str(caught.value)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("rate:k", "no block 'rate:k'"), ("stress:old/b", "not square"), ("stress:E", "not square")]
+)
+def test_what_cannot_be_symmetric(text, message):
+    with pytest.raises(UsageError, match=message):
+        wanted(Asked(("all", "stress:E"), symmetric=(text,)), INPUTS, OUTPUTS, PARAMETERS, REACHED)
+
+
+def test_symmetry_of_a_block_that_was_not_asked_for():
+    asked = Asked(symmetric=("rate:a",))
+    assert asked.derivatives
+    with pytest.raises(UsageError, match="--derivative"):
+        wanted(asked, INPUTS, OUTPUTS, {}, REACHED)
+
+
+def test_near_names_are_offered():
+    with pytest.raises(UsageError, match="'rate'"):
+        pairs("rates:a")
+
+
+def test_a_variable_that_is_called_like_a_tangent():
+    with pytest.raises(UsageError, match="--rename"):
+        wanted(Asked(("all",)), [TensorSpec("tangent:a")], OUTPUTS, {}, REACHED)
+
+
+def test_settable_parameters():
+    known = ["E", "G", "l.weight", "l.bias"]
+    assert settable_names((), ["E", "G"], known) == ("E", "G")
+    assert settable_names(("l.*",), ["E", "l.weight", "l.bias"], known) == ("l.weight", "l.bias")
+    assert settable_names(("l.*",), ["E", "l.weight", "l.bias"], known, {"E"}) == ("E", "l.weight", "l.bias")
+    with pytest.raises(UsageError, match="no parameter matches 'F'"):
+        settable_names(("F",), known, known)
+    with pytest.raises(UsageError, match="cannot stay settable"):
+        settable_names(("G",), ["E"], known)

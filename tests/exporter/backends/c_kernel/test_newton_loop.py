@@ -1,0 +1,287 @@
+"""Newton loops in kernels against those of the archive, element for element, whatever becomes of them."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from cubic_models import turned, unordered, update
+from hypothesis import given
+from hypothesis import settings as of_hypothesis
+from hypothesis import strategies as st
+from kernel_host import resealed
+from torch import nn
+
+import torchferry
+from exporter.backends.c_kernel.frame_layout import UNROLLED
+from exporter.common.errors import UnsupportedError
+
+F = torch.float64
+KINDS = {
+    "nan": {},
+    "last": {"on_failure": "last"},
+    "raise": {"on_failure": "raise"},
+    "backtracking": {"settings": torchferry.Settings(line_search=torchferry.LineSearch())},
+    "strong wolfe": {
+        "settings": torchferry.Settings(line_search=torchferry.LineSearch(kind="strong wolfe", trials=4, cutback=3.0))
+    },
+}
+
+
+class Arctan(nn.Module):
+    """``atan(x) - g``: whole steps diverge from far away, and ``1 / w`` has no number at 0."""
+
+    signature = torchferry.Signature.of({"x": (), "x~1": (), "g": (), "w": ()}, {"x_residual": ()})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.Parameter(torch.tensor(1.0, dtype=F))
+
+    def forward(self, x: torch.Tensor, old: torch.Tensor, g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (self.k * torch.atan(x) - g) / w
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> dict[str, Path]:
+    made = {}
+    for name, more in KINDS.items():
+        made[name] = tmp_path_factory.mktemp("newton") / f"{name.replace(' ', '_')}.pt"
+        model = torchferry.ImplicitUpdate(Arctan(), ["x"], **more)
+        points = torch.linspace(-1.2, 1.2, 12, dtype=F)
+        inputs = {"x~1": points / 2, "g": points, "w": torch.ones(12, dtype=F)}
+        blocks = () if name == "last" else "x:g"
+        torchferry.export(model, output=made[name], inputs=inputs, derivatives=blocks, formats="pt,c")
+    return made
+
+
+# Solved at once, in a few steps, from too far away, without a solution, at a point that has no number, and NaN.
+GUESS = [0.0, 0.5, 1.0, 3.0, 40.0, 0.0, 0.0, 0.1, 1e200, float("nan"), -1.0]
+VALUE = [0.0, 0.6, 1.2, 0.3, -1.0, 2.0, 0.3, 0.3, 0.5, 0.1, -0.4]
+WEIGHT = [1.0, 1.0, 2.0, 1.0, 0.1, 1.0, 0.0, 1e6, 1.0, 1.0, 1.0]
+
+
+def inputs() -> list[torch.Tensor]:
+    return [torch.tensor(v, dtype=F) for v in (GUESS, VALUE, WEIGHT)]
+
+
+def close(got, wanted) -> bool:
+    return bool(numpy.allclose(got, wanted, rtol=1e-9, atol=1e-12, equal_nan=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_element_ends_as_in_the_archive(exported, kind):
+    kernel, model = torchferry.load(exported[kind].with_suffix("")), torchferry.load(exported[kind])
+    names = model.contract.methods["forward"].inputs
+    order = [("x~1", "g", "w").index(n) for n in names]
+    given = [inputs()[i] for i in order]
+    arrays = dict(zip(names, (v.numpy() for v in given), strict=True))
+    # An archive that raises an error says nothing of its elements.
+    said = torchferry.load(exported["nan"]) if kind == "raise" else model
+    info = dict(zip(("iterations", "residual_norm", "status"), said.module.newton_info(*given), strict=True))
+    found = kernel.call("newton_info", arrays)
+    status = info["status"].reshape(-1).numpy()
+    assert {0, 3} < {*status.tolist()}
+    assert numpy.array_equal(found["status"].reshape(-1), status)
+    assert numpy.array_equal(kernel.status, status)
+    assert numpy.abs(found["iterations"] - info["iterations"].numpy()).max() <= 1
+    x = kernel.call("forward", arrays)["x"]
+    assert numpy.array_equal(kernel.status, status)
+    if kind == "raise":
+        # A kernel raises no errors: it says so of each element.
+        assert numpy.array_equal(numpy.isnan(x), status != 0)
+        good = status == 0
+        assert close(numpy.arctan(x[good]), numpy.array(VALUE)[good])
+        return
+    if kind == "last":
+        # Iterates that run away are not compared but for their being there.
+        good = (status == 0) | (status == 3)
+        assert close(x[good], model(*given)[0].numpy()[good])
+        return
+    wanted = model.call("jacobian", dict(zip(names, given, strict=True)))
+    got = kernel.call("jacobian", arrays)
+    assert list(got) == list(wanted)
+    for name, value in got.items():
+        assert close(value, wanted[name].numpy()), name
+
+
+@of_hypothesis(max_examples=20, deadline=None)
+@given(st.permutations(range(len(GUESS))))
+def test_permuting_a_batch_permutes_what_is_found(exported, order):
+    kernel = torchferry.load(exported["backtracking"].with_suffix(""))
+    names = kernel.contract.methods["forward"].inputs
+    given = dict(zip(names, (inputs()[("x~1", "g", "w").index(n)].numpy() for n in names), strict=True))
+    plain = kernel.call("forward", given)["x"]
+    moved = kernel.call("forward", {n: v[list(order)] for n, v in given.items()})["x"]
+    assert numpy.array_equal(moved, plain[list(order)], equal_nan=True)
+
+
+def test_one_by_one_is_the_same_as_together(exported):
+    """A lane of its own, and lanes beside others that end elsewhere."""
+    kernel = torchferry.load(exported["strong wolfe"].with_suffix(""))
+    names = kernel.contract.methods["forward"].inputs
+    given = dict(zip(names, (inputs()[("x~1", "g", "w").index(n)].numpy() for n in names), strict=True))
+    together = kernel.call("jacobian", given)
+    for i in range(len(GUESS)):
+        alone = kernel.call("jacobian", {n: v[i : i + 1] for n, v in given.items()})
+        for name, value in alone.items():
+            assert close(value[0], together[name][i]), (name, i)
+
+
+def test_settings_are_arguments(exported):
+    kernel = torchferry.load(exported["nan"].with_suffix(""))
+    given = {"x~1": numpy.array([0.5]), "g": numpy.array([0.9]), "w": numpy.array([1.0])}
+    (path,) = (s.path for s in kernel.contract.solvers)
+    assert kernel.call("newton_info", given)["status"].tolist() == [0]
+    kernel.set_parameter(f"{path}.max_its", 1)
+    assert kernel.call("newton_info", given)["status"].tolist() == [1]
+    assert numpy.isnan(kernel.call("forward", given)["x"]).all()
+    assert kernel.status.tolist() == [1]
+
+
+def test_a_step_of_decay(tmp_path):
+    (made,) = torchferry.export(update(), output=tmp_path / "k", derivatives="all", jvp=True, formats="c")
+    assert made.report.passed
+    assert made.containers[0].report.passed
+
+
+@pytest.mark.parametrize("size", [2, UNROLLED, UNROLLED + 1])
+def test_systems_that_need_pivots(size, tmp_path):
+    """The largest that is unrolled, and one that is not; elements that exchange rows of their own."""
+    path = tmp_path / "unordered.pt"
+    torchferry.export(unordered(size), output=path, derivatives="x:b", formats="pt,c")
+    kernel, model = torchferry.load(path.with_suffix("")), torchferry.load(path)
+    names = model.contract.methods["forward"].inputs
+    given = [turned(size, 37, 5)[n] for n in names]
+    arrays = dict(zip(names, (v.numpy() for v in given), strict=True))
+    wanted = model.call("jacobian", dict(zip(names, given, strict=True)))
+    got = kernel.call("jacobian", arrays)
+    for name, value in wanted.items():
+        # What elements in 37 draws can have in condition.
+        assert numpy.allclose(got[name], value.numpy(), rtol=1e-8, atol=1e-10 * float(value.abs().max())), name
+    assert (kernel.status == 0).all()
+    alone = kernel.call("jacobian", {n: v[:1] for n, v in arrays.items()})
+    for name, value in alone.items():
+        assert numpy.allclose(value[0], got[name][0], rtol=1e-12, atol=0.0), name
+
+
+class Coupled(nn.Module):
+    """A residual with a system of its own, whose matrix does not depend on the unknowns."""
+
+    signature = torchferry.Signature.of({"x": (3,), "x~1": (3,), "a": (3, 3), "b": (3,)}, {"x_residual": (3,)})
+
+    def forward(self, x: torch.Tensor, old: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return x + 0.1 * x**3 - torch.linalg.solve(a, b + 0.1 * x) - 0.1 * old
+
+
+def test_a_system_in_a_residual(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(rows: int) -> dict[str, torch.Tensor]:
+        a = 0.3 * torch.randn(rows, 3, 3, dtype=F, generator=generator) + 5 * torch.eye(3, dtype=F)
+        old, b = (torch.randn(rows, 3, dtype=F, generator=generator) for _ in range(2))
+        return {"x~1": old, "a": a, "b": b}
+
+    path = tmp_path / "coupled.pt"
+    model = torchferry.ImplicitUpdate(Coupled(), ["x"])
+    torchferry.export(model, output=path, inputs=drawn(5), derivatives=("x:a", "x:b"), formats="pt,c")
+    kernel, archive = torchferry.load(path.with_suffix("")), torchferry.load(path)
+    assert any("is not raised in" in found.what for found in kernel.contract.findings)
+    for rows in (1, 17):
+        given = drawn(rows)
+        got = kernel.call("jacobian", {name: value.numpy() for name, value in given.items()})
+        for name, value in archive.call("jacobian", given).items():
+            assert numpy.allclose(got[name], value.numpy(), rtol=1e-9, atol=1e-11), name
+            assert value.abs().max() > 1e-3, name
+
+
+class Rows(nn.Module):
+    """``a x - b``."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.signature = torchferry.Signature.of(
+            {"x": (size,), "x~1": (size,), "a": (size, size), "b": (size,)}, {"x_residual": (size,)}
+        )
+
+    def forward(self, x: torch.Tensor, old: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a @ x.unsqueeze(-1)).squeeze(-1) - b + 0.0 * old
+
+
+def equal_rows(size: int) -> dict[str, torch.Tensor]:
+    """Equations that are the same, with pivots of which ``x * (1 / x)`` is not 1."""
+    awkward = torch.tensor([2.0, 3.0, 5.0, 6.0, 12.0, 13.0], dtype=F)
+    pivots = awkward + 1e3
+    assert (pivots * (1 / pivots) != 1).all()
+    a = 1e3 * torch.eye(size, dtype=F) + awkward[:, None, None]
+    a[:, -1] = a[:, 0]
+    return {"x~1": torch.zeros(6, size, dtype=F), "a": a, "b": torch.ones(6, size, dtype=F)}
+
+
+@pytest.mark.parametrize("size", [2, UNROLLED + 1])
+def test_equal_rows_are_singular(size, tmp_path):
+    given = equal_rows(size)
+    regular = given | {"a": given["a"] + torch.eye(size, dtype=F)}
+    path = tmp_path / "rows.pt"
+    torchferry.export(torchferry.ImplicitUpdate(Rows(size), ["x"]), output=path, inputs=regular, formats="pt,c")
+    kernel, model = torchferry.load(path.with_suffix("")), torchferry.load(path)
+    # What LAPACK finds in equal rows is its own affair.
+    assert model.call("newton_info", regular)["status"].tolist() == 6 * [0]
+    for values, status in ((given, 2), (regular, 0)):
+        found = kernel.call("forward", {name: value.numpy() for name, value in values.items()})
+        assert kernel.status.tolist() == 6 * [status]
+        assert numpy.isnan(found["x"]).all() == bool(status)
+
+
+def test_the_control_of_equal_rows(tmp_path):
+    """Multiplied by one over the pivot they leave a small number where a division leaves none."""
+    given = equal_rows(2)
+    regular = given | {"a": given["a"] + torch.eye(2, dtype=F)}
+    path = tmp_path / "rows"
+    torchferry.export(torchferry.ImplicitUpdate(Rows(2), ["x"]), output=path, inputs=regular, formats="c")
+
+    def change(files: dict[str, bytes]) -> None:
+        name = next(n for n in files if n.endswith("_lanes.h"))
+        quotient = b"a1_0 /= a0_0;"
+        assert quotient in files[name]
+        files[name] = files[name].replace(quotient, b"a1_0 *= inverse0;")
+
+    resealed(path, change)
+    kernel = torchferry.load(path)
+    kernel.call("forward", {name: value.numpy() for name, value in given.items()})
+    assert kernel.status.tolist() == 6 * [0]
+
+
+class Bessel(nn.Module):
+    signature = torchferry.Signature.of({"x": (), "g": ()}, {"x_residual": ()})
+
+    def forward(self, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(x) + 3 * x - g
+
+
+class Tenth(nn.Module):
+    signature = torchferry.Signature.of({"x": (), "g": ()}, {"x_residual": ()})
+
+    def forward(self, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return x + 0.1 * torch.sin(x) - g
+
+
+def line_of(model: type[nn.Module]) -> str:
+    return f"test_newton.py:{inspect.getsourcelines(model.forward)[1] + 1}"
+
+
+def test_lines_of_the_residual_are_said(tmp_path):
+    """In C, and where an operator of it is refused."""
+    given = {name: torch.linspace(0.1, 1.0, 5, dtype=F) for name in ("x", "g")}
+    torchferry.export(
+        torchferry.ImplicitUpdate(Tenth(), ["x"], name="tenth"), inputs=given, output=tmp_path / "tenth", formats="c"
+    )
+    (written,) = (tmp_path / "tenth").glob("*_lanes.h")
+    assert f"at {line_of(Tenth)} */" in written.read_text()
+    bessel = torchferry.ImplicitUpdate(Bessel(), ["x"], name="bessel")
+    with pytest.raises(UnsupportedError) as caught:
+        torchferry.export(bessel, inputs=given, output=tmp_path / "bessel", formats="c")
+    assert line_of(Bessel) in caught.value.details["where"]
+    assert "residual" in caught.value.details["where"]

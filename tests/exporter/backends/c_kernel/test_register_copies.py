@@ -1,0 +1,67 @@
+"""Numbers that are copied: one by one, or in a loop, the same numbers end in the same rows."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_host import Direct
+
+from exporter.backends.c_kernel.register_copies import MANY, copied
+
+F = torch.float64
+
+
+def done(text: str, array: str) -> dict[int, str]:
+    """What is in each row after the statements: a literal, or a row of before."""
+    found = {int(row): value for row, value in re.findall(rf"^    f->{array}\[(\d+)\]\[l\] = (.*);$", text, re.M)}
+    for block in re.findall(r"^  \{\n(.*?)^  \}\n", text, re.M | re.S):
+        first = int(re.findall(rf"\(\*const to\)\[TF_LANES\] = &f->{array}\[(\d+)\];", block)[0])
+        count, value = re.findall(r"k < (\d+);.*to\[k\]\[l\] = (.*);", block, re.S)[0]
+        source = re.findall(r"\(\*const from\)\[TF_LANES\] = &(f->\w)\[(\d+)\];", block)
+        for k in range(int(count)):
+            assert first + k not in found
+            found[first + k] = f"{source[0][0]}[{int(source[0][1]) + k}][l]" if source else value
+    return found
+
+
+RUNS = st.tuples(
+    st.integers(1, 3 * MANY), st.sampled_from(["0.0", "1.0", "g->d[3]", "rows", "the same rows"]), st.integers(0, 3)
+)
+
+
+@given(st.lists(RUNS, max_size=8), st.integers(0, 5))
+def test_every_number_gets_to_its_row(runs, first):
+    values: list[str] = []
+    for count, what, shift in runs:
+        at = first + len(values)
+        start = {"rows": 1000 * (shift + 1), "the same rows": at}.get(what)
+        values += [what] * count if start is None else [f"f->d[{start + k}][l]" for k in range(count)]
+    rows = range(first, first + len(values))
+    wanted = {row: value for row, value in zip(rows, values, strict=True) if value != f"f->d[{row}][l]"}
+    assert done(copied("d", rows, values), "d") == wanted
+
+
+def test_long_runs_are_loops():
+    zeros = copied("d", range(10_000), ["0.0"] * 10_000)
+    assert len(zeros.splitlines()) < 10
+    assert len(copied("d", range(MANY - 1), ["0.0"] * (MANY - 1)).splitlines()) > MANY
+    assert copied("d", range(3, 90), [f"f->d[{row}][l]" for row in range(3, 90)]) == ""
+
+
+def test_rows_of_all_kinds():
+    """Constants and what stands one behind the other, as outputs of every dtype."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        zeros = torch.zeros(x.shape[0], 20, dtype=F)
+        wide = torch.cat([x, zeros, x.flip(-1), x, zeros + 2.5], -1)
+        return wide, wide.float(), wide.to(torch.int64), wide.to(torch.int32), wide > 0
+
+    x = 9 * torch.randn(21, 12, generator=torch.Generator().manual_seed(0), dtype=F)
+    kernel = Direct(function, {"x": x})
+    assert b"to[k][l] = from[k][l]" in kernel.files["direct_lanes.h"]
+    for rows in (1, 5, 21):
+        for got, wanted in zip(kernel(x[:rows]), function(x[:rows]), strict=True):
+            assert torch.equal(got, wanted)

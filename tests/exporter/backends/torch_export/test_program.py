@@ -1,0 +1,195 @@
+"""Packages of torch.export's programs: verified, called, changed, and refused where they do not run."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from project import ROOT
+from tampering import Records, rewrite
+
+import torchferry
+from exporter.archive import pt_archive
+from exporter.archive.pt_archive import PARAMETERS
+from exporter.common.errors import ArchiveError, MismatchError, UsageError
+from runtime_checks import native_build
+from runtime_checks.report import FAILED
+from torchferry.cli.app import run
+
+ROBERTSON = ROOT / "artifacts" / "robertson.pt"
+F = torch.float64
+
+
+@pytest.fixture(scope="module")
+def robertson(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("program") / "robertson.program.pt2"
+    assert run(["convert", str(ROBERTSON), "--to", "program", "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture
+def copy(robertson, tmp_path) -> Path:
+    return Path(shutil.copy(robertson, tmp_path))
+
+
+def y(*batch: int) -> torch.Tensor:
+    return torch.rand(*batch, 3, dtype=F, generator=torch.Generator().manual_seed(0))
+
+
+def test_every_method_is_verified(robertson):
+    report = torchferry.verify(robertson)
+    assert [leg.name for leg in report.legs] == ["program, cpu"]
+    assert {o.output for o in report.outputs} == {"rate", "d rate / d y", "d rate / d k"}
+    assert {c.check for c in report.checks if c.verdict == "passed"} >= {
+        *("source library absent", "batch sizes", "finite differences", "settable parameters"),
+    }
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (5,), (2, 3), (0,)])
+def test_called_with_any_batch(robertson, batch):
+    model, scripted = torchferry.load(robertson), torchferry.load(ROBERTSON)
+    for one in (model, scripted):
+        one.set_parameter("k", torch.tensor([1.0, 2.0, 3.0], dtype=F))
+    got, wanted = (one.call("jacobian", {"y": y(*batch)}) for one in (model, scripted))
+    for name, value in wanted.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-14, atol=0.0)
+
+
+def test_an_implicit_model_with_its_tangent(tmp_path):
+    """A Newton loop, as one while_loop."""
+    made = torchferry.convert(ROOT / "artifacts" / "return_map.pt", tmp_path / "m.program.pt2", to="program")
+    assert made.report.passed
+    assert {o.output for o in made.report.outputs} >= {"status", "iterations"}
+
+
+def test_torchs_own_loader_takes_it(robertson):
+    from torch.export.pt2_archive._package import load_pt2
+
+    held = pt_archive.read(robertson).parameters()["forward"]
+    (found,) = load_pt2(str(robertson)).exported_programs["forward"].module()(y(5), *held.values())
+    assert torch.equal(found, torchferry.load(ROBERTSON)(y(5))[0])
+
+
+def test_it_says_nothing_of_this_machine_and_is_the_same_again(robertson, tmp_path):
+    again = torchferry.convert(ROBERTSON, tmp_path / "again.program.pt2", to="program").path
+    assert again.read_bytes() == robertson.read_bytes()
+    with zipfile.ZipFile(robertson) as file:
+        for name in file.namelist():
+            assert str(ROOT).encode() not in file.read(name)
+            assert b"site-packages" not in file.read(name)
+
+
+def other_operator(found: Records) -> None:
+    """As a faulty writer would have written it: the manifest agrees."""
+    text = found["models/forward.json"].decode()
+    assert "torch.ops.aten.neg.default" in text
+    found["models/forward.json"] = text.replace("torch.ops.aten.neg.default", "torch.ops.aten.abs.default").encode()
+
+
+def other_parameters(found: Records) -> None:
+    held = torch.load(io.BytesIO(found[f"data/{PARAMETERS}"]), weights_only=True)
+    held["forward"]["k"] *= 1 + 1e-6
+    buffer = io.BytesIO()
+    torch.save(held, buffer)
+    found[f"data/{PARAMETERS}"] = buffer.getvalue()
+
+
+@pytest.mark.parametrize("change", [other_operator, other_parameters])
+def test_planted_faults(copy, change):
+    rewrite(copy, change, manifest=True)
+    with pytest.raises(MismatchError) as caught:
+        torchferry.verify(copy)
+    assert "stored cases" in {c.check for c in caught.value.report.checks if c.verdict == FAILED}
+
+
+def test_changed_bytes_and_missing_programs(copy):
+    rewrite(copy, lambda found: found.pop("models/jacobian.json"), manifest=True)
+    with pytest.raises(torchferry.TorchferryError, match="jacobian"):
+        torchferry.verify(copy)
+    data = bytearray(copy.read_bytes())
+    data[len(data) // 2] ^= 1
+    copy.write_bytes(data)
+    with pytest.raises(ArchiveError, match=r"changed|damaged"):
+        torchferry.load(copy)
+
+
+def test_where_it_does_not_run(copy, capsys):
+    harness = native_build.build() / "bin" / "torchferry_verify"
+    done = subprocess.run([str(harness), str(copy)], capture_output=True, text=True, check=False)
+    assert (done.returncode, "run in Python" in done.stderr) == (4, True)
+    with pytest.raises(UsageError, match="loaded on the CPU"):
+        torchferry.load(copy, "cuda")
+    with pytest.raises(UsageError, match="stays on the device"):
+        torchferry.load(copy).to("cpu")
+    renamed = copy.with_name("robertson.pt2")
+    copy.rename(renamed)
+    assert run(["verify", str(renamed)]) == 4
+    assert "holds no compiled code" in capsys.readouterr().err
+    assert run(["graph", str(renamed)]) == 4
+    assert run(["convert", str(renamed), "--to", "onnx"]) == 2
+
+
+class Runs:
+    """A pickle that runs something."""
+
+    def __reduce__(self):
+        return (Path.touch, (Path("it_ran"),))
+
+
+def pickled_inputs(found: Records) -> None:
+    buffer = io.BytesIO()
+    torch.save(Runs(), buffer)
+    found["data/sample_inputs/forward.pt"] = buffer.getvalue()
+
+
+def pickled_weights(found: Records) -> None:
+    name = "data/weights/jacobian_weights_config.json"
+    whole = json.loads(found[name])
+    for one in whole["config"].values():
+        one["use_pickle"] = True
+    buffer = io.BytesIO()
+    torch.save(Runs(), buffer)
+    found[name] = json.dumps(whole).encode()
+    found |= dict.fromkeys((n for n in found if "/weight_" in n), buffer.getvalue())
+
+
+def legacy_weights(found: Records) -> None:
+    buffer = io.BytesIO()
+    torch.save(Runs(), buffer)
+    found["data/weights/jacobian.pt"] = buffer.getvalue()
+
+
+def an_object(found: Records) -> None:
+    name = "data/constants/jacobian_constants_config.json"
+    whole = json.loads(found[name])
+    one = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": False, "tensor_meta": None}
+    whole["config"]["held"] = one
+    found[name] = json.dumps(whole).encode()
+    found["data/constants/opaque_obj_0"] = pickle.dumps(Runs())
+
+
+@pytest.mark.parametrize("change", [pickled_inputs, pickled_weights, legacy_weights, an_object])
+def test_no_pickle_is_run(copy, change, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rewrite(copy, change, manifest=True)
+    for use in (torchferry.load, torchferry.verify):
+        with pytest.raises(torchferry.TorchferryError, match=r"pickle|WeightsUnpickler|Weights only"):
+            use(copy)
+    assert [p.name for p in tmp_path.iterdir()] == [copy.name]
+
+
+def test_a_name_that_says_another_container(tmp_path, capsys):
+    assert run(["convert", str(ROBERTSON), "--to", "program", "-o", str(tmp_path / "m.pt2")]) == 2
+    assert ".program.pt2" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_beside_the_archive(robertson):
+    assert run(["bench", str(ROBERTSON), str(robertson), "--batch", "1,10"]) == 0

@@ -1,0 +1,103 @@
+"""Which change of a function asks for another graph, and what ``inspect --autograd`` says of a file."""
+
+import json
+
+import pytest
+import torch
+from project import ROOT
+from training_functions import exported, layer, training
+from typer.testing import CliRunner
+
+import torchferry
+from exporter.graph.origin import BACKWARD, FORWARD
+from exporter.graph.provenance import opened
+from exporter.graph.respecialization import CONSTANTS, DTYPE, OPERATIONS, SIZE, STRUCTURE, VARIABLES, reasons
+from torchferry.cli.app import app
+
+pytestmark = pytest.mark.usefixtures("without_the_gate")
+
+F = torch.float64
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    path = tmp_path_factory.mktemp("against") / "old.pt"
+    exported(training(), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("function", "kinds"),
+    [
+        (lambda: training(model=layer(3)), []),
+        (lambda: training(lambda y: (y * y).sum()), [STRUCTURE]),
+        (lambda: training(hook=lambda g: g * 2), [STRUCTURE]),
+        (lambda: training(size=12), [SIZE]),
+        (lambda: training(lambda y: y.sum() + y.detach().sin().sum()), [OPERATIONS]),
+    ],
+    ids=["other parameters", "another loss", "a hook", "a static size", "what has no gradient"],
+)
+def test_what_asks_for_another_graph(plain, tmp_path, function, kinds):
+    one = exported(function(), tmp_path / "m.pt", against=plain)
+    assert one.reasons is not None
+    assert [r.kind for r in one.reasons] == kinds, one.reasons
+
+
+def test_a_change_of_structure_is_said_with_its_line(plain, tmp_path):
+    one = exported(training(lambda y: (y * y).sum()), tmp_path / "m.pt", against=plain)
+    assert one.reasons
+    reason = one.reasons[0]
+    assert "MulBackward0" in reason.text
+    assert "training.py" in reason.text
+
+
+def test_other_variables_dtypes_and_constants(tmp_path):
+    def scaled(factor, name="x", dtype="float64"):
+        @torchferry.declare({name: ("n", 2)}, dtype=dtype)
+        def function(*values):
+            x = values[0].requires_grad_()
+            return torch.autograd.grad((x**2).sum() * factor, x)[0]
+
+        return function
+
+    exported(scaled(2.0), tmp_path / "old.pt")
+    old = opened(tmp_path / "old.pt")
+    for at, (function, kind) in enumerate(
+        [(scaled(3.0), CONSTANTS), (scaled(2.0, "y"), VARIABLES), (scaled(2.0, dtype="float32"), DTYPE)]
+    ):
+        exported(function, tmp_path / f"{at}.pt")
+        assert kind in {r.kind for r in reasons(old, opened(tmp_path / f"{at}.pt"))}
+
+
+def test_the_command_line(plain, tmp_path):
+    run = CliRunner()
+    shown = run.invoke(app, ["inspect", str(plain), "--autograd"])
+    assert shown.exit_code == 0
+    assert "graphs with a backward pass: 1" in shown.output
+    assert "AddmmBackward0" in shown.output
+    rows = json.loads(run.invoke(app, ["inspect", str(plain), "--autograd", "--json"]).output)
+    assert {row["origin"]["part"] for row in rows["forward_batch"]} == {FORWARD, BACKWARD}
+    source = f"{ROOT}/examples/train_step.py:loss_and_grad"
+    said = run.invoke(app, ["export", source, "-o", str(tmp_path / "m.pt"), "--against", str(plain)])
+    assert said.exit_code == 0
+    assert "another specialisation" in said.output
+    assert "variables: inputs are x, target; they were x" in said.output
+    missing = run.invoke(app, ["export", source, "-o", str(tmp_path / "n.pt"), "--against", str(tmp_path / "no.pt")])
+    assert missing.exit_code != 0
+    assert not (tmp_path / "n.pt").exists()
+
+
+def test_what_a_file_without_backward_pass_says(eq_path):
+    shown = CliRunner().invoke(app, ["inspect", str(eq_path), "--autograd"])
+    assert "graphs with a backward pass: 0" in shown.output
+
+
+def test_against_a_file_whose_constants_are_others(tmp_path):
+    """A parameter that cannot be set in the earlier file is a constant of it."""
+    model = layer()
+    exported(training(model=model), tmp_path / "old.pt", parameters=["model.weight"])
+    with torch.no_grad():
+        model.get_parameter("bias").add_(1)
+    one = exported(training(model=model), tmp_path / "m.pt", parameters=["model.weight"], against=tmp_path / "old.pt")
+    assert one.reasons
+    assert (one.reasons[0].kind, "model.bias" in one.reasons[0].text) == (CONSTANTS, True)

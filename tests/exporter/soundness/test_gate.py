@@ -1,0 +1,359 @@
+"""What the gate does with its findings: refusal, allowance, what could not run, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import signal
+import time
+import types
+from pathlib import Path
+
+import numpy
+import planted_models
+import pytest
+import torch
+from gate_specimens import findings_of, source_of
+from project import PLANTED, export_unverified
+from torch import nn
+
+import torchferry
+from exporter.archive.contract import Finding
+from exporter.common.errors import UnsoundError, UsageError
+from exporter.common.forking import NotRun, isolated
+from exporter.frontends import python_factory
+from exporter.model.eager.evaluation import inference_conditions
+from exporter.soundness import gate
+from exporter.soundness.checks import data_reads
+from exporter.soundness.clean_room import CleanRoom
+from exporter.soundness.execution_paths import path_of
+from exporter.soundness.footprint import Footprint
+from exporter.soundness.gate import Allowance
+from exporter.soundness.run_recording import record
+from torchferry.cli.app import run
+
+HAZARDS = Path(__file__).with_name("hazards")
+F = torch.float64
+
+
+def model_of(function) -> nn.Module:
+    return planted_models.Model(function)
+
+
+def source_for(model: nn.Module):
+    return python_factory.from_module(model, "m", None, "here")
+
+
+def test_an_allowed_finding_is_in_the_contract_with_its_reason(tmp_path, capsys):
+    def function(self, x):
+        if x.max() > 1e30:
+            return -x
+        return x * self.scale
+
+    model = model_of(function)
+    with pytest.raises(UnsoundError) as caught:
+        torchferry.export(model, output=tmp_path / "m.pt")
+    assert caught.value.details["check"] == "data read"
+    assert "--allow 'data read:REASON'" in caught.value.details["mend"]
+    allowed = ["data read:strains are far below one", "batch size:as above", "values:as above"]
+    (exported,) = torchferry.export(model, output=tmp_path / "m.pt", allow=allowed)
+    finding = next(f for f in exported.contract.findings if f.severity == "allowed")
+    assert (finding.check, finding.reason) == ("data read", "strains are far below one")
+    assert "strains are far below one" in json.dumps(torchferry.verify(tmp_path / "m.pt").as_dict()["findings"])
+    assert run(["inspect", str(tmp_path / "m.pt")]) == 0
+    assert "allowed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["data read", "data read:", "data reads:typo", ":why"])
+def test_an_allowance_needs_a_check_and_a_reason(text):
+    with pytest.raises(UsageError, match="CHECK:REASON"):
+        Allowance.parse(text)
+
+
+def test_the_command_runs_the_gate_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["check", f"{PLANTED}:sound"]) == 0
+    assert "sound, by" in capsys.readouterr().out
+    assert run(["check", f"{PLANTED}:branch_on_data", "--json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert report["check"] == "data read"
+    assert report["findings"][0]["severity"] == "unsound"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_passes_is_said_with_its_reason():
+    def function(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        print(f"{float(x.mean()):.3f}")
+        return x * self.scale.max().item()
+
+    found = findings_of(source_for(model_of(function)))
+    said = {f.check: f for f in found}
+    assert "no output depends on what was read" in said["data read"].reason
+    assert "attribute 'calls'" in said["hidden state"].what
+    assert "parameter 'scale' is a constant in the file" in said["parameters"].what
+    assert all(f.severity == "sound" for f in found)
+
+
+def test_an_input_that_is_not_used_and_an_output_that_is_constant_are_said():
+    class Model(nn.Module):
+        signature = torchferry.Signature.of({"x": (3,), "y": ()}, {"a": (3,), "b": ()})
+
+        def forward(self, x, y):
+            return x * 2, torch.zeros_like(x[:, 0])
+
+    found = {f.check: f.what for f in findings_of(source_for(Model()))}
+    assert "'y'" in found["unused input"]
+    assert "'b'" in found["constant output"]
+
+
+def test_the_users_process_is_left_as_it_was():
+    calls = []
+
+    def function(self, x):
+        calls.append(1)
+        torch.rand(1)
+        return x * self.scale
+
+    model = model_of(function)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    before = (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(), dict(os.environ))
+    findings_of(source_for(model))
+    assert before == (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(), dict(os.environ))
+    assert model.scale.requires_grad
+    # Calls of warmup and capture, and none of the hundreds that the checks make.
+    assert len(calls) < 60
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_check_that_cannot_run_says_so(monkeypatch):
+    def broken(_):
+        raise NotRun("planted")
+
+    monkeypatch.setitem(gate._BEFORE, "data read", broken)
+    found = [f for f in findings_of(source_for(planted_models.sound())) if f.severity == "not run"]
+    assert found == [Finding("data read", "the check could not run", reason="planted", severity="not run")]
+
+
+def _sleeps() -> None:
+    time.sleep(60)
+
+
+def _dies() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _changes(source, value: float) -> float:
+    scale = source.named.scale
+    scale.data.mul_(value)
+    return float(scale.detach().sum())
+
+
+def test_runs_apart():
+    with pytest.raises(NotRun, match=r"no end within 0\.2 s"):
+        isolated(_sleeps, seconds=0.2)
+    with pytest.raises(NotRun, match="was ended"):
+        isolated(_dies)
+    source = source_for(planted_models.sound())
+    with CleanRoom(source) as room:
+        assert room(_changes, 2.0) == 12.0
+        assert room(_changes, 2.0) == 12.0
+        scale = dict(source.named.named_parameters())["scale"]
+        scale.data.zero_()
+        assert room(_changes, 1.0) == 6.0
+    assert float(scale.detach().sum()) == 0.0
+
+
+def test_a_read_is_followed_through_views_and_writes_in_place():
+    def function(self, x):
+        held = torch.zeros_like(x)
+        held[:, 1] = x[:, 0]
+        column = held.T[1]
+        if bool(torch.zeros_like(x).sum() > 1) or len(x.T) > 5 or bool(self.scale[0] > 9):
+            return x
+        return x * 2 if bool(column.max() > 100.0) else x * self.scale
+
+    source = source_for(model_of(function))
+    with inference_conditions(source):
+        run = record(source, (torch.rand(5, 3, dtype=F),))
+    data, size, parameter, written = run.origins
+    # A tensor of zeros has the size of x and none of its data; a dimension that is turned round is a size.
+    assert "x" not in data
+    assert size == {"size of x"}
+    assert parameter == frozenset()
+    assert "x" in written
+
+
+def test_the_control_of_the_read_check():
+    """Without the data read nothing is found: the finding is about the read, and not about the model."""
+    source = source_of(HAZARDS / "newton_while_item.py", "Hazard")
+    inputs = tuple(torch.cat([t, t[:1]]) for t in source.calls[0])
+    (found,) = data_reads._check(source, [inputs, inputs])[:1]
+    assert found.severity == "unsound"
+    twin = source_of(HAZARDS / "newton_while_item.py", "Sound")
+    assert not [f for f in data_reads._check(twin, [inputs, inputs]) if f.severity == "unsound"]
+
+
+def test_numbers_keep_the_dtype_that_they_had_no_say_in(tmp_path):
+    """A Python number beside whole numbers, and beside a tensor without dimensions, in a float32 model."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.tensor(3.0))
+
+        def forward(self, x, k):
+            return {"a": x * (self.gain * 0.1), "b": torch.exp(-0.3 * k), "c": k / 7}
+
+    torchferry.export(
+        Model(), inputs={"x": torch.rand(4, 2), "k": torch.tensor([1, 2, 3, 4])}, output=tmp_path / "m.pt"
+    )
+    outputs = torchferry.load(tmp_path / "m.pt")(torch.rand(3, 2), torch.tensor([1, 2, 3]))
+    assert [o.dtype for o in outputs] == [torch.float32] * 3
+
+
+def test_a_custom_function_is_captured_by_its_forward(tmp_path):
+    opened = export_unverified(f"{PLANTED}:python_function_in_graph", tmp_path / "m.pt")
+    assert "PythonOp" not in opened.graph
+
+
+def test_the_second_opinion_decides_nothing():
+    (checked,) = torchferry.check(planted_models.sound(), second_opinion=True)
+    opinion = next(f for f in checked.findings if f.check == "second opinion")
+    assert "one program for every batch size" in opinion.what
+    with pytest.raises(UnsoundError) as caught:
+        torchferry.check(planted_models.loop_over_batch(), second_opinion=True)
+    said = next(f for f in caught.value.findings if f.check == "second opinion")
+    assert "specialized" in said.what
+    assert caught.value.details["check"] == "batch size"
+
+
+def test_train_mode_is_said():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    found = findings_of(python_factory.from_module(model, "m", {"input": torch.rand(4, 3)}, "here"))
+    assert "eval mode" in next(f for f in found if f.check == "train mode").reason
+    assert not [f for f in findings_of(source_for(planted_models.sound())) if f.check == "train mode"]
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * (2.0 if self.calls > 500 else 1.0)
+
+
+class Slots:
+    __slots__ = ("calls",)
+
+    def __init__(self):
+        self.calls = 0
+
+
+def _counted(kept, step, over):
+    """A model whose outputs change after 500 calls; what counts them is ``kept``."""
+
+    def function(self, x):
+        step(kept)
+        return x * (2.0 if over(kept) else 1.0)
+
+    return model_of(function)
+
+
+def _in_a_list():
+    held = [Inner()]
+    return model_of(lambda self, x: held[0](x))
+
+
+def _step_slots(kept):
+    kept.calls += 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        _counted(torch.tensor(0), lambda k: k.add_(1), lambda k: int(k) > 500),
+        _counted(numpy.zeros(1), lambda k: k.__iadd__(1), lambda k: k[0] > 500),
+        _counted(Slots(), _step_slots, lambda k: k.calls > 500),
+        _counted(types.SimpleNamespace(calls=0), _step_slots, lambda k: k.calls > 500),
+        _counted(set(), lambda k: k.add(len(k)), lambda k: len(k) > 500),
+        _counted({}, lambda k: k.update({len(k): 0}), lambda k: len(k) > 500),
+        _counted(itertools.count(), lambda k: None, lambda k: next(k) > 500),
+        _in_a_list(),
+    ],
+    ids=["tensor", "array", "slots", "namespace", "set", "dict", "iterator", "module in a list"],
+)
+def test_a_count_is_found_wherever_it_is_kept(model):
+    with pytest.raises(UnsoundError) as caught:
+        findings_of(source_for(model))
+    assert caught.value.details["check"] == "hidden state"
+
+
+def test_code_without_a_file_is_the_users(tmp_path):
+    """A notebook's cell."""
+    text = (
+        "import torch\nfrom torch import nn\nclass Cell(nn.Module):\n    def forward(self, x):\n"
+        "        return x * 2 if x.is_cuda else x * 3\n"
+    )
+    names: dict = {"__name__": "cell"}
+    exec(compile(text, "<ipython-input-3>", "exec"), names)
+    with pytest.raises(UnsoundError) as caught:
+        torchferry.check(names["Cell"](), inputs={"x": torch.rand(4, 3)})
+    assert caught.value.details["check"] == "device"
+    assert "<ipython-input-3>:5" in caught.value.details["where"]
+
+
+def test_a_function_that_was_bound_before_is_captured():
+    def function(self, x):
+        return APPLY(x) * self.scale
+
+    findings_of(source_for(model_of(function)))
+
+
+APPLY = planted_models.Square.apply
+
+
+def test_what_a_garbage_collection_calls_is_no_part_of_a_run():
+    """A library may have asked to be called; when that happens is chance."""
+    seen = []
+
+    def called(phase, info):
+        seen.append(phase)
+
+    def run():
+        return [[i] for i in range(2000)]
+
+    gc.callbacks.append(called)
+    try:
+        steps = path_of(run)
+        with Footprint() as footprint:
+            run()
+        gc.collect()
+    finally:
+        gc.callbacks.remove(called)
+    assert seen
+    assert any(step.code is run.__code__ for step in steps)
+    assert not any(step.code is called.__code__ for step in steps)
+    assert called.__code__ not in footprint.codes
+
+
+def test_processes_end_with_the_room():
+    source = source_for(planted_models.sound())
+    with CleanRoom(source) as room:
+        pid = room._pid
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_module_goes_back_to_the_mode_it_was_in():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).train()
+    torchferry.check(model, inputs={"input": torch.rand(4, 3)})
+    assert all(m.training for m in model.modules())

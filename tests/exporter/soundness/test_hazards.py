@@ -1,0 +1,50 @@
+"""Every class of hazard is refused by the check that is meant for it, with its line, and its sound twin passes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from gate_specimens import findings_of, load, source_of
+
+from exporter.common.errors import CaptureError, TorchferryError
+
+HAZARDS = sorted(Path(__file__).with_name("hazards").glob("*.py"))
+NETWORKS = sorted(Path(__file__).with_name("networks").glob("*.py"))
+
+
+@pytest.fixture(autouse=True)
+def _settings():
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+def test_there_are_as_many_as_the_table_says():
+    assert len(HAZARDS) >= 100
+    assert len(NETWORKS) >= 12
+
+
+@pytest.mark.parametrize("path", HAZARDS, ids=lambda p: p.stem)
+def test_a_hazard_is_refused_with_its_line(path):
+    with pytest.raises(CaptureError) as caught:
+        findings_of(source_of(path, "Hazard"))
+    error = caught.value
+    assert error.exit_code == 3
+    assert error.details["check"] == load(path).CHECK, str(error)
+    where = re.search(rf"{re.escape(str(path))}:(\d+)", error.details["where"])
+    assert where is not None, str(error)
+    assert "# HAZARD" in path.read_text().splitlines()[int(where[1]) - 1], str(error)
+
+
+@pytest.mark.parametrize("path", [*HAZARDS, *NETWORKS], ids=lambda p: p.stem)
+def test_what_is_sound_passes(path):
+    try:
+        found = findings_of(source_of(path, "Sound"))
+    except TorchferryError as error:
+        pytest.fail(f"wrongly refused: {error}")
+    # What has shapes that data decide cannot run without data, where the device check looks.
+    assert {f.check for f in found if f.severity == "not run"} <= {"device"}
+    assert not [f for f in found if f.severity in ("unsound", "allowed")]

@@ -1,0 +1,172 @@
+"""Comparing the speed of files: what is refused, what is left out, and figures of known calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from project import ROOT
+from tampering import change_cases
+
+from exporter.common.errors import MismatchError, UsageError
+from runtime_checks.bench import benchmark as whole
+from runtime_checks.bench import report
+from runtime_checks.bench.benchmark import Bench, bench
+from runtime_checks.bench.candidates import Candidate, rows_of
+from runtime_checks.bench.cold_start import cold
+from runtime_checks.bench.steady_state import bandwidth, steady
+from runtime_checks.containers import read
+from torchferry.cli.app import run
+
+ROBERTSON = ROOT / "artifacts" / "robertson.pt"
+F = torch.float64
+
+
+def sleeping(seconds: float, threads: int):
+    def call(method, inputs):
+        time.sleep(seconds)
+        return [-inputs[0]]
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def found() -> Bench:
+    return bench([ROBERTSON], batches=[1, 64])
+
+
+def test_a_file_beside_itself(tmp_path):
+    other = Path(shutil.copy(ROBERTSON, tmp_path / "other.pt"))
+    both = bench([ROBERTSON, other], batches=[1000])
+    one, two = both.timings
+    assert 0.5 < one.median / two.median < 2.0
+    assert one.low <= one.median <= one.high
+    assert both.bounds[1000] == pytest.approx(1e9 * 2 * 3 * 8 * 1000 / both.bandwidth)
+
+
+def test_the_median_is_that_of_a_call():
+    calls = {label: sleeping(seconds, 1) for label, seconds in (("short", 1e-3), ("long", 3e-3))}
+    short, long = steady(calls, "forward", (torch.ones(2, dtype=F),), 2)
+    assert 1.0e6 < short.median < 2.5e6
+    assert 3.0e6 < long.median < 5.0e6
+
+
+def test_first_calls_are_those_of_a_fresh_process(found):
+    (one,) = found.colds
+    assert len(one.calls) == 5
+    assert one.load > 0
+    assert one.error == ""
+    assert one.calls[0] > one.calls[-1]
+
+
+def ending(threads: int):
+    os._exit(3)
+
+
+def test_a_process_that_ends_early_says_so():
+    contract = read(ROBERTSON).contract
+    rows = rows_of(read(ROBERTSON).cases(), contract, "forward")
+    assert "ended early" in cold(Candidate("ends", ending), "forward", rows, [1], 1, 60.0).error
+
+
+def test_memory_bandwidth_is_that_of_this_decade():
+    assert 1e9 < bandwidth(size=2**24) < 1e13
+
+
+def test_other_numbers_are_not_compared(tmp_path):
+    """The first file's cases are what every file is held to."""
+    wrong = Path(shutil.copy(ROBERTSON, tmp_path / "wrong.pt"))
+    change_cases(wrong, lambda tensors: tensors["warmup/forward/out/0"].mul_(1.001))
+    with pytest.raises(MismatchError, match="is not compared"):
+        bench([wrong, ROBERTSON], batches=[16])
+
+
+def test_other_contracts_are_not_compared():
+    with pytest.raises(UsageError, match="one contract"):
+        bench([ROBERTSON, ROOT / "artifacts" / "rates.pt"], batches=[1])
+
+
+def test_two_files_of_one_name_are_two_candidates(tmp_path):
+    (tmp_path / "other").mkdir()
+    other = Path(shutil.copy(ROBERTSON, tmp_path / "other"))
+    assert len(bench([ROBERTSON, other], batches=[8]).candidates) == 2
+    with pytest.raises(UsageError, match="named twice"):
+        bench([other, other], batches=[8])
+
+
+def test_another_model_in_eager_mode_is_none_of_these_files():
+    def nothing(threads: int):
+        return lambda method, inputs: []
+
+    with pytest.raises(UsageError, match="is not the model"):
+        bench([ROBERTSON], others=[Candidate("other", nothing)], batches=[8])
+
+
+def test_too_little_memory_is_said_and_the_rest_is_timed(monkeypatch):
+    monkeypatch.setattr(whole, "_free", lambda: 2.0**24)
+    found = bench([ROBERTSON], batches=[1, 10_000_000])
+    assert found.batches == (1,)
+    assert any("10,000,000: left out" in note for note in found.notes)
+
+
+def test_a_candidate_that_runs_out_of_memory_is_left_out_of_that_batch():
+    def small(threads: int):
+        def call(method, inputs):
+            if inputs[0].shape[0] > 8:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate much")
+            return torch.jit.load(str(ROBERTSON)).forward(*inputs)
+
+        return call
+
+    found = bench([ROBERTSON], others=[Candidate("small", small)], batches=[4, 16])
+    assert found.of("small", 16) is None
+    assert found.of("small", 4) is not None
+    assert any("too little memory" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "nothing to time"),
+        (["robertson.pt", "--method", "forwards"], "no method"),
+        (["robertson.pt", "--batch", "0"], "numbers from 1 on"),
+        (["robertson.pt", "--batch", "many"], "a batch is no number"),
+        (["robertson.pt", "--threads", "0"], "numbers from 1 on"),
+        (["robertson.pt", "--batch", "1", "--plot", "a.png"], "no kind of picture"),
+        (["robertson.pt", "rates.pt"], "one contract"),
+    ],
+)
+def test_bad_usage(given, said, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT / "artifacts")
+    assert run(["bench", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_missing_file(capsys):
+    assert run(["bench", "nowhere.pt"]) == 4
+
+
+def test_the_command_beside_eager_mode(tmp_path, capsys, neml2):
+    source = f"{ROOT}/examples/rates/model.i:eq"
+    archive = str(ROOT / "artifacts" / "rates.pt")
+    picture = tmp_path / "rates.html"
+    assert run(["bench", archive, "--against", source, "--batch", "1,100", "--json", "--plot", str(picture)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {t["candidate"] for t in found["timings"]} == {"torchferry .pt (rates.pt)", "eager"}
+    assert found["machine"]["torch"] == torch.__version__
+    text = picture.read_text()
+    assert "<svg" in text
+    assert "memory traffic alone" in text
+    assert "/tmp" not in text
+
+
+def test_the_report_has_every_figure(found):
+    labels = dict(report.rows(found))
+    assert set(labels) == {"torchferry .pt (robertson.pt)", "memory traffic alone"}
+    assert all(len(cells) == 2 for cells in labels.values())
+    assert report.time_text(1234.0) == "1.23 us"

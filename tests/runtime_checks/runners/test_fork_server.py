@@ -1,0 +1,150 @@
+"""One import of torch for many fresh processes, of which none sees another."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from contracts import archived
+from project import ROOT
+
+from exporter.archive import pt_archive
+from exporter.common.errors import RunError
+from runtime_checks.runners import fork_server
+from runtime_checks.runners.base import Call
+from runtime_checks.runners.python_runner import IsolatedPython
+
+F = torch.float64
+X = torch.linspace(0, 1, 4, dtype=F)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (2 * x,)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return archived(tmp_path, Doubled())
+
+
+def run(path, **limits):
+    opened = pt_archive.read(path)
+    (result,) = IsolatedPython(**limits).run(path, opened.contract, [Call("forward", (X,))]).results
+    assert torch.equal(result.outputs[0], 2 * X)
+
+
+def number(server):
+    assert server._process is not None
+    return server._process.pid
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Without the server of all tests."""
+    monkeypatch.setattr(fork_server, "_SHARED", contextvars.ContextVar("another", default=None))
+
+
+@pytest.mark.usefixtures("alone")
+def test_runs_have_one_server_and_it_ends_with_them(path):
+    with fork_server.shared() as server, fork_server.shared() as inner:
+        assert inner is server
+        run(path)
+        first = number(server)
+        run(path)
+        assert number(server) == first
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+
+
+def test_another_is_started_where_it_has_ended_or_the_environment_is_another(path, monkeypatch):
+    with fork_server.shared() as server:
+        run(path)
+        first = number(server)
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+        run(path)
+        second = number(server)
+        assert second != first
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+        run(path)
+        assert number(server) != second
+
+
+def test_what_a_run_does_to_its_process_is_gone_with_it(path):
+    with fork_server.shared():
+        with pytest.raises(RunError, match="ended early"):
+            run(path, memory=2**26)
+        run(path)
+
+
+def test_a_server_that_does_not_start(path, alone, monkeypatch):
+    """It says why."""
+    monkeypatch.setattr(fork_server, "_packages", dict)
+    with pytest.raises(RunError, match=r"ended early(.|\n)*No module named 'torch'"):
+        run(path)
+
+
+def test_an_interrupt_leaves_no_answer_behind(path, monkeypatch):
+    """It would be taken for that of the next run."""
+    wait = fork_server.multiprocessing.connection.wait
+
+    def interrupted(*given):
+        wait(*given)
+        raise KeyboardInterrupt
+
+    with fork_server.shared():
+        monkeypatch.setattr(fork_server.multiprocessing.connection, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(path, memory=2**26)
+        monkeypatch.undo()
+        run(path)
+
+
+def test_threads_take_turns(path):
+    with fork_server.shared() as server, ThreadPoolExecutor(4) as threads:
+        contexts = [contextvars.copy_context() for _ in range(6)]
+        for done in [threads.submit(context.run, run, path) for context in contexts]:
+            done.result()
+        assert server._process is not None
+
+
+HOST = """
+import sys
+from runtime_checks.runners import forkserver
+with forkserver.shared() as server:
+    job = {"said": sys.argv[1], "archive": sys.argv[2], "holds": "graphs", "device": "cpu", "memory": 2**34}
+    server._started()
+    print(server._process.pid, flush=True)
+    print(server.run({**job, "seconds": 100, "refused": ["this"]}, 100.0))
+"""
+
+
+def test_it_ends_with_its_host(tmp_path):
+    """Also where that is killed in the middle of a job, here one that waits for ever to open its file."""
+    os.mkfifo(tmp_path / "archive")
+    command = [sys.executable, "-c", HOST, str(tmp_path / "said"), str(tmp_path / "archive")]
+    host = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    assert host.stdout is not None
+    server = int(host.stdout.readline())
+    children = Path(f"/proc/{server}/task/{server}/children")
+    until = time.monotonic() + 60
+    while not (tmp_path / "said").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    job = children.read_text().split() if children.exists() else []
+    host.kill()
+    said, _ = host.communicate()
+    assert len(job) == 1, f"the job has not waited: {said.decode()}"
+    for number in (server, int(job[0])):
+        while Path(f"/proc/{number}").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not Path(f"/proc/{number}").exists()

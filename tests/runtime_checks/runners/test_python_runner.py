@@ -1,0 +1,118 @@
+"""The fresh process: what it can import, what bounds it, what it says when the archive does not run."""
+
+import time
+
+import pytest
+import torch
+from contracts import archived
+from project import load_module
+
+from exporter.archive import pt_archive
+from exporter.archive.cases import Case
+from exporter.capture.serialization import packed
+from exporter.common.errors import RunError
+from runtime_checks.runners import python_runner
+from runtime_checks.runners.base import Call
+from runtime_checks.runners.fork_server import TORCH_AND_ITS_OWN
+from runtime_checks.runners.python_runner import IsolatedPython
+from runtime_checks.verification import examine
+
+F = torch.float64
+X = torch.linspace(0, 1, 4, dtype=F)
+
+
+class Steps(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        if x.numel() > 0 and bool(x[0] == -1.0):
+            raise ValueError("minus one")
+        y = x
+        while bool((y < 10.0).any()):
+            y = y + torch.where(x == -2.0, torch.zeros_like(x), torch.ones_like(x))
+        return (y,)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return archived(tmp_path, Steps())
+
+
+def run(path, *inputs, **limits):
+    opened = pt_archive.read(path)
+    return IsolatedPython(**limits).run(path, opened.contract, [Call("forward", (x,)) for x in inputs])
+
+
+def test_outputs_are_those_of_the_module(path):
+    strided = torch.stack([X, X], dim=1)[:, 0]
+    done = run(path, X, strided, X[:0], X[0].expand(4))
+    module = load_module(path)
+    for result, given in zip(done.results, (X, X, X[:0], X[0].expand(4)), strict=True):
+        assert torch.equal(result.outputs[0], module(given)[0])
+
+
+def test_the_source_library_cannot_be_imported(path):
+    evidence = run(path, X).evidence
+    # `planted` is what the contract names as its source
+    assert evidence["refused"] == {
+        "planted": "ModuleNotFoundError: No module named 'planted'",
+    }
+    assert evidence["foreign_modules"] == []
+    assert not [p for p in evidence["sys_path"] if "site-packages" in p]  # pyright: ignore[reportGeneralTypeIssues]
+    assert evidence["default_dtype"] == "torch.float32"
+    assert "numpy" not in TORCH_AND_ITS_OWN
+
+
+def test_an_error_in_a_call_is_that_calls_result(path):
+    good, bad = run(path, X, torch.tensor([-1.0], dtype=F)).results
+    assert good.error == ""
+    assert "minus one" in bad.error
+
+
+def test_a_run_without_end_is_ended(path):
+    start = time.monotonic()
+    with pytest.raises(RunError, match=r"did not finish(.|\n)*--time-limit|ended early"):
+        run(path, torch.tensor([-2.0], dtype=F), seconds=6.0)
+    assert time.monotonic() - start < 30
+
+
+def test_memory_is_bounded(path):
+    (result,) = run(path, X[0].expand(2**30), memory=6 * 2**30).results
+    assert "memory" in result.error or "alloc" in result.error
+
+
+def test_a_very_large_graph_runs_unoptimised(path, monkeypatch):
+    assert run(path, X).evidence["optimised"] is True
+    monkeypatch.setattr(python_runner, "LARGEST_OPTIMISED", 3)
+    done = run(path, X)
+    assert done.evidence["optimised"] is False
+    assert torch.equal(done.results[0].outputs[0], load_module(path)(X)[0])
+    report = examine(path)
+    assert {c.check: c.verdict for c in report.checks}["optimising executor"] == "not run"
+
+
+def test_too_little_memory_to_start(path):
+    with pytest.raises(RunError, match="ended early"):
+        run(path, X, memory=2**26)
+
+
+def test_an_operator_of_the_source_library_does_not_load(tmp_path, path):
+    """The fault that isolation is for: a file that only loads where its library is imported."""
+    import planted_models  # noqa: F401 - registers the operator
+
+    class Twice(torch.nn.Module):
+        def forward(self, x):
+            return (torch.ops.planted.twice(x),)
+
+    module = torch.jit.trace(Twice(), (X,))
+    made = pt_archive.read(path).contract
+    pt_archive.write(tmp_path / "twice.pt", packed(module), made, [Case("one", "forward", (X,), (2 * X,))], "graph")
+    # It loads here, where planted is imported
+    load_module(tmp_path / "twice.pt")
+    with pytest.raises(RunError, match=r"does not load(.|\n)*planted::twice|does not load"):
+        run(tmp_path / "twice.pt", X)
+
+
+def test_a_bare_tensor_is_not_a_tuple(tmp_path, path):
+    module = torch.jit.trace(torch.nn.Tanh(), (X,))
+    made = pt_archive.read(path).contract
+    pt_archive.write(tmp_path / "bare.pt", packed(module), made, [Case("one", "forward", (X,), (X.tanh(),))], "graph")
+    assert "instead of a tuple" in run(tmp_path / "bare.pt", X).results[0].error

@@ -1,0 +1,261 @@
+"""A load history through an archive: states are fed back, every step is held against eager mode."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from cubic_models import Decay, F
+from tampering import change_contract
+from torch import nn
+from typer.testing import CliRunner
+
+import torchferry
+from exporter.common.errors import MismatchError, UsageError
+from exporter.frontends import python_factory
+from exporter.model.eager.recorded_history import recorded
+from runtime_checks import history_plot, load_history, native_build
+from torchferry.cli.app import app
+
+STEPS, ROWS = 12, 5
+
+
+class Second(nn.Module):
+    """``y`` follows ``x``, and sees where ``x`` was two steps before."""
+
+    signature = torchferry.Signature.of({"y~1": (), "x": (), "x~2": (), "dt": ()}, {"y": ()})
+
+    def forward(self, old, x, before, dt):
+        return old + dt * (x - 0.1 * before)
+
+
+def composed():
+    first = torchferry.ImplicitUpdate(Decay(), ["x"], name="first")
+    return torchferry.ComposedModel([first, Second()], additional_outputs=["x"], name="two states")
+
+
+def driven(model):
+    """By hand, in eager mode."""
+    generator = torch.Generator().manual_seed(0)
+    dt = 0.1 + torch.rand(STEPS, ROWS, generator=generator, dtype=F)
+    x, y = 3 * torch.rand(2, ROWS, generator=generator, dtype=F)
+    given = {"prescribed/dt": dt, "initial/x~1": x, "initial/x~2": x + 0.5, "initial/y~1": y}
+    before, found = x + 0.5, {"x": [], "y": []}
+    for step in range(STEPS):
+        inputs = {"x~1": x, "dt": dt[step], "y~1": y, "x~2": before}
+        values = model(*(inputs[s.name] for s in model.signature.inputs))
+        named = dict(zip((s.name for s in model.signature.outputs), values, strict=True))
+        before, x, y = x, named["x"].detach(), named["y"].detach()
+        found["x"].append(x)
+        found["y"].append(y)
+    return given | {f"expected/{n}": torch.stack(v) for n, v in found.items()}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("history")
+    model = composed()
+    given = driven(model)
+    first = {n: given[f"initial/{n}"] for n in ("x~1", "x~2", "y~1")} | {"dt": given["prescribed/dt"][0]}
+    torchferry.export(model, output=folder / "m.pt", inputs=first)
+    torch.save(given, folder / "history.pt")
+    return folder / "m.pt", folder / "history.pt"
+
+
+def test_every_step_is_that_of_eager_mode(made, tmp_path):
+    path, given = made
+    said = CliRunner().invoke(app, ["run", str(path), "--history", str(given), "-o", str(tmp_path / "out.pt")])
+    assert said.exit_code == 0, said.output
+    assert f"{STEPS} steps, equal to what is expected of x, y" in said.output
+    found = torch.load(tmp_path / "out.pt", weights_only=True)
+    torch.testing.assert_close(found["y"], torch.load(given, weights_only=True)["expected/y"], rtol=1e-9, atol=1e-12)
+    rows = json.loads(CliRunner().invoke(app, ["run", str(path), "--history", str(given), "--json"]).output)
+    assert rows == {"steps": STEPS, "compared": ["x", "y"], "not_finite_from_step": None}
+
+
+@pytest.fixture
+def swapped(made, tmp_path):
+    """The outputs have each other's names, so that each state is fed back into the other."""
+
+    def swap(contract):
+        contract["outputs"].reverse()
+        contract["methods"]["forward"]["outputs"].reverse()
+
+    other = tmp_path / "m.pt"
+    other.write_bytes(made[0].read_bytes())
+    change_contract(other, swap)
+    return other
+
+
+def test_states_that_are_fed_back_in_the_wrong_order(made, swapped):
+    given, other = made[1], swapped
+    model = torchferry.load(other)
+    held = load_history.read(given, model.contract)
+    with pytest.raises(MismatchError, match="at step 0"):
+        load_history.hold(model.contract, held, load_history.run(model, held))
+
+
+def test_an_element_that_does_not_converge(made, tmp_path):
+    path, given = made
+    values = torch.load(given, weights_only=True)
+    values = {n: v.clone() for n, v in values.items() if not n.startswith("expected")}
+    values["prescribed/dt"][4, 2] = float("nan")
+    torch.save(values, tmp_path / "h.pt")
+    said = CliRunner().invoke(app, ["run", str(path), "--history", str(tmp_path / "h.pt")])
+    assert said.exit_code == 0
+    assert "from step 4 on some elements have not converged: 2 values at the end" in said.output
+
+
+NONE = pytest.mark.parametrize(
+    ("change", "message", "natively_said"),
+    [
+        (lambda h: h.pop("initial/x~1"), "no initial value of 'x~1'", "no initial value of 'x~1'"),
+        (lambda h: h.pop("prescribed/dt"), "no number of steps", "no number of steps"),
+        (
+            lambda h: h.update({"prescribed/dt": h["prescribed/dt"][:-1]}),
+            "prescribed/dt: 11, expected/x: 12",
+            "2 lengths",
+        ),
+        (lambda h: h.update({"prescribed/dt": h["prescribed/dt"].float()}), "another shape or dtype", "wrong dtype"),
+        (lambda h: h.update({"prescribed/dtt": h["prescribed/dt"]}), "no variable 'dtt'", "no variable 'dtt'"),
+        (lambda h: h.update({"initial/y~1": torch.tensor(1)}), "another shape or dtype", "wrong dtype"),
+        (lambda h: h.update({"prescribed/dt": h["prescribed/dt"][0]}), "no number of steps", "lengths"),
+        (lambda h: h.update({"other": torch.ones(1)}), "something else", "something else"),
+    ],
+)
+
+
+@NONE
+def test_histories_that_are_none(made, tmp_path, change, message, natively_said):
+    path, given = made
+    values = torch.load(given, weights_only=True)
+    change(values)
+    torch.save(values, tmp_path / "h.pt")
+    with pytest.raises(UsageError) as caught:
+        load_history.read(tmp_path / "h.pt", torchferry.load(path).contract)
+    assert message in str(caught.value)
+
+
+def test_a_file_that_is_none(made, tmp_path):
+    contract = torchferry.load(made[0]).contract
+    (tmp_path / "text.pt").write_text("no tensors")
+    for name, message in (("text.pt", "does not load"), ("no.pt", "no history file")):
+        with pytest.raises(UsageError, match=message):
+            load_history.read(tmp_path / name, contract)
+
+
+def natively(path, history_file):
+    harness = native_build.build() / "bin" / "torchferry_verify"
+    command = [harness, path, "--history", history_file, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_in_c_every_step_is_that_of_eager_mode(made):
+    code, said = natively(*made)
+    assert code == 0
+    assert said["history"]["steps"] == STEPS
+    assert said["history"]["comparisons"] == 2 * STEPS
+    assert said["history"]["not_finite_from_step"] is None
+    assert 0 <= said["history"]["outputs"]["y"]["max_rel"] < 1e-9
+
+
+def test_in_c_states_that_are_fed_back_in_the_wrong_order(made, swapped):
+    code, said = natively(swapped, made[1])
+    assert code == 5
+    assert said["history"]["difference"]["step"] == 0
+
+
+def test_in_c_a_step_that_is_off_by_a_little(made, tmp_path):
+    values = torch.load(made[1], weights_only=True)
+    values["expected/y"][7, 2] *= 1 + 1e-7
+    torch.save(values, tmp_path / "h.pt")
+    code, said = natively(made[0], tmp_path / "h.pt")
+    assert code == 5
+    found = said["history"]["difference"]
+    assert (found["step"], found["output"], found["worst"]) == (7, "y", [2])
+
+
+@NONE
+def test_in_c_histories_that_are_none(made, tmp_path, change, message, natively_said):
+    values = torch.load(made[1], weights_only=True)
+    change(values)
+    torch.save(values, tmp_path / "h.pt")
+    code, said = natively(made[0], tmp_path / "h.pt")
+    assert (code, said["exit_code"]) == (2, 2)
+    assert natively_said in said["error"]
+
+
+def test_an_output_of_another_batch(made, tmp_path):
+    values = torch.load(made[1], weights_only=True)
+    values["expected/y"] = values["expected/y"][:, :1]
+    torch.save(values, tmp_path / "h.pt")
+    code, said = natively(made[0], tmp_path / "h.pt")
+    assert code == 5
+    assert "shape" in said["history"]["difference"]["reason"]
+
+
+class Difference(nn.Module):
+    """Looks two steps back, and not one."""
+
+    signature = torchferry.Signature.of({"x": (3,), "x~2": (3,)}, {"y": (3,)})
+
+    def forward(self, x, before):
+        return x - before
+
+
+def test_a_recorded_history_that_looks_two_steps_back():
+    series = torch.rand(7, 2, 3, dtype=F)
+    source = python_factory.from_module(Difference(), "d", {"x": series[2], "x~2": series[0]}, "here")
+    calls = tuple((series[k], series[k - 2]) for k in range(2, 7))
+    found = recorded(dataclasses.replace(source, calls=calls))
+    assert sorted(found.initial) == ["x~1", "x~2"]
+    torch.testing.assert_close(found.expected["y"], series[2:] - series[:-2], rtol=0, atol=0)
+    shuffled = (*calls[:3], calls[4], calls[3])
+    with pytest.raises(UsageError, match="not one history"):
+        recorded(dataclasses.replace(source, calls=shuffled))
+
+
+def test_a_vector_without_steps(tmp_path):
+    """Its components would be taken for steps."""
+    contract: Any = SimpleNamespace(inputs=Difference.signature.inputs, outputs=Difference.signature.outputs)
+    torch.save({"prescribed/x": torch.ones(3, dtype=F)}, tmp_path / "h.pt")
+    with pytest.raises(UsageError, match="another shape"):
+        load_history.read(tmp_path / "h.pt", contract)
+
+
+def test_a_picture(made, tmp_path):
+    path, given = made
+    command = ["run", str(path), "--history", str(given), "--plot"]
+    said = CliRunner().invoke(app, [*command, str(tmp_path / "p.svg"), "--curve", "x:dt", "--curve", "y"])
+    assert said.exit_code == 0, said.output
+    text = (tmp_path / "p.svg").read_text()
+    # An element's way is one line of as many points as there are steps, in each of the two panels.
+    lines = [d for d in re.findall(r'<path d="([^"]*)" clip-path', text) if d.count("L") == STEPS - 1]
+    assert len(lines) == 2 * ROWS
+    assert CliRunner().invoke(app, [*command, str(tmp_path / "q.png")]).exit_code == 0
+    for curve, name, message in (
+        ("z", "p.svg", "no variable 'z'"),
+        ("x[0]", "p.svg", "no such"),
+        ("x", "p.xy", "kind"),
+    ):
+        (tmp_path / name).unlink(missing_ok=True)
+        said = CliRunner().invoke(app, [*command, str(tmp_path / name), "--curve", curve])
+        assert isinstance(said.exception, UsageError)
+        assert message in str(said.exception)
+        assert not (tmp_path / name).exists()
+
+
+def test_components_of_a_tensor():
+    values = {"stress": torch.arange(24.0).reshape(2, 3, 2, 2), "t": torch.zeros(2)}
+    ((up, over),) = history_plot.curves(["stress[1,0]:t"], values, {"stress": 2, "t": 0})
+    assert up.values.tolist() == [[2.0, 6.0, 10.0], [14.0, 18.0, 22.0]]
+    assert over.values.shape == (2, 1)
+    with pytest.raises(UsageError, match=r"stress\[0 to 1, 0 to 1\]"):
+        history_plot.curves(["stress[2,0]"], values, {"stress": 2, "t": 0})

@@ -1,0 +1,114 @@
+"""Functions of tensors as kernels, without an archive: lowered, compiled, and called on tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from exporter.archive import kernel_container
+from exporter.archive.contract import Batch, Contract, CreatedWith, Envelope, MethodSpec, Origin, Tolerance
+from exporter.archive.tensor_spec import TensorSpec
+from exporter.backends.c_kernel import forward_mode
+from exporter.backends.c_kernel.c_source import rendered
+from exporter.backends.c_kernel.expression_graph import Terms
+from exporter.backends.c_kernel.lowering import Function
+from exporter.backends.c_kernel.symbolic_tensor import Lowering, Symbol
+from runtime_checks.kernels import compilation
+from runtime_checks.kernels.ctypes_library import Library
+
+Outputs = tuple[torch.Tensor, ...]
+
+
+def contract_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Contract:
+    return Contract(
+        schema=1,
+        name="direct",
+        source=Origin("python", "", "", "direct", ""),
+        created_with=CreatedWith("0", "0", "0"),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        batch=Batch(1),
+        methods={"forward": MethodSpec(tuple(s.name for s in inputs), tuple(s.name for s in outputs))},
+        parameters=(),
+        tolerance=Tolerance(),
+        devices=("cpu",),
+        operators=(),
+        findings=(),
+        envelope=Envelope(),
+    )
+
+
+class Direct:
+    """``function`` takes and gives tensors with one batch dimension. ``jacobian``: what it gives is differentiated by
+    its first input, in forward mode, instead."""
+
+    def __init__(
+        self,
+        function: Callable[..., Outputs],
+        example: Mapping[str, torch.Tensor],
+        *,
+        jacobian: bool = False,
+        finite_math: bool = False,
+        change: Callable[[dict[str, bytes]], None] = lambda files: None,
+    ) -> None:
+        self.terms = Terms(finite_math=finite_math)
+        lowering = Lowering(self.terms)
+        leaves = {n: lowering.leaves(n, v.shape[1:], v.dtype, 1) for n, v in example.items()}
+        given = [Symbol(leaves[n][None], v.dtype) for n, v in example.items()]
+        with torch.no_grad(), lowering:
+            found: Any = function(*given)
+        outputs = [tuple(one.ids.reshape(-1).tolist()) for one in found]
+        first, *_ = example
+        if jacobian:
+            by = leaves[first].reshape(-1).tolist()
+            outputs = [tuple(forward_mode.matrix(self.terms, {}, one, by)) for one in outputs]
+        self.outputs = outputs
+        wide = tuple(example[first].shape[1:]) if jacobian else ()
+        taken = [TensorSpec(n, tuple(v.shape[1:]), str(v.dtype).removeprefix("torch.")) for n, v in example.items()]
+        dtypes = [str(one.dtype).removeprefix("torch.") for one in found]
+        given_specs = [
+            TensorSpec(f"y{i}", (*one.ids.shape[1:], *wide), dtype)
+            for i, (one, dtype) in enumerate(zip(found, dtypes, strict=True))
+        ]
+        contract = contract_of(taken, given_specs)
+        made = rendered(
+            contract, {"forward": Function("forward", self.terms, tuple(example), tuple(outputs), {}, {})}, {}
+        )
+        files = {name: text.encode() for name, text in made.files.items()}
+        change(files)
+        self.files = files
+        ordered = {f"{made.name}.c": files[f"{made.name}.c"], **files}
+        described = json.loads(kernel_container.manifest(contract, made.name, files, made.workspace))
+        self.library = Library(str(compilation.built(ordered)), described)
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        found, _ = self.library.call("forward", [value.numpy() for value in inputs], {})
+        return [torch.from_numpy(value) for value in found]
+
+
+def name_of(folder: Path) -> str:
+    return kernel_container.read(folder).name
+
+
+def resealed(folder: Path, change: Callable[[dict[str, bytes]], None]) -> None:
+    """Change a kernel's files, and make the manifest agree with them: a fault that only its numbers show."""
+    whole = kernel_container.read(folder)
+    files = {name: (folder / name).read_bytes() for name in whole.files}
+    change(files)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    left_out = kernel_container.described(folder)["left_out"]
+    found = kernel_container.manifest(whole.contract, whole.name, files, whole.workspace, left_out)
+    (folder / kernel_container.MANIFEST).write_bytes(found)
+
+
+class Difference(nn.Module):
+    """Of large numbers nothing is left but how they were rounded."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(torch.sin(x)) + (x + 1.0) - x

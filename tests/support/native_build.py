@@ -1,0 +1,56 @@
+"""Programs of ``tests/runtime_checks/native`` and ``examples/solvers``, built once for all test processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from filelock import FileLock
+from project import ROOT, need
+
+from runtime_checks import native_build
+
+CLIENTS = ROOT / "tests" / "runtime_checks" / "native"
+SOLVERS = ROOT / "examples" / "solvers"
+
+
+def has_fortran() -> bool:
+    return shutil.which("gfortran") is not None
+
+
+def need_fortran() -> None:
+    need(has_fortran(), "gfortran is not installed (apt-get install gfortran)")
+
+
+def programs(source: Path, shared: Path, *, sanitize: str = "") -> Path:
+    """The folder of ``source``'s programs. ``shared`` is one folder for all test processes."""
+    prefix = native_build.build(sanitize=sanitize)
+    folder = shared / f"{source.name}{'-sanitized' if sanitize else ''}"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "done").exists():
+            cmake, ninja = native_build.tool("cmake"), native_build.tool("ninja", needed=False)
+            options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
+            options += ["-DWRONG_CALLS_ONLY=ON"] if sanitize else []
+            where = f"-Dtorchferry_DIR={prefix / 'lib' / 'cmake' / 'torchferry'}"
+            native_build.run_tool([cmake, "-S", str(source), "-B", str(folder), where, *options])
+            native_build.run_tool([cmake, "--build", str(folder)])
+            (folder / "done").touch()
+    return folder
+
+
+def run(
+    program: Path, *arguments: str | Path, stdin: bytes = b"", environment: dict[str, str] | None = None
+) -> tuple[int, bytes, str]:
+    """Exit code, standard output as bytes, and both outputs as text for messages."""
+    done = subprocess.run(
+        [str(program), *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        env={**os.environ, **(environment or {})},
+        timeout=300,
+        check=False,
+    )
+    text = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
+    return done.returncode, done.stdout, text

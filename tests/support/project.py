@@ -1,0 +1,45 @@
+"""Places of this project, and what many tests do with it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from exporter.archive import pt_archive
+from exporter.archive.pt_archive import Archive
+from exporter.frontends import resolve
+from exporter.soundness.checked_capture import Clock
+from torchferry.pipeline import export_source
+
+ROOT = Path(__file__).parents[2]
+ARTIFACTS = ROOT / "artifacts"
+RATES = ROOT / "examples" / "rates" / "model.i"
+PLANTED = Path(__file__).with_name("planted_models.py")
+MODELS = Path(__file__).with_name("native_models.py")
+
+
+def need(present: bool, reason: str) -> None:
+    """Skip with the reason, or fail where every test has to run."""
+    if present:
+        return
+    if os.environ.get("TORCHFERRY_REQUIRE_ALL") == "1":
+        pytest.fail(f"TORCHFERRY_REQUIRE_ALL=1, and {reason}")
+    pytest.skip(reason)
+
+
+def export_unverified(source: str, path: Path, model: str = "", **given: object) -> Archive:
+    """All stages up to the file, without the fresh process: for tests of those stages."""
+    name = resolve.chosen_models(source, [model] if model else [])[0]
+    loaded = resolve.load(source, name, given or None)
+    export_source(loaded, path, (), 0, lambda *_: None, lambda _: None, Clock())
+    return pt_archive.read(path)
+
+
+def load_module(path: Path) -> torch.jit.ScriptModule:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.load(str(path)).eval()

@@ -1,0 +1,33 @@
+"""Exports that a sweep runs in processes of its own, which import this file by its name."""
+
+import os
+from typing import Any
+
+import torchferry
+from runtime_checks.comparison import Comparison
+from runtime_checks.report import OutputResult
+
+
+class FakeReport:
+    outputs = (OutputResult("y", Comparison(True, max_abs=1e-13, max_rel=2e-13, max_ulp=3), "somewhere"),)
+
+
+class FakeExported:
+    report = FakeReport()
+
+
+def fake_export(source, *, models, output, seed) -> Any:
+    name = models[0]
+    if name == "rate_b":
+        raise torchferry.CaptureError(f"model {name!r} cannot be captured", mend="rewrite it")
+    if name == "rate_c":
+        raise ZeroDivisionError("a bug of ours")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text("archive")
+    return [FakeExported()]
+
+
+def dies_on_rate_b(source, *, models, output, seed) -> Any:
+    if models == ["rate_b"]:
+        os._exit(9)
+    return [FakeExported()]

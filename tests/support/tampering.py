@@ -1,0 +1,64 @@
+"""Archives changed by hand: records replaced, with or without a manifest that agrees."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from exporter.archive.pt_archive import CASES, CONTRACT, MANIFEST, seal
+
+Records = dict[str, bytes]
+
+
+def records(path: Path) -> tuple[str, Records]:
+    with zipfile.ZipFile(path) as archive:
+        folder = archive.namelist()[0].split("/")[0]
+        return folder, {n.removeprefix(f"{folder}/"): archive.read(n) for n in archive.namelist()}
+
+
+def rewrite(path: Path, change: Callable[[Records], object], *, manifest: bool) -> None:
+    """Apply ``change`` to the records by name; ``manifest`` says whether the manifest is made to agree."""
+    folder, found = records(path)
+    change(found)
+    if manifest:
+        found.pop(f"extra/{MANIFEST}", None)
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in found.items()}
+        text = json.dumps(digests, sort_keys=True, separators=(",", ":"))
+        found[f"extra/{MANIFEST}"] = text.encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in found.items():
+            archive.writestr(f"{folder}/{name}", data)
+    seal(path)
+
+
+def change_contract(path: Path, change: Callable[[dict], object]) -> None:
+    change_json(path, CONTRACT, change)
+
+
+def change_json(path: Path, record: str, change: Callable[[dict], object]) -> None:
+    """A record that is JSON, in an archive that is else whole."""
+
+    def apply(found: Records) -> None:
+        raw = json.loads(found[f"extra/{record}"])
+        change(raw)
+        found[f"extra/{record}"] = json.dumps(raw).encode()
+
+    rewrite(path, apply, manifest=True)
+
+
+def change_cases(path: Path, change: Callable[[dict], object]) -> None:
+    import io
+
+    import torch
+
+    def apply(found: Records) -> None:
+        tensors = torch.load(io.BytesIO(found[f"extra/{CASES}"]), weights_only=True)
+        change(tensors)
+        buffer = io.BytesIO()
+        torch.save(tensors, buffer)
+        found[f"extra/{CASES}"] = buffer.getvalue()
+
+    rewrite(path, apply, manifest=True)

@@ -1,0 +1,116 @@
+import json
+import shutil
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from project import RATES
+from sweep_jobs import dies_on_rate_b, fake_export
+
+from exporter.common.errors import UsageError
+from torchferry import sweep
+from torchferry.sweep_report import coverage_page
+
+
+class AtOnce(Executor):
+    """An executor as a caller may bring one: it runs each task when it is handed in."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.fixture
+def folder(tmp_path: Path, neml2) -> Path:
+    (tmp_path / "models" / "deep").mkdir(parents=True)
+    shutil.copy(RATES, tmp_path / "models" / "deep" / "rates.i")
+    (tmp_path / "models" / "broken.i").write_text("no HIT")
+    return tmp_path / "models"
+
+
+def test_every_model_gets_a_row_and_failures_do_not_stop_it(folder, tmp_path):
+    rows = sweep.sweep([folder], tmp_path / "out", fake_export, AtOnce)
+    found = {(r.file, r.model): (r.verdict, r.kind) for r in rows}
+    assert found == {
+        ("models/broken.i", ""): ("refused", "SourceError"),
+        ("models/deep/rates.i", "rate_a"): ("verified", ""),
+        ("models/deep/rates.i", "rate_b"): ("refused", "CaptureError"),
+        ("models/deep/rates.i", "rate_c"): ("crashed", "ZeroDivisionError"),
+        ("models/deep/rates.i", "eq"): ("verified", ""),
+    }
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["counts"] == {"verified": 2, "refused": 2, "crashed": 1}
+    assert report["models"][1]["max_rel"] == 2e-13
+    assert (tmp_path / "out" / "models" / "deep" / "rates" / "eq.pt").exists()
+
+
+def test_the_coverage_page(folder, tmp_path):
+    page = coverage_page(sweep.sweep([folder], tmp_path / "out", fake_export, AtOnce), "these versions")
+    assert "| models | 5 | 2 |" in page
+    assert "### CaptureError: model cannot be captured (1)" in page
+    assert "2.0e-13 relative" in page
+
+
+def test_a_process_that_dies_costs_one_row(folder, tmp_path):
+    (folder / "broken.i").unlink()
+    seen = []
+    rows = sweep.sweep(
+        [folder],
+        tmp_path / "out",
+        dies_on_rate_b,
+        sweep.processes(2),
+        watch=lambda total: lambda row: seen.append((total, row.model)),
+    )
+    assert {r.model: r.verdict for r in rows} == {
+        "rate_a": "verified",
+        "rate_b": "crashed",
+        "rate_c": "verified",
+        "eq": "verified",
+    }
+    assert sorted(seen) == [(4, "eq"), (4, "rate_a"), (4, "rate_b"), (4, "rate_c")]
+
+
+def test_an_interrupt_leaves_a_report_of_what_was_done(folder, tmp_path):
+    def interrupted_export(source, *, models, output, seed) -> Any:
+        if models == ["rate_c"]:
+            raise KeyboardInterrupt
+        return fake_export(source, models=models, output=output, seed=seed)
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep([folder], tmp_path / "out", interrupted_export, AtOnce)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    models = [m["model"] for m in report["models"]]
+    assert models[0] == ""
+    assert "rate_c" not in models
+
+
+def test_nothing_to_sweep(tmp_path):
+    with pytest.raises(UsageError, match="no such folder"):
+        sweep.find_tasks([tmp_path / "none"], tmp_path, 0)
+    with pytest.raises(UsageError, match="no input file"):
+        sweep.find_tasks([tmp_path], tmp_path, 0)
+
+
+def test_a_pool_ends_after_a_few_models(folder, tmp_path, monkeypatch):
+    """torch keeps every graph that a process traced."""
+    monkeypatch.setattr(sweep, "TASKS_PER_PROCESS", 2)
+    pools: list[list[str]] = []
+
+    class Counted(AtOnce):
+        def __init__(self) -> None:
+            pools.append([])
+
+        def submit(self, fn, /, *args, **kwargs):
+            pools[-1].append(args[0].model)
+            return super().submit(fn, *args, **kwargs)
+
+    rows = sweep.sweep([folder], tmp_path / "out", fake_export, Counted)
+    models = [row.model for row in rows if row.model]
+    assert len(models) > 2
+    assert [len(pool) for pool in pools] == [2] * (len(models) // 2) + [1] * (len(models) % 2)
+    assert sorted(name for pool in pools for name in pool) == sorted(models)

@@ -1,0 +1,25 @@
+"""What of torchferry runs on NumPy alone: kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from exporter import __version__
+from exporter.archive.kernel_container import is_kernel
+from exporter.common.errors import ArchiveError, MissingRuntimeError, TorchferryError, UsageError
+from runtime_checks.kernels.numpy_kernel import Kernel
+
+__all__ = ["ArchiveError", "Kernel", "MissingRuntimeError", "TorchferryError", "UsageError", "__version__", "load"]
+
+
+def load(path: str | Path) -> Kernel:
+    """A kernel's folder, built by this machine's C compiler. Raises ``MissingRuntimeError`` for other files, which need
+    torch, and without a compiler; ``ArchiveError`` for a folder that was changed."""
+    if not is_kernel(Path(path)) and not Path(path).is_dir():
+        raise MissingRuntimeError(
+            "torch is not installed",
+            where=str(path),
+            expected="the folder of a kernel, which needs NumPy alone",
+            mend="pip install torch, or export the model with --format c",
+        )
+    return Kernel(Path(path))

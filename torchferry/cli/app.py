@@ -1,0 +1,106 @@
+"""The console script: commands, and the one place that turns errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+import typer
+
+from exporter import __version__
+from exporter.common.errors import INTERRUPTED, TorchferryError, UsageError
+from torchferry.cli import (
+    bench,
+    check,
+    compat,
+    convert,
+    diff,
+    export,
+    graph,
+    history,
+    inspect,
+    native,
+    show,
+    sweep,
+    umat,
+    verify,
+)
+from torchferry.cli import run as run_history
+from torchferry.cli.output import print_error
+
+# typer ships its own click from some version on, and depends on the package before it.
+ClickException = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+app = typer.Typer(
+    name="torchferry",
+    help="Carry PyTorch models into other people's solvers: one verified TorchScript file.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("export")(export.command)
+app.command("show")(show.command)
+app.command("check")(check.command)
+app.command("inspect")(inspect.command)
+app.command("graph")(graph.command)
+app.command("diff")(diff.command)
+app.command("verify")(verify.command)
+app.command("convert")(convert.command)
+app.command("umat")(umat.command)
+app.command("bench")(bench.command)
+app.command("compat")(compat.command)
+app.command("history")(history.command)
+app.command("run")(run_history.command)
+app.command("sweep")(sweep.command)
+app.add_typer(native.app, name="native")
+app.command("cmake-dir")(native.cmake_dir)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"torchferry {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    """Carry PyTorch models into other people's solvers: one verified TorchScript file."""
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code for these arguments. A bug of ours keeps its traceback and gives 1."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = app(arguments, standalone_mode=False) or 0
+        # Newer typers turn the signal into this code themselves.
+        return _interrupted() if code == INTERRUPTED else code
+    except TorchferryError as error:
+        print_error(error, as_json="--json" in arguments)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return _interrupted()
+    except Exception as error:
+        if not isinstance(error, ClickException):
+            raise
+        error.show()  # pyright: ignore[reportAttributeAccessIssue]
+        return UsageError.exit_code
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupted() -> int:
+    sys.stderr.write("interrupted: no half-written file was left behind\n")
+    return INTERRUPTED
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

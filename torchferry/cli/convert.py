@@ -1,0 +1,61 @@
+"""``torchferry convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from torchferry.cli.output import out, print_json, size_of
+
+
+def command(
+    path: Annotated[Path, typer.Argument(help="An archive.", metavar="ARCHIVE")],
+    to: Annotated[str, typer.Option(help="The container to write: onnx, pt2, program or c.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Default: the archive's name with the container's suffix.")
+    ] = None,
+    opset: Annotated[int, typer.Option(help="ONNX's version of operators.")] = 18,
+    finite_math: Annotated[bool, typer.Option("--finite-math", help="Of a kernel: 0 * x is 0, whatever x is.")] = False,
+    device: Annotated[str, typer.Option(help="Where it is verified: cpu, cuda, or several.")] = "cpu",
+    time_limit: Annotated[float, typer.Option(help="Seconds for the process that verifies.")] = 600.0,
+    memory_limit: Annotated[float, typer.Option(help="GiB for the process that verifies.")] = 16.0,
+    json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,
+) -> None:
+    """Write an archive as another container, from the file alone, and verify that.
+
+    A .pt2 is compiled for this machine, and needs no compiler to run. A program (NAME.program.pt2) is
+    torch.export's own, for Python on any machine. An ONNX container is a model for each method
+    (NAME.onnx, NAME.jacobian.onnx) with the contract, the cases and the digests beside them (NAME.onnx.json,
+    NAME.onnx.npz). What has no form there is named with its model and line: exit code 3. 5: numbers differ; 6: a
+    package, or the compiler, is missing. A kernel (c) is a folder of C sources that need libm alone.
+
+    Examples:
+
+      torchferry convert eq.pt --to onnx
+
+      torchferry convert eq.pt --to onnx -o deploy/eq.onnx --opset 20
+
+      torchferry convert eq.pt --to pt2
+
+      torchferry convert eq.pt --to c -o kernel
+    """
+    import torchferry
+    from runtime_checks.report import render
+
+    made = torchferry.convert(
+        path,
+        output,
+        to=to,
+        opset=opset,
+        finite_math=finite_math,
+        devices=device,
+        time_limit=time_limit,
+        memory_limit=memory_limit,
+    )
+    if json:
+        print_json({"path": str(made.path), "report": made.report.as_dict()})
+        return
+    out.print(render(made.report))
+    out.print(f"wrote {made.path} ({size_of(made.path)} bytes)", soft_wrap=True)

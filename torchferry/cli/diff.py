@@ -1,0 +1,38 @@
+"""``torchferry diff``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from torchferry.cli.output import print_difference, print_json
+
+
+def command(
+    one: Annotated[Path, typer.Argument(help="An archive, or any TorchScript file.", metavar="A")],
+    other: Annotated[Path, typer.Argument(help="The file to compare it with.", metavar="B")],
+    run: Annotated[
+        bool, typer.Option("--run", help="Run both on the stored cases of either, and compare what they give.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print it for machines.")] = False,
+) -> None:
+    """Compare two files: contract, graphs, constants and, with --run, outputs. Ends with a verdict.
+
+    The exit code is 0 for the same file, the same graph or the same numbers, and 5 where they differ.
+
+    Examples:
+
+      torchferry diff old.pt new.pt
+
+      torchferry diff old.pt new.pt --run
+    """
+    import torchferry
+
+    found = torchferry.diff(one, other, run=run)
+    if json:
+        print_json(found.as_dict())
+    else:
+        print_difference(found)
+    raise typer.Exit(0 if found.same else torchferry.MismatchError.exit_code)

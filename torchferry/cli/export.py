@@ -1,0 +1,149 @@
+"""``torchferry export``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from torchferry.cli.output import err, out, print_json, print_listing, print_timings, size_of
+
+if TYPE_CHECKING:
+    from exporter.model.implicit.newton_solver import OnFailure
+
+
+def command(
+    source: Annotated[
+        str,
+        typer.Argument(help="model.i, path/to/file.py:factory or package.module:factory", metavar="SOURCE"),
+    ],
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model of the input file; give it again for several.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The archive, or a folder for several models. Default: NAME.pt"),
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(help="OLD:NEW names of variables in the contract; * matches any text."),
+    ] = None,
+    inputs: Annotated[Path | None, typer.Option(help="Warmup inputs by variable name: .pt, .npz or .json.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="CHECK:REASON lets a finding of the soundness gate pass; every report shows it."),
+    ] = None,
+    derivative: Annotated[
+        list[str] | None,
+        typer.Option(help="OUT:IN block of the Jacobian, by an input or a parameter; globs; or all."),
+    ] = None,
+    jvp: Annotated[bool, typer.Option("--jvp", help="Add the method jvp: Jacobian times vector.")] = False,
+    vjp: Annotated[bool, typer.Option("--vjp", help="Add the method vjp: vector times Jacobian.")] = False,
+    differentiable: Annotated[
+        bool,
+        typer.Option("--differentiable", help="Autograd through the file gives eager mode's gradients."),
+    ] = False,
+    symmetric: Annotated[
+        list[str] | None, typer.Option(help="OUT:IN block that is the second derivative of a potential.")
+    ] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option(help="A parameter that stays settable (globs). Default: all that can.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="An earlier archive: say why this one is another specialisation.")
+    ] = None,
+    on_failure: Annotated[
+        str | None,
+        typer.Option(help="What an element that does not converge becomes: nan, last (its last iterate), or raise."),
+    ] = None,
+    format: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Containers to write: pt, onnx, pt2, program, c, or pt,onnx. Default: by --output's suffix, else pt."
+        ),
+    ] = None,
+    opset: Annotated[int, typer.Option(help="ONNX's version of operators.")] = 18,
+    runtime: Annotated[str, typer.Option(help="Where the archive is verified: python, libtorch, or both.")] = "python",
+    device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
+    time_limit: Annotated[float, typer.Option(help="Seconds for the process that verifies.")] = 600.0,
+    memory_limit: Annotated[float, typer.Option(help="GiB for the process that verifies.")] = 16.0,
+    timings: Annotated[bool, typer.Option("--timings", help="Print the seconds of each stage.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,
+) -> None:
+    """Export models to verified archives.
+
+    Each is warmed up in eager mode, listed, traced, held against eager mode by the soundness gate, saved, and run in a
+    process without its source library. The file appears only if every number agrees with eager mode.
+
+    Examples:
+
+      torchferry export model.i --model eq -o eq.pt
+
+      torchferry export model.i --model a --model b -o archives/
+
+      torchferry export slash.i --model eq --rename 'state/*~1:old_state/*'
+
+      torchferry export net.py:make_model --inputs examples.npz -o net.pt
+
+      torchferry export model.i --model eq --runtime python,libtorch
+
+      torchferry export model.i --model eq --derivative a_rate:a --derivative '*:E'
+
+      torchferry export model.i --model eq --format pt,onnx -o eq.pt
+
+      torchferry export train_step.py:loss_and_grad -o new.pt --against old.pt
+    """
+    start = time.perf_counter()
+    import torchferry
+    from runtime_checks.report import render
+    from torchferry.pipeline import as_dict
+
+    started = {"imports": time.perf_counter() - start}
+    exported = torchferry.export(
+        source,
+        models=model or [],
+        output=str(output) if output is not None else None,
+        renames=rename or [],
+        inputs=inputs,
+        seed=seed,
+        allow=allow or [],
+        derivatives=derivative or [],
+        jvp=jvp,
+        vjp=vjp,
+        parameters=parameter or [],
+        differentiable=differentiable,
+        symmetric=symmetric or [],
+        against=against,
+        on_failure=cast("OnFailure | None", on_failure),
+        formats=format or [],
+        opset=opset,
+        runtimes=runtime,
+        devices=device,
+        time_limit=time_limit,
+        memory_limit=memory_limit,
+        announce=None if json else print_listing,
+        progress=err.print,
+    )
+    if json:
+        print_json([as_dict(e) for e in exported])
+        return
+    for one in exported:
+        out.print(render(one.report))
+        for container in one.containers:
+            out.print(render(container.report))
+        for path in dict.fromkeys((one.path, *(c.path for c in one.containers))):
+            out.print(f"wrote {path} ({size_of(path)} bytes)", soft_wrap=True)
+        for reason in one.reasons or ():
+            out.print(f"another specialisation than {against}: {reason.kind}: {reason.text}", soft_wrap=True)
+        if one.reasons == ():
+            out.print(f"no other specialisation than {against}: one graph serves both", soft_wrap=True)
+        if timings:
+            parts = {f"verify: {name}": value for name, value in one.report.seconds.items()}
+            stages = {name: value for name, value in one.seconds.items() if name != "verify"}
+            print_timings({**started, **stages, **parts})
+            for name, method in one.contract.methods.items():
+                if method.how:
+                    out.print(f"{name}: {method.how}", soft_wrap=True)

@@ -1,0 +1,48 @@
+"""``torchferry inspect``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from exporter.archive import pt_archive
+from torchferry.cli.output import print_archive, print_autograd, print_json
+
+
+def command(
+    path: Annotated[Path, typer.Argument(help="An archive.", metavar="ARCHIVE")],
+    autograd: Annotated[
+        bool, typer.Option("--autograd", help="Print the backward passes in it, each operation with its origin.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print it for machines.")] = False,
+) -> None:
+    """Print an archive's contract, methods, records and sizes, without running torch.
+
+    With --autograd instead the operations of its backward passes: which part, which node of autograd or hook, which
+    submodule and line of the forward pass they come from.
+
+    Examples:
+
+      torchferry inspect eq.pt
+
+      torchferry inspect eq.pt --json
+
+      torchferry inspect loss_and_grad.pt --autograd
+    """
+    if autograd:
+        from exporter.graph.provenance import captured_methods, opened
+
+        found = {name: s for name, s in captured_methods(opened(path).saved).items() if any(x.of_backward for x in s)}
+        if json:
+            print_json({name: [dataclasses.asdict(step) for step in method] for name, method in found.items()})
+        else:
+            print_autograd(found)
+        return
+    whole = pt_archive.read(path)
+    if json:
+        print_json({"contract": dataclasses.asdict(whole.contract), "records": dict(whole.records)})
+    else:
+        print_archive(whole)

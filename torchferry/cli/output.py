@@ -1,0 +1,221 @@
+"""What the commands print: listings, contracts, timings, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from exporter.archive.contract import Finding
+from exporter.archive.pt_archive import Archive
+from exporter.archive.tensor_spec import TensorSpec, open_sizes
+from exporter.common.errors import MismatchError, TorchferryError, UnsoundError
+
+if TYPE_CHECKING:
+    from exporter.graph.archive_diff import Difference
+    from exporter.graph.listing import Row
+    from exporter.graph.passes import Pass
+    from exporter.graph.provenance import Step
+    from exporter.model.source import Listing
+    from runtime_checks.compatibility import Compatibility
+
+# Names and paths are the user's: nothing in them is markup.
+out = Console(markup=False, highlight=False, emoji=False)
+err = Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+
+def print_json(value: Any) -> None:
+    """Plain text on standard output, for machines: no colours, no wrapping."""
+    out.file.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def print_error(error: TorchferryError, *, as_json: bool) -> None:
+    if as_json:
+        report = error.report if isinstance(error, MismatchError) else None
+        findings = [dataclasses.asdict(f) for f in error.findings] if isinstance(error, UnsoundError) else []
+        print_json(
+            error.as_dict()
+            | ({"report": report.as_dict()} if report else {})
+            | ({"findings": findings} if findings else {})
+        )
+    err.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
+
+
+def shape_text(spec: TensorSpec, batch: str) -> str:
+    return "[" + ", ".join([*([batch] if batch else []), *map(str, spec.shape)]) + "]"
+
+
+def variables(title: str, specs: Sequence[TensorSpec], batch: str) -> Table:
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for column in ("name", "shape", "type", "dtype"):
+        table.add_column(column)
+    for spec in specs:
+        table.add_row(Text(spec.name), Text(shape_text(spec, batch)), spec.type, spec.dtype)
+    return table
+
+
+def print_listing(listing: Listing) -> None:
+    batch = "*batch" if listing.batch_ndim else ""
+    out.print(Text("Name: ", style="bold") + Text(f"{listing.name} ({listing.kind})"))
+    out.print(variables("Inputs", listing.inputs, batch))
+    out.print(variables("Outputs", listing.outputs, batch))
+    if listing.parameters:
+        shapes = ", ".join(f"{n} {list(s)}" for n, s in listing.parameters.items())
+        out.print(Text(f"Parameters: {shapes}"))
+    out.print()
+
+
+def print_archive(opened: Archive) -> None:
+    contract = opened.contract
+    batch = "*batch" if contract.batch.ndim else ""
+    origin = contract.source
+    out.print(Text("Name: ", style="bold") + Text(contract.name))
+    out.print(Text(f"Source: {origin.kind} {origin.model!r}, {origin.library} {origin.version}"))
+    made = contract.created_with
+    out.print(Text(f"Made with: torchferry {made.torchferry}, torch {made.torch}, python {made.python}"))
+    out.print(variables("Inputs", contract.inputs, batch))
+    out.print(variables("Outputs", contract.outputs, batch))
+    for name, method in contract.methods.items():
+        takes, gives = ", ".join(method.inputs), ", ".join(map(str, method.outputs))
+        how = f", by {method.how}" if method.how else ""
+        out.print(Text(f"Method {name}({takes}) -> {gives}{how}"))
+        if method.zeros:
+            zeros = ", ".join(f"d {of} / d {by}" for of, by in method.zeros)
+            out.print(Text(f"  zero by structure, and left out: {zeros}"))
+    parameters = ", ".join(f"{p.name} {list(p.shape)} {p.dtype}" for p in contract.parameters)
+    out.print(Text(f"Parameters: {parameters or 'none'}"))
+    sizes = ", ".join(map(str, contract.batch.sizes)) or "whole, fixed shapes"
+    lead = f"Open sizes: verified at {open_sizes(contract.inputs)[0]} =" if open_sizes(contract.inputs) else ""
+    out.print(Text(f"{lead or 'Batch: verified at'} {sizes}"))
+    if contract.batch.limits:
+        out.print(Text(f"Limits: {contract.batch.limits}"))
+    bounds = ", ".join(f"{d}: rtol {b.rtol:g}, atol {b.atol:g}" for d, b in contract.tolerance.dtypes.items())
+    out.print(Text(f"Tolerance: {bounds}"))
+    out.print(Text(f"Devices: {', '.join(contract.devices)}"))
+    out.print(Text(f"Operators: {', '.join(contract.operators)}"))
+    out.print(Text(f"Graph: sha256 {contract.graph or 'not in the contract'}"))
+    print_findings(contract.name, contract.findings)
+    table = Table(title="Records", title_justify="left", show_edge=False, pad_edge=False)
+    table.add_column("record")
+    table.add_column("bytes", justify="right")
+    for name, size in opened.records.items():
+        table.add_row(Text(name), str(size))
+    out.print(table)
+
+
+def print_autograd(methods: Mapping[str, Sequence[Step]]) -> None:
+    """Each captured graph that holds a backward pass."""
+    count = len(methods)
+    out.print(f"graphs with a backward pass: {count}" + ("" if count else "; torch's autograd made none of this file"))
+    for name, found in methods.items():
+        parts = Counter(step.origin.part or "forward" for step in found)
+        said = ", ".join(f"{n} {part}" for part, n in parts.items())
+        out.print(f"{name}: {len(found)} operations: {said}", soft_wrap=True)
+        rows = [("", "operation", "part", "of", "submodule", "line")]
+        rows += [
+            (str(at), s.operator, s.origin.part, s.origin.of, s.origin.module, s.origin.where)
+            for at, s in enumerate(found)
+        ]
+        _print_columns(rows)
+
+
+def _print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Texts below each other, as wide as they are."""
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True))
+        out.print(f"  {line}".rstrip(), soft_wrap=True)
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """The lines of a graph, those of inner blocks further in; first what it takes."""
+    out.print(f"  {rows[0].text}", soft_wrap=True)
+    rows = rows[1:]
+    texts = ["  " * row.depth + row.text for row in rows]
+    # A line that is very long must not push the columns of all others away.
+    texts = [text if len(text) <= _LONG else f"{text[: _LONG - 3]}..." for text in texts]
+    said = any(row.origin for row in rows)
+    _print_columns(
+        [(text, row.module, row.where, *((row.origin,) if said else ())) for text, row in zip(texts, rows, strict=True)]
+    )
+
+
+_LONG = 100
+
+
+def print_passes(found: Sequence[Pass]) -> None:
+    table = Table(title="Passes", title_justify="left", show_edge=False, pad_edge=False)
+    for column in ("pass", "before", "after"):
+        table.add_column(column, justify="left" if column == "pass" else "right", no_wrap=True)
+    table.add_column("what it removed (-) and put there (+)", overflow="fold")
+    for one in found:
+        said = [*_most("-", one.removed), *_most("+", one.added)]
+        what = f"not run: {one.not_run}" if one.not_run else ", ".join(said) or "nothing"
+        table.add_row(one.name, str(one.before), str(one.after), Text(what))
+    out.print(table)
+
+
+def _most(sign: str, kinds: Mapping[str, int]) -> list[str]:
+    """Largest first; many kinds are counted, not named."""
+    first = sorted(kinds.items(), key=lambda pair: -pair[1])
+    rest = sum(n for _, n in first[6:])
+    return [f"{sign}{n} {kind}" for kind, n in first[:6]] + ([f"{sign}{rest} others"] if rest else [])
+
+
+def print_difference(found: Difference) -> None:
+    """Contract, graphs, constants, numbers, in this order, and the verdict."""
+    for note in found.notes:
+        out.print(f"note: {note}", soft_wrap=True)
+    for text in found.lines():
+        out.print(text, soft_wrap=True)
+    out.print(found.verdict)
+
+
+def print_compatibility(found: Compatibility) -> None:
+    table = Table(title="Archives under torch", title_justify="left", show_edge=False, pad_edge=False)
+    for column in ("archive", "torch", "verdict", "graph", "detail"):
+        table.add_column(column, overflow="fold")
+    absent = {row.torch: row.detail for row in found.rows if row.verdict == "not run"}
+    for version, detail in absent.items():
+        table.add_row("all", version, Text("not run", style="yellow"), "", Text(detail))
+    for row in (row for row in found.rows if row.torch not in absent):
+        style = {"verified": "green"}.get(row.verdict, "bold red")
+        name = row.archive.rpartition("/")[2]
+        table.add_row(Text(name), row.torch, Text(row.verdict, style=style), row.graph, Text(row.detail))
+    out.print(table)
+
+
+def print_findings(name: str, findings: Sequence[Finding]) -> None:
+    if not findings:
+        return
+    table = Table(title=f"{name}: findings", title_justify="left", show_edge=False, pad_edge=False)
+    for column in ("check", "severity", "what", "where", "reason"):
+        table.add_column(column, overflow="fold")
+    for f in findings:
+        style = {"allowed": "yellow", "not run": "yellow", "unsound": "bold red"}.get(f.severity, "")
+        table.add_row(f.check, Text(f.severity, style=style), Text(f.what), Text(f.where), Text(f.reason))
+    out.print(table)
+
+
+def print_timings(seconds: Mapping[str, float]) -> None:
+    total = sum(seconds.values())
+    table = Table(title="Timings", title_justify="left", show_edge=False, pad_edge=False)
+    table.add_column("stage")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    for stage, value in seconds.items():
+        table.add_row(stage, f"{value:.3f}", f"{value / total:.1%}" if total else "")
+    table.add_row("total", f"{total:.3f}", "")
+    out.print(table)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of the files in a folder."""
+    return sum(f.stat().st_size for f in path.iterdir() if f.is_file()) if path.is_dir() else path.stat().st_size

@@ -1,0 +1,73 @@
+"""``torchferry run``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from exporter.common.errors import UsageError
+from torchferry.cli.output import err, out, print_json
+
+
+def command(
+    path: Annotated[Path, typer.Argument(help="An archive.", metavar="ARCHIVE")],
+    history: Annotated[Path, typer.Option(help="Prescribed inputs, initial state, expected outputs: a .pt file.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where the outputs of every step go: a .pt file.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="A picture: .svg, .png, .pdf (matplotlib).")] = None,
+    curve: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What is drawn over what: 'stress[0]:strain[0]', or 'stress[0]' over the steps; may be repeated."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1.")] = "cpu",
+    json: Annotated[bool, typer.Option("--json", help="Print the result for machines.")] = False,
+) -> None:
+    """Run a load history through an archive, its states fed back from step to step.
+
+    Exit code 0: all steps ran, and agree with what the file expects. 5: a step differs.
+
+    Examples:
+
+      torchferry run return_map.pt --history cycle.pt -o stresses.pt
+
+      torchferry run return_map.pt --history cycle.pt --plot cycle.svg --curve 'stress[0]:strain[0]'
+    """
+    import torch
+    from rich.progress import Progress
+
+    from exporter.common.atomic_files import replacing
+    from runtime_checks import history_plot as pictures
+    from runtime_checks import load_history as histories
+    from runtime_checks.model import load
+
+    model = load(path, device)
+    given = histories.read(history, model.contract)
+    if curve and plot is None:
+        raise UsageError("curves are drawn into a picture", where="--curve", expected="--plot FILE")
+    with Progress(console=err, transient=True, disable=json) as progress:
+        bar = progress.add_task("steps", total=given.steps)
+        found = histories.run(model, given, lambda _: progress.advance(bar))
+    if output is not None:
+        with replacing(output) as beside:
+            torch.save({name: value.cpu() for name, value in found.items()}, beside)
+    if plot is not None:
+        specs = (*model.contract.outputs, *model.contract.inputs)
+        shown = {**found, **given.prescribed}
+        ranks = {s.name: len(s.shape) for s in specs if s.name in shown}
+        pictures.draw(pictures.curves(curve or [], shown, ranks), plot)
+    lost = histories.failed(found)
+    histories.hold(model.contract, given, found)
+    if json:
+        print_json({"steps": given.steps, "compared": list(given.expected), "not_finite_from_step": lost and lost[0]})
+        return
+    compared = f", equal to what is expected of {', '.join(given.expected)}" if given.expected else ""
+    out.print(f"{given.steps} steps{compared}", soft_wrap=True)
+    if lost:
+        out.print(
+            f"from step {lost[0]} on some elements have not converged: {lost[1]} values at the end", soft_wrap=True
+        )

@@ -1,0 +1,92 @@
+"""``torchferry sweep``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from torchferry.cli.output import err, out
+
+if TYPE_CHECKING:
+    from torchferry.sweep import Row
+
+
+def command(
+    folders: Annotated[list[Path], typer.Argument(help="Folders with input files.", metavar="FOLDER...")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the archives and report.json.")],
+    jobs: Annotated[int, typer.Option(help="Processes at work.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    derivative: Annotated[
+        list[str] | None, typer.Option(help="OUT:IN blocks of the Jacobian in every archive, as in export.")
+    ] = None,
+    runtime: Annotated[str, typer.Option(help="Where each is verified: python, libtorch, or both.")] = "python",
+    coverage: Annotated[
+        Path | None,
+        typer.Option(help="Also write the figures and reasons as a Markdown page.", dir_okay=False, writable=True),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,
+) -> None:
+    """Export and verify every model of every input file below some folders.
+
+    Goes on past failures; ends with a table and OUTPUT/report.json (model, verdict, reason, seconds, errors). Exit
+    code 0: every model was verified or refused with a reason; 1: a crash; 5: numbers differ somewhere.
+
+    Examples:
+
+      torchferry sweep models/ -o archives/ --jobs 2
+
+      torchferry sweep models/ regression/ -o archives/ --coverage docs/coverage.md
+
+      torchferry sweep models/ -o archives/ --derivative all --runtime python,libtorch
+    """
+    import torchferry
+    from torchferry.sweep import CRASHED, as_json, processes, sweep
+    from torchferry.sweep_report import coverage_page, versions
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, disable=json) as bar:
+
+        def watch(total: int) -> Callable[[Row], None]:
+            shown = bar.add_task("sweep", total=total)
+            return lambda row: bar.update(shown, advance=1, description=row.model[:24].ljust(24))
+
+        export = functools.partial(torchferry.export, derivatives=derivative or [], runtimes=runtime)
+        rows = sweep(folders, output, export, processes(jobs), seed=seed, watch=watch)
+    if coverage is not None:
+        coverage.write_text(coverage_page(rows, versions()))
+    if json:
+        out.file.write(as_json(rows) + "\n")
+    else:
+        out.print(_table(rows))
+    if any(row.verdict == CRASHED for row in rows):
+        raise typer.Exit(1)
+    if any(row.kind == torchferry.MismatchError.__name__ for row in rows):
+        raise typer.Exit(torchferry.MismatchError.exit_code)
+
+
+def _table(rows: list[Row]) -> Table:
+    from torchferry.sweep import VERIFIED
+
+    good = sum(row.verdict == VERIFIED for row in rows)
+    table = Table(title=f"{good} of {len(rows)} models verified")
+    for column in ("file", "model", "verdict", "s", "max rel", "reason"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        verified = row.verdict == VERIFIED
+        table.add_row(
+            Text(row.file),
+            Text(row.model + (" *" if row.driven else "")),
+            Text(row.verdict, style="green" if verified else "red"),
+            f"{row.seconds:.1f}",
+            f"{row.max_rel:.1e}" if verified else "",
+            Text(row.reason.splitlines()[-1] if row.reason else ""),
+        )
+    table.caption = "* named by a driver of its file"
+    return table

@@ -1,0 +1,57 @@
+"""``torchferry verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from torchferry.cli.output import err, out, print_json
+
+
+def command(
+    path: Annotated[Path, typer.Argument(help="An archive, or an ONNX container.", metavar="ARCHIVE")],
+    runtime: Annotated[
+        str,
+        typer.Option(help="Where it runs: python, libtorch, several; c: the kernel in it. Default: the usual one."),
+    ] = "",
+    device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
+    time_limit: Annotated[float, typer.Option(help="Seconds for the process that runs it.")] = 600.0,
+    memory_limit: Annotated[float, typer.Option(help="GiB for the process that runs it.")] = 16.0,
+    envelope: Annotated[
+        str, typer.Option(help="Stored inputs outside the range of values that was checked: error, warn or off.")
+    ] = "off",
+    json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,
+) -> None:
+    """Check an archive: its records, and its numbers in a fresh process without the source library.
+
+    Exit code 0: every check that applies passed. 4: damaged. 5: numbers differ. 6: a runtime or device is not there.
+
+    Examples:
+
+      torchferry verify eq.pt
+
+      torchferry verify eq.pt --json --time-limit 60
+
+      torchferry verify eq.onnx
+
+      torchferry verify eq.pt --runtime c
+
+      torchferry verify eq.pt --runtime python,libtorch --device cpu,cuda
+    """
+    from runtime_checks.containers import kind
+    from runtime_checks.envelope import known_mode
+    from runtime_checks.report import render
+    from runtime_checks.runners import selection
+    from runtime_checks.verification import examine
+
+    mode = known_mode(envelope)
+    limits: Any = {"time_limit": time_limit, "memory_limit": memory_limit, "announce": err.print}
+    chosen = selection.runners(runtime, device, container=kind(path), **limits)
+    report = examine(path, runners=chosen, notes=selection.not_checked([r.device for r in chosen]), envelope=mode)
+    if report.passed and json:
+        print_json(report.as_dict())
+    if not json:
+        out.print(render(report))
+    report.raise_if_failed()

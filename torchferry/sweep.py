@@ -1,0 +1,234 @@
+"""Every model of every input file below some folders: exported, verified, and told, with the reason of each failure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from exporter.common.errors import OutputError, TorchferryError, UsageError, first_line
+from torchferry.pipeline import Exported
+
+VERIFIED, REFUSED, CRASHED = "verified", "refused", "crashed"
+TASKS_PER_PROCESS = 8
+
+
+class Export(Protocol):
+    """``torchferry.export``: raises for whatever is not exported and verified."""
+
+    def __call__(self, source: str, *, models: Sequence[str], output: Path, seed: int) -> list[Exported]: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    folder: Path
+    file: Path
+    model: str
+    driven: bool
+    output: Path
+    seed: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model. ``kind`` is the error's class, ``reason`` its first line; figures are the worst over all outputs.
+
+    ``driven`` says that a driver of the file names this model: the one that the file is about.
+    """
+
+    file: str
+    model: str
+    driven: bool
+    verdict: str
+    seconds: float
+    kind: str = ""
+    reason: str = ""
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    max_ulp: int = 0
+
+
+def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[Task], list[Row]]:
+    """A task for each model, and a row for each file that does not even parse. Raises ``UsageError`` for no files."""
+    from exporter.frontends.neml2 import input_file
+
+    tasks, rows = [], []
+    seen: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError("there is no such folder to sweep", where=str(folder))
+        for file in sorted(folder.rglob("*.i")):
+            label = _label(folder, file)
+            if label in seen:
+                raise UsageError(
+                    "two folders of a sweep have one name",
+                    where=f"{seen[label]} and {folder}",
+                    expected="folders of different names: archives are written below OUTPUT/NAME",
+                )
+            seen[label] = folder
+            try:
+                names, driven = input_file.model_names(file), input_file.driver_models(file)
+            except TorchferryError as error:
+                rows.append(_row(label, "", True, error, 0.0))
+                continue
+            place = output / label.with_suffix("")
+            tasks += [Task(folder, file, name, name in driven, place / f"{name}.pt", seed) for name in names]
+    if not tasks and not rows:
+        raise UsageError(
+            "there is no input file to sweep",
+            where=", ".join(map(str, folders)),
+            expected="files that end in .i",
+        )
+    return tasks, rows
+
+
+def run_task(task: Task, export: Export) -> Row:
+    """Export and verify one model; whatever goes wrong becomes its row."""
+    start = time.perf_counter()
+    label = _label(task.folder, task.file)
+    try:
+        exported = export(str(task.file), models=[task.model], output=task.output, seed=task.seed)
+    except Exception as error:
+        return _row(label, task.model, task.driven, error, time.perf_counter() - start)
+    figures = [o.comparison for o in exported[0].report.outputs]
+    return Row(
+        str(label),
+        task.model,
+        task.driven,
+        VERIFIED,
+        round(time.perf_counter() - start, 3),
+        max_abs=max((f.max_abs for f in figures), default=0.0),
+        max_rel=max((f.max_rel for f in figures), default=0.0),
+        max_ulp=max((f.max_ulp for f in figures), default=0),
+    )
+
+
+def processes(jobs: int) -> Callable[[], Executor]:
+    """Fresh processes, not forks: torch's threads do not survive a fork."""
+    spawn = multiprocessing.get_context("spawn")
+    return lambda: ProcessPoolExecutor(jobs, spawn, _interrupted_by_parent)
+
+
+def _interrupted_by_parent() -> None:
+    """A worker ends by its parent's SIGTERM, in an orderly way; Ctrl-C at the terminal is the parent's to handle."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def sweep(
+    folders: Sequence[Path],
+    output: Path,
+    export: Export,
+    executor: Callable[[], Executor],
+    *,
+    seed: int = 0,
+    watch: Callable[[int], Callable[[Row], Any]] = lambda total: lambda row: None,
+) -> list[Row]:
+    """Export and verify every model below ``folders``; archives and ``report.json`` go to ``output``.
+
+    ``executor`` makes a ``concurrent.futures`` executor; ``watch`` is told the number of models and gives what is told
+    of each row. An interrupt leaves the archives and a report of what was done until then. Raises ``UsageError`` for
+    folders without input files, ``OutputError`` where results cannot be written.
+    """
+    tasks, rows = find_tasks(folders, output, seed)
+    report = output / "report.json"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        report.touch()
+    except OSError as error:
+        raise OutputError(
+            "the results of the sweep cannot be written", where=str(output), got=error.strerror or str(error)
+        ) from None
+    done: dict[Task, Row] = {}
+    tell = watch(len(tasks))
+    try:
+        for task, row in run_tasks(tasks, export, executor):
+            done[task] = row
+            tell(row)
+    finally:
+        rows += [done[task] for task in tasks if task in done]
+        report.write_text(as_json(rows) + "\n")
+    return rows
+
+
+def run_tasks(tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]) -> Iterator[tuple[Task, Row]]:
+    """Tasks and their rows as they are done.
+
+    torch keeps every graph that a process traced, so a pool ends after a few models a process. (The pool's own
+    ``max_tasks_per_child`` comes to a standstill: CPython issue 115634.)
+    """
+    rest = list(tasks)
+    while rest:
+        pool = executor()
+        count = TASKS_PER_PROCESS * getattr(pool, "_max_workers", 1)
+        now, rest = rest[:count], rest[count:]
+        yield from _run_in(pool, now, export, executor)
+
+
+def _run_in(
+    pool: Executor, tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]
+) -> Iterator[tuple[Task, Row]]:
+    """A process that dies takes its whole pool along, so what it left unfinished is run once more, each task in a pool
+    of its own."""
+    unfinished = dict.fromkeys(tasks)
+    futures = {pool.submit(run_task, task, export): task for task in tasks}
+    try:
+        for future in as_completed(futures):
+            try:
+                row = future.result()
+            except BrokenExecutor:
+                continue
+            del unfinished[futures[future]]
+            yield futures[future], row
+    except (KeyboardInterrupt, GeneratorExit):
+        for process in list((getattr(pool, "_processes", None) or {}).values()):
+            process.terminate()
+        raise
+    finally:
+        # Not a with block: leaving one would wait for the tasks that are cancelled here.
+        pool.shutdown(wait=True, cancel_futures=True)
+    for task in unfinished:
+        with executor() as alone:
+            try:
+                yield task, alone.submit(run_task, task, export).result()
+            except BrokenExecutor as error:
+                label = str(_label(task.folder, task.file))
+                yield task, Row(label, task.model, task.driven, CRASHED, 0.0, "crash", str(error))
+
+
+def as_json(rows: Iterable[Row]) -> str:
+    rows = list(rows)
+    counts = {v: sum(r.verdict == v for r in rows) for v in (VERIFIED, REFUSED, CRASHED)}
+    models = [dataclasses.asdict(r) for r in rows]
+    return json.dumps({"counts": counts, "models": models}, indent=1)
+
+
+def _label(folder: Path, file: Path) -> Path:
+    """How a file is called in rows and below the output: the folder's own name (also of ``.``), then the rest."""
+    return Path(folder.resolve().name) / file.relative_to(folder)
+
+
+def _row(file: Path, model: str, driven: bool, error: Exception, seconds: float) -> Row:
+    ours = isinstance(error, TorchferryError)
+    reason = first_line(error).split(": ", 1)[-1] if ours else traceback.format_exc().strip()
+    return Row(
+        str(file),
+        model,
+        driven,
+        REFUSED if ours else CRASHED,
+        round(seconds, 3),
+        type(error).__name__,
+        reason,
+    )

@@ -1,0 +1,63 @@
+"""A sweep as a Markdown page: figures by folder, then every model that was not verified, with its reason."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from exporter.frontends.neml2 import input_file
+from torchferry.sweep import VERIFIED, Row
+
+
+def coverage_page(rows: Sequence[Row], versions: str) -> str:
+    lines = [
+        "# Coverage",
+        "",
+        f"Written by `torchferry sweep --coverage`, with {versions}.",
+        "A model counts where its archive was exported and verified. *Driven* models are those that a driver of the",
+        "input file names; the others are their parts.",
+        "",
+        "| folder | models | verified | driven models | verified |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for folder in dict.fromkeys(r.file.split("/")[0] for r in rows):
+        here = [r for r in rows if r.file.split("/")[0] == folder]
+        driven = [r for r in here if r.driven]
+        cells = [folder, len(here), _verified(here), len(driven), _verified(driven)]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    verified = [r for r in rows if r.verdict == VERIFIED]
+    if verified:
+        worst = max(verified, key=lambda r: r.max_rel)
+        lines += [
+            "",
+            f"Largest difference from eager mode over all verified models: {worst.max_rel:.1e} relative "
+            f"({worst.file}, `{worst.model}`).",
+        ]
+    failed = [r for r in rows if r.verdict != VERIFIED]
+    if failed:
+        lines += ["", "## Not verified", ""]
+    for reason in dict.fromkeys(_grouped(r) for r in failed):
+        group = [r for r in failed if _grouped(r) == reason]
+        lines += [f"### {reason} ({len(group)})", "", "| file | models |", "| --- | --- |"]
+        for file in dict.fromkeys(r.file for r in group):
+            models = ", ".join(f"`{r.model}`" for r in group if r.file == file)
+            lines.append(f"| {file} | {models} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def versions() -> str:
+    """Of what a sweep depends on, for its page."""
+    built = "built for it" if input_file.built_for_this_torch() else "not built for it"
+    return f"neml2 {input_file.version()} ({built}), torch {version('torch')}, Python {platform.python_version()}"
+
+
+def _verified(rows: Sequence[Row]) -> int:
+    return sum(r.verdict == VERIFIED for r in rows)
+
+
+def _grouped(row: Row) -> str:
+    """The reason without the model's own name, so that equal reasons stand together."""
+    text = row.reason.replace(f"'{row.model}'", "").replace("  ", " ").strip()
+    return f"{row.kind}: {text}"
