@@ -18,22 +18,22 @@ from rich.console import Console
 from rich.table import Table
 
 import torchferry
-from exporter.capture.autograd_detection import as_it_runs
+from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.frontends import resolve
-from exporter.model.eager.evaluation import inference_conditions
-from exporter.model.eager.input_sampling import Sampler
+from exporter.model.eager.evaluation import eager_context
+from exporter.model.eager.input_sampling import InputSampler
 
 SIZES = (1, 100, 10_000)
 
 
 def main(text: str) -> None:
-    (name,) = resolve.chosen_models(text, [])
+    (name,) = resolve.choose_models(text, [])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.pt")
         torchferry.export(text, output=path)
         model = torchferry.load(path)
-    source = as_it_runs(resolve.load(text, name, None), 0)
-    sampler = Sampler(model.contract.inputs, source.batch_ndim, None)
+    source = detect_inner_autograd(resolve.load(text, name, None), 0)
+    sampler = InputSampler(model.contract.inputs, source.batch_ndim, None)
     table = Table("size", "way", "us a call", "ratio to the archive", title=name)
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
@@ -47,7 +47,7 @@ def main(text: str) -> None:
         def eager(inputs: tuple[torch.Tensor, ...] = inputs) -> object:
             return source.module(*inputs)
 
-        with inference_conditions(source):
+        with eager_context(source):
             medians = timed({"archive": archive, "eager": eager})
         for way, seconds in medians.items():
             table.add_row(str(size), way, f"{seconds * 1e6:.1f}", f"{seconds / medians['archive']:.2f}")

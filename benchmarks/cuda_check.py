@@ -21,9 +21,9 @@ from runtime_checks import native_build
 
 ROOT = Path(__file__).parents[1]
 MODELS = {
-    "elastic, float64": f"{ROOT / 'tests' / 'native' / 'models.py'}:Elastic",
-    "single, float32": f"{ROOT / 'tests' / 'native' / 'models.py'}:Single",
-    "whole, fixed shapes": f"{ROOT / 'tests' / 'native' / 'models.py'}:Whole",
+    "elastic, float64": f"{ROOT / 'tests' / 'support' / 'native_models.py'}:Elastic",
+    "single, float32": f"{ROOT / 'tests' / 'support' / 'native_models.py'}:Single",
+    "whole, fixed shapes": f"{ROOT / 'tests' / 'support' / 'native_models.py'}:Whole",
     "decay": f"{ROOT / 'examples' / 'solvers' / 'decay.py'}:make_model",
 }
 

@@ -29,8 +29,8 @@ import torchferry
 from exporter.frontends import resolve
 from exporter.frontends.neml2 import input_file
 from exporter.model.eager import derivatives
-from exporter.model.eager.evaluation import inference_conditions
-from exporter.model.eager.warmup import first_run
+from exporter.model.eager.evaluation import eager_context
+from exporter.model.eager.warmup import run_first
 from exporter.model.source import Source
 
 BATCHES = (1, 100, 5_000, 100_000)
@@ -38,10 +38,10 @@ BATCHES = (1, 100, 5_000, 100_000)
 
 def library(text: str, name: str) -> Any:
     """NEML2's model with its own solver; None for other sources, and where that does not run."""
-    if not text.endswith(".i") or not input_file.built_for_this_torch():
+    if not text.endswith(".i") or not input_file.check_neml2_abi():
         return None
-    with input_file._float64():
-        return input_file._model(Path(text), name)[1].requires_grad_(False)
+    with input_file._use_float64():
+        return input_file._build_model(Path(text), name)[1].requires_grad_(False)
 
 
 def compiled(text: str, name: str, pairs: Sequence[tuple[str, str]], folder: Path) -> Any:
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     arguments = parser.parse_args()
     text = arguments.source
-    name = resolve.chosen_models(text, [arguments.model] if arguments.model else [])[0]
+    name = resolve.choose_models(text, [arguments.model] if arguments.model else [])[0]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.pt")
@@ -81,8 +81,8 @@ def main() -> None:
     theirs = compiled(text, name, pairs, arguments.compiled) if own and arguments.compiled else None
     table = Table("batch", "iterations", "way", "us a call", "ratio", title=name)
     torch.set_num_threads(1)
-    with inference_conditions(source):
-        seen = first_run(source, 0).inputs
+    with eager_context(source):
+        seen = run_first(source, 0).inputs
         for rows in arguments.batches:
             inputs = tuple(t[torch.arange(rows) % t.shape[0]].contiguous() for t in seen)
             raw: Any = source.module
@@ -107,7 +107,11 @@ def main() -> None:
 
 
 def tangents(source: Source, inputs: tuple[torch.Tensor, ...], pairs: Sequence[tuple[str, str]]) -> object:
-    return source.blocks(*inputs) if source.blocks else derivatives.blocks(source, inputs, pairs)
+    return (
+        source.compute_jacobian_blocks(*inputs)
+        if source.compute_jacobian_blocks
+        else derivatives.compute_jacobian_blocks(source, inputs, pairs)
+    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from rich.table import Table
 import torchferry
 from exporter.frontends import resolve
 from exporter.model.eager import derivatives
-from exporter.model.eager.evaluation import inference_conditions
+from exporter.model.eager.evaluation import eager_context
 from runtime_checks.model import Model
 
 BATCHES = (1, 100, 10_000)
@@ -47,7 +47,7 @@ def differences(model: Model, inputs: tuple[torch.Tensor, ...]) -> list[torch.Te
 
 
 def main(text: str, name: str = "") -> None:
-    name = resolve.chosen_models(text, [name] if name else [])[0]
+    name = resolve.choose_models(text, [name] if name else [])[0]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.pt")
         models = [name] if text.endswith(".i") else []
@@ -63,19 +63,21 @@ def main(text: str, name: str = "") -> None:
     generator = torch.Generator().manual_seed(0)
     for rows in BATCHES:
         inputs = tuple(
-            (1 + torch.rand((rows, *s.fixed), generator=generator, dtype=torch.float64)).to(getattr(torch, s.dtype))
+            (1 + torch.rand((rows, *s.static_shape), generator=generator, dtype=torch.float64)).to(
+                getattr(torch, s.dtype)
+            )
             for s in contract.inputs
         )
         ways: dict[str, Callable[[], object]] = {
             "archive": lambda inputs=inputs: model.module.jacobian(*inputs),
             "archive, forward alone": lambda inputs=inputs: model.module(*inputs),
             "finite differences of the archive": lambda inputs=inputs: differences(model, inputs),
-            "eager, backward passes": lambda inputs=inputs: derivatives.blocks(source, inputs, pairs),
+            "eager, backward passes": lambda inputs=inputs: derivatives.compute_jacobian_blocks(source, inputs, pairs),
         }
-        chain_rule = source.blocks
+        chain_rule = source.compute_jacobian_blocks
         if chain_rule is not None:
             ways["eager, the library's chain rule"] = lambda inputs=inputs, chain_rule=chain_rule: chain_rule(*inputs)
-        with inference_conditions(source):
+        with eager_context(source):
             medians = timed(ways)
         for way, seconds in medians.items():
             table.add_row(str(rows), way, f"{seconds * 1e6:.1f}", f"{seconds / medians['archive']:.2f}")

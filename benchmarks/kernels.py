@@ -30,8 +30,8 @@ from rich.table import Table
 import torchferry
 from exporter.archive import kernel_container
 from runtime_checks.kernels import compilation
-from runtime_checks.kernels.ctypes_library import arrays_of
-from runtime_checks.runners.kernel_runner import library
+from runtime_checks.kernels.ctypes_library import make_arrays
+from runtime_checks.runners.kernel_runner import build_library
 
 HERE = Path(__file__).with_name("by_hand")
 BATCHES = (1, 10, 100, 1_000, 10_000, 100_000)
@@ -96,7 +96,7 @@ def eager_of(name: str) -> Callable[..., Any]:
     from exporter.frontends import resolve
     from exporter.model.eager.evaluation import evaluate
 
-    made = resolve.load(source, resolve.chosen_models(source, [])[0], None)
+    made = resolve.load(source, resolve.choose_models(source, [])[0], None)
     return lambda *given: evaluate(made, given)
 
 
@@ -108,7 +108,7 @@ def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Cal
     archive = torchferry.load(path)
     names = archive.contract.methods["forward"].inputs
     opened = kernel_container.read(path.with_suffix(""))
-    kernel = ctypes.CDLL(str(library(opened)))[f"{opened.name}_forward"]
+    kernel = ctypes.CDLL(str(build_library(opened)))[f"{opened.name}_forward"]
     loop, hand = built(HERE / "loop.c", folder), built(HERE / f"{name}.cpp", folder)["by_hand"]
     for of in (loop.kernel_seconds, loop.hand_seconds):
         of.restype = ctypes.c_double
@@ -124,7 +124,7 @@ def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Cal
 
     def by_kernel(rows: int) -> Callable[[], float]:
         given, found = [v.numpy() for v in inputs(name, names, rows)], outputs(rows)
-        arrays = arrays_of(given, True), arrays_of(found, True)
+        arrays = make_arrays(given, True), make_arrays(found, True)
 
         def run(times: int) -> float:
             return loop.kernel_seconds(kernel, ctypes.c_long(times), ctypes.c_long(rows), *arrays)

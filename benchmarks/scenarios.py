@@ -28,11 +28,11 @@ import torch
 
 import torchferry
 from exporter.archive.contract import Contract
-from exporter.archive.load_history import History
+from exporter.archive.load_history import LoadHistory
 from exporter.common.errors import TorchferryError
 from exporter.frontends import resolve
 from exporter.frontends.neml2 import input_file
-from exporter.model.eager.recorded_history import recorded
+from exporter.model.eager.recorded_history import record_load_history
 from exporter.model.source import Source
 from runtime_checks import load_history as histories
 from runtime_checks import native_build
@@ -55,7 +55,7 @@ def scenario(path: Path, send: Any, tangents: bool) -> None:
 
 
 def _differentiated(path: Path, file: Path, start: float) -> dict[str, Any]:
-    (name,) = input_file.driver_models(path)[:1]
+    (name,) = input_file.list_driver_models(path)[:1]
     (one,) = torchferry.export(str(path), models=[name], output=file, derivatives="all")
     checks = [c for leg in one.report.legs for c in leg.checks if c.check == finite_differences.CHECK]
     judged = [re.search(r"(\d+) of (\d+) entries", c.detail) for c in checks]
@@ -65,13 +65,13 @@ def _differentiated(path: Path, file: Path, start: float) -> dict[str, Any]:
 
 
 def _held(path: Path, file: Path, start: float) -> dict[str, Any]:
-    (name,) = input_file.driver_models(path)[:1]
+    (name,) = input_file.list_driver_models(path)[:1]
     (one,) = torchferry.export(str(path), models=[name], output=file, runtimes=["python", "libtorch"])
     row: dict[str, Any] = {"seconds": time.perf_counter() - start}
     row["solver"] = next((f.reason for f in one.contract.findings if f.check == "solver"), "")
     source = resolve.load(str(path), name, None)
     for rows in BATCHES:
-        history = recorded(_alone(source) if rows == 1 else source, 0 if rows == 1 else rows)
+        history = record_load_history(_alone(source) if rows == 1 else source, 0 if rows == 1 else rows)
         row["steps"] = history.steps
         row[f"batch {rows}"] = _python(file, one.contract, history) | {"native": _natively(file, history)}
     return row
@@ -81,10 +81,10 @@ def _alone(source: Source) -> Source:
     return dataclasses.replace(source, calls=tuple(tuple(t[:1] for t in call) for call in source.calls))
 
 
-def _python(file: Path, contract: Contract, history: History) -> dict[str, Any]:
+def _python(file: Path, contract: Contract, history: LoadHistory) -> dict[str, Any]:
     found = histories.run(torchferry.load(file), history)
     try:
-        histories.hold(contract, history, found)
+        histories.check_history(contract, history, found)
     except TorchferryError as error:
         said = str(error).replace("\n", ";")[:300]
     else:
@@ -93,7 +93,7 @@ def _python(file: Path, contract: Contract, history: History) -> dict[str, Any]:
     return {"worst": _worst(contract, history, found), "mismatch": said, "nan": lost}
 
 
-def _worst(contract: Contract, history: History, found: Mapping[str, torch.Tensor]) -> float:
+def _worst(contract: Contract, history: LoadHistory, found: Mapping[str, torch.Tensor]) -> float:
     """In units of what step ``n`` is allowed: ``n`` times the tolerance of one call."""
     worst = 0.0
     for name, wanted in history.expected.items():
@@ -108,9 +108,9 @@ def _worst(contract: Contract, history: History, found: Mapping[str, torch.Tenso
     return worst
 
 
-def _natively(file: Path, history: History) -> bool:
+def _natively(file: Path, history: LoadHistory) -> bool:
     beside = file.with_name("history.pt")
-    torch.save(history.as_file(), beside)
+    torch.save(history.to_file_tensors(), beside)
     harness = native_build.build() / "bin" / "torchferry_verify"
     command = [str(harness), str(file), "--history", str(beside), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -16,13 +16,13 @@ import torch
 from torch.jit._trace import TracerWarning, TracingCheckError
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from gate_specimens import findings_of, load, source_of  # noqa: E402
 
 from exporter.common.errors import TorchferryError  # noqa: E402
 
-HAZARDS = ROOT / "tests" / "soundness" / "hazards"
+HAZARDS = ROOT / "tests" / "exporter" / "soundness" / "hazards"
 HEAD = """# What a trace loses, and who says so
 
 `torch.jit.trace` with its own `check_trace` on the model's examples, and `torchferry check` on the same model. Written

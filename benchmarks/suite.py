@@ -22,13 +22,13 @@ from typing import Any
 import torch
 
 import torchferry
-from exporter.capture.autograd_detection import as_it_runs
+from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.frontends import resolve
 from runtime_checks import containers
-from runtime_checks.bench.benchmark import Bench, bench, machine
+from runtime_checks.bench.benchmark import BenchmarkResult, describe_machine, run_benchmark
 from runtime_checks.bench.candidates import Candidate
-from runtime_checks.bench.report import time_text
-from torchferry.eager_reference import eager
+from runtime_checks.bench.report import format_time
+from torchferry.eager_reference import make_eager_call
 
 ROOT = Path(__file__).parents[1]
 BATCHES = (1, 100, 1_000, 10_000, 100_000, 300_000)
@@ -72,11 +72,11 @@ SUITE = (
 
 def traced(model: Model, frozen: bool, threads: int) -> Call:
     """What a user has who calls torch.jit.trace, and torch.jit.freeze."""
-    name = resolve.chosen_models(model.source, [model.model] if model.model else [])[0]
-    source = as_it_runs(resolve.load(model.source, name, None), 0)
-    for parameter in source.named.parameters():
+    name = resolve.choose_models(model.source, [model.model] if model.model else [])[0]
+    source = detect_inner_autograd(resolve.load(model.source, name, None), 0)
+    for parameter in source.parameter_module.parameters():
         parameter.requires_grad_(False)
-    spec = [torch.rand(8, *s.fixed, dtype=getattr(torch, s.dtype)) for s in source.inputs]
+    spec = [torch.rand(8, *s.static_shape, dtype=getattr(torch, s.dtype)) for s in source.inputs]
     of, _, by = model.derivative.partition(":")
 
     class Run(torch.nn.Module):
@@ -86,8 +86,8 @@ def traced(model: Model, frozen: bool, threads: int) -> Call:
 
         def forward(self, *inputs: torch.Tensor):
             if model.method == "jacobian":
-                assert source.blocks is not None
-                outputs, found = source.blocks(*inputs)
+                assert source.compute_jacobian_blocks is not None
+                outputs, found = source.compute_jacobian_blocks(*inputs)
                 return (*outputs, found[of, by])
             found = self.inner(*inputs)
             return tuple(found.values()) if isinstance(found, dict) else found
@@ -132,10 +132,10 @@ def files(model: Model, folder: Path) -> list[Path]:
     return paths
 
 
-def measured(model: Model, folder: Path, batches: Sequence[int]) -> Bench:
+def measured(model: Model, folder: Path, batches: Sequence[int]) -> BenchmarkResult:
     paths = files(model, folder)
-    outputs = containers.read(paths[0]).contract.methods[model.method].outputs
-    others = [Candidate("eager", functools.partial(eager, model.source, model.model, None, outputs))]
+    outputs = containers.open_container(paths[0]).contract.methods[model.method].outputs
+    others = [Candidate("eager", functools.partial(make_eager_call, model.source, model.model, None, outputs))]
     if model.traced:
         others += [
             Candidate("plain trace", functools.partial(traced, model, False)),
@@ -143,10 +143,10 @@ def measured(model: Model, folder: Path, batches: Sequence[int]) -> Bench:
         ]
     if model.by_hand:
         others.append(Candidate("C++ by hand", functools.partial(by_hand, model.by_hand, folder)))
-    return bench(paths, others=others, method=model.method, batches=batches)
+    return run_benchmark(paths, others=others, method=model.method, batches=batches)
 
 
-def section(model: Model, found: Bench) -> list[str]:
+def section(model: Model, found: BenchmarkResult) -> list[str]:
     """A table of times, then of ratios to the ``.pt``."""
     names = {label: label.partition(" (")[0] for label in found.candidates}
     first = found.candidates[0]
@@ -158,13 +158,13 @@ def section(model: Model, found: Bench) -> list[str]:
         "| --- |" + " ---: |" * len(found.batches),
     ]
     for label in found.candidates:
-        cells = [time_text(t.median) if (t := found.of(label, b)) else "-" for b in found.batches]
+        cells = [format_time(t.median) if (t := found.find_timing(label, b)) else "-" for b in found.batches]
         lines.append(f"| {names[label]} | {' | '.join(cells)} |")
-    bound = [time_text(found.bounds[b]) for b in found.batches]
+    bound = [format_time(found.bounds[b]) for b in found.batches]
     lines += [f"| memory traffic alone | {' | '.join(bound)} |", ""]
     lines += [f"| times the `.pt`'s speed | {heads} |", "| --- |" + " ---: |" * len(found.batches)]
     for label in found.candidates[1:]:
-        pairs = [(found.of(first, b), found.of(label, b)) for b in found.batches]
+        pairs = [(found.find_timing(first, b), found.find_timing(label, b)) for b in found.batches]
         cells = [f"{one.median / other.median:.2f}" if one and other else "-" for one, other in pairs]
         lines.append(f"| {names[label]} | {' | '.join(cells)} |")
     lines += [
@@ -182,13 +182,13 @@ def section(model: Model, found: Bench) -> list[str]:
     return [*lines, "", *found.notes, ""]
 
 
-def targets(results: dict[str, Bench]) -> list[str]:
+def targets(results: dict[str, BenchmarkResult]) -> list[str]:
     """What the project aims at, each a ratio of this run."""
 
     def ratio(title: str, other: str, batch: int) -> float | None:
         found = results[title]
         label = next((c for c in found.candidates if c.startswith(other)), "")
-        one, two = found.of(found.candidates[0], batch), found.of(label, batch)
+        one, two = found.find_timing(found.candidates[0], batch), found.find_timing(label, batch)
         return two.median / one.median if one and two else None
 
     rows = []
@@ -206,7 +206,7 @@ def targets(results: dict[str, Bench]) -> list[str]:
                 rows.append(f"| {title} | {name} | {value:.2f} | {aim:g} | {'met' if value >= aim else 'missed'} |")
         for batch in (1, largest):
             value = ratio(title, "torchferry .pt2", batch)
-            one = found.of(found.candidates[0], batch)
+            one = found.find_timing(found.candidates[0], batch)
             if value is not None and one is not None:
                 bound = one.median / found.bounds[batch]
                 rows.append(f"| {title} | `.pt2` at {batch:,} | {value:.2f} | | {bound:.1f} times the memory traffic |")
@@ -220,8 +220,8 @@ def main() -> None:
     asked.add_argument("--largest", type=int, default=10**9)
     asked.add_argument("--files", type=Path, help="a folder to keep the files in")
     given = asked.parse_args()
-    start, before = time.perf_counter(), machine()
-    results: dict[str, Bench] = {}
+    start, before = time.perf_counter(), describe_machine()
+    results: dict[str, BenchmarkResult] = {}
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="torchferry-") as temporary:
         folder = given.files or Path(temporary)

@@ -1,1 +1,1 @@
-"""The side of torchferry that sees only the file: load, compare, verify, report."""
+"""The part of torchferry that sees only the file: load, compare, verify, report."""

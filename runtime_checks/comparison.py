@@ -1,4 +1,4 @@
-"""The comparison of two tensors, NaN-safe, with the figures that a report shows."""
+"""NaN-safe comparison of two tensors, with the figures that a report shows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ _BITS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """``worst`` is the index of the element with the largest excess over its tolerance.
+    """The comparison of two tensors. ``worst`` is the index of the element with the largest excess over its tolerance.
 
     ``max_abs`` and ``max_rel`` (relative to the expected value) are over elements where both are finite;
-    ``max_ulp`` counts representable numbers between the two. ``reason`` is empty where the output passes.
-    """
+    ``max_ulp`` counts representable numbers between the two. ``reason`` is empty if the output passes."""
 
     passed: bool
     reason: str = ""
@@ -36,62 +35,61 @@ class Comparison:
     expected: str = ""
 
 
-def compare(got: Any, expected: torch.Tensor, bounds: Bounds) -> Comparison:
-    """``|got - expected| <= atol * scale + rtol * |expected| + floor`` by element; NaN and infinities agree in place
-    and sign.
+def compare_tensors(got: Any, expected: torch.Tensor, bounds: Bounds) -> Comparison:
+    """Compare by element: ``|got - expected| <= atol * scale + rtol * |expected| + floor``; NaN and infinities must
+    agree in place and sign.
 
-    ``scale`` is the largest finite magnitude of ``expected`` (1 where all is zero): rounding errors are relative to
-    it, and an output of size 1e-13 is not right because it is small. Shape, dtype and device must agree too.
-    """
+    ``scale`` is the largest finite magnitude of ``expected`` (1 if all are zero): rounding errors are relative to it,
+    and an output of size 1e-13 is not right because it is small. Shape, dtype and device must agree too."""
     if not isinstance(got, torch.Tensor):
         return Comparison(False, f"{type(got).__name__} instead of a tensor")
     for what in ("shape", "dtype", "device"):
-        left, right = getattr(got, what), getattr(expected, what)
-        if left != right:
-            shown = (list(left), list(right)) if what == "shape" else (left, right)
+        got_value, expected_value = getattr(got, what), getattr(expected, what)
+        if got_value != expected_value:
+            shown = (list(got_value), list(expected_value)) if what == "shape" else (got_value, expected_value)
             return Comparison(False, f"{what} {shown[0]} instead of {shown[1]}")
     if got.numel() == 0:
         return Comparison(True)
-    # Lazily conjugated or negated memory would be read as it lies.
+    # Lazily conjugated or negated memory would otherwise be read raw.
     got, expected = (t.detach().resolve_conj().resolve_neg() for t in (got, expected))
     if not (got.dtype.is_floating_point or got.dtype.is_complex):
-        return _exact(got, expected)
+        return _compare_exactly(got, expected)
     wide = torch.complex128 if got.dtype.is_complex else torch.float64
     a, b = got.detach().to(wide), expected.detach().to(wide)
     finite = torch.isfinite(a) & torch.isfinite(b)
-    alike = _alike(a, b)
+    is_alike = _is_equal_or_nan(a, b)
     difference = torch.where(finite, (a - b).abs(), 0.0)
-    # The magnitude of a finite complex number may be none.
+    # The magnitude of a finite complex number may overflow.
     scale = min(float(torch.where(torch.isfinite(b), b.abs(), 0.0).max()) or 1.0, torch.finfo(torch.float64).max)
     allowed = torch.where(finite, bounds.atol * scale + bounds.rtol * b.abs() + bounds.floor, 0.0)
     # "not <=" would let NaN through; a NaN or infinity that is not alike has an infinite excess
-    excess = torch.where(finite, difference - allowed, torch.where(alike, -1.0, float("inf")))
+    excess = torch.where(finite, difference - allowed, torch.where(is_alike, -1.0, float("inf")))
     bad = ~(excess <= 0)
-    # The largest error where all pass, the largest excess where one does not.
+    # The largest error if all pass, else the largest excess.
     score = excess if bool(bad.any()) else difference
-    worst = _index(int(score.flatten().argmax()), tuple(got.shape))
+    worst = _unravel_index(int(score.flatten().argmax()), tuple(got.shape))
     magnitude = torch.where(finite & (b.abs() > 0), b.abs(), float("inf"))
     return Comparison(
         passed=not bool(bad.any()),
         reason=f"{int(bad.sum())} of {got.numel()} elements differ" if bool(bad.any()) else "",
         max_abs=float(difference.max()),
         max_rel=float((difference / magnitude).max()),
-        max_ulp=ulps(got, expected, finite),
+        max_ulp=count_ulps(got, expected, finite),
         worst=worst,
         got=str(got[worst].item()),
         expected=str(expected[worst].item()),
     )
 
 
-def _alike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """NaN or equal, in the real and in the imaginary part."""
+def _is_equal_or_nan(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return where both are NaN or equal, in the real and in the imaginary part."""
     if a.is_complex():
-        return _alike(a.real, b.real) & _alike(a.imag, b.imag)
+        return _is_equal_or_nan(a.real, b.real) & _is_equal_or_nan(a.imag, b.imag)
     return (torch.isnan(a) & torch.isnan(b)) | (a == b)
 
 
-def ulps(got: torch.Tensor, expected: torch.Tensor, where: torch.Tensor) -> int:
-    """The largest count of representable numbers between two floats; -1 for dtypes without that notion."""
+def count_ulps(got: torch.Tensor, expected: torch.Tensor, where: torch.Tensor) -> int:
+    """Return the largest count of representable numbers between two floats; -1 for dtypes without that notion."""
     if got.dtype not in _BITS:
         return -1
     steps = []
@@ -108,9 +106,9 @@ def ulps(got: torch.Tensor, expected: torch.Tensor, where: torch.Tensor) -> int:
     return int(torch.where(where, distance, 0.0).max())
 
 
-def _exact(got: torch.Tensor, expected: torch.Tensor) -> Comparison:
+def _compare_exactly(got: torch.Tensor, expected: torch.Tensor) -> Comparison:
     bad = got != expected
-    worst = _index(int(bad.flatten().to(torch.uint8).argmax()), tuple(got.shape))
+    worst = _unravel_index(int(bad.flatten().to(torch.uint8).argmax()), tuple(got.shape))
     difference = (got.to(torch.float64) - expected.to(torch.float64)).abs()
     count = int(bad.sum())
     return Comparison(
@@ -123,7 +121,7 @@ def _exact(got: torch.Tensor, expected: torch.Tensor) -> Comparison:
     )
 
 
-def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _unravel_index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     index = []
     for size in reversed(shape):
         index.append(flat % size)

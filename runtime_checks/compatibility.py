@@ -1,4 +1,4 @@
-"""Archives under other versions of torch: every check that ``verify`` makes, and the hash of their graphs there."""
+"""Archives under other versions of torch: every check of ``verify``, and the hash of their graphs there."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from exporter.archive import pt_archive
 from exporter.common.errors import MismatchError, MissingRuntimeError, TorchferryError, UsageError
 from runtime_checks.report import FAILED, Report
 from runtime_checks.runners import fork_server
-from runtime_checks.runners.python_runner import IsolatedPython
-from runtime_checks.runners.subprocesses import environment
-from runtime_checks.torch_environments import python_with
-from runtime_checks.verification import examine
+from runtime_checks.runners.python_runner import PythonRunner
+from runtime_checks.runners.subprocesses import build_environment
+from runtime_checks.torch_environments import ensure_python
+from runtime_checks.verification import collect_report
 
 VERIFIED, DIFFERS, BROKEN, NOT_THERE = "verified", "numbers differ", "does not run", "not run"
 SAME, OTHER, UNKNOWN = "same", "other", "not read"
@@ -24,9 +24,9 @@ _ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One archive under one torch. ``detail`` says what failed, or why it did not run; ``graph`` is whether that torch
-    reads the graph that was written: same, other, or not read."""
+class CompatibilityResult:
+    """The result of one archive under one torch. ``detail`` says what failed, or why it did not run; ``graph`` is
+    whether that torch reads the graph that was written: same, other, or not read."""
 
     archive: str
     torch: str
@@ -36,20 +36,23 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Compatibility:
-    rows: tuple[Row, ...]
+class CompatibilityReport:
+    """The results of all archives under all versions of torch."""
+
+    rows: tuple[CompatibilityResult, ...]
 
     @property
     def passed(self) -> bool:
+        """Return whether every archive is verified under every version."""
         return bool(self.rows) and all(row.verdict == VERIFIED for row in self.rows)
 
     def raise_if_failed(self) -> None:
-        """Raises ``MismatchError`` where an archive fails, ``MissingRuntimeError`` where only a torch was not there."""
+        """Raise ``MismatchError`` if an archive fails, ``MissingRuntimeError`` if only a torch is missing."""
         failed = [row for row in self.rows if row.verdict in (DIFFERS, BROKEN)]
         absent = list(dict.fromkeys(row.torch for row in self.rows if row.verdict == NOT_THERE))
         if failed:
             raise MismatchError(
-                f"{failed[0].archive} does not hold under torch {failed[0].torch}",
+                f"{failed[0].archive} fails under torch {failed[0].torch}",
                 where=f"{len(failed)} of {len(self.rows)} archives and versions",
                 got=f"{failed[0].verdict}: {failed[0].detail}",
                 expected="what it computed when it was exported",
@@ -57,56 +60,57 @@ class Compatibility:
         if absent:
             details = dict.fromkeys(row.detail for row in self.rows if row.verdict == NOT_THERE)
             raise MissingRuntimeError(
-                f"torch {', '.join(absent)} could not be got: nothing was checked there",
+                f"torch {', '.join(absent)} is not available: nothing was checked with it",
                 where="--torch",
                 got="; ".join(details),
             )
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the results as a JSON-ready dict."""
         return {"passed": self.passed, "rows": [vars(row) for row in self.rows]}
 
 
-def compatibility(
+def run_compatibility_checks(
     paths: Sequence[Path],
     versions: Sequence[str],
     *,
     any_build: bool = False,
     announce: Callable[[str], None] = lambda text: None,
-) -> Compatibility:
-    """Every archive under every version. Raises ``ArchiveError`` for a file that is damaged, before anything runs."""
+) -> CompatibilityReport:
+    """Verify every archive under every version. Raise ``ArchiveError`` for a damaged file, before anything runs."""
     if not versions:
         raise UsageError("no version of torch is named", where="--torch", expected="for example 2.12.0,2.13.0")
     for path in paths:
         pt_archive.read(path)
-    rows: list[Row] = []
+    rows: list[CompatibilityResult] = []
     for version in versions:
         try:
-            python = python_with(version, any_build=any_build, announce=announce)
+            python = ensure_python(version, any_build=any_build, announce=announce)
         except MissingRuntimeError as error:
             detail = f"{error.what}: {error.details.get('got', '')}"
-            rows += [Row(str(path), version, NOT_THERE, detail=detail) for path in paths]
+            rows += [CompatibilityResult(str(path), version, NOT_THERE, detail=detail) for path in paths]
             continue
-        with fork_server.shared(str(python)):
-            rows += [_row(path, version, python) for path in paths]
-    return Compatibility(tuple(rows))
+        with fork_server.shared_fork_server(str(python)):
+            rows += [_verify_archive(path, version, python) for path in paths]
+    return CompatibilityReport(tuple(rows))
 
 
-def _row(path: Path, version: str, python: Path) -> Row:
+def _verify_archive(path: Path, version: str, python: Path) -> CompatibilityResult:
     try:
-        report = examine(path, runners=[IsolatedPython()])
+        report = collect_report(path, runners=[PythonRunner()])
     except TorchferryError as error:
-        return Row(str(path), version, BROKEN, detail=f"{error.what}: {error.details.get('got', '')}")
-    there = str(report.legs[0].evidence.get("torch", ""))
-    # 2.13 is any 2.13.N.
-    if not f"{there.partition('+')[0]}.".startswith(f"{version.partition('+')[0]}."):
-        return Row(str(path), version, BROKEN, detail=f"it ran under torch {there}")
-    graph = _graph(path, python)
+        return CompatibilityResult(str(path), version, BROKEN, detail=f"{error.what}: {error.details.get('got', '')}")
+    torch_version = str(report.legs[0].evidence.get("torch", ""))
+    # Version 2.13 means any 2.13.N.
+    if not f"{torch_version.partition('+')[0]}.".startswith(f"{version.partition('+')[0]}."):
+        return CompatibilityResult(str(path), version, BROKEN, detail=f"it ran under torch {torch_version}")
+    graph = _compare_graph_hash(path, python)
     if report.passed:
-        return Row(str(path), version, VERIFIED, graph)
-    return Row(str(path), version, DIFFERS, graph, _failed(report))
+        return CompatibilityResult(str(path), version, VERIFIED, graph)
+    return CompatibilityResult(str(path), version, DIFFERS, graph, _describe_failures(report))
 
 
-def _failed(report: Report) -> str:
+def _describe_failures(report: Report) -> str:
     return "; ".join(f"{c.check}: {c.detail}" for c in report.checks if c.verdict == FAILED)
 
 
@@ -114,16 +118,16 @@ _HASH = """
 import sys, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
-from exporter.difference import side
-print(side(Path(sys.argv[1])).graph)
+from exporter.graph.archive_diff import load_side
+print(load_side(Path(sys.argv[1])).graph)
 """
 
 
-def _graph(path: Path, python: Path) -> str:
-    wanted = pt_archive.read(path).contract.graph
-    given = environment() | {"PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+def _compare_graph_hash(path: Path, python: Path) -> str:
+    expected_hash = pt_archive.read(path).contract.graph
+    env = build_environment() | {"PYTHONPATH": str(_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [str(python), "-s", "-c", _HASH, os.fspath(path.resolve())]
-    done = subprocess.run(command, capture_output=True, text=True, env=given, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     if done.returncode:
         return UNKNOWN
-    return SAME if done.stdout.split()[-1] == wanted else OTHER
+    return SAME if done.stdout.split()[-1] == expected_hash else OTHER

@@ -1,4 +1,4 @@
-"""A file of any kind that torchferry writes, by its name."""
+"""Files of every format that torchferry writes, opened by their name."""
 
 from __future__ import annotations
 
@@ -7,40 +7,41 @@ from pathlib import Path
 import torch
 
 from exporter.archive import kernel_container, onnx_container, pt_archive
-from exporter.archive.formats import format_of
+from exporter.archive.formats import infer_format
 from exporter.archive.kernel_container import KernelFiles
 from exporter.archive.onnx_container import OnnxFiles
 from exporter.archive.pt_archive import Archive
-from runtime_checks.kernels.embedded import Carried, carried
-from runtime_checks.model import parameter_values
+from runtime_checks.kernels.embedded import EmbeddedKernel, embedded_kernel
+from runtime_checks.model import read_parameter_values
 
 
-def kind(path: Path) -> str:
-    return format_of(path) or "pt"
+def infer_file_format(path: Path) -> str:
+    """Return the format of a file by its name, ``pt`` if it has no known suffix."""
+    return infer_format(path) or "pt"
 
 
-Container = Archive | OnnxFiles | KernelFiles | Carried
+Container = Archive | OnnxFiles | KernelFiles | EmbeddedKernel
 
 
-def read(path: Path) -> Container:
-    """Everything against its digests. Raises ``ArchiveError`` for what is missing, damaged or not ours."""
-    if kind(path) == "c":
+def open_container(path: Path) -> Container:
+    """Read a file, checked against its digests. Raise ``ArchiveError`` if parts are missing, damaged or not ours."""
+    if infer_file_format(path) == "c":
         return kernel_container.read(path)
-    return onnx_container.read(path) if kind(path) == "onnx" else pt_archive.read(path)
+    return onnx_container.read(path) if infer_file_format(path) == "onnx" else pt_archive.read(path)
 
 
-def in_runtime(opened: Container, runtime: str) -> Container:
-    """What of a file runs in a runtime: of an archive in ``c`` the kernel that it carries. Raises as ``carried``."""
-    return carried(opened) if runtime == "c" and isinstance(opened, Archive) else opened
+def select_for_runtime(opened: Container, runtime: str) -> Container:
+    """Return what runs in a runtime: of an archive in ``c`` its kernel, with the errors of ``embedded_kernel``."""
+    return embedded_kernel(opened) if runtime == "c" and isinstance(opened, Archive) else opened
 
 
-def parameters(opened: Container) -> dict[str, torch.Tensor]:
-    """Values of those that the contract offers to be set, where a method gives derivatives."""
-    if isinstance(opened, Carried):
+def read_parameters(opened: Container) -> dict[str, torch.Tensor]:
+    """Return the values of the parameters that the contract lets users set, if a method gives derivatives."""
+    if isinstance(opened, EmbeddedKernel):
         opened = opened.archive
     if isinstance(opened, Archive):
         if opened.holds == "graphs":
-            return parameter_values(opened.path, opened.contract)
-        whole = {n: t for of in opened.parameters().values() for n, t in of.items()}
-        return whole if "jacobian" in opened.contract.methods else {}
+            return read_parameter_values(opened.path, opened.contract)
+        values = {n: t for method_values in opened.parameters().values() for n, t in method_values.items()}
+        return values if "jacobian" in opened.contract.methods else {}
     return opened.parameters() if "jacobian" in opened.contract.methods else {}

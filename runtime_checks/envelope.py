@@ -1,4 +1,4 @@
-"""Inputs against the range of values that was checked: off, a warning, or an error."""
+"""Checks of inputs against the range of values that was checked: off, a warning, or an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from exporter.archive.cases import Case
+from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Contract, Envelope
 from exporter.common.errors import UsageError
 
@@ -20,32 +20,33 @@ class OutsideEnvelopeWarning(UserWarning):
     """An input has values outside the range that was checked."""
 
 
-def outside(envelope: Envelope, name: str, value: torch.Tensor) -> str:
-    """``1 to 5 is outside -1 to 2``; empty where every value is inside. NaN is outside."""
-    known = envelope.values.get(name)
-    if known is None or not value.numel():
+def describe_excess(envelope: Envelope, name: str, value: torch.Tensor) -> str:
+    """Return a text such as ``1 to 5 is outside -1 to 2``; empty if every value is inside. NaN is outside."""
+    bounds = envelope.values.get(name)
+    if bounds is None or not value.numel():
         return ""
     low, high = (float(v) for v in torch.aminmax(value.detach()))
-    if low >= known.low and high <= known.high:
+    if low >= bounds.low and high <= bounds.high:
         return ""
-    return f"{low:g} to {high:g} is outside {known.low:g} to {known.high:g}"
+    return f"{low:g} to {high:g} is outside {bounds.low:g} to {bounds.high:g}"
 
 
-def outside_envelope(contract: Contract, cases: Sequence[Case]) -> list[str]:
-    found = []
+def list_excesses(contract: Contract, cases: Sequence[ReferenceCase]) -> list[str]:
+    """Return a message for each input of each case that has values outside the envelope."""
+    messages = []
     for case in cases:
         names = contract.methods[case.method].inputs
         for name, value in zip(names, case.inputs, strict=True):
-            text = outside(contract.envelope, name, value)
+            text = describe_excess(contract.envelope, name, value)
             if text:
-                found.append(f"case {case.name!r}, input {name!r}: {text}")
-    return found
+                messages.append(f"case {case.name!r}, input {name!r}: {text}")
+    return messages
 
 
-def hold(contract: Contract, inputs: Mapping[str, torch.Tensor], mode: str) -> None:
-    """Raises ``UsageError``, or warns, naming the first input that is outside."""
+def check_envelope(contract: Contract, inputs: Mapping[str, torch.Tensor], mode: str) -> None:
+    """Raise ``UsageError`` for the first input that is outside the envelope, or warn of each, as ``mode`` says."""
     for name, value in inputs.items() if mode != OFF else ():
-        text = outside(contract.envelope, name, value)
+        text = describe_excess(contract.envelope, name, value)
         if not text:
             continue
         if mode == WARN:
@@ -59,7 +60,8 @@ def hold(contract: Contract, inputs: Mapping[str, torch.Tensor], mode: str) -> N
         )
 
 
-def known_mode(mode: str) -> str:
+def check_envelope_mode(mode: str) -> str:
+    """Return ``mode``. Raise ``UsageError`` if it is unknown."""
     if mode not in MODES:
         raise UsageError("the envelope's mode is unknown", got=repr(mode), expected="one of " + ", ".join(MODES))
     return mode

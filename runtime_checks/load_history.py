@@ -1,10 +1,9 @@
-"""A load history through an archive: prescribed inputs step by step, states fed back.
+"""Run of an archive over a load history: prescribed inputs step by step, states fed back.
 
-A history file is a ``torch.save``d dict of tensors: ``"prescribed/<input>"`` of shape ``(steps, *batch, *own)``,
-``"initial/<input>"`` of shape ``(*batch, *own)`` for what is fed back (``x~1``: the value of ``x`` one step before),
-and ``"expected/<output>"`` of shape ``(steps, *batch, *own)`` where there is something to compare with.
-``exporter/archive/load_history.py`` says how states are fed back.
-"""
+A history file is a ``torch.save``d dict of tensors: ``"prescribed/<input>"`` of shape ``(steps, *batch, *event)``,
+``"initial/<input>"`` of shape ``(*batch, *event)`` for variables that are fed back (``x~1``: ``x`` one step before),
+and ``"expected/<output>"`` of shape ``(steps, *batch, *event)`` if there are values to compare with.
+``exporter/history.py`` says how states are fed back."""
 
 from __future__ import annotations
 
@@ -15,117 +14,129 @@ from pathlib import Path
 import torch
 
 from exporter.archive.contract import Bounds, Contract
-from exporter.archive.load_history import EXPECTED, INITIAL, PRESCRIBED, History, lag_of, lags, walk
-from exporter.common.errors import MismatchError, UsageError, first_line, near
-from runtime_checks.comparison import compare
+from exporter.archive.load_history import (
+    EXPECTED,
+    INITIAL,
+    PRESCRIBED,
+    LoadHistory,
+    list_lag_names,
+    parse_lag,
+    run_steps,
+)
+from exporter.common.errors import MismatchError, UsageError, suggest_names, summarize_error
+from runtime_checks.comparison import compare_tensors
 from runtime_checks.model import Model
 
 
-def read(path: Path, contract: Contract) -> History:
-    """Raises ``UsageError`` for a file that is no history of this archive: what is missing, by name."""
+def read(path: Path, contract: Contract) -> LoadHistory:
+    """Read a history file. Raise ``UsageError`` if it is no history of this archive, naming what is missing."""
     if not path.is_file():
         raise UsageError("there is no history file", where=str(path), expected="a .pt file of tensors by name")
     try:
-        held = torch.load(path, weights_only=True)
+        content = torch.load(path, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise UsageError("the history file does not load", where=str(path), got=first_line(error)) from None
+        raise UsageError("the history file does not load", where=str(path), got=summarize_error(error)) from None
     sides: dict[str, dict[str, torch.Tensor]] = {PRESCRIBED: {}, INITIAL: {}, EXPECTED: {}}
-    for key, value in held.items() if isinstance(held, dict) else ():
+    for key, value in content.items() if isinstance(content, dict) else ():
         side, _, name = str(key).partition("/")
         if side in sides and name and isinstance(value, torch.Tensor):
             sides[side][name] = value
         else:
             raise UsageError(
-                "the history file holds something else",
+                "the history file has an unknown entry",
                 where=f"{path}, {key!r}",
                 expected=" or ".join(f"'{s}/NAME'" for s in sides) + ", each a tensor",
             )
-    return _checked(contract, History(sides[PRESCRIBED], sides[INITIAL], sides[EXPECTED], _steps(path, sides)))
+    return _check_variables(
+        contract, LoadHistory(sides[PRESCRIBED], sides[INITIAL], sides[EXPECTED], _count_steps(path, sides))
+    )
 
 
 def run(
-    model: Model, history: History, advance: Callable[[int], object] = lambda step: None
+    model: Model, history: LoadHistory, advance: Callable[[int], object] = lambda step: None
 ) -> dict[str, torch.Tensor]:
-    """Outputs by name, each ``(steps, *batch, *own)``; ``advance`` is told of each step that is done."""
-    found: list[Mapping[str, torch.Tensor]] = []
-    for step, outputs in enumerate(walk(history, model.contract.inputs, lambda given: model.call("forward", given))):
-        found.append(outputs)
+    """Return the outputs by name, each ``(steps, *batch, *event)``; ``advance`` is told of each finished step."""
+    per_step: list[Mapping[str, torch.Tensor]] = []
+    for step, outputs in enumerate(
+        run_steps(history, model.contract.inputs, lambda inputs: model.call("forward", inputs))
+    ):
+        per_step.append(outputs)
         advance(step)
-    return {s.name: torch.stack([one[s.name] for one in found]) for s in model.contract.outputs}
+    return {s.name: torch.stack([step_outputs[s.name] for step_outputs in per_step]) for s in model.contract.outputs}
 
 
-def hold(contract: Contract, history: History, found: Mapping[str, torch.Tensor]) -> None:
-    """Raises ``MismatchError`` at the first step that parts from what was expected. What a step is off by is carried on
-    by the states: the tolerance of step ``n`` is ``n`` times that of one call."""
+def check_history(contract: Contract, history: LoadHistory, outputs: Mapping[str, torch.Tensor]) -> None:
+    """Raise ``MismatchError`` at the first step that departs from the expected values. States carry the error of a step
+    on: the tolerance of step ``n`` is ``n`` times that of one call."""
     for step in range(history.steps):
-        for name, wanted in history.expected.items():
-            one = contract.tolerance.bounds(name, str(wanted.dtype).removeprefix("torch."))
-            bounds = Bounds(one.rtol * (step + 1), one.atol * (step + 1), one.floor * (step + 1))
-            result = compare(found[name][step], wanted[step], bounds)
+        for name, expected in history.expected.items():
+            tolerance = contract.tolerance.bounds(name, str(expected.dtype).removeprefix("torch."))
+            bounds = Bounds(tolerance.rtol * (step + 1), tolerance.atol * (step + 1), tolerance.floor * (step + 1))
+            result = compare_tensors(outputs[name][step], expected[step], bounds)
             if not result.passed:
                 raise MismatchError(
-                    f"the history parts from what was expected at step {step}",
+                    f"the history departs from the expected values at step {step}",
                     where=f"output {name!r}, element {list(result.worst)}",
                     got=result.got or result.reason,
                     expected=result.expected,
                 )
 
 
-def failed(found: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
-    """The first step with a value that is not finite, and how many values are not at the end."""
-    bad = [torch.isnan(v).flatten(1).any(1) for v in found.values() if v.is_floating_point() and v.numel()]
-    at = torch.stack(bad).any(0).nonzero().flatten() if bad else torch.empty(0)
-    last = sum(int(torch.isnan(v[-1]).sum()) for v in found.values() if v.is_floating_point() and v.numel())
-    return (int(at[0]), last) if at.numel() else None
+def find_failure(outputs: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
+    """Return the first step with a value that is not finite and the count of them at the end; None if there is none."""
+    bad = [torch.isnan(v).flatten(1).any(1) for v in outputs.values() if v.is_floating_point() and v.numel()]
+    failing_steps = torch.stack(bad).any(0).nonzero().flatten() if bad else torch.empty(0)
+    last = sum(int(torch.isnan(v[-1]).sum()) for v in outputs.values() if v.is_floating_point() and v.numel())
+    return (int(failing_steps[0]), last) if failing_steps.numel() else None
 
 
-def _steps(path: Path, sides: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
+def _count_steps(path: Path, sides: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
     counts = {
         f"{side}/{n}": v.shape[0] if v.ndim else 0 for side in (PRESCRIBED, EXPECTED) for n, v in sides[side].items()
     }
     if not sides[PRESCRIBED] or len(set(counts.values())) != 1 or not min(counts.values()):
         raise UsageError(
-            "the history has no number of steps",
+            "the number of steps of the history is unclear",
             where=str(path),
-            got=", ".join(f"{n}: {c}" for n, c in counts.items()) or "nothing that is prescribed",
-            expected="prescribed inputs, and as many steps of each",
+            got=", ".join(f"{n}: {c}" for n, c in counts.items()) or "no prescribed input",
+            expected="prescribed inputs, each with the same number of steps",
         )
     return next(iter(counts.values()))
 
 
-def _checked(contract: Contract, history: History) -> History:
+def _check_variables(contract: Contract, history: LoadHistory) -> LoadHistory:
     inputs, outputs = {s.name: s for s in contract.inputs}, {s.name: s for s in contract.outputs}
-    # What lies one step back is needed for what lies two back, too.
-    before = {own: s for n, s in inputs.items() for own in lags(*lag_of(n))}
-    for side, given, known in (
+    # A value two steps back also needs the one a step back.
+    before = {lagged: s for n, s in inputs.items() for lagged in list_lag_names(*parse_lag(n))}
+    for side, values, specs in (
         (PRESCRIBED, history.prescribed, inputs),
         (INITIAL, history.initial, before | inputs),
         (EXPECTED, history.expected, outputs),
     ):
-        for name, value in given.items():
-            if name not in known:
+        for name, value in values.items():
+            if name not in specs:
                 raise UsageError(
-                    f"the archive has no variable {name!r}", where=f"{side}/{name}", expected=near(name, known)
+                    f"the archive has no variable {name!r}", where=f"{side}/{name}", expected=suggest_names(name, specs)
                 )
-            own = tuple(value.shape[value.ndim - len(known[name].shape) :])
-            short = value.ndim < len(known[name].shape) + (side != INITIAL)
-            if short or own != known[name].fixed or str(value.dtype) != f"torch.{known[name].dtype}":
+            event_shape = tuple(value.shape[value.ndim - len(specs[name].shape) :])
+            short = value.ndim < len(specs[name].shape) + (side != INITIAL)
+            if short or event_shape != specs[name].static_shape or str(value.dtype) != f"torch.{specs[name].dtype}":
                 raise UsageError(
                     f"variable {name!r} of the history has another shape or dtype",
                     where=f"{side}/{name}",
                     got=f"{list(value.shape)} {value.dtype}",
-                    expected=known[name].describe(),
+                    expected=specs[name].describe(),
                 )
     for name in inputs:
-        base, lag = lag_of(name)
+        base, lag = parse_lag(name)
         if name in history.prescribed:
             continue
         if base not in outputs and base not in history.prescribed:
             raise UsageError(
-                f"the history does not say what input {name!r} is",
+                f"the history does not define input {name!r}",
                 expected=f"'{PRESCRIBED}/{name}', or an output or prescribed input {base!r} that it is fed from",
             )
-        missing = [own for own in lags(base, lag) if own not in history.initial]
+        missing = [lagged for lagged in list_lag_names(base, lag) if lagged not in history.initial]
         if missing and not (name == base and name in history.initial):
             raise UsageError(
                 f"the history has no initial value of {missing[0]!r}", expected=f"'{INITIAL}/{missing[0]}'"

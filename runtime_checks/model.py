@@ -1,4 +1,4 @@
-"""A Python host's way to an archive: integrity first, then torch, then calls by variable name."""
+"""The Python host API of an archive: integrity first, then torch, then calls by variable name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ import torch
 
 from exporter.archive import onnx_container, pt_archive
 from exporter.archive.contract import Contract
-from exporter.common.errors import RunError, UsageError, first_line, near
-from runtime_checks.engines.engines import Compiled, Engine, Onnx, Programs, Script, hold_machine
-from runtime_checks.engines.selection import ENGINES, TORCHSCRIPT, engine_of
-from runtime_checks.envelope import OFF, hold, known_mode
+from exporter.common.errors import RunError, UsageError, suggest_names, summarize_error
+from runtime_checks.engines.engines import (
+    AotInductorEngine,
+    Engine,
+    OnnxRuntimeEngine,
+    ProgramEngine,
+    TorchScriptEngine,
+    check_machine,
+)
+from runtime_checks.engines.selection import ENGINES, TORCHSCRIPT, select_engine
+from runtime_checks.envelope import OFF, check_envelope, check_envelope_mode
 
 
 class Model:
@@ -33,21 +40,24 @@ class Model:
 
     @property
     def module(self) -> Any:
-        if not isinstance(self.engine, Script):
+        """Return the TorchScript module. Raise ``UsageError`` for compiled code and ONNX, which have none."""
+        if not isinstance(self.engine, TorchScriptEngine):
             raise UsageError("there is no TorchScript module in this file", expected="a .pt")
         return self.engine.module
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self.envelope != OFF:
             names = self.contract.methods["forward"].inputs
-            hold(self.contract, dict(zip(names, inputs, strict=False)), self.envelope)
+            check_envelope(self.contract, dict(zip(names, inputs, strict=False)), self.envelope)
         return self.engine.run("forward", inputs)
 
     def call(self, method: str, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Outputs by name. Raises ``UsageError`` for an unknown method, for missing or extra inputs, and for one on
-        another device than the model."""
+        """Return outputs by name. Raise ``UsageError`` for an unknown method, for missing or extra inputs, and for one
+        on another device than the model."""
         if method not in self.contract.methods:
-            raise UsageError(f"the archive has no method {method!r}", expected=near(method, self.contract.methods))
+            raise UsageError(
+                f"the archive has no method {method!r}", expected=suggest_names(method, self.contract.methods)
+            )
         spec = self.contract.methods[method]
         wrong = sorted(set(spec.inputs) ^ set(inputs))
         if wrong:
@@ -57,34 +67,34 @@ class Model:
                 expected=", ".join(map(repr, spec.inputs)),
             )
         for name, value in inputs.items():
-            if not _same_place(value.device, self.device):
+            if not _is_same_device(value.device, self.device):
                 raise UsageError(
                     f"input {name!r} is on the wrong device",
                     got=str(value.device),
                     expected=str(self.device),
                     mend=f"move it with .to({str(self.device)!r}), or the model with to()",
                 )
-        hold(self.contract, inputs, self.envelope)
+        check_envelope(self.contract, inputs, self.envelope)
         outputs = self.engine.run(method, [inputs[name] for name in spec.inputs])
         names = [o if isinstance(o, str) else "d {} / d {}".format(*o) for o in spec.outputs]
         return dict(zip(names, outputs, strict=True))
 
     def set_parameter(self, name: str, value: torch.Tensor) -> None:
-        """Change a parameter in place; the shape must be the contract's. Raises ``UsageError``."""
+        """Change a parameter in place; the shape must be the contract's. Raise ``UsageError`` otherwise."""
         offered = {p.name for p in self.contract.parameters}
         parameters = {n: p for n, p in self.engine.parameters.items() if n in offered}
         if name not in parameters:
-            raise UsageError(f"there is no parameter {name!r}", expected=near(name, parameters))
-        held = parameters[name]
-        if value.shape != held.shape:
+            raise UsageError(f"there is no parameter {name!r}", expected=suggest_names(name, parameters))
+        parameter = parameters[name]
+        if value.shape != parameter.shape:
             raise UsageError(
                 f"parameter {name!r} has another shape",
                 got=str(list(value.shape)),
-                expected=str(list(held.shape)),
+                expected=str(list(parameter.shape)),
                 mend="give one value for the whole batch: what differs by element is an input of the model",
             )
         with torch.no_grad():
-            held.copy_(value)
+            parameter.copy_(value)
 
     def to(self, *target: Any) -> Model:
         """Move parameters, buffers and constants, as ``torch.nn.Module.to`` does."""
@@ -97,17 +107,17 @@ class Model:
         return f"Model {self.contract.name}\n  inputs: {inputs}\n  outputs: {outputs}"
 
 
-def _same_place(a: torch.device, b: torch.device) -> bool:
-    """``cuda`` is ``cuda:0`` here, as in torch where nobody chose another current device."""
+def _is_same_device(a: torch.device, b: torch.device) -> bool:
+    """Return whether the devices are the same; ``cuda`` is ``cuda:0`` here, as in torch unless another is chosen."""
     return a.type == b.type and (a.type == "cpu" or (a.index or 0) == (b.index or 0))
 
 
-def parameter_values(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
-    """Of those that the contract offers to be set, where a method gives derivatives."""
+def read_parameter_values(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
+    """Return the values of the parameters that the contract lets users set, if a method gives derivatives."""
     if not ("jacobian" in contract.methods or contract.differentiable) or not contract.parameters:
         return {}
-    named = dict(load(path).module.named_parameters())
-    return {p.name: named[p.name].detach() for p in contract.parameters if p.name in named}
+    module_parameters = dict(load(path).module.named_parameters())
+    return {p.name: module_parameters[p.name].detach() for p in contract.parameters if p.name in module_parameters}
 
 
 def load(
@@ -128,9 +138,9 @@ def load(
     they cannot, an ``EngineWarning`` says why, and TorchScript runs it. Raises ``ArchiveError`` for a damaged file, and
     ``RunError`` for code that was compiled for another machine.
     """
-    known_mode(envelope)
+    check_envelope_mode(envelope)
     if engine not in ENGINES:
-        raise UsageError("there is no such engine", got=repr(engine), expected=near(engine, ENGINES))
+        raise UsageError("there is no such engine", got=repr(engine), expected=suggest_names(engine, ENGINES))
     file = Path(path)
     if engine != TORCHSCRIPT and file.suffix in (onnx_container.SUFFIX, ".pt2"):
         raise UsageError("an engine is chosen for a .pt", where=str(file), got=f"engine={engine!r}")
@@ -138,23 +148,23 @@ def load(
         if str(device) != "cpu":
             raise UsageError("an ONNX container is loaded on the CPU", got=str(device), expected="cpu")
         files = onnx_container.read(file)
-        return Model(files.contract, Onnx(files, threads), "cpu", envelope)
+        return Model(files.contract, OnnxRuntimeEngine(files, threads), "cpu", envelope)
     opened = pt_archive.read(file)
     if opened.holds == "code":
-        hold_machine(opened, str(device))
-        return Model(opened.contract, Compiled(opened), device, envelope)
+        check_machine(opened, str(device))
+        return Model(opened.contract, AotInductorEngine(opened), device, envelope)
     if opened.holds == "programs":
         if str(device) != "cpu":
             raise UsageError("a program is loaded on the CPU", where=str(file), got=str(device), expected="cpu")
-        return Model(opened.contract, Programs(opened), device, envelope)
-    script = functools.partial(_script, str(path), device)
-    compiled = engine_of(opened, engine, str(device), script) if engine != TORCHSCRIPT else None
+        return Model(opened.contract, ProgramEngine(opened), device, envelope)
+    script = functools.partial(_load_script, str(path), device)
+    compiled = select_engine(opened, engine, str(device), script) if engine != TORCHSCRIPT else None
     if compiled is not None:
         return Model(opened.contract, compiled, device, envelope)
-    return Model(opened.contract, Script(script()), device, envelope)
+    return Model(opened.contract, TorchScriptEngine(script()), device, envelope)
 
 
-def _script(path: str, device: str | torch.device) -> Any:
+def _load_script(path: str, device: str | torch.device) -> Any:
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)
@@ -164,7 +174,7 @@ def _script(path: str, device: str | torch.device) -> Any:
             raise RunError(
                 "the archive does not load",
                 where=path,
-                got=first_line(error),
+                got=summarize_error(error),
                 mend="compare the torch version with the one in the contract, or export it again",
             ) from error
     return module.eval()

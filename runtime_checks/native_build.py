@@ -1,8 +1,7 @@
 """The native library and harness: built once from the sources in ``native/``, kept in a cache.
 
 The cache is ``$TORCHFERRY_CACHE``, else ``$XDG_CACHE_HOME/torchferry``, else ``~/.cache/torchferry``. A build is
-keyed by whatever changes it: the torch that it is linked against, the compiler, the sources, the sanitizers.
-"""
+keyed by everything that changes it: the linked torch, the compiler, the sources, the sanitizers."""
 
 from __future__ import annotations
 
@@ -23,37 +22,37 @@ SOURCES = Path(__file__).with_name("native")
 INSTALL = 'pip install "torchferry[native]", and a C++17 compiler (apt-get install g++)'
 
 
-def cache() -> Path:
-    own = os.environ.get("TORCHFERRY_CACHE")
+def cache_folder() -> Path:
+    """Return the folder of the cache."""
+    setting = os.environ.get("TORCHFERRY_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(own) if own else Path(base) / "torchferry"
+    return Path(setting) if setting else Path(base) / "torchferry"
 
 
-def prefix(sanitize: str = "") -> Path:
-    """Where a build for this torch and compiler is, or will be. Raises ``MissingRuntimeError`` without a compiler."""
-    compiler = _compiler()
-    version = _output([compiler, "--version"]).splitlines()[0]
+def compute_build_prefix(sanitize: str = "") -> Path:
+    """Return the folder of the build for this torch and compiler. Raise ``MissingRuntimeError`` without a compiler."""
+    compiler = _find_compiler()
+    version = _read_output([compiler, "--version"]).splitlines()[0]
     digest = hashlib.sha256()
     for part in (_torch_version(), str(torch_folder()), compiler, version, sanitize):
         digest.update(part.encode() + b"\0")
     for file in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
         digest.update(file.relative_to(SOURCES).as_posix().encode() + b"\0" + file.read_bytes())
     name = f"torch-{_torch_version()}{'-' + sanitize.replace(',', '-') if sanitize else ''}-{digest.hexdigest()[:16]}"
-    return cache() / "native" / name
+    return cache_folder() / "native" / name
 
 
 def build(*, sanitize: str = "", force: bool = False, announce: Callable[[str], None] = lambda text: None) -> Path:
-    """The prefix of a finished build: ``bin/torchferry_verify``, ``lib/``, ``include/``, ``lib/cmake/torchferry``.
+    """Return a finished build's prefix: ``bin/torchferry_verify``, ``lib/``, ``include/``, ``lib/cmake/torchferry``.
 
-    Processes that ask at the same time wait for the one that builds. ``announce`` is told that a build starts.
-    Raises ``MissingRuntimeError`` where CMake or a compiler is missing and where the build fails.
-    """
-    target = prefix(sanitize)
+    Concurrent processes wait for the one that builds. ``announce`` is told that a build starts.
+    Raise ``MissingRuntimeError`` if CMake or a compiler is missing, or if the build fails."""
+    target = compute_build_prefix(sanitize)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MissingRuntimeError(
-            "the native library has no place to be built",
+            "there is no writable folder to build the native library in",
             where=str(target.parent),
             got=error.strerror or str(error),
             mend="set TORCHFERRY_CACHE to a folder that can be written",
@@ -65,20 +64,20 @@ def build(*, sanitize: str = "", force: bool = False, announce: Callable[[str], 
             announce(f"building the native library for torch {_torch_version()} (once, about a minute)")
             with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
                 _build(Path(folder), sanitize)
-                # Whole or not at all: what is found under its name is finished.
+                # Renamed as a whole: a folder under that name is always finished.
                 Path(folder, "prefix").rename(target)
     return target
 
 
 def _build(folder: Path, sanitize: str) -> None:
-    cmake = tool("cmake")
-    ninja = tool("ninja", needed=False)
+    cmake = find_tool("cmake")
+    ninja = find_tool("ninja", needed=False)
     configure = [
         cmake,
         *("-S", str(SOURCES), "-B", str(folder / "build")),
         f"-DTORCHFERRY_TORCH={torch_folder()}",
         f"-DCMAKE_INSTALL_PREFIX={folder / 'prefix'}",
-        f"-DCMAKE_CXX_COMPILER={_compiler()}",
+        f"-DCMAKE_CXX_COMPILER={_find_compiler()}",
         f"-DTORCHFERRY_SANITIZE={sanitize}",
         f"-DTORCHFERRY_HARNESS={'OFF' if sanitize else 'ON'}",
         *(["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []),
@@ -88,7 +87,7 @@ def _build(folder: Path, sanitize: str) -> None:
 
 
 def run_tool(command: Sequence[str], **options: object) -> str:
-    """Standard output. Raises ``MissingRuntimeError`` with the compiler's errors where the command fails."""
+    """Return a command's standard output. Raise ``MissingRuntimeError`` with the compiler's errors if it fails."""
     done = subprocess.run([*command], capture_output=True, text=True, check=False, **options)  # pyright: ignore
     if done.returncode != 0:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if "error" in line.lower()]
@@ -101,16 +100,17 @@ def run_tool(command: Sequence[str], **options: object) -> str:
     return done.stdout
 
 
-def tool(name: str, needed: bool = True) -> str:
-    """A build tool: the one that pip put beside this Python, else the one on PATH."""
+def find_tool(name: str, needed: bool = True) -> str:
+    """Return the path of a build tool: the one that pip put beside this Python, else the one on PATH."""
     beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.is_file() else shutil.which(name)
-    if found or not needed:
-        return found or ""
-    raise MissingRuntimeError(f"{name} is not there, which builds the native library", mend=INSTALL)
+    path = str(beside) if beside.is_file() else shutil.which(name)
+    if path or not needed:
+        return path or ""
+    raise MissingRuntimeError(f"{name} was not found; it is needed to build the native library", mend=INSTALL)
 
 
 def torch_folder() -> Path:
+    """Return the folder of the installed torch."""
     import torch
 
     return Path(torch.__path__[0])
@@ -122,17 +122,17 @@ def _torch_version() -> str:
     return torch.__version__
 
 
-def _compiler() -> str:
-    named = os.environ.get("CXX", "")
-    found = shutil.which(named) if named else (shutil.which("g++") or shutil.which("c++") or shutil.which("clang++"))
-    if not found:
+def _find_compiler() -> str:
+    setting = os.environ.get("CXX", "")
+    path = shutil.which(setting) if setting else (shutil.which("g++") or shutil.which("c++") or shutil.which("clang++"))
+    if not path:
         raise MissingRuntimeError(
-            "there is no C++ compiler, which builds the native library",
-            got=f"CXX={named}" if named else "no g++, c++ or clang++ on PATH",
+            "there is no C++ compiler to build the native library",
+            got=f"CXX={setting}" if setting else "no g++, c++ or clang++ on PATH",
             mend=INSTALL,
         )
-    return found
+    return path
 
 
-def _output(command: Sequence[str]) -> str:
+def _read_output(command: Sequence[str]) -> str:
     return subprocess.run([*command], capture_output=True, text=True, check=False).stdout or "?"

@@ -1,4 +1,4 @@
-"""Two files on the same inputs: whether their outputs agree."""
+"""Comparison of the outputs of two files on the same inputs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 import torch
 
-from exporter.archive.cases import Case
+from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Bounds, Contract, Tolerance, block_name
-from runtime_checks.comparison import Comparison, compare
+from runtime_checks.comparison import Comparison, compare_tensors
 from runtime_checks.runners import fork_server
-from runtime_checks.runners.base import Call, Result
-from runtime_checks.runners.python_runner import IsolatedPython
+from runtime_checks.runners.base import Call, CallResult
+from runtime_checks.runners.python_runner import PythonRunner
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One output of a case in both files; ``output`` is empty where the whole call differs."""
+class OutputComparison:
+    """The comparison of one output of a case in both files; ``output`` is empty if the whole call differs."""
 
     case: str
     method: str
@@ -26,70 +26,75 @@ class Answer:
     comparison: Comparison
 
 
-# A file, and its contract where it has one.
+# A file, and its contract if it has one.
 Side = tuple[Path, Contract | None]
 
 
-def numbers(one: Side, other: Side, cases: Mapping[str, Sequence[Case]]) -> tuple[Answer, ...]:
-    """The union of the ``cases`` (by whose they are) in both files, each file in a fresh process.
+def compare_outputs(
+    first: Side, second: Side, cases: Mapping[str, Sequence[ReferenceCase]]
+) -> tuple[OutputComparison, ...]:
+    """Run the union of the ``cases`` (by owner) in both files, each in a fresh process, and compare the outputs.
 
-    The first file's outputs are what is expected, to its tolerance, or to torchferry's own where it has no contract. An
-    error in both agrees. Raises ``RunError`` where a file does not load or its process ends.
-    """
-    asked = union(cases)
-    calls = [Call(case.method, case.inputs) for case in asked]
-    # As the files have it: what torch's optimiser makes of two graphs is another question, and takes seconds of each.
-    runner = IsolatedPython(optimised=False)
-    with fork_server.shared():
-        expected, got = (runner.run(path, contract, calls).results for path, contract in (one, other))
+    The outputs of the ``first`` file are expected, to its tolerance, or to torchferry's own if it has no contract. An
+    error in both agrees. Raise ``RunError`` if a file does not load or its process ends."""
+    unique_cases = merge_cases(cases)
+    calls = [Call(case.method, case.inputs) for case in unique_cases]
+    # The graphs are run as stored: torch's optimiser is another question, and takes seconds for each.
+    runner = PythonRunner(optimised=False)
+    with fork_server.shared_fork_server():
+        expected, got = (runner.run(path, contract, calls).results for path, contract in (first, second))
     return tuple(
-        answer for case, a, b in zip(asked, expected, got, strict=True) for answer in _compared(case, a, b, one[1])
+        comparison
+        for case, a, b in zip(unique_cases, expected, got, strict=True)
+        for comparison in _compare_case(case, a, b, first[1])
     )
 
 
-def _compared(case: Case, expected: Result, got: Result, contract: Contract | None) -> list[Answer]:
+def _compare_case(
+    case: ReferenceCase, expected: CallResult, got: CallResult, contract: Contract | None
+) -> list[OutputComparison]:
     if expected.error or got.error:
-        said = [(r.error or "it ran").strip().splitlines()[0] for r in (expected, got)]
+        messages = [(r.error or "it ran").strip().splitlines()[0] for r in (expected, got)]
         passed = bool(expected.error and got.error)
-        reason = "" if passed else f"{said[1]}; the first file: {said[0]}"
-        return [Answer(case.name, case.method, "", Comparison(passed, reason))]
+        reason = "" if passed else f"{messages[1]}; the first file: {messages[0]}"
+        return [OutputComparison(case.name, case.method, "", Comparison(passed, reason))]
     if len(expected.outputs) != len(got.outputs):
         reason = f"{len(got.outputs)} outputs instead of {len(expected.outputs)}"
-        return [Answer(case.name, case.method, "", Comparison(False, reason))]
+        return [OutputComparison(case.name, case.method, "", Comparison(False, reason))]
     spec = contract.methods.get(case.method) if contract else None
     names = spec.outputs if spec else [f"output {i}" for i in range(len(got.outputs))]
     return [
-        Answer(
+        OutputComparison(
             case.name,
             case.method,
             name if isinstance(name, str) else block_name(*name),
-            compare(b, a, _bounds(contract, name, a)),
+            compare_tensors(b, a, _select_bounds(contract, name, a)),
         )
         for name, a, b in zip(names, expected.outputs, got.outputs, strict=True)
     ]
 
 
-def _bounds(contract: Contract | None, name: str | tuple[str, str], value: torch.Tensor) -> Bounds:
+def _select_bounds(contract: Contract | None, name: str | tuple[str, str], value: torch.Tensor) -> Bounds:
     tolerance = contract.tolerance if contract else Tolerance()
     return tolerance.bounds(name, str(value.dtype).removeprefix("torch."))
 
 
-def union(cases: Mapping[str, Sequence[Case]]) -> list[Case]:
-    """What both have is there once."""
-    found: list[Case] = []
-    for owner, more in cases.items():
-        for case in more:
-            if not any(_equal(case, other) for other in found):
-                found.append(Case(f"{case.name} ({owner})", case.method, case.inputs, ()))
-    return found
+def merge_cases(cases: Mapping[str, Sequence[ReferenceCase]]) -> list[ReferenceCase]:
+    """Return the cases of all owners, each of equal inputs once."""
+    merged: list[ReferenceCase] = []
+    for owner, owned in cases.items():
+        for case in owned:
+            if not any(_has_equal_inputs(case, existing) for existing in merged):
+                merged.append(ReferenceCase(f"{case.name} ({owner})", case.method, case.inputs, ()))
+    return merged
 
 
-def _equal(one: Case, other: Case) -> bool:
+def _has_equal_inputs(left: ReferenceCase, right: ReferenceCase) -> bool:
     return (
-        one.method == other.method
-        and len(one.inputs) == len(other.inputs)
+        left.method == right.method
+        and len(left.inputs) == len(right.inputs)
         and all(
             a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
-            for a, b in zip(one.inputs, other.inputs, strict=True)
+            for a, b in zip(left.inputs, right.inputs, strict=True)
         )
     )

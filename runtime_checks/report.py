@@ -1,4 +1,4 @@
-"""What verification found: frozen values, a table for people, a dict for machines."""
+"""Results of a verification: frozen values, a table for people, a dict for machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.common.errors import MismatchError
-from runtime_checks.checks.batch_invariance import LAWS
+from runtime_checks.checks.batch_invariance import INVARIANCES
 from runtime_checks.comparison import Comparison
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
@@ -21,7 +21,7 @@ _STYLES = {PASSED: "green", FAILED: "bold red", NOT_RUN: "yellow"}
 
 @dataclass(frozen=True)
 class CheckResult:
-    """``calls`` were made; ``detail`` says what failed first, or why the check did not run."""
+    """The result of one check. ``calls`` were made; ``detail`` says what failed first, or why the check did not run."""
 
     check: str
     verdict: str
@@ -40,8 +40,8 @@ class OutputResult:
 
 
 @dataclass(frozen=True)
-class Leg:
-    """One runtime on one device. ``evidence`` is what its runner shows of the process."""
+class RuntimeReport:
+    """The report of one runtime on one device. ``evidence`` is what its runner shows of the process."""
 
     runtime: str
     device: str
@@ -51,41 +51,45 @@ class Leg:
 
     @property
     def name(self) -> str:
+        """Return the runtime and the device as one text."""
         return f"{self.runtime}, {self.device}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """``notes`` say what this machine could not check."""
+    """The report of a verification. ``notes`` say what this machine could not check."""
 
     archive: str
     model: str
-    legs: tuple[Leg, ...]
+    legs: tuple[RuntimeReport, ...]
     findings: tuple[dict[str, Any], ...]
     seconds: dict[str, float]
     notes: tuple[str, ...] = ()
 
     @property
     def checks(self) -> tuple[CheckResult, ...]:
+        """Return the checks of all runtimes."""
         return tuple(c for leg in self.legs for c in leg.checks)
 
     @property
     def outputs(self) -> tuple[OutputResult, ...]:
+        """Return the outputs of all runtimes."""
         return tuple(o for leg in self.legs for o in leg.outputs)
 
     @property
     def passed(self) -> bool:
-        return bool(self.checks) and all(leg.checks and _all_pass(leg) for leg in self.legs)
+        """Return whether every runtime made checks and none failed."""
+        return bool(self.checks) and all(leg.checks and _has_no_failure(leg) for leg in self.legs)
 
     def raise_if_failed(self) -> None:
-        """Raises ``MismatchError``, which carries this report, where a check failed."""
+        """Raise ``MismatchError``, which carries this report, if a check failed."""
         if self.passed:
             return
         failed = [c for c in self.checks if c.verdict == FAILED]
         worst = [o for o in self.outputs if not o.comparison.passed]
-        only_laws = all(c.check in LAWS for c in failed)
+        only_invariance = all(c.check in INVARIANCES for c in failed)
         what = f"archive of {self.model!r} does not agree with eager mode"
-        if only_laws:
+        if only_invariance:
             what = f"the rows of a batch of {self.model!r} depend on each other"
         elif not worst:
             what = f"archive of {self.model!r} fails the check {failed[0].check!r}"
@@ -98,33 +102,33 @@ class Report:
             ),
             expected="; ".join(f"{o.comparison.expected}" for o in worst[:3] if o.comparison.expected),
             mend="declare batch_ndim=0 in the signature: the shapes are then whole"
-            if only_laws
+            if only_invariance
             else "the inputs of the worst element are in the report (--json); look at the model's own code there",
         )
         error.report = self
         raise error
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: numbers that JSON cannot hold are given as text."""
-        return {"passed": self.passed, **_plain(dataclasses.asdict(self))}
+        """Return the report JSON-ready: numbers that JSON cannot hold are given as text."""
+        return {"passed": self.passed, **_to_plain(dataclasses.asdict(self))}
 
 
-def _all_pass(leg: Leg) -> bool:
+def _has_no_failure(leg: RuntimeReport) -> bool:
     return all(c.verdict != FAILED for c in leg.checks)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _to_plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [_to_plain(v) for v in value]
     if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     return value
 
 
 def render(report: Report) -> RenderableType:
-    """One table for all runtimes: a verdict for each, the detail of the first that failed."""
+    """Render one table for all runtimes: a verdict for each, the detail of the first failure."""
     checks = Table(title=f"{report.model}: checks ({'; '.join(leg.name for leg in report.legs)})")
     checks.add_column("check")
     for leg in report.legs:
@@ -132,11 +136,11 @@ def render(report: Report) -> RenderableType:
     checks.add_column("calls", justify="right")
     checks.add_column("detail", overflow="fold")
     for name in dict.fromkeys(c.check for c in report.checks):
-        found = [next((c for c in leg.checks if c.check == name), None) for leg in report.legs]
-        verdicts = [Text(c.verdict, style=_STYLES[c.verdict]) if c else Text("") for c in found]
-        there = [c for c in found if c]
-        shown = next((c for c in there if c.verdict == FAILED), there[0])
-        checks.add_row(name, *verdicts, str(max(c.calls for c in there) or ""), shown.detail)
+        results = [next((c for c in leg.checks if c.check == name), None) for leg in report.legs]
+        verdicts = [Text(c.verdict, style=_STYLES[c.verdict]) if c else Text("") for c in results]
+        present = [c for c in results if c]
+        shown = next((c for c in present if c.verdict == FAILED), present[0])
+        checks.add_row(name, *verdicts, str(max(c.calls for c in present) or ""), shown.detail)
     several = len(report.legs) > 1
     outputs = Table(title=f"{report.model}: outputs against eager mode")
     for column in ("output", *(["runtime"] if several else []), "max abs", "max rel", "ULP", "worst element"):
@@ -153,7 +157,7 @@ def render(report: Report) -> RenderableType:
                 f"{c.max_rel:.2e}",
                 str(c.max_ulp) if c.max_ulp >= 0 else "-",
                 f"{result.at} {list(c.worst)}" if differs else "none",
-                "; ".join(f"{k}={_short(v)}" for k, v in result.inputs.items()) if differs else "",
+                "; ".join(f"{k}={_shorten(v)}" for k, v in result.inputs.items()) if differs else "",
             )
     noted = [f for f in report.findings if f["severity"] in ("allowed", "not run")]
     notes = [Text(f"{f['severity']}: {f['check']}: {f['what']} ({f['reason']})", style="yellow") for f in noted]
@@ -162,10 +166,10 @@ def render(report: Report) -> RenderableType:
     return Group(checks, outputs, *notes, verdict)
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        head = ", ".join(_short(v) for v in value[:6])
+        head = ", ".join(_shorten(v) for v in value[:6])
         return f"[{head}{', ...' if len(value) > 6 else ''}]"
     return str(value)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from exporter.archive.cases import Case, admits
+from exporter.archive.cases import ReferenceCase, supports_case
 from exporter.archive.contract import Contract
 from exporter.archive.pt_archive import Archive
 from runtime_checks import containers
@@ -26,55 +26,56 @@ from runtime_checks.checks import (
 )
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.checks.probe import Probe
-from runtime_checks.comparison import Comparison, compare
+from runtime_checks.comparison import Comparison, compare_tensors
 from runtime_checks.containers import Container
-from runtime_checks.envelope import ENVELOPE, ERROR, OFF, outside_envelope
-from runtime_checks.kernels.embedded import Carried
-from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult, Leg, OutputResult, Report
+from runtime_checks.envelope import ENVELOPE, ERROR, OFF, list_excesses
+from runtime_checks.kernels.embedded import EmbeddedKernel
+from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult, OutputResult, Report, RuntimeReport
 from runtime_checks.runners import fork_server
-from runtime_checks.runners.base import Result, Run, Runner
-from runtime_checks.runners.python_runner import IsolatedPython
+from runtime_checks.runners.base import CallResult, Run, Runner
+from runtime_checks.runners.python_runner import PythonRunner
 
 INTEGRITY, ISOLATION, CONTRACT = "integrity", "source library absent", "contract"
 HARNESS = "native comparison"
 
 
-def examine(
+def collect_report(
     path: Path,
     *,
-    fresh: Sequence[Case] | None = None,
+    fresh: Sequence[ReferenceCase] | None = None,
     runners: Sequence[Runner] = (),
     shown_as: Path | None = None,
     notes: Sequence[str] = (),
     envelope: str = OFF,
 ) -> Report:
-    """Run every check on the archive at ``path`` and say what was found; a mismatch is in the report, not raised.
+    """Run every check on the archive at ``path`` and return the report; a mismatch is in the report, not raised.
 
     ``fresh`` are cases that an export made for the occasion; ``runners`` are runtimes on devices (a fresh Python on the
-    CPU if none is given); ``shown_as`` is the name that the report gives a file that is yet to be renamed. Raises
-    ``ArchiveError`` for a damaged file and for one that does not load, ``MissingRuntimeError`` for a runtime that is
-    not there.
+    CPU if none is given); ``shown_as`` is the name that the report gives a file that is yet to be renamed. Raise
+    ``ArchiveError`` for a damaged file and for one that does not load, ``MissingRuntimeError`` for a missing runtime.
     """
-    runners = runners or (IsolatedPython(),)
+    runners = runners or (PythonRunner(),)
     seconds: dict[str, float] = {}
     start = time.perf_counter()
-    opened = containers.read(path)
+    opened = containers.open_container(path)
     cases = opened.cases()
     seconds["integrity"] = time.perf_counter() - start
-    held = [containers.in_runtime(opened, runner.name) for runner in runners]
-    with fork_server.shared():
-        legs = [_leg(path, one, fresh, r, seconds) for one, r in zip(held, runners, strict=True)]
-    outside = outside_envelope(opened.contract, cases) if envelope != OFF else []
+    held = [containers.select_for_runtime(opened, runner.name) for runner in runners]
+    with fork_server.shared_fork_server():
+        legs = [_verify_runtime(path, file, fresh, r, seconds) for file, r in zip(held, runners, strict=True)]
+    excesses = list_excesses(opened.contract, cases) if envelope != OFF else []
     if envelope == ERROR:
-        verdict = CheckResult(ENVELOPE, FAILED if outside else PASSED, len(cases), "; ".join(outside))
+        verdict = CheckResult(ENVELOPE, FAILED if excesses else PASSED, len(cases), "; ".join(excesses))
         legs = [dataclasses.replace(leg, checks=(*leg.checks, verdict)) for leg in legs]
-    elif outside:
-        notes = (*notes, *(f"outside the envelope: {text}" for text in outside))
+    elif excesses:
+        notes = (*notes, *(f"outside the envelope: {text}" for text in excesses))
     return Report(
         archive=str(shown_as or path),
         model=opened.contract.name,
         legs=tuple(legs),
-        findings=tuple(dataclasses.asdict(f) for f in dict.fromkeys(f for one in held for f in one.contract.findings)),
+        findings=tuple(
+            dataclasses.asdict(f) for f in dict.fromkeys(f for file in held for f in file.contract.findings)
+        ),
         seconds=seconds,
         notes=tuple(notes),
     )
@@ -83,98 +84,113 @@ def examine(
 def verify(
     path: Path,
     *,
-    fresh: Sequence[Case] | None = None,
+    fresh: Sequence[ReferenceCase] | None = None,
     runners: Sequence[Runner] = (),
     shown_as: Path | None = None,
     notes: Sequence[str] = (),
     envelope: str = OFF,
 ) -> Report:
-    """``examine``, with a failed check raised as ``MismatchError``."""
-    report = examine(path, fresh=fresh, runners=runners, shown_as=shown_as, notes=notes, envelope=envelope)
+    """Run ``collect_report`` and raise a failed check as ``MismatchError``."""
+    report = collect_report(path, fresh=fresh, runners=runners, shown_as=shown_as, notes=notes, envelope=envelope)
     report.raise_if_failed()
     return report
 
 
-def _leg(
+def _verify_runtime(
     path: Path,
     opened: Container,
-    fresh: Sequence[Case] | None,
+    fresh: Sequence[ReferenceCase] | None,
     runner: Runner,
     seconds: dict[str, float],
-) -> Leg:
-    """Every check in one runtime on one device; adds its seconds to ``seconds``."""
+) -> RuntimeReport:
+    """Run every check in one runtime on one device; add its seconds to ``seconds``."""
     cases = opened.cases()
-    probes = _probes(opened.contract, cases, containers.parameters(opened))
-    if isinstance(opened, Carried) and fresh is not None:
-        fresh = [case for case in fresh if admits(opened.contract, case)]
-    expectations, skipped = _expectations(opened.contract, cases, fresh, runner)
+    probes = _plan_probes(opened.contract, cases, containers.read_parameters(opened))
+    if isinstance(opened, EmbeddedKernel) and fresh is not None:
+        fresh = [case for case in fresh if supports_case(opened.contract, case)]
+    expectations, skipped = _plan_expectations(opened.contract, cases, fresh, runner)
     begun = start = time.perf_counter()
-    asked = [e.call for e in expectations] + [call for probe in probes for call in probe.calls]
-    run = runner.run(path, opened.contract, asked)
+    requests = [e.call for e in expectations] + [call for probe in probes for call in probe.calls]
+    run = runner.run(path, opened.contract, requests)
     spent = time.perf_counter() - start
     answers = iter(run.results)
-    judged = [_judge(e, r, opened.contract) for e, r in zip(expectations, answers, strict=False)]
-    checks = [_integrity(opened), _isolation(run), *_contract(opened.contract, run), *_harness(run)]
-    said = {True: PASSED, False: FAILED, None: NOT_RUN}
-    checks += [CheckResult(v.check, said[v.passed], detail=v.detail) for v in run.verdicts]
+    judged = [_judge_call(e, r, opened.contract) for e, r in zip(expectations, answers, strict=False)]
+    checks = [
+        _judge_integrity(opened),
+        _judge_isolation(run),
+        *_judge_contract(opened.contract, run),
+        *_judge_harness(run),
+    ]
+    verdicts = {True: PASSED, False: FAILED, None: NOT_RUN}
+    checks += [CheckResult(v.check, verdicts[v.passed], detail=v.detail) for v in run.verdicts]
     for name in dict.fromkeys(e.check for e in expectations):
-        checks.append(_check(name, [(e, j) for e, j in zip(expectations, judged, strict=True) if e.check == name]))
-    found = [(probe, list(itertools.islice(answers, len(probe.calls)))) for probe in probes]
-    checks += [probe.judge(results) for probe, results in found]
-    # What the answers raise questions about is asked in another run.
-    further = [more for probe, results in found if (more := probe.further(results)) is not None]
-    if further:
+        checks.append(
+            _summarize_check(name, [(e, j) for e, j in zip(expectations, judged, strict=True) if e.check == name])
+        )
+    answered = [(probe, list(itertools.islice(answers, len(probe.calls)))) for probe in probes]
+    checks += [probe.judge(results) for probe, results in answered]
+    # Follow-up calls that the results ask for go into another run.
+    follow_ups = [follow_up for probe, results in answered if (follow_up := probe.further(results)) is not None]
+    if follow_ups:
         start = time.perf_counter()
-        answers = iter(runner.run(path, opened.contract, [call for probe in further for call in probe.calls]).results)
+        answers = iter(
+            runner.run(path, opened.contract, [call for probe in follow_ups for call in probe.calls]).results
+        )
         spent += time.perf_counter() - start
-        checks += [probe.judge(list(itertools.islice(answers, len(probe.calls)))) for probe in further]
+        checks += [probe.judge(list(itertools.islice(answers, len(probe.calls)))) for probe in follow_ups]
     seconds[f"fresh process, {runner.name}, {runner.device}"] = spent
     if run.evidence.get("optimised") is False:
         reason = f"a graph of {run.evidence['nodes']} nodes was run as it is: torch's optimiser takes minutes on it"
         skipped.append(NotRun("optimising executor", reason))
     checks += [CheckResult(s.check, NOT_RUN, detail=s.reason) for s in skipped]
-    outputs = _outputs(opened.contract, expectations, judged)
+    outputs = _summarize_outputs(opened.contract, expectations, judged)
     seconds["compare"] = seconds.get("compare", 0.0) + time.perf_counter() - begun - spent
-    return Leg(runner.name, runner.device, tuple(checks), outputs, run.evidence)
+    return RuntimeReport(runner.name, runner.device, tuple(checks), outputs, run.evidence)
 
 
-def _expectations(
-    contract: Contract, cases: Sequence[Case], fresh: Sequence[Case] | None, runner: Runner
+def _plan_expectations(
+    contract: Contract, cases: Sequence[ReferenceCase], fresh: Sequence[ReferenceCase] | None, runner: Runner
 ) -> tuple[list[Expectation], list[NotRun]]:
-    # Compiled code has its dtypes; what runs operator by operator meets the host's default one.
+    # Compiled code has fixed dtypes; operators run one by one see the host's default dtype.
     operators = runner.name not in ("onnxruntime", "aoti", "c")
     planned: list[Expectation | NotRun] = [
-        *eager_parity.stored(cases),
-        *(eager_parity.default_dtype(cases) if operators else []),
+        *eager_parity.stored_case_checks(cases),
+        *(eager_parity.plan_default_dtype_checks(cases) if operators else []),
     ]
-    anew = eager_parity.fresh(fresh)
+    anew = eager_parity.plan_fresh_checks(fresh)
     planned += [anew] if isinstance(anew, NotRun) else anew
-    planned += batch_invariance.laws(contract, cases)
-    planned += autograd.through(contract, cases)
+    planned += batch_invariance.batch_invariance_checks(contract, cases)
+    planned += autograd.plan_autograd_checks(contract, cases)
     if runner.device != "cpu":
-        planned += devices.on_device(contract, cases) if operators else devices.large(contract, cases)
+        planned += (
+            devices.plan_device_checks(contract, cases)
+            if operators
+            else devices.plan_large_batch_checks(contract, cases)
+        )
     return (
         [p for p in planned if isinstance(p, Expectation)],
         [p for p in planned if isinstance(p, NotRun)],
     )
 
 
-def _probes(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, torch.Tensor]) -> list[Probe]:
+def _plan_probes(
+    contract: Contract, cases: Sequence[ReferenceCase], parameters: Mapping[str, torch.Tensor]
+) -> list[Probe]:
     return [
-        *finite_differences.probes(contract, cases, parameters),
-        *derivative_consistency.products(contract, cases),
-        *derivative_consistency.symmetry(contract, cases),
-        *derivative_consistency.newton(contract, cases),
-        *solver_status.stopped(contract, cases),
-        *autograd.by_parameters(contract, cases, parameters),
+        *finite_differences.plan_difference_probes(contract, cases, parameters),
+        *derivative_consistency.derivative_product_checks(contract, cases),
+        *derivative_consistency.plan_symmetry_probes(contract, cases),
+        *derivative_consistency.plan_newton_probes(contract, cases),
+        *solver_status.solver_status_checks(contract, cases),
+        *autograd.plan_parameter_probes(contract, cases, parameters),
     ]
 
 
-# One comparison an output; a call that raised has a failed one with the error as its reason.
+# One comparison per output; a call that raised gets failed ones with the error as the reason.
 Judged = tuple[Comparison, ...]
 
 
-def _judge(expectation: Expectation, result: Result, contract: Contract) -> Judged:
+def _judge_call(expectation: Expectation, result: CallResult, contract: Contract) -> Judged:
     names = contract.methods[expectation.returns or expectation.call.method].outputs
     if expectation.refusal:
         refused = expectation.refusal in result.error
@@ -184,22 +200,22 @@ def _judge(expectation: Expectation, result: Result, contract: Contract) -> Judg
         reason = result.error or f"{len(result.outputs)} outputs instead of {len(names)}"
         return tuple(Comparison(False, reason) for _ in names)
     judged = []
-    for name, got, wanted in zip(names, result.outputs, expectation.outputs, strict=True):
-        dtype = str(wanted.dtype).removeprefix("torch.")
-        judged.append(compare(got, wanted, contract.tolerance.bounds(name, dtype)))
+    for name, got, expected in zip(names, result.outputs, expectation.outputs, strict=True):
+        dtype = str(expected.dtype).removeprefix("torch.")
+        judged.append(compare_tensors(got, expected, contract.tolerance.bounds(name, dtype)))
     return tuple(judged)
 
 
-def _integrity(opened: Container) -> CheckResult:
-    if isinstance(opened, Carried):
+def _judge_integrity(opened: Container) -> CheckResult:
+    if isinstance(opened, EmbeddedKernel):
         opened = opened.archive
     if not isinstance(opened, Archive):
         return CheckResult(INTEGRITY, PASSED, detail=f"{len(opened.files)} files agree with the manifest")
     return CheckResult(INTEGRITY, PASSED, detail=f"{len(opened.records)} records agree with the manifest")
 
 
-def _isolation(run: Run) -> CheckResult:
-    """What the runner showed: every source library was tried and refused, and nothing foreign was loaded."""
+def _judge_isolation(run: Run) -> CheckResult:
+    """Judge the runner's evidence: every source library was tried and refused, and nothing foreign was loaded."""
     objects: Any = run.evidence.get("foreign_objects")
     if objects is not None:
         detail = f"loaded: {', '.join(objects)}" if objects else "no Python and no source library in the process"
@@ -207,37 +223,39 @@ def _isolation(run: Run) -> CheckResult:
     refused: Any = run.evidence.get("refused")
     foreign: Any = run.evidence.get("foreign_modules")
     if refused is None or foreign is None:
-        return CheckResult(ISOLATION, NOT_RUN, detail="this runner is no Python process")
-    there = [name for name, outcome in refused.items() if outcome == "imported"] + list(foreign)
-    if there:
-        return CheckResult(ISOLATION, FAILED, detail=f"importable or loaded: {', '.join(there)}")
+        return CheckResult(ISOLATION, NOT_RUN, detail="this runner is not a Python process")
+    present = [name for name, outcome in refused.items() if outcome == "imported"] + list(foreign)
+    if present:
+        return CheckResult(ISOLATION, FAILED, detail=f"importable or loaded: {', '.join(present)}")
     shown = ", ".join(f"import {name} fails" for name in refused) or "nothing foreign loaded"
     return CheckResult(ISOLATION, PASSED, detail=shown)
 
 
-def _contract(contract: Contract, run: Run) -> list[CheckResult]:
-    """What the contract says of the module that was loaded: its parameters and methods."""
+def _judge_contract(contract: Contract, run: Run) -> list[CheckResult]:
+    """Judge the loaded module by the contract: its parameters and methods."""
     if "foreign_objects" in run.evidence:
         return [CheckResult(CONTRACT, PASSED, detail="parameters and methods: compared at load")]
     parameters: Any = run.evidence.get("parameters")
     methods: Any = run.evidence.get("methods")
     if "signatures" in run.evidence:
-        # The runner has compared names and types of its own kind.
+        # The runner has compared its own names and types.
         return []
     if parameters is None or methods is None:
         return [CheckResult(CONTRACT, NOT_RUN, detail="this runner does not list parameters and methods")]
-    there = {(name, tuple(shape), dtype) for name, shape, dtype in parameters}
-    said = {(p.name, p.shape, p.dtype) for p in contract.parameters}
+    present = {(name, tuple(shape), dtype) for name, shape, dtype in parameters}
+    declared = {(p.name, p.shape, p.dtype) for p in contract.parameters}
     wrong = [name for name in contract.methods if name not in methods]
     # The file may hold parameters that the contract does not offer: constants of the trace.
-    wrong += sorted({name for name, _, _ in said - there})
+    wrong += sorted({name for name, _, _ in declared - present})
     if wrong:
-        return [CheckResult(CONTRACT, FAILED, detail=f"not as in the file: {', '.join(wrong)}")]
-    return [CheckResult(CONTRACT, PASSED, detail=f"{len(said)} parameters and {', '.join(contract.methods)} are there")]
+        return [CheckResult(CONTRACT, FAILED, detail=f"differs from the file: {', '.join(wrong)}")]
+    return [
+        CheckResult(CONTRACT, PASSED, detail=f"{len(declared)} parameters and {', '.join(contract.methods)} are there")
+    ]
 
 
-def _harness(run: Run) -> list[CheckResult]:
-    """The comparison that a harness made itself, where there is no Python."""
+def _judge_harness(run: Run) -> list[CheckResult]:
+    """Judge the comparison that a harness made itself, without Python."""
     cases: Any = run.evidence.get("cases")
     if cases is None:
         return []
@@ -249,7 +267,7 @@ def _harness(run: Run) -> list[CheckResult]:
     return [CheckResult(HARNESS, FAILED, len(cases), detail)]
 
 
-def _check(name: str, results: Sequence[tuple[Expectation, Judged]]) -> CheckResult:
+def _summarize_check(name: str, results: Sequence[tuple[Expectation, Judged]]) -> CheckResult:
     bad = [(e, c) for e, judged in results for c in judged if not c.passed]
     if not bad:
         labels = ", ".join(e.label for e, _ in results)
@@ -264,36 +282,36 @@ def _check(name: str, results: Sequence[tuple[Expectation, Judged]]) -> CheckRes
     )
 
 
-def _outputs(
+def _summarize_outputs(
     contract: Contract, expectations: Sequence[Expectation], judged: Sequence[Judged]
 ) -> tuple[OutputResult, ...]:
     results = []
     for method, spec in contract.methods.items():
         for i, name in enumerate(spec.outputs):
-            seen = [(e, j[i]) for e, j in zip(expectations, judged, strict=True) if e.call.method == method]
-            if not seen:
+            compared = [(e, j[i]) for e, j in zip(expectations, judged, strict=True) if e.call.method == method]
+            if not compared:
                 continue
-            expectation, worst = max(seen, key=lambda pair: (not pair[1].passed, pair[1].max_abs))
+            expectation, worst = max(compared, key=lambda pair: (not pair[1].passed, pair[1].max_abs))
             figures = dataclasses.replace(
                 worst,
-                max_abs=max(c.max_abs for _, c in seen),
-                max_rel=max(c.max_rel for _, c in seen),
-                max_ulp=max(c.max_ulp for _, c in seen),
+                max_abs=max(c.max_abs for _, c in compared),
+                max_rel=max(c.max_rel for _, c in compared),
+                max_ulp=max(c.max_ulp for _, c in compared),
             )
             text = name if isinstance(name, str) else "d {} / d {}".format(*name)
-            at = f"{expectation.check}, {expectation.label}" if worst.worst or worst.reason else ""
-            results.append(OutputResult(text, figures, at, _inputs_at(contract, expectation, worst)))
+            location = f"{expectation.check}, {expectation.label}" if worst.worst or worst.reason else ""
+            results.append(OutputResult(text, figures, location, _select_worst_inputs(contract, expectation, worst)))
     return tuple(results)
 
 
-def _inputs_at(contract: Contract, expectation: Expectation, worst: Comparison) -> dict[str, Any]:
-    """The inputs of the element of the batch in which the worst element lies."""
-    found: dict[str, Any] = {}
+def _select_worst_inputs(contract: Contract, expectation: Expectation, worst: Comparison) -> dict[str, Any]:
+    """Return the inputs of the batch element in which the worst element lies."""
+    selected: dict[str, Any] = {}
     names = contract.methods[expectation.call.method].inputs
     for name, value in zip(names, expectation.call.inputs, strict=True):
-        lead = value.ndim - len(contract.taken(name).shape) if contract.batch.ndim else 0
-        at = worst.worst[:lead]
-        if len(at) == lead and all(i < n for i, n in zip(at, value.shape, strict=False)):
-            element = value[at].tolist()
-            found[name] = str(element) if value.is_complex() else element
-    return found
+        batch_ndim = value.ndim - len(contract.input_spec(name).shape) if contract.batch.ndim else 0
+        index = worst.worst[:batch_ndim]
+        if len(index) == batch_ndim and all(i < n for i, n in zip(index, value.shape, strict=False)):
+            element = value[index].tolist()
+            selected[name] = str(element) if value.is_complex() else element
+    return selected

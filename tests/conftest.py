@@ -37,7 +37,7 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _one_import_of_torch() -> Iterator[None]:
     """For all fresh processes of a worker."""
-    with fork_server.shared():
+    with fork_server.shared_fork_server():
         yield
 
 

@@ -12,7 +12,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 version=3.1.0
 
 runs() {
-  (cd "$root" && "$python" -c 'import sys; from exporter.sources.neml2 import built_for_this_torch as runs; sys.exit(not runs())')
+  (cd "$root" && "$python" -c 'import sys; from exporter.frontends.neml2.input_file import check_neml2_abi as runs; sys.exit(not runs())')
 }
 
 if runs; then

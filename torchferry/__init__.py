@@ -1,12 +1,10 @@
-"""torchferry's public Python API: ``export``, ``load``, ``verify`` and the types that they speak of.
+"""torchferry's public Python API: ``export``, ``load``, ``verify`` and the types that they use.
 
 import torchferry
 torchferry.export("model.i", models=["eq"], output="eq.pt")
 model = torchferry.load("eq.pt")
 
-Where torch is not installed there are ``load``, for kernels (``--format c``), and the errors. Names are imported when
-they are first used: the command line and pytest's plugin are parts of this package, and most of them need no torch.
-"""
+Without torch installed there are only ``load``, for kernels (``--format c``), and the errors."""
 
 import importlib
 import importlib.util

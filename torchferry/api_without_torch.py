@@ -1,4 +1,4 @@
-"""What of torchferry runs on NumPy alone: kernels."""
+"""The part of torchferry that runs on NumPy alone: kernels."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["ArchiveError", "Kernel", "MissingRuntimeError", "TorchferryError", "
 
 
 def load(path: str | Path) -> Kernel:
-    """A kernel's folder, built by this machine's C compiler. Raises ``MissingRuntimeError`` for other files, which need
-    torch, and without a compiler; ``ArchiveError`` for a folder that was changed."""
+    """Load a kernel's folder, built by this machine's C compiler. Raises ``MissingRuntimeError`` for other files, which
+    need torch, and without a compiler; ``ArchiveError`` for a folder that was changed."""
     if not is_kernel(Path(path)) and not Path(path).is_dir():
         raise MissingRuntimeError(
             "torch is not installed",

@@ -1,4 +1,4 @@
-"""``export``: the only place that composes the stages, from a source to a verified archive."""
+"""The export pipeline: the only place that composes the stages, from a source to a verified archive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from exporter import __version__
 from exporter.archive import derivative_request, kernel_container, pt_archive
-from exporter.archive.cases import Case
+from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import (
     NEWTON_OUTPUTS,
     SCHEMA,
@@ -31,45 +31,45 @@ from exporter.archive.contract import (
     Solver,
     Tolerance,
 )
-from exporter.archive.derivative_request import Asked
-from exporter.archive.formats import KERNEL, named, output_path
-from exporter.archive.input_files import Given, read_inputs
+from exporter.archive.derivative_request import DerivativeRequest
+from exporter.archive.formats import KERNEL, choose_output_path, path_for_format
+from exporter.archive.input_files import InputValues, read_inputs
 from exporter.archive.tensor_spec import TensorSpec
-from exporter.archive.variable_renaming import Rename, renamed
-from exporter.backends.c_kernel.package import package
-from exporter.backends.convert import Converted, convert, refuse_suffix
+from exporter.archive.variable_renaming import RenameRule, rename_variables
+from exporter.backends.c_kernel.package import package_kernel
+from exporter.backends.convert import Converted, check_suffix, convert
 from exporter.backends.onnx.export import OPSET
-from exporter.capture.autograd_detection import as_it_runs
-from exporter.capture.serialization import packed
-from exporter.capture.tracing import Captured
+from exporter.capture.autograd_detection import detect_inner_autograd
+from exporter.capture.serialization import serialize_module
+from exporter.capture.tracing import CaptureResult
 from exporter.common import atomic_files
 from exporter.common.errors import UnsupportedError, UsageError
-from exporter.common.source_paths import without_folders
-from exporter.common.torch_hooks import quiet_deprecations
+from exporter.common.source_paths import strip_local_paths
+from exporter.common.torch_hooks import ignore_deprecations
 from exporter.frontends import python_factory, resolve
 from exporter.frontends.neml2 import input_file
-from exporter.graph.canonical_text import canonical_text, graph_hash
-from exporter.graph.provenance import opened
-from exporter.graph.reader import reloaded
-from exporter.graph.respecialization import Reason, reasons
-from exporter.model.eager.case_generation import METHOD, fresh_cases, method_cases, stored_cases
-from exporter.model.eager.evaluation import inference_conditions
-from exporter.model.eager.warmup import Warmup, first_run, warm_up
-from exporter.model.implicit.newton_solver import OnFailure, loops
-from exporter.model.implicit.solver_tolerances import of_solves
+from exporter.graph.canonical_text import format_canonical_text, hash_graph_text
+from exporter.graph.provenance import open_archive
+from exporter.graph.reader import reload_graphs
+from exporter.graph.respecialization import Reason, respecialization_reasons
+from exporter.model.eager.case_generation import METHOD, make_fresh_cases, make_method_cases, make_stored_cases
+from exporter.model.eager.evaluation import eager_context
+from exporter.model.eager.warmup import Warmup, run_first, warm_up
+from exporter.model.implicit.newton_solver import OnFailure, find_solvers
+from exporter.model.implicit.solver_tolerances import solver_tolerances
 from exporter.model.source import Listing, Source
 from exporter.soundness import gate
-from exporter.soundness.checked_capture import Announce, Clock, derived_seed, listing_of, sound_capture
+from exporter.soundness.checked_capture import Announce, Stopwatch, checked_capture, derive_seed, summarize_model
 from exporter.soundness.gate import Allowance
 
-# Verifies the archive at the first path, which is to be called by the second, with fresh cases of the model; raises
-# where it does not hold.
-Verify = Callable[[Path, Path, Sequence[Case]], Any]
+# Verifies the archive at the first path, reported under the second path, with fresh cases of the model; raises if a
+# check fails.
+Verify = Callable[[Path, Path, Sequence[ReferenceCase]], Any]
 
 
 @dataclass(frozen=True)
-class Containers:
-    """What is written: ``formats`` by name; ``opset`` of ONNX; ``verify`` for those that are no archive."""
+class OutputFormats:
+    """The formats to write: ``formats`` by name, ONNX's ``opset``, and ``verify`` for non-archives."""
 
     formats: tuple[str, ...] = ("pt",)
     opset: int = OPSET
@@ -78,16 +78,16 @@ class Containers:
 
 @dataclass(frozen=True)
 class Exported:
-    """One archive that was written and verified; with no ``pt`` among the formats it is gone, and ``path`` is the first
-    container. ``seconds`` by stage, in order."""
+    """One verified archive; without ``pt`` among the formats it is deleted, and ``path`` is the first container.
+    ``seconds`` are by stage, in order."""
 
     path: Path
     contract: Contract
     report: Any
     seconds: dict[str, float] = field(default_factory=dict)
-    # The other containers that were made of it.
+    # The other containers written from the archive.
     containers: tuple[Converted, ...] = ()
-    # Why it is another specialisation than an earlier export; None where it was held against none.
+    # Why it is another specialisation than an earlier export; None if it was not compared with one.
     reasons: tuple[Reason, ...] | None = None
 
 
@@ -97,122 +97,142 @@ def export(
     models: Sequence[str] = (),
     output: Path | None = None,
     renames: Sequence[str] = (),
-    inputs: Path | Given | None = None,
+    inputs: Path | InputValues | None = None,
     seed: int = 0,
     devices: Sequence[str] = ("cpu",),
     allow: Sequence[str] = (),
-    asked: Asked | None = None,
+    derivative_request: DerivativeRequest | None = None,
     against: Path | None = None,
     on_failure: OnFailure | None = None,
-    containers: Containers = Containers(),
+    containers: OutputFormats = OutputFormats(),
     verify: Verify,
     announce: Announce = lambda listing: None,
 ) -> list[Exported]:
     """Export models of ``source``, each to a file that appears only once it has been verified.
 
-    ``source`` is what the command line takes, a module, or a function of tensors; ``inputs`` a file of warmup inputs,
-    or a dict by name. ``output`` is the file, or a folder where several models are exported or it exists as one; the
-    default is ``NAME.pt`` here; ``devices`` are those on which ``verify`` runs it; ``allow`` lets findings of the
-    soundness gate pass, each as ``CHECK:REASON``; ``asked`` are derivatives; ``against`` is an earlier archive;
-    ``on_failure`` is what elements of an implicit model become that do not converge, where not what it says itself;
-    ``containers`` are those that are made of each archive.
-    Raises the errors of ``exporter.errors``; no file is left behind by a failure, and files of models before the one
-    that failed stay: each stands for itself.
+    ``source`` is what the command line takes, a module, or a function of tensors; ``inputs`` is a file of warmup
+    inputs, or a dict by name. ``output`` is the file, or a folder if several models are exported or if it exists as a
+    folder; the default is ``NAME.pt`` in the current folder. ``verify`` runs the file on ``devices``; ``allow`` lets
+    findings of the soundness gate pass, each as ``CHECK:REASON``; ``derivative_request`` names derivatives; ``against``
+    is an earlier archive; ``on_failure`` overrides what an implicit model returns for elements that do not converge;
+    ``containers`` are the formats written from each archive. Raises the errors of
+    ``exporter.common.errors``; a failure leaves no file behind, and the files of models before the one that failed
+    stay: each stands for itself.
     """
     if against is not None and "pt" not in containers.formats:
-        raise UsageError("an archive is compared with an archive", where="--against", expected="pt among the formats")
+        raise UsageError("--against compares archives only", where="--against", expected="pt among the formats")
     if output is not None and not output.is_dir() and not str(output).endswith("/") and len(models) < 2:
-        refuse_suffix(output, containers.formats)
-    rules = [Rename.parse(text) for text in renames]
-    allowed = [Allowance.parse(text) for text in allow]
-    exported = []
-    loads = sources_of(source, models, inputs)
+        check_suffix(output, containers.formats)
+    rules = [RenameRule.parse(text) for text in renames]
+    allowances = [Allowance.parse(text) for text in allow]
+    results = []
+    loads = resolve_sources(source, models, inputs)
     if against is not None and len(loads) > 1:
         raise UsageError(
-            "one earlier archive cannot stand for several models",
+            "one earlier archive cannot be compared with several models",
             where=f"--against {against}",
             got=", ".join(models),
             mend="export one model at a time",
         )
-    earlier = opened(against) if against is not None else None
+    earlier = open_archive(against) if against is not None else None
     for load in loads:
-        clock = Clock()
+        clock = Stopwatch()
         with clock("load"):
-            loaded = load()
+            model_source = load()
             if on_failure is not None:
-                _fail(loaded, on_failure)
-        path = output_path(output, loaded.name, several=len(loads) > 1, kind=containers.formats[0])
-        one = export_source(loaded, path, rules, seed, verify, announce, clock, devices, allowed, asked, containers)
+                apply_failure_policy(model_source, on_failure)
+        path = choose_output_path(output, model_source.name, several=len(loads) > 1, format_name=containers.formats[0])
+        result = run_export_stages(
+            model_source,
+            path,
+            rules,
+            seed,
+            verify,
+            announce,
+            clock,
+            devices,
+            allowances,
+            derivative_request,
+            containers,
+        )
         if earlier is not None:
-            one = dataclasses.replace(one, reasons=reasons(earlier, opened(path)))
-        exported.append(one)
-    return exported
+            result = dataclasses.replace(result, reasons=respecialization_reasons(earlier, open_archive(path)))
+        results.append(result)
+    return results
 
 
-def _fail(source: Source, on_failure: OnFailure) -> None:
-    within = loops(source.named)
-    if not within:
+def apply_failure_policy(source: Source, on_failure: OnFailure) -> None:
+    solvers = find_solvers(source.parameter_module)
+    if not solvers:
         raise UsageError(
-            f"model {source.name!r} solves nothing that could fail",
+            f"model {source.name!r} solves nothing that could fail to converge",
             where="--on-failure",
             got=on_failure,
             expected="a model with an implicit update",
         )
-    for loop in within.values():
-        loop.fail(on_failure)
+    for loop in solvers.values():
+        loop.set_failure_policy(on_failure)
 
 
-def export_source(
+def run_export_stages(
     source: Source,
     path: Path,
-    renames: Sequence[Rename],
+    renames: Sequence[RenameRule],
     seed: int,
     verify: Verify,
     announce: Announce,
-    clock: Clock,
+    clock: Stopwatch,
     devices: Sequence[str] = ("cpu",),
-    allowed: Sequence[Allowance] = (),
-    asked: Asked | None = None,
-    containers: Containers = Containers(),
+    allowances: Sequence[Allowance] = (),
+    derivative_request: DerivativeRequest | None = None,
+    containers: OutputFormats = OutputFormats(),
 ) -> Exported:
-    """The stages, one after the other. Draws of each stage have a seed of their own."""
+    """Run the stages of one export in order. The random draws of each stage have their own seed."""
     with clock("warmup"):
-        source = as_it_runs(source, derived_seed(seed, "warmup"))
+        source = detect_inner_autograd(source, derive_seed(seed, "warmup"))
     if len(containers.formats) > 1 and "pt" in containers.formats:
-        path = named(path, "pt")
+        path = path_for_format(path, "pt")
     kernel: dict[str, bytes] = {}
-    without: UnsupportedError | None = None
-    with atomic_files.replacing(path) if "pt" in containers.formats else _nowhere(path) as beside:
-        warm, captured, findings = sound_capture(source, seed, allowed, announce, clock, asked=asked)
+    kernel_error: UnsupportedError | None = None
+    with (
+        atomic_files.atomic_write_path(path)
+        if "pt" in containers.formats
+        else temporary_archive(path) as temporary_path
+    ):
+        warm, captured, findings = checked_capture(source, seed, allowances, announce, clock, asked=derivative_request)
         with clock("cases"):
-            stored = stored_cases(warm, derived_seed(seed, "stored cases"))
-            fresh, limits = fresh_cases(warm, derived_seed(seed, "fresh cases"))
-            stored = (*stored, *method_cases(warm, captured.methods, stored, derived_seed(seed, "tangents")))
-            fresh = (*fresh, *method_cases(warm, captured.methods, fresh, derived_seed(seed, "fresh tangents")))
-        envelope = envelope_of(warm.source.inputs, [*stored, *fresh])
-        contract = renamed(contract_of(warm, captured, (*findings, *limits), envelope, devices, asked), renames)
-        # The file's parameters ask for no gradients: it needs no autograd at run time.
-        off = dataclasses.replace(source, differentiates=False)
-        with clock("write"), inference_conditions(off), quiet_deprecations():
-            records = packed(captured.module)
-            text = canonical_text(reloaded(records, contract))
-            contract = dataclasses.replace(contract, graph=graph_hash(text))
-            pt_archive.write(beside, records, contract, stored, text)
+            stored = make_stored_cases(warm, derive_seed(seed, "stored cases"))
+            fresh, limits = make_fresh_cases(warm, derive_seed(seed, "fresh cases"))
+            stored = (*stored, *make_method_cases(warm, captured.methods, stored, derive_seed(seed, "tangents")))
+            fresh = (*fresh, *make_method_cases(warm, captured.methods, fresh, derive_seed(seed, "fresh tangents")))
+        envelope = compute_envelope(warm.source.inputs, [*stored, *fresh])
+        contract = rename_variables(
+            build_contract(warm, captured, (*findings, *limits), envelope, devices, derivative_request), renames
+        )
+        # The file's parameters require no gradients: it needs no autograd at run time.
+        frozen_source = dataclasses.replace(source, uses_autograd=False)
+        with clock("write"), eager_context(frozen_source), ignore_deprecations():
+            records = serialize_module(captured.module)
+            text = format_canonical_text(reload_graphs(records, contract))
+            contract = dataclasses.replace(contract, graph=hash_graph_text(text))
+            pt_archive.write(temporary_path, records, contract, stored, text)
             if KERNEL in containers.formats:
-                kernel, without = _kernel(beside)
-                carried = {pt_archive.KERNEL + name: kernel[name] for name in kernel_container.needed(kernel)}
-                pt_archive.write(beside, records, contract, stored, text, carried)
+                kernel, kernel_error = _package_kernel(temporary_path)
+                embedded_files = {
+                    pt_archive.KERNEL + name: kernel[name] for name in kernel_container.list_build_files(kernel)
+                }
+                pt_archive.write(temporary_path, records, contract, stored, text, embedded_files)
         with clock("verify"):
-            report = verify(beside, path, fresh)
-        others = [name for name in containers.formats if name != "pt" and not (name == KERNEL and without)]
-        made: list[Converted] = []
-        for name in others:
+            report = verify(temporary_path, path, fresh)
+        other_formats = [name for name in containers.formats if name != "pt" and not (name == KERNEL and kernel_error)]
+        conversions: list[Converted] = []
+        for name in other_formats:
             assert containers.verify is not None
             with clock(name):
-                made.append(
+                conversions.append(
                     convert(
-                        beside,
-                        named(path, name),
+                        temporary_path,
+                        path_for_format(path, name),
                         name,
                         opset=containers.opset,
                         kernel=kernel,
@@ -220,34 +240,33 @@ def export_source(
                         verify=containers.verify,
                     )
                 )
-    if without is not None:
-        # The archive is in its place by now, where it was asked for.
-        raise without
-    first = path if "pt" in containers.formats else made[0].path
-    return Exported(first, contract, report, clock.seconds, tuple(made))
+    if kernel_error is not None:
+        # The archive, if requested, is already in its place.
+        raise kernel_error
+    first_path = path if "pt" in containers.formats else conversions[0].path
+    return Exported(first_path, contract, report, clock.seconds, tuple(conversions))
 
 
-def _kernel(path: Path) -> tuple[dict[str, bytes], UnsupportedError | None]:
-    """The files of the kernel of the archive at ``path``; none, and why, where it has none."""
+def _package_kernel(path: Path) -> tuple[dict[str, bytes], UnsupportedError | None]:
+    """Return the files of the C kernel of the archive at ``path``, or no files and the error if it has no kernel."""
     try:
-        return package(pt_archive.read(path)), None
+        return package_kernel(pt_archive.read(path)), None
     except UnsupportedError as error:
         return {}, error
 
 
 @contextlib.contextmanager
-def _nowhere(path: Path) -> Iterator[Path]:
-    """An archive that is only there for others to be made of it."""
+def temporary_archive(path: Path) -> Iterator[Path]:
+    """Yield the path of an archive that only serves as the source of other containers."""
     with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
         yield Path(folder, f"{path.stem}.pt")
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A model that the soundness gate let pass, and what was said of it.
+    """A model that passed the soundness gate, with the findings about it.
 
-    ``checks`` are those that ran, ``not_run`` those that could not.
-    """
+    ``checks`` are the checks that ran, ``not_run`` those that could not run."""
 
     name: str
     findings: tuple[Finding, ...]
@@ -256,6 +275,7 @@ class Checked:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values."""
         return dataclasses.asdict(self) | {"sound": True}
 
 
@@ -263,59 +283,64 @@ def check(
     source: str | nn.Module | Callable[..., Any],
     *,
     models: Sequence[str] = (),
-    inputs: Path | Given | None = None,
+    inputs: Path | InputValues | None = None,
     seed: int = 0,
     allow: Sequence[str] = (),
     second_opinion: bool = False,
 ) -> list[Checked]:
-    """The soundness gate alone, for the models that ``export`` would export. Raises the errors that it would."""
-    allowed = [Allowance.parse(text) for text in allow]
-    checked = []
-    # The user's own module goes back to the mode that it was in.
+    """Run the soundness gate alone for the models that ``export`` would export, and raise the same errors."""
+    allowances = [Allowance.parse(text) for text in allow]
+    reports = []
+    # The user's own module is put back into its previous mode.
     modes = {m: m.training for m in source.modules()} if isinstance(source, nn.Module) else {}
-    for loaded in sources_of(source, models, inputs):
-        clock = Clock()
+    for load in resolve_sources(source, models, inputs):
+        clock = Stopwatch()
         try:
-            one = as_it_runs(loaded(), derived_seed(seed, "warmup"))
-            _, _, findings = sound_capture(one, seed, allowed, clock=clock, opinion=second_opinion)
+            marked_source = detect_inner_autograd(load(), derive_seed(seed, "warmup"))
+            _, _, findings = checked_capture(marked_source, seed, allowances, clock=clock, opinion=second_opinion)
         finally:
             for module, training in modes.items():
                 module.training = training
         not_run = tuple(f.check for f in findings if f.severity == "not run")
         ran = tuple(name for name in gate.RUNS if name not in not_run)
-        checked.append(Checked(one.name, findings, ran, not_run, round(sum(clock.seconds.values()), 3)))
-    return checked
+        reports.append(Checked(marked_source.name, findings, ran, not_run, round(sum(clock.seconds.values()), 3)))
+    return reports
 
 
-def sources_of(
-    source: str | nn.Module | Callable[..., Any], models: Sequence[str], inputs: Path | Given | None
+def resolve_sources(
+    source: str | nn.Module | Callable[..., Any], models: Sequence[str], inputs: Path | InputValues | None
 ) -> list[Callable[[], Source]]:
-    """What loads each of the models, one at a time."""
-    given = read_inputs(inputs) if isinstance(inputs, Path) else inputs
+    """Return one function for each model, which loads it when called."""
+    example_inputs = read_inputs(inputs) if isinstance(inputs, Path) else inputs
     if isinstance(source, nn.Module):
         name = type(getattr(source, "_orig_mod", source)).__name__
-        return [lambda: python_factory.from_module(source, name, given, f"the {name} that was given")]
+        return [lambda: python_factory.source_from_module(source, name, example_inputs, f"the {name} that was given")]
     if callable(source):
-        return [lambda: python_factory.from_callable(source, given)]
-    return [functools.partial(resolve.load, source, name, given) for name in resolve.chosen_models(source, models)]
+        return [lambda: python_factory.source_from_callable(source, example_inputs)]
+    return [
+        functools.partial(resolve.load, source, name, example_inputs) for name in resolve.choose_models(source, models)
+    ]
 
 
-def contract_of(
+def build_contract(
     warm: Warmup,
-    captured: Captured,
+    captured: CaptureResult,
     findings: tuple[Finding, ...],
     envelope: Envelope,
     devices: Sequence[str],
-    asked: Asked | None = None,
+    asked: DerivativeRequest | None = None,
 ) -> Contract:
+    """Build the contract of a captured model."""
     source = warm.source
     outputs = warm.output_specs
-    named = [name for name, _ in source.named.named_parameters()]
-    by = {o[1] for m in captured.methods.values() for o in m.outputs if not isinstance(o, str)}
-    by -= {s.name for s in source.inputs}
-    within = loops(source.named)
-    shape = () if len(within) == 1 else (len(within),)
-    kept = derivative_request.settable_names(asked.parameters if asked else (), captured.parameters, named, by)
+    parameter_names = [name for name, _ in source.parameter_module.named_parameters()]
+    wrt_names = {o[1] for m in captured.methods.values() for o in m.outputs if not isinstance(o, str)}
+    wrt_names -= {s.name for s in source.inputs}
+    solvers = find_solvers(source.parameter_module)
+    shape = () if len(solvers) == 1 else (len(solvers),)
+    settable = derivative_request.resolve_settable_parameters(
+        asked.parameters if asked else (), captured.parameters, parameter_names, wrt_names
+    )
     return Contract(
         schema=SCHEMA,
         name=source.name,
@@ -330,34 +355,34 @@ def contract_of(
         },
         parameters=tuple(
             ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
-            for name, p in source.named.named_parameters()
-            if name in kept
+            for name, p in source.parameter_module.named_parameters()
+            if name in settable
         ),
-        tolerance=of_solves(warm, captured.methods) if within else Tolerance(),
+        tolerance=solver_tolerances(warm, captured.methods) if solvers else Tolerance(),
         devices=tuple(devices),
         operators=captured.operators,
-        findings=tuple(map(_without_folders, (*warm.findings, *findings))),
+        findings=tuple(map(_strip_finding_paths, (*warm.findings, *findings))),
         envelope=envelope,
         differentiable=asked is not None and asked.differentiable,
-        solvers=tuple(Solver(path, loop.settings(), loop.fails_by()) for path, loop in within.items()),
-        info=tuple(TensorSpec(n, shape, d) for n, d in NEWTON_OUTPUTS.items()) if within else (),
+        solvers=tuple(Solver(path, loop.read_settings(), loop.get_failure_policy()) for path, loop in solvers.items()),
+        info=tuple(TensorSpec(n, shape, d) for n, d in NEWTON_OUTPUTS.items()) if solvers else (),
     )
 
 
-def _without_folders(finding: Finding) -> Finding:
-    """A file holds nothing of the folders that it was made in."""
-    texts = {f.name: without_folders(getattr(finding, f.name)) for f in dataclasses.fields(finding)}
+def _strip_finding_paths(finding: Finding) -> Finding:
+    """Return the finding without local folders in its texts: a file must not name the folders it was made in."""
+    texts = {f.name: strip_local_paths(getattr(finding, f.name)) for f in dataclasses.fields(finding)}
     return Finding(**texts)  # pyright: ignore[reportArgumentType]
 
 
-def envelope_of(specs: Sequence[TensorSpec], cases: Sequence[Case]) -> Envelope:
-    """The range of the finite values that each real input had in these cases."""
+def compute_envelope(specs: Sequence[TensorSpec], cases: Sequence[ReferenceCase]) -> Envelope:
+    """Return the range of finite values that each real input had in these cases."""
     values = {}
     for i, spec in enumerate(specs):
-        given = [case.inputs[i].flatten() for case in cases]
+        samples = [case.inputs[i].flatten() for case in cases]
         if spec.dtype == "bool" or spec.dtype.startswith("complex"):
             continue
-        numbers = torch.cat([t.to(torch.float64) for t in given]) if given else torch.empty(0)
+        numbers = torch.cat([t.to(torch.float64) for t in samples]) if samples else torch.empty(0)
         finite = numbers[torch.isfinite(numbers)]
         if finite.numel():
             values[spec.name] = Range(float(finite.min()), float(finite.max()))
@@ -365,30 +390,30 @@ def envelope_of(specs: Sequence[TensorSpec], cases: Sequence[Case]) -> Envelope:
 
 
 def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None) -> list[Listing]:
-    """Name, inputs and outputs of the chosen models; of all models, for an input file with none chosen.
+    """Return name, inputs and outputs of the chosen models; of all models of an input file if none is chosen.
 
-    An input file is only read. A Python model is run, as its outputs need not be declared.
-    """
+    An input file is only read. A Python model is run, as its outputs need not be declared."""
     if resolve.is_python(source):
-        (name,) = resolve.chosen_models(source, models)
-        seed = derived_seed(0, "warmup")
-        loaded = as_it_runs(resolve.load(source, name, read_inputs(inputs) if inputs else None), seed)
-        return [listing_of(warm_up(first_run(loaded, seed), derived_seed(0, "more warmup")))]
+        (name,) = resolve.choose_models(source, models)
+        seed = derive_seed(0, "warmup")
+        model_source = detect_inner_autograd(resolve.load(source, name, read_inputs(inputs) if inputs else None), seed)
+        return [summarize_model(warm_up(run_first(model_source, seed), derive_seed(0, "more warmup")))]
     path = Path(source)
-    return [input_file.listing(path, name) for name in models or input_file.model_names(path)]
+    return [input_file.build_listing(path, name) for name in models or input_file.list_model_names(path)]
 
 
-def as_dict(exported: Exported) -> dict[str, Any]:
+def result_to_dict(result: Exported) -> dict[str, Any]:
+    """Return an export's result as JSON-ready values."""
     return {
-        "path": str(exported.path),
-        "name": exported.contract.name,
-        "report": exported.report.as_dict(),
-        "seconds": dict(exported.seconds),
-        "findings": [dataclasses.asdict(f) for f in exported.contract.findings],
+        "path": str(result.path),
+        "name": result.contract.name,
+        "report": result.report.as_dict(),
+        "seconds": dict(result.seconds),
+        "findings": [dataclasses.asdict(f) for f in result.contract.findings],
         **(
-            {"containers": [{"path": str(c.path), "report": c.report.as_dict()} for c in exported.containers]}
-            if exported.containers
+            {"containers": [{"path": str(c.path), "report": c.report.as_dict()} for c in result.containers]}
+            if result.containers
             else {}
         ),
-        **({"against": list(map(dataclasses.asdict, exported.reasons))} if exported.reasons is not None else {}),
+        **({"against": list(map(dataclasses.asdict, result.reasons))} if result.reasons is not None else {}),
     }

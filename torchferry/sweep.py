@@ -1,4 +1,4 @@
-"""Every model of every input file below some folders: exported, verified, and told, with the reason of each failure."""
+"""A sweep over every model of every input file below some folders: export, verify, and report each failure's reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from exporter.common.errors import OutputError, TorchferryError, UsageError, first_line
+from exporter.common.errors import OutputError, TorchferryError, UsageError, summarize_error
 from torchferry.pipeline import Exported
 
 VERIFIED, REFUSED, CRASHED = "verified", "refused", "crashed"
@@ -22,13 +22,15 @@ TASKS_PER_PROCESS = 8
 
 
 class Export(Protocol):
-    """``torchferry.export``: raises for whatever is not exported and verified."""
+    """``torchferry.export``, which raises for a model that is not exported and verified."""
 
     def __call__(self, source: str, *, models: Sequence[str], output: Path, seed: int) -> list[Exported]: ...
 
 
 @dataclass(frozen=True)
 class Task:
+    """One model of one input file, to be exported."""
+
     folder: Path
     file: Path
     model: str
@@ -38,11 +40,10 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One model. ``kind`` is the error's class, ``reason`` its first line; figures are the worst over all outputs.
+class SweepRow:
+    """The result of one model. ``kind`` is the error's class, ``reason`` its first line; figures are the worst of all.
 
-    ``driven`` says that a driver of the file names this model: the one that the file is about.
-    """
+    ``driven`` says that a driver of the file names this model: it is the one that the file is about."""
 
     file: str
     model: str
@@ -56,28 +57,28 @@ class Row:
     max_ulp: int = 0
 
 
-def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[Task], list[Row]]:
-    """A task for each model, and a row for each file that does not even parse. Raises ``UsageError`` for no files."""
+def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[Task], list[SweepRow]]:
+    """Return a task for each model and a row for each unparsable file. Raises ``UsageError`` if there are no files."""
     from exporter.frontends.neml2 import input_file
 
     tasks, rows = [], []
-    seen: dict[Path, Path] = {}
+    folder_by_label: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
             raise UsageError("there is no such folder to sweep", where=str(folder))
         for file in sorted(folder.rglob("*.i")):
-            label = _label(folder, file)
-            if label in seen:
+            label = _make_label(folder, file)
+            if label in folder_by_label:
                 raise UsageError(
                     "two folders of a sweep have one name",
-                    where=f"{seen[label]} and {folder}",
+                    where=f"{folder_by_label[label]} and {folder}",
                     expected="folders of different names: archives are written below OUTPUT/NAME",
                 )
-            seen[label] = folder
+            folder_by_label[label] = folder
             try:
-                names, driven = input_file.model_names(file), input_file.driver_models(file)
+                names, driven = input_file.list_model_names(file), input_file.list_driver_models(file)
             except TorchferryError as error:
-                rows.append(_row(label, "", True, error, 0.0))
+                rows.append(_make_error_row(label, "", True, error, 0.0))
                 continue
             place = output / label.with_suffix("")
             tasks += [Task(folder, file, name, name in driven, place / f"{name}.pt", seed) for name in names]
@@ -90,16 +91,16 @@ def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[T
     return tasks, rows
 
 
-def run_task(task: Task, export: Export) -> Row:
-    """Export and verify one model; whatever goes wrong becomes its row."""
+def run_task(task: Task, export: Export) -> SweepRow:
+    """Export and verify one model; any failure becomes its row."""
     start = time.perf_counter()
-    label = _label(task.folder, task.file)
+    label = _make_label(task.folder, task.file)
     try:
-        exported = export(str(task.file), models=[task.model], output=task.output, seed=task.seed)
+        results = export(str(task.file), models=[task.model], output=task.output, seed=task.seed)
     except Exception as error:
-        return _row(label, task.model, task.driven, error, time.perf_counter() - start)
-    figures = [o.comparison for o in exported[0].report.outputs]
-    return Row(
+        return _make_error_row(label, task.model, task.driven, error, time.perf_counter() - start)
+    figures = [o.comparison for o in results[0].report.outputs]
+    return SweepRow(
         str(label),
         task.model,
         task.driven,
@@ -111,14 +112,14 @@ def run_task(task: Task, export: Export) -> Row:
     )
 
 
-def processes(jobs: int) -> Callable[[], Executor]:
-    """Fresh processes, not forks: torch's threads do not survive a fork."""
+def make_pool_factory(jobs: int) -> Callable[[], Executor]:
+    """Return a factory of process pools. They are spawned, not forked: torch's threads do not survive a fork."""
     spawn = multiprocessing.get_context("spawn")
-    return lambda: ProcessPoolExecutor(jobs, spawn, _interrupted_by_parent)
+    return lambda: ProcessPoolExecutor(jobs, spawn, _handle_parent_signals)
 
 
-def _interrupted_by_parent() -> None:
-    """A worker ends by its parent's SIGTERM, in an orderly way; Ctrl-C at the terminal is the parent's to handle."""
+def _handle_parent_signals() -> None:
+    """End a worker in order on its parent's SIGTERM; Ctrl-C at the terminal is left to the parent."""
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
@@ -134,14 +135,13 @@ def sweep(
     executor: Callable[[], Executor],
     *,
     seed: int = 0,
-    watch: Callable[[int], Callable[[Row], Any]] = lambda total: lambda row: None,
-) -> list[Row]:
+    watch: Callable[[int], Callable[[SweepRow], Any]] = lambda total: lambda row: None,
+) -> list[SweepRow]:
     """Export and verify every model below ``folders``; archives and ``report.json`` go to ``output``.
 
-    ``executor`` makes a ``concurrent.futures`` executor; ``watch`` is told the number of models and gives what is told
-    of each row. An interrupt leaves the archives and a report of what was done until then. Raises ``UsageError`` for
-    folders without input files, ``OutputError`` where results cannot be written.
-    """
+    ``executor`` makes a ``concurrent.futures`` executor; ``watch`` gets the number of models and returns a function
+    that gets each row. An interrupt leaves the archives and a report of the models done so far. Raises ``UsageError``
+    for folders without input files, ``OutputError`` if results cannot be written."""
     tasks, rows = find_tasks(folders, output, seed)
     report = output / "report.json"
     try:
@@ -151,7 +151,7 @@ def sweep(
         raise OutputError(
             "the results of the sweep cannot be written", where=str(output), got=error.strerror or str(error)
         ) from None
-    done: dict[Task, Row] = {}
+    done: dict[Task, SweepRow] = {}
     tell = watch(len(tasks))
     try:
         for task, row in run_tasks(tasks, export, executor):
@@ -159,29 +159,30 @@ def sweep(
             tell(row)
     finally:
         rows += [done[task] for task in tasks if task in done]
-        report.write_text(as_json(rows) + "\n")
+        report.write_text(rows_to_json(rows) + "\n")
     return rows
 
 
-def run_tasks(tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]) -> Iterator[tuple[Task, Row]]:
-    """Tasks and their rows as they are done.
+def run_tasks(
+    tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]
+) -> Iterator[tuple[Task, SweepRow]]:
+    """Yield tasks and their rows as they finish.
 
     torch keeps every graph that a process traced, so a pool ends after a few models a process. (The pool's own
-    ``max_tasks_per_child`` comes to a standstill: CPython issue 115634.)
-    """
-    rest = list(tasks)
-    while rest:
+    ``max_tasks_per_child`` comes to a standstill: CPython issue 115634.)"""
+    remaining = list(tasks)
+    while remaining:
         pool = executor()
         count = TASKS_PER_PROCESS * getattr(pool, "_max_workers", 1)
-        now, rest = rest[:count], rest[count:]
-        yield from _run_in(pool, now, export, executor)
+        batch, remaining = remaining[:count], remaining[count:]
+        yield from _run_in_pool(pool, batch, export, executor)
 
 
-def _run_in(
+def _run_in_pool(
     pool: Executor, tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]
-) -> Iterator[tuple[Task, Row]]:
-    """A process that dies takes its whole pool along, so what it left unfinished is run once more, each task in a pool
-    of its own."""
+) -> Iterator[tuple[Task, SweepRow]]:
+    """Run tasks in one pool. A process that dies ends its whole pool, so unfinished tasks are run once more, each in a
+    pool of its own."""
     unfinished = dict.fromkeys(tasks)
     futures = {pool.submit(run_task, task, export): task for task in tasks}
     try:
@@ -204,26 +205,27 @@ def _run_in(
             try:
                 yield task, alone.submit(run_task, task, export).result()
             except BrokenExecutor as error:
-                label = str(_label(task.folder, task.file))
-                yield task, Row(label, task.model, task.driven, CRASHED, 0.0, "crash", str(error))
+                label = str(_make_label(task.folder, task.file))
+                yield task, SweepRow(label, task.model, task.driven, CRASHED, 0.0, "crash", str(error))
 
 
-def as_json(rows: Iterable[Row]) -> str:
+def rows_to_json(rows: Iterable[SweepRow]) -> str:
+    """Return the rows and the count of each verdict as JSON."""
     rows = list(rows)
     counts = {v: sum(r.verdict == v for r in rows) for v in (VERIFIED, REFUSED, CRASHED)}
     models = [dataclasses.asdict(r) for r in rows]
     return json.dumps({"counts": counts, "models": models}, indent=1)
 
 
-def _label(folder: Path, file: Path) -> Path:
-    """How a file is called in rows and below the output: the folder's own name (also of ``.``), then the rest."""
+def _make_label(folder: Path, file: Path) -> Path:
+    """Return the label of a file in rows and below the output: the folder's name (also of ``.``), then the rest."""
     return Path(folder.resolve().name) / file.relative_to(folder)
 
 
-def _row(file: Path, model: str, driven: bool, error: Exception, seconds: float) -> Row:
+def _make_error_row(file: Path, model: str, driven: bool, error: Exception, seconds: float) -> SweepRow:
     ours = isinstance(error, TorchferryError)
-    reason = first_line(error).split(": ", 1)[-1] if ours else traceback.format_exc().strip()
-    return Row(
+    reason = summarize_error(error).split(": ", 1)[-1] if ours else traceback.format_exc().strip()
+    return SweepRow(
         str(file),
         model,
         driven,

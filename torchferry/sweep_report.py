@@ -1,4 +1,4 @@
-"""A sweep as a Markdown page: figures by folder, then every model that was not verified, with its reason."""
+"""The Markdown page of a sweep: figures by folder, then every model that was not verified, with its reason."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from exporter.frontends.neml2 import input_file
-from torchferry.sweep import VERIFIED, Row
+from torchferry.sweep import VERIFIED, SweepRow
 
 
-def coverage_page(rows: Sequence[Row], versions: str) -> str:
+def render_coverage_page(rows: Sequence[SweepRow], versions: str) -> str:
+    """Return the rows of a sweep as a Markdown page."""
     lines = [
         "# Coverage",
         "",
@@ -22,9 +23,9 @@ def coverage_page(rows: Sequence[Row], versions: str) -> str:
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for folder in dict.fromkeys(r.file.split("/")[0] for r in rows):
-        here = [r for r in rows if r.file.split("/")[0] == folder]
-        driven = [r for r in here if r.driven]
-        cells = [folder, len(here), _verified(here), len(driven), _verified(driven)]
+        folder_rows = [r for r in rows if r.file.split("/")[0] == folder]
+        driven = [r for r in folder_rows if r.driven]
+        cells = [folder, len(folder_rows), _count_verified(folder_rows), len(driven), _count_verified(driven)]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     verified = [r for r in rows if r.verdict == VERIFIED]
     if verified:
@@ -37,8 +38,8 @@ def coverage_page(rows: Sequence[Row], versions: str) -> str:
     failed = [r for r in rows if r.verdict != VERIFIED]
     if failed:
         lines += ["", "## Not verified", ""]
-    for reason in dict.fromkeys(_grouped(r) for r in failed):
-        group = [r for r in failed if _grouped(r) == reason]
+    for reason in dict.fromkeys(_group_reason(r) for r in failed):
+        group = [r for r in failed if _group_reason(r) == reason]
         lines += [f"### {reason} ({len(group)})", "", "| file | models |", "| --- | --- |"]
         for file in dict.fromkeys(r.file for r in group):
             models = ", ".join(f"`{r.model}`" for r in group if r.file == file)
@@ -47,17 +48,17 @@ def coverage_page(rows: Sequence[Row], versions: str) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def versions() -> str:
-    """Of what a sweep depends on, for its page."""
-    built = "built for it" if input_file.built_for_this_torch() else "not built for it"
+def describe_versions() -> str:
+    """Return the versions that a sweep depends on, for its page."""
+    built = "built for it" if input_file.check_neml2_abi() else "not built for it"
     return f"neml2 {input_file.version()} ({built}), torch {version('torch')}, Python {platform.python_version()}"
 
 
-def _verified(rows: Sequence[Row]) -> int:
+def _count_verified(rows: Sequence[SweepRow]) -> int:
     return sum(r.verdict == VERIFIED for r in rows)
 
 
-def _grouped(row: Row) -> str:
-    """The reason without the model's own name, so that equal reasons stand together."""
+def _group_reason(row: SweepRow) -> str:
+    """Return the reason without the model's own name, so that equal reasons are grouped."""
     text = row.reason.replace(f"'{row.model}'", "").replace("  ", " ").strip()
     return f"{row.kind}: {text}"

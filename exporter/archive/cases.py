@@ -1,4 +1,4 @@
-"""The stored cases: inputs of a method, and what eager mode gave for them."""
+"""Stored reference cases: inputs of a method, and the outputs of eager mode for them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     import torch
 
 _CASE_KEY = re.compile(r".+/.+/(in|out)/\d+", re.DOTALL)
-# How the names of cases of extreme magnitudes begin.
-EXTREMES = ("small_", "large_")
+# Prefixes of the names of cases of extreme magnitude.
+EXTREME_PREFIXES = ("small_", "large_")
 
 
 @dataclass(frozen=True)
-class Case:
-    """Inputs of one method and the outputs that eager mode gave, in the contract's order."""
+class ReferenceCase:
+    """Inputs of one method and the outputs of eager mode, in the contract's order."""
 
     name: str
     method: str
@@ -30,8 +30,8 @@ class Case:
     outputs: tuple[torch.Tensor, ...]
 
 
-def pack_cases(cases: Sequence[Case]) -> bytes:
-    """``torch.save`` of ``"<case>/<method>/in/<i>"`` and ``".../out/<i>"`` to contiguous tensors of their own."""
+def pack_cases(cases: Sequence[ReferenceCase]) -> bytes:
+    """Serialize ``"<case>/<method>/in/<i>"`` and ``".../out/<i>"`` with ``torch.save``, as contiguous copies."""
     import torch
 
     tensors: dict[str, torch.Tensor] = {}
@@ -46,35 +46,36 @@ def pack_cases(cases: Sequence[Case]) -> bytes:
     return buffer.getvalue()
 
 
-def unpack_cases(data: bytes, contract: Contract, where: str) -> tuple[Case, ...]:
+def unpack_cases(data: bytes, contract: Contract, where: str) -> tuple[ReferenceCase, ...]:
+    """Read serialized cases and check them against the contract. Raises ``ArchiveError``."""
     import torch
 
     try:
         tensors = torch.load(io.BytesIO(data), weights_only=True)
     except Exception as error:
         raise ArchiveError("the stored cases cannot be read", where=where, got=str(error)) from None
-    return cases_of(tensors, contract, where)
+    return cases_from_tensors(tensors, contract, where)
 
 
-def cases_of(tensors: Any, contract: Contract, where: str) -> tuple[Case, ...]:
-    """Raises ``ArchiveError`` for tensors by other names than those of cases, and that do not fit the contract."""
+def cases_from_tensors(tensors: Any, contract: Contract, where: str) -> tuple[ReferenceCase, ...]:
+    """Build cases from tensors by name; raise ``ArchiveError`` for invalid names or a misfit with the contract."""
     import torch
 
-    named = isinstance(tensors, dict) and all(
+    is_valid = isinstance(tensors, dict) and all(
         isinstance(v, torch.Tensor) and _CASE_KEY.fullmatch(str(k)) for k, v in tensors.items()
     )
-    if not named:
+    if not is_valid:
         raise ArchiveError(
             "the stored cases are not tensors by name",
             where=where,
             expected='a dict of "<case>/<method>/in/<i>" and ".../out/<i>" to tensors',
         )
-    found: dict[tuple[str, str], dict[tuple[str, int], torch.Tensor]] = {}
+    groups: dict[tuple[str, str], dict[tuple[str, int], torch.Tensor]] = {}
     for key, value in tensors.items():
         case, method, side, index = key.rsplit("/", 3)
-        found.setdefault((case, method), {})[(side, int(index))] = value
+        groups.setdefault((case, method), {})[(side, int(index))] = value
     cases = []
-    for (name, method), values in found.items():
+    for (name, method), values in groups.items():
         spec = contract.methods.get(method)
         expected = (
             {("in", i) for i in range(len(spec.inputs))} | {("out", i) for i in range(len(spec.outputs))}
@@ -90,31 +91,31 @@ def cases_of(tensors: Any, contract: Contract, where: str) -> tuple[Case, ...]:
             )
         inputs = tuple(values["in", i] for i in range(len(spec.inputs)))
         outputs = tuple(values["out", i] for i in range(len(spec.outputs)))
-        _refuse_misfits(contract, f"{where}, case {name!r}", spec, inputs, outputs)
-        cases.append(Case(name, method, inputs, outputs))
-    without = [method for method in contract.methods if method not in {case.method for case in cases}]
-    if cases and without:
-        raise ArchiveError(f"method {without[0]!r} has no cases", where=where, mend="export the model again")
+        _check_case(contract, f"{where}, case {name!r}", spec, inputs, outputs)
+        cases.append(ReferenceCase(name, method, inputs, outputs))
+    missing = [method for method in contract.methods if method not in {case.method for case in cases}]
+    if cases and missing:
+        raise ArchiveError(f"method {missing[0]!r} has no cases", where=where, mend="export the model again")
     if not cases:
         raise ArchiveError("the archive holds no cases", where=where, mend="export the model again")
     return tuple(cases)
 
 
-def _refuse_misfits(
+def _check_case(
     contract: Contract, where: str, method: MethodSpec, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> None:
-    """Raises ``ArchiveError`` where a case's tensors have other shapes or dtypes than the contract says."""
+    """Raise ``ArchiveError`` if a case's tensors have other shapes or dtypes than the contract says."""
     batches = set()
     sizes: dict[str, int] = {}
-    taken = [contract.taken(name) for name in method.inputs]
-    returned = [contract.returned(name) for name in method.outputs]
-    for names, values, known in ((method.inputs, inputs, taken), (method.outputs, outputs, returned)):
-        for name, value, spec in zip(names, values, known, strict=True):
-            lead = value.ndim - len(spec.shape)
+    input_specs = [contract.input_spec(name) for name in method.inputs]
+    output_specs = [contract.output_spec(name) for name in method.outputs]
+    for names, values, specs in ((method.inputs, inputs, input_specs), (method.outputs, outputs, output_specs)):
+        for name, value, spec in zip(names, values, specs, strict=True):
+            batch_ndim = value.ndim - len(spec.shape)
             got = f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
             if (
-                lead != contract.batch.ndim
-                or not fits_shape(value.shape[lead:], spec.shape, sizes)
+                batch_ndim != contract.batch.ndim
+                or not fits_shape(value.shape[batch_ndim:], spec.shape, sizes)
                 or f"torch.{spec.dtype}" != str(value.dtype)
             ):
                 raise ArchiveError(
@@ -124,19 +125,19 @@ def _refuse_misfits(
                     expected=f"{['batch'] * contract.batch.ndim + list(spec.shape)} {spec.dtype}".replace("'", ""),
                     mend="export the model again",
                 )
-            batches.add(tuple(value.shape[:lead]))
+            batches.add(tuple(value.shape[:batch_ndim]))
     if len(batches) > 1:
         raise ArchiveError(
             "a case has tensors of different batches", where=where, got=", ".join(map(str, sorted(batches)))
         )
 
 
-def admits(contract: Contract, case: Case) -> bool:
-    """Whether a case has the one batch dimension, of one size, that a container takes."""
+def supports_case(contract: Contract, case: ReferenceCase) -> bool:
+    """Return whether a case has a single batch dimension, of one size, which is what a container accepts."""
     if 0 not in contract.batch.sizes and any(v.numel() == 0 for v in case.inputs):
         return False
     if contract.batch.ndim == 0:
         return case.method in contract.methods
-    shapes = [contract.taken(name).fixed for name in contract.methods[case.method].inputs]
-    leads = {tuple(v.shape[: v.ndim - len(s)]) for v, s in zip(case.inputs, shapes, strict=True)}
-    return len(leads) == 1 and len(leads.pop()) == 1
+    shapes = [contract.input_spec(name).static_shape for name in contract.methods[case.method].inputs]
+    batch_shapes = {tuple(v.shape[: v.ndim - len(s)]) for v, s in zip(case.inputs, shapes, strict=True)}
+    return len(batch_shapes) == 1 and len(batch_shapes.pop()) == 1

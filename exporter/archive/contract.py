@@ -1,8 +1,7 @@
-"""What an archive promises: names, shapes, dtypes, methods, tolerances. Knows no files and no torch.
+"""The contract of an archive: names, shapes, dtypes, methods, tolerances. Uses no files and no torch.
 
-Schema 1. The text form is JSON; reading it is strict, so that a contract that was edited by hand or damaged
-is refused with the path of the field at fault.
-"""
+Schema 1. The text form is JSON; reading is strict, so a damaged contract or one edited by hand is rejected with
+the path of the field at fault."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the model came from; ``sha256`` is of the input file."""
+    """The source of the model; ``sha256`` is the digest of the input file."""
 
     kind: str
     library: str
@@ -34,11 +33,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Batch:
-    """``ndim`` 1: independent elements, any number of leading dimensions; 0: whole shapes, fixed but for open sizes.
+    """``ndim`` 1: independent elements, any number of leading dimensions; 0: full shapes, fixed but for open sizes.
 
     ``sizes`` (of the batch, or of the first open size) and ``ranks`` are those that verification ran; ``limits`` says
-    what eager mode itself refused.
-    """
+    what eager mode itself rejected."""
 
     ndim: int
     sizes: tuple[int, ...] = ()
@@ -47,18 +45,17 @@ class Batch:
     __pydantic_config__ = STRICT
 
 
-# Before the name of a variable: what ``jvp`` pushes forward, and what ``vjp`` pulls back.
+# Prefixes of variable names: what ``jvp`` pushes forward, and what ``vjp`` pulls back.
 TANGENT, COTANGENT = "tangent:", "cotangent:"
 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """Names of what a method takes and returns, in call order.
+    """Names of a method's inputs and outputs, in call order.
 
     A Jacobian block is ``(output, input)`` or ``(output, parameter)``; ``tangent:a`` and ``cotangent:a`` have the shape
-    of ``a``. ``how`` says how derivatives are computed, ``zeros`` which blocks are left out because the output does not
-    depend on the input or parameter, ``symmetric`` which are second derivatives of a potential.
-    """
+    of ``a``. ``how`` says how derivatives are computed; ``zeros`` lists the blocks that are left out because the output
+    does not depend on the input or parameter, ``symmetric`` those that are second derivatives of a potential."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str | tuple[str, str], ...]
@@ -69,12 +66,13 @@ class MethodSpec:
     __pydantic_config__ = STRICT
 
 
-def block_name(of: str, by: str) -> str:
-    return f"d {of} / d {by}"
+def block_name(output: str, wrt: str) -> str:
+    """Return the name of a Jacobian block."""
+    return f"d {output} / d {wrt}"
 
 
-def bare(name: str) -> str:
-    """The variable that a tangent or cotangent belongs to."""
+def strip_prefix(name: str) -> str:
+    """Return the variable that a tangent or cotangent belongs to."""
     return name.removeprefix(TANGENT).removeprefix(COTANGENT)
 
 
@@ -90,8 +88,8 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class Solver:
-    """An implicit update in the file. ``settings`` are tensors at ``path`` that can be set as parameters can;
-    ``on_failure`` is what an element that does not converge becomes: ``nan``, its ``last`` iterate, or an error
+    """An implicit update in the file. ``settings`` are tensors at ``path`` that can be set like parameters;
+    ``on_failure`` says what an element that does not converge becomes: ``nan``, its ``last`` iterate, or an error
     (``raise``)."""
 
     path: str
@@ -100,13 +98,13 @@ class Solver:
     __pydantic_config__ = STRICT
 
 
-# What ``newton_info`` returns, for each solve.
+# Outputs of ``newton_info``, for each solve.
 NEWTON_OUTPUTS = {"iterations": "int64", "residual_norm": "float64", "status": "int64"}
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """``floor``: what rounding leaves of a derivative that is zero."""
+    """Tolerances of one output or dtype. ``floor`` is the rounding error of a derivative that is zero."""
 
     rtol: float
     atol: float
@@ -135,7 +133,7 @@ class Tolerance:
     __pydantic_config__ = STRICT
 
     def bounds(self, output: str | tuple[str, str], dtype: str) -> Bounds:
-        """Exact for dtypes without a tolerance: integers and booleans. A block without bounds has the output's."""
+        """Return the bounds of an output: exact for integers and booleans; a block without bounds has the output's."""
         if not isinstance(output, str):
             return self.outputs.get(block_name(*output)) or self.bounds(output[0], dtype)
         return self.outputs.get(output) or self.dtypes.get(dtype) or Bounds(0.0, 0.0)
@@ -143,12 +141,11 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a check saw.
+    """The result of one check.
 
-    ``severity``: ``unsound`` keeps the model from being exported; ``sound`` was let pass for this ``reason``;
-    ``allowed`` is unsound and was let pass by the user, with the user's reason; ``not run`` is a check that could not
-    run. ``where`` is file and line of the user's source; ``evidence`` what was seen there; ``mend`` what to do.
-    """
+    ``severity``: ``unsound`` keeps the model from being exported; ``sound`` passed for this ``reason``;
+    ``allowed`` is unsound and was allowed by the user, with the user's reason; ``not run`` is a check that could not
+    run. ``where`` is file and line of the user's source; ``evidence`` what was observed there; ``mend`` what to do."""
 
     check: str
     what: str
@@ -162,7 +159,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Range:
-    """Both ends included."""
+    """A closed interval: both ends are included."""
 
     low: float
     high: float
@@ -171,10 +168,9 @@ class Range:
 
 @dataclass(frozen=True)
 class Envelope:
-    """What was checked: the finite values of each real input over all cases and fresh inputs, by name; the dtypes.
+    """The checked range: finite values of each real input over all cases and fresh inputs, by name; the dtypes.
 
-    Batch sizes and numbers of batch dimensions are in ``Batch``, devices in ``Contract.devices``.
-    """
+    Batch sizes and numbers of batch dimensions are in ``Batch``, devices in ``Contract.devices``."""
 
     values: dict[str, Range] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ()
@@ -183,6 +179,8 @@ class Envelope:
 
 @dataclass(frozen=True)
 class CreatedWith:
+    """Versions of the software that wrote the archive."""
+
     torchferry: str
     torch: str
     python: str
@@ -191,6 +189,8 @@ class CreatedWith:
 
 @dataclass(frozen=True)
 class Contract:
+    """The contract of an archive, stored as ``contract.json``."""
+
     schema: int
     name: str
     source: Origin
@@ -205,54 +205,63 @@ class Contract:
     operators: tuple[str, ...]
     findings: tuple[Finding, ...]
     envelope: Envelope
-    # torch's autograd works through ``forward``, and was held against eager mode's.
+    # torch's autograd works through ``forward``, and was compared with eager mode's.
     differentiable: bool = False
-    # Implicit models: their solves, and what ``newton_info`` says of them, of shape () or one number for each solve.
+    # Implicit models: their solves, and the outputs of ``newton_info``, of shape () or one number for each solve.
     solvers: tuple[Solver, ...] = ()
     info: tuple[TensorSpec, ...] = ()
-    # sha256 of the canonical text of the graphs (``exporter.graph.canonical``): what the file computes.
+    # sha256 of the canonical text of the graphs (``exporter.graph.canonical``): identifies what the file computes.
     graph: str = ""
     __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
-        for kind, specs in (("input", self.inputs), ("output", (*self.outputs, *self.info))):
+        for role, specs in (("input", self.inputs), ("output", (*self.outputs, *self.info))):
             names = [spec.name for spec in specs]
             repeated = sorted({name for name in names if names.count(name) > 1})
             if repeated:
-                raise UsageError(f"two {kind}s have one name", got=", ".join(map(repr, repeated)))
-        # Holds open sizes to the same rules.
+                raise UsageError(f"two {role}s have the same name", got=", ".join(map(repr, repeated)))
+        # Applies the same rules to open sizes.
         Signature(self.inputs, self.outputs, self.batch.ndim)
         ins, outs = {spec.name for spec in self.inputs}, {spec.name for spec in (*self.outputs, *self.info)}
-        bys = ins | {spec.name for spec in self.parameters}
+        wrt_names = ins | {spec.name for spec in self.parameters}
         for method, spec in self.methods.items():
-            unknown = [n for n in spec.inputs if bare(n) not in (outs if n.startswith(COTANGENT) else ins)]
+            unknown = [n for n in spec.inputs if strip_prefix(n) not in (outs if n.startswith(COTANGENT) else ins)]
             for output in spec.outputs:
-                of, by = (output, None) if isinstance(output, str) else output
-                unknown += [] if bare(of) in (ins if of.startswith(COTANGENT) else outs) else [of]
-                unknown += [] if by is None or by in bys else [by]
-            unknown += [of for of, _ in spec.zeros if of not in outs] + [by for _, by in spec.zeros if by not in bys]
-            unknown += [of for of, by in spec.symmetric if (of, by) not in spec.outputs]
+                output_name, wrt = (output, None) if isinstance(output, str) else output
+                unknown += (
+                    []
+                    if strip_prefix(output_name) in (ins if output_name.startswith(COTANGENT) else outs)
+                    else [output_name]
+                )
+                unknown += [] if wrt is None or wrt in wrt_names else [wrt]
+            unknown += [output_name for output_name, _ in spec.zeros if output_name not in outs] + [
+                wrt for _, wrt in spec.zeros if wrt not in wrt_names
+            ]
+            unknown += [output_name for output_name, wrt in spec.symmetric if (output_name, wrt) not in spec.outputs]
             if unknown:
                 raise UsageError(
-                    f"method {method!r} speaks of variables that the contract does not have",
+                    f"method {method!r} refers to variables that are not in the contract",
                     got=", ".join(map(repr, unknown)),
                 )
 
-    def taken(self, name: str) -> TensorSpec:
-        """What a method takes by this name: an input, its tangent, or the cotangent of an output."""
+    def input_spec(self, name: str) -> TensorSpec:
+        """Return the spec of a method's input: an input, its tangent, or the cotangent of an output."""
         specs = self.outputs if name.startswith(COTANGENT) else self.inputs
-        return next(s for s in specs if s.name == bare(name))
+        return next(s for s in specs if s.name == strip_prefix(name))
 
-    def returned(self, output: str | tuple[str, str]) -> TensorSpec:
-        """What a method returns: an output, its tangent, the cotangent of an input, or a block, which has the output's
-        shape and then the input's or parameter's."""
+    def output_spec(self, output: str | tuple[str, str]) -> TensorSpec:
+        """Return the spec of a method's output: an output, its tangent, the cotangent of an input, or a Jacobian
+        block, which has the output's shape followed by the input's or parameter's."""
         if not isinstance(output, str):
-            of, by = self.returned(output[0]), (*self.inputs, *self.parameters)
-            return dataclasses.replace(of, shape=(*of.shape, *next(s.shape for s in by if s.name == output[1])))
+            spec, wrt_specs = self.output_spec(output[0]), (*self.inputs, *self.parameters)
+            return dataclasses.replace(
+                spec, shape=(*spec.shape, *next(s.shape for s in wrt_specs if s.name == output[1]))
+            )
         specs = self.inputs if output.startswith(COTANGENT) else (*self.outputs, *self.info)
-        return next(s for s in specs if s.name == bare(output))
+        return next(s for s in specs if s.name == strip_prefix(output))
 
     def to_json(self) -> str:
+        """Return the contract as JSON."""
         return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
 
 
@@ -260,7 +269,7 @@ _ADAPTER = TypeAdapter(Contract)
 
 
 def contract_from_json(text: str | bytes, where: str) -> Contract:
-    """Raises ``SchemaError`` for another schema, ``ArchiveError`` for anything that is not a contract."""
+    """Parse a contract; raise ``SchemaError`` for another schema, ``ArchiveError`` if it is invalid."""
     try:
         raw: Any = json.loads(text)
     except ValueError as error:
@@ -270,7 +279,7 @@ def contract_from_json(text: str | bytes, where: str) -> Contract:
         writer = raw.get("created_with") or {}
         version = writer.get("torchferry", "unknown") if isinstance(writer, dict) else "unknown"
         raise SchemaError(
-            f"the archive is of schema {schema}",
+            f"the archive has schema {schema}",
             where=where,
             got=f"schema {schema}, written by torchferry {version}",
             expected=f"schema {SCHEMA}",

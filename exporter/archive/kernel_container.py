@@ -1,9 +1,8 @@
-"""A kernel on disk: a folder of C sources, the contract, the cases, and a manifest of their digests.
+"""Kernels on disk: a folder of C sources, the contract, the cases, and a manifest of their digests.
 
-``contract.json`` is the contract, ``cases.txt`` what C reads too: the parameters and the cases, floats as C writes them
-with ``%a``. ``manifest.json`` names every file with its sha256, and of each method the workspace that it needs. What
-reads the folder needs no torch; what calls the kernel needs NumPy.
-"""
+``contract.json`` is the contract; ``cases.txt``, which C reads too, has the parameters and the cases, with floats as C
+writes them with ``%a``. ``manifest.json`` names every file with its sha256, and the workspace that each method needs.
+Reading the folder needs no torch; calling the kernel needs NumPy."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.archive.cases import Case, cases_of
+from exporter.archive.cases import ReferenceCase, cases_from_tensors
 from exporter.archive.contract import Batch, Bounds, Contract, Finding, block_name, contract_from_json
-from exporter.common.errors import ArchiveError, first_line
+from exporter.common.errors import ArchiveError, summarize_error
 
 if TYPE_CHECKING:
     import torch
@@ -28,36 +27,37 @@ if TYPE_CHECKING:
 FORMAT = "torchferry kernel 1"
 MANIFEST, CONTRACT, CASES = "manifest.json", "contract.json", "cases.txt"
 HEAD = "torchferry cases 1"
-_LINE = 8
+_NUMBERS_PER_LINE = 8
 
 
 @dataclass(frozen=True)
 class KernelFiles:
-    """Files that agree with their digests. ``name`` begins every C name; ``workspace`` are bytes by method;
-    ``described`` is the whole manifest."""
+    """A kernel's files, which agree with their digests. All C names begin with ``name``; ``workspace`` gives bytes by
+    method; ``manifest`` is the whole manifest."""
 
     path: Path
     contract: Contract
     name: str
     files: Mapping[str, str]
     workspace: Mapping[str, int]
-    described: Mapping[str, Any]
+    manifest: Mapping[str, Any]
 
     def sources(self) -> dict[str, bytes]:
-        """What a compiler is given, the file to be compiled first."""
+        """Return the compiler's input by file name, the file to be compiled first."""
         names = (f"{self.name}.c", f"{self.name}.h", f"{self.name}_lanes.h")
         return {name: (self.path / name).read_bytes() for name in names}
 
-    def cases(self) -> tuple[Case, ...]:
+    def cases(self) -> tuple[ReferenceCase, ...]:
+        """Return the stored cases."""
         return _read_cases(self.path / CASES, self.contract)[1]
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Those of the contract, as they are in the sources."""
+        """Return the parameters of the contract, as they are in the sources."""
         return _read_cases(self.path / CASES, self.contract)[0]
 
 
-def needed(files: Mapping[str, bytes]) -> list[str]:
-    """What a host needs to build and call it: the file to be compiled first, what that includes, the manifest."""
+def list_build_files(files: Mapping[str, bytes]) -> list[str]:
+    """List the files a host needs to build and call the kernel: the main C file first, its headers, the manifest."""
     if not files:
         return []
     main = f"{json.loads(files[MANIFEST])['name']}.c"
@@ -65,19 +65,20 @@ def needed(files: Mapping[str, bytes]) -> list[str]:
 
 
 def is_kernel(path: Path) -> bool:
+    """Return whether ``path`` is a kernel's folder."""
     return (path / MANIFEST).is_file()
 
 
-def contract_of(contract: Contract, notes: Sequence[str] = ()) -> Contract:
-    """What a kernel keeps of its archive's contract; ``notes`` are errors that it does not raise."""
+def derive_kernel_contract(contract: Contract, notes: Sequence[str] = ()) -> Contract:
+    """Derive a kernel's contract from its archive's; ``notes`` are errors that the kernel does not raise."""
     findings = [Finding("container", note, reason="a kernel raises no errors") for note in notes]
     batch = contract.batch
     outputs = dict(contract.tolerance.outputs)
     if contract.solvers:
-        # What is left of a residual below the solver's own tolerance is rounding, in the order of this code.
-        left = contract.tolerance.bounds("residual_norm", "float64")
+        # A residual below the solver's own tolerance is rounding, which depends on this code's order of operations.
+        bounds = contract.tolerance.bounds("residual_norm", "float64")
         least = max(s.settings["abs_tol"] for s in contract.solvers)
-        outputs["residual_norm"] = dataclasses.replace(left, floor=max(left.floor, least))
+        outputs["residual_norm"] = dataclasses.replace(bounds, floor=max(bounds.floor, least))
         outputs["iterations"] = Bounds(0.0, 0.0, 1.0)
         what = "iterations may differ by one from eager mode's, norms of residuals by the solver's abs_tol"
         findings.append(Finding("container", what, reason="sums are rounded in another order"))
@@ -95,203 +96,213 @@ def contract_of(contract: Contract, notes: Sequence[str] = ()) -> Contract:
     )
 
 
-def identifier(text: str) -> str:
-    """A name in C."""
-    found = re.sub(r"\W", "_", text.replace("~", "_old"), flags=re.ASCII)
-    return f"_{found}" if not found or found[0].isdigit() else found
+def to_c_identifier(text: str) -> str:
+    """Convert a text to a C identifier."""
+    name = re.sub(r"\W", "_", text.replace("~", "_old"), flags=re.ASCII)
+    return f"_{name}" if not name or name[0].isdigit() else name
 
 
-def identifiers(names: Sequence[str]) -> list[str]:
-    """One for each, none twice."""
-    found: list[str] = []
+def to_c_identifiers(names: Sequence[str]) -> list[str]:
+    """Convert names to unique C identifiers."""
+    unique_names: list[str] = []
     for name in names:
-        one = identifier(name)
-        while one in found:
-            one += "_"
-        found.append(one)
-    return found
+        candidate = to_c_identifier(name)
+        while candidate in unique_names:
+            candidate += "_"
+        unique_names.append(candidate)
+    return unique_names
 
 
-def manifest(
+def build_manifest(
     contract: Contract,
     name: str,
     files: Mapping[str, bytes],
     workspace: Mapping[str, int],
     left_out: Sequence[str] = (),
 ) -> bytes:
-    """``left_out`` are cases of the archive that say nothing of another runtime."""
-    whole = {
+    """Build the manifest; ``left_out`` are cases of the archive that do not apply to another runtime."""
+    content = {
         "format": FORMAT,
         "name": name,
         "files": {n: hashlib.sha256(data).hexdigest() for n, data in sorted(files.items())},
         "batched": bool(contract.batch.ndim),
         "workspace": dict(workspace),
         "left_out": list(left_out),
-        "methods": methods_of(contract),
-        "parameters": [_variable(p.name, p) for p in contract.parameters],
+        "methods": describe_methods(contract),
+        "parameters": [_describe_variable(p.name, p) for p in contract.parameters],
     }
-    return json.dumps({**whole, "sha256": _seal(whole)}, indent=1, ensure_ascii=False).encode()
+    return json.dumps({**content, "sha256": _compute_seal(content)}, indent=1, ensure_ascii=False).encode()
 
 
-def methods_of(contract: Contract) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Name, dtype and shape of what each method takes and returns."""
+def describe_methods(contract: Contract) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Describe name, dtype and shape of each method's inputs and outputs."""
     return {
         m: {
-            "inputs": [_variable(n, contract.taken(n)) for n in spec.inputs],
-            "outputs": [_variable(_said(o), contract.returned(o)) for o in spec.outputs],
+            "inputs": [_describe_variable(n, contract.input_spec(n)) for n in spec.inputs],
+            "outputs": [_describe_variable(_format_output_name(o), contract.output_spec(o)) for o in spec.outputs],
         }
         for m, spec in contract.methods.items()
     }
 
 
-def _said(output: str | tuple[str, str]) -> str:
+def _format_output_name(output: str | tuple[str, str]) -> str:
     return output if isinstance(output, str) else block_name(*output)
 
 
-def _variable(name: str, spec: Any) -> dict[str, Any]:
+def _describe_variable(name: str, spec: Any) -> dict[str, Any]:
     return {"name": name, "dtype": spec.dtype, "shape": list(spec.shape)}
 
 
-def _seal(whole: Mapping[str, Any]) -> str:
-    text = json.dumps(whole, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+def _compute_seal(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def described(path: Path) -> dict[str, Any]:
-    """The manifest, against its own digest. Raises ``ArchiveError``."""
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read the manifest and check it against its own digest. Raises ``ArchiveError``."""
     if not is_kernel(path):
         raise ArchiveError(
-            "there is no kernel in this folder",
+            "this folder does not contain a kernel",
             where=str(path),
             got="a folder without manifest.json" if path.is_dir() else "no such folder",
             expected="a folder that `torchferry export --format c` wrote",
         )
-    return parsed((path / MANIFEST).read_bytes(), path / MANIFEST)
+    return parse_manifest((path / MANIFEST).read_bytes(), path / MANIFEST)
 
 
-def parsed(data: bytes, where: Path) -> dict[str, Any]:
-    """A manifest, against its own digest. Raises ``ArchiveError``."""
+def parse_manifest(data: bytes, where: Path) -> dict[str, Any]:
+    """Parse a manifest and check it against its own digest. Raises ``ArchiveError``."""
     try:
-        whole = json.loads(data)
-        sealed = whole.pop("sha256")
-        good = whole["format"] == FORMAT and sealed == _seal(whole)
-        good = good and all(Path(n).name == n for n in whole["files"])
-        good = good and {CONTRACT, CASES, *(f"{whole['name']}{end}" for end in (".c", ".h", "_lanes.h"))} <= set(
-            whole["files"]
-        )
+        content = json.loads(data)
+        expected_seal = content.pop("sha256")
+        is_valid = content["format"] == FORMAT and expected_seal == _compute_seal(content)
+        is_valid = is_valid and all(Path(n).name == n for n in content["files"])
+        is_valid = is_valid and {
+            CONTRACT,
+            CASES,
+            *(f"{content['name']}{suffix}" for suffix in (".c", ".h", "_lanes.h")),
+        } <= set(content["files"])
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise _damaged(where, first_line(error)) from None
-    if not good:
-        raise _damaged(where, "a text whose sha256 is not the one at its end, or another format")
-    return whole
+        raise _make_damaged_error(where, summarize_error(error)) from None
+    if not is_valid:
+        raise _make_damaged_error(where, "a text that does not match its own sha256, or another format")
+    return content
 
 
 def read(path: Path) -> KernelFiles:
-    """Every file against its digest. Imports no torch; raises ``ArchiveError`` for what is missing or was changed."""
-    whole = described(path)
-    for name, wanted in whole["files"].items():
+    """Check every file against its digest. Imports no torch; raises ``ArchiveError`` if one is missing or changed."""
+    content = read_manifest(path)
+    for name, expected_digest in content["files"].items():
         file = path / name
         if not file.is_file():
             raise ArchiveError(
-                "a file of the kernel is missing", where=str(file), expected=f"what {MANIFEST} names", mend=_AGAIN
+                "a file of the kernel is missing",
+                where=str(file),
+                expected=f"the files listed in {MANIFEST}",
+                mend=_COPY_ADVICE,
             )
-        if hashlib.sha256(file.read_bytes()).hexdigest() != wanted:
+        if hashlib.sha256(file.read_bytes()).hexdigest() != expected_digest:
             raise ArchiveError(
                 "a file of the kernel was changed",
                 where=str(file),
                 got=f"bytes whose sha256 is not the one in {MANIFEST}",
-                mend=_AGAIN,
+                mend=_COPY_ADVICE,
             )
     contract = contract_from_json((path / CONTRACT).read_bytes(), str(path / CONTRACT))
-    return KernelFiles(path, contract, whole["name"], whole["files"], whole["workspace"], whole)
+    return KernelFiles(path, contract, content["name"], content["files"], content["workspace"], content)
 
 
-_AGAIN = "copy the folder again, or export the model again"
+_COPY_ADVICE = "copy the folder again, or export the model again"
 
 
-def _damaged(where: Path, got: str) -> ArchiveError:
+def _make_damaged_error(where: Path, got: str) -> ArchiveError:
     return ArchiveError(
-        "the manifest of a kernel is damaged",
+        "the kernel's manifest is damaged",
         where=str(where),
         got=got,
-        expected=f"what torchferry wrote: {FORMAT}",
-        mend=_AGAIN,
+        expected=f"a manifest written by torchferry: {FORMAT}",
+        mend=_COPY_ADVICE,
     )
 
 
-def pack(contract: Contract, cases: Sequence[Case], parameters: Mapping[str, torch.Tensor]) -> bytes:
-    """``cases.txt``: a head, the parameters, the cases, ``end``.
+def pack_text_cases(
+    contract: Contract, cases: Sequence[ReferenceCase], parameters: Mapping[str, torch.Tensor]
+) -> bytes:
+    """Serialize ``cases.txt``: a head, the parameters, the cases, ``end``.
 
     ``parameter DTYPE COUNT NAME``, ``case ROWS METHOD NAME``, ``in DTYPE COUNT`` and ``out DTYPE COUNT RTOL ATOL
-    FLOOR`` have their numbers in the lines that follow; names are percent-encoded.
-    """
+    FLOOR`` have their numbers in the lines that follow; names are percent-encoded."""
     lines = [HEAD]
     for name, value in parameters.items():
-        lines += [f"parameter {_dtype(value)} {value.numel()} {_quoted(name)}", *_numbers(value)]
+        lines += [f"parameter {_get_dtype_name(value)} {value.numel()} {_quote(name)}", *_format_numbers(value)]
     for case in cases:
         spec = contract.methods[case.method]
         values = case.inputs or case.outputs
-        shape = (contract.taken(spec.inputs[0]) if case.inputs else contract.returned(spec.outputs[0])).fixed
+        shape = (
+            contract.input_spec(spec.inputs[0]) if case.inputs else contract.output_spec(spec.outputs[0])
+        ).static_shape
         rows = values[0].numel() // max(prod(shape), 1) if contract.batch.ndim else 1
         if contract.batch.ndim and not prod(shape):
             rows = values[0].shape[0]
-        lines.append(f"case {rows} {case.method} {_quoted(case.name)}")
+        lines.append(f"case {rows} {case.method} {_quote(case.name)}")
         for value in case.inputs:
-            lines += [f"in {_dtype(value)} {value.numel()}", *_numbers(value)]
+            lines += [f"in {_get_dtype_name(value)} {value.numel()}", *_format_numbers(value)]
         for output, value in zip(spec.outputs, case.outputs, strict=True):
-            bounds = contract.tolerance.bounds(output, _dtype(value))
-            said = " ".join(number.hex() for number in map(float, (bounds.rtol, bounds.atol, bounds.floor)))
-            lines += [f"out {_dtype(value)} {value.numel()} {said}", *_numbers(value)]
+            bounds = contract.tolerance.bounds(output, _get_dtype_name(value))
+            bounds_text = " ".join(number.hex() for number in map(float, (bounds.rtol, bounds.atol, bounds.floor)))
+            lines += [f"out {_get_dtype_name(value)} {value.numel()} {bounds_text}", *_format_numbers(value)]
     return "\n".join([*lines, "end", ""]).encode()
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return urllib.parse.quote(name, safe="~/:")
 
 
-def _dtype(value: torch.Tensor) -> str:
+def _get_dtype_name(value: torch.Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def _numbers(value: torch.Tensor) -> Iterator[str]:
-    found = value.detach().cpu().reshape(-1).tolist()
-    written = [v.hex() if isinstance(v, float) else str(int(v)) for v in found]
-    for i in range(0, len(written), _LINE):
-        yield " ".join(written[i : i + _LINE])
+def _format_numbers(value: torch.Tensor) -> Iterator[str]:
+    values = value.detach().cpu().reshape(-1).tolist()
+    texts = [v.hex() if isinstance(v, float) else str(int(v)) for v in values]
+    for i in range(0, len(texts), _NUMBERS_PER_LINE):
+        yield " ".join(texts[i : i + _NUMBERS_PER_LINE])
 
 
-def _read_cases(path: Path, contract: Contract) -> tuple[dict[str, torch.Tensor], tuple[Case, ...]]:
+def _read_cases(path: Path, contract: Contract) -> tuple[dict[str, torch.Tensor], tuple[ReferenceCase, ...]]:
     import torch
 
     lines = iter(path.read_text().splitlines())
     tensors: dict[str, torch.Tensor] = {}
     parameters: dict[str, torch.Tensor] = {}
     shapes = {p.name: p.shape for p in contract.parameters}
-    case, rows, places = "", 0, {"in": 0, "out": 0}
+    case, rows, positions = "", 0, {"in": 0, "out": 0}
     method = ""
     try:
         if next(lines) != HEAD:
-            raise ValueError(f"another head than {HEAD!r}")
+            raise ValueError(f"the first line is not {HEAD!r}")
         while (words := next(lines).split(" "))[0] != "end":
             if words[0] == "case":
                 rows, method, case = int(words[1]), words[2], urllib.parse.unquote(words[3])
-                places = {"in": 0, "out": 0}
+                positions = {"in": 0, "out": 0}
                 continue
-            kind, dtype, count = words[0], words[1], int(words[2])
+            side, dtype, count = words[0], words[1], int(words[2])
             numbers: list[float | int] = []
             while len(numbers) < count:
                 numbers += [float.fromhex(w) if "float" in dtype else int(w) for w in next(lines).split(" ")]
             value = torch.tensor(numbers, dtype=getattr(torch, dtype))
-            if kind == "parameter":
+            if side == "parameter":
                 name = urllib.parse.unquote(words[3])
                 parameters[name] = value.reshape(shapes[name])
                 continue
             spec = contract.methods[method]
-            at = places[kind]
-            of = contract.taken(spec.inputs[at]) if kind == "in" else contract.returned(spec.outputs[at])
-            lead = (rows,) if contract.batch.ndim else ()
-            tensors[f"{case}/{method}/{kind}/{at}"] = value.reshape((*lead, *of.fixed))
-            places[kind] = at + 1
+            index = positions[side]
+            value_spec = (
+                contract.input_spec(spec.inputs[index]) if side == "in" else contract.output_spec(spec.outputs[index])
+            )
+            batch_shape = (rows,) if contract.batch.ndim else ()
+            tensors[f"{case}/{method}/{side}/{index}"] = value.reshape((*batch_shape, *value_spec.static_shape))
+            positions[side] = index + 1
     except (ValueError, IndexError, KeyError, StopIteration, RuntimeError) as error:
-        raise ArchiveError("the cases cannot be read", where=str(path), got=first_line(error)) from None
-    return parameters, cases_of(tensors, contract, str(path))
+        raise ArchiveError("the cases cannot be read", where=str(path), got=summarize_error(error)) from None
+    return parameters, cases_from_tensors(tensors, contract, str(path))

@@ -1,11 +1,10 @@
-"""The archive as bytes: atomic write, integrity, reading. The format is in the README.
+"""Archives as bytes: atomic write, integrity, reading. The README describes the format.
 
 A ``.pt`` written by ``torch.jit.save`` (a zip whose records share one top folder) with four records of ours below
 ``extra/torchferry/``. The manifest is written last and holds the sha256 of every other record, torch's own
-included, so a record that was added, removed or changed is found before torch sees the file. The zip comment seals
+included, so an added, removed or changed record is found before torch sees the file. The zip comment seals
 the rest: it holds the sha256 of every byte before it, zip headers included, which readers interpret differently.
-torch is imported only by what needs it: looking at an archive does not.
-"""
+Only the functions that need torch import it: inspecting an archive does not."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from exporter.archive.cases import Case, pack_cases, unpack_cases
+from exporter.archive.cases import ReferenceCase, pack_cases, unpack_cases
 from exporter.archive.contract import Contract, contract_from_json
-from exporter.archive.target_machine import Machine, of_json
-from exporter.archive.zip_records import FOLDER, record, zipped
-from exporter.common.atomic_files import unwritable
+from exporter.archive.target_machine import TargetMachine, machine_from_json
+from exporter.archive.zip_records import FOLDER, write_record, write_zip
+from exporter.common.atomic_files import make_write_error
 from exporter.common.errors import ArchiveError, ForeignError
 
 if TYPE_CHECKING:
@@ -35,23 +34,23 @@ CONTRACT = "torchferry/contract.json"
 CASES = "torchferry/cases.pt"
 GRAPH = "torchferry/graph.txt"
 MANIFEST = "torchferry/manifest.json"
-# Of packages (.pt2): the machine that compiled code is for, and the values of parameters.
+# In packages (.pt2): the machine that the compiled code is for, and the parameter values.
 MACHINE = "torchferry/machine.json"
 PARAMETERS = "torchferry/parameters.pt"
 COMPILED = "data/aotinductor/"
-# Of programs of torch.export.
+# In packages of torch.export programs.
 PROGRAMS = "models/"
-# Of a .pt that carries its kernel: the sources and their manifest.
+# In a .pt that embeds its kernel: the sources and their manifest.
 KERNEL = "torchferry/kernel/"
-OURS = (CONTRACT, CASES, GRAPH, MANIFEST)
+REQUIRED_RECORDS = (CONTRACT, CASES, GRAPH, MANIFEST)
 SEAL = b"torchferry sha256 "
-# A zip of a few kB can expand to terabytes; no archive of ours comes near this.
-LARGEST = 16 * 2**30
+# A zip of a few kB can expand to terabytes; no torchferry archive comes near this size.
+MAX_EXPANDED_BYTES = 16 * 2**30
 
 
 # torch's optimising executor takes time with the square of a graph's size: minutes for an unrolled iteration of
 # 125,000 nodes. Graphs of more nodes than this run as they are, and reports say so.
-LARGEST_OPTIMISED = 20_000
+MAX_OPTIMISED_NODES = 20_000
 
 
 @dataclass(frozen=True)
@@ -64,104 +63,113 @@ class Archive:
     graph: str
 
     def record(self, name: str) -> bytes:
+        """Return the bytes of the record ``name``."""
         with zipfile.ZipFile(self.path) as archive:
-            return archive.read(f"{_folder(archive.namelist(), self.path)}/{name}")
+            return archive.read(f"{_find_folder(archive.namelist(), self.path)}/{name}")
 
-    def case_bytes(self) -> bytes:
-        return self.record(self._place(CASES))
+    def read_case_bytes(self) -> bytes:
+        """Return the bytes of the record of stored cases."""
+        return self.record(self._find_record_name(CASES))
 
-    def _place(self, name: str) -> str:
-        return next((place for place in _places(name) if place in self.records), _places(name)[0])
+    def _find_record_name(self, name: str) -> str:
+        return next((place for place in _list_record_names(name) if place in self.records), _list_record_names(name)[0])
 
     @property
     def holds(self) -> str:
-        """``graphs`` of TorchScript, compiled ``code``, or ``programs`` of torch.export."""
-        for kind, place in (("code", COMPILED), ("programs", PROGRAMS)):
-            if any(name.startswith(place) for name in self.records):
-                return kind
+        """Return ``graphs`` (TorchScript), ``code`` (compiled) or ``programs`` (of torch.export)."""
+        for content, prefix in (("code", COMPILED), ("programs", PROGRAMS)):
+            if any(name.startswith(prefix) for name in self.records):
+                return content
         return "graphs"
 
-    def machine(self) -> Machine | None:
-        """What the compiled code is for."""
+    def machine(self) -> TargetMachine | None:
+        """Return the machine that the compiled code is for, or None."""
         place = f"extra/{MACHINE}"
-        return of_json(self.record(place), f"{self.path}, record {place}") if place in self.records else None
+        return machine_from_json(self.record(place), f"{self.path}, record {place}") if place in self.records else None
 
     def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Of compiled code and of programs: what each method takes behind its inputs, by name and in that order."""
+        """Return what each method of compiled code or programs takes after its inputs, by name, in order."""
         import torch
 
         try:
-            found = torch.load(io.BytesIO(self.record(self._place(PARAMETERS))), weights_only=True)
+            tensors = torch.load(io.BytesIO(self.record(self._find_record_name(PARAMETERS))), weights_only=True)
         except Exception as error:
-            place = f"{self.path}, record {self._place(PARAMETERS)}"
+            place = f"{self.path}, record {self._find_record_name(PARAMETERS)}"
             raise ArchiveError("the parameters cannot be read", where=place, got=str(error)) from None
-        return {method: dict(of) for method, of in found.items()}
+        return {method: dict(values) for method, values in tensors.items()}
 
     def kernel(self) -> dict[str, bytes]:
-        """The files of the kernel that it carries, by name; none where it carries none."""
+        """Return the files of the embedded kernel by name; empty without one."""
         place = f"extra/{KERNEL}"
         return {name.removeprefix(place): self.record(name) for name in self.records if name.startswith(place)}
 
-    def cases(self) -> tuple[Case, ...]:
-        """The stored cases; raises ``ArchiveError`` where they do not fit the contract."""
-        return unpack_cases(self.case_bytes(), self.contract, str(self.path))
+    def cases(self) -> tuple[ReferenceCase, ...]:
+        """Return the stored cases; raise ``ArchiveError`` if they do not fit the contract."""
+        return unpack_cases(self.read_case_bytes(), self.contract, str(self.path))
 
 
 def write(
     path: Path,
     records: Mapping[str, bytes],
     contract: Contract,
-    cases: Sequence[Case],
+    cases: Sequence[ReferenceCase],
     graph: str,
-    further: Mapping[str, bytes] = MappingProxyType({}),
+    extra_records: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Write all records to ``path``: those of the module as ``packing.packed`` gives them, and ours, with ``further``
-    ones. For a file that appears only when it is whole, see ``files.replacing``."""
+    """Write to ``path`` the module's records as ``packing.serialize_module`` returns them, ours, and extra ones.
+    For a file that appears only when it is complete, see ``files.atomic_write_path``."""
 
-    ours = {CONTRACT: contract.to_json().encode(), CASES: pack_cases(cases), GRAPH: graph.encode(), **further}
-    placed = {_places(name)[0] if PARAMETERS in further else f"extra/{name}": data for name, data in ours.items()}
-    buffer = io.BytesIO(zipped({**records, **placed}))
+    own_records = {
+        CONTRACT: contract.to_json().encode(),
+        CASES: pack_cases(cases),
+        GRAPH: graph.encode(),
+        **extra_records,
+    }
+    placed = {
+        _list_record_names(name)[0] if PARAMETERS in extra_records else f"extra/{name}": data
+        for name, data in own_records.items()
+    }
+    buffer = io.BytesIO(write_zip({**records, **placed}))
     with zipfile.ZipFile(buffer, "a") as archive:
         manifest = {
             name.removeprefix(f"{FOLDER}/"): hashlib.sha256(archive.read(name)).hexdigest()
             for name in archive.namelist()
         }
-        record(archive, f"{FOLDER}/extra/{MANIFEST}", _manifest_bytes(manifest))
+        write_record(archive, f"{FOLDER}/extra/{MANIFEST}", _encode_manifest(manifest))
     try:
         path.write_bytes(buffer.getvalue())
         seal(path)
     except OSError as error:
-        raise unwritable(path.parent, error) from None
+        raise make_write_error(path.parent, error) from None
 
 
 def seal(path: Path) -> None:
-    """Put the sha256 of all bytes before it into the zip comment."""
+    """Put the sha256 of all bytes before the zip comment into the zip comment."""
     with zipfile.ZipFile(path, "a") as archive:
         archive.comment = SEAL + b"0" * 64
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-64] + hashlib.sha256(whole[:-64]).hexdigest().encode())
+    data = path.read_bytes()
+    path.write_bytes(data[:-64] + hashlib.sha256(data[:-64]).hexdigest().encode())
 
 
 def read(path: Path) -> Archive:
     """Check every record against the manifest, then read the contract. Imports no torch.
 
     Raises ``ArchiveError`` for a file that is missing, not an archive, damaged, or has records that the manifest
-    does not know; ``SchemaError`` for another schema.
-    """
+    does not know; ``SchemaError`` for another schema."""
     where = str(path)
     if not path.is_file():
         raise ArchiveError(
-            "there is no archive",
+            "the archive does not exist",
             where=where,
             got="a folder" if path.is_dir() else "no such file",
             expected="a .pt file that torchferry wrote",
         )
     if path.suffix == ".onnx":
         raise ArchiveError(
-            "an ONNX container is no archive",
+            "an ONNX container is not an archive",
             where=where,
             expected="a .pt that torchferry wrote",
-            mend="torchferry verify, bench and load take it",
+            mend="use torchferry verify, bench or load, which accept it",
         )
     if path.stat().st_size == 0:
         raise ArchiveError("the archive is empty", where=where, got="0 bytes", mend="export it again")
@@ -170,10 +178,10 @@ def read(path: Path) -> Archive:
             compiled = file.read(4) == b"\x7fELF"
         if compiled:
             raise ArchiveError(
-                "a shared object is no archive",
+                "a shared object is not an archive",
                 where=where,
                 expected="a .pt that torchferry wrote",
-                mend="of a kernel: the native runtime loads it, here give the folder of its sources",
+                mend="load a kernel's shared object with the native runtime; here, pass the folder of its sources",
             )
         with zipfile.ZipFile(path) as archive:
             return _read(archive, path)
@@ -190,27 +198,27 @@ def read(path: Path) -> Archive:
 def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
     where = str(path)
     names = archive.namelist()
-    _refuse_hostile(names, where)
-    folder = _folder(names, path)
+    _check_record_names(names, where)
+    folder = _find_folder(names, path)
     sizes = {info.filename.removeprefix(f"{folder}/"): info.file_size for info in archive.infolist()}
     if len(sizes) != len(names):
         raise ArchiveError("a record stands in the archive twice", where=where)
-    if sum(sizes.values()) > LARGEST:
+    if sum(sizes.values()) > MAX_EXPANDED_BYTES:
         raise ArchiveError(
-            "the archive's records expand to more than is plausible",
+            "the archive's records expand to an implausible size",
             where=where,
             got=f"{sum(sizes.values())} bytes",
-            expected=f"at most {LARGEST}",
+            expected=f"at most {MAX_EXPANDED_BYTES}",
         )
-    missing = [name for name in OURS if not sizes.keys() & {*_places(name)}]
-    if len(missing) == len(OURS):
+    missing = [name for name in REQUIRED_RECORDS if not sizes.keys() & {*_list_record_names(name)}]
+    if len(missing) == len(REQUIRED_RECORDS):
         torchscript = "constants.pkl" in sizes or "data.pkl" in sizes
         raise (ForeignError if torchscript else ArchiveError)(
             "this file is not a torchferry archive",
             where=where,
             got="a TorchScript or other zip file without torchferry's records"
             if torchscript
-            else "a zip file of something else",
+            else "a zip file with other content",
             expected=f"the record extra/{CONTRACT} and its companions",
             mend="make it with `torchferry export`",
         )
@@ -218,7 +226,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
     manifest = _parse_manifest(manifest_bytes, where)
     listed = {*manifest, f"extra/{MANIFEST}"}
     if missing or set(sizes) != listed:
-        gone = sorted({f"extra/{name}" for name in missing} | (listed - set(sizes)))
+        absent = sorted({f"extra/{name}" for name in missing} | (listed - set(sizes)))
         added = sorted(set(sizes) - listed) if not missing else []
         raise ArchiveError(
             "the archive does not have the records that its manifest names",
@@ -226,7 +234,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
             got="; ".join(
                 text
                 for text in (
-                    f"missing: {', '.join(gone)}" if gone else "",
+                    f"missing: {', '.join(absent)}" if absent else "",
                     f"added: {', '.join(added)}" if added else "",
                 )
                 if text
@@ -241,8 +249,8 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
                 got="bytes whose sha256 is not the manifest's",
                 mend="copy it again, or export it again",
             )
-    whole = path.read_bytes()
-    if not whole[:-64].endswith(SEAL) or hashlib.sha256(whole[:-64]).hexdigest().encode() != whole[-64:]:
+    data = path.read_bytes()
+    if not data[:-64].endswith(SEAL) or hashlib.sha256(data[:-64]).hexdigest().encode() != data[-64:]:
         raise ArchiveError(
             "a byte between the records of the archive was changed",
             where=where,
@@ -260,7 +268,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
     graph = archive.read(f"{folder}/extra/{GRAPH}")
     if contract.graph and hashlib.sha256(graph).hexdigest() != contract.graph:
         raise ArchiveError(
-            "the contract names another graph than the archive holds",
+            "the contract names a different graph than the archive contains",
             where=f"{where}, field graph",
             got=contract.graph,
             expected=f"the sha256 of the record extra/{GRAPH}",
@@ -269,14 +277,14 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
     return Archive(path, contract, sizes, graph.decode())
 
 
-def _places(name: str) -> tuple[str, ...]:
-    """Where a record of ours may be: torch reads all that is below ``extra/`` of a package as text."""
+def _list_record_names(name: str) -> tuple[str, ...]:
+    """Return the possible names of one of our records: torch reads all below ``extra/`` of a package as text."""
     places = {CASES: (f"data/{name}", f"extra/{name}"), PARAMETERS: (f"data/{name}",)}
     return places.get(name, (f"extra/{name}",))
 
 
-def _refuse_hostile(names: Sequence[str], where: str) -> None:
-    """Names that lead out of the folder that a loader unpacks to."""
+def _check_record_names(names: Sequence[str], where: str) -> None:
+    """Raise ``ArchiveError`` for names that lead out of the folder that a loader unpacks to."""
     for name in names:
         parts = name.replace("\\", "/").split("/")
         if name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name:
@@ -289,7 +297,7 @@ def _refuse_hostile(names: Sequence[str], where: str) -> None:
             )
 
 
-def _folder(names: Sequence[str], path: Path) -> str:
+def _find_folder(names: Sequence[str], path: Path) -> str:
     folders = {name.split("/", 1)[0] for name in names}
     if len(folders) != 1 or any("/" not in name for name in names):
         raise ArchiveError(
@@ -301,17 +309,17 @@ def _folder(names: Sequence[str], path: Path) -> str:
     return folders.pop()
 
 
-def _manifest_bytes(manifest: Mapping[str, str]) -> bytes:
+def _encode_manifest(manifest: Mapping[str, str]) -> bytes:
     return json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _parse_manifest(data: bytes, where: str) -> dict[str, str]:
     try:
         manifest = json.loads(data)
-        # One spelling only: otherwise a changed byte between two tokens would go unseen.
-        whole = isinstance(manifest, dict) and _manifest_bytes(manifest) == data
+        # Only one spelling is valid: otherwise a changed byte between two tokens would pass unnoticed.
+        is_canonical = isinstance(manifest, dict) and _encode_manifest(manifest) == data
     except ValueError:
-        whole, manifest = False, {}
-    if not whole:
+        is_canonical, manifest = False, {}
+    if not is_canonical:
         raise ArchiveError("the manifest is damaged", where=where, mend="export it again")
     return manifest

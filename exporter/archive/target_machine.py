@@ -1,4 +1,4 @@
-"""What compiled code needs of a machine: kind of processor, its instructions, torch. Imports no torch."""
+"""Machine requirements of compiled code: processor type, its instructions, torch version. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from pathlib import Path
 from exporter.common.errors import ArchiveError, RunError
 
 _CPUINFO = Path("/proc/cpuinfo")
-# Instruction sets that compilers use, by the names of Linux.
-_SETS = re.compile(r"(avx|sse|ssse|fma|f16c|bmi|amx|popcnt|movbe|abm|asimd|sve|neon|fp16|bf16|i8mm|vnni|gfni)\w*$")
+# Instruction sets that compilers use, by their Linux names.
+_INSTRUCTION_SETS = re.compile(
+    r"(avx|sse|ssse|fma|f16c|bmi|amx|popcnt|movbe|abm|asimd|sve|neon|fp16|bf16|i8mm|vnni|gfni)\w*$"
+)
 
 
 @dataclass(frozen=True)
-class Machine:
-    """``torch`` is its version without the build; ``device`` where the code runs; ``instructions`` beyond the usual."""
+class TargetMachine:
+    """A machine. ``torch`` is a version without build; ``device`` runs the code; ``instructions`` are extensions."""
 
     system: str
     processor: str
@@ -27,50 +29,59 @@ class Machine:
     device: str
 
     def to_json(self) -> bytes:
+        """Return the machine as JSON."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
 
 
-def here(torch_version: str, device: str) -> Machine:
-    return Machine(
-        platform.system(), platform.machine(), instructions(), torch_version.partition("+")[0], device.partition(":")[0]
+def current_machine(torch_version: str, device: str) -> TargetMachine:
+    """Describe this machine."""
+    return TargetMachine(
+        platform.system(),
+        platform.machine(),
+        read_instruction_sets(),
+        torch_version.partition("+")[0],
+        device.partition(":")[0],
     )
 
 
-def instructions() -> tuple[str, ...]:
-    """Empty where the system does not tell."""
+def read_instruction_sets() -> tuple[str, ...]:
+    """Read the processor's instruction sets; empty if the system does not tell."""
     if not _CPUINFO.exists():
         return ()
     for line in _CPUINFO.read_text(errors="replace").splitlines():
         name, _, flags = line.partition(":")
         if name.strip() in ("flags", "Features"):
-            return tuple(sorted({f for f in flags.split() if _SETS.match(f)}))
+            return tuple(sorted({f for f in flags.split() if _INSTRUCTION_SETS.match(f)}))
     return ()
 
 
-def of_json(data: bytes, where: str) -> Machine:
+def machine_from_json(data: bytes, where: str) -> TargetMachine:
+    """Parse the record of a machine. Raises ``ArchiveError``."""
     try:
         raw = json.loads(data)
-        return Machine(**{**raw, "instructions": tuple(raw["instructions"])})
+        return TargetMachine(**{**raw, "instructions": tuple(raw["instructions"])})
     except (ValueError, TypeError, KeyError) as error:
         raise ArchiveError("the record of the machine is damaged", where=where, got=str(error)) from None
 
 
-def hold(compiled: Machine, current: Machine, where: str) -> None:
-    """Raises ``RunError`` where code that was compiled for one machine does not run on this one."""
-    wrong = []
-    for what in ("system", "processor", "device"):
-        if getattr(compiled, what) != getattr(current, what):
-            wrong.append((f"{what} {getattr(current, what)}", f"{what} {getattr(compiled, what)}"))
+def check_compatible(compiled: TargetMachine, current: TargetMachine, where: str) -> None:
+    """Raise ``RunError`` if code compiled for one machine does not run on this one."""
+    differences = []
+    for attribute in ("system", "processor", "device"):
+        if getattr(compiled, attribute) != getattr(current, attribute):
+            differences.append(
+                (f"{attribute} {getattr(current, attribute)}", f"{attribute} {getattr(compiled, attribute)}")
+            )
     missing = sorted(set(compiled.instructions) - set(current.instructions))
-    if missing and not wrong:
-        wrong.append((f"a processor without {', '.join(missing)}", "those instructions"))
+    if missing and not differences:
+        differences.append((f"a processor without {', '.join(missing)}", "those instructions"))
     if compiled.torch.split(".")[:2] != current.torch.split(".")[:2]:
-        wrong.append((f"torch {current.torch}", f"torch {compiled.torch}"))
-    if wrong:
+        differences.append((f"torch {current.torch}", f"torch {compiled.torch}"))
+    if differences:
         raise RunError(
             "the compiled code in this file is for another machine",
             where=where,
-            got="; ".join(got for got, _ in wrong),
-            expected="; ".join(expected for _, expected in wrong),
+            got="; ".join(got for got, _ in differences),
+            expected="; ".join(expected for _, expected in differences),
             mend="make the .pt2 here with `torchferry convert ARCHIVE --to pt2`, or load the .pt",
         )

@@ -1,4 +1,4 @@
-"""Variables of a model: names, shapes, dtypes, how values are drawn. Knows no files and no torch."""
+"""Variables of a model: names, shapes, dtypes, how values are drawn. Uses no files and no torch."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from exporter.common.errors import UsageError
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 FLOATING = ("float64", "float32", "float16", "bfloat16")
-# The sizes of a tensor: numbers, and names of sizes that every call decides anew.
+# The sizes of a tensor: numbers, and names of open sizes, which may differ in every call.
 Shape = tuple[int | str, ...]
 DTYPES = (*FLOATING, "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128")
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How inputs of one variable are drawn.
+    """The way in which inputs of one variable are drawn.
 
-    ``recorded``: a row that warmup saw, times ``1 + spread * u``, plus ``spread * scale * u``, with ``u`` uniform
-    in [-1, 1) and ``scale`` the largest magnitude that was seen; rows of all variables are picked together.
-    ``blended``: a row that warmup saw, moved towards another one by up to a quarter of the way, which keeps what holds
+    ``recorded``: a row of warmup, times ``1 + spread * u``, plus ``spread * scale * u``, with ``u`` uniform
+    in [-1, 1) and ``scale`` the largest recorded magnitude; rows of all variables are picked together.
+    ``blended``: a row of warmup, moved towards another one by up to a quarter of the way, which keeps what holds
     on the line between them (time goes on, a state is admissible). ``uniform``: in [low, high). ``fixed``: the recorded
-    rows as they are (integers, booleans, ``spread`` 0).
-    """
+    rows as they are (integers, booleans, ``spread`` 0)."""
 
     kind: Literal["recorded", "blended", "uniform", "fixed"] = "uniform"
     low: float = -1.0
@@ -40,8 +39,7 @@ class Sampling:
 class TensorSpec:
     """One variable. ``shape`` is its own shape, without the batch dimensions that come before it.
 
-    A size with a name is open: it may be another one in every call, and is one for all variables that have the name.
-    """
+    A size with a name is open: it may differ in every call, and is the same for all variables that use the name."""
 
     name: str
     shape: Shape = ()
@@ -60,36 +58,37 @@ class TensorSpec:
         unfit = [d for d in self.shape if isinstance(d, str) and not d.isidentifier()]
         if unfit:
             raise UsageError(
-                f"variable {self.name!r} has a size whose name is no name",
+                f"variable {self.name!r} has a size whose name is not an identifier",
                 got=repr(unfit[0]),
-                expected="a whole number, or an identifier for a size that is open: 'n'",
+                expected="an integer, or an identifier for an open size: 'n'",
             )
 
     @property
-    def fixed(self) -> tuple[int, ...]:
-        """The shape where every size is a number. Raises ``UsageError`` where one is open."""
+    def static_shape(self) -> tuple[int, ...]:
+        """Return the shape if every size is a number. Raises ``UsageError`` if one is open."""
         if any(isinstance(d, str) for d in self.shape):
             raise UsageError(f"variable {self.name!r} has open sizes", got=str(list(self.shape)), expected="numbers")
         return tuple(d for d in self.shape if isinstance(d, int))
 
-    def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape with numbers for its open sizes."""
+    def resolve_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the shape with numbers for its open sizes."""
         return tuple(d if isinstance(d, int) else sizes[d] for d in self.shape)
 
     def describe(self) -> str:
+        """Return name, type, shape and dtype as text."""
         return f"{self.name}: {self.type}{list(self.shape)} {self.dtype}"
 
 
-def open_sizes(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
-    """Names of the sizes that are not numbers, in the order in which they first come."""
+def list_dynamic_sizes(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
+    """List the names of the sizes that are not numbers, in order of first appearance."""
     return tuple(dict.fromkeys(d for spec in specs for d in spec.shape if isinstance(d, str)))
 
 
-def fits_shape(got: Sequence[int], shape: Shape, known: dict[str, int]) -> bool:
-    """Whether ``got`` is this shape; open sizes must be those in ``known``, which learns them."""
+def fits_shape(got: Sequence[int], shape: Shape, known_sizes: dict[str, int]) -> bool:
+    """Return whether ``got`` fits this shape; open sizes must equal ``known_sizes``, to which new ones are added."""
     return len(got) == len(shape) and all(
-        known.setdefault(wanted, size) == size if isinstance(wanted, str) else wanted == size
-        for size, wanted in zip(got, shape, strict=True)
+        known_sizes.setdefault(dim, size) == size if isinstance(dim, str) else dim == size
+        for size, dim in zip(got, shape, strict=True)
     )
 
 
@@ -97,27 +96,26 @@ def fits_shape(got: Sequence[int], shape: Shape, known: dict[str, int]) -> bool:
 class Signature:
     """The variables of a torch module, declared by its author as ``module.signature``.
 
-    ``batch_ndim`` is 1 where every tensor has a leading batch dimension over independent elements, 0 where the
-    shapes are whole: fixed, but for sizes with names. An output's open sizes are sizes of inputs.
-    """
+    ``batch_ndim`` is 1 if every tensor has a leading batch dimension over independent elements, 0 if the shapes are
+    full: fixed, except for sizes with names. An output's open sizes are sizes of inputs."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...] = ()
     batch_ndim: int = 1
 
     def __post_init__(self) -> None:
-        known, used = open_sizes(self.inputs), open_sizes(self.outputs)
-        if (known or used) and self.batch_ndim:
+        input_sizes, output_sizes = list_dynamic_sizes(self.inputs), list_dynamic_sizes(self.outputs)
+        if (input_sizes or output_sizes) and self.batch_ndim:
             raise UsageError(
-                "a signature has open sizes and a batch",
-                got=f"sizes {', '.join((*known, *used))}, batch_ndim={self.batch_ndim}",
-                expected="batch_ndim=0: the shapes are then whole, and open sizes stand for what changes",
+                "a signature has both open sizes and a batch",
+                got=f"sizes {', '.join((*input_sizes, *output_sizes))}, batch_ndim={self.batch_ndim}",
+                expected="batch_ndim=0: shapes are then full, and open sizes mark the dimensions that vary",
             )
-        if not set(used) <= set(known):
+        if not set(output_sizes) <= set(input_sizes):
             raise UsageError(
                 "an output has an open size that no input has",
-                got=", ".join(sorted(set(used) - set(known))),
-                expected="a number" + (f", or one of {', '.join(known)}" if known else ""),
+                got=", ".join(sorted(set(output_sizes) - set(input_sizes))),
+                expected="a number" + (f", or one of {', '.join(input_sizes)}" if input_sizes else ""),
             )
 
     @classmethod
@@ -129,12 +127,11 @@ class Signature:
         dtype: str = "float64",
         batch_ndim: int | None = None,
     ) -> Signature:
-        """``Signature.of({"strain": (6,)}, {"stress": (6,)})``: own shapes by name, one dtype for all.
+        """Build a signature from event shapes by name: ``Signature.of({"strain": (6,)}, {"stress": (6,)})``.
 
-        ``Signature.of({"x": ("n", 3)}, {"loss": ()})`` has an open size and, as it must then, no batch.
-        """
+        ``Signature.of({"x": ("n", 3)}, {"loss": ()})`` has an open size and, as it must then, no batch."""
 
-        def specs(by_name: Mapping[str, Sequence[int | str] | TensorSpec]) -> tuple[TensorSpec, ...]:
+        def make_specs(by_name: Mapping[str, Sequence[int | str] | TensorSpec]) -> tuple[TensorSpec, ...]:
             return tuple(
                 dataclasses.replace(shape, name=name)
                 if isinstance(shape, TensorSpec)
@@ -142,7 +139,7 @@ class Signature:
                 for name, shape in by_name.items()
             )
 
-        ins, outs = specs(inputs), specs(outputs or {})
+        input_specs, output_specs = make_specs(inputs), make_specs(outputs or {})
         if batch_ndim is None:
-            batch_ndim = 0 if open_sizes((*ins, *outs)) else 1
-        return cls(ins, outs, batch_ndim)
+            batch_ndim = 0 if list_dynamic_sizes((*input_specs, *output_specs)) else 1
+        return cls(input_specs, output_specs, batch_ndim)

@@ -12,27 +12,27 @@ FOLDER = "archive"
 
 _SERIAL = ".data/serialization_id"
 
-# Tensors stand on boundaries of this many bytes, as torch writes them.
-_ALIGNED = 64
+# Tensors start at multiples of this many bytes, as torch writes them.
+_ALIGNMENT = 64
 
-_HEADER = 30  # bytes of a zip's local header, before the name
+_HEADER_SIZE = 30  # bytes of a zip's local header, before the name
 
 
-def zipped(records: Mapping[str, bytes]) -> bytes:
-    """One zip file of these records: text deflated, tensors stored; the same bytes for the same records."""
+def write_zip(records: Mapping[str, bytes]) -> bytes:
+    """Build one zip file of these records: text deflated, tensors stored; the same bytes for the same records."""
     digest = hashlib.sha256()
     for name in sorted(records):
         digest.update(f"{name} {len(records[name])} ".encode() + records[name])
-    whole = {**records, _SERIAL: f"{int.from_bytes(digest.digest(), 'big') % 10**40:040}".encode()}
+    all_records = {**records, _SERIAL: f"{int.from_bytes(digest.digest(), 'big') % 10**40:040}".encode()}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in whole.items():
-            record(archive, f"{FOLDER}/{name}", data)
+        for name, data in all_records.items():
+            write_record(archive, f"{FOLDER}/{name}", data)
     return buffer.getvalue()
 
 
-def record(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
-    """Put one record into the file."""
+def write_record(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+    """Write one record into the zip file."""
     info = zipfile.ZipInfo(name)
     info.create_system = 0
     tensor = "/data/" in name or "/constants/" in name
@@ -40,6 +40,6 @@ def record(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
         info.compress_type = zipfile.ZIP_DEFLATED
     elif tensor:
         assert archive.fp is not None
-        start = archive.fp.tell() + _HEADER + len(name.encode()) + 4
-        info.extra = b"FB" + struct.pack("<H", -start % _ALIGNED) + b"Z" * (-start % _ALIGNED)
+        start = archive.fp.tell() + _HEADER_SIZE + len(name.encode()) + 4
+        info.extra = b"FB" + struct.pack("<H", -start % _ALIGNMENT) + b"Z" * (-start % _ALIGNMENT)
     archive.writestr(info, data)

@@ -1,1 +1,1 @@
-"""The same contract in other containers, made of the graphs that an archive holds."""
+"""Backends: the same contract in other formats, written from the graphs of an archive."""

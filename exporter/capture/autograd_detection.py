@@ -1,4 +1,4 @@
-"""Whether a model takes gradients itself, which only a run can tell."""
+"""Detection of models that call autograd themselves, which only a run can tell."""
 
 from __future__ import annotations
 
@@ -9,71 +9,71 @@ from typing import Any
 import torch
 
 from exporter.capture import fx_tracing
-from exporter.common.autograd_engine import Entry, engine_entered_by
+from exporter.common.autograd_engine import Entry, patch_autograd_engine
 from exporter.common.errors import TorchferryError
-from exporter.common.forking import NotRun, isolated
-from exporter.common.torch_hooks import called_instead
-from exporter.model.eager.warmup import first_run
-from exporter.model.implicit.newton_solver import Newton, loops
+from exporter.common.forking import ForkFailedError, run_in_fork
+from exporter.common.torch_hooks import patch_forward
+from exporter.model.eager.warmup import run_first
+from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.source import Source
 
 
-class _Asked(Exception):
-    """The engine was asked for a backward pass."""
+class _BackwardRequested(Exception):
+    """Raised when the autograd engine is called for a backward pass."""
 
 
-def as_it_runs(source: Source, seed: int) -> Source:
-    """The source, marked where a call asks torch's engine for a backward pass. It runs in a process of its own."""
+def detect_inner_autograd(source: Source, seed: int) -> Source:
+    """Mark the source if a call enters torch's autograd engine for a backward pass. It runs in its own process."""
     if source.origin.kind != "python":
         # A source library has its own chain rule.
         return source
     try:
-        asked = isolated(_asks, source, seed)
-    except (NotRun, TorchferryError):
-        # What fails here fails again where it is said.
+        uses_autograd = run_in_fork(_requests_backward, source, seed)
+    except (ForkFailedError, TorchferryError):
+        # A failure here occurs again in a stage that reports it.
         return source
-    if asked:
-        # What torch loads when a graph is first made is there before processes are forked from here.
-        fx_tracing.captured(lambda x: torch.autograd.grad(x.requires_grad_().sin().sum(), x), (torch.ones(3),))
-    return dataclasses.replace(source, differentiates=asked)
+    if uses_autograd:
+        # Load what torch imports for its first graph before processes are forked from here.
+        fx_tracing.trace_to_fx(lambda x: torch.autograd.grad(x.requires_grad_().sin().sum(), x), (torch.ones(3),))
+    return dataclasses.replace(source, uses_autograd=uses_autograd)
 
 
-def _asks(source: Source, seed: int) -> bool:
-    asked: list[bool] = []
-    solving: list[bool] = []
+def _requests_backward(source: Source, seed: int) -> bool:
+    requests: list[bool] = []
+    active_solves: list[bool] = []
 
-    def instead(original: Entry) -> Entry:
+    def intercept(original: Entry) -> Entry:
         def entry(*args: Any, **kwargs: Any) -> Any:
-            if solving:
+            if active_solves:
                 return original(*args, **kwargs)
-            asked.append(True)
-            raise _Asked
+            requests.append(True)
+            raise _BackwardRequested
 
         return entry
 
-    def solved(loop: Newton) -> Entry:
+    def wrap_solver(loop: NewtonSolver) -> Entry:
         forward = loop.forward
 
         def run(*args: Any) -> Any:
-            # How the Jacobian of a residual is made is the solve's own affair.
-            solving.append(True)
+            # How the Jacobian of a residual is computed is internal to the solver.
+            active_solves.append(True)
             result = forward(*args)
-            solving.pop()
+            active_solves.pop()
             return result
 
         return run
 
-    within = called_instead({loop: solved(loop) for loop in loops(source.named).values()})
-    with within, engine_entered_by(instead):
+    patched = patch_forward({loop: wrap_solver(loop) for loop in find_solvers(source.parameter_module).values()})
+    with patched, patch_autograd_engine(intercept):
         try:
-            first_run(dataclasses.replace(source, differentiates=True), seed)
+            run_first(dataclasses.replace(source, uses_autograd=True), seed)
         except Exception as error:
-            return bool(asked) or (not solving and _failed_before(error))
-    return bool(asked)
+            return bool(requests) or (not active_solves and _is_raised_by_autograd(error))
+    return bool(requests)
 
 
-def _failed_before(error: BaseException | None) -> bool:
-    """Whether it was raised by what asks for a backward pass, before the engine was reached."""
+def _is_raised_by_autograd(error: BaseException | None) -> bool:
+    """Return whether autograd's own functions raised the error before the engine was reached."""
     while error is not None:
         frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         if any(c.co_filename == torch.autograd.__file__ and c.co_name in ("grad", "backward") for c in frames):

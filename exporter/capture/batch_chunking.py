@@ -1,7 +1,6 @@
-"""Large batches, slice by slice: intermediate values stay in the cache, and memory is reused.
+"""Large batches, chunk by chunk: intermediate values stay in the cache, and memory is reused.
 
-A slice is called as the whole batch is, so numbers do not depend on it where the elements of a batch do not see each
-other.
+A slice is called as the whole batch is, so results do not depend on slices if the elements of a batch are independent.
 """
 
 from __future__ import annotations
@@ -12,79 +11,79 @@ from typing import Any
 
 import torch
 
-from exporter.capture.forward_wrapper import method_source
-from exporter.graph.torch_nodes import nodes
+from exporter.capture.forward_wrapper import emit_method_source
+from exporter.graph.torch_nodes import iterate_nodes
 from exporter.model.eager.warmup import Warmup
 
-# Measured: slices pay where a graph makes this many times the numbers that it returns (2 to 4 times as fast at 300,000
-# rows); below that they lose by the copy that puts them together.
-MADE = 12
-# Rows of a slice: what an operation makes is about this large. Most of the gain is there from 2,048 to 65,536 rows.
+# Measured: slices pay if a graph computes this many times the numbers that it returns (2 to 4 times as fast at 300,000
+# rows); below that the copy that joins them costs more than it saves.
+MIN_WORK_RATIO = 12
+# Bytes that an operation computes for a slice, about. Slices of 2,048 to 65,536 rows have most of the gain.
 BYTES, SMALLEST, SLICE = 2**19, 1_024, 16_384
 # For derivatives, whose rows are repeated for every direction, or carry a tangent with each value.
 REPEATED = 4_096
 
 
-def sliceable(warm: Warmup) -> bool:
-    """Whether all that a method takes and gives has the batch."""
+def is_chunkable(warm: Warmup) -> bool:
+    """Return whether all inputs and outputs of the model's methods have the batch."""
     source = warm.source
     return bool(source.batch_ndim and source.inputs) and not any(warm.constant)
 
 
-def sliced(
+def add_chunked_method(
     module: torch.jit.ScriptModule,
     method: str,
     inner: str,
     arguments: Sequence[str],
-    returned: int,
-    most: int = SLICE,
+    result_count: int,
+    max_rows: int = SLICE,
 ) -> str:
-    """Writes the method that calls ``inner`` on slices, and gives its name; ``inner`` itself where slices do not pay.
+    """Write the method that calls ``inner`` on slices, and return its name; ``inner`` itself if slices do not pay.
 
-    ``arguments`` and what is ``returned`` are tensors that all have the batch; ``most`` are the rows of a slice.
-    """
-    made, given = _numbers(module._c._get_method(inner).graph.copy())
-    if sum(made) < MADE * given:
+    The ``arguments`` and the ``result_count`` results are tensors that all have the batch; ``max_rows`` are the rows of
+    a slice at most."""
+    computed_counts, returned_count = _count_numbers(module._c._get_method(inner).graph.copy())
+    if sum(computed_counts) < MIN_WORK_RATIO * returned_count:
         return inner
-    fitting = BYTES * len(made) // (8 * max(sum(made), 1))
-    rows = min(most, max(SMALLEST, 2 ** (fitting.bit_length() - 1)))
+    fitting_rows = BYTES * len(computed_counts) // (8 * max(sum(computed_counts), 1))
+    rows = min(max_rows, max(SMALLEST, 2 ** (fitting_rows.bit_length() - 1)))
     name = f"{method}_slices_batch"
-    module.define(sliced_source(name, inner, arguments, returned, rows))
+    module.define(emit_chunked_source(name, inner, arguments, result_count, rows))
     return name
 
 
-def _numbers(graph: Any) -> tuple[list[int], int]:
-    """For one row, how many numbers each operation makes, and how many the graph returns.
+def _count_numbers(graph: Any) -> tuple[list[int], int]:
+    """Return how many numbers each operation computes for one row, and how many the graph returns.
 
-    A graph that was not traced knows no sizes: its operations are counted, as if each made what is returned.
-    """
+    A graph that was not traced knows no sizes: its operations are counted as if each computed one result."""
     torch._C._jit_pass_inline(graph)
-    operations = [node for node in nodes(graph) if node.kind().startswith("aten::")]
-    made = [_sizes(v) for node in operations for v in node.outputs() if v.type().kind() == "TensorType"]
-    given = [_sizes(v) for v in next(iter(graph.outputs())).node().inputs()]
-    traced = [sizes for value in graph.inputs() if (sizes := _sizes(value))]
-    if not traced or None in made or None in given:
-        return [1] * len(made), 1
-    batch = traced[0][0]
-    counts = [math.prod(sizes or ()) // batch for sizes in (*made, *given)]
-    return counts[: len(made)], sum(counts[len(made) :])
+    operations = [node for node in iterate_nodes(graph) if node.kind().startswith("aten::")]
+    computed_sizes = [_get_sizes(v) for node in operations for v in node.outputs() if v.type().kind() == "TensorType"]
+    returned_sizes = [_get_sizes(v) for v in next(iter(graph.outputs())).node().inputs()]
+    input_sizes = [sizes for value in graph.inputs() if (sizes := _get_sizes(value))]
+    if not input_sizes or None in computed_sizes or None in returned_sizes:
+        return [1] * len(computed_sizes), 1
+    batch = input_sizes[0][0]
+    counts = [math.prod(sizes or ()) // batch for sizes in (*computed_sizes, *returned_sizes)]
+    return counts[: len(computed_sizes)], sum(counts[len(computed_sizes) :])
 
 
-def _sizes(value: Any) -> list[int] | None:
+def _get_sizes(value: Any) -> list[int] | None:
     return value.type().sizes() if value.type().kind() == "TensorType" else None
 
 
-def sliced_source(name: str, inner: str, arguments: Sequence[str], returned: int, size: int) -> str:
-    first, other = (
+def emit_chunked_source(name: str, inner: str, arguments: Sequence[str], result_count: int, size: int) -> str:
+    """Return source of a method that calls ``inner`` on slices of ``size`` rows."""
+    first_slice, next_slice = (
         ", ".join(f"{a}.narrow(0, {start}, {count})" for a in arguments)
         for start, count in ((0, size), ("tf_start", f"min({size}, tf_rows - tf_start)"))
     )
     lines = [f"tf_rows = {arguments[0]}.size(0)"]
     lines += [f"if tf_rows <= {size}:", f"    tf_v = self.{inner}({', '.join(arguments)})"]
-    lines += ["else:", f"    tf_v = self.{inner}({first})"]
-    lines += [f"tf_o_{i} = tf_v[{i}]" for i in range(returned)]
-    lines += [f"if tf_rows > {size}:", *(f"    tf_list_{i} = [tf_o_{i}]" for i in range(returned))]
-    lines += [f"    for tf_start in range({size}, tf_rows, {size}):", f"        tf_v = self.{inner}({other})"]
-    lines += [f"        tf_list_{i}.append(tf_v[{i}])" for i in range(returned)]
-    lines += [f"    tf_o_{i} = torch.cat(tf_list_{i})" for i in range(returned)]
-    return method_source(name, arguments, lines, [f"tf_o_{i}" for i in range(returned)])
+    lines += ["else:", f"    tf_v = self.{inner}({first_slice})"]
+    lines += [f"tf_o_{i} = tf_v[{i}]" for i in range(result_count)]
+    lines += [f"if tf_rows > {size}:", *(f"    tf_list_{i} = [tf_o_{i}]" for i in range(result_count))]
+    lines += [f"    for tf_start in range({size}, tf_rows, {size}):", f"        tf_v = self.{inner}({next_slice})"]
+    lines += [f"        tf_list_{i}.append(tf_v[{i}])" for i in range(result_count)]
+    lines += [f"    tf_o_{i} = torch.cat(tf_list_{i})" for i in range(result_count)]
+    return emit_method_source(name, arguments, lines, [f"tf_o_{i}" for i in range(result_count)])

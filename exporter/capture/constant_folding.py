@@ -1,10 +1,8 @@
-"""What a graph computes from the size of its batch alone is a constant, and is taken out of the graph.
+"""Folding of batch constants: values that a graph computes from the batch size alone are taken out of it.
 
-A chain rule that starts from identities carries them through half of its operations before it meets a number that is
-given. Such a value is the same for every element of the batch, so that one element's stands for all: it is computed
-once and broadcast. It is taken out only where batches of other sizes show that, and where the graph gives the same
-bits.
-"""
+A chain rule that starts from identities carries them through half of its operations before it meets an input. Such a
+value is the same for every element of the batch, so one element's value stands for all: it is computed once and
+broadcast. It is taken out only if batches of other sizes confirm that, and if the graph gives the same bits."""
 
 from __future__ import annotations
 
@@ -16,65 +14,69 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from exporter.capture.fx_tracing import Program
-from exporter.common.tensors import same_bits
+from exporter.capture.fx_tracing import FxProgram
+from exporter.common.tensors import bitwise_equal
 
 _aten: Any = torch.ops.aten
 _POINTWISE = (_aten.mul.Tensor, _aten.add.Tensor, _aten.sub.Tensor, _aten.div.Tensor)
-# Sizes of a batch that show whether its elements differ.
-SHOWN = (1, 2, 5)
+# Batch sizes that show whether the elements of a batch differ.
+PROBE_SIZES = (1, 2, 5)
 
 
-def folded(program: Program, inputs: Sequence[torch.Tensor]) -> Program:
-    """``inputs``: the first has the batch in front. The program itself where nothing can be taken out."""
+def fold_batch_constants(program: FxProgram, inputs: Sequence[torch.Tensor]) -> FxProgram:
+    """Fold the batch constants of a program, if there are any; the first of ``inputs`` has the batch in front."""
     graph = GraphModule(program.graph, copy.deepcopy(program.graph.graph))
-    batch = _batch_of(graph)
+    batch = _get_batch_symbol(graph)
     if batch is None:
         return program
-    values = {size: _values(graph, program.constants, batch, size) for size in SHOWN}
-    known = {n: v for n in values[1] if (v := _of_every_element(n, batch, values)) is not None}
-    frontier = [n for n in known if n.op != "get_attr" and any(user not in known for user in n.users)]
+    values = {size: _evaluate_constants(graph, program.constants, batch, size) for size in PROBE_SIZES}
+    shared_values = {n: v for n in values[1] if (v := _extract_shared_element(n, batch, values)) is not None}
+    frontier = [n for n in shared_values if n.op != "get_attr" and any(user not in shared_values for user in n.users)]
     if not frontier:
         return program
     constants = dict(program.constants)
-    with graph.graph.inserting_before(_first_operation(graph)):
-        rows = graph.graph.call_function(_aten.sym_size.int, (next(iter(graph.graph.nodes)), 0))
-        rows.meta["val"] = _batch_size(graph)
+    with graph.graph.inserting_before(_find_first_operation(graph)):
+        size_node = graph.graph.call_function(_aten.sym_size.int, (next(iter(graph.graph.nodes)), 0))
+        size_node.meta["val"] = _get_batch_size(graph)
     for node in frontier:
         name = f"folded_{node.name}"
-        constants[name] = known[node]
-        graph.register_buffer(name, known[node])
+        constants[name] = shared_values[node]
+        graph.register_buffer(name, shared_values[node])
         with graph.graph.inserting_before(node):
-            one = graph.graph.create_node("get_attr", name)
-            one.meta["val"] = known[node]
-            shape = [rows if _is_batch(size, batch) else size for size in node.meta["val"].shape]
-            every = graph.graph.call_function(_aten.expand.default, (one, shape)) if rows in shape else one
-            every.meta = dict(node.meta)
+            element = graph.graph.create_node("get_attr", name)
+            element.meta["val"] = shared_values[node]
+            shape = [size_node if _is_batch(size, batch) else size for size in node.meta["val"].shape]
+            expanded = (
+                graph.graph.call_function(_aten.expand.default, (element, shape)) if size_node in shape else element
+            )
+            expanded.meta = dict(node.meta)
         for user in list(node.users):
-            user.replace_input_with(node, one if _broadcasts(user, node, batch) else every)
+            user.replace_input_with(node, element if _has_batched_operand(user, node, batch) else expanded)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    read = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}
-    found = dataclasses.replace(program, graph=graph, constants={n: v for n, v in constants.items() if n in read})
-    return found if _same(program, found, inputs, batch) else program
+    read_names = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}
+    folded_program = dataclasses.replace(
+        program, graph=graph, constants={n: v for n, v in constants.items() if n in read_names}
+    )
+    return folded_program if _is_same(program, folded_program, inputs, batch) else program
 
 
-def _broadcasts(user: Node, node: Node, batch: Any) -> bool:
-    """Whether another operand has the batch where ``node`` has it, so that one element of ``node`` will do."""
+def _has_batched_operand(user: Node, node: Node, batch: Any) -> bool:
+    """Return whether another operand has the batch where ``node`` has it, so one element of ``node`` suffices."""
     if user.target not in _POINTWISE:
         return False
-    back = [i - node.meta["val"].ndim for i, size in enumerate(node.meta["val"].shape) if _is_batch(size, batch)]
+    batch_dims = [i - node.meta["val"].ndim for i, size in enumerate(node.meta["val"].shape) if _is_batch(size, batch)]
     shapes = [n.meta["val"].shape for n in user.all_input_nodes if n is not node and n.op != "get_attr"]
-    return any(all(len(shape) >= -i and _is_batch(shape[i], batch) for i in back) for shape in shapes)
+    return any(all(len(shape) >= -i and _is_batch(shape[i], batch) for i in batch_dims) for shape in shapes)
 
 
-def _batch_size(graph: GraphModule) -> Any:
+def _get_batch_size(graph: GraphModule) -> Any:
     return next(iter(graph.graph.nodes)).meta["val"].shape[0]
 
 
-def _batch_of(graph: GraphModule) -> Any:
-    """The symbol of the batch; none where its size is a number."""
-    size = _batch_size(graph)
+def _get_batch_symbol(graph: GraphModule) -> Any:
+    """Return the symbol of the batch size; None if the size is a number."""
+    size = _get_batch_size(graph)
     return size.node._expr if isinstance(size, torch.SymInt) and size.node._expr.is_Symbol else None
 
 
@@ -82,14 +84,14 @@ def _is_batch(size: Any, batch: Any) -> bool:
     return isinstance(size, torch.SymInt) and size.node._expr == batch
 
 
-def _first_operation(graph: GraphModule) -> Node:
+def _find_first_operation(graph: GraphModule) -> Node:
     return next(n for n in graph.graph.nodes if n.op != "placeholder")
 
 
-def _values(
+def _evaluate_constants(
     graph: GraphModule, constants: Mapping[str, torch.Tensor], batch: Any, size: int
 ) -> dict[Node, torch.Tensor]:
-    """What hangs on nothing but the size of the batch, for a batch of ``size``."""
+    """Evaluate the nodes that depend on nothing but the batch size, for a batch of ``size``."""
     numbers: dict[Node, Any] = {}
     for node in graph.graph.nodes:
         value = node.meta.get("val")
@@ -105,44 +107,49 @@ def _values(
             and not node.is_impure()
             and all(n in numbers for n in node.all_input_nodes)
         ):
-            arguments, named = torch.fx.map_arg((node.args, node.kwargs), lambda n: numbers[n])
-            numbers[node] = node.target(*arguments, **named)
+            arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), lambda n: numbers[n])
+            numbers[node] = node.target(*arguments, **keywords)
     return {n: v for n, v in numbers.items() if isinstance(v, torch.Tensor)}
 
 
-def _of_every_element(node: Node, batch: Any, values: Mapping[int, Mapping[Node, torch.Tensor]]) -> torch.Tensor | None:
-    """The value with one element in place of the batch; none where elements differ, or their number matters."""
+def _extract_shared_element(
+    node: Node, batch: Any, values: Mapping[int, Mapping[Node, torch.Tensor]]
+) -> torch.Tensor | None:
+    """Return the value with one element in place of the batch; None if elements differ or their number matters."""
     sizes = node.meta["val"].shape if node.op != "get_attr" else ()
-    at = [i for i, size in enumerate(sizes) if _is_batch(size, batch)]
-    if len(at) > 1 or any(isinstance(s, torch.SymInt) for i, s in enumerate(sizes) if i not in at):
+    batch_dims = [i for i, size in enumerate(sizes) if _is_batch(size, batch)]
+    if len(batch_dims) > 1 or any(isinstance(s, torch.SymInt) for i, s in enumerate(sizes) if i not in batch_dims):
         return None
-    if any(node not in found for found in values.values()):
+    if any(node not in batch_values for batch_values in values.values()):
         return None
-    one = values[1][node].contiguous()
-    for found in values.values():
-        other = found[node]
-        if other.dtype != one.dtype or other.ndim != one.ndim:
+    element = values[1][node].contiguous()
+    for batch_values in values.values():
+        value = batch_values[node]
+        if value.dtype != element.dtype or value.ndim != element.ndim:
             return None
-        if not same_bits(one.expand(other.shape) if at else one, other):
+        if not bitwise_equal(element.expand(value.shape) if batch_dims else element, value):
             return None
-    return one.clone()
+    return element.clone()
 
 
-def _same(program: Program, other: Program, inputs: Sequence[torch.Tensor], batch: Any) -> bool:
-    for rows in (inputs[0].shape[0], *SHOWN):
-        size = inputs[0].shape[0]
-        given = [t[torch.arange(rows) % size] if _has_batch(program, i, batch) else t for i, t in enumerate(inputs)]
+def _is_same(program: FxProgram, folded_program: FxProgram, inputs: Sequence[torch.Tensor], batch: Any) -> bool:
+    for batch_size in (inputs[0].shape[0], *PROBE_SIZES):
+        available = inputs[0].shape[0]
+        arguments = [
+            t[torch.arange(batch_size) % available] if _has_batch(program, i, batch) else t
+            for i, t in enumerate(inputs)
+        ]
         try:
-            one, two = (p.graph(*given) for p in (program, other))
+            expected, actual = (p.graph(*arguments) for p in (program, folded_program))
         except RuntimeError:
             return False
-        if not all(same_bits(a, b) for a, b in zip(one, two, strict=True)):
+        if not all(bitwise_equal(a, b) for a, b in zip(expected, actual, strict=True)):
             return False
     return True
 
 
-def _has_batch(program: Program, at: int, batch: Any) -> bool:
-    """Another size that varies is that of a parameter."""
+def _has_batch(program: FxProgram, index: int, batch: Any) -> bool:
+    """Return whether an input has the batch in front: another size that varies is a parameter's."""
     nodes = [n for n in program.graph.graph.nodes if n.op == "placeholder"]
-    shape = nodes[at].meta["val"].shape
+    shape = nodes[index].meta["val"].shape
     return bool(shape) and _is_batch(shape[0], batch)

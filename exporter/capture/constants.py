@@ -1,4 +1,4 @@
-"""Constants of a traced graph: folded, held to the model's precision, lifted to buffers, pinned to a dtype."""
+"""Constants of a traced graph: folded, checked for the model's precision, lifted to buffers, pinned to a dtype."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from exporter.archive.contract import Finding
 from exporter.archive.tensor_spec import FLOATING
 from exporter.common.errors import CaptureError
-from exporter.common.tensors import same_bits
-from exporter.graph.torch_nodes import SCALAR_TYPES, graphs, location, nodes
+from exporter.common.tensors import bitwise_equal
+from exporter.graph.torch_nodes import SCALAR_TYPES, find_location, iterate_graphs, iterate_nodes
 
-# What torch.tensor and torch.as_tensor leave behind in a trace, each with the constant as its first input. A clone is
-# made again by ``lift`` where the graph writes in place.
+# Operators that torch.tensor and torch.as_tensor leave in a trace, each with the constant as its first input. Where
+# the graph writes in place, ``lift_constants`` makes the clone again.
 _COPIES = ("aten::to", "aten::detach", "aten::lift_fresh", "aten::clone")
 BUFFER = "torchferry_constant_"
 _IN_PLACE = re.compile(r"aten::[a-z]\w*[a-z0-9]_|aten::_?index_put_|aten::set_")
-# How graphs spell dtypes: the numbers of c10/core/ScalarType.h.
+# Dtypes as graphs write them: the numbers of c10/core/ScalarType.h.
 _CODES = {
     torch.uint8: 0,
     torch.int8: 1,
@@ -37,84 +37,82 @@ _CODES = {
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 
-def tensor_constants(module: torch.jit.ScriptModule) -> Iterator[tuple[str, Any, Any]]:
-    """``(submodule path, graph, node)`` of every constant that holds a tensor, in a fixed order."""
-    for path, _, graph in graphs(module):
-        for node in list(nodes(graph)):
+def iterate_tensor_constants(module: torch.jit.ScriptModule) -> Iterator[tuple[str, Any, Any]]:
+    """Yield ``(submodule path, graph, node)`` for every tensor constant, in a fixed order."""
+    for path, _, graph in iterate_graphs(module):
+        for node in list(iterate_nodes(graph)):
             if _is_tensor_constant(node):
                 yield path, graph, node
 
 
 def fold_copies(module: torch.jit.ScriptModule) -> None:
-    """``to`` and ``detach`` of a constant become the constant: they would bring it back to the traced device."""
-    for _, _, graph in graphs(module):
-        for node in list(nodes(graph)):
+    """Replace ``to`` and ``detach`` of a constant by a constant: they would bring it back to the traced device."""
+    for _, _, graph in iterate_graphs(module):
+        for node in list(iterate_nodes(graph)):
             if node.kind() not in _COPIES:
                 continue
-            held, *options = node.inputs()
-            settings = [_constant(option) for option in options]
-            known = not any(s is _UNKNOWN or isinstance(s, torch.Tensor) for s in settings)
-            if not _is_tensor_constant(held.node()) or not known:
+            source, *options = node.inputs()
+            settings = [_get_constant(option) for option in options]
+            are_options_constant = not any(s is _UNKNOWN or isinstance(s, torch.Tensor) for s in settings)
+            if not _is_tensor_constant(source.node()) or not are_options_constant:
                 continue
-            value = held.node().t("value")
+            value = source.node().t("value")
             dtypes = [s for s in settings if type(s) is int and s in _DTYPES]
             if node.kind() == "aten::to" and dtypes:
                 value = value.to(_DTYPES[dtypes[0]])
-            folded = graph.create("prim::Constant", [], 1)
-            folded.t_("value", value.detach().clone())
-            folded.output().setType(torch._C.TensorType.get())
-            folded.copyMetadata(node)
-            folded.insertBefore(node)
-            node.output().replaceAllUsesWith(folded.output())
+            folded_node = graph.create("prim::Constant", [], 1)
+            folded_node.t_("value", value.detach().clone())
+            folded_node.output().setType(torch._C.TensorType.get())
+            folded_node.copyMetadata(node)
+            folded_node.insertBefore(node)
+            node.output().replaceAllUsesWith(folded_node.output())
             node.destroy()
         torch._C._jit_pass_dce(graph)
 
 
-# Operations that make floating results of whole numbers.
-_FLOATING_OF_WHOLE = frozenset(
+# Operations whose results are floating for integer inputs.
+_FLOATING_FROM_INTEGERS = frozenset(
     """div true_divide mul add sub rsub pow exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan
     atan2 sinh cosh tanh asinh acosh atanh sigmoid reciprocal erf erfc deg2rad rad2deg sinc hypot logaddexp""".split()  # noqa: SIM905
 )
 
 
 def pin_numbers(module: torch.jit.ScriptModule) -> None:
-    """Give Python's numbers the dtype that they had no say in.
+    """Give Python numbers the dtype of the result that the trace saw.
 
-    A trace keeps ``2.0`` as a float64 tensor without dimensions that torch knows to be a plain number, and what is
-    saved does not know it any more: beside whole numbers, or beside tensors without dimensions, it would make the
-    result float64. The dtype of the result that the trace saw is given to the number instead.
-    """
-    for _, _, graph in graphs(module):
-        for node in list(nodes(graph)):
+    A trace keeps ``2.0`` as a float64 tensor without dimensions that torch knows to be a plain number. A saved file has
+    lost this: next to integers, or to tensors without dimensions, the number would make the result float64."""
+    for _, _, graph in iterate_graphs(module):
+        for node in list(iterate_nodes(graph)):
             if not node.kind().startswith("aten::") or node.outputsSize() != 1:
                 continue
-            made = node.output().type()
-            wanted = SCALAR_TYPES.get(made.scalarType()) if made.kind() == "TensorType" else None
-            if wanted is None or not (wanted.is_floating_point or wanted.is_complex):
+            result_type = node.output().type()
+            dtype = SCALAR_TYPES.get(result_type.scalarType()) if result_type.kind() == "TensorType" else None
+            if dtype is None or not (dtype.is_floating_point or dtype.is_complex):
                 continue
-            if node.kind().removeprefix("aten::") in _FLOATING_OF_WHOLE and wanted.is_floating_point:
-                _cast_whole_inputs(graph, node, wanted)
+            if node.kind().removeprefix("aten::") in _FLOATING_FROM_INTEGERS and dtype.is_floating_point:
+                _cast_integer_inputs(graph, node, dtype)
             inputs = list(node.inputs())
             numbers = [
                 i for i, v in enumerate(inputs) if _is_tensor_constant(v.node()) and not v.node().t("value").dim()
             ]
-            if any(_decides(v) for i, v in enumerate(inputs) if i not in numbers):
+            if any(_determines_dtype(v) for i, v in enumerate(inputs) if i not in numbers):
                 continue
             for i in numbers:
                 value = inputs[i].node().t("value")
-                if value.dtype == wanted or not value.is_floating_point():
+                if value.dtype == dtype or not value.is_floating_point():
                     continue
-                pinned = graph.create("prim::Constant", [], 1)
-                pinned.t_("value", value.to(wanted))
-                pinned.output().setType(torch._C.TensorType.get())
-                pinned.copyMetadata(node)
-                pinned.insertBefore(node)
-                node.replaceInput(i, pinned.output())
+                pinned_node = graph.create("prim::Constant", [], 1)
+                pinned_node.t_("value", value.to(dtype))
+                pinned_node.output().setType(torch._C.TensorType.get())
+                pinned_node.copyMetadata(node)
+                pinned_node.insertBefore(node)
+                node.replaceInput(i, pinned_node.output())
         torch._C._jit_pass_dce(graph)
 
 
-def _cast_whole_inputs(graph: Any, node: Any, wanted: torch.dtype) -> None:
-    """A result of whole numbers alone would have the default dtype of whoever loads the file."""
+def _cast_integer_inputs(graph: Any, node: Any, dtype: torch.dtype) -> None:
+    """Cast integer inputs: a result of integers alone would have the default dtype of the loading process."""
     tensors = [(i, v) for i, v in enumerate(node.inputs()) if v.type().kind() == "TensorType"]
     dtypes = [SCALAR_TYPES.get(v.type().scalarType()) for _, v in tensors if not _is_number(v.node())]
     if not dtypes or any(d is None or d.is_floating_point or d.is_complex for d in dtypes):
@@ -123,8 +121,8 @@ def _cast_whole_inputs(graph: Any, node: Any, wanted: torch.dtype) -> None:
         if _is_number(value.node()):
             continue
         with graph.insert_point_guard(node):
-            no, none = graph.insertConstant(False), graph.insertConstant(None)
-            cast = graph.create("aten::to", [value, graph.insertConstant(_CODES[wanted]), no, no, none], 1)
+            false, none = graph.insertConstant(False), graph.insertConstant(None)
+            cast = graph.create("aten::to", [value, graph.insertConstant(_CODES[dtype]), false, false, none], 1)
         cast.output().setType(value.type())
         cast.copyMetadata(node)
         cast.insertBefore(node)
@@ -135,19 +133,23 @@ def _is_number(node: Any) -> bool:
     return _is_tensor_constant(node) and node.t("value").dim() == 0
 
 
-def _decides(value: Any) -> bool:
-    """Whether a tensor decides the dtype of a result by itself: floating, and with dimensions."""
-    kind = value.type()
-    if kind.kind() != "TensorType":
+def _determines_dtype(value: Any) -> bool:
+    """Return whether a tensor alone determines the dtype of a result: floating, and with dimensions."""
+    value_type = value.type()
+    if value_type.kind() != "TensorType":
         return False
-    dtype = SCALAR_TYPES.get(kind.scalarType())
-    return dtype is None or kind.dim() is None or ((dtype.is_floating_point or dtype.is_complex) and kind.dim() > 0)
+    dtype = SCALAR_TYPES.get(value_type.scalarType())
+    return (
+        dtype is None
+        or value_type.dim() is None
+        or ((dtype.is_floating_point or dtype.is_complex) and value_type.dim() > 0)
+    )
 
 
 _UNKNOWN = object()
 
 
-def _constant(value: Any) -> Any:
+def _get_constant(value: Any) -> Any:
     node = value.node()
     if node.mustBeNone():
         return None
@@ -158,69 +160,71 @@ def _is_tensor_constant(node: Any) -> bool:
     return node.kind() == "prim::Constant" and node.output().type().kind() == "TensorType"
 
 
-def distinct_values(module: torch.jit.ScriptModule) -> dict[str, list[torch.Tensor]]:
-    """The tensors that the graphs hold as constants, by submodule path, equal ones once."""
-    found: dict[str, list[torch.Tensor]] = {}
-    for path, _, node in tensor_constants(module):
-        value, known = node.t("value"), found.setdefault(path, [])
-        if not any(same_bits(value, other) for other in known):
-            known.append(value)
-    return found
+def collect_distinct_constants(module: torch.jit.ScriptModule) -> dict[str, list[torch.Tensor]]:
+    """Return the tensor constants of the graphs by submodule path, equal ones once."""
+    constants: dict[str, list[torch.Tensor]] = {}
+    for path, _, node in iterate_tensor_constants(module):
+        value, distinct = node.t("value"), constants.setdefault(path, [])
+        if not any(bitwise_equal(value, existing) for existing in distinct):
+            distinct.append(value)
+    return constants
 
 
 class Places:
-    """Where TorchScript that is written by hand reads a tensor of the model from; constants have buffers at the top."""
+    """The places from which handwritten TorchScript reads tensors; constants are buffers of the top module."""
 
-    def __init__(self, named: torch.nn.Module, constants: list[torch.Tensor]) -> None:
-        self._paths = {id(t): path for path, t in [*named.named_buffers(), *named.named_parameters()]}
+    def __init__(self, model: torch.nn.Module, constants: list[torch.Tensor]) -> None:
+        self._paths = {id(t): path for path, t in [*model.named_buffers(), *model.named_parameters()]}
         self._constants = constants
 
     def make_room(self, value: torch.Tensor) -> None:
-        if id(value) not in self._paths and not any(same_bits(value, other) for other in self._constants):
+        """Add a constant for a tensor that is neither the model's nor equal to a constant that is there."""
+        if id(value) not in self._paths and not any(bitwise_equal(value, constant) for constant in self._constants):
             self._constants.append(value.detach().clone())
 
-    def of(self, value: torch.Tensor) -> str:
-        """An expression of ``self``."""
+    def format_expression(self, value: torch.Tensor) -> str:
+        """Return the expression of ``self`` that reads the tensor."""
         if id(value) not in self._paths:
-            at = next(i for i, other in enumerate(self._constants) if same_bits(value, other))
-            return f"self.{BUFFER}{at}"
+            index = next(i for i, constant in enumerate(self._constants) if bitwise_equal(value, constant))
+            return f"self.{BUFFER}{index}"
         text = "self"
         for part in self._paths[id(value)].split("."):
             text = f"{text}.{part}" if part.isidentifier() else f'getattr({text}, "{part}")'
         return text
 
 
-def lift(module: torch.jit.ScriptModule) -> None:
-    """Read every tensor constant from the buffer of equal value that stands ready in its box, each buffer once: torch
-    does not take two reads for the same value.
+def lift_constants(module: torch.jit.ScriptModule) -> None:
+    """Read every tensor constant from the buffer of equal value in its box, each buffer once per graph.
 
-    A graph that writes in place gets a copy at every call: the buffer must not remember the last one.
-    """
+    torch does not treat two reads as the same value. A graph that writes in place gets a copy in every call: the buffer
+    must not change between calls."""
     buffers: dict[str, list[tuple[str, torch.Tensor]]] = {}
     for path, child in module.named_modules():
-        held = child.named_buffers(recurse=False)
-        buffers[path] = [(name, value) for name, value in held if name.startswith(BUFFER)]
-    # Anywhere: a constant may be handed to the submodule that writes.
-    writes = any(_IN_PLACE.fullmatch(node.kind()) for _, _, graph in graphs(module) for node in nodes(graph))
+        named_buffers = child.named_buffers(recurse=False)
+        buffers[path] = [(name, value) for name, value in named_buffers if name.startswith(BUFFER)]
+    # In any graph: a constant may be passed to the submodule that writes.
+    writes = any(
+        _IN_PLACE.fullmatch(node.kind()) for _, _, graph in iterate_graphs(module) for node in iterate_nodes(graph)
+    )
     reads: dict[tuple[int, str], Any] = {}
-    found = list(tensor_constants(module))
-    for path, graph, node in found:
+    constant_nodes = list(iterate_tensor_constants(module))
+    for path, graph, node in constant_nodes:
         value = node.t("value")
-        name = next((name for name, held in buffers[path] if same_bits(held, value)), None)
+        name = next((name for name, buffer in buffers[path] if bitwise_equal(buffer, value)), None)
         if name is None:
             raise CaptureError(
-                "two traces of one model hold different constants",
+                "two traces of the same model have different constants",
                 check="constants",
-                where=location(node),
+                where=find_location(node),
                 got=f"{value.dtype} {list(value.shape)}: {value.flatten()[:4].tolist()}",
                 expected="the same constants in every run",
-                mend="make constants in __init__",
+                mend="create constants in __init__",
             )
         if (id(graph), name) not in reads:
-            reads[id(graph), name] = _read(graph, name, node)
+            reads[id(graph), name] = _insert_buffer_read(graph, name, node)
         value = reads[id(graph), name]
         if writes:
-            # Left at a node that is destroyed, the place ends the process in a later pass of torch's.
+            # An insert point left at a destroyed node would end the process in a later pass of torch.
             with graph.insert_point_guard(node):
                 copy = graph.create("aten::clone", [value, graph.insertConstant(None)], 1)
             copy.copyMetadata(node)
@@ -230,145 +234,155 @@ def lift(module: torch.jit.ScriptModule) -> None:
         node.destroy()
 
 
-def _read(graph: Any, name: str, like: Any) -> Any:
-    """Before all that the graph does."""
-    read = graph.create("prim::GetAttr", [next(graph.inputs())], 1)
-    read.s_("name", name)
-    read.output().setType(torch._C.TensorType.get())
-    read.copyMetadata(like)
-    read.insertBefore(next(graph.nodes()))
-    return read.output()
+def _insert_buffer_read(graph: Any, name: str, template_node: Any) -> Any:
+    """Insert a read of the buffer before all other nodes of the graph."""
+    read_node = graph.create("prim::GetAttr", [next(graph.inputs())], 1)
+    read_node.s_("name", name)
+    read_node.output().setType(torch._C.TensorType.get())
+    read_node.copyMetadata(template_node)
+    read_node.insertBefore(next(graph.nodes()))
+    return read_node.output()
 
 
 def pin_dtypes(module: torch.jit.ScriptModule) -> None:
     """Give ``zeros``, ``full``, ``arange``, ... without a dtype the one that the trace saw.
 
-    Left open, it would be the default dtype of whoever loads the file.
-    """
-    for _, _, graph in graphs(module):
-        for node in list(nodes(graph)):
+    Without it, they would use the default dtype of the loading process."""
+    for _, _, graph in iterate_graphs(module):
+        for node in list(iterate_nodes(graph)):
             if not node.kind().startswith("aten::") or node.outputsSize() != 1:
                 continue
             inputs = list(node.inputs())
-            kind = node.output().type()
-            if kind.kind() != "TensorType" or any(v.type().kind() == "TensorType" for v in inputs):
+            result_type = node.output().type()
+            if result_type.kind() != "TensorType" or any(v.type().kind() == "TensorType" for v in inputs):
                 continue
             names = [a.name for a in torch._C.parse_schema(node.schema()).arguments]
             if "dtype" not in names:
                 continue
-            at = names.index("dtype")
-            if _constant(inputs[at]) is not None or kind.scalarType() not in SCALAR_TYPES:
+            index = names.index("dtype")
+            if _get_constant(inputs[index]) is not None or result_type.scalarType() not in SCALAR_TYPES:
                 continue
             with graph.insert_point_guard(node):
-                pinned = graph.insertConstant(_CODES[SCALAR_TYPES[kind.scalarType()]])
-            node.replaceInput(at, pinned)
+                dtype_code = graph.insertConstant(_CODES[SCALAR_TYPES[result_type.scalarType()]])
+            node.replaceInput(index, dtype_code)
 
 
 def follow_inputs(module: torch.jit.ScriptModule) -> None:
-    """Literal devices become the device of the graph's first tensor, and the literal dtype of a tensor that is
-    made afresh its dtype where the two agree: what is made in ``forward`` then moves with the archive."""
-    for _, _, graph in graphs(module):
+    """Replace literal devices by the device of the graph's first tensor.
+
+    The literal dtype of a newly created tensor becomes the dtype of that input if the two agree: tensors created in
+    ``forward`` then move with the archive."""
+    for _, _, graph in iterate_graphs(module):
         tensors = [v for v in list(graph.inputs())[1:] if v.type().kind() == "TensorType"]
         if not tensors:
             continue
         first = tensors[0]
-        for node in list(nodes(graph)):
+        for node in list(iterate_nodes(graph)):
             if not node.kind().startswith("aten::"):
                 continue
             for i, value in enumerate(list(node.inputs())):
                 if value.type().kind() == "DeviceObjType" and value.node().kind() == "prim::Constant":
-                    node.replaceInput(i, _property(graph, node, "prim::device", first, torch._C.DeviceObjType.get()))
+                    node.replaceInput(
+                        i, _insert_property(graph, node, "prim::device", first, torch._C.DeviceObjType.get())
+                    )
             _follow_dtype(graph, node, first)
         torch._C._jit_pass_dce(graph)
 
 
-def fixed_devices(module: torch.jit.ScriptModule) -> list[Finding]:
-    """Devices and tensors that are written into a graph: they would stay where they are when the archive moves.
+def find_fixed_devices(module: torch.jit.ScriptModule) -> list[Finding]:
+    """Find devices and tensors that are written into a graph: they would not move with the archive.
 
-    Found by a look at every constant, so it takes no other device to see it.
-    """
-    found = []
-    for path, _, graph in graphs(module):
-        for node in nodes(graph):
-            kind = node.output().type().kind() if node.outputsSize() == 1 else ""
-            if node.kind() != "prim::Constant" or kind not in ("DeviceObjType", "TensorType"):
+    This looks at every constant, so it needs no second device."""
+    findings = []
+    for path, _, graph in iterate_graphs(module):
+        for node in iterate_nodes(graph):
+            type_name = node.output().type().kind() if node.outputsSize() == 1 else ""
+            if node.kind() != "prim::Constant" or type_name not in ("DeviceObjType", "TensorType"):
                 continue
             uses = [use.user for use in node.output().uses()]
             if not uses:
                 continue
-            what = f"device {node.s('value')!r}" if kind == "DeviceObjType" else "a tensor"
-            found.append(
+            subject = f"device {node.s('value')!r}" if type_name == "DeviceObjType" else "a tensor"
+            findings.append(
                 Finding(
                     "device",
-                    f"{what} is fixed in the graph and stays there when the archive is moved to a GPU",
-                    location(uses[0]),
+                    f"{subject} is fixed in the graph and does not move to a GPU with the archive",
+                    find_location(uses[0]),
                     severity="unsound",
-                    evidence=f"{what} in {uses[0].kind()}" + (f", in submodule {path!r}" if path else ""),
-                    mend="make it with device=x.device where an input x is at hand, or as a buffer in __init__",
+                    evidence=f"{subject} in {uses[0].kind()}" + (f", in submodule {path!r}" if path else ""),
+                    mend="create it with device=x.device for an input x, or as a buffer in __init__",
                 )
             )
-    return found
+    return findings
 
 
 def _follow_dtype(graph: Any, node: Any, first: Any) -> None:
-    made = node.output().type() if node.outputsSize() == 1 else None
-    if made is None or made.kind() != "TensorType" or any(v.type().kind() == "TensorType" for v in node.inputs()):
+    result_type = node.output().type() if node.outputsSize() == 1 else None
+    if (
+        result_type is None
+        or result_type.kind() != "TensorType"
+        or any(v.type().kind() == "TensorType" for v in node.inputs())
+    ):
         return
     names = [a.name for a in torch._C.parse_schema(node.schema()).arguments]
     floating = ("Double", "Float", "Half", "BFloat16")
-    if "dtype" in names and made.scalarType() == first.type().scalarType() and made.scalarType() in floating:
-        dtype = _property(graph, node, "prim::dtype", first, torch._C.IntType.get())
+    if (
+        "dtype" in names
+        and result_type.scalarType() == first.type().scalarType()
+        and result_type.scalarType() in floating
+    ):
+        dtype = _insert_property(graph, node, "prim::dtype", first, torch._C.IntType.get())
         node.replaceInput(names.index("dtype"), dtype)
 
 
-def _property(graph: Any, node: Any, kind: str, of: Any, result: Any) -> Any:
-    read = graph.create(kind, [of], 1)
-    read.output().setType(result)
-    read.copyMetadata(node)
-    read.insertBefore(node)
-    return read.output()
+def _insert_property(graph: Any, node: Any, operator: str, source: Any, result_type: Any) -> Any:
+    property_node = graph.create(operator, [source], 1)
+    property_node.output().setType(result_type)
+    property_node.copyMetadata(node)
+    property_node.insertBefore(node)
+    return property_node.output()
 
 
-# A constant: the path of the submodule that holds it, the line that made it, its value.
+# A constant: the path of its submodule, the line that created it, its value.
 Constant = tuple[str, str, torch.Tensor]
 
 
-def traced_constants(module: torch.jit.ScriptModule) -> Iterator[Constant]:
-    for path, _, node in tensor_constants(module):
-        yield path, location(node), node.t("value")
+def locate_constants(module: torch.jit.ScriptModule) -> Iterator[Constant]:
+    """Yield each tensor constant with its submodule path and source line."""
+    for path, _, node in iterate_tensor_constants(module):
+        yield path, find_location(node), node.t("value")
 
 
-def lost_precision(constants: Iterable[Constant], dtypes: list[str]) -> list[Finding]:
-    """Constants that their dtype could not hold, in a wider model: ``torch.tensor(0.1)`` is float32 by default."""
+def find_lost_precision(constants: Iterable[Constant], dtypes: list[str]) -> list[Finding]:
+    """Find constants rounded to a narrower dtype than the model's: ``torch.tensor(0.1)`` is float32 by default."""
     order = {dtype: i for i, dtype in enumerate(FLOATING)}
     floating = [dtype for dtype in dtypes if dtype in order]
     if not floating:
         return []
     widest = min(floating, key=order.__getitem__)
-    found = []
+    findings = []
     for path, where, value in constants:
         dtype = str(value.dtype).removeprefix("torch.")
-        if order.get(dtype, -1) <= order[widest] or not _rounded(value):
+        if order.get(dtype, -1) <= order[widest] or not _is_rounded(value):
             continue
         numbers = f"{dtype} {value.flatten()[:4].tolist()} in a {widest} model"
-        found.append(
+        findings.append(
             Finding(
                 "precision",
                 "a constant has the wrong dtype and has lost precision",
                 where,
                 severity="unsound",
                 evidence=numbers + (f", in submodule {path!r}" if path else ""),
-                mend="make it with dtype=x.dtype, device=x.device, or as a buffer in __init__",
+                mend="create it with dtype=x.dtype, device=x.device, or as a buffer in __init__",
             )
         )
-    return found
+    return findings
 
 
-def _rounded(value: torch.Tensor) -> bool:
-    """Whether a number was meant that the dtype cannot hold: 0.1 was; 0.25, 3.0 and 2**-24 were not.
+def _is_rounded(value: torch.Tensor) -> bool:
+    """Return whether a number looks rounded to its dtype: 0.1 does; 0.25, 3.0 and 2**-24 do not.
 
-    A rounded number uses its whole mantissa; one with half of it free was meant as it is (1 in 2**12 is mistaken).
-    """
+    A rounded number uses its whole mantissa; one with half of it free is taken as exact (1 in 2**12 is mistaken)."""
     bits = 12 if value.dtype == torch.float32 else 5
     numbers = value.detach().cpu().to(torch.float64).flatten()
     mantissas, _ = torch.frexp(numbers[torch.isfinite(numbers)])

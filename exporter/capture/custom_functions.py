@@ -1,8 +1,7 @@
-"""Custom autograd functions: what is captured is what their ``forward`` computes.
+"""Custom autograd functions: the capture holds what their ``forward`` computes.
 
 A trace keeps ``Function.apply`` as a call back into Python, which no file can hold. The file needs no autograd, so
-only ``forward`` matters, and it is run in the open.
-"""
+only ``forward`` matters, and its operations are traced."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from torch.autograd import Function
 
 
 class _Context:
-    """Takes what ``forward`` saves for a backward pass that is not captured."""
+    """A context that takes what ``forward`` saves for a backward pass that is not captured."""
 
     saved_tensors = ()
 
@@ -41,8 +40,8 @@ class _Context:
 
 
 @contextlib.contextmanager
-def functions_inlined() -> Iterator[None]:
-    """While tracing, ``apply`` of a custom function runs its ``forward``."""
+def inline_custom_functions() -> Iterator[None]:
+    """Run the ``forward`` of a custom function instead of its ``apply`` while tracing."""
     original = Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -52,39 +51,38 @@ def functions_inlined() -> Iterator[None]:
             return cls.forward(*args, **kwargs)
         return cls.forward(_Context(len(args)), *args, **kwargs)
 
-    bound = bound_before()
+    bound_methods = find_bound_applies()
     setattr(Function, "apply", classmethod(apply))  # noqa: B010
-    for place, name, method in bound:
-        place[name] = types.MethodType(apply, method.__self__)
+    for namespace, name, method in bound_methods:
+        namespace[name] = types.MethodType(apply, method.__self__)
     try:
         yield
     finally:
         setattr(Function, "apply", original)  # noqa: B010
-        for place, name, method in bound:
-            place[name] = method
+        for namespace, name, method in bound_methods:
+            namespace[name] = method
 
 
-_Bound = list[tuple[dict[Any, Any], Any, types.MethodType]]
-_SEARCHED: dict[tuple[type, ...], _Bound] = {}
+_BoundMethods = list[tuple[dict[Any, Any], Any, types.MethodType]]
+_KNOWN_METHODS: dict[tuple[type, ...], _BoundMethods] = {}
 
 
-def bound_before() -> _Bound:
-    """Where ``apply`` was taken from its function before: ``cube_root = CubeRoot.apply`` in a file, as is usual.
+def find_bound_applies() -> _BoundMethods:
+    """Find where ``apply`` was taken from its function before: ``cube_root = CubeRoot.apply`` in a file, as is usual.
 
-    A search through memory, made once for the functions that there are.
-    """
-    kinds = tuple(kind for kind in Function.__subclasses__() if not kind.__module__.startswith("torch"))
-    if kinds not in _SEARCHED:
+    This searches the memory, once for each set of custom functions."""
+    classes = tuple(cls for cls in Function.__subclasses__() if not cls.__module__.startswith("torch"))
+    if classes not in _KNOWN_METHODS:
         original = Function.__dict__["apply"].__func__
-        methods = [m for m in (gc.get_referrers(*kinds) if kinds else ()) if isinstance(m, types.MethodType)]
+        methods = [m for m in (gc.get_referrers(*classes) if classes else ()) if isinstance(m, types.MethodType)]
         methods = [m for m in methods if m.__func__ is original]
-        places = [p for p in (gc.get_referrers(*methods) if methods else ()) if isinstance(p, dict)]
-        known = {id(m): m for m in methods}
-        _SEARCHED[kinds] = [
-            (place, name, known[id(value)])
-            for place in places
-            if place is not known
-            for name, value in list(place.items())
-            if id(value) in known
+        namespaces = [p for p in (gc.get_referrers(*methods) if methods else ()) if isinstance(p, dict)]
+        methods_by_id = {id(m): m for m in methods}
+        _KNOWN_METHODS[classes] = [
+            (namespace, name, methods_by_id[id(value)])
+            for namespace in namespaces
+            if namespace is not methods_by_id
+            for name, value in list(namespace.items())
+            if id(value) in methods_by_id
         ]
-    return _SEARCHED[kinds]
+    return _KNOWN_METHODS[classes]

@@ -1,11 +1,10 @@
 """Derivatives as methods of the captured module.
 
-A source library's own chain rule is traced. For any other model products are captured as graphs: cotangents by a
+The own chain rule of a source library is traced. For any other model, products are captured as graphs: cotangents by a
 backward pass, tangents by a backward pass through it (J. Townsend, A new trick for calculating Jacobian vector
 products, 2017: the pull-back is linear in the cotangent, so that its derivative by the cotangent is the push-forward).
-torch's own forward mode writes the sizes that it saw into a graph. The Jacobian is written around the product that
-needs fewer operations.
-"""
+torch's own forward mode writes the traced sizes into a graph. The Jacobian is assembled from the product that needs
+fewer operations."""
 
 from __future__ import annotations
 
@@ -16,349 +15,414 @@ from typing import Any
 
 import torch
 
-from exporter.archive.derivative_request import Wanted
+from exporter.archive.derivative_request import ResolvedDerivatives
 from exporter.archive.method_names import BLOCKS, BY_PARAMETERS, COTANGENTS, JVP, ROWS, SOLVED, TANGENTS, VJP
 from exporter.archive.tensor_spec import FLOATING, TensorSpec
 from exporter.capture import fx_tracing, newton_capture
-from exporter.capture.jacobian_source import Directions, Product
+from exporter.capture.jacobian_source import CapturedProduct, Directions
 from exporter.capture.module_tree import Run
-from exporter.common.errors import CaptureError, TorchferryError, first_line
-from exporter.common.parameter_swap import moved
-from exporter.common.tensors import close
+from exporter.common.errors import CaptureError, TorchferryError, summarize_error
+from exporter.common.parameter_swap import swap_parameters
+from exporter.common.tensors import all_close
 from exporter.model.eager import derivatives
-from exporter.model.eager.evaluation import evaluate, flatten
-from exporter.model.eager.warmup import Warmup, finite_rows
-from exporter.model.implicit.newton_solver import loops
+from exporter.model.eager.evaluation import evaluate, normalize_outputs
+from exporter.model.eager.warmup import Warmup, find_finite_rows
+from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
 
 FORWARD, REVERSE, CHAIN = "forward mode", "reverse mode", "the chain rule of {}"
 Specs = Sequence[TensorSpec]
 
 
-def lead_of(product: Product, batched: bool) -> int:
+def count_batch_dims(product: CapturedProduct, batched: bool) -> int:
+    """Return the number of batch dimensions of the product's directions: 0 or 1."""
     return 1 if batched and not (product.parameters and product.forward) else 0
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is traced beside ``forward``, the products that are captured already, and how the blocks are computed."""
+class DerivativePlan:
+    """The methods traced beside ``forward``, the products captured already, and how the blocks are computed."""
 
-    wanted: Wanted
-    traced: Mapping[str, tuple[Run, Inputs]] = field(default_factory=dict)
-    programs: Mapping[str, fx_tracing.Program] = field(default_factory=dict)
-    products: tuple[Product, ...] = ()
+    derivatives: ResolvedDerivatives
+    traced_methods: Mapping[str, tuple[Run, Inputs]] = field(default_factory=dict)
+    programs: Mapping[str, fx_tracing.FxProgram] = field(default_factory=dict)
+    products: tuple[CapturedProduct, ...] = ()
     how: str = ""
-    # The whole Jacobian, where tangents cannot be captured by themselves.
-    rows: Product | None = None
-    # What the solves of an implicit model give, which its products take behind the inputs.
-    solved: tuple[TensorSpec, ...] = ()
+    # The product that gives the whole Jacobian, if tangents cannot be captured by themselves.
+    row_product: CapturedProduct | None = None
+    # Results of the solves of an implicit model, which its products take after the inputs.
+    solution_specs: tuple[TensorSpec, ...] = ()
 
-    def constants(self, batched: bool) -> list[torch.Tensor]:
-        """Tensors that the methods read which are written here: directions, and what backward passes hold."""
-        products = [*self.products, *([self.rows] if self.rows else [])]
-        found = [t for p in products for t in p.along.tensors(lead_of(p, batched))]
-        return found + [t for program in self.programs.values() for t in program.constants.values()]
+    def list_constants(self, batched: bool) -> list[torch.Tensor]:
+        """List the tensors that the methods written here read: directions, and constants of backward passes."""
+        products = [*self.products, *([self.row_product] if self.row_product else [])]
+        directions = [t for p in products for t in p.directions.build_tensors(count_batch_dims(p, batched))]
+        return directions + [t for program in self.programs.values() for t in program.constants.values()]
 
 
-def plan(warm: Warmup, wanted: Wanted, inputs: Inputs) -> Plan:
-    """Call it under ``inference_conditions``. Raises ``CaptureError`` where no way to the derivatives works."""
+def plan_derivatives(warm: Warmup, wanted: ResolvedDerivatives, inputs: Inputs) -> DerivativePlan:
+    """Choose and capture the products, under ``eager_context``; raises ``CaptureError`` if no way works."""
     source = warm.source
-    inputs = _solvable(warm, inputs)
-    programs: dict[str, fx_tracing.Program] = {}
-    products: list[Product] = []
+    inputs = _select_solvable(warm, inputs)
+    programs: dict[str, fx_tracing.FxProgram] = {}
+    products: list[CapturedProduct] = []
     traced: dict[str, tuple[Run, Inputs]] = {}
     how = ""
-    chain = _chain_rule(warm, wanted, inputs) if wanted.pairs and source.blocks is not None else "there is none"
-    if wanted.pairs and not chain:
-        traced[BLOCKS] = (_blocks_run(warm, wanted), inputs)
+    chain_failure = (
+        _diagnose_chain_rule(warm, wanted, inputs)
+        if wanted.pairs and source.compute_jacobian_blocks is not None
+        else "there is none"
+    )
+    if wanted.pairs and not chain_failure:
+        traced[BLOCKS] = (_make_chain_rule_run(warm, wanted), inputs)
         how = CHAIN.format(source.origin.library)
     elif wanted.pairs:
-        name, program, product, how = _cheapest(warm, wanted, inputs)
-        how += f"; {CHAIN.format(source.origin.library)}: {chain}" if source.blocks is not None else ""
+        name, program, product, how = _choose_cheapest_product(warm, wanted, inputs)
+        how += (
+            f"; {CHAIN.format(source.origin.library)}: {chain_failure}"
+            if source.compute_jacobian_blocks is not None
+            else ""
+        )
         programs[name] = program
         products.append(product)
-    if wanted.by_parameters:
-        named = derivatives.parameters_of(source)
-        names = tuple(dict.fromkeys(by for _, by in wanted.by_parameters))
-        specs = tuple(TensorSpec(n, tuple(named[n].shape), str(named[n].dtype).removeprefix("torch.")) for n in names)
-        of = [s for s in warm.output_specs if any(name == s.name for name, _ in wanted.by_parameters)]
-        program, product, mode = _by_parameters(warm, inputs, specs, of)
+    if wanted.parameter_pairs:
+        parameters_by_name = derivatives.list_differentiable_parameters(source)
+        names = tuple(dict.fromkeys(wrt for _, wrt in wanted.parameter_pairs))
+        specs = tuple(
+            TensorSpec(n, tuple(parameters_by_name[n].shape), str(parameters_by_name[n].dtype).removeprefix("torch."))
+            for n in names
+        )
+        output_specs = [s for s in warm.output_specs if any(name == s.name for name, _ in wanted.parameter_pairs)]
+        program, product, mode = _capture_parameter_product(warm, inputs, specs, output_specs)
         programs[BY_PARAMETERS] = program
         products.append(product)
         how = f"{how}; by parameters: {mode}" if how else mode
-    real_in, real_out = real(source.inputs), real(warm.output_specs)
-    rows: Product | None = None
+    real_in, real_out = select_real(source.inputs), select_real(warm.output_specs)
+    row_product: CapturedProduct | None = None
     if wanted.jvp:
         try:
-            programs[JVP] = _tangents(warm, inputs, real_in, real_out)
-            _hold(warm, programs[JVP], real_in, real_out, forward=True)
+            programs[JVP] = _trace_tangents(warm, inputs, real_in, real_out)
+            _check_product(warm, programs[JVP], real_in, real_out, forward=True)
         except CaptureError:
             programs.pop(JVP, None)
-            programs[ROWS] = _cotangents(warm, inputs, real_in, real_out)
-            _hold(warm, programs[ROWS], real_in, real_out, forward=False)
-            rows = Product(ROWS, Directions(real_out), tuple(s.name for s in real_in), forward=False)
+            programs[ROWS] = _trace_cotangents(warm, inputs, real_in, real_out)
+            _check_product(warm, programs[ROWS], real_in, real_out, forward=False)
+            row_product = CapturedProduct(ROWS, Directions(real_out), tuple(s.name for s in real_in), forward=False)
     if wanted.vjp:
-        programs[VJP] = _cotangents(warm, inputs, real_in, real_out)
-        _hold(warm, programs[VJP], real_in, real_out, forward=False)
-    solved: tuple[TensorSpec, ...] = ()
-    if programs and loops(source.named):
-        solved = newton_capture.solved_specs(source, inputs)
-        traced[SOLVED] = (functools.partial(_solved_run, source), inputs)
-    return Plan(wanted, traced, programs, tuple(products), how, rows, solved)
+        programs[VJP] = _trace_cotangents(warm, inputs, real_in, real_out)
+        _check_product(warm, programs[VJP], real_in, real_out, forward=False)
+    solution_specs: tuple[TensorSpec, ...] = ()
+    if programs and find_solvers(source.parameter_module):
+        solution_specs = newton_capture.list_solution_specs(source, inputs)
+        traced[SOLVED] = (functools.partial(_run_solves, source), inputs)
+    return DerivativePlan(wanted, traced, programs, tuple(products), how, row_product, solution_specs)
 
 
-def _solved_run(source: Source, *inputs: torch.Tensor) -> Inputs:
-    return newton_capture.solved(source, inputs)
+def _run_solves(source: Source, *inputs: torch.Tensor) -> Inputs:
+    return newton_capture.compute_solutions(source, inputs)
 
 
-def _solvable(warm: Warmup, inputs: Inputs) -> Inputs:
-    """Elements that converge: the others have no derivative."""
-    if not loops(warm.source.named) or not warm.source.batch_ndim:
+def _select_solvable(warm: Warmup, inputs: Inputs) -> Inputs:
+    """Select the elements that converge: the others have no derivative."""
+    if not find_solvers(warm.source.parameter_module) or not warm.source.batch_ndim:
         return inputs
-    rows = finite_rows(evaluate(warm.source, inputs))
+    rows = find_finite_rows(evaluate(warm.source, inputs))
     return inputs if rows is None else tuple(t[rows] for t in inputs)
 
 
-def _by_parameters(warm: Warmup, inputs: Inputs, by: Specs, of: Specs) -> tuple[fx_tracing.Program, Product, str]:
-    """By tangents of the parameters; where torch's second derivatives cannot be captured, by cotangents, a call for
-    each component of each element's outputs."""
+def _capture_parameter_product(
+    warm: Warmup, inputs: Inputs, wrt: Specs, output_specs: Specs
+) -> tuple[fx_tracing.FxProgram, CapturedProduct, str]:
+    """Capture the product with tangents of the parameters.
+
+    If torch's second derivatives cannot be captured, use cotangents: one call for each component of each element's
+    outputs."""
     try:
-        program = _tangents(warm, inputs, by, of, by_parameters=True)
-        _hold(warm, program, by, of, forward=True)
-        names = tuple(s.name for s in of)
-        return program, Product(BY_PARAMETERS, Directions(tuple(by)), names, forward=True, parameters=True), FORWARD
-    except CaptureError as refused:
+        program = _trace_tangents(warm, inputs, wrt, output_specs, wrt_parameters=True)
+        _check_product(warm, program, wrt, output_specs, forward=True)
+        names = tuple(s.name for s in output_specs)
+        return (
+            program,
+            CapturedProduct(BY_PARAMETERS, Directions(tuple(wrt)), names, forward=True, parameters=True),
+            FORWARD,
+        )
+    except CaptureError as forward_error:
         try:
-            program = _cotangents(warm, inputs, by, of, by_parameters=True)
-            _hold(warm, program, by, of, forward=False)
+            program = _trace_cotangents(warm, inputs, wrt, output_specs, wrt_parameters=True)
+            _check_product(warm, program, wrt, output_specs, forward=False)
         except CaptureError:
-            raise refused from None
-        names = tuple(s.name for s in by)
-        product = Product(BY_PARAMETERS, Directions(tuple(of)), names, forward=False, parameters=True)
+            raise forward_error from None
+        names = tuple(s.name for s in wrt)
+        product = CapturedProduct(BY_PARAMETERS, Directions(tuple(output_specs)), names, forward=False, parameters=True)
         return program, product, f"{REVERSE}, element by element"
 
 
-def real(specs: Specs) -> tuple[TensorSpec, ...]:
+def select_real(specs: Specs) -> tuple[TensorSpec, ...]:
+    """Return the variables of floating dtype."""
     return tuple(s for s in specs if s.dtype in FLOATING)
 
 
-def _cheapest(warm: Warmup, wanted: Wanted, inputs: Inputs) -> tuple[str, fx_tracing.Program, Product, str]:
-    """The product with fewer operations for all its directions, and how that is said."""
-    by = tuple(s for s in warm.source.inputs if any(name == s.name for _, name in wanted.pairs))
-    of = tuple(s for s in warm.output_specs if any(name == s.name for name, _ in wanted.pairs))
-    names_of, names_by = tuple(s.name for s in of), tuple(s.name for s in by)
-    ways: list[tuple[int, str, fx_tracing.Program, Product]] = []
-    said: list[str] = []
-    failed: list[CaptureError] = []
-    for mode, name, make, along, others in (
-        (FORWARD, TANGENTS, _tangents, by, names_of),
-        (REVERSE, COTANGENTS, _cotangents, of, names_by),
+def _choose_cheapest_product(
+    warm: Warmup, derivatives: ResolvedDerivatives, inputs: Inputs
+) -> tuple[str, fx_tracing.FxProgram, CapturedProduct, str]:
+    """Return the product that needs fewer operations for all its directions, with its name, graph and description."""
+    wrt = tuple(s for s in warm.source.inputs if any(name == s.name for _, name in derivatives.pairs))
+    output_specs = tuple(s for s in warm.output_specs if any(name == s.name for name, _ in derivatives.pairs))
+    output_names, wrt_names = tuple(s.name for s in output_specs), tuple(s.name for s in wrt)
+    candidates: list[tuple[int, str, fx_tracing.FxProgram, CapturedProduct]] = []
+    notes: list[str] = []
+    errors: list[CaptureError] = []
+    for mode, name, trace_product, direction_specs, product_names in (
+        (FORWARD, TANGENTS, _trace_tangents, wrt, output_names),
+        (REVERSE, COTANGENTS, _trace_cotangents, output_specs, wrt_names),
     ):
         try:
-            program = make(warm, inputs, by, of)
-            _hold(warm, program, by, of, forward=mode == FORWARD)
+            program = trace_product(warm, inputs, wrt, output_specs)
+            _check_product(warm, program, wrt, output_specs, forward=mode == FORWARD)
         except CaptureError as error:
-            failed.append(error)
-            said.append(f"{mode} is of no use: {error.details.get('got', error.what)}")
+            errors.append(error)
+            notes.append(f"{mode} is of no use: {error.details.get('got', error.what)}")
             continue
-        directions = Directions(along)
+        directions = Directions(direction_specs)
         cost = program.operations * directions.total
-        said.append(f"{mode}: {cost} operations")
-        ways.append((cost, name, program, Product(name, directions, others, forward=mode == FORWARD)))
-    if not ways:
+        notes.append(f"{mode}: {cost} operations")
+        candidates.append(
+            (cost, name, program, CapturedProduct(name, directions, product_names, forward=mode == FORWARD))
+        )
+    if not candidates:
         raise CaptureError(
             f"model {warm.source.name!r} cannot be differentiated",
             check="derivatives",
-            where=failed[0].details.get("where", ""),
-            got="; ".join(said),
+            where=errors[0].details.get("where", ""),
+            got="; ".join(notes),
             expected="operations that torch can differentiate",
-            mend="write the operation with ones that have derivatives, or ask for other outputs; a submodule that is "
-            "compiled for its control flow on data has none here",
+            mend="use operations that have derivatives, or ask for other outputs; a submodule that is compiled for its "
+            "control flow on data has no derivatives here",
         )
-    _, name, program, product = min(ways, key=lambda way: way[0])
-    return name, program, product, f"{FORWARD if product.forward else REVERSE} ({'; '.join(said)})"
+    _, name, program, product = min(candidates, key=lambda candidate: candidate[0])
+    return name, program, product, f"{FORWARD if product.forward else REVERSE} ({'; '.join(notes)})"
 
 
-def _hold(warm: Warmup, program: fx_tracing.Program, by: Specs, of: Specs, *, forward: bool) -> None:
-    """A product at another batch size, against eager mode: raises ``CaptureError`` where the two part.
+def _check_product(
+    warm: Warmup, program: fx_tracing.FxProgram, wrt: Specs, output_specs: Specs, *, forward: bool
+) -> None:
+    """Compare a product with eager mode at another batch size; raises ``CaptureError`` if they differ.
 
-    torch's own formulas may write a size that they saw into a graph, or give NaN where others give numbers.
-    """
+    torch's own formulas may write a traced size into a graph, or give NaN where others give numbers."""
     source = warm.source
     generator = torch.Generator().manual_seed(0)
-    inputs = _solvable(warm, warm.sampler.draw(warm.traced_sizes[1], generator))
-    parameters = derivatives.parameters_of(source)
-    whole = not source.batch_ndim or (program.parameters and forward)
-    lead = torch.Size() if whole else inputs[0].shape[:1]
+    inputs = _select_solvable(warm, warm.sampler.draw(warm.traced_sizes[1], generator))
+    parameters = derivatives.list_differentiable_parameters(source)
+    has_no_batch = not source.batch_ndim or (program.parameters and forward)
+    batch_shape = torch.Size() if has_no_batch else inputs[0].shape[:1]
     directions = {
-        s.name: torch.rand((*lead, *s.fixed), generator=generator, dtype=torch.float64).to(getattr(torch, s.dtype))
-        for s in (by if forward else of)
+        s.name: torch.rand((*batch_shape, *s.static_shape), generator=generator, dtype=torch.float64).to(
+            getattr(torch, s.dtype)
+        )
+        for s in (wrt if forward else output_specs)
     }
-    held = [parameters[n].detach() for n in program.parameters]
+    parameter_values = [parameters[n].detach() for n in program.parameters]
     try:
-        got = program.graph(*inputs, *_solved(source, inputs), *directions.values(), *held)[len(warm.output_specs) :]
+        actual = program.graph(*inputs, *_compute_solutions(source, inputs), *directions.values(), *parameter_values)[
+            len(warm.output_specs) :
+        ]
     except Exception as error:
-        what = "the product does not run at another batch size"
-        mend = "torch's own formula of some operation wrote a size into the graph: write it with other operations"
-        raise CaptureError(what, check="derivatives", got=first_line(error), mend=mend) from error
+        message = "the product does not run at another batch size"
+        mend = "torch's formula for some operation wrote a size into the graph: use other operations"
+        raise CaptureError(message, check="derivatives", got=summarize_error(error), mend=mend) from error
     if forward:
-        wanted = derivatives.pushed(source, inputs, directions, [s.name for s in of])
+        expected = derivatives.compute_jvp(source, inputs, directions, [s.name for s in output_specs])
     elif program.parameters:
-        wanted = _pulled_to_parameters(source, inputs, directions, [s.name for s in by])
+        expected = _compute_parameter_vjp(source, inputs, directions, [s.name for s in wrt])
     else:
-        wanted = {
-            n: v for n, v in derivatives.pulled(source, inputs, directions).items() if any(s.name == n for s in by)
+        expected = {
+            n: v
+            for n, v in derivatives.compute_vjp(source, inputs, directions).items()
+            if any(s.name == n for s in wrt)
         }
-    for (name, value), found in zip(wanted.items(), got, strict=True):
-        if not close(found, value):
+    for (name, expected_value), actual_value in zip(expected.items(), actual, strict=True):
+        if not all_close(actual_value, expected_value):
             raise CaptureError(
-                "a product that was captured is not that of eager mode",
+                "a captured product differs from eager mode",
                 check="derivatives",
-                got=f"{name!r} differs at a batch of {list(lead)}",
-                expected="what torch's autograd gives in eager mode",
+                got=f"{name!r} differs at a batch of {list(batch_shape)}",
+                expected="the values of torch's autograd in eager mode",
             )
 
 
-def _pulled_to_parameters(
+def _compute_parameter_vjp(
     source: Source, inputs: Inputs, seeds: Mapping[str, torch.Tensor], names: Sequence[str]
 ) -> dict[str, torch.Tensor]:
-    """Gradients of the outputs, weighted by ``seeds``, from the blocks of eager mode."""
-    reached = derivatives.reached(source, inputs)
-    found: dict[str, torch.Tensor] = {}
+    """Compute gradients of the outputs, weighted by ``seeds``, from the Jacobian blocks of eager mode."""
+    nonzero_pairs = derivatives.find_nonzero_blocks(source, inputs)
+    gradients: dict[str, torch.Tensor] = {}
     for name in names:
-        parts = [(of, name) for of in seeds if (of, name) in reached]
-        rows = [
-            torch.tensordot(seeds[of].to(block.dtype), block, seeds[of].ndim)
-            for (of, _), block in derivatives.blocks(source, inputs, parts).items()
+        pairs = [(output, name) for output in seeds if (output, name) in nonzero_pairs]
+        terms = [
+            torch.tensordot(seeds[output].to(block.dtype), block, seeds[output].ndim)
+            for (output, _), block in derivatives.compute_jacobian_blocks(source, inputs, pairs).items()
         ]
-        found[name] = torch.stack(rows).sum(0)
-    return found
+        gradients[name] = torch.stack(terms).sum(0)
+    return gradients
 
 
-def _chain_rule(warm: Warmup, wanted: Wanted, inputs: Inputs) -> str:
-    """Why the source library's own chain rule does not give these blocks; empty where it does."""
+def _diagnose_chain_rule(warm: Warmup, wanted: ResolvedDerivatives, inputs: Inputs) -> str:
+    """Return why the source library's own chain rule does not give these blocks; empty if it does."""
     try:
-        values = _blocks_run(warm, wanted)(*(t.clone() for t in inputs))
-        expected = derivatives.blocks(warm.source, inputs, wanted.pairs)
+        values = _make_chain_rule_run(warm, wanted)(*(t.clone() for t in inputs))
+        expected = derivatives.compute_jacobian_blocks(warm.source, inputs, wanted.pairs)
     except TorchferryError:
         raise
     except Exception as error:
-        return first_line(error)
-    for pair, got in zip(wanted.pairs, values[len(warm.output_specs) :], strict=True):
-        if not close(got, expected[pair]):
+        return summarize_error(error)
+    for pair, actual in zip(wanted.pairs, values[len(warm.output_specs) :], strict=True):
+        if not all_close(actual, expected[pair]):
             return f"d {pair[0]} / d {pair[1]} is not what the backward pass says"
     return ""
 
 
-def _blocks_run(warm: Warmup, wanted: Wanted) -> Run:
-    """Through the source library's own chain rule. A constant block, too, is given for every element of the batch."""
-    blocks = warm.source.blocks
+def _make_chain_rule_run(warm: Warmup, derivatives: ResolvedDerivatives) -> Run:
+    """Build a function that runs the source library's own chain rule, and expands constant blocks to the batch."""
+    blocks = warm.source.compute_jacobian_blocks
     assert blocks is not None
-    outs, ins = {s.name: s.fixed for s in warm.output_specs}, {s.name: s.fixed for s in warm.source.inputs}
+    outs, ins = (
+        {s.name: s.static_shape for s in warm.output_specs},
+        {s.name: s.static_shape for s in warm.source.inputs},
+    )
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs, found = blocks(*tensors)
-        lead = (tensors[0].shape[0],) if warm.source.batch_ndim else ()
-        values = [v.expand((*lead, *s.fixed)) for v, s in zip(outputs, warm.output_specs, strict=True)]
-        return (*values, *(found[o, i].expand((*lead, *outs[o], *ins[i])) for o, i in wanted.pairs))
+        outputs, block_values = blocks(*tensors)
+        batch_shape = (tensors[0].shape[0],) if warm.source.batch_ndim else ()
+        values = [v.expand((*batch_shape, *s.static_shape)) for v, s in zip(outputs, warm.output_specs, strict=True)]
+        return (*values, *(block_values[o, i].expand((*batch_shape, *outs[o], *ins[i])) for o, i in derivatives.pairs))
 
     return run
 
 
-def _tangents(warm: Warmup, inputs: Inputs, by: Specs, of: Specs, *, by_parameters: bool = False) -> fx_tracing.Program:
-    """Inputs, then tangents of ``by``, to all outputs, then the tangents of ``of``."""
+def _trace_tangents(
+    warm: Warmup, inputs: Inputs, wrt: Specs, output_specs: Specs, *, wrt_parameters: bool = False
+) -> fx_tracing.FxProgram:
+    """Trace a function from the inputs and the tangents of ``wrt`` to all outputs, then the tangents of
+    ``output_specs``."""
     source = warm.source
-    call, moving, parameters = _call(warm, inputs, by, of, by_parameters)
+    call, select_directions, parameters = _build_call(warm, inputs, wrt, output_specs, wrt_parameters)
 
-    def run(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.enable_grad():
-            leaves, picked, values = call(given)
-            used = [(i, v) for i, v in enumerate(picked) if v.requires_grad]
-            # Any seed will do; some backward formulas take the logarithm of it.
-            seeds = [torch.ones_like(v).requires_grad_(True) for _, v in used]
-            pulled = torch.autograd.grad([v for _, v in used], leaves, seeds, create_graph=True, allow_unused=True)
-            linear = [(g, t) for g, t in zip(pulled, moving(given), strict=True) if g is not None and g.requires_grad]
-            pushed: Sequence[Any] = [None] * len(seeds)
-            if linear:
-                rows, tangents = zip(*linear, strict=True)
-                pushed = torch.autograd.grad(rows, seeds, tangents, allow_unused=True)
-        found = {i: t for (i, _), t in zip(used, pushed, strict=True) if t is not None}
-        zeros = [found[i] if i in found else torch.zeros_like(v) for i, v in enumerate(picked)]
+            leaves, outputs, values = call(tensors)
+            active_outputs = [(i, v) for i, v in enumerate(outputs) if v.requires_grad]
+            # Any seed works; ones, because some backward formulas take its logarithm.
+            seeds = [torch.ones_like(v).requires_grad_(True) for _, v in active_outputs]
+            gradients = torch.autograd.grad(
+                [v for _, v in active_outputs], leaves, seeds, create_graph=True, allow_unused=True
+            )
+            active_gradients = [
+                (g, t)
+                for g, t in zip(gradients, select_directions(tensors), strict=True)
+                if g is not None and g.requires_grad
+            ]
+            output_tangents: Sequence[Any] = [None] * len(seeds)
+            if active_gradients:
+                rows, tangents = zip(*active_gradients, strict=True)
+                output_tangents = torch.autograd.grad(rows, seeds, tangents, allow_unused=True)
+        tangents_by_index = {i: t for (i, _), t in zip(active_outputs, output_tangents, strict=True) if t is not None}
+        zeros = [tangents_by_index[i] if i in tangents_by_index else torch.zeros_like(v) for i, v in enumerate(outputs)]
         return tuple(v.detach() for v in (*values, *zeros))
 
-    return fx_tracing.captured(
+    return fx_tracing.trace_to_fx(
         run,
-        (*inputs, *_solved(source, inputs), *_ones(warm, inputs, by, by_parameters), *parameters.values()),
+        (
+            *inputs,
+            *_compute_solutions(source, inputs),
+            *_make_ones(warm, inputs, wrt, wrt_parameters),
+            *parameters.values(),
+        ),
         tuple(parameters),
-        named=warm.source.named,
+        model=warm.source.parameter_module,
     )
 
 
-def _cotangents(
-    warm: Warmup, inputs: Inputs, by: Specs, of: Specs, *, by_parameters: bool = False
-) -> fx_tracing.Program:
-    """Inputs, then cotangents of ``of``, to all outputs, then the cotangents of ``by``; those of parameters are sums
-    over the batch."""
+def _trace_cotangents(
+    warm: Warmup, inputs: Inputs, wrt: Specs, output_specs: Specs, *, wrt_parameters: bool = False
+) -> fx_tracing.FxProgram:
+    """Trace a function from the inputs and the cotangents of ``output_specs`` to all outputs, then the cotangents of
+    ``wrt``; those of parameters are sums over the batch."""
     source = warm.source
-    call, moving, parameters = _call(warm, inputs, by, of, by_parameters)
+    call, select_directions, parameters = _build_call(warm, inputs, wrt, output_specs, wrt_parameters)
 
-    def run(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def run(*example_inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.enable_grad():
-            leaves, picked, values = call(given)
-            used = [(v, seed) for v, seed in zip(picked, moving(given), strict=True) if v.requires_grad]
-            pulled: Sequence[Any] = [None] * len(leaves)
-            if used:
-                outputs, seeds = zip(*used, strict=True)
-                pulled = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
-        zeros = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, pulled, strict=True)]
+            leaves, selected_outputs, values = call(example_inputs)
+            active_outputs = [
+                (v, seed)
+                for v, seed in zip(selected_outputs, select_directions(example_inputs), strict=True)
+                if v.requires_grad
+            ]
+            gradients: Sequence[Any] = [None] * len(leaves)
+            if active_outputs:
+                outputs, seeds = zip(*active_outputs, strict=True)
+                gradients = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
+        zeros = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, gradients, strict=True)]
         return tuple(v.detach() for v in (*values, *zeros))
 
-    given = (*inputs, *_solved(source, inputs), *_ones(warm, inputs, of, False), *parameters.values())
-    return fx_tracing.captured(run, given, tuple(parameters), named=warm.source.named)
+    example_inputs = (
+        *inputs,
+        *_compute_solutions(source, inputs),
+        *_make_ones(warm, inputs, output_specs, False),
+        *parameters.values(),
+    )
+    return fx_tracing.trace_to_fx(run, example_inputs, tuple(parameters), model=warm.source.parameter_module)
 
 
-def _solved(source: Source, inputs: Inputs) -> Inputs:
-    return newton_capture.solved(source, inputs) if loops(source.named) else ()
+def _compute_solutions(source: Source, inputs: Inputs) -> Inputs:
+    return newton_capture.compute_solutions(source, inputs) if find_solvers(source.parameter_module) else ()
 
 
-def _ones(warm: Warmup, inputs: Inputs, specs: Specs, parameters: bool) -> list[torch.Tensor]:
-    lead = inputs[0].shape[:1] if warm.source.batch_ndim and not parameters else ()
-    return [torch.ones((*lead, *s.fixed), dtype=getattr(torch, s.dtype)) for s in specs]
+def _make_ones(warm: Warmup, inputs: Inputs, specs: Specs, parameters: bool) -> list[torch.Tensor]:
+    batch_shape = inputs[0].shape[:1] if warm.source.batch_ndim and not parameters else ()
+    return [torch.ones((*batch_shape, *s.static_shape), dtype=getattr(torch, s.dtype)) for s in specs]
 
 
-_Called = tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
+_CallResult = tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
 
 
-def _call(
-    warm: Warmup, inputs: Inputs, by: Specs, of: Specs, by_parameters: bool
-) -> tuple[Callable[..., _Called], Callable[..., Sequence[torch.Tensor]], dict[str, torch.Tensor]]:
-    """``(call, moving, parameters)``. ``call`` gives the leaves ``by`` that gradients are taken of, the outputs ``of``
-    and all outputs; ``moving`` picks the directions; ``parameters`` come behind them."""
+def _build_call(
+    warm: Warmup, inputs: Inputs, wrt: Specs, output_specs: Specs, wrt_parameters: bool
+) -> tuple[Callable[..., _CallResult], Callable[..., Sequence[torch.Tensor]], dict[str, torch.Tensor]]:
+    """Return ``(call, select_directions, parameters)``.
+
+    ``call`` returns the leaves to differentiate with respect to (``wrt``), the outputs ``output_specs`` and all
+    outputs; ``select_directions`` selects the directions; ``parameters`` come after them."""
     source = warm.source
     count, names = len(source.inputs), [s.name for s in source.inputs]
-    first = count + len(_solved(source, inputs))
-    named = derivatives.parameters_of(source)
+    direction_start = count + len(_compute_solutions(source, inputs))
+    parameters_by_name = derivatives.list_differentiable_parameters(source)
     # In the order of their directions.
-    parameters = {s.name: named[s.name] for s in by} if by_parameters else {}
+    parameters = {s.name: parameters_by_name[s.name] for s in wrt} if wrt_parameters else {}
 
-    def call(given: Sequence[torch.Tensor]) -> _Called:
-        whole = [t.detach() for t in given[:count]]
-        leaves = [t.detach().requires_grad_(True) for t in given[len(given) - len(parameters) :]] if parameters else []
-        for spec in by if not parameters else ():
-            at = names.index(spec.name)
-            whole[at] = whole[at].requires_grad_(True)
-            leaves.append(whole[at])
-        others = dict(zip(parameters, leaves, strict=False))
-        with moved(source.named, others), newton_capture.solved_already(source, given[count:first]):
-            outputs = flatten(source.module(*whole), source)
-        rows = whole[0].shape[0] if any(warm.constant) else 0
+    def call(tensors: Sequence[torch.Tensor]) -> _CallResult:
+        model_inputs = [t.detach() for t in tensors[:count]]
+        leaves = (
+            [t.detach().requires_grad_(True) for t in tensors[len(tensors) - len(parameters) :]] if parameters else []
+        )
+        for spec in wrt if not parameters else ():
+            index = names.index(spec.name)
+            model_inputs[index] = model_inputs[index].requires_grad_(True)
+            leaves.append(model_inputs[index])
+        replacements = dict(zip(parameters, leaves, strict=False))
+        with (
+            swap_parameters(source.parameter_module, replacements),
+            newton_capture.reuse_solutions(source, tensors[count:direction_start]),
+        ):
+            outputs = normalize_outputs(source.module(*model_inputs), source)
+        batch_size = model_inputs[0].shape[0] if any(warm.constant) else 0
         values = {
-            name: value.expand((rows, *value.shape)) if constant else value
+            name: value.expand((batch_size, *value.shape)) if constant else value
             for (name, value), constant in zip(outputs.items(), warm.constant, strict=True)
         }
-        return leaves, [values[s.name] for s in of], list(values.values())
+        return leaves, [values[s.name] for s in output_specs], list(values.values())
 
-    def moving(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return given[first : len(given) - len(parameters)]
+    def select_directions(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return given[direction_start : len(given) - len(parameters)]
 
-    return call, moving, {n: p.detach() for n, p in parameters.items()}
+    return call, select_directions, {n: p.detach() for n, p in parameters.items()}

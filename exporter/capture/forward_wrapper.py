@@ -1,10 +1,9 @@
 """The ``forward`` that a host calls: checks shapes, takes any number of batch dimensions, calls the trace.
 
-A trace knows one number of dimensions, and with another it gives wrong numbers without a word. The generated
-``forward`` passes one batch dimension of one size on at once; for any other batch it flattens the dimensions to the
-one that was traced and restores them in the outputs, and broadcasts batches that differ, as eager mode does. It is
-TorchScript source, so every loader has it.
-"""
+A trace knows one number of dimensions, and gives wrong numbers without an error for another. The generated ``forward``
+passes inputs with one batch dimension of one size on at once; for any other batch it flattens the batch dimensions to
+the traced one and restores them in the outputs, and it broadcasts batches that differ, as eager mode does. It is
+TorchScript source, so it works with every loader."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ def broadcast_batch(self, a: List[int], b: List[int]) -> List[int]:
 """
 
 
-def forward_source(
+def emit_forward_source(
     inputs: Sequence[TensorSpec],
     outputs: int,
     batched: bool,
@@ -89,32 +88,31 @@ def forward_source(
     name: str = "forward",
     inner: str = METHOD,
 ) -> str:
-    """TorchScript source of ``forward`` (and its helper) for these inputs, as ``ScriptModule.define`` takes it.
+    """Return TorchScript source of ``forward`` (and its helper) for these inputs, for ``ScriptModule.define``.
 
-    Another ``name`` calls another traced method, ``inner``, in the same way.
+    A method with another ``name`` calls another traced method, ``inner``, in the same way.
 
-    ``contiguous`` is for models that work on contiguous inputs only (``view``): others are copied first.
-    """
-    names = argument_names([spec.name for spec in inputs])
-    first: dict[str, str] = {}
+    ``contiguous`` is for models that work on contiguous inputs only (``view``): others are copied first."""
+    names = make_argument_names([spec.name for spec in inputs])
+    size_expressions: dict[str, str] = {}
     variables: list[dict[str, Any]] = [
         {
             "name": name,
-            "text": _literal(spec.name),
+            "text": _quote(spec.name),
             "given": name + (".contiguous()" if contiguous else ""),
             "suffix": ".contiguous()" if contiguous else "",
             "index": i,
             "ndim": len(spec.shape),
             "dims": spec.shape,
             "shape": str(list(spec.shape)),
-            "misfit": _misfit(name, spec.shape, first),
+            "misfit": _format_shape_mismatch(name, spec.shape, size_expressions),
             # TorchScript has no literal for an empty list of integers.
             "whole": f"batch + {list(spec.shape)}" if spec.shape else "batch",
             "flat": str(["rows", *spec.shape]).replace("'", ""),
         }
         for i, (name, spec) in enumerate(zip(names, inputs, strict=True))
     ]
-    # Plain comparisons of integers: building lists of shapes costs more than the check saves.
+    # Plain comparisons of integers: building lists of shapes would cost more than the direct call saves.
     traced = [f"{v['name']}.dim() == {v['ndim'] + 1}" for v in variables]
     traced += [f"{v['name']}.size(0) == {names[0]}.size(0)" for v in variables[1:]]
     traced += [f"{v['name']}.size({i}) == {d}" for v in variables for i, d in enumerate(v["dims"], 1)]
@@ -131,36 +129,38 @@ def forward_source(
     )
 
 
-def method_source(name: str, arguments: Sequence[str], lines: Sequence[str], returned: Sequence[str]) -> str:
-    """TorchScript source of a method that takes tensors and returns a tuple of them."""
+def emit_method_source(name: str, arguments: Sequence[str], lines: Sequence[str], results: Sequence[str]) -> str:
+    """Return TorchScript source of a method that takes tensors and returns a tuple of tensors."""
     signature = ", ".join(f"{a}: Tensor" for a in arguments)
-    returns = ", ".join(["Tensor"] * len(returned))
-    body = "\n    ".join([*lines, f"return ({', '.join(returned)},)"])
+    returns = ", ".join(["Tensor"] * len(results))
+    body = "\n    ".join([*lines, f"return ({', '.join(results)},)"])
     return f"def {name}(self, {signature}) -> Tuple[{returns}]:\n    {body}\n"
 
 
-def _misfit(name: str, shape: Shape, first: dict[str, str]) -> str:
-    """Whether a whole input has another shape. ``first``: the expression of each open size that came before."""
-    unlike = [f"{name}.dim() != {len(shape)}"]
-    for at, size in enumerate(shape):
-        here = f"{name}.size({at})"
-        known = first.setdefault(size, here) if isinstance(size, str) else str(size)
-        unlike += [f"{here} != {known}"] if known != here else []
-    return " or ".join(unlike)
+def _format_shape_mismatch(name: str, shape: Shape, size_expressions: dict[str, str]) -> str:
+    """Return the condition that a whole input has another shape.
+
+    ``size_expressions`` maps each open size seen so far to its expression."""
+    conditions = [f"{name}.dim() != {len(shape)}"]
+    for dim, size in enumerate(shape):
+        actual = f"{name}.size({dim})"
+        expected = size_expressions.setdefault(size, actual) if isinstance(size, str) else str(size)
+        conditions += [f"{actual} != {expected}"] if expected != actual else []
+    return " or ".join(conditions)
 
 
-def argument_names(names: Sequence[str]) -> list[str]:
-    """Python identifiers for variable names: ``a~1`` becomes ``a_1``; unique, and no TorchScript word."""
-    taken = {"self", "batch", "rows", "size", "outputs", "torch", "list", "len", "range"}
+def make_argument_names(names: Sequence[str]) -> list[str]:
+    """Return unique Python identifiers for variable names, none a TorchScript word: ``a~1`` becomes ``a_1``."""
+    reserved = {"self", "batch", "rows", "size", "outputs", "torch", "list", "len", "range"}
     result = []
     for name in names:
         base = re.sub(r"\W", "_", name, flags=re.ASCII)
-        # Names that begin with ``tf_`` are those of methods that are written around the traced ones.
+        # The prefix ``tf_`` is reserved for methods that are written around the traced ones.
         base = f"x_{base}" if not re.match(r"(?!tf_)[A-Za-z]", base) else base
         unique, i = base, 2
-        while unique in taken or _is_word(unique):
+        while unique in reserved or _is_word(unique):
             unique, i = f"{base}_{i}", i + 1
-        taken.add(unique)
+        reserved.add(unique)
         result.append(unique)
     return result
 
@@ -169,6 +169,6 @@ def _is_word(name: str) -> bool:
     return keyword.iskeyword(name) or name in ("print", "int", "float", "bool", "str", "Tensor")
 
 
-def _literal(name: str) -> str:
+def _quote(name: str) -> str:
     plain = "".join(c if c.isprintable() and c not in '"\\{}' and c.isascii() else "?" for c in name)
     return f'"{plain}"'

@@ -1,8 +1,7 @@
-"""Functions that differentiate themselves, captured by ``make_fx``.
+"""Functions that differentiate themselves, traced by ``make_fx``.
 
-``torch.jit.trace`` cannot follow ``torch.autograd.grad``. ``make_fx`` runs the function on tensors whose sizes are
-symbols and records what torch's dispatcher is asked for, the backward pass included.
-"""
+``torch.jit.trace`` cannot follow ``torch.autograd.grad``. ``make_fx`` runs the function on tensors with symbolic sizes
+and records the calls to torch's dispatcher, including the backward pass."""
 
 from __future__ import annotations
 
@@ -22,86 +21,85 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from exporter.capture.origin_tracking import Origins, line_of, settle
-from exporter.capture.symbolic_guards import Comparisons
-from exporter.capture.value_reads import Read
-from exporter.common.errors import CaptureError, TorchferryError, first_line
-from exporter.model.eager.evaluation import as_captured, raised_at
+from exporter.capture.origin_tracking import OriginTracker, get_user_line, relabel_forward_parts
+from exporter.capture.symbolic_guards import SizeGuardRecorder
+from exporter.capture.value_reads import ValueRead
+from exporter.common.errors import CaptureError, TorchferryError, summarize_error
+from exporter.model.eager.evaluation import deterministic_kernels, user_traceback_location
 
-# What only rearranges or asks: an operation that is counted computes something.
+# Operations that only rearrange or query, which are not counted.
 _FREE = ("detach", "alias", "sym_size", "sym_numel", "sym_stride", "lift_fresh_copy")
-# Its kernel divides by the number of elements, and ends the process of an empty batch.
+# Its kernel divides by the number of elements, and crashes the process for an empty batch.
 _DECOMPOSED: Any = get_decompositions([torch.ops.aten.native_batch_norm_backward])
 
 
 @dataclass(frozen=True)
-class Program:
-    """A function as a graph. ``constants`` are the tensors that it holds; ``parameters`` are its last inputs;
-    ``compared`` is what Python asked of open sizes on the way."""
+class FxProgram:
+    """A function as a graph. ``constants`` are its tensors; ``parameters`` are its last inputs; ``size_reads`` are the
+    questions about open sizes that Python asked while it was traced."""
 
     graph: torch.fx.GraphModule
     constants: Mapping[str, torch.Tensor]
     operations: int
     inputs: int
     parameters: tuple[str, ...] = ()
-    compared: tuple[Read, ...] = ()
+    size_reads: tuple[ValueRead, ...] = ()
 
 
-def captured(
+def trace_to_fx(
     function: Callable[..., Any],
     inputs: Sequence[torch.Tensor],
     parameters: tuple[str, ...] = (),
     *,
-    named: nn.Module | None = None,
-) -> Program:
-    """``function`` of tensors, run once; the last of ``inputs`` are ``parameters``.
+    model: nn.Module | None = None,
+) -> FxProgram:
+    """Trace ``function``, run once on ``inputs``, of which the last are ``parameters``.
 
-    With ``named``, the module that the function runs, every operation is given its origin. Raises ``CaptureError`` with
-    torch's own words, and the user's line, where it cannot be captured.
-    """
+    With ``model``, the module that the function runs, every operation gets its origin. If the trace fails, raises
+    ``CaptureError`` with torch's own message and the user's line."""
     fake = logging.getLogger("torch._subclasses.fake_tensor")
     level = fake.level
-    # It prints a page before it raises.
+    # Fake tensors log a page before they raise.
     fake.setLevel(logging.CRITICAL)
 
-    def run(*given: torch.Tensor) -> Any:
-        with Origins(named) if named is not None else contextlib.nullcontext():
-            return function(*given)
+    def run(*tensors: torch.Tensor) -> Any:
+        with OriginTracker(model) if model is not None else contextlib.nullcontext():
+            return function(*tensors)
 
     try:
         # The fused kernels of attention have no second derivative.
-        with as_captured(), Comparisons() as comparisons:
-            made = make_fx(run, _DECOMPOSED, "symbolic", _allow_non_fake_inputs=True)
-            graph = made(*(t.clone() for t in inputs))
+        with deterministic_kernels(), SizeGuardRecorder() as comparisons:
+            trace = make_fx(run, _DECOMPOSED, "symbolic", _allow_non_fake_inputs=True)
+            graph = trace(*(t.clone() for t in inputs))
     except TorchferryError:
         raise
     except DataDependentOutputException as error:
-        raise _reads_data(error, "a value", f"{error.func} of a tensor") from error
+        raise _data_read_error(error, "a value", f"{error.func} of a tensor") from error
     except GuardOnDataDependentSymNode as error:
-        raise _reads_data(error, "a branch", "a comparison of a tensor's values") from error
+        raise _data_read_error(error, "a branch", "a comparison of a tensor's values") from error
     except Exception as error:
         raise CaptureError(
             "the backward pass cannot be captured",
             check="derivatives",
-            where=place if not (place := raised_at(error)).startswith("<") else "",
-            got=first_line(error),
+            where=place if not (place := user_traceback_location(error)).startswith("<") else "",
+            got=summarize_error(error),
             expected="a function that torch.fx.experimental.proxy_tensor.make_fx can follow",
-            mend="operations of torch on tensors alone, no NumPy; torch.func.jacrev in place of jacfwd and hessian",
+            mend="use torch operations on tensors only, no NumPy; torch.func.jacrev instead of jacfwd and hessian",
         ) from error
     finally:
         fake.setLevel(level)
-    settle(graph)
-    # What raises for a matrix without an inverse returns nothing.
+    relabel_forward_parts(graph)
+    # The check that raises for a singular matrix returns nothing, but must stay.
     graph.graph.eliminate_dead_code(lambda n: n.is_impure() or n.target is torch.ops.aten._linalg_check_errors.default)
-    _refuse_writes_to_constants(graph)
-    held = {str(n.target): _attribute(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"}
+    _check_constant_writes(graph)
+    constants = {str(n.target): _get_tensor(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"}
     calls = [n for n in graph.graph.nodes if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)]
-    count = sum(1 for n in calls if not space_and_name(n.target)[1].startswith(_FREE))
-    return Program(graph, held, count, len(inputs), parameters, tuple(comparisons.reads))
+    count = sum(1 for n in calls if not split_operator_name(n.target)[1].startswith(_FREE))
+    return FxProgram(graph, constants, count, len(inputs), parameters, tuple(comparisons.reads))
 
 
-def without_copies(program: Program) -> Program:
-    """What is computed twice is computed once: for graphs that are run many times in one call."""
+def eliminate_duplicates(program: FxProgram) -> FxProgram:
+    """Compute repeated expressions once and drop ``detach``: for graphs that are run many times in one call."""
     graph = torch.fx.GraphModule(program.graph, fx_graph_cse(program.graph.graph))
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.detach.default:
@@ -111,11 +109,12 @@ def without_copies(program: Program) -> Program:
     return dataclasses.replace(program, graph=graph)
 
 
-def _refuse_writes_to_constants(graph: torch.fx.GraphModule) -> None:
-    """Raises ``CaptureError`` where an operation writes in place to a tensor that the file would keep: what one call
-    leaves there the next would find."""
+def _check_constant_writes(graph: torch.fx.GraphModule) -> None:
+    """Check that no operation writes in place to a tensor that the file keeps: a later call would read the result.
+
+    Raises ``CaptureError``."""
     for node in graph.graph.nodes:
-        for argument, value in _written(node):
+        for argument, value in _list_written_arguments(node):
             root = value
             while isinstance(root, torch.fx.Node) and (root.target is operator.getitem or _is_view(root)):
                 root = root.args[0]
@@ -123,22 +122,28 @@ def _refuse_writes_to_constants(graph: torch.fx.GraphModule) -> None:
                 raise CaptureError(
                     "an operation writes to a tensor that the file keeps",
                     check="side effect",
-                    where=line_of(node),
+                    where=get_user_line(node),
                     got=f"{node.target} writes to its argument {argument!r}",
-                    expected="a call that leaves nothing behind",
-                    mend="gradients that are None before the backward pass (zero_grad() sets them so), and what an "
-                    "optimiser moves taken as inputs and returned as outputs",
+                    expected="a call without side effects",
+                    mend="set gradients to None before the backward pass (zero_grad() does), and make what an "
+                    "optimiser updates inputs and outputs",
                 )
 
 
-def _written(node: torch.fx.Node) -> list[tuple[str, Any]]:
+def _list_written_arguments(node: torch.fx.Node) -> list[tuple[str, Any]]:
     if not isinstance(node.target, torch._ops.OpOverload):
         return []
     arguments = node.target._schema.arguments
     positional = zip(arguments, node.args, strict=False)
-    named = [(a, node.kwargs[a.name]) for a in arguments if a.name in node.kwargs]
-    found = [(a.name, v) for a, v in [*positional, *named] if a.alias_info is not None and a.alias_info.is_write]
-    return [(name, v) for name, values in found for v in (values if isinstance(values, (list, tuple)) else [values])]
+    keywords = [(a, node.kwargs[a.name]) for a in arguments if a.name in node.kwargs]
+    written_arguments = [
+        (a.name, v) for a, v in [*positional, *keywords] if a.alias_info is not None and a.alias_info.is_write
+    ]
+    return [
+        (name, v)
+        for name, values in written_arguments
+        for v in (values if isinstance(values, (list, tuple)) else [values])
+    ]
 
 
 def _is_view(node: torch.fx.Node) -> bool:
@@ -146,25 +151,26 @@ def _is_view(node: torch.fx.Node) -> bool:
     return bool(first) and first[0].alias_info is not None
 
 
-def _reads_data(error: Exception, what: str, got: str) -> CaptureError:
+def _data_read_error(error: Exception, what: str, got: str) -> CaptureError:
     return CaptureError(
-        f"{what} that depends on data is read into Python, where a backward pass is captured",
+        f"{what} that depends on data is read into Python while a backward pass is captured",
         check="data read",
-        where=place if not (place := raised_at(error)).startswith("<") else "",
+        where=place if not (place := user_traceback_location(error)).startswith("<") else "",
         got=got,
-        expected="tensors all the way: no value is known while the graph is made",
-        mend="torch.where instead of a branch, no .item(), a fixed number of iterations",
+        expected="operations on tensors only: no value is known while the graph is traced",
+        mend="use torch.where instead of a branch, no .item(), and a fixed number of iterations",
     )
 
 
-def _attribute(module: Any, path: str) -> torch.Tensor:
+def _get_tensor(module: Any, path: str) -> torch.Tensor:
     for part in path.split("."):
         module = getattr(module, part)
     if not isinstance(module, torch.Tensor):
-        raise CaptureError("the backward pass holds an object", check="derivatives", got=type(module).__name__)
+        raise CaptureError("the backward pass holds a non-tensor", check="derivatives", got=type(module).__name__)
     return module
 
 
-def space_and_name(overload: Any) -> tuple[str, str]:
+def split_operator_name(overload: Any) -> tuple[str, str]:
+    """Return the namespace and the name of an operator."""
     space, _, name = overload._schema.name.partition("::")
     return space, name

@@ -1,9 +1,8 @@
-"""The Jacobian put together from products: TorchScript around a captured ``jvp`` or ``vjp``.
+"""TorchScript source that assembles the Jacobian from a captured ``jvp`` or ``vjp``.
 
-A batch whose elements do not see each other is repeated, once for each direction, so that one call gives every column
-(forward mode) or row (reverse mode) of every element's block. Shapes that are whole go direction by direction, and so
-do parameters, of which all elements share one.
-"""
+A batch of independent elements is repeated, once for each direction, so that one call gives every column (forward mode)
+or row (reverse mode) of every element's block. Shapes without a batch go direction by direction, and so do parameters,
+which all elements share."""
 
 from __future__ import annotations
 
@@ -16,46 +15,48 @@ import torch
 from exporter.archive.derivative_request import Pair
 from exporter.archive.method_names import METHOD
 from exporter.archive.tensor_spec import TensorSpec
-from exporter.capture.forward_wrapper import method_source
+from exporter.capture.forward_wrapper import emit_method_source
 
 
 @dataclass(frozen=True)
 class Directions:
-    """Unit vectors over the components of some variables: ``tensors[i][k]`` is what direction k is in variable i."""
+    """Unit vectors over the components of some variables: ``tensors[i][k]`` is direction k in variable i."""
 
     specs: tuple[TensorSpec, ...]
 
     @property
     def counts(self) -> tuple[int, ...]:
-        return tuple(math.prod(s.fixed) for s in self.specs)
+        """Return the number of components of each variable."""
+        return tuple(math.prod(s.static_shape) for s in self.specs)
 
     @property
     def total(self) -> int:
+        """Return the number of directions."""
         return sum(self.counts)
 
-    def start(self, name: str) -> int:
-        at = [s.name for s in self.specs].index(name)
-        return sum(self.counts[:at])
+    def find_start(self, name: str) -> int:
+        """Return the index of the first direction of a variable."""
+        index = [s.name for s in self.specs].index(name)
+        return sum(self.counts[:index])
 
-    def tensors(self, lead: int) -> tuple[torch.Tensor, ...]:
-        """Of shape ``(directions, *[1] * lead, *own)``."""
+    def build_tensors(self, batch_dims: int) -> tuple[torch.Tensor, ...]:
+        """Build the tensors, each of shape ``(directions, *[1] * batch_dims, *event_shape)``."""
         eye = torch.eye(self.total, dtype=torch.float64)
         parts = torch.split(eye, list(self.counts), dim=1)
         return tuple(
-            part.reshape(self.total, *[1] * lead, *s.fixed).to(getattr(torch, s.dtype))
+            part.reshape(self.total, *[1] * batch_dims, *s.static_shape).to(getattr(torch, s.dtype))
             for part, s in zip(parts, self.specs, strict=True)
         )
 
 
 @dataclass(frozen=True)
-class Product:
-    """A method that was captured: inputs and directions in, outputs and then products out.
+class CapturedProduct:
+    """A captured method that takes inputs and directions and returns outputs and then products.
 
-    ``along`` are the directions that it takes; ``products`` the names of what it returns behind the outputs.
-    """
+    ``directions`` are those that it takes; ``products`` the names of what it returns after the outputs."""
 
     method: str
-    along: Directions
+    directions: Directions
     products: tuple[str, ...]
     forward: bool
     parameters: bool = False
@@ -63,177 +64,197 @@ class Product:
 
 @dataclass(frozen=True)
 class Caller:
-    """What a written method takes and gives: names of its arguments, which are the model's inputs, the outputs, and
-    whether they have a batch. ``parameters`` are shapes by name."""
+    """The signature of a generated method: its arguments, which are the model's inputs, the outputs, and whether they
+    have a batch. ``parameters`` are shapes by name."""
 
     arguments: Sequence[str]
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
     batched: bool
     parameters: Mapping[str, tuple[int, ...]]
-    # What the solves of an implicit model give, found once and passed to every product.
-    solved: Sequence[TensorSpec] = ()
-    solved_by: str = ""
+    # Results of the solves of an implicit model, computed once and passed to every product.
+    solution_specs: Sequence[TensorSpec] = ()
+    solve_method: str = ""
 
     @property
-    def given(self) -> str:
+    def argument_list(self) -> str:
+        """Return the arguments as text."""
         return ", ".join(self.arguments)
 
     @property
-    def passed(self) -> list[tuple[str, TensorSpec]]:
-        """What a product takes before its directions."""
-        found = [(f"tf_s[{i}]", spec) for i, spec in enumerate(self.solved)]
-        return [*zip(self.arguments, self.inputs, strict=True), *found]
+    def product_arguments(self) -> list[tuple[str, TensorSpec]]:
+        """Return what a product takes before its directions."""
+        solutions = [(f"tf_s[{i}]", spec) for i, spec in enumerate(self.solution_specs)]
+        return [*zip(self.arguments, self.inputs, strict=True), *solutions]
 
     @property
-    def lead(self) -> str:
+    def batch_prefix(self) -> str:
+        """Return the text of the batch dimension in a list of sizes."""
         return "tf_rows, " if self.batched else ""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of what a block may be taken by."""
-        return {**self.parameters, **{s.name: s.fixed for s in self.inputs}}
+        """Return the shapes of everything that a block can be taken with respect to."""
+        return {**self.parameters, **{s.name: s.static_shape for s in self.inputs}}
 
-    def rows(self) -> list[str]:
+    def emit_batch_size(self) -> list[str]:
+        """Return the line that reads the batch size."""
         return [f"tf_rows = {self.arguments[0]}.size(0)"] if self.batched else []
 
-    def solves(self) -> list[str]:
-        return [f"tf_s = self.{self.solved_by}({self.given})"] if self.solved else []
+    def emit_solves(self) -> list[str]:
+        """Return the line that runs the solves."""
+        return [f"tf_s = self.{self.solve_method}({self.argument_list})"] if self.solution_specs else []
 
 
-def jacobian_source(
+def emit_jacobian_source(
     name: str,
     caller: Caller,
     pairs: Sequence[Pair],
-    products: Sequence[Product],
+    products: Sequence[CapturedProduct],
     places: Mapping[str, Sequence[str]],
-    ready: Sequence[Pair] = (),
-    ready_by: str = "",
+    precomputed: Sequence[Pair] = (),
+    precomputed_by: str = "",
 ) -> str:
-    """Source of a method that returns the outputs, then the blocks of ``pairs``.
+    """Return source of a method that returns the outputs, then the blocks of ``pairs``.
 
-    ``places`` gives for each product the expressions of its direction tensors; ``ready`` are blocks that the method
-    ``ready_by`` returns behind the outputs.
-    """
-    lines = [*caller.rows(), *caller.solves()]
+    ``places`` maps each product to the expressions of its direction tensors; ``precomputed`` are blocks that the method
+    ``precomputed_by`` returns after the outputs."""
+    lines = [*caller.emit_batch_size(), *caller.emit_solves()]
     outputs = len(caller.outputs)
     blocks: dict[Pair, str] = {}
     values: list[str] = []
-    if ready:
-        lines.append(f"tf_b = self.{ready_by}({caller.given})")
+    if precomputed:
+        lines.append(f"tf_b = self.{precomputed_by}({caller.argument_list})")
         values = [f"tf_b[{i}]" for i in range(outputs)]
-        blocks = {pair: f"tf_b[{outputs + i}]" for i, pair in enumerate(ready)}
-    outs = {s.name: s for s in caller.outputs}
+        blocks = {pair: f"tf_b[{outputs + i}]" for i, pair in enumerate(precomputed)}
+    output_specs = {s.name: s for s in caller.outputs}
     for number, product in enumerate(products):
-        made = f"tf_p{number}"
-        lines += _way(product, caller.batched)(made, product, caller, places[product.method])
-        for of, by in pairs:
-            along, along_other = (by, of) if product.forward else (of, by)
-            if along not in [s.name for s in product.along.specs] or along_other not in product.products:
+        prefix = f"tf_p{number}"
+        lines += _select_emitter(product, caller.batched)(prefix, product, caller, places[product.method])
+        for output, wrt in pairs:
+            direction_name, product_name = (wrt, output) if product.forward else (output, wrt)
+            if direction_name not in [s.name for s in product.directions.specs] or product_name not in product.products:
                 continue
-            at = product.products.index(along_other)
-            start = product.along.start(along)
-            spec = product.along.specs[[s.name for s in product.along.specs].index(along)]
-            shape = [*outs[of].fixed, *(spec.fixed if product.forward else caller.shapes[by])]
-            part = f"{made}_{at}.narrow(0, {start}, {math.prod(spec.fixed)})"
-            # Directions are the last of the block in forward mode, and come before the input's own in reverse mode.
-            before = f"{part}.movedim(0, 1)" if caller.batched else part
-            turned = f"{part}.movedim(0, -1)" if product.forward else before
-            blocks[of, by] = f"{turned}.reshape({_sizes(caller.lead, shape)})"
+            index = product.products.index(product_name)
+            start = product.directions.find_start(direction_name)
+            spec = product.directions.specs[[s.name for s in product.directions.specs].index(direction_name)]
+            shape = [
+                *output_specs[output].static_shape,
+                *(spec.static_shape if product.forward else caller.shapes[wrt]),
+            ]
+            part = f"{prefix}_{index}.narrow(0, {start}, {math.prod(spec.static_shape)})"
+            # Directions are the last dimension of the block in forward mode; in reverse mode the first.
+            batch_first = f"{part}.movedim(0, 1)" if caller.batched else part
+            block = f"{part}.movedim(0, -1)" if product.forward else batch_first
+            blocks[output, wrt] = f"{block}.reshape({_format_sizes(caller.batch_prefix, shape)})"
         if not values:
-            values = [f"{made}_out_{i}" for i in range(outputs)]
-    return method_source(name, caller.arguments, lines, [*values, *(blocks[pair] for pair in pairs)])
+            values = [f"{prefix}_out_{i}" for i in range(outputs)]
+    return emit_method_source(name, caller.arguments, lines, [*values, *(blocks[pair] for pair in pairs)])
 
 
-def _way(product: Product, batched: bool) -> Callable[[str, Product, Caller, Sequence[str]], list[str]]:
+def _select_emitter(
+    product: CapturedProduct, batched: bool
+) -> Callable[[str, CapturedProduct, Caller, Sequence[str]], list[str]]:
     if batched and not product.parameters:
-        return _repeated
-    return _in_a_loop if not batched or product.forward else _element_by_element
+        return _emit_repeated_call
+    return _emit_direction_loop if not batched or product.forward else _emit_element_loop
 
 
-def _sizes(lead: str, shape: Sequence[int]) -> str:
-    """TorchScript takes an empty list for one of tensors."""
-    return f"[{lead}{', '.join(map(str, shape))}]" if lead or shape else "torch.jit.annotate(List[int], [])"
+def _format_sizes(batch_prefix: str, shape: Sequence[int]) -> str:
+    """Format a list of sizes; TorchScript would take an empty list for a list of tensors."""
+    return (
+        f"[{batch_prefix}{', '.join(map(str, shape))}]"
+        if batch_prefix or shape
+        else "torch.jit.annotate(List[int], [])"
+    )
 
 
-def _repeated(made: str, product: Product, caller: Caller, places: Sequence[str]) -> list[str]:
-    n = product.along.total
+def _emit_repeated_call(prefix: str, product: CapturedProduct, caller: Caller, places: Sequence[str]) -> list[str]:
+    n = product.directions.total
 
-    def tall(value: str, spec: TensorSpec) -> str:
-        own = "".join(f", {d}" for d in spec.fixed)
+    def repeat(value: str, spec: TensorSpec) -> str:
+        own = "".join(f", {d}" for d in spec.static_shape)
         return f"{value}.expand([{n}, tf_rows{own}]).reshape([{n} * tf_rows{own}])"
 
-    given = [tall(a, s) for a, s in caller.passed]
-    given += [tall(p, s) for p, s in zip(places, product.along.specs, strict=True)]
+    arguments = [repeat(a, s) for a, s in caller.product_arguments]
+    arguments += [repeat(p, s) for p, s in zip(places, product.directions.specs, strict=True)]
     outputs = len(caller.outputs)
-    lines = [f"{made} = self.{product.method}({', '.join(given)})"]
-    lines += [f"{made}_out_{i} = {made}[{i}].narrow(0, 0, tf_rows)" for i in range(outputs)]
+    lines = [f"{prefix} = self.{product.method}({', '.join(arguments)})"]
+    lines += [f"{prefix}_out_{i} = {prefix}[{i}].narrow(0, 0, tf_rows)" for i in range(outputs)]
     for i in range(len(product.products)):
-        value = f"{made}[{outputs + i}]"
-        lines.append(f"{made}_{i} = {value}.reshape([{n}, tf_rows] + {value}.shape[1:])")
+        value = f"{prefix}[{outputs + i}]"
+        lines.append(f"{prefix}_{i} = {value}.reshape([{n}, tf_rows] + {value}.shape[1:])")
     return lines
 
 
-def _in_a_loop(made: str, product: Product, caller: Caller, places: Sequence[str]) -> list[str]:
-    def call(at: str) -> str:
-        given = [*(a for a, _ in caller.passed), *(f"{p}[{at}]" for p in places)]
-        return f"{product.method}({', '.join(given)})"
+def _emit_direction_loop(prefix: str, product: CapturedProduct, caller: Caller, places: Sequence[str]) -> list[str]:
+    def call(index: str) -> str:
+        arguments = [*(a for a, _ in caller.product_arguments), *(f"{p}[{index}]" for p in places)]
+        return f"{product.method}({', '.join(arguments)})"
 
-    lines = [*_begun(made, product, caller, call("0")), *_kept(made, f"{made}_first", product, caller)]
-    lines += [f"for tf_k in range(1, {product.along.total}):", f"    {made} = self.{call('tf_k')}"]
-    lines += [f"    {line}" for line in _kept(made, made, product, caller)]
-    return [*lines, *(f"{made}_{i} = torch.stack({made}_list_{i})" for i in range(len(product.products)))]
+    lines = [
+        *_emit_first_call(prefix, product, caller, call("0")),
+        *_emit_appends(prefix, f"{prefix}_first", product, caller),
+    ]
+    lines += [f"for tf_k in range(1, {product.directions.total}):", f"    {prefix} = self.{call('tf_k')}"]
+    lines += [f"    {line}" for line in _emit_appends(prefix, prefix, product, caller)]
+    return [*lines, *(f"{prefix}_{i} = torch.stack({prefix}_list_{i})" for i in range(len(product.products)))]
 
 
-def _element_by_element(made: str, product: Product, caller: Caller, places: Sequence[str]) -> list[str]:
-    """Rows by parameters: a batch would give their sum."""
-    n = product.along.total
-    row = ", ".join([*(f"{a}.narrow(0, tf_r, 1)" for a, _ in caller.passed), *(f"{p}[tf_k]" for p in places)])
-    lines = _begun(made, product, caller, f"{METHOD}({caller.given})")
+def _emit_element_loop(prefix: str, product: CapturedProduct, caller: Caller, places: Sequence[str]) -> list[str]:
+    """Emit a call for each element, for rows with respect to parameters: a batch would give their sum."""
+    n = product.directions.total
+    arguments = ", ".join(
+        [*(f"{a}.narrow(0, tf_r, 1)" for a, _ in caller.product_arguments), *(f"{p}[tf_k]" for p in places)]
+    )
+    lines = _emit_first_call(prefix, product, caller, f"{METHOD}({caller.argument_list})")
     lines += [f"for tf_k in range({n}):", "    for tf_r in range(tf_rows):"]
-    lines += [f"        {made} = self.{product.method}({row})"]
-    lines += [f"        {line}" for line in _kept(made, made, product, caller)]
+    lines += [f"        {prefix} = self.{product.method}({arguments})"]
+    lines += [f"        {line}" for line in _emit_appends(prefix, prefix, product, caller)]
     for i, name in enumerate(product.products):
-        shape = _sizes(f"{n}, tf_rows, ", caller.shapes[name])
+        shape = _format_sizes(f"{n}, tf_rows, ", caller.shapes[name])
         # An empty batch has no rows to stack.
-        lines += [f"{made}_{i} = {places[0]}.new_zeros({shape})", "if tf_rows > 0:"]
-        lines += [f"    {made}_{i} = torch.stack({made}_list_{i}).reshape({shape})"]
+        lines += [f"{prefix}_{i} = {places[0]}.new_zeros({shape})", "if tf_rows > 0:"]
+        lines += [f"    {prefix}_{i} = torch.stack({prefix}_list_{i}).reshape({shape})"]
     return lines
 
 
-def _begun(made: str, product: Product, caller: Caller, call: str) -> list[str]:
-    """A call that gives the outputs, and a list for each product."""
-    lines = [f"{made}_first = self.{call}"]
-    lines += [f"{made}_out_{i} = {made}_first[{i}]" for i in range(len(caller.outputs))]
-    return [*lines, *(f"{made}_list_{i}: List[Tensor] = []" for i in range(len(product.products)))]
+def _emit_first_call(prefix: str, product: CapturedProduct, caller: Caller, call: str) -> list[str]:
+    """Emit a call that gives the outputs, and an empty list for each product."""
+    lines = [f"{prefix}_first = self.{call}"]
+    lines += [f"{prefix}_out_{i} = {prefix}_first[{i}]" for i in range(len(caller.outputs))]
+    return [*lines, *(f"{prefix}_list_{i}: List[Tensor] = []" for i in range(len(product.products)))]
 
 
-def _kept(made: str, value: str, product: Product, caller: Caller) -> list[str]:
-    """What a call returned behind the outputs goes into the lists."""
+def _emit_appends(prefix: str, value: str, product: CapturedProduct, caller: Caller) -> list[str]:
+    """Emit lines that append what a call returned after the outputs to the lists."""
     first = len(caller.outputs)
-    return [f"{made}_list_{i}.append({value}[{first + i}])" for i in range(len(product.products))]
+    return [f"{prefix}_list_{i}.append({value}[{first + i}])" for i in range(len(product.products))]
 
 
-def pushed_source(name: str, blocks: str, caller: Caller, by: Sequence[TensorSpec], pairs: Sequence[Pair]) -> str:
-    """Source of a method that takes tangents of ``by`` behind the inputs and returns the outputs, then the tangents of
-    those outputs that ``pairs`` have, from the method ``blocks``, which returns the outputs and then those pairs."""
-    lines = [f"tf_b = self.{blocks}({caller.given})", *caller.rows()]
-    outputs, lead = caller.outputs, caller.lead
-    pushed = []
-    for spec in [s for s in outputs if any(of == s.name for of, _ in pairs)]:
-        n = math.prod(spec.fixed)
+def emit_jvp_source(name: str, blocks: str, caller: Caller, wrt: Sequence[TensorSpec], pairs: Sequence[Pair]) -> str:
+    """Return source of a method that computes tangents from Jacobian blocks.
+
+    It takes tangents of ``wrt`` after the inputs and returns the outputs, then the tangents of the outputs in
+    ``pairs``; the method ``blocks`` returns the outputs and then those pairs."""
+    lines = [f"tf_b = self.{blocks}({caller.argument_list})", *caller.emit_batch_size()]
+    outputs, batch_prefix = caller.outputs, caller.batch_prefix
+    tangents = []
+    for spec in [s for s in outputs if any(output == s.name for output, _ in pairs)]:
+        n = math.prod(spec.static_shape)
         terms = []
-        for i, other in enumerate(by):
-            m = math.prod(other.fixed)
-            block = f"tf_b[{len(outputs) + list(pairs).index((spec.name, other.name))}].reshape([{lead}{n}, {m}])"
-            terms.append(f"torch.matmul({block}, tf_t_{i}.reshape([{lead}{m}, 1]))")
-        pushed.append(f"({' + '.join(terms)}).reshape({_sizes(lead, spec.fixed)})")
-    taken = [*caller.arguments, *(f"tf_t_{i}" for i in range(len(by)))]
-    return method_source(name, taken, lines, [*(f"tf_b[{i}]" for i in range(len(outputs))), *pushed])
+        for i, wrt_spec in enumerate(wrt):
+            m = math.prod(wrt_spec.static_shape)
+            index = len(outputs) + list(pairs).index((spec.name, wrt_spec.name))
+            block = f"tf_b[{index}].reshape([{batch_prefix}{n}, {m}])"
+            terms.append(f"torch.matmul({block}, tf_t_{i}.reshape([{batch_prefix}{m}, 1]))")
+        tangents.append(f"({' + '.join(terms)}).reshape({_format_sizes(batch_prefix, spec.static_shape)})")
+    arguments = [*caller.arguments, *(f"tf_t_{i}" for i in range(len(wrt)))]
+    return emit_method_source(name, arguments, lines, [*(f"tf_b[{i}]" for i in range(len(outputs))), *tangents])
 
 
-def solved_source(name: str, inner: str, caller: Caller, seeds: Sequence[str], returned: int) -> str:
-    """Source of a method that solves, and calls the product ``inner`` with what was found."""
-    given = ", ".join([*(a for a, _ in caller.passed), *seeds])
-    lines = [*caller.solves(), f"tf_p = self.{inner}({given})"]
-    return method_source(name, [*caller.arguments, *seeds], lines, [f"tf_p[{i}]" for i in range(returned)])
+def emit_solve_source(name: str, inner: str, caller: Caller, seeds: Sequence[str], result_count: int) -> str:
+    """Return source of a method that solves, and calls the product ``inner`` with the results."""
+    arguments = ", ".join([*(a for a, _ in caller.product_arguments), *seeds])
+    lines = [*caller.emit_solves(), f"tf_p = self.{inner}({arguments})"]
+    return emit_method_source(name, [*caller.arguments, *seeds], lines, [f"tf_p[{i}]" for i in range(result_count)])

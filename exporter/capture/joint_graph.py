@@ -1,4 +1,4 @@
-"""A model that takes gradients itself: its forward pass, the backward pass and hooks as one graph."""
+"""A joint graph: the forward pass, the backward pass and the hooks of a model that takes gradients itself."""
 
 from __future__ import annotations
 
@@ -7,33 +7,38 @@ from collections.abc import Sequence
 import torch
 
 from exporter.capture import fx_tracing
-from exporter.capture.origin_tracking import line_of
-from exporter.model.eager.evaluation import flatten, gradients_kept
+from exporter.capture.origin_tracking import get_user_line
+from exporter.model.eager.evaluation import normalize_outputs, preserve_grads
 from exporter.model.source import Inputs, Source
 
 
-def followed(source: Source, inputs: Inputs, constant: Sequence[bool] = ()) -> fx_tracing.Program:
-    """All outputs. ``constant`` marks those without a batch, which are given it. Call it under
-    ``inference_conditions``; raises ``CaptureError``."""
+def trace_joint_graph(source: Source, inputs: Inputs, constant: Sequence[bool] = ()) -> fx_tracing.FxProgram:
+    """Trace the forward pass, inner backward passes and hooks as one graph that returns all outputs.
+
+    ``constant`` marks the outputs without a batch, which are expanded to it. Call it under ``eager_context``; raises
+    ``CaptureError``."""
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs = flatten(source.module(*tensors), source).values()
-        rows = tensors[0].shape[0] if any(constant) else 0
-        whole = constant or (False,) * len(outputs)
-        values = (v.expand((rows, *v.shape)) if fixed else v for v, fixed in zip(outputs, whole, strict=True))
+        outputs = normalize_outputs(source.module(*tensors), source).values()
+        batch_size = tensors[0].shape[0] if any(constant) else 0
+        constant_flags = constant or (False,) * len(outputs)
+        values = (
+            v.expand((batch_size, *v.shape)) if is_constant else v
+            for v, is_constant in zip(outputs, constant_flags, strict=True)
+        )
         return tuple(v.detach() for v in values)
 
-    # The engine leaves tensors without data in .grad.
-    with gradients_kept(source):
-        return fx_tracing.captured(run, inputs, named=source.named)
+    # The autograd engine leaves tensors without data in .grad.
+    with preserve_grads(source):
+        return fx_tracing.trace_to_fx(run, inputs, model=source.parameter_module)
 
 
-def constants_of(source: Source, program: fx_tracing.Program) -> list[tuple[str, str, torch.Tensor]]:
-    """Tensors that the function made or found, but for the model's own: no submodule, the line that uses it, value."""
-    own = {t.data_ptr() for t in (*source.named.parameters(), *source.named.buffers())}
-    found = []
+def list_program_constants(source: Source, program: fx_tracing.FxProgram) -> list[tuple[str, str, torch.Tensor]]:
+    """List tensors the function made or found, not the model's own: (no submodule, line that uses it, value)."""
+    model_pointers = {t.data_ptr() for t in (*source.parameter_module.parameters(), *source.parameter_module.buffers())}
+    constants = []
     for node in program.graph.graph.nodes:
-        if node.op == "get_attr" and program.constants[str(node.target)].data_ptr() not in own:
-            where = next((line for user in node.users if (line := line_of(user))), "")
-            found.append(("", where, program.constants[str(node.target)]))
-    return found
+        if node.op == "get_attr" and program.constants[str(node.target)].data_ptr() not in model_pointers:
+            where = next((line for user in node.users if (line := get_user_line(user))), "")
+            constants.append(("", where, program.constants[str(node.target)]))
+    return constants

@@ -2,8 +2,7 @@
 
 ``torch.jit.trace`` of a module that is registered in two places saves two classes of which the graph uses one, so
 a parameter that is set by its first name may be a dead copy. Tracing boxes instead gives every tensor one place.
-The boxes mirror the submodules, so that the saved graph keeps their structure and names.
-"""
+The boxes mirror the submodules, so that the saved graph keeps their structure and names."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ Run = Callable[..., tuple[torch.Tensor, ...]]
 
 
 class Box(nn.Module):
-    """Tensors of one submodule; what computes with them stays in the source's own modules."""
+    """The tensors of one submodule; the code that computes with them stays in the source's own modules."""
 
     # The name of the class in files, wherever its source stands: what is moved or renamed here changes no file.
     _jit_override_qualname = "__torch__.torchferry.Module"
@@ -38,49 +37,52 @@ class Root(Box):
         self._outside = (runs, scopes)
 
     def forward_batch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the outputs."""
         return self._run(METHOD, inputs)
 
     def blocks_batch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the outputs and the Jacobian blocks of the source library's own chain rule."""
         return self._run(BLOCKS, inputs)
 
     def newton_info_batch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the status of the Newton solves."""
         return self._run(NEWTON_INFO, inputs)
 
     def solved_batch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the results of the Newton solves."""
         return self._run(SOLVED, inputs)
 
     def _run(self, method: str, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         runs, scopes = self._outside
-        # The tracer keeps a submodule's calls together where it knows the submodule's path.
-        known = _trace._trace_module_map
-        if known is not None:
-            known.update(scopes)
+        # The tracer keeps a submodule's calls together if it knows the submodule's path.
+        module_paths = _trace._trace_module_map
+        if module_paths is not None:
+            module_paths.update(scopes)
         return runs[method](*inputs)
 
 
 def build(
-    named: nn.Module,
+    model: nn.Module,
     runs: Mapping[str, Run],
     constants: Mapping[str, Sequence[torch.Tensor]],
     inlined: Collection[nn.Module],
     scripted: Mapping[str, nn.Module],
 ) -> Root:
-    """Boxes for ``named``; ``constants`` (by box path) become buffers.
+    """Build boxes for the submodules of ``model``; ``constants`` (by box path) become buffers.
 
-    Calls of the ``inlined`` modules become part of the graph that calls them; ``scripted`` ones, by path, are there
-    themselves.
-    """
+    Calls of ``inlined`` modules become part of the calling graph; ``scripted`` modules, by path, are inserted as they
+    are."""
     scopes: dict[nn.Module, str] = {}
     root = Root(runs, scopes)
-    placed: set[int] = set()
-    for path, module in named.named_modules():
+    placed_ids: set[int] = set()
+    for path, module in model.named_modules():
         box: nn.Module = root
-        _refuse_names(path, module)
+        _check_names(path, module)
         if any(path.startswith(f"{outer}.") for outer in scripted):
             continue
         if path in scripted:
-            parent, _, own = path.rpartition(".")
-            root.get_submodule(parent).add_module(own, scripted[path])
+            parent, _, child_name = path.rpartition(".")
+            root.get_submodule(parent).add_module(child_name, scripted[path])
             continue
         for part in path.split(".") if path else ():
             if part not in box._modules:
@@ -88,27 +90,27 @@ def build(
             box = box.get_submodule(part)
         if path and module not in inlined:
             scopes[module] = f"__module.{path}"
-        # A tensor under two names stays under the first, as named_parameters has it.
+        # A tensor with two names keeps the first, as in named_parameters.
         for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) not in placed:
-                placed.add(id(parameter))
+            if parameter is not None and id(parameter) not in placed_ids:
+                placed_ids.add(id(parameter))
                 box._parameters[name] = parameter
         for name, buffer in module._buffers.items():
-            if buffer is not None and id(buffer) not in placed:
-                placed.add(id(buffer))
+            if buffer is not None and id(buffer) not in placed_ids:
+                placed_ids.add(id(buffer))
                 box.register_buffer(name, buffer)
         for i, value in enumerate(constants.get(path, ())):
             box.register_buffer(f"{BUFFER}{i}", value.detach().clone())
     return root.eval()
 
 
-def _refuse_names(path: str, module: nn.Module) -> None:
-    """TorchScript writes names into source text, and the archive has methods of its own."""
+def _check_names(path: str, module: nn.Module) -> None:
+    """Check names: TorchScript writes them into source text, and the archive has methods of its own."""
     for name in (*module._parameters, *module._buffers, *module._modules):
         if keyword.iskeyword(name) or (not path and name in RESERVED):
             raise CaptureError(
-                f"{f'{path}.{name}' if path else name!r} is a name that a TorchScript file cannot have",
+                f"{f'{path}.{name}' if path else name!r} cannot be used as a name in a TorchScript file",
                 check="names",
-                expected=f"no Python keyword, and at the top none of {', '.join(RESERVED)}",
-                mend="call the submodule, parameter or buffer something else",
+                expected=f"no Python keyword, and at the top level none of {', '.join(RESERVED)}",
+                mend="rename the submodule, parameter or buffer",
             )

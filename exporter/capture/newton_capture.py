@@ -1,4 +1,4 @@
-"""Newton loops in the file: residual and Jacobian are captured as graphs, and the loop around them is compiled."""
+"""Newton solvers in the file: residual and Jacobian are captured as graphs, and the loop around them is compiled."""
 
 from __future__ import annotations
 
@@ -14,71 +14,77 @@ from torch.jit._fuser import optimized_execution
 
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.capture import fx_tracing
-from exporter.capture.constant_folding import folded
+from exporter.capture.constant_folding import fold_batch_constants
 from exporter.capture.operator_rewrites import rewrite_operators
-from exporter.capture.torchscript_writer import torchscript
+from exporter.capture.torchscript_writer import emit_torchscript
 from exporter.common.errors import CaptureError
-from exporter.common.tensors import close
-from exporter.common.torch_hooks import called_instead, tracing_paused
+from exporter.common.tensors import all_close
+from exporter.common.torch_hooks import patch_forward, pause_tracing
 from exporter.model.eager.evaluation import evaluate
-from exporter.model.eager.warmup import finite_rows
-from exporter.model.implicit.newton_solver import Newton, loops
-from exporter.model.implicit.solve_recording import Taken, calls
+from exporter.model.eager.warmup import find_finite_rows
+from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
+from exporter.model.implicit.solve_recording import SolverArguments, record_solver_calls
 from exporter.model.source import Inputs, Source
 
-# What a loop gives.
-GIVEN = ("unknowns", "Jacobians", "iterations", "norms of the residual", "status", "factors")
+# The results of a solver.
+SOLVER_RESULTS = ("unknowns", "Jacobians", "iterations", "norms of the residual", "status", "factors")
 
 
 @dataclass(frozen=True)
-class Captured:
-    """A loop, and the graphs that it calls: of ``(u, *held)``."""
+class CapturedSolver:
+    """A solver and the graphs that it calls, functions of ``(u, *held)``."""
 
-    loop: Newton
-    residual: fx_tracing.Program
-    jacobian: fx_tracing.Program
+    loop: NewtonSolver
+    residual: fx_tracing.FxProgram
+    jacobian: fx_tracing.FxProgram
 
-    def scripted(self) -> torch.jit.ScriptModule:
-        """Anew with each call: the passes of a capture write to what they are given."""
-        made = copy.copy(self.loop)
-        made._modules = {}
+    def script(self) -> torch.jit.ScriptModule:
+        """Compile the solver, anew in each call: the passes of a capture modify what they are given."""
+        solver = copy.copy(self.loop)
+        solver._modules = {}
         for name, program in (("residual", self.residual), ("jacobian", self.jacobian)):
-            made.__dict__.pop(name)
-            made.add_module(name, _graph(program, self.loop.batched, several=name == "jacobian"))
-        return torch.jit.script(made)
+            solver.__dict__.pop(name)
+            solver.add_module(name, _script_graph(program, self.loop.batched, returns_pair=name == "jacobian"))
+        return torch.jit.script(solver)
 
 
-def captured_loop(path: str, loop: Newton, taken: Inputs) -> Captured:
-    """``taken``: unknowns and what is given. Call it under ``inference_conditions``; raises ``CaptureError``."""
-    guess, held = taken[0], loop.held(taken[1:])
-    return Captured(
-        loop, *(graph_of(getattr(loop, name), (guess, held), path, loop) for name in ("residual", "jacobian"))
+def capture_solver(path: str, loop: NewtonSolver, arguments: Inputs) -> CapturedSolver:
+    """Capture a solver from the inputs of one solve, under ``eager_context``; raises ``CaptureError``."""
+    guess, fixed_tensors = arguments[0], loop.collect_args(arguments[1:])
+    return CapturedSolver(
+        loop,
+        *(
+            trace_solver_graph(getattr(loop, name), (guess, fixed_tensors), path, loop)
+            for name in ("residual", "jacobian")
+        ),
     )
 
 
-def refuse_borrowed(path: str, one: Captured, named: nn.Module) -> None:
-    """Raises ``CaptureError`` where the residual reads a parameter that is not its own: the file would keep a copy."""
-    own = {p.data_ptr(): name for name, p in named.named_parameters() if p.numel()}
-    for program in (one.residual, one.jacobian):
+def check_own_parameters(path: str, solver: CapturedSolver, model: nn.Module) -> None:
+    """Check that the residual reads no parameter but its own: the file would keep a copy. Raises ``CaptureError``."""
+    parameter_names = {p.data_ptr(): name for name, p in model.named_parameters() if p.numel()}
+    for program in (solver.residual, solver.jacobian):
         for value in program.constants.values():
-            if value.numel() and value.data_ptr() in own:
+            if value.numel() and value.data_ptr() in parameter_names:
                 raise CaptureError(
                     f"the residual of {path!r} reads a parameter that is not its own",
                     check="implicit",
                     where=path,
-                    got=own[value.data_ptr()],
+                    got=parameter_names[value.data_ptr()],
                     expected="parameters of the residual and of its submodules",
-                    mend="register the module that has the parameter in the residual",
+                    mend="register the module with this parameter as a submodule of the residual",
                 )
 
 
-def hold(path: str, one: Captured, taken: Sequence[Inputs]) -> None:
-    """Raises ``CaptureError`` where the compiled loop does not solve as eager mode does, to the last iteration."""
-    compiled = _called(one.scripted())
-    for guess, *given in taken:
-        wanted, got = (run(guess, one.loop.held(given), True) for run in (one.loop.forward, compiled))
-        for name, value, other in zip(GIVEN, wanted, got, strict=True):
-            if not close(other, value):
+def check_solver(path: str, solver: CapturedSolver, samples: Sequence[Inputs]) -> None:
+    """Check that the compiled solver takes the iterations of eager mode, to the last. Raises ``CaptureError``."""
+    compiled = _make_forward(solver.script())
+    for guess, *arguments in samples:
+        expected, actual = (
+            run(guess, solver.loop.collect_args(arguments), True) for run in (solver.loop.forward, compiled)
+        )
+        for name, expected_value, actual_value in zip(SOLVER_RESULTS, expected, actual, strict=True):
+            if not all_close(actual_value, expected_value):
                 raise CaptureError(
                     f"the implicit update {path!r} is not solved as in eager mode",
                     check="implicit",
@@ -88,18 +94,20 @@ def hold(path: str, one: Captured, taken: Sequence[Inputs]) -> None:
                 )
 
 
-def refuse_hidden(path: str, loop: Newton, source: Source, inputs: Inputs) -> None:
-    """Raises ``CaptureError`` where an element that this loop does not solve has outputs like any other."""
+def check_failure_visible(path: str, loop: NewtonSolver, source: Source, inputs: Inputs) -> None:
+    """Check that an element that this solver does not solve has NaN in some output. Raises ``CaptureError``."""
     if not loop.fails_by_nan:
         return
 
-    def failing(u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
+    def forward_without_convergence(
+        u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False
+    ) -> tuple[torch.Tensor, ...]:
         *found, status, factor = forward(u, held, tangents)
         return *found, torch.ones_like(status), torch.full_like(factor, float("nan"))
 
     forward = loop.forward
-    with called_instead({loop: failing}):
-        good = finite_rows(evaluate(source, inputs))
+    with patch_forward({loop: forward_without_convergence}):
+        good = find_finite_rows(evaluate(source, inputs))
     if good is None or bool(good.any()):
         raise CaptureError(
             f"the model hides that {path!r} has not converged",
@@ -107,43 +115,49 @@ def refuse_hidden(path: str, loop: Newton, source: Source, inputs: Inputs) -> No
             where=path,
             got="outputs that are finite where the unknowns are NaN",
             expected="NaN in some output of each element that has not converged",
-            mend="return the unknowns too, or choose between values without torch.where on what is solved",
+            mend="return the unknowns too, or do not select with torch.where on solved values",
         )
 
 
 @contextlib.contextmanager
-def standing_in(solves: Mapping[str, Captured]) -> Iterator[None]:
-    """While this lasts, solves run as they will in the file: some ten times as fast as in eager mode."""
-    with called_instead({one.loop: _called(one.scripted()) for one in solves.values()}):
+def replace_solvers(solves: Mapping[str, CapturedSolver]) -> Iterator[None]:
+    """Run solves as they will run in the file: some ten times as fast as in eager mode."""
+    with patch_forward({solver.loop: _make_forward(solver.script()) for solver in solves.values()}):
         yield
 
 
-def _called(compiled: torch.jit.ScriptModule) -> Callable[..., Any]:
-    def forward(u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
+def _make_forward(compiled: torch.jit.ScriptModule) -> Callable[..., Any]:
+    def forward(u: torch.Tensor, fixed_tensors: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
         state = torch._C._get_tracing_state()
-        # Optimised it is as fast, after a second that every process would spend anew.
-        with tracing_paused(state) if state else contextlib.nullcontext(), optimized_execution(False):
-            return compiled(u, held, tangents)
+        # With optimisation it is as fast, after a second that every process would spend again.
+        with pause_tracing(state) if state else contextlib.nullcontext(), optimized_execution(False):
+            return compiled(u, fixed_tensors, tangents)
 
     return forward
 
 
-def graph_of(function: Callable[..., Any], taken: Taken, path: str, named: nn.Module) -> fx_tracing.Program:
-    guess, held = taken
+def trace_solver_graph(
+    function: Callable[..., Any], arguments: SolverArguments, path: str, model: nn.Module
+) -> fx_tracing.FxProgram:
+    """Trace a function of a solver to a graph without batch constants; raises ``CaptureError``."""
+    guess, fixed_tensors = arguments
 
-    def run(u: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = function(u, list(rest))
-        return found if isinstance(found, tuple) else (found,)
+    def run(u: torch.Tensor, *fixed_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        result = function(u, list(fixed_values))
+        return result if isinstance(result, tuple) else (result,)
 
     try:
-        return folded(fx_tracing.without_copies(fx_tracing.captured(run, (guess, *held), named=named)), (guess, *held))
+        return fold_batch_constants(
+            fx_tracing.eliminate_duplicates(fx_tracing.trace_to_fx(run, (guess, *fixed_tensors), model=model)),
+            (guess, *fixed_tensors),
+        )
     except CaptureError as error:
         error.details["where"] = error.details.get("where") or path
         raise
 
 
-class _Held(nn.Module):
-    """Constants of a graph."""
+class _GraphConstants(nn.Module):
+    """The constants of a graph."""
 
     def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -151,41 +165,42 @@ class _Held(nn.Module):
             self.register_buffer(f"tf_{i}", value.detach().clone())
 
 
-def _graph(program: fx_tracing.Program, batched: int, *, several: bool) -> torch.jit.ScriptModule:
-    # A class of its own: TorchScript gives modules of one class one set of methods.
-    module = torch.jit.script(type("Graph", (_Held,), {})(program.constants))
+def _script_graph(program: fx_tracing.FxProgram, batched: int, *, returns_pair: bool) -> torch.jit.ScriptModule:
+    # A new class each time: TorchScript gives modules of one class one set of methods.
+    module = torch.jit.script(type("Graph", (_GraphConstants,), {})(program.constants))
     names = [f"x{i}" for i in range(program.inputs)]
     places = {target: f"self.tf_{i}" for i, target in enumerate(program.constants)}
-    module.define(torchscript(program, "graph", names, places, [(i, 0) for i in range(1 + batched)]))
+    module.define(emit_torchscript(program, "graph", names, places, [(i, 0) for i in range(1 + batched)]))
     rewrite_operators(module)
-    given = ", ".join(["u", *(f"held[{i}]" for i in range(program.inputs - 1))])
-    returns, tail = ("Tuple[Tensor, Tensor]", "") if several else ("Tensor", "[0]")
+    arguments = ", ".join(["u", *(f"held[{i}]" for i in range(program.inputs - 1))])
+    returns, tail = ("Tuple[Tensor, Tensor]", "") if returns_pair else ("Tensor", "[0]")
     module.define(
-        f"def forward(self, u: Tensor, held: List[Tensor]) -> {returns}:\n    return self.graph({given}){tail}\n"
+        f"def forward(self, u: Tensor, held: List[Tensor]) -> {returns}:\n    return self.graph({arguments}){tail}\n"
     )
     return module
 
 
-def solved(source: Source, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-    """What the solves of a run give, one after the other."""
-    return tuple(value for _, _, given in calls(source, inputs) for value in given)
+def compute_solutions(source: Source, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    """Return the results of all solves of a run, one after the other."""
+    return tuple(value for _, _, results in record_solver_calls(source, inputs) for value in results)
 
 
-def solved_specs(source: Source, inputs: Inputs) -> tuple[TensorSpec, ...]:
+def list_solution_specs(source: Source, inputs: Inputs) -> tuple[TensorSpec, ...]:
+    """Return the specs of the results of all solves of a run."""
     return tuple(
         TensorSpec(f"solved_{i}", tuple(value.shape[1:]), str(value.dtype).removeprefix("torch."))
-        for i, value in enumerate(solved(source, inputs))
+        for i, value in enumerate(compute_solutions(source, inputs))
     )
 
 
 @contextlib.contextmanager
-def solved_already(source: Source, values: Sequence[torch.Tensor]) -> Iterator[None]:
-    """While this lasts, the solves of a run give ``values``, as ``solved`` has them."""
-    left = list(values)
+def reuse_solutions(source: Source, values: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Make the solves of a run return ``values``, in the order of ``compute_solutions``."""
+    remaining = list(values)
 
-    def run(u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
-        found, left[: len(GIVEN)] = tuple(left[: len(GIVEN)]), []
-        return found
+    def run(u: torch.Tensor, fixed_tensors: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
+        results, remaining[: len(SOLVER_RESULTS)] = tuple(remaining[: len(SOLVER_RESULTS)]), []
+        return results
 
-    with called_instead(dict.fromkeys(loops(source.named).values(), run)):
+    with patch_forward(dict.fromkeys(find_solvers(source.parameter_module).values(), run)):
         yield

@@ -1,8 +1,7 @@
-"""Operators that exist only where a source library is imported: rewritten by one table, or refused by name.
+"""Operators that exist only where a source library is imported: rewritten by a table, or rejected by name.
 
-A graph may call ``aten::`` and ``prim::``; whatever else it calls would save well and then load nowhere else.
-To teach torchferry an operator, add a row to ``REWRITES``.
-"""
+A graph may call ``aten::`` and ``prim::``; a file that calls anything else could be saved, but loaded nowhere else.
+To support another operator, add a row to ``OPERATOR_REWRITES``."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from exporter.common.errors import OperatorError
-from exporter.graph.torch_nodes import graphs, location, nodes
+from exporter.graph.torch_nodes import find_location, iterate_graphs, iterate_nodes
 
 ALLOWED_NAMESPACES = ("aten", "prim")
 # A call back into Python: it runs where it was traced and nowhere else.
@@ -21,7 +20,7 @@ PYTHON_CALLS = ("prim::PythonOp",)
 
 @dataclass(frozen=True)
 class Rewrite:
-    """``operator`` becomes ``replacement``; both are TorchScript graphs with the same inputs and outputs."""
+    """A rule that turns ``operator`` into ``replacement``: TorchScript graphs with the same inputs and outputs."""
 
     operator: str
     pattern: str
@@ -29,7 +28,7 @@ class Rewrite:
     reason: str
 
 
-REWRITES = (
+OPERATOR_REWRITES = (
     Rewrite(
         "neml2::opaque_pow",
         "graph(%base, %exponent):\n  %y = neml2::opaque_pow(%base, %exponent)\n  return (%y)",
@@ -40,38 +39,39 @@ REWRITES = (
 
 
 def rewrite_operators(module: torch.jit.ScriptModule) -> None:
-    for _, _, graph in graphs(module):
-        for row in REWRITES:
-            torch._C._jit_pass_custom_pattern_based_rewrite_graph(row.pattern, row.replacement, graph)
+    """Replace the operators of ``OPERATOR_REWRITES`` in all graphs."""
+    for _, _, graph in iterate_graphs(module):
+        for rewrite in OPERATOR_REWRITES:
+            torch._C._jit_pass_custom_pattern_based_rewrite_graph(rewrite.pattern, rewrite.replacement, graph)
 
 
-def operators(module: torch.jit.ScriptModule) -> tuple[str, ...]:
-    """The operators that the graphs call, sorted; raises ``OperatorError`` for the first foreign one."""
-    kinds: set[str] = set()
-    for path, _, graph in graphs(module):
-        for node in nodes(graph):
-            kind = node.kind()
-            if kind in PYTHON_CALLS or kind.split("::")[0] not in ALLOWED_NAMESPACES:
-                raise _foreign(node, path)
-            kinds.add(kind)
-    return tuple(sorted(kinds))
+def list_operators(module: torch.jit.ScriptModule) -> tuple[str, ...]:
+    """Return the operators that the graphs call, sorted; raises ``OperatorError`` for the first foreign one."""
+    names: set[str] = set()
+    for path, _, graph in iterate_graphs(module):
+        for node in iterate_nodes(graph):
+            name = node.kind()
+            if name in PYTHON_CALLS or name.split("::")[0] not in ALLOWED_NAMESPACES:
+                raise _foreign_operator_error(node, path)
+            names.add(name)
+    return tuple(sorted(names))
 
 
-def _foreign(node: Any, path: str) -> OperatorError:
+def _foreign_operator_error(node: Any, path: str) -> OperatorError:
     name = f"{node.kind()} {node.pyname()}" if node.kind() in PYTHON_CALLS else node.kind()
     return OperatorError(
         f"the graph calls {name}, which exists only where its library is imported",
         check="operators",
-        where=location(node) + (f", in submodule {path!r}" if path else ""),
+        where=find_location(node) + (f", in submodule {path!r}" if path else ""),
         got=name,
         expected=" and ".join(f"{space}::" for space in ALLOWED_NAMESPACES) + " operators only",
-        mend="write the operation with torch's own operators, or add a row to REWRITES in "
+        mend="write the operation with torch's own operators, or add a row to OPERATOR_REWRITES in "
         "exporter/capture/operator_rewrites.py",
     )
 
 
-def share(module: torch.jit.ScriptModule) -> None:
-    """Compute once what a graph computes twice, as the chain rule does; torch's pass minds what is written in place."""
-    for _, _, graph in graphs(module):
+def eliminate_common_subexpressions(module: torch.jit.ScriptModule) -> None:
+    """Compute repeated expressions of a graph once, as in a chain rule; torch's pass respects in-place writes."""
+    for _, _, graph in iterate_graphs(module):
         torch._C._jit_pass_cse(graph)
         torch._C._jit_pass_dce(graph)

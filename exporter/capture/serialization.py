@@ -1,14 +1,13 @@
-"""TorchScript files that are byte for byte the same wherever and whenever the same module is saved.
+"""Byte-for-byte reproducible TorchScript files of a module, wherever and whenever it is saved.
 
-What ``torch.jit.save`` writes depends on what the process did before (a class that TorchScript has met already gets a
+The output of ``torch.jit.save`` depends on what the process did before (a class that TorchScript has already met gets a
 number, ``___torch_mangle_7``) and on where it runs (the debug records hold the stacks of the trace, with absolute
-paths, and frames of torch's). Here classes are numbered as they are met from the top module on, each in a record of its
-own; of stacks the user's lines are kept, under the name by which their file is imported; and the zip has fixed names
+paths, and frames of torch). Here classes are numbered in the order in which they are reached from the top module, each
+in its own record; stacks keep the user's lines only, under the import name of their file; and the zip has fixed names
 and dates.
 
 Formats: torch/csrc/jit/serialization/python_print.cpp (code), source_range_serialization.cpp (debug records),
-caffe2/serialize/inline_container.cc (the zip: one top folder, tensors on 64-byte boundaries).
-"""
+caffe2/serialize/inline_container.cc (the zip: one top folder, tensors on 64-byte boundaries)."""
 
 from __future__ import annotations
 
@@ -29,44 +28,44 @@ from torch.jit import _pickle
 
 from exporter.archive.zip_records import _SERIAL
 from exporter.capture import module_tree
-from exporter.common.source_paths import importable, without_stand_in
-from exporter.common.user_code import NOT_THE_USERS
+from exporter.common.source_paths import importable_path, strip_stand_in
+from exporter.common.user_code import INTERNAL_PATH_PREFIXES
 
 _CODE, _DEBUG = ".py", ".py.debug_pkl"
-# A text, which is left as it is; a qualified name; a temporary of torch's printer, which it numbers within a record.
+# A text, which stays; a qualified name; a temporary of torch's printer, which numbers them within a record.
 _NAME = re.compile(r"""(?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|__torch__(?:\.\w+)+|(?<![\w.])_\d+\b""")
 _QUALIFIED = re.compile(r"__torch__(?:\.\w+)+")
 # Names that are the user's, whatever they look like: attributes, and arguments.
-_KEPT = re.compile(r"^  (_\d+) (?::|=) |[(,]\s*(_\d+)(?:: |=)|\.(_\d+)\b|^ *(?:def|class) (_\d+)\b", re.MULTILINE)
+_USER_NAMES = re.compile(r"^  (_\d+) (?::|=) |[(,]\s*(_\d+)(?:: |=)|\.(_\d+)\b|^ *(?:def|class) (_\d+)\b", re.MULTILINE)
 _MANGLED = re.compile(r"\.___torch_mangle_\d+")
 _TOP = re.compile(r"^(?:class|def) (\w+)", re.MULTILINE)
 _FRAME = re.compile(r"(.+)\((\d+)\): (.*)")
 
 
-def packed(module: Any) -> dict[str, bytes]:
-    """The records of a ``ScriptModule``'s file, by name without the top folder."""
+def serialize_module(module: Any) -> dict[str, bytes]:
+    """Return the records of a ``ScriptModule``'s file, by name without the top folder."""
     buffer = io.BytesIO()
     torch.jit.save(module, buffer)
-    with zipfile.ZipFile(buffer) as saved:
-        folder = saved.namelist()[0].partition("/")[0]
-        records = {name.removeprefix(f"{folder}/"): saved.read(name) for name in saved.namelist()}
+    with zipfile.ZipFile(buffer) as zip_file:
+        folder = zip_file.namelist()[0].partition("/")[0]
+        records = {name.removeprefix(f"{folder}/"): zip_file.read(name) for name in zip_file.namelist()}
     records.pop(_SERIAL, None)
-    definitions = {d.name: d for d in _definitions(records)}
-    names = _new_names(definitions, records["data.pkl"])
-    made = {name: data for name, data in records.items() if not name.endswith((_CODE, _DEBUG))}
+    definitions = {d.name: d for d in _iterate_definitions(records)}
+    names = _assign_names(definitions, records["data.pkl"])
+    new_records = {name: data for name, data in records.items() if not name.endswith((_CODE, _DEBUG))}
     for record in ("data.pkl", "constants.pkl"):
-        made[record] = _renamed_pickle(made[record], names)
+        new_records[record] = _rename_pickle(new_records[record], names)
     for old, new in names.items():
-        code, moved = _renamed(definitions[old].text, names)
+        code, offsets = _rename_code(definitions[old].text, names)
         place = f"code/{new.rpartition('.')[0].replace('.', '/')}"
-        made[place + _CODE] = code.encode()
-        made[place + _DEBUG] = _debug(definitions[old], moved)
-    return made
+        new_records[place + _CODE] = code.encode()
+        new_records[place + _DEBUG] = _build_debug_record(definitions[old], offsets)
+    return new_records
 
 
 @dataclass(frozen=True)
 class _Definition:
-    """A class or function in a code record: its source, and the debug rows that speak of it, from its start."""
+    """A class or function in a code record: its source, and its debug rows with offsets from its start."""
 
     name: str
     text: str
@@ -74,111 +73,115 @@ class _Definition:
     rows: tuple[tuple[int, Any, int], ...]
 
 
-def _definitions(records: Mapping[str, bytes]) -> Iterator[_Definition]:
+def _iterate_definitions(records: Mapping[str, bytes]) -> Iterator[_Definition]:
     for name, data in records.items():
         if not name.startswith("code/") or not name.endswith(_CODE):
             continue
         text = data.decode()
         space = name.removeprefix("code/").removesuffix(_CODE).replace("/", ".")
-        debug = _unpickled(records[name.removesuffix(_CODE) + _DEBUG])
+        debug = _unpickle(records[name.removesuffix(_CODE) + _DEBUG])
         _, strings, rows = debug
         starts = [m.start() for m in _TOP.finditer(text)]
-        # Offsets are of bytes, the text may have names that are not ASCII.
-        at = [len(text[:s].encode()) for s in starts] + [len(data)]
+        # Offsets count bytes; the text may have names that are not ASCII.
+        offsets = [len(text[:s].encode()) for s in starts] + [len(data)]
         for i, match in enumerate(_TOP.finditer(text)):
-            own = data[at[i] : at[i + 1]].decode()
-            first = bisect.bisect_left(rows, at[i], key=lambda row: row[0])
-            last = bisect.bisect_left(rows, at[i + 1], key=lambda row: row[0])
-            kept = tuple((offset - at[i], source, tag) for offset, source, tag in rows[first:last])
-            yield _Definition(f"{space}.{match[1]}", own, strings, kept)
+            body = data[offsets[i] : offsets[i + 1]].decode()
+            first = bisect.bisect_left(rows, offsets[i], key=lambda row: row[0])
+            last = bisect.bisect_left(rows, offsets[i + 1], key=lambda row: row[0])
+            debug_rows = tuple((offset - offsets[i], source, tag) for offset, source, tag in rows[first:last])
+            yield _Definition(f"{space}.{match[1]}", body, strings, debug_rows)
 
 
-def _new_names(definitions: Mapping[str, _Definition], pickled: bytes) -> dict[str, str]:
-    """Old names to new, in the order in which they are met from the classes of the top module's pickle on."""
-    met = [str(argument).replace(" ", ".") for op, argument, _ in pickletools.genops(pickled) if op.name == "GLOBAL"]
-    todo = [n for n in met if n in definitions]
+def _assign_names(definitions: Mapping[str, _Definition], pickled: bytes) -> dict[str, str]:
+    """Map old names to new ones, in the order in which they are reached from the classes of the top module's pickle."""
+    global_names = [
+        str(argument).replace(" ", ".") for op, argument, _ in pickletools.genops(pickled) if op.name == "GLOBAL"
+    ]
+    todo = [n for n in global_names if n in definitions]
     new: dict[str, str] = {}
     while todo:
         name = todo.pop(0)
         if name in new:
             continue
-        space, _, own = without_stand_in(_MANGLED.sub("", name)).rpartition(".")
-        new[name] = f"{space}.___torch_mangle_{len(new)}.{own}"
-        found = (_known(m[0], definitions) for m in _NAME.finditer(definitions[name].text) if m["text"] is None)
-        todo += [n for n in found if n]
+        space, _, class_name = strip_stand_in(_MANGLED.sub("", name)).rpartition(".")
+        new[name] = f"{space}.___torch_mangle_{len(new)}.{class_name}"
+        references = (
+            _match_name(m[0], definitions) for m in _NAME.finditer(definitions[name].text) if m["text"] is None
+        )
+        todo += [n for n in references if n]
     return new
 
 
-def _known(text: str, names: Mapping[str, Any]) -> str:
-    """The name that a dotted text begins with: what follows are its attributes."""
+def _match_name(text: str, names: Mapping[str, Any]) -> str:
+    """Return the known name that a dotted text begins with; its attributes follow."""
     parts = text.split(".")
     prefixes = (".".join(parts[:i]) for i in range(len(parts), 0, -1))
     return next((p for p in prefixes if p in names), "")
 
 
-def _renamed(text: str, names: Mapping[str, str]) -> tuple[str, list[tuple[int, int]]]:
-    """The text under new names; pairs of old and new byte offsets from where on they differ by as much."""
+def _rename_code(text: str, names: Mapping[str, str]) -> tuple[str, list[tuple[int, int]]]:
+    """Rename the text; return it with pairs of old and new byte offsets, at which the shift between them changes."""
     pieces: list[str] = []
-    kept = {name for match in _KEPT.finditer(text) for name in match.groups() if name}
-    free = (name for i in itertools.count() if (name := f"_{i}") not in kept)
+    user_names = {name for match in _USER_NAMES.finditer(text) for name in match.groups() if name}
+    free = (name for i in itertools.count() if (name := f"_{i}") not in user_names)
     numbers: dict[str, str] = {}
-    moved = [(0, 0)]
+    offsets = [(0, 0)]
     last = old = new = 0
     for match in _NAME.finditer(text):
-        if match["text"] is not None or match[0] in kept:
+        if match["text"] is not None or match[0] in user_names:
             continue
         if match[0].startswith("__torch__"):
-            known = _known(match[0], names)
-            other = names.get(known, "")
+            old_name = _match_name(match[0], names)
+            new_name = names.get(old_name, "")
         else:
-            known = match[0]
-            other = numbers[known] if known in numbers else numbers.setdefault(known, next(free))
-        if not other or other == known:
+            old_name = match[0]
+            new_name = numbers[old_name] if old_name in numbers else numbers.setdefault(old_name, next(free))
+        if not new_name or new_name == old_name:
             continue
         between = text[last : match.start()]
-        pieces += [between, other]
-        last = match.start() + len(known)
-        old += len(between.encode()) + len(known)
-        new += len(between.encode()) + len(other)
-        moved.append((old, new))
-    return "".join([*pieces, text[last:]]), moved
+        pieces += [between, new_name]
+        last = match.start() + len(old_name)
+        old += len(between.encode()) + len(old_name)
+        new += len(between.encode()) + len(new_name)
+        offsets.append((old, new))
+    return "".join([*pieces, text[last:]]), offsets
 
 
-def _renamed_types(text: str, names: Mapping[str, str]) -> str:
-    """A type as a pickle names it; any other text stays."""
-    return _QUALIFIED.sub(lambda m: names[k] + m[0][len(k) :] if (k := _known(m[0], names)) else m[0], text)
+def _rename_types(text: str, names: Mapping[str, str]) -> str:
+    """Rename a type as a pickle spells it; return any other text as it is."""
+    return _QUALIFIED.sub(lambda m: names[k] + m[0][len(k) :] if (k := _match_name(m[0], names)) else m[0], text)
 
 
-def _renamed_pickle(data: bytes, names: Mapping[str, str]) -> bytes:
-    """Class names are in the pickle as globals, and in the texts of types. torch numbers whatever somebody else holds,
-    too, for a use that never comes: only what is used again keeps its number."""
+def _rename_pickle(data: bytes, names: Mapping[str, str]) -> bytes:
+    """Rename classes in a pickle, where they are globals and parts of type names. torch also memoizes objects that
+    other code refers to, for a use that never comes: only objects that are used again keep their number."""
     ops = list(pickletools.genops(data))
     used = {argument for op, argument, _ in ops if op.name in ("BINGET", "LONG_BINGET")}
     numbers: dict[Any, int] = {}
     pieces = []
-    for i, (op, argument, at) in enumerate(ops):
-        raw = data[at : ops[i + 1][2] if i + 1 < len(ops) else len(data)]
+    for i, (op, argument, position) in enumerate(ops):
+        raw = data[position : ops[i + 1][2] if i + 1 < len(ops) else len(data)]
         if op.name == "GLOBAL" and (new := names.get(str(argument).replace(" ", "."))):
-            space, _, own = new.rpartition(".")
-            raw = f"c{space}\n{own}\n".encode()
+            space, _, class_name = new.rpartition(".")
+            raw = f"c{space}\n{class_name}\n".encode()
         elif op.name == "BINUNICODE":
-            text = _renamed_types(str(argument), names).encode()
+            text = _rename_types(str(argument), names).encode()
             raw = b"X" + struct.pack("<I", len(text)) + text
         elif op.name in ("BINPUT", "LONG_BINPUT"):
-            raw = _numbered(b"qr", numbers.setdefault(argument, len(numbers))) if argument in used else b""
+            raw = _encode_memo(b"qr", numbers.setdefault(argument, len(numbers))) if argument in used else b""
         elif op.name in ("BINGET", "LONG_BINGET"):
-            raw = _numbered(b"hj", numbers[argument])
+            raw = _encode_memo(b"hj", numbers[argument])
         pieces.append(raw)
     return b"".join(pieces)
 
 
-def _numbered(codes: bytes, number: int) -> bytes:
-    """A short operation for a small number, a long one for a large."""
+def _encode_memo(codes: bytes, number: int) -> bytes:
+    """Return the short operation for a small number, the long one for a large number."""
     return codes[:1] + bytes([number]) if number < 256 else codes[1:] + struct.pack("<I", number)
 
 
 class _Integers(list):  # type: ignore[type-arg]
-    """What TorchScript pickles a list of integers as."""
+    """The class that TorchScript pickles a list of integers as."""
 
     def __reduce__(self) -> Any:
         return _pickle.build_intlist, (list(self),)
@@ -191,46 +194,52 @@ class _Unpickler(pickle.Unpickler):
         return _Integers
 
 
-def _unpickled(data: bytes) -> Any:
+def _unpickle(data: bytes) -> Any:
     return _Unpickler(io.BytesIO(data)).load()
 
 
-def _debug(definition: _Definition, moved: list[tuple[int, int]]) -> bytes:
-    """A debug record: rows of where in the code, what source, and a number for each source."""
+def _build_debug_record(definition: _Definition, offsets: list[tuple[int, int]]) -> bytes:
+    """Build a debug record: rows of code offset and source, with a number for each source."""
     strings: dict[str, int] = {"": 0}
     sources: dict[Any, Any] = {}
     tags: dict[Any, int] = {}
 
-    def number(text: str) -> int:
+    def intern(text: str) -> int:
         return strings.setdefault(text, len(strings))
 
     before: Any = ("", "", 0, 0, 0)
     sources[before[:3]] = (_Integers(), 0, 0)
     rows = [(0, (sources[before[:3]], 0, 0), tags.setdefault(before, 0))]
     for offset, ((texts, file, line), first, last), _ in definition.rows:
-        whole = "".join(definition.strings[i] for i in texts)
-        lines = _users(whole)
-        kept = whole if lines is None else "".join(lines)
-        name, at = (importable(definition.strings[file]), line) if lines is None else ("", 0)
-        if (kept, name, at) not in sources:
-            numbers = _Integers(number(t) for t in kept.splitlines(keepends=True))
-            sources[kept, name, at] = (numbers, number(name), at)
-        start, end = (first, last) if lines is None else (0, len(kept.encode()))
-        old, new = moved[bisect.bisect_right(moved, (offset, 1 << 62)) - 1]
-        key = (kept, name, at, start, end)
-        # A row speaks of all code up to the next one.
+        stack = "".join(definition.strings[i] for i in texts)
+        lines = _keep_user_frames(stack)
+        user_text = stack if lines is None else "".join(lines)
+        name, line_number = (importable_path(definition.strings[file]), line) if lines is None else ("", 0)
+        if (user_text, name, line_number) not in sources:
+            numbers = _Integers(intern(t) for t in user_text.splitlines(keepends=True))
+            sources[user_text, name, line_number] = (numbers, intern(name), line_number)
+        start, end = (first, last) if lines is None else (0, len(user_text.encode()))
+        old, new = offsets[bisect.bisect_right(offsets, (offset, 1 << 62)) - 1]
+        key = (user_text, name, line_number, start, end)
+        # A row covers all code up to the next row.
         if key != before:
-            rows.append((offset - old + new, (sources[kept, name, at], start, end), tags.setdefault(key, len(tags))))
+            rows.append(
+                (
+                    offset - old + new,
+                    (sources[user_text, name, line_number], start, end),
+                    tags.setdefault(key, len(tags)),
+                )
+            )
         before = key
     return pickle.dumps(("FORMAT_WITH_STRING_TABLE", tuple(strings), tuple(rows)), protocol=2)
 
 
-def _users(text: str) -> list[str] | None:
-    """Of a stack the lines of the user's; None for a text that is no stack."""
+def _keep_user_frames(text: str) -> list[str] | None:
+    """Return the user's lines of a stack; None for a text that is not a stack."""
     frames = [_FRAME.fullmatch(line) for line in text.splitlines()]
     if not frames or not all(frames):
         return None
-    # What called the capture is no part of the model.
+    # The callers of the capture are no part of the model.
     inside = next((i for i, f in enumerate(frames) if f and f[1] == module_tree.__file__), len(frames))
-    own = [f for f in frames[:inside] if f and not f[1].startswith(NOT_THE_USERS)]
-    return [f"{importable(f[1])}({f[2]}): {f[3]}\n" for f in own]
+    user_frames = [f for f in frames[:inside] if f and not f[1].startswith(INTERNAL_PATH_PREFIXES)]
+    return [f"{importable_path(f[1])}({f[2]}): {f[3]}\n" for f in user_frames]

@@ -1,8 +1,7 @@
-"""Which parameters are alive in the file: setting one changes outputs and Jacobian as it does in eager mode.
+"""Settable parameters: setting one in the file changes outputs and Jacobian as it does in eager mode.
 
-``w.data``, a cache made of parameters, or a slice of one kept as an attribute are constants to a trace: sound as long
-as the contract does not offer them to be set.
-"""
+``w.data``, a cache made of parameters, or a slice of one kept as an attribute are constants to a trace: this is sound
+as long as the contract does not offer them as settable."""
 
 from __future__ import annotations
 
@@ -15,32 +14,31 @@ from exporter.archive.contract import Finding
 from exporter.archive.derivative_request import Pair
 from exporter.archive.method_names import METHOD
 from exporter.common.errors import WarmupError
-from exporter.common.tensors import finite
-from exporter.model.eager.derivatives import blocks
+from exporter.common.tensors import is_finite
+from exporter.model.eager.derivatives import compute_jacobian_blocks
 from exporter.model.eager.evaluation import evaluate
 from exporter.model.eager.warmup import Warmup
 from exporter.model.source import Inputs
 
-# Far above rounding, far below what could leave the range in which the model is finite.
+# Far above rounding, far below changes that could make the model's outputs non-finite.
 CHANGE = 1e-3
 RTOL = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
-def settable(
+def find_settable_parameters(
     warm: Warmup,
     module: torch.jit.ScriptModule,
     inputs: Inputs,
     generator: torch.Generator,
     pairs: Sequence[Pair] = (),
 ) -> tuple[tuple[str, ...], tuple[Finding, ...]]:
-    """Names of the parameters that are alive in the trace, and a finding for each of the others.
+    """Return the names of the parameters that are alive in the trace, and a finding for each other one.
 
-    ``pairs`` are the blocks that the method ``jacobian`` returns behind the outputs.
+    ``pairs`` are the blocks that the method ``jacobian`` returns after the outputs.
 
-    Parameters are changed in place, eager mode and trace compared, and the old values put back. The trace holds the
-    very tensors of the model, so both see the change.
-    """
-    named = list(warm.source.named.named_parameters())
+    Parameters are changed in place, eager mode and trace are compared, and the old values restored. The trace holds the
+    model's own tensors, so both see the change."""
+    named = list(warm.source.parameter_module.named_parameters())
     parameters = [(n, p) for n, p in named if p.dtype.is_floating_point]
     if not parameters or _agree(warm, module, inputs, parameters, generator, pairs) is True:
         return tuple(name for name, _ in named), ()
@@ -51,7 +49,7 @@ def settable(
             findings.append(
                 Finding(
                     "parameters",
-                    f"parameter {name!r} was not changed for a comparison",
+                    f"parameter {name!r} was not checked with another value",
                     reason="eager mode fails or is not finite with another value",
                 )
             )
@@ -60,8 +58,8 @@ def settable(
             findings.append(
                 Finding(
                     "parameters",
-                    f"parameter {name!r} is a constant in the file, which does not offer it to be set",
-                    reason="the model reads it through .data, .item(), NumPy or a cache made of it",
+                    f"parameter {name!r} is a constant in the file, which does not offer it as settable",
+                    reason="the model reads it through .data, .item(), NumPy or a cached value",
                 )
             )
     return tuple(name for name, _ in named if name not in dead), tuple(findings)
@@ -75,7 +73,7 @@ def _agree(
     generator: torch.Generator,
     pairs: Sequence[Pair],
 ) -> bool | None:
-    before = [parameter.detach().clone() for _, parameter in parameters]
+    old_values = [parameter.detach().clone() for _, parameter in parameters]
     try:
         with torch.no_grad():
             for _, parameter in parameters:
@@ -83,38 +81,38 @@ def _agree(
                 parameter.mul_((1 + CHANGE * (0.5 + noise)).to(parameter.dtype))
         try:
             outputs = evaluate(warm.source, tuple(t.clone() for t in inputs))
-            wanted = tuple(outputs.values())
-            floors = [0.0] * len(wanted)
+            expected = tuple(outputs.values())
+            floors = [0.0] * len(expected)
             if pairs:
-                wanted += tuple(blocks(warm.source, inputs, pairs).values())
-                # A derivative that is zero but for rounding.
-                sizes = {n: _size(p) for n, p in warm.source.named.named_parameters()}
-                sizes |= {s.name: _size(t) for s, t in zip(warm.source.inputs, inputs, strict=True)}
-                floors += [_size(outputs[of]) / sizes[by] if sizes[by] else 0.0 for of, by in pairs]
+                expected += tuple(compute_jacobian_blocks(warm.source, inputs, pairs).values())
+                # Scales for derivatives that are zero except for rounding.
+                sizes = {n: _max_abs(p) for n, p in warm.source.parameter_module.named_parameters()}
+                sizes |= {s.name: _max_abs(t) for s, t in zip(warm.source.inputs, inputs, strict=True)}
+                floors += [_max_abs(outputs[output]) / sizes[wrt] if sizes[wrt] else 0.0 for output, wrt in pairs]
         except WarmupError:
             return None
-        if not all(map(finite, wanted)):
+        if not all(map(is_finite, expected)):
             return None
         try:
             with optimized_execution(False):
-                got = getattr(module, "jacobian" if pairs else METHOD)(*inputs)
+                actual = getattr(module, "jacobian" if pairs else METHOD)(*inputs)
         except RuntimeError:
-            # A trace that does not run at all is for the soundness gate to judge.
+            # The soundness gate judges a trace that does not run at all.
             return None
     finally:
         with torch.no_grad():
-            for (_, parameter), value in zip(parameters, before, strict=True):
+            for (_, parameter), value in zip(parameters, old_values, strict=True):
                 parameter.copy_(value)
-    return all(_close(a, b, floor) for a, b, floor in zip(got, wanted, floors, strict=True))
+    return all(_is_close(a, b, floor) for a, b, floor in zip(actual, expected, floors, strict=True))
 
 
-def _size(value: torch.Tensor) -> float:
+def _max_abs(value: torch.Tensor) -> float:
     return float(value.detach().abs().max()) if value.numel() else 0.0
 
 
-def _close(got: torch.Tensor, wanted: torch.Tensor, floor: float) -> bool:
-    if not wanted.is_floating_point() or wanted.numel() == 0:
+def _is_close(actual: torch.Tensor, expected: torch.Tensor, floor: float) -> bool:
+    if not expected.is_floating_point() or expected.numel() == 0:
         return True
-    scale = max(float(wanted.abs().max()), floor)
-    rtol = RTOL.get(wanted.dtype, 1e-2)
-    return torch.allclose(got, wanted.expand(got.shape), rtol=rtol, atol=rtol * scale)
+    scale = max(float(expected.abs().max()), floor)
+    rtol = RTOL.get(expected.dtype, 1e-2)
+    return torch.allclose(actual, expected.expand(actual.shape), rtol=rtol, atol=rtol * scale)

@@ -1,4 +1,4 @@
-"""What Python asks of sizes that are symbols, while a graph is made of a function."""
+"""Guards: comparisons of symbolic sizes that Python code makes while a function is traced to a graph."""
 
 from __future__ import annotations
 
@@ -10,35 +10,34 @@ from typing import Any
 import torch
 from torch.fx.experimental.sym_node import SymNode
 
-from exporter.capture.value_reads import Read
-from exporter.common.user_code import NOT_THE_USERS
+from exporter.capture.value_reads import ValueRead
+from exporter.common.user_code import INTERNAL_PATH_PREFIXES
 
-# A comparison, or a number made of a size.
-COMPARED = "a question about a size"
+# The kind of a read: a comparison of a size, or a number computed from a size.
+SIZE_COMPARISON = "a question about a size"
 
 
-class Comparisons:
-    """A context manager: what the user's own lines asked of sizes that are symbols, and were answered with a number.
+class SizeGuardRecorder:
+    """A context manager that records what the user's own lines ask of symbolic sizes and get a number for.
 
-    Such an answer holds for the sizes that were seen, and is not in the graph.
-    """
+    Such an answer holds for the traced sizes only, and is not in the graph."""
 
     def __init__(self) -> None:
-        self.reads: list[Read] = []
+        self.reads: list[ValueRead] = []
         self._exit = contextlib.ExitStack()
 
-    def __enter__(self) -> Comparisons:
+    def __enter__(self) -> SizeGuardRecorder:
         for name in ("guard_bool", "guard_int", "guard_float"):
             original = getattr(SymNode, name)
 
-            def noted(node: Any, *args: Any, original: Any = original) -> Any:
+            def record_guard(node: Any, *args: Any, original: Any = original) -> Any:
                 expression, value = str(node.expr), original(node, *args)
-                where = _asking_line()
+                where = _find_user_line()
                 if where:
-                    self.reads.append(Read(COMPARED, where, f"{expression} is {value}", size=True))
+                    self.reads.append(ValueRead(SIZE_COMPARISON, where, f"{expression} is {value}", size=True))
                 return value
 
-            setattr(SymNode, name, noted)
+            setattr(SymNode, name, record_guard)
             self._exit.callback(setattr, SymNode, name, original)
         return self
 
@@ -46,15 +45,15 @@ class Comparisons:
         self._exit.close()
 
 
-# What hands a question of Python's to a symbol.
+# Files of torch that pass a Python operation on to a symbol.
 _SYMBOLIC = tuple(f"{Path(torch.__file__).parent}/{part}" for part in ("__init__.py", "fx/", "utils/"))
 
 
-def _asking_line() -> str:
-    """The line that asked, where it is the user's."""
+def _find_user_line() -> str:
+    """Return the line that compared the size if it is the user's, else an empty string."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith((*_SYMBOLIC, __file__)):
         frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(NOT_THE_USERS):
+    if frame is None or frame.f_code.co_filename.startswith(INTERNAL_PATH_PREFIXES):
         return ""
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

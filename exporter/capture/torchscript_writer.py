@@ -1,7 +1,6 @@
 """A captured graph as the source of one TorchScript method.
 
-Sizes stay sizes of the inputs; devices, and the dtype of what is made afresh, follow the first input.
-"""
+Sizes remain sizes of the inputs; devices, and the dtype of new tensors, follow the first input."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from typing import Any
 import torch
 
 from exporter.archive.tensor_spec import TensorSpec
-from exporter.capture.forward_wrapper import method_source
-from exporter.capture.fx_tracing import Program, space_and_name
-from exporter.capture.operator_rewrites import REWRITES
-from exporter.capture.origin_tracking import line_of, of_node
+from exporter.capture.forward_wrapper import emit_method_source
+from exporter.capture.fx_tracing import FxProgram, split_operator_name
+from exporter.capture.operator_rewrites import OPERATOR_REWRITES
+from exporter.capture.origin_tracking import get_origin, get_user_line
 from exporter.common.errors import OperatorError
 
-# Operators of source libraries that become ones of torch's once the method is there.
-_REWRITTEN = frozenset(row.operator for row in REWRITES)
+# Operators of source libraries that are rewritten to torch's once the method is defined.
+_REWRITTEN = frozenset(row.operator for row in OPERATOR_REWRITES)
 _SYMBOLS: Mapping[Any, str] = {
     operator.add: "({} + {})",
     operator.sub: "({} - {})",
@@ -47,174 +46,181 @@ _SYMBOLS: Mapping[Any, str] = {
 }
 
 
-def torchscript(
-    program: Program,
+def emit_torchscript(
+    program: FxProgram,
     name: str,
     arguments: Sequence[str],
     places: Mapping[str, str],
     varying: Sequence[tuple[int, int]],
-    held: Sequence[str] = (),
+    extra_arguments: Sequence[str] = (),
 ) -> str:
-    """Source of a method. ``places`` gives an expression of ``self`` for each constant, and so do the last of
-    ``arguments`` for parameters; ``varying`` are those sizes (input, dimension) that differ from call to call. ``held``
-    are further arguments, which ``places`` speak of.
+    """Return source of a method that computes the program.
 
-    Raises ``OperatorError`` for what TorchScript has no operator for.
-    """
+    ``places`` maps each constant to an expression of ``self``, and so do the last of ``arguments`` for parameters;
+    ``varying`` are the sizes (input, dimension) that differ from call to call. ``extra_arguments`` are further ones,
+    which ``places`` may use. Raises ``OperatorError`` for operations that TorchScript has no operator for."""
     nodes = list(program.graph.graph.nodes)
-    given = [n for n in nodes if n.op == "placeholder"]
-    first = next((a for a, n in zip(arguments, given, strict=True) if _dtype_of(n).is_floating_point), arguments[0])
-    dtype = next((_dtype_of(n) for n in given if _dtype_of(n).is_floating_point), None)
-    writer = _Writer(first, dtype, dict(places), _symbols_of(given, varying))
-    writer.names.update({n.name: a for n, a in zip(given, arguments, strict=True)})
-    lines = [line for n in nodes if n.op not in ("placeholder", "output") for line in writer.lines(n)]
+    placeholders = [n for n in nodes if n.op == "placeholder"]
+    reference = next(
+        (a for a, n in zip(arguments, placeholders, strict=True) if _get_dtype(n).is_floating_point), arguments[0]
+    )
+    dtype = next((_get_dtype(n) for n in placeholders if _get_dtype(n).is_floating_point), None)
+    writer = _SourceWriter(reference, dtype, dict(places), _collect_symbols(placeholders, varying))
+    writer.names.update({n.name: a for n, a in zip(placeholders, arguments, strict=True)})
+    lines = [line for n in nodes if n.op not in ("placeholder", "output") for line in writer.write_node(n)]
     (output,) = (n for n in nodes if n.op == "output")
-    returned = [writer.text(v) for v in output.args[0]]
-    taken = [*arguments[: len(arguments) - len(program.parameters)], *held]
-    return method_source(name, taken, lines, returned)
+    results = [writer.format_value(v) for v in output.args[0]]
+    method_arguments = [*arguments[: len(arguments) - len(program.parameters)], *extra_arguments]
+    return emit_method_source(name, method_arguments, lines, results)
 
 
-def varying_sizes(specs: Sequence[TensorSpec], batched: bool) -> list[tuple[int, int]]:
-    """The sizes that differ from call to call: of the batch, or those that are open."""
+def find_varying_sizes(specs: Sequence[TensorSpec], batched: bool) -> list[tuple[int, int]]:
+    """Return the sizes that differ from call to call, as (input, dimension): the batch, or open sizes."""
     if batched:
         return [(i, 0) for i in range(len(specs))]
-    return [(i, at) for i, spec in enumerate(specs) for at, size in enumerate(spec.shape) if isinstance(size, str)]
+    return [(i, dim) for i, spec in enumerate(specs) for dim, size in enumerate(spec.shape) if isinstance(size, str)]
 
 
-def _symbols_of(given: Sequence[torch.fx.Node], varying: Sequence[tuple[int, int]]) -> frozenset[Any]:
-    """What the sizes that vary are made of; every other size is the contract's, and a number."""
-    sizes = [given[i].meta["val"].shape[at] for i, at in varying]
-    return frozenset().union(*(_symbols(s) for s in sizes if isinstance(s, torch.SymInt)))
+def _collect_symbols(placeholders: Sequence[torch.fx.Node], varying: Sequence[tuple[int, int]]) -> frozenset[Any]:
+    """Return the symbols in the sizes that vary; every other size is fixed by the contract, and a number."""
+    sizes = [placeholders[i].meta["val"].shape[dim] for i, dim in varying]
+    return frozenset().union(*(_get_symbols(s) for s in sizes if isinstance(s, torch.SymInt)))
 
 
-def _symbols(size: torch.SymInt) -> frozenset[Any]:
-    """As they were written: torch may have noted since that one stands for a number."""
+def _get_symbols(size: torch.SymInt) -> frozenset[Any]:
+    """Return the symbols of a size as it was written: torch may have replaced one by a number since."""
     return frozenset(size.node._expr.free_symbols)
 
 
-def _dtype_of(node: torch.fx.Node) -> torch.dtype:
+def _get_dtype(node: torch.fx.Node) -> torch.dtype:
     return node.meta["val"].dtype
 
 
-class _Writer:
-    """Names of values that are written already, and how arguments are spelt."""
+class _SourceWriter:
+    """A writer of statements that keeps the names of values written so far."""
 
     def __init__(self, first: str, dtype: torch.dtype | None, places: dict[str, str], batch: frozenset[Any]) -> None:
         self.names: dict[str, str] = {}
-        self._first = first
+        self._reference = first
         self._dtype = dtype
         self._places = places
         self._batch = batch
 
-    def lines(self, node: torch.fx.Node) -> list[str]:
-        made = f"tf_{node.name}"
+    def write_node(self, node: torch.fx.Node) -> list[str]:
+        """Return the lines that compute a node, each with its origin as a comment."""
+        name = f"tf_{node.name}"
         if node.op == "get_attr":
             self.names[node.name] = self._places[str(node.target)]
             return []
-        self.names[node.name] = made
-        origin = of_node(node)
-        return [f"{line}  # {origin.text()}" if origin else line for line in self._statements(node, made)]
+        self.names[node.name] = name
+        origin = get_origin(node)
+        return [f"{line}  # {origin.to_text()}" if origin else line for line in self._write_statements(node, name)]
 
-    def _statements(self, node: torch.fx.Node, made: str) -> list[str]:
+    def _write_statements(self, node: torch.fx.Node, result: str) -> list[str]:
         if node.target in _SYMBOLS:
-            return [f"{made} = {_SYMBOLS[node.target].format(*map(self.text, node.args))}"]
+            return [f"{result} = {_SYMBOLS[node.target].format(*map(self.format_value, node.args))}"]
         if node.target is operator.getitem:
-            return [f"{made} = {self.text(node.args[0])}[{self.text(node.args[1])}]"]
+            return [f"{result} = {self.format_value(node.args[0])}[{self.format_value(node.args[1])}]"]
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise _unknown(str(node.target), node)
-        space, name = space_and_name(node.target)
+            raise _unsupported_operator_error(str(node.target), node)
+        space, name = split_operator_name(node.target)
         if space == "profiler":
             return []
         if name.startswith("_foreach"):
-            raise _unknown(f"aten::{name}", node, "let the optimiser go parameter by parameter: foreach=False")
+            raise _unsupported_operator_error(
+                f"aten::{name}", node, "let the optimiser go parameter by parameter: foreach=False"
+            )
         if space != "aten" and f"{space}::{name}" not in _REWRITTEN:
-            raise _unknown(f"{space}::{name}", node)
-        args = [self.text(a) for a in node.args]
+            raise _unsupported_operator_error(f"{space}::{name}", node)
+        args = [self.format_value(a) for a in node.args]
         if name in ("detach", "alias"):
-            return [f"{made} = {args[0]}"]
+            return [f"{result} = {args[0]}"]
         if name == "lift_fresh_copy":
-            return [f"{made} = {args[0]}.clone()"]
+            return [f"{result} = {args[0]}.clone()"]
         if name in ("sym_size", "sym_stride"):
-            return [f"{made} = {args[0]}.{name.removeprefix('sym_')}({args[1]})"]
+            return [f"{result} = {args[0]}.{name.removeprefix('sym_')}({args[1]})"]
         if name == "_linalg_check_errors":
-            # The operator returns nothing, and TorchScript leaves out what nobody needs.
-            said = f"{node.args[1]}: a matrix is singular, or not positive-definite"
-            return [f"if bool(({args[0]} != 0).any()):", f'    raise ValueError("{said}")']
+            # The operator returns nothing, and TorchScript removes what is not used.
+            message = f"{node.args[1]}: a matrix is singular, or not positive-definite"
+            return [f"if bool(({args[0]} != 0).any()):", f'    raise ValueError("{message}")']
         if name == "sym_numel":
-            return [f"{made} = {args[0]}.numel()"]
+            return [f"{result} = {args[0]}.numel()"]
         if name.startswith(("_assert", "sym_constrain")):
             return []
         if name in ("view", "_unsafe_view"):
-            # Which of them torch took was a matter of the strides that it saw. One size may be open, and is ambiguous
-            # for an empty batch.
-            asked: Any = node.args[1]
-            sizes = [self._size(s, m) for s, m in zip(asked, node.meta["val"].shape, strict=True)]
-            return [f"{made} = {args[0]}.reshape([{', '.join(sizes)}])"]
+            # Which of them torch chose depended on the traced strides. One size may be -1, which is ambiguous for an
+            # empty batch.
+            shape: Any = node.args[1]
+            sizes = [self._format_size(s, m) for s, m in zip(shape, node.meta["val"].shape, strict=True)]
+            return [f"{result} = {args[0]}.reshape([{', '.join(sizes)}])"]
         schema = node.target._schema
         args = [
-            self._fitting(a, t, s, node.meta.get("val"))
+            self._convert_argument(a, t, s, node.meta.get("val"))
             for a, t, s in zip(node.args, args, schema.arguments, strict=False)
         ]
-        args += [f"{k}={self._option(k, v)}" for k, v in node.kwargs.items()]
-        return [f"{made} = torch.ops.{space}.{name}({', '.join(args)})"]
+        args += [f"{k}={self._format_option(k, v)}" for k, v in node.kwargs.items()]
+        return [f"{result} = torch.ops.{space}.{name}({', '.join(args)})"]
 
-    def _fitting(self, value: Any, text: str, argument: Any, made: Any) -> str:
-        """A number where the schema has a tensor, which TorchScript does not make of it; lists of optional tensors."""
-        kind = str(argument.type)
-        if kind == "Tensor" and isinstance(value, (int, float)) and argument.name == "self":
-            # As torch has it, a number has no say in the dtype.
-            dtype = made.dtype if isinstance(made, torch.Tensor) else self._dtype
-            return f"torch.scalar_tensor({text}, dtype={self.text(dtype)}, device={self._first}.device)"
-        if kind == "List[Optional[Tensor]]":
+    def _convert_argument(self, value: Any, text: str, argument: Any, result: Any) -> str:
+        """Make a tensor of a number where the schema has a tensor, and annotate lists of optional tensors."""
+        argument_type = str(argument.type)
+        if argument_type == "Tensor" and isinstance(value, (int, float)) and argument.name == "self":
+            # As in torch, a number does not influence the dtype.
+            dtype = result.dtype if isinstance(result, torch.Tensor) else self._dtype
+            return f"torch.scalar_tensor({text}, dtype={self.format_value(dtype)}, device={self._reference}.device)"
+        if argument_type == "List[Optional[Tensor]]":
             return f"torch.jit.annotate(List[Optional[Tensor]], {text})"
         return text
 
-    def _option(self, name: str, value: Any) -> str:
-        # Fresh tensors are made where the inputs are, and of their kind.
+    def _format_option(self, name: str, value: Any) -> str:
+        # New tensors get the device and dtype of the inputs.
         if name == "device" and value is not None:
-            return f"{self._first}.device"
+            return f"{self._reference}.device"
         if name == "dtype" and value is not None and value == self._dtype:
-            return f"{self._first}.dtype"
+            return f"{self._reference}.dtype"
         if name == "layout":
             return "None"
-        return self.text(value)
+        return self.format_value(value)
 
-    def _size(self, given: Any, made: Any) -> str:
-        if given != -1:
-            return self.text(given)
-        fixed = self._fixed(made)
-        return "-1" if fixed is None else str(fixed)
+    def _format_size(self, size: Any, traced_size: Any) -> str:
+        if size != -1:
+            return self.format_value(size)
+        fixed_size = self._get_fixed_size(traced_size)
+        return "-1" if fixed_size is None else str(fixed_size)
 
-    def _fixed(self, size: Any) -> int | None:
-        """The number that a size is, unless it depends on the batch."""
+    def _get_fixed_size(self, size: Any) -> int | None:
+        """Return a size as a number, or None if it depends on the batch."""
         if not isinstance(size, torch.SymInt):
             return size if isinstance(size, int) else None
-        return None if _symbols(size) & self._batch else size.node.hint
+        return None if _get_symbols(size) & self._batch else size.node.hint
 
-    def text(self, value: Any) -> str:
+    def format_value(self, value: Any) -> str:
+        """Return the source text of a value."""
         if isinstance(value, torch.fx.Node):
-            fixed = self._fixed(value.meta.get("val"))
-            return self.names[value.name] if fixed is None else str(fixed)
+            fixed_size = self._get_fixed_size(value.meta.get("val"))
+            return self.names[value.name] if fixed_size is None else str(fixed_size)
         if isinstance(value, (list, tuple)):
-            return f"[{', '.join(map(self.text, value))}]"
+            return f"[{', '.join(map(self.format_value, value))}]"
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
         if isinstance(value, complex):
             return f"complex({value.real!r}, {value.imag!r})"
         if isinstance(value, torch.device):
-            return f"{self._first}.device"
+            return f"{self._reference}.device"
         if isinstance(value, torch.dtype):
-            return f"{self._first}.dtype" if value == self._dtype else str(value)
+            return f"{self._reference}.dtype" if value == self._dtype else str(value)
         if isinstance(value, torch.layout):
             return "None"
         return str(value) if isinstance(value, torch.memory_format) else repr(value)
 
 
-def _unknown(name: str, node: torch.fx.Node, mend: str = "write it with torch's own operators") -> OperatorError:
+def _unsupported_operator_error(
+    name: str, node: torch.fx.Node, mend: str = "write it with torch's own operators"
+) -> OperatorError:
     return OperatorError(
         f"the backward pass calls {name}, which TorchScript does not have",
         check="operators",
-        where=line_of(node),
+        where=get_user_line(node),
         got=name,
         expected="aten:: operators only",
         mend=mend,

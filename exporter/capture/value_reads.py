@@ -1,9 +1,8 @@
-"""Tensor values and sizes that Python reads: where a trace would freeze them.
+"""Recording of tensor values and sizes that Python reads: a trace would freeze them.
 
-``bool()``, ``int()``, ``item()`` and their kin hand a value to Python, and a trace keeps the value instead of the
-computation. While tracing, sizes are traced tensors too, so that both kinds of read are seen, with file and line,
-with the traced value that was read, and, where asked for, with another value handed to Python in its place.
-"""
+``bool()``, ``int()``, ``item()`` and similar methods hand a value to Python, and a trace keeps the value instead of the
+computation. While tracing, sizes are traced tensors too, so that both sorts of read are recorded, with file and line,
+with the traced value that was read, and, on request, with another value handed to Python in its place."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ import torch
 from torch.jit._trace import TracerWarning
 from torch.overrides import TorchFunctionMode
 
-from exporter.common.torch_hooks import tracing_paused
-from exporter.common.user_code import user_line
+from exporter.common.torch_hooks import pause_tracing
+from exporter.common.user_code import user_source_location
 
 _T = torch.Tensor
-# Methods by which Python gets a value. They are replaced while a recorder is active, because a torch function mode
-# does not see what torch's own Python code does inside a function that the mode was told of.
+# Methods by which Python gets a value. They are patched while a recorder is active, because a torch function mode
+# does not see what torch's own Python code does inside a function that the mode has intercepted.
 _DATA_METHODS = {
     "__bool__": "bool()",
     "__int__": "int()",
@@ -48,17 +47,26 @@ _DATA_FUNCTIONS = {
     torch.is_nonzero: "torch.is_nonzero",
     _T.is_nonzero: ".is_nonzero()",
 }
-# Functions that return as many tensors as a size says.
-_PIECES = {torch.unbind, _T.unbind, torch.split, _T.split, torch.chunk, _T.chunk, torch.tensor_split, _T.tensor_split}
-_CONSTANTS = {torch.tensor, torch.as_tensor, torch.asarray}
+# Functions whose number of returned tensors depends on a size.
+_SPLIT_FUNCTIONS = {
+    torch.unbind,
+    _T.unbind,
+    torch.split,
+    _T.split,
+    torch.chunk,
+    _T.chunk,
+    torch.tensor_split,
+    _T.tensor_split,
+}
+_CONSTANT_FACTORIES = {torch.tensor, torch.as_tensor, torch.asarray}
 
-# What a recorder hands to Python instead of the value that was read.
+# Computes the value that a recorder hands to Python instead of the value that was read.
 Change = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Read:
-    """``size``: what was read is a number of pieces, a dimension of the tensor and not its data."""
+class ValueRead:
+    """A value that Python read; with ``size`` it is a number of pieces, a dimension of the tensor and not its data."""
 
     kind: str
     where: str
@@ -66,83 +74,83 @@ class Read:
     size: bool = False
 
 
-class ReadRecorder:
-    """A context manager; ``reads`` are in the order in which they happened, ``values`` the tensors of each.
+class ValueReadRecorder:
+    """A context manager that records reads in order (``reads``) and the tensors of each (``values``).
 
-    ``changes``: by the position of a read, what Python is given instead.
-    """
+    ``changes`` maps the index of a read to a function of its value; Python gets the result instead."""
 
     def __init__(self, changes: Mapping[int, Change] | None = None) -> None:
-        self.reads: list[Read] = []
+        self.reads: list[ValueRead] = []
         self.values: list[tuple[torch.Tensor, ...]] = []
         self._changes = changes or {}
         self._exit = contextlib.ExitStack()
-        self._inside = False
+        self._is_reading = False
 
-    def __enter__(self) -> ReadRecorder:
-        for name, kind in _DATA_METHODS.items():
-            self._exit.enter_context(_replaced(name, self._recording(getattr(_T, name), kind, size=False)))
-        for name, kind in _SIZE_METHODS.items():
-            self._exit.enter_context(_replaced(name, self._recording(getattr(_T, name), kind, size=True)))
+    def __enter__(self) -> ValueReadRecorder:
+        for name, label in _DATA_METHODS.items():
+            self._exit.enter_context(_patch_method(name, self._make_recorder(getattr(_T, name), label, size=False)))
+        for name, label in _SIZE_METHODS.items():
+            self._exit.enter_context(_patch_method(name, self._make_recorder(getattr(_T, name), label, size=True)))
         self._exit.enter_context(fresh_constants())
-        self._exit.enter_context(_Functions(self))
+        self._exit.enter_context(_FunctionReadMode(self))
         return self
 
     def __exit__(self, *error: object) -> None:
         self._exit.close()
 
     @property
-    def inside(self) -> bool:
-        """Whether a read is under way, of which torch's own calls are part."""
-        return self._inside
+    def is_reading(self) -> bool:
+        """Return whether a read is under way, which torch's own calls are part of."""
+        return self._is_reading
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        self._inside = True
+    def mark_reading(self) -> Iterator[None]:
+        """Mark a read as under way, and silence the tracer's warnings."""
+        self._is_reading = True
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", TracerWarning)
                 yield
         finally:
-            self._inside = False
+            self._is_reading = False
 
-    def note(self, kind: str, value: Any, tensors: Iterable[torch.Tensor], *, size: bool = False) -> Any:
-        """Record a read; what Python is to be given."""
-        at = len(self.reads)
+    def note(self, label: str, value: Any, tensors: Iterable[torch.Tensor], *, size: bool = False) -> Any:
+        """Record a read; return the value to hand to Python."""
+        index = len(self.reads)
         tracing = torch._C._get_tracing_state()
-        shown = value if isinstance(value, (bool, int, float, complex)) else ""
-        self.reads.append(Read(kind, user_line(), str(shown), size))
-        with self.reading():
-            # An alias has a place in the graph of its own, which is kept by being returned.
+        scalar = value if isinstance(value, (bool, int, float, complex)) else ""
+        self.reads.append(ValueRead(label, user_source_location(), str(scalar), size))
+        with self.mark_reading():
+            # An alias has its own node in the graph, which returning it keeps alive.
             self.values.append(tuple(torch.ops.aten.alias(t) for t in tensors) if tracing else ())
-            return self._changes[at](value) if at in self._changes else value
+            return self._changes[index](value) if index in self._changes else value
 
-    def _recording(self, original: Callable[..., Any], kind: str, *, size: bool) -> Callable[..., Any]:
+    def _make_recorder(self, original: Callable[..., Any], label: str, *, size: bool) -> Callable[..., Any]:
         def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            # torch hands a method on to the function mode, which comes back here
-            if self._inside:
+            # torch passes a method on to the function mode, which calls this function again
+            if self._is_reading:
                 return original(tensor, *args, **kwargs)
             tracing = torch._C._get_tracing_state()
-            with self.reading():
+            with self.mark_reading():
                 value = original(tensor, *args, **kwargs)
             if size and not tracing:
                 return value
             if not size:
-                return self.note(kind, value, (tensor,))
-            pieces = list(value) if kind == "iteration" else value
-            with tracing_paused(tracing):
+                return self.note(label, value, (tensor,))
+            pieces = list(value) if label == "iteration" else value
+            with pause_tracing(tracing):
                 count = tensor.shape[0]
-            given = self.note(kind, count, (tensor,), size=True)
-            if kind == "iteration":
+            replacement = self.note(label, count, (tensor,), size=True)
+            if label == "iteration":
                 assert isinstance(pieces, list)
-                return iter(pieces[: max(given, 0)])
-            return given
+                return iter(pieces[: max(replacement, 0)])
+            return replacement
 
         return method
 
 
-class _Functions(TorchFunctionMode):
-    def __init__(self, recorder: ReadRecorder) -> None:
+class _FunctionReadMode(TorchFunctionMode):
+    def __init__(self, recorder: ValueReadRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 
@@ -155,31 +163,31 @@ class _Functions(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         recorder = self._recorder
-        if recorder.inside:
+        if recorder.is_reading:
             return func(*args, **kwargs)
         tracing = torch._C._get_tracing_state()
-        if func in _CONSTANTS:
-            tensors = list(_tensors((args, kwargs)))
+        if func in _CONSTANT_FACTORIES:
+            tensors = list(_iterate_tensors((args, kwargs)))
             if tracing and tensors:
-                # Constants to a trace, and built of values that torch reads behind Python's back.
-                with recorder.reading():
+                # They are constants to a trace, built from values that torch reads without a Python call.
+                with recorder.mark_reading():
                     value = func(*args, **kwargs)
                     if is_traced(value):
                         return value
                 return recorder.note(f"torch.{func.__name__}", value, tensors)
         if func in _DATA_FUNCTIONS:
-            with recorder.reading():
+            with recorder.mark_reading():
                 value = func(*args, **kwargs)
-            return recorder.note(_DATA_FUNCTIONS[func], value, _tensors((args, kwargs)))
+            return recorder.note(_DATA_FUNCTIONS[func], value, _iterate_tensors((args, kwargs)))
         value = func(*args, **kwargs)
-        if tracing and func in _PIECES:
-            given = recorder.note(f"{func.__name__}()", len(value), _tensors((args, kwargs)), size=True)
-            return value[: max(given, 0)] if given < len(value) else value
+        if tracing and func in _SPLIT_FUNCTIONS:
+            replacement = recorder.note(f"{func.__name__}()", len(value), _iterate_tensors((args, kwargs)), size=True)
+            return value[: max(replacement, 0)] if replacement < len(value) else value
         return value
 
 
 def is_traced(tensor: torch.Tensor) -> bool:
-    """Whether the tracer knows where a tensor came from; others are constants to it."""
+    """Return whether the tracer knows where a tensor came from; other tensors are constants to it."""
     try:
         value = torch._C._get_value_trace(tensor)  # pyright: ignore[reportAttributeAccessIssue]
         return value.node().kind() != "prim::Constant"
@@ -188,40 +196,39 @@ def is_traced(tensor: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _replaced(name: str, method: Callable[..., Any]) -> Iterator[None]:
-    own = _T.__dict__.get(name)
+def _patch_method(name: str, method: Callable[..., Any]) -> Iterator[None]:
+    previous = _T.__dict__.get(name)
     setattr(_T, name, method)
     try:
         yield
     finally:
-        if own is None:
+        if previous is None:
             delattr(_T, name)
         else:
-            setattr(_T, name, own)
+            setattr(_T, name, previous)
 
 
 @contextlib.contextmanager
 def fresh_constants() -> Iterator[None]:
-    """Constants of plain numbers and arrays are made with tracing paused, and handed out as copies.
+    """Make constants of plain numbers and arrays with tracing paused, and hand them out as copies.
 
-    A trace keeps the tensor that was made, and not what it held then: written in place, it would be found changed.
-    Function modes are not told of ``torch.from_numpy``.
-    """
+    A trace keeps the tensor itself and not its value at that time: written in place, the constant would change.
+    Function modes do not see ``torch.from_numpy``."""
     with contextlib.ExitStack() as stack:
         for name in ("tensor", "as_tensor", "asarray", "from_numpy"):
-            stack.enter_context(_replaced_function(name))
+            stack.enter_context(_patch_constant_factory(name))
         yield
 
 
 @contextlib.contextmanager
-def _replaced_function(name: str) -> Iterator[None]:
+def _patch_constant_factory(name: str) -> Iterator[None]:
     original = getattr(torch, name)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         tracing = torch._C._get_tracing_state()
-        if not tracing or any(True for _ in _tensors((args, kwargs))):
+        if not tracing or any(True for _ in _iterate_tensors((args, kwargs))):
             return original(*args, **kwargs)
-        with tracing_paused(tracing):
+        with pause_tracing(tracing):
             value = original(*args, **kwargs)
         return value.clone()
 
@@ -232,12 +239,12 @@ def _replaced_function(name: str) -> Iterator[None]:
         setattr(torch, name, original)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _iterate_tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for part in value.values():
-            yield from _tensors(part)
+            yield from _iterate_tensors(part)
     elif isinstance(value, (list, tuple)):
         for part in value:
-            yield from _tensors(part)
+            yield from _iterate_tensors(part)

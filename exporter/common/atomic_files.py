@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writes: files that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -13,99 +13,100 @@ from exporter.common.errors import OutputError
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path beside ``path`` to write to; it takes the place of ``path`` only if the block ends well."""
-    refuse_place(path)
-    # What a link points to is replaced, not the link.
+def atomic_write_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; its file replaces ``path`` only if the block ends without an error."""
+    check_output_path(path)
+    # The target of a link is replaced, not the link.
     path = path.resolve()
     folder = path.parent
-    made = [p for p in (folder, *folder.parents) if not p.exists()]
+    new_folders = [p for p in (folder, *folder.parents) if not p.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise unwritable(path, error) from None
-    # Named before it is there: an interrupt may come at once.
-    beside = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"
+        raise make_write_error(path, error) from None
+    # Named before it exists: an interrupt may come at once.
+    temporary = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
         try:
-            os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         except OSError as error:
-            raise unwritable(path, error) from None
-        yield beside
+            raise make_write_error(path, error) from None
+        yield temporary
         try:
-            with beside.open("rb") as file:
+            with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            # Others were kept out; the archive gets what any new file would.
+            # Until now others had no access; the archive gets the permissions of any new file.
             umask = os.umask(0)
             os.umask(umask)
-            beside.chmod(0o666 & ~umask)
-            beside.replace(path)
+            temporary.chmod(0o666 & ~umask)
+            temporary.replace(path)
         except OSError as error:
-            raise unwritable(path, error) from None
+            raise make_write_error(path, error) from None
     finally:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         if not path.exists():
-            for empty in made:
+            for new_folder in new_folders:
                 with contextlib.suppress(OSError):
-                    empty.rmdir()
+                    new_folder.rmdir()
 
 
 @contextlib.contextmanager
-def replacing_files(folder: Path, last: str, old: Callable[[], Collection[str]]) -> Iterator[Path]:
-    """A new folder within ``folder``; what is written there is moved into it only if the block ends well, the file
-    ``last`` at the end, in the place of the files ``old``. Nothing else in the folder is touched."""
-    made = [p for p in (folder, *folder.parents) if not p.exists()]
-    beside = folder / f".{secrets.token_hex(4)}.tmp"
+def atomic_write_folder(folder: Path, last: str, old: Callable[[], Collection[str]]) -> Iterator[Path]:
+    """Yield a new folder within ``folder``; its files move into ``folder`` only if the block ends without an error,
+    the file ``last`` at the end, replacing the files ``old``. Other files in the folder are not touched."""
+    new_folders = [p for p in (folder, *folder.parents) if not p.exists()]
+    temporary = folder / f".{secrets.token_hex(4)}.tmp"
     try:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            beside.mkdir()
+            temporary.mkdir()
         except OSError as error:
-            raise unwritable(folder, error) from None
-        yield beside
+            raise make_write_error(folder, error) from None
+        yield temporary
         try:
-            before = set(old())
-            new = sorted(beside.iterdir(), key=lambda file: file.name == last)
-            for file in new:
+            old_names = set(old())
+            new_files = sorted(temporary.iterdir(), key=lambda file: file.name == last)
+            for file in new_files:
                 file.replace(folder / file.name)
-            for name in before - {file.name for file in new}:
+            for name in old_names - {file.name for file in new_files}:
                 (folder / name).unlink(missing_ok=True)
         except OSError as error:
-            raise unwritable(folder, error) from None
+            raise make_write_error(folder, error) from None
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
-        for empty in made:
+        shutil.rmtree(temporary, ignore_errors=True)
+        for new_folder in new_folders:
             with contextlib.suppress(OSError):
-                empty.rmdir()
+                new_folder.rmdir()
 
 
-def written(path: Path, data: bytes) -> None:
-    """The whole file or none. Raises ``OutputError`` where it cannot be written, or where something else stands."""
-    with replacing(path) as beside:
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write the whole file or nothing. Raises ``OutputError`` if that fails, or if ``path`` is not a regular file."""
+    with atomic_write_path(path) as temporary:
         try:
-            beside.write_bytes(data)
+            temporary.write_bytes(data)
         except OSError as error:
-            raise unwritable(path, error) from None
+            raise make_write_error(path, error) from None
 
 
-def refuse_place(path: Path) -> None:
-    """Raises ``OutputError`` where something stands at ``path`` that is no file."""
+def check_output_path(path: Path) -> None:
+    """Raise ``OutputError`` if ``path`` exists and is not a regular file."""
     if path.exists() and not path.is_file():
         suffix = path.suffix or ".pt"
         raise OutputError(
-            f"the output is {'a folder' if path.is_dir() else 'no regular file'}",
+            f"the output is {'a folder' if path.is_dir() else 'not a regular file'}",
             where=str(path),
-            expected="the name of a file, new or to be replaced",
+            expected="the name of a new file, or of a file to replace",
             mend=f"write {path / 'NAME'}{suffix}" if path.is_dir() else "name another output with -o",
         )
 
 
-def unwritable(path: Path, error: OSError) -> OutputError:
+def make_write_error(path: Path, error: OSError) -> OutputError:
+    """Make the ``OutputError`` for a file that cannot be written."""
     return OutputError(
         "the file cannot be written",
         where=str(path),
         got=error.strerror or str(error),
-        expected="a folder that can be written, on a disk with room",
-        mend="name another output with -o, or free the disk",
+        expected="a writable folder, on a disk with free space",
+        mend="name another output with -o, or free disk space",
     )

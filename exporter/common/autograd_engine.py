@@ -1,4 +1,4 @@
-"""torch's engine as Python reaches it: every way to a backward pass goes through one function, under two names."""
+"""Access to torch's autograd engine: all backward passes go through one function, under two names."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Entry = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def engine_entered_by(stand_in: Callable[[Entry], Entry]) -> Iterator[None]:
-    """While this lasts, ``stand_in`` of the engine's own entry is called in its place."""
-    before = [(place, getattr(place, ENTRY)) for place in (graph, torch.autograd)]
-    for place, original in before:
-        setattr(place, ENTRY, stand_in(original))
+def patch_autograd_engine(stand_in: Callable[[Entry], Entry]) -> Iterator[None]:
+    """Call ``stand_in`` of the engine's own entry in place of that entry while the context lasts."""
+    originals = [(module, getattr(module, ENTRY)) for module in (graph, torch.autograd)]
+    for module, original in originals:
+        setattr(module, ENTRY, stand_in(original))
     try:
         yield
     finally:
-        for place, original in before:
-            setattr(place, ENTRY, original)
+        for module, original in originals:
+            setattr(module, ENTRY, original)

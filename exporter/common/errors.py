@@ -1,24 +1,23 @@
-"""What can go wrong, drawn once.
+"""The tree of exceptions.
 
     TorchferryError              exit code
       UsageError                 2  wrong arguments, names or files
-        SourceError              2  the model cannot be loaded from what was named
-        OutputError              2  the archive cannot be written where it was asked for
+        SourceError              2  the model cannot be loaded from the given source
+        OutputError              2  the archive cannot be written to the requested place
       CaptureError               3  the model cannot be captured soundly
         WarmupError              3  eager mode itself is not finite, pure or repeatable
-        OperatorError            3  an operator that exists only where the source library is
-        UnsupportedError         3  the model needs something that is not built yet
-      UnsoundError             3  the soundness gate found that a capture would lose meaning
-      ArchiveError               4  the file is damaged or its contract is broken
+        OperatorError            3  an operator that exists only with the source library
+        UnsupportedError         3  the model needs a feature that does not exist yet
+      UnsoundError               3  the soundness gate found that a capture would lose meaning
+      ArchiveError               4  the file is damaged or its contract is invalid
         ForeignError             4  a TorchScript file that torchferry did not write
-        SchemaError              4  the file is of a schema that this version does not read
+        SchemaError              4  the file has a schema that this version does not read
         RunError                 4  the archive does not load or ends its process
       MismatchError              5  numbers differ
-      MissingRuntimeError        6  a runtime that was asked for is not there
+      MissingRuntimeError        6  a requested runtime is not available
 
 Every message says what, where, got, expected, and how to mend it. Any other exception that reaches the
-command line is a bug of ours: exit code 1, traceback kept.
-"""
+command line is a bug of ours: exit code 1, traceback kept."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ INTERRUPTED = 130
 
 
 class TorchferryError(Exception):
-    """An error with its parts kept apart, so that a terminal and ``--json`` can both show them."""
+    """An error that keeps its parts separate, so that a terminal and ``--json`` can both show them."""
 
     exit_code = 1
 
@@ -53,52 +52,59 @@ class TorchferryError(Exception):
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Keyword arguments are not what pickle expects of an exception.
-        return _rebuilt, (type(self), self.what, self.details)
+        # By default pickle rebuilds an exception without keyword arguments.
+        return _rebuild, (type(self), self.what, self.details)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the parts for ``--json``."""
         return {"error": type(self).__name__, "exit_code": self.exit_code, "what": self.what, **self.details}
 
 
-def _rebuilt(kind: type[TorchferryError], what: str, details: dict[str, str]) -> TorchferryError:
-    return kind(what, **details)
+def _rebuild(error_type: type[TorchferryError], what: str, details: dict[str, str]) -> TorchferryError:
+    return error_type(what, **details)
 
 
 class UsageError(TorchferryError):
+    """Wrong arguments, names or files."""
+
     exit_code = 2
 
 
 class SourceError(UsageError):
-    pass
+    """The model cannot be loaded from the given source."""
 
 
 class OutputError(UsageError):
-    pass
+    """The archive cannot be written to the requested place."""
 
 
 class CaptureError(TorchferryError):
+    """The model cannot be captured soundly."""
+
     exit_code = 3
 
 
 class WarmupError(CaptureError):
-    pass
+    """Eager mode itself is not finite, pure or repeatable."""
 
 
 class OperatorError(CaptureError):
-    pass
+    """The model uses an operator that exists only with the source library."""
 
 
 class UnsupportedError(CaptureError):
-    pass
+    """The model needs a feature that does not exist yet."""
 
 
 class UnsoundError(CaptureError):
-    """``findings`` are all that the gate found, the unsound ones first."""
+    """The soundness gate failed. ``findings`` are all findings of the gate, the unsound ones first."""
 
     findings: tuple[Any, ...] = ()
 
 
 class ArchiveError(TorchferryError):
+    """The file is damaged or its contract is invalid."""
+
     exit_code = 4
 
 
@@ -107,38 +113,40 @@ class ForeignError(ArchiveError):
 
 
 class SchemaError(ArchiveError):
-    pass
+    """The file has a schema that this version does not read."""
 
 
 class RunError(ArchiveError):
-    pass
+    """The archive does not load or ends its process."""
 
 
 class MismatchError(TorchferryError):
-    """``report`` is the whole of what verification found."""
+    """Numbers differ. ``report`` is the whole report of the verification."""
 
     exit_code = 5
     report: Any = None
 
 
 class MissingRuntimeError(TorchferryError):
+    """A requested runtime is not available."""
+
     exit_code = 6
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """``name`` against the names there are, nearest first, for the ``expected`` of a message."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    rest = [n for n in names if n not in close]
-    shown = close + rest[: max(0, 12 - len(close))]
-    more = len(names) - len(shown)
-    listing = ", ".join(repr(n) for n in shown) + (f" and {more} more" if more > 0 else "")
+def suggest_names(name: str, candidates: Iterable[str]) -> str:
+    """Compare ``name`` with the valid names, nearest first, for the ``expected`` of a message."""
+    names = list(candidates)
+    matches = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    others = [n for n in names if n not in matches]
+    shown = matches + others[: max(0, 12 - len(matches))]
+    hidden_count = len(names) - len(shown)
+    listing = ", ".join(repr(n) for n in shown) + (f" and {hidden_count} more" if hidden_count > 0 else "")
     if not names:
         return "nothing: there are none"
-    return f"did you mean {close[0]!r}? There are: {listing}" if close else f"one of {listing}"
+    return f"did you mean {matches[0]!r}? There are: {listing}" if matches else f"one of {listing}"
 
 
-def first_line(error: BaseException) -> str:
-    """The exception's type and the first line of its text, for messages that quote another library."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+def summarize_error(error: BaseException) -> str:
+    """Return the exception's type and the first line of its text, for messages that quote another library."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""A function in a forked process: nothing that it does to this one is left behind, not even its end."""
+"""Function calls in a forked process: no side effect on this process remains, not even a crash."""
 
 from __future__ import annotations
 
@@ -16,82 +16,82 @@ from typing import Any
 
 import torch
 
-from exporter.common.errors import TorchferryError, first_line
+from exporter.common.errors import TorchferryError, summarize_error
 
-SECONDS = 300.0
-
-
-class NotRun(Exception):
-    """A run that did not come to its end: too long, or ended by a signal."""
+DEFAULT_SECONDS = 300.0
 
 
-def isolated(function: Callable[..., Any], *args: Any, seconds: float = SECONDS) -> Any:
-    """``function(*args)`` in a forked process; its result, or the ``TorchferryError`` that it raised.
+class ForkFailedError(Exception):
+    """A call that did not finish: it took too long, or a signal ended its process."""
 
-    Raises ``NotRun`` where the process ends without an answer. What the model prints there is dropped.
-    """
-    ours, theirs = multiprocessing.connection.Pipe()
+
+def run_in_fork(function: Callable[..., Any], *args: Any, seconds: float = DEFAULT_SECONDS) -> Any:
+    """Return the result of ``function(*args)`` in a forked process, or raise the ``TorchferryError`` that it raised.
+
+    Raises ``ForkFailedError`` if the process ends without an answer. Output that the model prints there is dropped."""
+    parent_end, child_end = multiprocessing.connection.Pipe()
     pid = fork()
     if pid == 0:
-        ours.close()
-        _answer(theirs, function, args)
-    theirs.close()
+        parent_end.close()
+        _send_answer(child_end, function, args)
+    child_end.close()
     try:
-        if not ours.poll(seconds):
-            raise NotRun(f"no end within {seconds:g} s")
+        if not parent_end.poll(seconds):
+            raise ForkFailedError(f"no end within {seconds:g} s")
         try:
-            kind, value = pickle.loads(ours.recv_bytes())
+            status, value = pickle.loads(parent_end.recv_bytes())
         except EOFError:
-            raise NotRun("its process was ended") from None
+            raise ForkFailedError("its process was killed") from None
     finally:
-        ours.close()
+        parent_end.close()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    if kind == "raised":
+    if status == "raised":
         raise value
-    if kind == "failed":
-        raise NotRun(value)
+    if status == "failed":
+        raise ForkFailedError(value)
     return value
 
 
 @contextlib.contextmanager
-def no_longer_than(seconds: float) -> Iterator[None]:
-    """Raises ``TimeoutError`` inside; no limit where ``seconds`` is 0. For processes of our own: it takes the alarm."""
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise ``TimeoutError`` in the block after ``seconds``, if not 0. For our own processes: it uses the alarm."""
 
-    def over(number: int, frame: Any) -> None:
+    def raise_timeout(number: int, frame: Any) -> None:
         raise TimeoutError(f"no end within {seconds:.1f} s")
 
-    before = signal.signal(signal.SIGALRM, over) if seconds else None
+    old_handler = signal.signal(signal.SIGALRM, raise_timeout) if seconds else None
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         if seconds:
-            signal.signal(signal.SIGALRM, before)
+            signal.signal(signal.SIGALRM, old_handler)
 
 
 def fork() -> int:
-    # What an interrupt raises while Python's own hooks run after a fork is lost.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Fork this process with SIGINT and SIGTERM blocked; return what ``os.fork`` does."""
+    # An exception that an interrupt raises while Python's own hooks run after a fork is lost.
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         with warnings.catch_warnings():
             # Python 3.12 warns where other threads run; the child uses none of their locks.
             warnings.simplefilter("ignore", DeprecationWarning)
             return os.fork()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
-def quiet() -> None:
-    """In the child: nothing of the model's own output, no signal handler of the host's."""
-    # A collection would write to every object's header, and so copy every page of the parent's.
+def silence_child() -> None:
+    """Silence the child process: no output of the model, no signal handlers of the host."""
+    # A garbage collection writes to every object's header, and so copies every page of the parent.
     gc.disable()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     if sys.platform == "linux":
-        # PR_SET_PDEATHSIG: a process whose parent is gone works for nobody.
+        # PR_SET_PDEATHSIG: a child without its parent must end.
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
@@ -101,17 +101,17 @@ def quiet() -> None:
     torch.set_num_threads(1)
 
 
-def _answer(pipe: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _send_answer(pipe: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
-        quiet()
+        silence_child()
         try:
             answer = pickle.dumps(("value", function(*args)))
-        except NotRun as error:
+        except ForkFailedError as error:
             answer = pickle.dumps(("failed", str(error)))
         except TorchferryError as error:
             answer = pickle.dumps(("raised", error))
         except BaseException as error:
-            answer = pickle.dumps(("failed", first_line(error)))
+            answer = pickle.dumps(("failed", summarize_error(error)))
         pipe.send_bytes(answer)
     finally:
         os._exit(0)

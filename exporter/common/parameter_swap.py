@@ -1,4 +1,4 @@
-"""Parameters of a module, put in place of others for as long as a call lasts."""
+"""Temporary replacement of a module's parameters."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from torch import nn
 
 
 @contextlib.contextmanager
-def moved(module: nn.Module, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """While this lasts, the parameters of these names are ``values``, wherever the module holds them.
+def swap_parameters(module: nn.Module, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Replace the parameters of these names by ``values`` while the context lasts, wherever the module holds them.
 
     Every place is changed once: ``torch.func.functional_call`` does it twice to a submodule that is registered under
-    two names, and then puts back what it had put there itself.
-    """
-    named = dict(module.named_parameters())
-    own = {id(named[name]): value for name, value in values.items()}
-    places = [(m, name, held) for m in module.modules() for name, held in m._parameters.items() if id(held) in own]
-    for holder, name, held in places:
-        holder._parameters[name] = own[id(held)]  # pyright: ignore[reportArgumentType]
+    two names, and then restores the value that it had set there itself."""
+    parameters = dict(module.named_parameters())
+    replacements = {id(parameters[name]): value for name, value in values.items()}
+    places = [
+        (submodule, name, parameter)
+        for submodule in module.modules()
+        for name, parameter in submodule._parameters.items()
+        if id(parameter) in replacements
+    ]
+    for holder, name, parameter in places:
+        holder._parameters[name] = replacements[id(parameter)]  # pyright: ignore[reportArgumentType]
     try:
         yield
     finally:
-        for holder, name, held in places:
-            holder._parameters[name] = held
+        for holder, name, parameter in places:
+            holder._parameters[name] = parameter

@@ -1,4 +1,4 @@
-"""Places in source files, without the folders of this machine."""
+"""Source locations without the folders of this machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import functools
 import re
 from pathlib import Path
 
-# What a module is called whose file has the name of another module: this, eight digits, and the file's name.
+# Prefix for a module whose file has the name of another module; eight hex digits and the file's name follow.
 STAND_IN = "torchferry_source_"
 _STAND_IN = re.compile(rf"\b{STAND_IN}[0-9a-f]{{8}}_")
-_PLACE = re.compile(r"(/[^\s:()]+\.py)\b")
+_SOURCE_PATH = re.compile(r"(/[^\s:()]+\.py)\b")
 
 
 @functools.lru_cache(maxsize=4096)
-def importable(path: str) -> str:
-    """The file as its package names it: ``neml2/types/scalar.py``; a file outside of packages by its name alone."""
+def importable_path(path: str) -> str:
+    """Return the file as its package names it: ``neml2/types/scalar.py``; outside of packages, the file name alone."""
     file = Path(path)
     if not file.is_absolute():
         return path
@@ -24,11 +24,11 @@ def importable(path: str) -> str:
     return "/".join(file.parts[first:])
 
 
-def without_folders(text: str) -> str:
-    """A text in which absolute paths of Python files are as ``importable`` has them."""
-    return _PLACE.sub(lambda match: importable(match[1]), text)
+def strip_local_paths(text: str) -> str:
+    """Replace absolute paths of Python files in a text by those of ``importable_path``."""
+    return _SOURCE_PATH.sub(lambda match: importable_path(match[1]), text)
 
 
-def without_stand_in(name: str) -> str:
-    """The name as it is where the file is alone of its name: what a process has loaded before is no part of a model."""
+def strip_stand_in(name: str) -> str:
+    """Strip the stand-in prefix from a name: modules loaded earlier in the process are no part of a model."""
     return _STAND_IN.sub("", name)

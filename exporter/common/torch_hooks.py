@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-# torch.jit's own deprecation texts (DeprecationWarning up to torch 2.13, FutureWarning from 2.14).
+# Deprecation messages of torch.jit (DeprecationWarning up to torch 2.13, FutureWarning from 2.14).
 DEPRECATIONS = r"`torch\.jit\.\w+` is (deprecated|not supported in Python 3\.14)"
 
 
 @contextlib.contextmanager
-def quiet_deprecations() -> Iterator[None]:
+def ignore_deprecations() -> Iterator[None]:
+    """Ignore the deprecation warnings of torch.jit."""
     with warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.filterwarnings("ignore", DEPRECATIONS, category)
@@ -23,7 +24,8 @@ def quiet_deprecations() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tracing_paused(state: Any) -> Iterator[None]:
+def pause_tracing(state: Any) -> Iterator[None]:
+    """Pause tracing, and restore ``state`` on exit."""
     # The stubs of torch._C do not know this function.
     set_tracing_state = getattr(torch._C, "_set_tracing_state")  # noqa: B009
     set_tracing_state(None)
@@ -34,16 +36,16 @@ def tracing_paused(state: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def called_instead(others: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """While this lasts, each module's ``forward`` is another; wherever the module is held."""
-    before = {module: module.__dict__.get("forward") for module in others}
-    for module, other in others.items():
-        module.__dict__["forward"] = other
+def patch_forward(replacements: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Replace the ``forward`` of each module inside the context, wherever the module is referenced."""
+    originals = {module: module.__dict__.get("forward") for module in replacements}
+    for module, replacement in replacements.items():
+        module.__dict__["forward"] = replacement
     try:
         yield
     finally:
-        for module, own in before.items():
-            if own is None:
+        for module, original in originals.items():
+            if original is None:
                 del module.__dict__["forward"]
             else:
-                module.__dict__["forward"] = own
+                module.__dict__["forward"] = original

@@ -17,7 +17,7 @@ def _folder(name: str) -> str:
 _EXPORTER = Path(__file__).parents[1]
 # Paths of code that no user can mend: torch's and what it calls, ours, the one that shows warnings, and the wrappers
 # that neml2 has around torch's functions, which say where these must not be used.
-NOT_THE_USERS = (
+INTERNAL_PATH_PREFIXES = (
     *filter(None, map(_folder, ("torch", "sympy", "mpmath", "opt_einsum"))),
     f"{_EXPORTER}/",
     f"{_EXPORTER.parent}/torchferry/",
@@ -30,12 +30,12 @@ NOT_THE_USERS = (
 )
 
 
-def user_line() -> str:
-    """``file:line`` of the innermost frame that is neither torch's nor torchferry's; empty where there is none."""
+def user_source_location() -> str:
+    """Return ``file:line`` of the innermost frame outside torch and torchferry; empty if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(NOT_THE_USERS):
+        if not name.startswith(INTERNAL_PATH_PREFIXES):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -1,1 +1,1 @@
-"""Where a model comes from: a NEML2 input file, or torch modules in Python."""
+"""Sources of models: NEML2 input files, and torch modules in Python."""

@@ -16,104 +16,104 @@ import torch
 from torch import nn
 
 from exporter.archive.contract import Origin
-from exporter.archive.input_files import Given, as_tensor, match_shapes, ordered
+from exporter.archive.input_files import InputValues, align_inputs, order_inputs, to_tensor
 from exporter.archive.tensor_spec import Signature, TensorSpec
-from exporter.common.errors import SourceError, TorchferryError, UsageError, first_line, near
-from exporter.common.source_paths import STAND_IN, without_stand_in
-from exporter.model.argument_binding import Bound, argument_names, required_names
-from exporter.model.function_model import Function, takes_tensors
+from exporter.common.errors import SourceError, TorchferryError, UsageError, suggest_names, summarize_error
+from exporter.common.source_paths import STAND_IN, strip_stand_in
+from exporter.model.argument_binding import BoundForward, list_argument_names, list_required_names
+from exporter.model.function_model import FunctionModule, takes_tensors
 from exporter.model.source import Inputs, Source
 
-# Set on a module of the user's: the digest of the text that was executed.
+# Attribute of one of the user's modules: the digest of the text that was executed.
 _EXECUTED = "__torchferry_sha256__"
 
 
-def load(text: str, given: Given | None) -> Source:
-    """The module that ``text`` names, in eval mode.
+def load(text: str, inputs: InputValues | None) -> Source:
+    """Load the module that ``text`` names, in eval mode.
 
     Its variables come from ``module.signature`` (a ``Signature``); else from example tensors by name: ``--inputs``,
     ``module.example_inputs``, or a factory that returns ``(module, examples)``. Raises ``SourceError`` for a
-    factory that is missing, not callable, raises, or returns no module.
-    """
+    factory that is missing, not callable, raises, or returns no module."""
     place, _, attribute = text.rpartition(":")
-    code = _import(place, text)
-    made = _make(code, place, attribute, given is not None)
-    return _with_examples(
-        made,
+    code = _import_code(place, text)
+    model = _make_from_code(code, place, attribute, inputs is not None)
+    return _build_source(
+        model,
         attribute,
-        given,
+        inputs,
         text,
         sha256=getattr(code, _EXECUTED, ""),
-        refused=(without_stand_in(code.__name__.split(".")[0]),),
+        refused=(strip_stand_in(code.__name__.split(".")[0]),),
     )
 
 
-def from_callable(value: Any, given: Given | None) -> Source:
-    """A function of tensors, a factory or a class that is there already."""
+def source_from_callable(value: Any, inputs: InputValues | None) -> Source:
+    """Build a source from a function of tensors, a factory or a class."""
     name = getattr(value, "__name__", type(value).__name__)
-    where = f"{name!r}, which was given"
-    return _with_examples(made_of(value, name, where, given is not None), name, given, where)
+    where = f"the given {name!r}"
+    return _build_source(make_module(value, name, where, inputs is not None), name, inputs, where)
 
 
-def _with_examples(
-    made: Any, name: str, given: Given | None, where: str, *, sha256: str = "", refused: tuple[str, ...] = ()
+def _build_source(
+    model: Any, name: str, inputs: InputValues | None, where: str, *, sha256: str = "", refused: tuple[str, ...] = ()
 ) -> Source:
     examples: Any = None
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping):
-        made, examples = made
-    if not isinstance(made, nn.Module):
+    if isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], Mapping):
+        model, examples = model
+    if not isinstance(model, nn.Module):
         raise SourceError(
             "the factory returns no module",
             where=where,
-            got=type(made).__name__,
+            got=type(model).__name__,
             expected="a torch.nn.Module, or (module, {name: example tensor})",
             mend="for a function of tensors: @torchferry.declare({'x': ('n', 3)}, ...)",
         )
-    examples = given if given is not None else examples
-    return from_module(made, name, examples, where, sha256=sha256, refused=refused)
+    examples = inputs if inputs is not None else examples
+    return source_from_module(model, name, examples, where, sha256=sha256, refused=refused)
 
 
-def from_module(
-    made: nn.Module, name: str, given: Any, where: str, *, sha256: str = "", refused: tuple[str, ...] = ()
+def source_from_module(
+    model: nn.Module, name: str, inputs: Any, where: str, *, sha256: str = "", refused: tuple[str, ...] = ()
 ) -> Source:
-    """A module that is there already, put into eval mode.
+    """Build a source from a module, and put the module into eval mode.
 
-    ``refused`` are packages that the archive must do without; by default the one that defines the module's class.
-    """
-    package = getattr(made.forward if isinstance(made, Function) else type(made), "__module__", "").split(".")[0]
+    ``refused`` are packages that the archive must do without; by default the one that defines the module's class."""
+    package = getattr(model.forward if isinstance(model, FunctionModule) else type(model), "__module__", "").split(".")[
+        0
+    ]
     if not refused and package not in ("", "__main__", "torch", *sys.stdlib_module_names):
         refused = (package,)
-    # torch.compile wraps a module; what it wraps computes the same.
-    module = getattr(made, "_orig_mod", made)
-    if not isinstance(module, Function):
-        # A function has its modules in the mode that it has set them to.
+    # torch.compile wraps a module; the wrapped one computes the same.
+    module = getattr(model, "_orig_mod", model)
+    if not isinstance(module, FunctionModule):
+        # A function chooses the mode of its modules itself.
         module.eval()
-    examples = given if given is not None else getattr(module, "example_inputs", None)
-    signature, calls = _variables(module, examples, where)
+    examples = inputs if inputs is not None else getattr(module, "example_inputs", None)
+    signature, calls = _resolve_variables(module, examples, where)
     return Source(
         name=name,
-        module=Bound(module, [spec.name for spec in signature.inputs], name),
-        named=module,
+        module=BoundForward(module, [spec.name for spec in signature.inputs], name),
+        parameter_module=module,
         inputs=signature.inputs,
         outputs=signature.outputs,
         declares_outputs=bool(signature.outputs),
         batch_ndim=signature.batch_ndim if signature.inputs else 0,
         calls=calls,
-        # The one that is in force once the user's file has been imported: it may set another.
+        # The default dtype after the import of the user's file, which may set another.
         default_dtype=torch.get_default_dtype(),
         origin=Origin("python", "torch", torch.__version__, name, sha256, refused),
     )
 
 
 def _is_free(name: str, path: Path) -> bool:
-    """Whether the module of this name is the file's, or there is none."""
+    """Return whether the module of this name is the file's, or there is none."""
     loaded = sys.modules.get(name)
     spec = importlib.util.find_spec(name) if loaded is None else None
     file = getattr(loaded, "__file__", None) if loaded is not None else spec.origin if spec else None
     return Path(file).resolve() == path.resolve() if file else loaded is None and spec is None
 
 
-def _import(place: str, text: str) -> ModuleType:
+def _import_code(place: str, text: str) -> ModuleType:
     if place.endswith(".py") or "/" in place:
         path = Path(place)
         if not path.is_file():
@@ -126,14 +126,14 @@ def _import(place: str, text: str) -> ModuleType:
         name = path.stem if path.stem.isidentifier() else "torchferry_source"
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         if not _is_free(name, path):
-            # json.py or exporter.py must not take the place of what others import under that name. Named by its
+            # json.py or exporter.py must not replace the module that others import under that name. Named by its
             # content: archives have the names of compiled classes, and are the same from any folder.
-            own, name = name, f"{STAND_IN}{sha256[:8]}_{name}"
+            original_name, name = name, f"{STAND_IN}{sha256[:8]}_{name}"
             if not _is_free(name, path):
-                name = f"{STAND_IN}{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}_{own}"
+                name = f"{STAND_IN}{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}_{original_name}"
         loaded = sys.modules.get(name)
         if loaded is not None and getattr(loaded, _EXECUTED, sha256) == sha256:
-            # As any import: a file runs once in a process, unless it was edited.
+            # As with any import, a file runs once in a process, unless it was edited.
             setattr(loaded, _EXECUTED, sha256)
             return loaded
         spec = importlib.util.spec_from_file_location(name, path)
@@ -150,7 +150,7 @@ def _import(place: str, text: str) -> ModuleType:
             spec.loader.exec_module(code)
         except BaseException as error:
             del sys.modules[name]
-            raise _raises(f"importing {place}", text, error) from error
+            raise _make_error(f"importing {place}", text, error) from error
         return code
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -159,36 +159,36 @@ def _import(place: str, text: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and (place == error.name or place.startswith(f"{error.name}.")):
             raise SourceError(
-                "there is no such package or module",
+                "this package or module does not exist",
                 where=text,
                 got=str(error),
                 expected="package.module:factory, importable from here, or path/to/file.py:factory",
             ) from None
-        raise _raises(f"importing {place}", text, error) from error
+        raise _make_error(f"importing {place}", text, error) from error
     except BaseException as error:
-        raise _raises(f"importing {place}", text, error) from error
+        raise _make_error(f"importing {place}", text, error) from error
     file = Path(code.__file__ or "")
     setattr(code, _EXECUTED, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "")
     return code
 
 
-def _make(code: ModuleType, place: str, attribute: str, inputs_given: bool) -> Any:
+def _make_from_code(code: ModuleType, place: str, attribute: str, inputs_given: bool) -> Any:
     public = [n for n, v in vars(code).items() if not n.startswith("_") and callable(v)]
     if not hasattr(code, attribute):
         raise SourceError(
             f"there is no {attribute!r} in {place}",
             where=f"{place}:{attribute}",
-            expected=near(attribute, public),
+            expected=suggest_names(attribute, public),
         )
-    return made_of(getattr(code, attribute), attribute, f"{place}:{attribute}", inputs_given)
+    return make_module(getattr(code, attribute), attribute, f"{place}:{attribute}", inputs_given)
 
 
-def made_of(value: Any, attribute: str, where: str, inputs_given: bool) -> Any:
-    """A module as it is, a function of tensors as one, and what a factory or a class makes. Raises ``SourceError``."""
+def make_module(value: Any, attribute: str, where: str, inputs_given: bool) -> Any:
+    """Return a module as it is, a function as a module, or a factory's module. Raises ``SourceError``."""
     if isinstance(value, nn.Module):
         return value
     if callable(value) and takes_tensors(value):
-        return Function(value)
+        return FunctionModule(value)
     if not callable(value):
         raise SourceError(
             f"{attribute!r} is not callable",
@@ -205,24 +205,24 @@ def made_of(value: Any, attribute: str, where: str, inputs_given: bool) -> Any:
     except ValueError:
         required = []
     if required and inputs_given and not isinstance(value, type):
-        return Function(value)
+        return FunctionModule(value)
     if required:
         raise SourceError(
             f"factory {attribute!r} needs arguments",
             where=where,
             got=", ".join(required),
-            expected="a function without required arguments that makes a module, or a function of tensors that says "
-            "what it takes",
+            expected="a function without required arguments that makes a module, or a function of tensors with "
+            "declared inputs",
             mend=f"write one that calls it: def make(): return {attribute}(...); or for a function of tensors: "
             f"@torchferry.declare({{{required[0]!r}: ('n', 3)}}, ...), or --inputs FILE",
         )
     try:
         return value()
     except BaseException as error:
-        raise _raises(f"factory {attribute!r}", where, error) from error
+        raise _make_error(f"factory {attribute!r}", where, error) from error
 
 
-def _raises(what: str, where: str, error: BaseException) -> SourceError:
+def _make_error(what: str, where: str, error: BaseException) -> SourceError:
     if isinstance(error, (KeyboardInterrupt, TorchferryError)):
         raise error
     trace, line = error.__traceback__, ""
@@ -232,11 +232,11 @@ def _raises(what: str, where: str, error: BaseException) -> SourceError:
         trace = trace.tb_next
     if isinstance(error, SyntaxError):
         line = f"{error.filename}:{error.lineno}"
-    return SourceError(f"{what} fails", where=line or where, got=first_line(error))
+    return SourceError(f"{what} fails", where=line or where, got=summarize_error(error))
 
 
-def _variables(module: nn.Module, values: Any, where: str) -> tuple[Signature, tuple[Inputs, ...]]:
-    """The signature that the module declares, else the one that ``values`` by name give; and ``values`` as a call."""
+def _resolve_variables(module: nn.Module, values: Any, where: str) -> tuple[Signature, tuple[Inputs, ...]]:
+    """Return the declared signature, else one inferred from ``values`` by name; and ``values`` as a call."""
     signature = getattr(module, "signature", None)
     if signature is not None:
         if not isinstance(signature, Signature):
@@ -248,8 +248,8 @@ def _variables(module: nn.Module, values: Any, where: str) -> tuple[Signature, t
             )
         if values is None or not signature.inputs:
             return signature, ()
-        return signature, (match_shapes(values, signature.inputs, signature.batch_ndim),)
-    names = argument_names(module)
+        return signature, (align_inputs(values, signature.inputs, signature.batch_ndim),)
+    names = list_argument_names(module)
     if values is None:
         raise SourceError(
             "the names, shapes and dtypes of the model's inputs are not known",
@@ -260,12 +260,12 @@ def _variables(module: nn.Module, values: Any, where: str) -> tuple[Signature, t
             "or declare module.signature = torchferry.Signature.of({name: shape}, {name: shape})",
         )
     if not isinstance(values, Mapping):
-        raise SourceError("example_inputs is not a dict by name", where=where, got=type(values).__name__)
+        raise SourceError("example_inputs is not a dict of tensors by name", where=where, got=type(values).__name__)
     if names:
         # Optional arguments without an example keep their default.
-        required = set(required_names(module))
-        values = ordered(values, [n for n in names if n in required or n in values])
-    tensors = {name: _example(name, value, module) for name, value in values.items()}
+        required = set(list_required_names(module))
+        values = order_inputs(values, [n for n in names if n in required or n in values])
+    tensors = {name: _to_example_tensor(name, value, module) for name, value in values.items()}
     flat = [name for name, tensor in tensors.items() if tensor.ndim == 0]
     if flat:
         raise UsageError(
@@ -275,14 +275,14 @@ def _variables(module: nn.Module, values: Any, where: str) -> tuple[Signature, t
             expected="shape [batch, ...]",
         )
     specs = tuple(TensorSpec(n, tuple(t.shape[1:]), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items())
-    return Signature(specs), (match_shapes(tensors, specs, 1),)
+    return Signature(specs), (align_inputs(tensors, specs, 1),)
 
 
-def _example(name: str, value: Any, module: nn.Module) -> torch.Tensor:
-    """A tensor or array as it is; nested lists (JSON) in the dtype of the module's parameters, else float64."""
+def _to_example_tensor(name: str, value: Any, module: nn.Module) -> torch.Tensor:
+    """Return a tensor or array as it is; nested lists (JSON) in the dtype of the module's parameters, else float64."""
     if isinstance(value, torch.Tensor):
         return value
     if hasattr(value, "__array__"):
         return torch.as_tensor(value)
     floating = (p.dtype for p in module.parameters() if p.dtype.is_floating_point)
-    return as_tensor(name, value, str(next(floating, torch.float64)).removeprefix("torch."))
+    return to_tensor(name, value, str(next(floating, torch.float64)).removeprefix("torch."))

@@ -1,11 +1,11 @@
-"""From what the user typed to sources: which kind it is, which models it holds."""
+"""Resolution of the user's text: which frontend it is for, and which models it holds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from exporter.archive.input_files import Given
+from exporter.archive.input_files import InputValues
 from exporter.common.errors import UsageError
 from exporter.frontends import python_factory
 from exporter.frontends.neml2 import input_file
@@ -13,13 +13,15 @@ from exporter.model.source import Source
 
 
 def is_python(text: str) -> bool:
-    """``file.py:factory`` and ``package.module:factory`` are Python; everything else is a path to an input file."""
+    """Return whether the text names a Python factory.
+
+    ``file.py:factory`` and ``package.module:factory`` are Python; everything else is a path to an input file."""
     place, colon, attribute = text.rpartition(":")
     return bool(colon and place and attribute.isidentifier()) and not Path(text).exists()
 
 
-def chosen_models(text: str, models: Sequence[str]) -> list[str]:
-    """The models to export; with none named, the only one there is. Raises ``UsageError`` where several exist."""
+def choose_models(text: str, models: Sequence[str]) -> list[str]:
+    """Return the models to export; with none named, the only one. Raises ``UsageError`` where several exist."""
     if is_python(text):
         if models:
             raise UsageError(
@@ -30,12 +32,12 @@ def chosen_models(text: str, models: Sequence[str]) -> list[str]:
         return [text.rpartition(":")[2]]
     if text.endswith(".py"):
         raise UsageError(
-            "a Python file holds several things", got=text, expected=f"the factory's name too: {text}:make_model"
+            "a Python file needs the name of a factory", got=text, expected=f"the factory's name too: {text}:make_model"
         )
-    names = input_file.model_names(Path(text))
+    names = input_file.list_model_names(Path(text))
     if models:
         for name in models:
-            input_file.refuse_unknown(name, names, text)
+            input_file.check_known_model(name, names, text)
         return list(dict.fromkeys(models))
     if len(names) > 1:
         raise UsageError(
@@ -47,5 +49,6 @@ def chosen_models(text: str, models: Sequence[str]) -> list[str]:
     return names
 
 
-def load(text: str, model: str, given: Given | None) -> Source:
-    return python_factory.load(text, given) if is_python(text) else input_file.load(Path(text), model, given)
+def load(text: str, model: str, inputs: InputValues | None) -> Source:
+    """Load one model from a Python factory or a NEML2 input file."""
+    return python_factory.load(text, inputs) if is_python(text) else input_file.load(Path(text), model, inputs)

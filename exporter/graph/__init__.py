@@ -1,1 +1,1 @@
-"""Saved graphs as text."""
+"""Graphs of saved TorchScript files: reading, canonical text, comparing, drawing."""

@@ -1,4 +1,4 @@
-"""Two saved files held against each other: contract, graphs, tensors, and what they compute."""
+"""Comparison of two saved files: contracts, graphs, tensors, and computed numbers."""
 
 from __future__ import annotations
 
@@ -11,46 +11,48 @@ from typing import Any
 
 import torch
 
-from exporter.archive.cases import Case
+from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Contract
 from exporter.common.errors import ArchiveError, UsageError
-from exporter.graph.canonical_text import canonical_text, graph_hash
-from exporter.graph.graph_diff import Changes, changes
-from exporter.graph.loading import File, opened_file
-from exporter.graph.reader import Saved, read, settable_names
+from exporter.graph.canonical_text import format_canonical_text, hash_graph_text
+from exporter.graph.graph_diff import GraphDiff, diff_graphs
+from exporter.graph.loading import File, open_file
+from exporter.graph.reader import SavedGraphs, list_settable_tensors, read
 
-# What of a contract says how the file is called and what it promises. The rest is how it came to be.
-_PROMISES = ("inputs", "outputs", "methods", "parameters", "tolerance", "differentiable", "solvers", "info")
-# How inputs are drawn for tests, and by what a derivative is computed: no promise.
-_NO_PROMISE = ("sampling", "how", "name")
+# Contract fields that say how the file is called and what it promises. The other fields say how it was made.
+_COMPARED_FIELDS = ("inputs", "outputs", "methods", "parameters", "tolerance", "differentiable", "solvers", "info")
+# How test inputs are drawn and how a derivative is computed is no promise.
+_IGNORED_FIELDS = ("sampling", "how", "name")
 
 
-# More than this of one kind are counted, not shown.
-_SHOWN = 40
+# Further entries of a section are counted, not shown.
+_MAX_SHOWN = 40
 
 
 @dataclass(frozen=True)
-class Side:
+class DiffSide:
     """A file, its graphs, and their hash."""
 
     file: File
-    saved: Saved
+    saved: SavedGraphs
     graph: str
 
     @property
     def contract(self) -> Contract | None:
+        """Return the file's contract, or None."""
         return self.file.contract
 
 
 @dataclass(frozen=True)
 class ContractChange:
-    """``before`` and ``now`` are None where the field is not there."""
+    """A change of one contract field; ``before`` or ``now`` is None if the field is absent there."""
 
     field: str
     before: Any
     now: Any
 
     def text(self) -> str:
+        """Return the change as one line."""
         if self.now is None:
             return f"{self.field} is gone"
         if self.before is None:
@@ -60,7 +62,7 @@ class ContractChange:
 
 @dataclass(frozen=True)
 class Difference:
-    """What ``other`` has other than ``one``. ``numbers``: what running both gave, None where they were not run."""
+    """The differences of file ``other`` from file ``one``. ``numbers`` are the compared outputs, None if not run."""
 
     one: Path
     other: Path
@@ -68,20 +70,22 @@ class Difference:
     contract: tuple[ContractChange, ...]
     notes: tuple[str, ...]
     graphs: tuple[str, str]
-    changes: Changes
+    changes: GraphDiff
     numbers: tuple[Any, ...] | None = None
 
     @property
     def differing(self) -> tuple[Any, ...]:
+        """Return the compared outputs that do not agree."""
         return tuple(a for a in self.numbers or () if not a.comparison.passed)
 
     @property
     def same(self) -> bool:
+        """Return whether the verdict is no difference."""
         return not self.verdict.startswith("differs")
 
     @property
     def verdict(self) -> str:
-        """Same file, same graph (with another history), same numbers (by another graph), or where it differs."""
+        """Return same file, same graph (with another history), same numbers (by another graph), or what differs."""
         if self.same_bytes and not self.differing:
             return "same file"
         if not self.contract and self.graphs[0] == self.graphs[1] and not self.differing:
@@ -94,10 +98,10 @@ class Difference:
             ("constants", self.changes.tensors),
             ("numbers", self.differing),
         )
-        return f"differs in {', '.join(name for name, found in parts if found)}"
+        return f"differs in {', '.join(name for name, differences in parts if differences)}"
 
     def lines(self) -> list[str]:
-        """Contract, graphs, constants, numbers, in this order; nothing for two equal files."""
+        """Return contract, graph, constant and number differences as lines, in this order; none for two equal files."""
         lines = [f"contract: {c.text()}" for c in self.contract]
         modules: dict[tuple[str, str], list[str]] = {}
         for change in self.changes.nodes:
@@ -105,165 +109,170 @@ class Difference:
             modules.setdefault((change.method, change.module), []).append(f"  {change.kind}: {change.what}{where}")
         for (method, module), texts in modules.items():
             lines.append(f"graph: {method}" + (f", {module}" if module else ""))
-            lines += texts[:_SHOWN] + ([f"  and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else [])
+            lines += texts[:_MAX_SHOWN] + ([f"  and {len(texts) - _MAX_SHOWN} more"] if len(texts) > _MAX_SHOWN else [])
         for tensor in self.changes.tensors:
             where = f"  ({tensor.where})" if tensor.where else ""
             differ = f"{tensor.differ} of its numbers differ, by at most {tensor.largest:g}"
             lines.append(f"constant: {tensor.name} {tensor.kind}: {differ}{where}")
         if self.numbers is not None:
             lines.append(f"numbers: {len(self.numbers) - len(self.differing)} of {len(self.numbers)} outputs agree")
-        for answer in self.differing[:_SHOWN]:
+        for answer in self.differing[:_MAX_SHOWN]:
             c = answer.comparison
             worst = f": {c.got} at {list(c.worst)}; the first file: {c.expected}" if c.got else ""
             lines.append(f"  {answer.case}, {answer.method} {answer.output}: {c.reason}{worst}")
         return lines
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: numbers that JSON cannot hold are given as text."""
-        return plain(dataclasses.asdict(self) | {"verdict": self.verdict, "same": self.same})
+        """Return JSON-ready values: numbers that JSON cannot hold become text."""
+        return to_json_value(dataclasses.asdict(self) | {"verdict": self.verdict, "same": self.same})
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
+    """Convert a value to JSON-ready values."""
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): to_json_value(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
+        return [to_json_value(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
 
 
-# Runs both files on cases of either: by whose they are.
-Run = Callable[[Side, Side, Mapping[str, Sequence[Case]]], tuple[Any, ...]]
+# Runs both files on cases of either file, given by the file that they belong to.
+Run = Callable[[DiffSide, DiffSide, Mapping[str, Sequence[ReferenceCase]]], tuple[Any, ...]]
 
 
-def difference(one: Path, other: Path, run: Run | None = None) -> Difference:
-    """Raises ``ArchiveError`` for a file that is damaged or no TorchScript, ``UsageError`` where both are to be run and
-    no case is known for it."""
-    return compared(side(one), side(other), run)
+def diff_archives(first: Path, second: Path, run: Run | None = None) -> Difference:
+    """Compare two files. Raises ``ArchiveError`` for a file that is damaged or not TorchScript, ``UsageError`` if both
+    are to be run and no case is known for that."""
+    return diff_sides(load_side(first), load_side(second), run)
 
 
-def compared(a: Side, b: Side, run: Run | None = None) -> Difference:
-    contract = _promises(a.contract, b.contract) if a.contract and b.contract else _methods(a, b)
+def diff_sides(a: DiffSide, b: DiffSide, run: Run | None = None) -> Difference:
+    """Compare two loaded files, and run both if ``run`` is set."""
+    contract = _diff_contracts(a.contract, b.contract) if a.contract and b.contract else _diff_methods(a, b)
     return Difference(
         a.file.path,
         b.file.path,
         a.file.path.read_bytes() == b.file.path.read_bytes(),
         contract,
-        tuple(_notes(a, b)),
+        tuple(_collect_notes(a, b)),
         (a.graph, b.graph),
-        changes(a.saved, b.saved) if a.graph != b.graph else Changes((), ()),
-        run(a, b, _cases(a, b)) if run is not None else None,
+        diff_graphs(a.saved, b.saved) if a.graph != b.graph else GraphDiff((), ()),
+        run(a, b, _select_cases(a, b)) if run is not None else None,
     )
 
 
-def side(path: Path) -> Side:
-    """Raises ``ArchiveError`` for a file that is damaged or no TorchScript."""
-    file = opened_file(path)
+def load_side(path: Path) -> DiffSide:
+    """Load a file for comparison. Raises ``ArchiveError`` if it is damaged or not TorchScript."""
+    file = open_file(path)
     try:
-        module = file.module()
+        module = file.load()
     except ArchiveError as error:
-        made = file.contract.created_with.torch if file.contract else ""
-        if made and made != torch.__version__:
-            error.details["expected"] = f"a file of torch {torch.__version__}; it was made with {made}"
+        torch_version = file.contract.created_with.torch if file.contract else ""
+        if torch_version and torch_version != torch.__version__:
+            error.details["expected"] = f"a file of torch {torch.__version__}; it was made with {torch_version}"
         raise
-    saved = read(module, settable_names(file.contract))
-    return Side(file, saved, graph_hash(canonical_text(saved)))
+    saved = read(module, list_settable_tensors(file.contract))
+    return DiffSide(file, saved, hash_graph_text(format_canonical_text(saved)))
 
 
 Leaves = dict[tuple[str, ...], Any]
 
 
-def _promises(one: Contract, other: Contract) -> tuple[ContractChange, ...]:
+def _diff_contracts(first: Contract, second: Contract) -> tuple[ContractChange, ...]:
     before, now = (
-        {**_flat({n: getattr(c, n) for n in _PROMISES}), ("batch", "ndim"): c.batch.ndim} for c in (one, other)
+        {**_flatten({n: getattr(c, n) for n in _COMPARED_FIELDS}), ("batch", "ndim"): c.batch.ndim}
+        for c in (first, second)
     )
-    found: dict[str, ContractChange] = {}
+    contract_changes: dict[str, ContractChange] = {}
     for path in dict.fromkeys([*before, *now]):
         was, is_ = before.get(path), now.get(path)
         if was == is_:
             continue
-        # A whole variable or method that one of them does not have is one line.
-        whole = path[:2]
-        absent = [not any(p[:2] == whole for p in side) for side in (before, now)]
+        # A variable or method that one of them lacks is one line.
+        entry = path[:2]
+        absent = [not any(p[:2] == entry for p in side) for side in (before, now)]
         if len(path) > 2 and any(absent):
-            found[".".join(whole)] = ContractChange(".".join(whole), *(None if a else "there" for a in absent))
+            contract_changes[".".join(entry)] = ContractChange(
+                ".".join(entry), *(None if a else "there" for a in absent)
+            )
         else:
-            found[".".join(path)] = ContractChange(".".join(path), was, is_)
-    return tuple(found.values())
+            contract_changes[".".join(path)] = ContractChange(".".join(path), was, is_)
+    return tuple(contract_changes.values())
 
 
-def _methods(a: Side, b: Side) -> tuple[ContractChange, ...]:
-    """Methods of the one contract that the file without a contract does not have."""
-    found = [ContractChange(f"methods.{m}", "there", None) for m in _lacks(a.contract, b)]
-    return (*found, *(ContractChange(f"methods.{m}", None, "there") for m in _lacks(b.contract, a)))
+def _diff_methods(a: DiffSide, b: DiffSide) -> tuple[ContractChange, ...]:
+    """Return the methods of the one contract that the file without a contract lacks."""
+    removed = [ContractChange(f"methods.{m}", "there", None) for m in _list_missing_methods(a.contract, b)]
+    return (*removed, *(ContractChange(f"methods.{m}", None, "there") for m in _list_missing_methods(b.contract, a)))
 
 
-def _lacks(contract: Contract | None, other: Side) -> list[str]:
-    return [m for m in contract.methods if m not in other.saved.graphs] if contract else []
+def _list_missing_methods(contract: Contract | None, counterpart: DiffSide) -> list[str]:
+    return [m for m in contract.methods if m not in counterpart.saved.graphs] if contract else []
 
 
-def _flat(value: Any, path: tuple[str, ...] = ()) -> Leaves:
-    """Leaves by path; elements of lists that have a name or a path by it, with their order."""
+def _flatten(value: Any, path: tuple[str, ...] = ()) -> Leaves:
+    """Return leaves by path; list elements with a name or a path are listed by it, together with their order."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in _NO_PROMISE}
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in _IGNORED_FIELDS}
     if isinstance(value, dict):
-        return {k: v for key, one in value.items() for k, v in _flat(one, (*path, str(key))).items()}
+        return {k: v for key, element in value.items() for k, v in _flatten(element, (*path, str(key))).items()}
     if not isinstance(value, tuple):
         return {path: value}
-    named = [getattr(one, "name", getattr(one, "path", None)) for one in value]
-    if all(named):
-        found: Leaves = {path: ", ".join(map(str, named))}
-        for name, one in zip(named, value, strict=True):
-            found |= _flat(one, (*path, str(name)))
-        return found
+    names = [getattr(element, "name", getattr(element, "path", None)) for element in value]
+    if all(names):
+        leaves: Leaves = {path: ", ".join(map(str, names))}
+        for name, element in zip(names, value, strict=True):
+            leaves |= _flatten(element, (*path, str(name)))
+        return leaves
     return {path: list(value)}
 
 
-def _notes(a: Side, b: Side) -> list[str]:
-    """What is no difference, and may explain one."""
-    found = []
+def _collect_notes(a: DiffSide, b: DiffSide) -> list[str]:
+    """Return remarks that are no differences, but may explain one."""
+    notes = []
     for which, file in (("first", a), ("second", b)):
         if file.contract is None:
-            found.append(f"the {which} file has no contract: it is no archive of torchferry's")
+            notes.append(f"the {which} file has no contract: it is not a torchferry archive")
     if a.contract and b.contract:
-        made = [c.created_with for c in (a.contract, b.contract)]
-        for field in dataclasses.fields(made[0]):
-            before, now = (getattr(m, field.name) for m in made)
+        origins = [c.created_with for c in (a.contract, b.contract)]
+        for field in dataclasses.fields(origins[0]):
+            before, now = (getattr(m, field.name) for m in origins)
             if before != now:
-                found.append(f"made with {field.name} {now}; the first with {before}")
+                notes.append(f"made with {field.name} {now}; the first with {before}")
     for which, file in (("first", a), ("second", b)):
         if file.contract and file.contract.graph and file.contract.graph != file.graph:
-            found.append(
-                f"torch {torch.__version__} reads the graph of the {which} file otherwise than torch "
+            notes.append(
+                f"torch {torch.__version__} reads the graph of the {which} file differently from torch "
                 f"{file.contract.created_with.torch}, which wrote it"
             )
-    return found
+    return notes
 
 
-def _cases(a: Side, b: Side) -> dict[str, Sequence[Case]]:
-    """Stored cases of either file whose method both have with the same inputs."""
-    found: dict[str, Sequence[Case]] = {}
-    for which, file, others in (("first", a, b), ("second", b, a)):
+def _select_cases(a: DiffSide, b: DiffSide) -> dict[str, Sequence[ReferenceCase]]:
+    """Select the stored cases of either file whose method both files have with the same inputs."""
+    cases: dict[str, Sequence[ReferenceCase]] = {}
+    for which, file, counterpart in (("first", a, b), ("second", b, a)):
         if file.file.archive is None:
             continue
-        found[which] = [case for case in file.file.archive.cases() if _takes(file, others, case.method)]
-    if not any(found.values()):
+        cases[which] = [case for case in file.file.archive.cases() if _has_same_inputs(file, counterpart, case.method)]
+    if not any(cases.values()):
         raise UsageError(
             "there is nothing to run both files on",
             where="--run",
-            got="no stored case in either file" if not found else "no method that both have with the same inputs",
+            got="no stored case in either file" if not cases else "no method that both have with the same inputs",
             expected="a case of a method that both files have",
             mend="compare without --run",
         )
-    return found
+    return cases
 
 
-def _takes(file: Side, other: Side, method: str) -> bool:
+def _has_same_inputs(file: DiffSide, counterpart: DiffSide, method: str) -> bool:
     assert file.contract is not None
-    if other.contract is None:
-        return method in other.saved.graphs and len(other.saved.graphs[method].types) == len(
+    if counterpart.contract is None:
+        return method in counterpart.saved.graphs and len(counterpart.saved.graphs[method].types) == len(
             file.contract.methods[method].inputs
         )
-    theirs = other.contract.methods.get(method)
-    return theirs is not None and theirs.inputs == file.contract.methods[method].inputs
+    method_spec = counterpart.contract.methods.get(method)
+    return method_spec is not None and method_spec.inputs == file.contract.methods[method].inputs

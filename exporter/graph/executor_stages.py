@@ -1,8 +1,7 @@
-"""What torch's executor makes of a saved graph: as captured, with profiled types, and as it runs.
+"""Stages of a saved graph in torch's executor: as captured, with profiled types, and as it runs.
 
 The profiling executor (torch/csrc/jit/runtime/profiling_graph_executor_impl.cpp) notes shapes and dtypes in the first
-call of a method and runs a graph that is specialised to them from the second on.
-"""
+call of a method and runs a graph that is specialised to them from the second on."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ import torch
 from torch.jit._fuser import optimized_execution
 
 from exporter.archive.contract import block_name
-from exporter.archive.input_files import Given, as_tensor, match_shapes, ordered
-from exporter.archive.pt_archive import LARGEST_OPTIMISED
-from exporter.common.errors import RunError, UsageError, first_line, near
-from exporter.common.torch_hooks import quiet_deprecations
+from exporter.archive.input_files import InputValues, align_inputs, order_inputs, to_tensor
+from exporter.archive.pt_archive import MAX_OPTIMISED_NODES
+from exporter.common.errors import RunError, UsageError, suggest_names, summarize_error
+from exporter.common.torch_hooks import ignore_deprecations
 from exporter.graph.ir import Graph
-from exporter.graph.loading import File, captured_name
-from exporter.graph.reader import read, read_graph, settable_names
-from exporter.graph.torch_nodes import nodes
+from exporter.graph.loading import File, resolve_captured_method
+from exporter.graph.reader import list_settable_tensors, read, read_graph
+from exporter.graph.torch_nodes import iterate_nodes
 
 Stage = Literal["raw", "profiling", "optimized"]
 STAGES: tuple[str, ...] = get_args(Stage)
@@ -31,9 +30,9 @@ _CALLS = 3
 
 
 @dataclass(frozen=True)
-class Staged:
-    """``nodes`` as torch counts them, constants and reads of attributes included; ``names`` of the inputs, and
-    ``outputs`` of the outputs where the contract has them."""
+class StagedGraph:
+    """A method's graph at one stage. ``nodes`` as torch counts them, constants and attribute reads included; ``names``
+    of the inputs, and ``outputs`` of the outputs if the contract has them."""
 
     stage: str
     graph: Graph
@@ -42,77 +41,79 @@ class Staged:
     outputs: tuple[str, ...] = ()
 
 
-def method_named(file: File, module: torch.jit.ScriptModule, asked: str) -> str:
-    """The method of the file that is meant: for one of the contract, the graph that was captured for it.
+def resolve_method(file: File, module: torch.jit.ScriptModule, requested: str) -> str:
+    """Return the requested method of the file: for one of the contract, the graph captured for it.
 
-    Raises ``UsageError`` for a method that is not there.
-    """
-    there = sorted(module._c._method_names())
-    known = file.contract is not None and asked in file.contract.methods
-    if known:
-        return captured_name(module, asked)
-    if asked not in there:
-        raise UsageError(f"there is no method {asked!r}", where=str(file.path), expected=near(asked, there))
-    return asked
-
-
-def stage(file: File, asked: str, wanted: Stage, given: Given | None = None) -> Staged:
-    """One method's graph at one stage; ``given`` are inputs by name to run it on, else those of a stored case.
-
-    Raises ``UsageError`` for a method or a stage that the file does not have, with the reason.
-    """
-    if wanted not in STAGES:
-        raise UsageError(f"there is no stage {wanted!r}", where="--stage", expected=f"one of {', '.join(STAGES)}")
-    module = file.module()
-    method = method_named(file, module, asked)
-    names = input_names(file, module, asked, method)
-    spec = file.contract.methods.get(asked) if file.contract else None
-    outputs = tuple(o if isinstance(o, str) else block_name(*o) for o in spec.outputs) if spec else ()
-    if wanted == "raw":
-        saved = read(module, settable_names(file.contract))
-        return Staged(wanted, saved.graphs[method], _count(_inlined(module, method)), names, outputs)
-    inputs = run_inputs(file, module, asked, method, given)
-    _refuse_large(file, module, method, wanted)
-    graph = executed(module, method, inputs, 1 if wanted == "profiling" else _CALLS)
-    return Staged(wanted, read_graph(graph, module, method), _count(graph), names, outputs)
-
-
-def _count(graph: Any) -> int:
-    return sum(1 for _ in nodes(graph))
-
-
-def _inlined(module: torch.jit.ScriptModule, method: str) -> Any:
-    whole = module._c._get_method(method).graph.copy()
-    torch._C._jit_pass_inline(whole)
-    return whole
-
-
-def _refuse_large(file: File, module: torch.jit.ScriptModule, method: str, wanted: str) -> None:
-    if (count := _count(_inlined(module, method))) > LARGEST_OPTIMISED:
+    Raises ``UsageError`` if there is no such method."""
+    available = sorted(module._c._method_names())
+    is_contract_method = file.contract is not None and requested in file.contract.methods
+    if is_contract_method:
+        return resolve_captured_method(module, requested)
+    if requested not in available:
         raise UsageError(
-            f"stage {wanted!r} is not available: torch's optimiser takes minutes on a graph of this size",
+            f"there is no method {requested!r}", where=str(file.path), expected=suggest_names(requested, available)
+        )
+    return requested
+
+
+def compute_stage(file: File, requested: str, stage_name: Stage, user_inputs: InputValues | None = None) -> StagedGraph:
+    """Return a method's graph at one stage, run on the inputs ``user_inputs`` by name, else on those of a stored case.
+
+    Raises ``UsageError``, with the reason, for a method or a stage that the file does not have."""
+    if stage_name not in STAGES:
+        raise UsageError(f"there is no stage {stage_name!r}", where="--stage", expected=f"one of {', '.join(STAGES)}")
+    module = file.load()
+    method = resolve_method(file, module, requested)
+    names = list_input_names(file, module, requested, method)
+    spec = file.contract.methods.get(requested) if file.contract else None
+    outputs = tuple(o if isinstance(o, str) else block_name(*o) for o in spec.outputs) if spec else ()
+    if stage_name == "raw":
+        saved = read(module, list_settable_tensors(file.contract))
+        return StagedGraph(
+            stage_name, saved.graphs[method], _count_nodes(_inline_graph(module, method)), names, outputs
+        )
+    inputs = prepare_inputs(file, module, requested, method, user_inputs)
+    _check_size(file, module, method, stage_name)
+    graph = get_executed_graph(module, method, inputs, 1 if stage_name == "profiling" else _CALLS)
+    return StagedGraph(stage_name, read_graph(graph, module, method), _count_nodes(graph), names, outputs)
+
+
+def _count_nodes(graph: Any) -> int:
+    return sum(1 for _ in iterate_nodes(graph))
+
+
+def _inline_graph(module: torch.jit.ScriptModule, method: str) -> Any:
+    graph = module._c._get_method(method).graph.copy()
+    torch._C._jit_pass_inline(graph)
+    return graph
+
+
+def _check_size(file: File, module: torch.jit.ScriptModule, method: str, stage_name: str) -> None:
+    if (count := _count_nodes(_inline_graph(module, method))) > MAX_OPTIMISED_NODES:
+        raise UsageError(
+            f"stage {stage_name!r} is not available: torch's optimiser takes minutes on a graph of this size",
             where=f"{file.path}, method {method}",
             got=f"{count} nodes",
-            expected=f"at most {LARGEST_OPTIMISED}; torchferry.load and the native library run larger ones without it",
+            expected=f"at most {MAX_OPTIMISED_NODES}; larger ones run without it everywhere",
             mend="--stage raw, or --passes",
         )
 
 
-def executed(module: torch.jit.ScriptModule, method: str, inputs: Sequence[Any], calls: int) -> Any:
-    """torch's graph of what ran last after so many calls. Raises ``RunError`` where the method does not run."""
+def get_executed_graph(module: torch.jit.ScriptModule, method: str, inputs: Sequence[Any], calls: int) -> Any:
+    """Return torch's graph of the last run after so many calls; raise ``RunError`` if the method fails."""
     run = module._c._get_method(method)
     try:
-        with torch.no_grad(), _profiling(), optimized_execution(True):
+        with torch.no_grad(), _profiling_executor(), optimized_execution(True):
             for _ in range(calls):
                 run(*inputs)
             return torch._C._last_executed_optimized_graph()
     except RuntimeError as error:
-        raise RunError("the method does not run on these inputs", where=method, got=first_line(error)) from error
+        raise RunError("the method does not run on these inputs", where=method, got=summarize_error(error)) from error
 
 
 @contextlib.contextmanager
-def _profiling():
-    """The executor that torch has by default, whatever the process has set."""
+def _profiling_executor():
+    """Use torch's default executor, whatever the process has set."""
     jit: Any = torch._C
     executor = jit._jit_set_profiling_executor(True)
     mode = jit._jit_set_profiling_mode(True)
@@ -126,31 +127,31 @@ def _profiling():
         jit._jit_set_num_profiled_runs(runs)
 
 
-def input_names(file: File, module: torch.jit.ScriptModule, asked: str, method: str) -> tuple[str, ...]:
-    """The contract's names where it speaks of the method, else those of the arguments."""
-    if file.contract is not None and asked in file.contract.methods:
-        return file.contract.methods[asked].inputs
-    with quiet_deprecations():
+def list_input_names(file: File, module: torch.jit.ScriptModule, requested: str, method: str) -> tuple[str, ...]:
+    """Return the contract's names if it has the method, else the names of the arguments."""
+    if file.contract is not None and requested in file.contract.methods:
+        return file.contract.methods[requested].inputs
+    with ignore_deprecations():
         return tuple(a.name for a in module._c._get_method(method).schema.arguments[1:])
 
 
-def run_inputs(
-    file: File, module: torch.jit.ScriptModule, asked: str, method: str, given: Given | None
+def prepare_inputs(
+    file: File, module: torch.jit.ScriptModule, requested: str, method: str, user_inputs: InputValues | None
 ) -> tuple[torch.Tensor, ...]:
-    """What the method is run on. Raises ``UsageError`` where nothing is known of it."""
+    """Return inputs to run the method on; raise ``UsageError`` if there are none."""
     contract = file.contract
-    known = contract is not None and asked in contract.methods
-    if given is not None:
-        if contract is not None and known:
-            specs = [contract.taken(n) for n in contract.methods[asked].inputs]
-            return match_shapes(dict(given), specs, contract.batch.ndim)
-        values = ordered(given, input_names(file, module, asked, method))
-        return tuple(v if isinstance(v, torch.Tensor) else as_tensor(n, v, "float64") for n, v in values.items())
-    if file.archive is not None and known:
-        return next(case.inputs for case in file.archive.cases() if case.method == asked)
+    is_contract_method = contract is not None and requested in contract.methods
+    if user_inputs is not None:
+        if contract is not None and is_contract_method:
+            specs = [contract.input_spec(n) for n in contract.methods[requested].inputs]
+            return align_inputs(dict(user_inputs), specs, contract.batch.ndim)
+        values = order_inputs(user_inputs, list_input_names(file, module, requested, method))
+        return tuple(v if isinstance(v, torch.Tensor) else to_tensor(n, v, "float64") for n, v in values.items())
+    if file.archive is not None and is_contract_method:
+        return next(case.inputs for case in file.archive.cases() if case.method == requested)
     raise UsageError(
-        "this is not available: nothing is known to run the method on",
-        where=f"{file.path}, method {asked}",
+        "this is not available: there are no inputs to run the method on",
+        where=f"{file.path}, method {requested}",
         got="no stored case of this method"
         if contract is not None
         else "a TorchScript file without torchferry's contract and cases",

@@ -1,4 +1,4 @@
-"""What differs between two saved graphs: nodes added, gone and changed, each with its place, and tensors."""
+"""Differences between two saved graphs: nodes added, gone and changed, each with its place, and tensors."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Literal as OneOf
 
 import torch
 
-from exporter.graph.canonical_text import method_text
-from exporter.graph.ir import Graph, Held, Input, Literal, Node
-from exporter.graph.listing import node_text
-from exporter.graph.node_matching import Flat, constant, flat, matched
-from exporter.graph.reader import Saved
-from exporter.graph.recursion import deep
+from exporter.graph.canonical_text import format_method
+from exporter.graph.ir import Graph, Input, Literal, Node, TensorConstant
+from exporter.graph.listing import format_node
+from exporter.graph.node_matching import FlatGraph, flatten_graph, format_constant, match_nodes
+from exporter.graph.reader import SavedGraphs
+from exporter.graph.recursion import with_deep_recursion
 
-Kind = OneOf["added", "gone", "changed"]
+ChangeType = OneOf["added", "gone", "changed"]
 
 
 @dataclass(frozen=True)
-class Change:
-    """``module`` and ``where`` are the node's, in the file that has it (the second, where both do)."""
+class NodeChange:
+    """One difference between two graphs; ``module`` and ``where`` are the node's (the second file's, if in both)."""
 
-    kind: Kind
+    kind: ChangeType
     method: str
     what: str
     module: str = ""
@@ -32,8 +32,8 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """A tensor that both files hold, with other bytes: how many of its numbers differ, and by how much at most."""
+class TensorChange:
+    """A tensor with other bytes in each file: how many of its numbers differ, and by how much at most."""
 
     name: str
     kind: str
@@ -43,159 +43,169 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Changes:
-    nodes: tuple[Change, ...]
-    tensors: tuple[Tensor, ...]
+class GraphDiff:
+    """All differences between the graphs of two files."""
+
+    nodes: tuple[NodeChange, ...]
+    tensors: tuple[TensorChange, ...]
 
 
-@deep
-def changes(one: Saved, other: Saved) -> Changes:
-    """What ``other`` has that ``one`` has not, and the other way round; empty only for equal canonical texts."""
-    nodes: list[Change] = []
-    tensors: dict[str, Tensor] = {}
-    for name in sorted({*one.graphs, *other.graphs}):
-        if name not in other.graphs:
-            nodes.append(Change("gone", name, f"the method, of {len(one.graphs[name])} operations"))
-        elif name not in one.graphs:
-            nodes.append(Change("added", name, f"the method, of {len(other.graphs[name])} operations"))
+@with_deep_recursion
+def diff_graphs(old: SavedGraphs, new: SavedGraphs) -> GraphDiff:
+    """Return what ``new`` has that ``old`` does not, and vice versa; empty only for equal canonical texts."""
+    nodes: list[NodeChange] = []
+    tensors: dict[str, TensorChange] = {}
+    for name in sorted({*old.graphs, *new.graphs}):
+        if name not in new.graphs:
+            nodes.append(NodeChange("gone", name, f"the method, of {len(old.graphs[name])} operations"))
+        elif name not in old.graphs:
+            nodes.append(NodeChange("added", name, f"the method, of {len(new.graphs[name])} operations"))
         else:
-            compared = _Compared(one.graphs[name], other.graphs[name], one.tensors, other.tensors)
-            nodes += compared.nodes
-            tensors.update(compared.tensors)
-    return Changes(tuple(nodes), tuple(tensors.values()))
+            method_diff = _MethodDiff(old.graphs[name], new.graphs[name], old.tensors, new.tensors)
+            nodes += method_diff.nodes
+            tensors.update(method_diff.tensors)
+    return GraphDiff(tuple(nodes), tuple(tensors.values()))
 
 
-class _Compared:
-    """One method."""
+class _MethodDiff:
+    """The differences of one method."""
 
     def __init__(
-        self, one: Graph, other: Graph, tensors: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]
+        self, old: Graph, new: Graph, old_tensors: Mapping[str, torch.Tensor], new_tensors: Mapping[str, torch.Tensor]
     ) -> None:
-        self._values = tensors, others
-        self.nodes: list[Change] = []
-        self.tensors: dict[str, Tensor] = {}
-        self._method = one.method
-        if one.types != other.types:
-            said = [", ".join(g.types) for g in (one, other)]
-            self.nodes.append(Change("changed", self._method, f"takes {said[1]}; it took {said[0]}"))
-        self._a, self._b = flat(one), flat(other)
-        self._pairs = matched(self._a, self._b)
-        self._inputs = dict(zip(one.body.inputs, other.body.inputs, strict=False))
-        for at, node in enumerate(self._a.nodes):
-            if at not in self._pairs:
-                self._say("gone", node, node_text(node))
-        taken = set(self._pairs.values())
-        for at, node in enumerate(self._b.nodes):
-            if at not in taken:
-                self._say("added", node, node_text(node))
+        self._values = old_tensors, new_tensors
+        self.nodes: list[NodeChange] = []
+        self.tensors: dict[str, TensorChange] = {}
+        self._method = old.method
+        if old.types != new.types:
+            signatures = [", ".join(g.types) for g in (old, new)]
+            self.nodes.append(NodeChange("changed", self._method, f"takes {signatures[1]}; it took {signatures[0]}"))
+        self._a, self._b = flatten_graph(old), flatten_graph(new)
+        self._pairs = match_nodes(self._a, self._b)
+        self._inputs = dict(zip(old.body.inputs, new.body.inputs, strict=False))
+        for index, node in enumerate(self._a.nodes):
+            if index not in self._pairs:
+                self._add_change("gone", node, format_node(node))
+        paired = set(self._pairs.values())
+        for index, node in enumerate(self._b.nodes):
+            if index not in paired:
+                self._add_change("added", node, format_node(node))
         for a, b in sorted(self._pairs.items(), key=lambda pair: pair[1]):
-            self._node(a, b)
-        self._order()
-        for i, text in self._arguments(one.body.outputs, other.body.outputs):
-            self.nodes.append(Change("changed", self._method, f"output {i} {text}"))
-        if not self.nodes and not self.tensors and method_text(one) != method_text(other):
-            self.nodes.append(Change("changed", self._method, "which of equal operations gives which value"))
+            self._compare_nodes(a, b)
+        self._compare_order()
+        for i, text in self._compare_arguments(old.body.outputs, new.body.outputs):
+            self.nodes.append(NodeChange("changed", self._method, f"output {i} {text}"))
+        if not self.nodes and not self.tensors and format_method(old) != format_method(new):
+            self.nodes.append(NodeChange("changed", self._method, "which of equal operations gives which value"))
 
-    def _say(self, kind: Kind, node: Node, what: str) -> None:
-        self.nodes.append(Change(kind, self._method, what, node.origin.module, node.origin.where))
+    def _add_change(self, change_type: ChangeType, node: Node, what: str) -> None:
+        self.nodes.append(NodeChange(change_type, self._method, what, node.origin.module, node.origin.where))
 
-    def _node(self, a: int, b: int) -> None:
+    def _compare_nodes(self, a: int, b: int) -> None:
         x, y = self._a.nodes[a], self._b.nodes[b]
         if x.kind != y.kind:
-            self._say("changed", y, f"{node_text(y)}; it was {node_text(x)}")
+            self._add_change("changed", y, f"{format_node(y)}; it was {format_node(x)}")
             return
         if x.operator != y.operator:
-            self._say("changed", y, f"{y.operator}; it was {x.operator}")
+            self._add_change("changed", y, f"{y.operator}; it was {x.operator}")
         elif x.types != y.types:
-            self._say("changed", y, f"{y.operator} gives {', '.join(y.types)}; it gave {', '.join(x.types)}")
-        for i, text in self._arguments(x.inputs, y.inputs, y):
-            self._say("changed", y, f"{y.operator}: argument {_argument(y, i)} {text}")
+            self._add_change("changed", y, f"{y.operator} gives {', '.join(y.types)}; it gave {', '.join(x.types)}")
+        for i, text in self._compare_arguments(x.inputs, y.inputs, y):
+            self._add_change("changed", y, f"{y.operator}: argument {_describe_argument(y, i)} {text}")
         for j, (p, q) in enumerate(zip(x.blocks, y.blocks, strict=False)):
-            for i, text in self._arguments(p.outputs, q.outputs, y):
-                self._say("changed", y, f"{y.operator}: block {j} gives, as {i}, what {text}")
+            for i, text in self._compare_arguments(p.outputs, q.outputs, y):
+                self._add_change("changed", y, f"{y.operator}: block {j} gives, as {i}, what {text}")
         if len(x.blocks) != len(y.blocks):
-            self._say("changed", y, f"{y.operator} has {len(y.blocks)} blocks; it had {len(x.blocks)}")
+            self._add_change("changed", y, f"{y.operator} has {len(y.blocks)} blocks; it had {len(x.blocks)}")
 
-    def _order(self) -> None:
-        """Effects in another order, and reads of memory that was written to before, or no more."""
-        acting = [a for a in self._pairs if self._a.effects[a] and self._b.effects[self._pairs[a]]]
-        for a, c in itertools.pairwise(sorted(acting)):
+    def _compare_order(self) -> None:
+        """Add effects in another order, and memory reads with another number of writes before them."""
+        effect_pairs = [a for a in self._pairs if self._a.effects[a] and self._b.effects[self._pairs[a]]]
+        for a, c in itertools.pairwise(sorted(effect_pairs)):
             if self._pairs[c] < self._pairs[a]:
                 x, y = self._b.nodes[self._pairs[a]], self._a.nodes[c]
-                self._say("changed", x, f"{x.operator} stands behind {y.operator}, in another order")
-        # Writes that were added or lost shift all that is behind them, and are said themselves.
+                self._add_change("changed", x, f"{x.operator} stands behind {y.operator}, in another order")
+        # Added or lost writes shift everything after them, and are reported themselves.
         if sum(bool(n.writes) for n in self._a.nodes) == sum(bool(n.writes) for n in self._b.nodes):
             for a, b in self._pairs.items():
-                then, now = self._a.versions[a], self._b.versions[b]
-                if then != now and min(then, now) >= 0 and not self._a.effects[a]:
+                before, now = self._a.versions[a], self._b.versions[b]
+                if before != now and min(before, now) >= 0 and not self._a.effects[a]:
                     node = self._b.nodes[b]
-                    self._say("changed", node, f"{node.operator} reads memory after {now} writes; it was after {then}")
+                    self._add_change(
+                        "changed", node, f"{node.operator} reads memory after {now} writes; it was after {before}"
+                    )
 
-    def _arguments(
+    def _compare_arguments(
         self, before: tuple[Input, ...], now: tuple[Input, ...], node: Node | None = None
     ) -> list[tuple[int, str]]:
-        """Position, and what is there instead of what."""
-        found = []
+        """Return the position of each differing argument, and what it is instead of what."""
+        differences = []
         if len(before) != len(now):
-            found.append((min(len(before), len(now)), f"to the last: there are {len(now)}; there were {len(before)}"))
+            differences.append(
+                (min(len(before), len(now)), f"to the last: there are {len(now)}; there were {len(before)}")
+            )
         for i, (v, w) in enumerate(zip(before, now, strict=False)):
             if isinstance(v, int) and isinstance(w, int):
-                if self._same(v, w):
+                if self._is_same_value(v, w):
                     continue
-            elif isinstance(v, Held) and isinstance(w, Held) and (v.name, v.kind()) == (w.name, w.kind()):
+            elif (
+                isinstance(v, TensorConstant)
+                and isinstance(w, TensorConstant)
+                and (v.name, v.kind()) == (w.name, w.kind())
+            ):
                 if v.digest != w.digest:
-                    self._tensor(v, w, node)
+                    self._compare_tensors(v, w, node)
                 continue
             elif v == w:
                 continue
-            found.append((i, f"is {self._text(self._b, w)}; it was {self._text(self._a, v)}"))
-        return found
+            differences.append((i, f"is {self._describe_value(self._b, w)}; it was {self._describe_value(self._a, v)}"))
+        return differences
 
-    def _same(self, v: int, w: int) -> bool:
-        made, other = self._a.made.get(v), self._b.made.get(w)
-        if made is None or other is None:
-            return made is other and self._inputs.get(v) == w
-        return self._pairs.get(made[0]) == other[0] and made[1] == other[1]
+    def _is_same_value(self, v: int, w: int) -> bool:
+        old_producer, new_producer = self._a.producers.get(v), self._b.producers.get(w)
+        if old_producer is None or new_producer is None:
+            return old_producer is new_producer and self._inputs.get(v) == w
+        return self._pairs.get(old_producer[0]) == new_producer[0] and old_producer[1] == new_producer[1]
 
-    def _text(self, of: Flat, value: Input) -> str:
+    def _describe_value(self, flat_graph: FlatGraph, value: Input) -> str:
         if isinstance(value, Literal):
             return value.text
-        if isinstance(value, Held):
-            return f"the tensor {value.name or constant(value)[:24].strip()}"
-        if value not in of.made:
-            return f"input {of.graph.body.inputs.index(value)}"
-        at, which = of.made[value]
-        node = of.nodes[at]
-        place = f" of {node.origin.module}" if node.origin.module else ""
-        first = which if len(node.outputs) != 1 or not which.startswith("output") else "what"
-        return f"{first} {node.operator}({', '.join(self._brief(v) for v in node.inputs)}){place} gives"
+        if isinstance(value, TensorConstant):
+            return f"the tensor {value.name or format_constant(value)[:24].strip()}"
+        if value not in flat_graph.producers:
+            return f"input {flat_graph.graph.body.inputs.index(value)}"
+        index, slot = flat_graph.producers[value]
+        node = flat_graph.nodes[index]
+        location = f" of {node.origin.module}" if node.origin.module else ""
+        first = slot if len(node.outputs) != 1 or not slot.startswith("output") else "what"
+        return f"{first} {node.operator}({', '.join(self._format_brief(v) for v in node.inputs)}){location} gives"
 
-    def _brief(self, value: Input) -> str:
-        if isinstance(value, Held):
+    def _format_brief(self, value: Input) -> str:
+        if isinstance(value, TensorConstant):
             return f"${value.name or value.kind()}"
         return value.text if isinstance(value, Literal) else f"%{value}"
 
-    def _tensor(self, v: Held, w: Held, node: Node | None) -> None:
-        one, other = _plain(self._values[0][v.key]), _plain(self._values[1][w.key])
+    def _compare_tensors(self, v: TensorConstant, w: TensorConstant, node: Node | None) -> None:
+        old, new = _to_dense(self._values[0][v.key]), _to_dense(self._values[1][w.key])
         name = w.name or f"{v.digest[:12]} -> {w.digest[:12]}"
         where = node.origin.where if node is not None else ""
-        largest, differ = _largest(one, other), int((~_alike(one, other)).sum())
-        self.tensors[name] = Tensor(name, w.kind(), largest, differ, where)
+        largest, differ = _compute_max_difference(old, new), int((~_compare_elements(old, new)).sum())
+        self.tensors[name] = TensorChange(name, w.kind(), largest, differ, where)
 
 
 @functools.cache
-def _names(schema: str) -> tuple[str, ...]:
+def _list_argument_names(schema: str) -> tuple[str, ...]:
     return tuple(a.name for a in torch._C.parse_schema(schema).arguments)
 
 
-def _argument(node: Node, at: int) -> str:
-    """Its name, where the operator has one for it."""
-    names = _names(node.schema) if node.schema else ()
-    return f"{names[at]!r}" if at < len(names) else str(at)
+def _describe_argument(node: Node, index: int) -> str:
+    """Return the argument's name if the operator has one for it, else its position."""
+    names = _list_argument_names(node.schema) if node.schema else ()
+    return f"{names[index]!r}" if index < len(names) else str(index)
 
 
-def _plain(value: torch.Tensor) -> torch.Tensor:
-    """Dense, of a dtype that can be computed with."""
+def _to_dense(value: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor of a dtype that supports arithmetic."""
     value = value.detach()
     if value.is_meta:
         return torch.empty(0)
@@ -203,18 +213,18 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
     return dense.to(torch.float64) if dense.is_floating_point() else dense
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """To the bit, but for which NaN it is: 0.0 and -0.0 are two numbers."""
-    same = (one == other) | (one.isnan() & other.isnan())
-    real = one.is_floating_point()
-    return same & (one.signbit() == other.signbit()) if real else same
+def _compare_elements(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Compare elements bitwise, except that all NaN are equal: 0.0 and -0.0 are two numbers."""
+    same = (left == right) | (left.isnan() & right.isnan())
+    real = left.is_floating_point()
+    return same & (left.signbit() == right.signbit()) if real else same
 
 
-def _largest(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest absolute difference; NaN where one has NaN and the other none, which is no small difference."""
-    if not one.numel():
+def _compute_max_difference(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Return the largest absolute difference; NaN if exactly one of two elements is NaN, which is no small one."""
+    if not left.numel():
         return 0.0
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    difference = (one.detach().to(wide) - other.detach().to(wide)).abs()
-    difference = difference.masked_fill(_alike(one, other), 0.0)
+    wide = torch.complex128 if left.is_complex() else torch.float64
+    difference = (left.detach().to(wide) - right.detach().to(wide)).abs()
+    difference = difference.masked_fill(_compare_elements(left, right), 0.0)
     return float("nan") if bool(difference.isnan().any()) else float(difference.max())

@@ -1,4 +1,4 @@
-"""A graph as plain values: what reading, comparing and drawing of saved graphs speak of."""
+"""A graph as plain values: the common form for reading, comparing and drawing saved graphs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ UNKNOWN = Origin("")
 
 
 @dataclass(frozen=True)
-class Held:
-    """A tensor that the file holds. ``name`` is its path in the file where it can be set or is written to; one that
-    only stands in the graph has none. ``key`` finds its value; ``digest`` is the sha256 of its bytes; tensors of one
+class TensorConstant:
+    """A tensor held by the file. ``name`` is its path in the file if it can be set or is written to; one that only
+    stands in the graph has none. ``key`` finds its value; ``digest`` is the sha256 of its bytes; tensors of one
     ``memory`` share it."""
 
     dtype: str
@@ -25,26 +25,27 @@ class Held:
     memory: str = field(default="", compare=False)
 
     def kind(self) -> str:
+        """Return dtype and shape as text, such as ``float64[3]``."""
         return f"{self.dtype}{list(self.shape)}".replace(" ", "")
 
 
 @dataclass(frozen=True)
 class Literal:
-    """A number, text, list of them, or ``None``, as it is written; floats so that they are read back to the bit.
+    """A number, text, list of them, or ``None``, as source text; floats so that they are read back to the bit.
 
-    ``value`` is the thing itself."""
+    ``value`` is the Python object."""
 
     text: str
     value: Any = field(default=None, compare=False)
 
 
 # A value of the graph is an integer.
-Input = int | Literal | Held
+Input = int | Literal | TensorConstant
 
 
 @dataclass(frozen=True)
 class Block:
-    """``types`` of the inputs."""
+    """A list of nodes with its inputs and outputs; ``types`` are those of the inputs."""
 
     inputs: tuple[int, ...]
     nodes: tuple[Node, ...]
@@ -54,12 +55,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Node:
-    """``operator`` has its overload (``aten::add.Tensor``), and its attributes where it has any.
+    """One operation. ``operator`` has its overload (``aten::add.Tensor``), and its attributes if it has any.
 
-    ``types`` are those of the outputs; ``schema`` is torch's own, empty for what has none. ``effect``: the node writes
-    to memory, raises, prints, draws random numbers or sets an attribute. ``writes`` and ``reads`` name memory that some
-    node of the graph writes to. ``origin`` (submodule, line of source) is no part of what is computed.
-    """
+    ``types`` are those of the outputs; ``schema`` is torch's own, empty without one. ``effect``: the node writes to
+    memory, raises, prints, draws random numbers or sets an attribute. ``writes`` and ``reads`` name memory that some
+    node of the graph writes to. ``origin`` (submodule, source line) is no part of what is computed."""
 
     operator: str
     inputs: tuple[Input, ...]
@@ -74,59 +74,61 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """The operator without its overload and attributes."""
+        """Return the operator without its overload and attributes."""
         return self.operator.partition("[")[0].partition(".")[0]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """One method. ``types`` of the inputs; the module itself is no input."""
+    """One method. ``types`` are those of the inputs; the module itself is no input."""
 
     method: str
     body: Block
     types: tuple[str, ...]
 
     def __iter__(self) -> Iterator[Node]:
-        """Every node, those of inner blocks behind the node that holds them."""
-        return walk(self.body)
+        """Yield every node, those of inner blocks after the node that holds them."""
+        return walk_nodes(self.body)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
-def walk(block: Block) -> Iterator[Node]:
+def walk_nodes(block: Block) -> Iterator[Node]:
+    """Yield every node of a block, those of inner blocks after the node that holds them."""
     for node in block.nodes:
         yield node
         for inner in node.blocks:
-            yield from walk(inner)
+            yield from walk_nodes(inner)
 
 
-def versions(block: Block) -> dict[int, int]:
-    """By ``id`` of each node that reads memory: how many writes to each piece of it stand before, in the block."""
-    found: dict[int, int] = {}
+def count_prior_writes(block: Block) -> dict[int, int]:
+    """Return, by ``id`` of each node that reads memory, the number of earlier writes to it in the block."""
+    counts: dict[int, int] = {}
     writes: dict[int | str, int] = {}
     for node in block.nodes:
         if node.reads:
-            found[id(node)] = sum(writes.get(memory, 0) for memory in node.reads)
+            counts[id(node)] = sum(writes.get(memory, 0) for memory in node.reads)
         for memory in node.writes:
             writes[memory] = writes.get(memory, 0) + 1
-    return found
+    return counts
 
 
-def values_of(inputs: tuple[Input, ...]) -> list[int]:
+def select_values(inputs: tuple[Input, ...]) -> list[int]:
+    """Return the inputs that are values of the graph, without constants."""
     return [i for i in inputs if isinstance(i, int)]
 
 
-def free_values(block: Block) -> list[int]:
-    """Values of outside that a block reads, in the order in which it first does."""
-    own = set(block.inputs)
-    found: dict[int, None] = {}
+def find_free_values(block: Block) -> list[int]:
+    """Return the outer values that a block reads, in the order in which it first does."""
+    bound = set(block.inputs)
+    free: dict[int, None] = {}
     for node in block.nodes:
-        for value in (*values_of(node.inputs), *(v for inner in node.blocks for v in free_values(inner))):
-            if value not in own:
-                found.setdefault(value)
-        own |= set(node.outputs)
-    for value in values_of(block.outputs):
-        if value not in own:
-            found.setdefault(value)
-    return list(found)
+        for value in (*select_values(node.inputs), *(v for inner in node.blocks for v in find_free_values(inner))):
+            if value not in bound:
+                free.setdefault(value)
+        bound |= set(node.outputs)
+    for value in select_values(block.outputs):
+        if value not in bound:
+            free.setdefault(value)
+    return list(free)

@@ -1,18 +1,18 @@
-"""A graph as lines to read: one a node, with the submodule and the line of source that it came from."""
+"""A graph as readable lines: one per node, with the submodule and source line that it came from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exporter.graph.canonical_text import input_text
-from exporter.graph.ir import Block, Graph, Held, Input, Node
-from exporter.graph.recursion import deep
+from exporter.graph.canonical_text import format_input
+from exporter.graph.ir import Block, Graph, Input, Node, TensorConstant
+from exporter.graph.recursion import with_deep_recursion
 
 
 @dataclass(frozen=True)
-class Row:
-    """``depth``: of the block that the node stands in. ``origin`` says a node of autograd too, where one is known."""
+class ListingRow:
+    """One line of a graph; ``depth`` is that of the node's block, ``origin`` names its autograd node too, if known."""
 
     text: str
     module: str
@@ -21,42 +21,51 @@ class Row:
     depth: int
 
 
-@deep
-def rows(graph: Graph, names: Sequence[str] = ()) -> list[Row]:
-    """``names`` of the inputs; other values have numbers."""
-    known = dict(zip(graph.body.inputs, (f"%{n}" for n in names), strict=False))
-    taken = ", ".join(f"{known.get(v, f'%{v}')}{_type(t)}" for v, t in zip(graph.body.inputs, graph.types, strict=True))
-    found = [Row(f"({taken})", "", "", "", 0), *_rows(graph.body, known, 0)]
-    found.append(Row(f"-> {_join(graph.body.outputs, known)}", "", "", "", 0))
-    return found
+@with_deep_recursion
+def list_rows(graph: Graph, names: Sequence[str] = ()) -> list[ListingRow]:
+    """Return the lines of a graph; ``names`` are those of its inputs, other values have numbers."""
+    value_names = dict(zip(graph.body.inputs, (f"%{n}" for n in names), strict=False))
+    arguments = ", ".join(
+        f"{value_names.get(v, f'%{v}')}{_format_type(t)}" for v, t in zip(graph.body.inputs, graph.types, strict=True)
+    )
+    listing = [ListingRow(f"({arguments})", "", "", "", 0), *_iterate_rows(graph.body, value_names, 0)]
+    listing.append(ListingRow(f"-> {_format_inputs(graph.body.outputs, value_names)}", "", "", "", 0))
+    return listing
 
 
-def _rows(block: Block, known: dict[int, str], depth: int):
+def _iterate_rows(block: Block, value_names: dict[int, str], depth: int):
     for node in block.nodes:
         origin = node.origin
-        said = f"{origin.part} {origin.of}".strip()
-        yield Row(node_text(node, known), origin.module, origin.where, said, depth)
+        origin_text = f"{origin.part} {origin.of}".strip()
+        yield ListingRow(format_node(node, value_names), origin.module, origin.where, origin_text, depth)
         for inner in node.blocks:
             if inner.inputs:
-                yield Row(f"({', '.join(known.get(v, f'%{v}') for v in inner.inputs)})", "", "", "", depth + 1)
-            yield from _rows(inner, known, depth + 1)
-            yield Row(f"-> {_join(inner.outputs, known)}", "", "", "", depth + 1)
+                yield ListingRow(
+                    f"({', '.join(value_names.get(v, f'%{v}') for v in inner.inputs)})", "", "", "", depth + 1
+                )
+            yield from _iterate_rows(inner, value_names, depth + 1)
+            yield ListingRow(f"-> {_format_inputs(inner.outputs, value_names)}", "", "", "", depth + 1)
 
 
-def node_text(node: Node, known: dict[int, str] | None = None) -> str:
-    known = known or {}
-    given = ", ".join(f"{known.get(v, f'%{v}')}{_type(t)}" for v, t in zip(node.outputs, node.types, strict=True))
-    return f"{given}{' = ' if given else ''}{node.operator}({_join(node.inputs, known)})"
+def format_node(node: Node, value_names: dict[int, str] | None = None) -> str:
+    """Return one node as a line of text."""
+    value_names = value_names or {}
+    results = ", ".join(
+        f"{value_names.get(v, f'%{v}')}{_format_type(t)}" for v, t in zip(node.outputs, node.types, strict=True)
+    )
+    return f"{results}{' = ' if results else ''}{node.operator}({_format_inputs(node.inputs, value_names)})"
 
 
-def _join(values: Sequence[Input], known: dict[int, str]) -> str:
-    return ", ".join(known.get(v, f"%{v}") if isinstance(v, int) else input_text(v, _held) for v in values)
+def _format_inputs(values: Sequence[Input], value_names: dict[int, str]) -> str:
+    return ", ".join(
+        value_names.get(v, f"%{v}") if isinstance(v, int) else format_input(v, _format_tensor) for v in values
+    )
 
 
-def _held(held: Held) -> str:
-    return f"${held.name or held.digest[:8]}:{held.kind()}"
+def _format_tensor(tensor: TensorConstant) -> str:
+    return f"${tensor.name or tensor.digest[:8]}:{tensor.kind()}"
 
 
-def _type(text: str) -> str:
-    """Nothing for a tensor of which nothing is known, a number or a text: the operator says it."""
+def _format_type(text: str) -> str:
+    """Return an empty text for an unknown tensor, a number or a text: the operator tells their type."""
     return "" if text in ("Tensor", "int", "float", "bool", "str") else f": {text}"

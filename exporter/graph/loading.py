@@ -1,4 +1,4 @@
-"""TorchScript files into torch, on the CPU."""
+"""Loading of TorchScript files into torch, on the CPU."""
 
 from __future__ import annotations
 
@@ -11,57 +11,58 @@ from exporter.archive import pt_archive
 from exporter.archive.contract import Contract
 from exporter.archive.method_names import BLOCKS
 from exporter.archive.pt_archive import Archive
-from exporter.common.errors import ArchiveError, ForeignError, first_line
-from exporter.common.torch_hooks import quiet_deprecations
+from exporter.common.errors import ArchiveError, ForeignError, summarize_error
+from exporter.common.torch_hooks import ignore_deprecations
 
 
 @dataclass(frozen=True)
 class File:
-    """A TorchScript file: an archive with its contract, or one of somebody else's.
+    """A TorchScript file: an archive with its contract, or a foreign one.
 
-    ``module`` is loaded anew each time: one that has run keeps what torch's executor made of it.
-    """
+    Each ``load`` gives a new module: one that has run keeps the graphs of torch's executor."""
 
     path: Path
     archive: Archive | None
 
     @property
     def contract(self) -> Contract | None:
+        """Return the contract of an archive, None for a foreign file."""
         return self.archive.contract if self.archive else None
 
-    def module(self) -> torch.jit.ScriptModule:
-        return loaded(self.path)
+    def load(self) -> torch.jit.ScriptModule:
+        """Load the module anew."""
+        return load_module(self.path)
 
 
-def opened_file(path: Path) -> File:
-    """Raises ``ArchiveError`` for a file that is damaged or no TorchScript."""
+def open_file(path: Path) -> File:
+    """Open a file; raise ``ArchiveError`` if it is damaged or no TorchScript."""
     try:
         opened = pt_archive.read(path)
         if opened.holds != "graphs":
             raise ArchiveError(
-                "this file holds no graphs of TorchScript", where=str(path), expected="the .pt that it was made of"
+                "this file holds no graphs of TorchScript", where=str(path), expected="the .pt that it was made from"
             )
         return File(path, opened)
     except ForeignError:
         return File(path, None)
 
 
-def loaded(path: Path) -> torch.jit.ScriptModule:
-    """Any TorchScript file; raises ``ArchiveError`` where it does not load."""
-    with quiet_deprecations():
+def load_module(path: Path) -> torch.jit.ScriptModule:
+    """Load any TorchScript file; raise ``ArchiveError`` if that fails."""
+    with ignore_deprecations():
         try:
             return torch.jit.load(str(path), map_location="cpu")
         except Exception as error:
             raise ArchiveError(
                 "the file does not load",
                 where=str(path),
-                got=first_line(error),
+                got=summarize_error(error),
                 expected="a TorchScript file, as torch.jit.save writes it",
             ) from error
 
 
-def captured_name(module: torch.jit.ScriptModule, method: str) -> str:
-    """The graph behind a method of the contract, without the checks of shapes around it."""
-    there = module._c._method_names()
-    ways = [f"{method}_batch", *([BLOCKS] if method == "jacobian" else [])]
-    return next((name for name in ways if name in there), method)
+def resolve_captured_method(module: torch.jit.ScriptModule, method: str) -> str:
+    """Return the name of the graph behind a method of the contract, without the shape checks around it."""
+    available = module._c._method_names()
+    candidates = [f"{method}_batch", *([BLOCKS] if method == "jacobian" else [])]
+    return next((name for name in candidates if name in available), method)

@@ -1,8 +1,7 @@
-"""What loops and branches carry, in an order of its own: TorchScript puts it in that of the variables' names.
+"""Canonical order of values carried by loops and branches: TorchScript orders them by the variables' names.
 
 Outputs of a branch, and the values that go round a loop, can be listed in any order. Here they are sorted by what they
-are computed from; of those that are computed alike the order is kept.
-"""
+are computed from; values computed alike keep their order."""
 
 from __future__ import annotations
 
@@ -10,93 +9,103 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 
-from exporter.graph.ir import Block, Graph, Held, Input, Literal, Node
+from exporter.graph.ir import Block, Graph, Input, Literal, Node, TensorConstant
 
 LOOP, BRANCH = "prim::Loop", "prim::If"
 Hashes = dict[int, bytes]
 
 
-def settled(graph: Graph) -> Graph:
+def canonicalize_loop_values(graph: Graph) -> Graph:
+    """Return the graph with the carried values of its loops and branches in canonical order."""
     hashes: Hashes = {v: b"input %d" % i for i, v in enumerate(graph.body.inputs)}
-    return dataclasses.replace(graph, body=_block(graph.body, hashes))
+    return dataclasses.replace(graph, body=_sort_block(graph.body, hashes))
 
 
-def _block(block: Block, hashes: Hashes) -> Block:
-    """``hashes`` of what is known already; those of the block's own values are added."""
+def _sort_block(block: Block, hashes: Hashes) -> Block:
+    """Sort a block; ``hashes`` are those of known values, and get those of the block's own."""
     nodes = []
     for node in block.nodes:
-        made = _node(node, hashes)
-        own = _hash([_label(made), *(_of(v, hashes) for v in made.inputs), *(_inner(b, hashes) for b in made.blocks)])
-        hashes.update({v: own + b"%d" % i for i, v in enumerate(made.outputs)})
-        nodes.append(made)
+        sorted_node = _sort_node(node, hashes)
+        node_hash = _hash(
+            [
+                _encode_label(sorted_node),
+                *(_encode_value(v, hashes) for v in sorted_node.inputs),
+                *(_hash_block(b, hashes) for b in sorted_node.blocks),
+            ]
+        )
+        hashes.update({v: node_hash + b"%d" % i for i, v in enumerate(sorted_node.outputs)})
+        nodes.append(sorted_node)
     return dataclasses.replace(block, nodes=tuple(nodes))
 
 
-def _node(node: Node, hashes: Hashes) -> Node:
+def _sort_node(node: Node, hashes: Hashes) -> Node:
     if node.kind == LOOP:
-        return _loop(node, hashes)
+        return _sort_loop(node, hashes)
     for j, inner in enumerate(node.blocks):
-        # Of a graph of its own; a branch is given nothing.
-        taken = [_label(node), *(_of(v, hashes) for v in node.inputs), b"%d" % j]
-        hashes.update({v: _hash([*taken, b"%d" % i]) for i, v in enumerate(inner.inputs)})
-    blocks = tuple(_block(inner, hashes) for inner in node.blocks)
+        # Inputs of a separate graph; a branch has none.
+        node_parts = [_encode_label(node), *(_encode_value(v, hashes) for v in node.inputs), b"%d" % j]
+        hashes.update({v: _hash([*node_parts, b"%d" % i]) for i, v in enumerate(inner.inputs)})
+    blocks = tuple(_sort_block(inner, hashes) for inner in node.blocks)
     if node.kind != BRANCH:
         return dataclasses.replace(node, blocks=blocks)
-    keys = [_hash([_of(b.outputs[i], hashes) for b in blocks]) for i in range(len(node.outputs))]
+    keys = [_hash([_encode_value(b.outputs[i], hashes) for b in blocks]) for i in range(len(node.outputs))]
     order = sorted(range(len(keys)), key=keys.__getitem__)
     return dataclasses.replace(
         node,
-        blocks=tuple(dataclasses.replace(b, outputs=_sorted(b.outputs, order)) for b in blocks),
-        outputs=_sorted(node.outputs, order),
-        types=_sorted(node.types, order),
+        blocks=tuple(dataclasses.replace(b, outputs=_permute(b.outputs, order)) for b in blocks),
+        outputs=_permute(node.outputs, order),
+        types=_permute(node.types, order),
     )
 
 
-def _loop(node: Node, hashes: Hashes) -> Node:
-    """Two rounds over the body: what a value is computed from may be a value that goes round itself."""
+def _sort_loop(node: Node, hashes: Hashes) -> Node:
+    """Sort a loop in two rounds over its body: a value may be computed from one that goes round itself."""
     (body,) = node.blocks
-    count, condition, *given = node.inputs
+    count, condition, *initial = node.inputs
     turn, *carried = body.inputs
-    keys = [_hash([b"carried", _of(v, hashes)]) for v in given]
-    hashes[turn] = _hash([b"turn", _of(count, hashes), _of(condition, hashes)])
+    keys = [_hash([b"carried", _encode_value(v, hashes)]) for v in initial]
+    hashes[turn] = _hash([b"turn", _encode_value(count, hashes), _encode_value(condition, hashes)])
     inner = body
     for _ in range(2):
         hashes.update(zip(carried, keys, strict=True))
-        inner = _block(body, hashes)
-        keys = [_hash([key, _of(v, hashes)]) for key, v in zip(keys, inner.outputs[1:], strict=True)]
+        inner = _sort_block(body, hashes)
+        keys = [_hash([key, _encode_value(v, hashes)]) for key, v in zip(keys, inner.outputs[1:], strict=True)]
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    block = Block((turn, *_sorted(carried, order)), inner.nodes, (inner.outputs[0], *_sorted(inner.outputs[1:], order)))
+    block = Block(
+        (turn, *_permute(carried, order)), inner.nodes, (inner.outputs[0], *_permute(inner.outputs[1:], order))
+    )
     return dataclasses.replace(
         node,
-        inputs=(count, condition, *_sorted(given, order)),
+        inputs=(count, condition, *_permute(initial, order)),
         blocks=(block,),
-        outputs=_sorted(node.outputs, order),
-        types=_sorted(node.types, order),
+        outputs=_permute(node.outputs, order),
+        types=_permute(node.types, order),
     )
 
 
-def _sorted(values: Sequence, order: Sequence[int]) -> tuple:
+def _permute(values: Sequence, order: Sequence[int]) -> tuple:
     return tuple(values[i] for i in order)
 
 
-def _inner(block: Block, hashes: Hashes) -> bytes:
-    """Of a block whose values are in ``hashes``: what it computes, in no order, and what it gives."""
-    made = sorted(hashes[v] for node in block.nodes for v in node.outputs)
-    return _hash([*made, *(_of(v, hashes) for v in block.outputs)])
+def _hash_block(block: Block, hashes: Hashes) -> bytes:
+    """Hash a block whose values are in ``hashes``: what it computes, in no order, and what it returns."""
+    value_hashes = sorted(hashes[v] for node in block.nodes for v in node.outputs)
+    return _hash([*value_hashes, *(_encode_value(v, hashes) for v in block.outputs)])
 
 
-def _label(node: Node) -> bytes:
+def _encode_label(node: Node) -> bytes:
     return f"{node.operator} {', '.join(node.types)}".encode()
 
 
-def _of(value: Input, hashes: Hashes) -> bytes:
+def _encode_value(value: Input, hashes: Hashes) -> bytes:
     if isinstance(value, int):
         return hashes[value]
-    return value.text.encode() if isinstance(value, Literal) else constant(value).encode()
+    return value.text.encode() if isinstance(value, Literal) else format_tensor(value).encode()
 
 
-def constant(held: Held) -> str:
-    return f"{held.name} {held.kind()} {held.digest}"
+def format_tensor(tensor: TensorConstant) -> str:
+    """Return the text of a tensor constant."""
+    return f"{tensor.name} {tensor.kind()} {tensor.digest}"
 
 
 def _hash(parts: Sequence[bytes]) -> bytes:

@@ -1,9 +1,8 @@
-"""Passes over a copy of a saved graph, one after the other: what each removes.
+"""Passes over a copy of a saved graph, one after the other, with what each removes.
 
-The ten that NEML2's tutorial on just-in-time compilation speaks of (neml2 2.x,
+The ten that NEML2's tutorial on just-in-time compilation describes (neml2 2.x,
 doc/content/tutorials/models/just_in_time_compilation), in torch's order (torch/csrc/jit/runtime/graph_executor.cpp:
-``runRequiredPasses`` and what stands around it).
-"""
+``runRequiredPasses`` and the code around it)."""
 
 from __future__ import annotations
 
@@ -14,19 +13,18 @@ from typing import Any
 
 import torch
 
-from exporter.archive.input_files import Given
-from exporter.common.errors import UsageError, first_line
-from exporter.graph.executor_stages import method_named, run_inputs
+from exporter.archive.input_files import InputValues
+from exporter.common.errors import UsageError, summarize_error
+from exporter.graph.executor_stages import prepare_inputs, resolve_method
 from exporter.graph.loading import File
-from exporter.graph.torch_nodes import nodes
+from exporter.graph.torch_nodes import iterate_nodes
 
 
 @dataclass(frozen=True)
-class Pass:
-    """What one pass did: nodes as torch counts them, and by kind how many are fewer and how many more.
+class PassResult:
+    """The effect of one pass: nodes as torch counts them, and how many fewer and more there are of each operator.
 
-    ``not_run`` says why it could not run.
-    """
+    ``not_run`` is the reason why it could not run."""
 
     name: str
     before: int
@@ -36,32 +34,32 @@ class Pass:
     not_run: str = ""
 
 
-def passes(file: File, asked: str, given: Given | None = None) -> tuple[Pass, ...]:
-    """The ten passes on one method. Raises ``UsageError`` for a method that is not there."""
-    module = file.module()
-    method = method_named(file, module, asked)
+def run_passes(file: File, requested: str, inputs: InputValues | None = None) -> tuple[PassResult, ...]:
+    """Run the ten passes on one method; raise ``UsageError`` if there is no such method."""
+    module = file.load()
+    method = resolve_method(file, module, requested)
     graph = module._c._get_method(method).graph.copy()
-    found: list[Pass] = []
+    results: list[PassResult] = []
     for name, run in _PASSES.items():
-        before = Counter(node.kind() for node in nodes(graph))
-        # One that fails may have changed half of it.
+        before = Counter(node.kind() for node in iterate_nodes(graph))
+        # A failing pass may have changed half of the graph.
         copy = graph.copy()
         try:
-            run(copy, lambda: (module, *run_inputs(file, module, asked, method, given)))
+            run(copy, lambda: (module, *prepare_inputs(file, module, requested, method, inputs)))
         except UsageError as error:
-            found.append(_not_run(name, before, error.details.get("got", error.what)))
+            results.append(_make_skipped_result(name, before, error.details.get("got", error.what)))
             continue
         except RuntimeError as error:
-            found.append(_not_run(name, before, first_line(error)))
+            results.append(_make_skipped_result(name, before, summarize_error(error)))
             continue
         graph = copy
-        after = Counter(node.kind() for node in nodes(graph))
-        found.append(Pass(name, before.total(), after.total(), dict(before - after), dict(after - before)))
-    return tuple(found)
+        after = Counter(node.kind() for node in iterate_nodes(graph))
+        results.append(PassResult(name, before.total(), after.total(), dict(before - after), dict(after - before)))
+    return tuple(results)
 
 
-def _not_run(name: str, nodes_of: Counter[str], why: str) -> Pass:
-    return Pass(name, nodes_of.total(), nodes_of.total(), not_run=why)
+def _make_skipped_result(name: str, node_counts: Counter[str], reason: str) -> PassResult:
+    return PassResult(name, node_counts.total(), node_counts.total(), not_run=reason)
 
 
 Inputs = Callable[[], Sequence[Any]]
@@ -69,7 +67,7 @@ Inputs = Callable[[], Sequence[Any]]
 _torch: Any = torch._C
 
 
-def _shapes(graph: Any, inputs: Inputs) -> None:
+def _propagate_shapes(graph: Any, inputs: Inputs) -> None:
     _torch._jit_pass_complete_shape_analysis(graph, tuple(inputs()), False)
 
 
@@ -80,7 +78,7 @@ _PASSES: dict[str, Callable[[Any, Inputs], Any]] = {
     "canonicalisation": lambda graph, _: _torch._jit_pass_canonicalize_graph_fuser_ops(graph),
     "dead code": lambda graph, _: _torch._jit_pass_dce(graph),
     "constant propagation": lambda graph, _: _torch._jit_pass_constant_propagation(graph),
-    "input shape propagation": _shapes,
+    "input shape propagation": _propagate_shapes,
     "common subexpressions": lambda graph, _: _torch._jit_pass_cse(graph),
     "peephole": lambda graph, _: _torch._jit_pass_peephole(graph, False),
     "loop unrolling": lambda graph, _: _torch._jit_pass_loop_unrolling(graph),

@@ -1,4 +1,4 @@
-"""The operations of an archive's methods, each with where it came from."""
+"""Operations of an archive's methods, each with its origin."""
 
 from __future__ import annotations
 
@@ -12,51 +12,54 @@ from exporter.archive import pt_archive
 from exporter.archive.method_names import METHOD
 from exporter.archive.pt_archive import Archive
 from exporter.graph.ir import Graph
-from exporter.graph.loading import loaded
+from exporter.graph.loading import load_module
 from exporter.graph.origin import BACKWARD, HOOK, Origin
-from exporter.graph.reader import Saved, read, settable_names
+from exporter.graph.reader import SavedGraphs, list_settable_tensors, read
 
-# What only makes lists and numbers of what is there.
+# Operations that only make lists and numbers of existing values.
 _PLUMBING = ("prim::ListConstruct", "prim::TupleConstruct", "prim::NumToTensor")
 
 
 @dataclass(frozen=True)
 class Step:
+    """One operation of a method, with its origin."""
+
     operator: str
     origin: Origin
 
     @property
-    def of_backward(self) -> bool:
+    def is_backward(self) -> bool:
+        """Return whether the operation belongs to the backward pass or to a hook."""
         return self.origin.part in (BACKWARD, HOOK)
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedArchive:
     """An archive, its module as torch loads it, and the module's graphs."""
 
     archive: Archive
     module: torch.jit.ScriptModule
-    saved: Saved
+    saved: SavedGraphs
 
 
-def opened(path: Path) -> Opened:
-    """Raises ``ArchiveError`` for a file that is damaged or does not load."""
+def open_archive(path: Path) -> OpenedArchive:
+    """Open an archive; raise ``ArchiveError`` if it is damaged or does not load."""
     records = pt_archive.read(path)
-    module = loaded(path)
-    return Opened(records, module, read(module, settable_names(records.contract)))
+    module = load_module(path)
+    return OpenedArchive(records, module, read(module, list_settable_tensors(records.contract)))
 
 
-def captured_methods(saved: Saved) -> dict[str, tuple[Step, ...]]:
-    """The methods that were captured, by name: those behind ``forward``, ``jvp`` and their kin."""
+def list_captured_methods(saved: SavedGraphs) -> dict[str, tuple[Step, ...]]:
+    """Return the captured methods by name: those behind ``forward``, ``jvp`` and their kin."""
     names = [n for n in saved.graphs if n.endswith("_batch") and n != "broadcast_batch"]
-    return {name: steps(saved.graphs[name]) for name in names}
+    return {name: list_steps(saved.graphs[name]) for name in names}
 
 
-def steps(graph: Graph) -> tuple[Step, ...]:
-    """What the method computes, in order."""
+def list_steps(graph: Graph) -> tuple[Step, ...]:
+    """Return what the method computes, in order."""
     return tuple(Step(node.kind, node.origin) for node in graph if node.kind not in _PLUMBING)
 
 
-def captured_steps(one: Opened) -> Sequence[Step]:
-    """Those of the model itself."""
-    return steps(one.saved.graphs[METHOD])
+def list_model_steps(source: OpenedArchive) -> Sequence[Step]:
+    """Return the steps of the model itself."""
+    return list_steps(source.saved.graphs[METHOD])

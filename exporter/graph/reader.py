@@ -1,7 +1,6 @@
-"""torch's graphs as plain values: submodules inlined, constants where they are used, every node with its origin.
+"""Reader of torch's graphs as plain values: submodules inlined, constants where used, every node with its origin.
 
-A method's calls of the module's other methods stay calls, so that each graph stands by itself and none is there twice.
-"""
+A method's calls of the module's other methods stay calls, so that each graph stands alone and none is there twice."""
 
 from __future__ import annotations
 
@@ -16,142 +15,145 @@ from typing import Any
 import torch
 
 from exporter.archive.contract import Contract
-from exporter.archive.zip_records import zipped
-from exporter.graph.effects import Effects, with_effects, with_names
+from exporter.archive.zip_records import write_zip
+from exporter.graph.effects import Effects, annotate_effects, name_written_tensors
 from exporter.graph.ir import Block, Graph, Input, Literal, Node
-from exporter.graph.node_origin import origin_of
-from exporter.graph.recursion import deep
-from exporter.graph.submodules import set_attributes, submodules
-from exporter.graph.tensors import Tensors, literal
+from exporter.graph.node_origin import find_origin
+from exporter.graph.recursion import with_deep_recursion
+from exporter.graph.submodules import find_mutated_attributes, iterate_submodules
+from exporter.graph.tensors import ModuleTensors, format_literal
 from exporter.graph.torch_nodes import SCALAR_TYPES
 
-# What a call of a module's method is while torch inlines functions.
+# Stands for a call of a module's method while torch inlines functions.
 _CALL = "torchferry::call"
 CALL = "prim::CallMethod"
-# The call of a method of something else than the module itself, of which nothing is known.
+# The call of a method of another object than the module itself, of which nothing is known.
 OBJECT_CALL = "prim::CallObject"
-# The call of a submodule that is read apart; its path follows in brackets.
+# The call of a submodule that is not inlined; its path follows in brackets.
 APART = "torchferry::apart"
-# Of the types that torch writes: class names that it met before have a number, and a class is its path.
+# In torch's type texts a class is its path, and a repeated class name has a number.
 _MANGLED = re.compile(r"___torch_mangle_\d+\.")
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A module's methods as graphs, by name, and the tensors that they hold, by ``Held.key``."""
+class SavedGraphs:
+    """A module's methods as graphs, by name, and the tensors that they hold, by ``TensorConstant.key``."""
 
     graphs: Mapping[str, Graph]
     tensors: Mapping[str, torch.Tensor]
 
 
-@deep
-def read(module: torch.jit.ScriptModule, settable: Collection[str] | None = None) -> Saved:
-    """All methods of the top module. ``settable`` are the parameters whose names matter; None: all of them."""
+@with_deep_recursion
+def read(module: torch.jit.ScriptModule, settable: Collection[str] | None = None) -> SavedGraphs:
+    """Read all methods of the top module; ``settable``: parameters whose names matter, None for all of them."""
     names = {n for n, _ in module.named_parameters()} if settable is None else settable
-    tensors = Tensors(module, frozenset(names), set_attributes(module))
-    plain = {name: _Reader(tensors).method(name, module._c) for name in sorted(module._c._method_names())}
-    plain |= {name: _Reader(tensors).graph(name, graph) for name, graph in _hooks(module._c)}
-    if any(node.kind == OBJECT_CALL for graph in plain.values() for node in graph):
-        # Of any of them, for all that is known.
-        for path, child in submodules(module._c, ""):
+    tensors = ModuleTensors(module, frozenset(names), find_mutated_attributes(module))
+    graphs = {name: _GraphReader(tensors).read_method(name, module._c) for name in sorted(module._c._method_names())}
+    graphs |= {name: _GraphReader(tensors).read_graph(name, graph) for name, graph in _iterate_hooks(module._c)}
+    if any(node.kind == OBJECT_CALL for graph in graphs.values() for node in graph):
+        # It may be a method of any submodule.
+        for path, child in iterate_submodules(module._c, ""):
             for name in child._method_names() if path else ():
-                plain[f"{path}.{name}"] = _Reader(tensors).graph(f"{path}.{name}", _with_calls(child, name), path)
-    # What some method writes to is known by its path, and one memory, whoever reads it when.
-    first = _effects(plain, frozenset())
-    state = frozenset[str]().union(*(one.held for one in first.values()))
-    found = _effects({name: with_names(graph, state) for name, graph in plain.items()}, state)
-    return Saved({name: found[name].graph for name in plain}, tensors.values)
+                graphs[f"{path}.{name}"] = _GraphReader(tensors).read_graph(
+                    f"{path}.{name}", _inline_functions(child, name), path
+                )
+    # Tensors that some method writes to are named by their path, and are one memory for all readers.
+    first_effects = _compute_effects(graphs, frozenset())
+    state = frozenset[str]().union(*(method_effects.written_tensors for method_effects in first_effects.values()))
+    effects_by_name = _compute_effects(
+        {name: name_written_tensors(graph, state) for name, graph in graphs.items()}, state
+    )
+    return SavedGraphs({name: effects_by_name[name].graph for name in graphs}, tensors.values)
 
 
-@deep
-def read_apart(module: torch.jit.ScriptModule, methods: Collection[str], apart: Collection[str] = ()) -> Saved:
-    """These methods and those that they call, to be run one node after the other: without effects.
+@with_deep_recursion
+def read_methods(module: torch.jit.ScriptModule, methods: Collection[str], apart: Collection[str] = ()) -> SavedGraphs:
+    """Read these methods and those that they call, without effects, to be run node by node.
 
-    The submodules at the paths ``apart`` are not inlined: a call of one is a node ``APART``.
-    """
-    tensors = Tensors(module, frozenset(n for n, _ in module.named_parameters()), set_attributes(module))
+    The submodules at the paths ``apart`` are not inlined: a call of one is a node ``APART``."""
+    tensors = ModuleTensors(module, frozenset(n for n, _ in module.named_parameters()), find_mutated_attributes(module))
     graphs: dict[str, Graph] = {}
-    left = list(methods)
-    while left:
-        name = left.pop()
+    pending = list(methods)
+    while pending:
+        name = pending.pop()
         if name not in graphs:
-            path, _, own = name.rpartition(".")
-            held = tensors.attribute(path)
-            of: Any = held._c if isinstance(held, torch.jit.ScriptModule) else held
-            reader = _Reader(tensors, frozenset(apart) - {path})
-            graphs[name] = reader.graph(name, _with_calls(of, own), path)
-            left += [called(node) for node in graphs[name] if node.kind == CALL]
-    return Saved(graphs, tensors.values)
+            path, _, method_name = name.rpartition(".")
+            attribute = tensors.get_attribute(path)
+            owner: Any = attribute._c if isinstance(attribute, torch.jit.ScriptModule) else attribute
+            reader = _GraphReader(tensors, frozenset(apart) - {path})
+            graphs[name] = reader.read_graph(name, _inline_functions(owner, method_name), path)
+            pending += [get_callee(node) for node in graphs[name] if node.kind == CALL]
+    return SavedGraphs(graphs, tensors.values)
 
 
-def called(node: Node) -> str:
-    """The method that a node ``CALL`` calls, the path that a node ``APART`` does."""
+def get_callee(node: Node) -> str:
+    """Return the method that a ``CALL`` node calls, or the path that an ``APART`` node calls."""
     return node.operator.partition("[")[2].removesuffix("]").removeprefix("name=").strip("'")
 
 
-def _effects(plain: Mapping[str, Graph], state: frozenset[str]) -> dict[str, Effects]:
-    found: dict[str, Effects] = {}
+def _compute_effects(graphs: Mapping[str, Graph], state: frozenset[str]) -> dict[str, Effects]:
+    results: dict[str, Effects] = {}
 
-    def effects(name: str) -> Effects | None:
+    def find_effects(name: str) -> Effects | None:
         # TorchScript has no recursion.
-        if name in plain and name not in found:
-            found[name] = with_effects(plain[name], effects, state)
-        return found.get(name)
+        if name in graphs and name not in results:
+            results[name] = annotate_effects(graphs[name], find_effects, state)
+        return results.get(name)
 
-    for name in plain:
-        effects(name)
-    return found
+    for name in graphs:
+        find_effects(name)
+    return results
 
 
-def _hooks(module: Any) -> Iterator[tuple[str, Any]]:
-    """Of the top module, which its caller runs; those of submodules are called in the graphs."""
-    for kind, hooks in (("pre-hook", module._get_forward_pre_hooks()), ("hook", module._get_forward_hooks())):
+def _iterate_hooks(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the top module's hooks, which its caller runs; those of submodules are called in the graphs."""
+    for hook_type, hooks in (("pre-hook", module._get_forward_pre_hooks()), ("hook", module._get_forward_hooks())):
         for i, hook in enumerate(hooks):
             graph = hook.graph.copy()
             torch._C._jit_pass_inline(graph)
-            yield f"{kind} {i}", graph
+            yield f"{hook_type} {i}", graph
 
 
-def reloaded(records: Mapping[str, bytes], contract: Contract) -> Saved:
-    """What ``torch.jit.load`` makes of these records: not all that is in memory is in a file."""
-    module = torch.jit.load(io.BytesIO(zipped(records)), map_location="cpu")
-    return read(module, settable_names(contract))
+def reload_graphs(records: Mapping[str, bytes], contract: Contract) -> SavedGraphs:
+    """Return what ``torch.jit.load`` makes of these records: a file does not hold everything in memory."""
+    module = torch.jit.load(io.BytesIO(write_zip(records)), map_location="cpu")
+    return read(module, list_settable_tensors(contract))
 
 
-def settable_names(contract: Contract | None) -> set[str] | None:
-    """Tensors of the file that a host can set: parameters, and settings of solvers; None where no contract says it."""
+def list_settable_tensors(contract: Contract | None) -> set[str] | None:
+    """Return the settable tensors of a file: parameters and solver settings; None without a contract."""
     if contract is None:
         return None
     return {p.name for p in contract.parameters} | {f"{s.path}.{n}" for s in contract.solvers for n in s.settings}
 
 
-@deep
+@with_deep_recursion
 def read_graph(graph: Any, module: torch.jit.ScriptModule, method: str) -> Graph:
-    """A graph of torch's that has been inlined already, as its executor has it."""
-    tensors = Tensors(module, frozenset(n for n, _ in module.named_parameters()), set_attributes(module))
-    return with_effects(_Reader(tensors).graph(method, graph), lambda name: None, frozenset()).graph
+    """Read a torch graph that is inlined already, as its executor has it."""
+    tensors = ModuleTensors(module, frozenset(n for n, _ in module.named_parameters()), find_mutated_attributes(module))
+    return annotate_effects(_GraphReader(tensors).read_graph(method, graph), lambda name: None, frozenset()).graph
 
 
-def _with_calls(module: Any, method: str) -> Any:
-    """torch's graph of a method, of its own ``ScriptModule``, with functions inlined, and calls of modules' methods
-    still in it: torch forgets of what stands in inner blocks which module it came from."""
+def _inline_functions(module: Any, method: str) -> Any:
+    """Return torch's graph of a method of its own ``ScriptModule`` with functions inlined but methods still called:
+    torch forgets which module the nodes of inner blocks came from."""
     graph = module._get_method(method).graph.copy()
-    own = next(graph.inputs()).debugName()
+    self_name = next(graph.inputs()).debugName()
     for node in list(graph.findAllNodes(CALL)):
-        of = next(node.inputs())
-        root, path = of, []
+        receiver = next(node.inputs())
+        root, path = receiver, []
         while root.node().kind() == "prim::GetAttr":
             path.insert(0, root.node().s("name"))
             root = next(root.node().inputs())
-        if root.debugName() == own and of.type().kind() in ("ClassType", "InterfaceType"):
-            held = functools.reduce(lambda parent, name: parent.getattr(name), path, module)
-            if isinstance(held, torch.ScriptModule):
-                _stand_in(graph, node)
+        if root.debugName() == self_name and receiver.type().kind() in ("ClassType", "InterfaceType"):
+            attribute = functools.reduce(lambda parent, name: parent.getattr(name), path, module)
+            if isinstance(attribute, torch.ScriptModule):
+                _replace_call(graph, node)
     torch._C._jit_pass_inline(graph)
     return graph
 
 
-def _stand_in(graph: Any, node: Any) -> None:
+def _replace_call(graph: Any, node: Any) -> None:
     outputs = list(node.outputs())
     call = graph.create(_CALL, list(node.inputs()), len(outputs))
     call.s_("name", node.s("name"))
@@ -163,155 +165,166 @@ def _stand_in(graph: Any, node: Any) -> None:
     node.destroy()
 
 
-class _Module:
+class _ModuleRef:
     """A submodule in a graph."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
 
-class _Reader:
-    """One graph. Values are numbered in torch's own order."""
+class _GraphReader:
+    """Reader of one graph. Values are numbered in torch's own order."""
 
-    def __init__(self, tensors: Tensors, apart: Collection[str] = ()) -> None:
+    def __init__(self, tensors: ModuleTensors, apart: Collection[str] = ()) -> None:
         self._tensors = tensors
         self._apart = apart
-        self._known: dict[int, Input | _Module] = {}
+        self._values: dict[int, Input | _ModuleRef] = {}
         self._types: dict[int, str] = {}
         self._count = 0
-        # The submodule whose method is read.
-        self._within = ""
-        # Whether it is a graph that notes types when it runs.
-        self._seen = False
+        # The submodule whose method is being read.
+        self._current_module = ""
+        # Whether the graph has profiled types.
+        self._is_profiled = False
 
-    def method(self, name: str, module: Any) -> Graph:
-        """With the defaults of the arguments: who leaves one out gets it."""
-        found = self.graph(name, _with_calls(module, name))
+    def read_method(self, name: str, module: Any) -> Graph:
+        """Read a method with the defaults of its arguments, which a caller that leaves one out gets."""
+        graph = self.read_graph(name, _inline_functions(module, name))
         _, *arguments = module._get_method(name).schema.arguments
         types = tuple(
-            f"{t} = {literal(a.default_value)}" if a.has_default_value() else t
-            for t, a in zip(found.types, arguments, strict=True)
+            f"{t} = {format_literal(a.default_value)}" if a.has_default_value() else t
+            for t, a in zip(graph.types, arguments, strict=True)
         )
-        return dataclasses.replace(found, types=types)
+        return dataclasses.replace(graph, types=types)
 
-    def graph(self, method: str, graph: Any, path: str = "") -> Graph:
-        own, *inputs = graph.inputs()
-        if own.type().kind() == "ClassType":
-            self._known[own.unique()] = _Module(path)
+    def read_graph(self, method: str, graph: Any, path: str = "") -> Graph:
+        first_input, *inputs = graph.inputs()
+        if first_input.type().kind() == "ClassType":
+            self._values[first_input.unique()] = _ModuleRef(path)
         else:
             # An optimised graph of a plain function.
-            inputs = [own, *inputs]
-        body = self._block(inputs, graph.nodes(), graph.outputs())
+            inputs = [first_input, *inputs]
+        body = self._read_block(inputs, graph.nodes(), graph.outputs())
         types = tuple(self._types[i] for i in body.inputs)
-        return Graph(method, self._typed(body) if self._seen else body, types)
+        return Graph(method, self._apply_types(body) if self._is_profiled else body, types)
 
-    def _typed(self, block: Block) -> Block:
-        """With the types that were seen behind the nodes."""
+    def _apply_types(self, block: Block) -> Block:
+        """Return the block with the types that were profiled after the nodes."""
         nodes = tuple(
             dataclasses.replace(
-                node, types=tuple(self._types[i] for i in node.outputs), blocks=tuple(map(self._typed, node.blocks))
+                node,
+                types=tuple(self._types[i] for i in node.outputs),
+                blocks=tuple(map(self._apply_types, node.blocks)),
             )
             for node in block.nodes
         )
         return dataclasses.replace(block, nodes=nodes)
 
-    def _new(self, value: Any) -> int:
+    def _add_value(self, value: Any) -> int:
         number, self._count = self._count, self._count + 1
-        self._known[value.unique()] = number
-        self._types[number] = _type(value.type())
+        self._values[value.unique()] = number
+        self._types[number] = _format_type(value.type())
         return number
 
-    def _block(self, inputs: Any, nodes: Any, outputs: Any) -> Block:
-        taken = tuple(self._new(v) for v in inputs)
-        found = [made for node in nodes for made in self._node(node)]
-        returned = tuple(self._input(v) for v in outputs)
-        return Block(taken, tuple(found), returned, tuple(self._types[i] for i in taken))
+    def _read_block(self, inputs: Any, nodes: Any, outputs: Any) -> Block:
+        input_ids = tuple(self._add_value(v) for v in inputs)
+        new_nodes = [new_node for node in nodes for new_node in self._read_node(node)]
+        output_values = tuple(self._get_input(v) for v in outputs)
+        return Block(input_ids, tuple(new_nodes), output_values, tuple(self._types[i] for i in input_ids))
 
-    def _subgraphs(self, node: Any) -> tuple[Block, ...]:
-        """Graphs in an attribute, of what is forked or fused: they know nothing of the values around them."""
-        found = []
+    def _read_subgraphs(self, node: Any) -> tuple[Block, ...]:
+        """Read graphs in attributes, of forked or fused code: they do not see the values around them."""
+        blocks = []
         for name in node.attributeNames():
             if node.kindOf(name) != "g":
                 continue
-            graph, outside = node.g(name).copy(), self._known
+            graph, outside = node.g(name).copy(), self._values
             torch._C._jit_pass_inline(graph)
-            given = [outside[v.unique()] for v in node.inputs()]
+            arguments = [outside[v.unique()] for v in node.inputs()]
             # A module is passed on as it is.
-            pairs = list(zip(graph.inputs(), given, strict=False))
-            self._known = {v.unique(): g for v, g in pairs if isinstance(g, _Module)}
-            inputs = [v for v in graph.inputs() if v.unique() not in self._known]
-            found.append(self._block(inputs, graph.nodes(), graph.outputs()))
-            self._known = outside
-        return tuple(found)
+            pairs = list(zip(graph.inputs(), arguments, strict=False))
+            self._values = {v.unique(): g for v, g in pairs if isinstance(g, _ModuleRef)}
+            inputs = [v for v in graph.inputs() if v.unique() not in self._values]
+            blocks.append(self._read_block(inputs, graph.nodes(), graph.outputs()))
+            self._values = outside
+        return tuple(blocks)
 
-    def _input(self, value: Any) -> Input:
-        found = self._known[value.unique()]
-        # A module that is passed on as it is: to a method of an interface, or to isinstance.
-        return Literal(f"self.{found.path}".rstrip(".")) if isinstance(found, _Module) else found
+    def _get_input(self, value: Any) -> Input:
+        known_value = self._values[value.unique()]
+        # A module passed on as it is: to a method of an interface, or to isinstance.
+        return Literal(f"self.{known_value.path}".rstrip(".")) if isinstance(known_value, _ModuleRef) else known_value
 
-    def _node(self, node: Any) -> Iterator[Node]:
-        kind = node.kind()
-        if kind == "prim::Constant":
-            self._known[node.output().unique()] = self._constant(node)
+    def _read_node(self, node: Any) -> Iterator[Node]:
+        node_kind = node.kind()
+        if node_kind == "prim::Constant":
+            self._values[node.output().unique()] = self._read_constant(node)
             return
-        if kind == "prim::profile":
-            self._profiled(node)
+        if node_kind == "prim::profile":
+            self._read_profile(node)
             return
-        if kind == "prim::GetAttr":
-            found = self._attribute(node)
-            if found is not None:
-                self._known[node.output().unique()] = found
+        if node_kind == "prim::GetAttr":
+            attribute = self._read_attribute(node)
+            if attribute is not None:
+                self._values[node.output().unique()] = attribute
                 return
-        if kind == _CALL and isinstance(of := self._known[next(node.inputs()).unique()], _Module) and of.path:
-            if of.path in self._apart:
-                yield self._called_apart(node, of.path)
+        if (
+            node_kind == _CALL
+            and isinstance(receiver := self._values[next(node.inputs()).unique()], _ModuleRef)
+            and receiver.path
+        ):
+            if receiver.path in self._apart:
+                yield self._make_apart_call(node, receiver.path)
             else:
-                yield from self._inlined(node, of.path)
+                yield from self._inline_call(node, receiver.path)
             return
-        inputs = tuple(self._input(v) for v in node.inputs())
-        if kind == "prim::ListConstruct" and all(isinstance(i, Literal) for i in inputs) and not _is_changed(node):
-            # Of the type too: TorchScript knows what an empty list is a list of.
+        inputs = tuple(self._get_input(v) for v in node.inputs())
+        if node_kind == "prim::ListConstruct" and all(isinstance(i, Literal) for i in inputs) and not _is_changed(node):
+            # With the type: TorchScript knows the element type of an empty list.
             parts = [i for i in inputs if isinstance(i, Literal)]
             text = ", ".join(i.text for i in parts)
-            empty = "" if inputs else f":{_type(node.output().type())}"
-            self._known[node.output().unique()] = Literal(f"[{text}]{empty}", [i.value for i in parts])
+            empty = "" if inputs else f":{_format_type(node.output().type())}"
+            self._values[node.output().unique()] = Literal(f"[{text}]{empty}", [i.value for i in parts])
             return
-        yield self._made(node, kind, inputs)
+        yield self._make_node(node, node_kind, inputs)
 
-    def _inlined(self, node: Any, path: str) -> list[Node]:
-        """The nodes of a submodule's method, with the values that it is given."""
-        graph = _with_calls(self._tensors.attribute(path), node.s("name"))
-        own, *inputs = graph.inputs()
-        _, *given = (self._known[v.unique()] for v in node.inputs())
-        outside, within = self._known, self._within
-        self._within = path
-        self._known = {own.unique(): _Module(path), **{v.unique(): g for v, g in zip(inputs, given, strict=True)}}
-        found = [made for inner in graph.nodes() for made in self._node(inner)]
-        returned = [self._known[v.unique()] for v in graph.outputs()]
-        self._known, self._within = outside, within
-        self._known.update({v.unique(): g for v, g in zip(node.outputs(), returned, strict=True)})
-        return found
+    def _inline_call(self, node: Any, path: str) -> list[Node]:
+        """Read the nodes of a submodule's method, with the values passed to it."""
+        graph = _inline_functions(self._tensors.get_attribute(path), node.s("name"))
+        self_value, *inputs = graph.inputs()
+        _, *arguments = (self._values[v.unique()] for v in node.inputs())
+        outside, within = self._values, self._current_module
+        self._current_module = path
+        self._values = {
+            self_value.unique(): _ModuleRef(path),
+            **{v.unique(): g for v, g in zip(inputs, arguments, strict=True)},
+        }
+        new_nodes = [new_node for inner in graph.nodes() for new_node in self._read_node(inner)]
+        output_values = [self._values[v.unique()] for v in graph.outputs()]
+        self._values, self._current_module = outside, within
+        self._values.update({v.unique(): g for v, g in zip(node.outputs(), output_values, strict=True)})
+        return new_nodes
 
-    def _called_apart(self, node: Any, path: str) -> Node:
-        _, *given = (self._input(v) for v in node.inputs())
-        outputs = tuple(self._new(v) for v in node.outputs())
+    def _make_apart_call(self, node: Any, path: str) -> Node:
+        _, *arguments = (self._get_input(v) for v in node.inputs())
+        outputs = tuple(self._add_value(v) for v in node.outputs())
         types = tuple(self._types[i] for i in outputs)
-        origin = dataclasses.replace(origin_of(node), module=path)
-        return Node(f"{APART}[{path}]", tuple(given), outputs, types, origin=origin)
+        origin = dataclasses.replace(find_origin(node), module=path)
+        return Node(f"{APART}[{path}]", tuple(arguments), outputs, types, origin=origin)
 
-    def _made(self, node: Any, kind: str, inputs: tuple[Input, ...]) -> Node:
-        origin = origin_of(node)
-        origin = dataclasses.replace(origin, module=origin.module or self._within)
-        blocks = tuple(self._block(b.inputs(), b.nodes(), b.outputs()) for b in node.blocks())
-        blocks += self._subgraphs(node)
-        outputs = tuple(self._new(v) for v in node.outputs())
+    def _make_node(self, node: Any, node_kind: str, inputs: tuple[Input, ...]) -> Node:
+        origin = find_origin(node)
+        origin = dataclasses.replace(origin, module=origin.module or self._current_module)
+        blocks = tuple(self._read_block(b.inputs(), b.nodes(), b.outputs()) for b in node.blocks())
+        blocks += self._read_subgraphs(node)
+        outputs = tuple(self._add_value(v) for v in node.outputs())
         schema = node.schema()
         schema = "" if schema == "(no schema)" else schema
         # Its first input is the module.
-        inputs, kind = (inputs[1:], CALL) if kind == _CALL else (inputs, OBJECT_CALL if kind == CALL else kind)
-        operator = schema.partition("(")[0] or kind
+        inputs, node_kind = (
+            (inputs[1:], CALL) if node_kind == _CALL else (inputs, OBJECT_CALL if node_kind == CALL else node_kind)
+        )
+        operator = schema.partition("(")[0] or node_kind
         return Node(
-            operator + _attributes(node) + self._said(node),
+            operator + _format_attributes(node) + self._describe_attribute(node),
             inputs,
             outputs,
             tuple(self._types[i] for i in outputs),
@@ -321,47 +334,47 @@ class _Reader:
             origin=origin,
         )
 
-    def _constant(self, node: Any) -> Input:
+    def _read_constant(self, node: Any) -> Input:
         if node.output().type().kind() == "TensorType" and not node.mustBeNone():
-            return self._tensors.held(node.t("value"))
+            return self._tensors.add(node.t("value"))
         value = None if node.mustBeNone() else node.output().toIValue()
-        return Literal(literal(value), value)
+        return Literal(format_literal(value), value)
 
-    def _profiled(self, node: Any) -> None:
-        """A profiled value is the value, with another type."""
-        for value, made in zip(node.inputs(), node.outputs(), strict=False):
-            found = self._known[made.unique()] = self._known[value.unique()]
-            if isinstance(found, int) and node.hasAttribute("profiled_type"):
-                self._seen = True
-                self._types[found] = _type(node.ty("profiled_type"))
+    def _read_profile(self, node: Any) -> None:
+        """Alias a profiled value to its input, with another type."""
+        for value, output in zip(node.inputs(), node.outputs(), strict=False):
+            known_value = self._values[output.unique()] = self._values[value.unique()]
+            if isinstance(known_value, int) and node.hasAttribute("profiled_type"):
+                self._is_profiled = True
+                self._types[known_value] = _format_type(node.ty("profiled_type"))
 
-    def _attribute(self, node: Any) -> Input | _Module | None:
-        """None for an attribute that a method sets: when it is read matters."""
-        of = self._known[next(node.inputs()).unique()]
-        if not isinstance(of, _Module):
+    def _read_attribute(self, node: Any) -> Input | _ModuleRef | None:
+        """Return an attribute; None if a method sets it: then the time of the read matters."""
+        owner = self._values[next(node.inputs()).unique()]
+        if not isinstance(owner, _ModuleRef):
             return None
-        path = f"{of.path}.{node.s('name')}".lstrip(".")
-        if path in self._tensors.changing:
+        path = f"{owner.path}.{node.s('name')}".lstrip(".")
+        if path in self._tensors.mutated_paths:
             return None
-        value = self._tensors.attribute(path)
+        value = self._tensors.get_attribute(path)
         if isinstance(value, torch.ScriptModule):
-            return _Module(path)
+            return _ModuleRef(path)
         if isinstance(value, torch.Tensor):
-            return self._tensors.at(path)
-        # What a method may write to is read where it is read; the value that it has is said with it.
-        return None if isinstance(value, (list, dict, torch.ScriptObject)) else Literal(literal(value), value)
+            return self._tensors.get(path)
+        # An object that a method may write to is read in place; its value becomes part of the text.
+        return None if isinstance(value, (list, dict, torch.ScriptObject)) else Literal(format_literal(value), value)
 
-    def _said(self, node: Any) -> str:
-        """The value of an attribute that is read where it is read, unless a method sets it."""
-        of = self._known[next(node.inputs()).unique()] if node.kind() == "prim::GetAttr" else None
-        if not isinstance(of, _Module):
+    def _describe_attribute(self, node: Any) -> str:
+        """Return the value of an attribute that is read in place, unless a method sets it."""
+        owner = self._values[next(node.inputs()).unique()] if node.kind() == "prim::GetAttr" else None
+        if not isinstance(owner, _ModuleRef):
             return ""
-        path = f"{of.path}.{node.s('name')}".lstrip(".")
-        return f" of {of.path or 'self'}: {literal(self._tensors.attribute(path))}"
+        path = f"{owner.path}.{node.s('name')}".lstrip(".")
+        return f" of {owner.path or 'self'}: {format_literal(self._tensors.get_attribute(path))}"
 
 
 def _is_changed(node: Any) -> bool:
-    """Whether something may write to the list that the node makes: anything but a reader that is known."""
+    """Return whether anything but known readers uses the list that the node makes, and may write to it."""
     return any(u.user.kind() in _WRITERS or not u.user.kind().startswith("aten::") for u in node.output().uses())
 
 
@@ -369,22 +382,23 @@ _CHANGES = ("append", "_set_item", "extend", "insert", "pop", "clear", "reverse"
 _WRITERS = {f"aten::{name}" for name in _CHANGES}
 
 
-def _type(kind: Any) -> str:
-    """A tensor of which the executor has seen dtype and shape is ``float64[5, 3]``."""
-    if kind.kind() == "TensorType" and kind.scalarType() and kind.sizes() is not None:
-        return f"{str(SCALAR_TYPES.get(kind.scalarType(), kind.scalarType())).removeprefix('torch.')}{kind.sizes()}"
-    return _MANGLED.sub("", str(kind))
+def _format_type(torch_type: Any) -> str:
+    """Return the type's text; a tensor with profiled dtype and shape is ``float64[5, 3]``."""
+    if torch_type.kind() == "TensorType" and torch_type.scalarType() and torch_type.sizes() is not None:
+        scalar_type = SCALAR_TYPES.get(torch_type.scalarType(), torch_type.scalarType())
+        return f"{str(scalar_type).removeprefix('torch.')}{torch_type.sizes()}"
+    return _MANGLED.sub("", str(torch_type))
 
 
-def _attributes(node: Any) -> str:
-    """In brackets, sorted by name: those of the nodes that are not constants."""
-    found = []
+def _format_attributes(node: Any) -> str:
+    """Return the attributes of a node that is no constant, in brackets, sorted by name."""
+    texts = []
     for name in sorted(node.attributeNames()):
-        how = node.kindOf(name)
-        # Graphs are read as blocks; a warning's number is that of a process.
-        if how in ("g", "gs") or name == "warn_id":
+        attribute_kind = node.kindOf(name)
+        # Graphs are read as blocks; a warning's number belongs to one process.
+        if attribute_kind in ("g", "gs") or name == "warn_id":
             continue
-        value = node.ty(name) if how == "ty" else getattr(node, how)(name)
-        text = _MANGLED.sub("", str(value)) if how in ("ty", "tys") else literal(value)
-        found.append(f"{name}={text}")
-    return f"[{', '.join(found)}]" if found else ""
+        value = node.ty(name) if attribute_kind == "ty" else getattr(node, attribute_kind)(name)
+        text = _MANGLED.sub("", str(value)) if attribute_kind in ("ty", "tys") else format_literal(value)
+        texts.append(f"{name}={text}")
+    return f"[{', '.join(texts)}]" if texts else ""

@@ -1,8 +1,7 @@
-"""Why a model needs another graph than an earlier export of it has: what compiled autograd calls a recompilation.
+"""Reasons why a model needs another graph than an earlier export of it: what compiled autograd calls a recompilation.
 
-One graph serves as long as the variables, their fixed sizes, the structure of the backward pass and all else that is
-computed are the same. Open sizes and settable parameters never ask for another.
-"""
+One graph serves as long as the variables, their fixed sizes, the structure of the backward pass and everything else
+that is computed stay the same. Open sizes and settable parameters never require another graph."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from dataclasses import dataclass
 from exporter.archive.contract import Contract
 from exporter.archive.method_names import METHOD
 from exporter.archive.tensor_spec import TensorSpec
-from exporter.common.tensors import same_bits
-from exporter.graph.canonical_text import method_text
-from exporter.graph.provenance import Opened, Step, captured_steps
+from exporter.common.tensors import bitwise_equal
+from exporter.graph.canonical_text import format_method
+from exporter.graph.provenance import OpenedArchive, Step, list_model_steps
 
 VARIABLES, DTYPE, SIZE = "variables", "dtype", "static size"
 STRUCTURE, OPERATIONS, CONSTANTS = "autograd structure", "operations", "constants"
@@ -23,78 +22,83 @@ STRUCTURE, OPERATIONS, CONSTANTS = "autograd structure", "operations", "constant
 
 @dataclass(frozen=True)
 class Reason:
+    """One reason for another graph: ``kind`` is one of the constants above, ``text`` the difference in words."""
+
     kind: str
     text: str
 
 
-def reasons(old: Opened, new: Opened) -> tuple[Reason, ...]:
-    """Why ``new`` is another specialisation than ``old``; empty where the earlier file serves as well."""
-    found = [*_of_variables(old.archive.contract, new.archive.contract)]
-    before, now = captured_steps(old), captured_steps(new)
-    structure = _first_difference(_backward(before), _backward(now), _node)
+def respecialization_reasons(old: OpenedArchive, new: OpenedArchive) -> tuple[Reason, ...]:
+    """Return why ``new`` is another specialisation than ``old``; empty if the earlier file serves as well."""
+    variable_reasons = [*_compare_variables(old.archive.contract, new.archive.contract)]
+    before, now = list_model_steps(old), list_model_steps(new)
+    structure = _find_first_difference(_select_backward_steps(before), _select_backward_steps(now), _get_autograd_node)
     if structure:
-        return (*found, Reason(STRUCTURE, f"of the backward pass, {structure}"))
+        return (*variable_reasons, Reason(STRUCTURE, f"of the backward pass, {structure}"))
     # Other sizes or dtypes bring other operations with them.
-    operations = "" if found else _first_difference(before, now, lambda s: s.operator)
+    operations = "" if variable_reasons else _find_first_difference(before, now, lambda s: s.operator)
     if operations:
         return (Reason(OPERATIONS, operations),)
-    return tuple(found) or _of_constants(old, new)
+    return tuple(variable_reasons) or _compare_constants(old, new)
 
 
-def _backward(found: Sequence[Step]) -> list[Step]:
-    """One step of each node of autograd and each hook, in order: how many operations it has depends on sizes."""
-    return [next(run) for _, run in itertools.groupby((s for s in found if s.of_backward), _node)]
+def _select_backward_steps(steps_in_order: Sequence[Step]) -> list[Step]:
+    """Return one step for each autograd node and each hook, in order: their number of operations depends on sizes."""
+    return [
+        next(run)
+        for _, run in itertools.groupby((step for step in steps_in_order if step.is_backward), _get_autograd_node)
+    ]
 
 
-def _of_variables(old: Contract, new: Contract) -> list[Reason]:
-    found = []
-    for kind, before, now in (("input", old.inputs, new.inputs), ("output", old.outputs, new.outputs)):
-        was, names = {s.name: s for s in before}, [s.name for s in now]
-        if list(was) != names:
-            found.append(Reason(VARIABLES, f"{kind}s are {', '.join(names)}; they were {', '.join(was)}"))
+def _compare_variables(old: Contract, new: Contract) -> list[Reason]:
+    differences = []
+    for role, before, now in (("input", old.inputs, new.inputs), ("output", old.outputs, new.outputs)):
+        old_specs, names = {s.name: s for s in before}, [s.name for s in now]
+        if list(old_specs) != names:
+            differences.append(Reason(VARIABLES, f"{role}s are {', '.join(names)}; they were {', '.join(old_specs)}"))
         for spec in now:
-            found += _of_variable(kind, was[spec.name], spec) if spec.name in was else []
-    return found
+            differences += _compare_variable(role, old_specs[spec.name], spec) if spec.name in old_specs else []
+    return differences
 
 
-def _of_variable(kind: str, was: TensorSpec, spec: TensorSpec) -> list[Reason]:
-    found = []
-    if was.shape != spec.shape:
-        text = f"{kind} {spec.name!r} has shape {_text(spec)}; it had {_text(was)}"
-        found.append(Reason(SIZE, text))
-    if was.dtype != spec.dtype:
-        found.append(Reason(DTYPE, f"{kind} {spec.name!r} is {spec.dtype}; it was {was.dtype}"))
-    return found
+def _compare_variable(role: str, old_spec: TensorSpec, spec: TensorSpec) -> list[Reason]:
+    differences = []
+    if old_spec.shape != spec.shape:
+        text = f"{role} {spec.name!r} has shape {_format_shape(spec)}; it had {_format_shape(old_spec)}"
+        differences.append(Reason(SIZE, text))
+    if old_spec.dtype != spec.dtype:
+        differences.append(Reason(DTYPE, f"{role} {spec.name!r} is {spec.dtype}; it was {old_spec.dtype}"))
+    return differences
 
 
-def _text(spec: TensorSpec) -> str:
+def _format_shape(spec: TensorSpec) -> str:
     return f"[{', '.join(map(str, spec.shape))}]"
 
 
-def _node(step: Step) -> str:
+def _get_autograd_node(step: Step) -> str:
     return f"{step.origin.part} {step.origin.of}"
 
 
-def _first_difference(before: Sequence[Step], now: Sequence[Step], key: Callable[[Step], str]) -> str:
-    for at, (a, b) in enumerate(itertools.zip_longest(before, now)):
+def _find_first_difference(before: Sequence[Step], now: Sequence[Step], key: Callable[[Step], str]) -> str:
+    for index, (a, b) in enumerate(itertools.zip_longest(before, now)):
         if a is None or b is None or key(a) != key(b):
-            return f"step {at} is {_said(b, key)}; it was {_said(a, key)}"
+            return f"step {index} is {_describe_step(b, key)}; it was {_describe_step(a, key)}"
     return ""
 
 
-def _said(step: Step | None, key: Callable[[Step], str]) -> str:
+def _describe_step(step: Step | None, key: Callable[[Step], str]) -> str:
     if step is None:
         return "missing"
-    more = [p for p in (step.operator, step.origin.where) if p and p != key(step)]
-    return key(step) + (f" ({', '.join(more)})" if more else "")
+    details = [p for p in (step.operator, step.origin.where) if p and p != key(step)]
+    return key(step) + (f" ({', '.join(details)})" if details else "")
 
 
-def _of_constants(old: Opened, new: Opened) -> tuple[Reason, ...]:
-    """Numbers in the graph, and tensors that cannot be set in both files: they are part of what a file computes."""
-    if method_text(old.saved.graphs[METHOD]) != method_text(new.saved.graphs[METHOD]):
-        return (Reason(CONSTANTS, "numbers in the graph are others"),)
-    settable = [{p.name for p in one.archive.contract.parameters} for one in (old, new)]
+def _compare_constants(old: OpenedArchive, new: OpenedArchive) -> tuple[Reason, ...]:
+    """Compare numbers in the graph, and tensors not settable in both files: they are part of what a file computes."""
+    if format_method(old.saved.graphs[METHOD]) != format_method(new.saved.graphs[METHOD]):
+        return (Reason(CONSTANTS, "numbers in the graph differ"),)
+    settable = [{p.name for p in file.archive.contract.parameters} for file in (old, new)]
     before, now = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (old.module, new.module))
     names = dict.fromkeys(n for n in (*before, *now) if n not in settable[0] & settable[1])
-    other = [n for n in names if n not in before or n not in now or not same_bits(before[n], now[n])]
-    return (Reason(CONSTANTS, f"tensors of the file are others: {', '.join(other[:5])}"),) if other else ()
+    changed = [n for n in names if n not in before or n not in now or not bitwise_equal(before[n], now[n])]
+    return (Reason(CONSTANTS, f"tensors of the file differ: {', '.join(changed[:5])}"),) if changed else ()

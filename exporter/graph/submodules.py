@@ -1,4 +1,4 @@
-"""The modules of a TorchScript file, and which of their attributes its methods set."""
+"""Modules of a TorchScript file, and which of their attributes its methods set."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from typing import Any
 import torch
 
 
-def set_attributes(module: torch.jit.ScriptModule) -> frozenset[str]:
-    """Paths of the attributes that some method sets: they have a value only in time."""
-    found = set()
-    for path, child in submodules(module._c, ""):
+def find_mutated_attributes(module: torch.jit.ScriptModule) -> frozenset[str]:
+    """Return the paths of attributes that some method sets: their value depends on the time of the read."""
+    paths = set()
+    for path, child in iterate_submodules(module._c, ""):
         for method in child._method_names():
             graph = child._get_method(method).graph
             for node in graph.findAllNodes("prim::SetAttr"):
-                at = _path_of(next(node.inputs()), path)
-                found.add(f"{at}.{node.s('name')}".lstrip("."))
-    return frozenset(found)
+                owner_path = _build_path(next(node.inputs()), path)
+                paths.add(f"{owner_path}.{node.s('name')}".lstrip("."))
+    return frozenset(paths)
 
 
-def submodules(module: Any, path: str) -> Iterator[tuple[str, Any]]:
+def iterate_submodules(module: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the module and all modules below it, each with its path."""
     yield path, module
     for name, child in torch._C.ModuleDict(module).items():
-        yield from submodules(child, f"{path}.{name}".lstrip("."))
+        yield from iterate_submodules(child, f"{path}.{name}".lstrip("."))
 
 
-def _path_of(value: Any, path: str) -> str:
+def _build_path(value: Any, path: str) -> str:
     parts: list[str] = []
     while value.node().kind() == "prim::GetAttr":
         parts.insert(0, value.node().s("name"))

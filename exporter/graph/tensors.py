@@ -1,4 +1,4 @@
-"""The tensors and other constants that saved graphs hold."""
+"""Tensors and other constants that saved graphs hold."""
 
 from __future__ import annotations
 
@@ -13,68 +13,71 @@ from typing import Any
 import torch
 
 from exporter.common.errors import ArchiveError
-from exporter.graph.ir import Held
+from exporter.graph.ir import TensorConstant
 
 
 @dataclass
-class Tensors:
-    """The tensors of a module as the graphs name them. ``named``: those that are known by their path; ``changing``: the
+class ModuleTensors:
+    """A module's tensors as its graphs name them. ``named_paths``: tensors known by their path; ``mutated_paths``:
     attributes that its methods set."""
 
     module: torch.jit.ScriptModule
-    named: frozenset[str]
-    changing: frozenset[str]
+    named_paths: frozenset[str]
+    mutated_paths: frozenset[str]
     values: dict[str, torch.Tensor] = field(default_factory=dict)
-    _met: dict[str, Held] = field(default_factory=dict)
+    _constants: dict[str, TensorConstant] = field(default_factory=dict)
 
-    def at(self, path: str) -> Held:
-        """The tensor of an attribute."""
-        if path not in self._met:
-            self._met[path] = self.held(self.attribute(path), path)
-        return self._met[path]
+    def get(self, path: str) -> TensorConstant:
+        """Return the tensor of an attribute."""
+        if path not in self._constants:
+            self._constants[path] = self.add(self.get_attribute(path), path)
+        return self._constants[path]
 
-    def held(self, value: torch.Tensor, path: str = "") -> Held:
+    def add(self, value: torch.Tensor, path: str = "") -> TensorConstant:
+        """Add a tensor, by its path or its digest, and return the constant that stands for it."""
         dtype = str(value.dtype).removeprefix("torch.")
-        digest = digest_of(value)
-        name = path if path in self.named else ""
+        digest = compute_digest(value)
+        name = path if path in self.named_paths else ""
         key = path or digest
         self.values.setdefault(key, value)
-        place = value.untyped_storage().data_ptr() if value.layout == torch.strided else 0
-        return Held(dtype, tuple(value.shape), digest, name, key, f"memory {place or key}")
+        address = value.untyped_storage().data_ptr() if value.layout == torch.strided else 0
+        return TensorConstant(dtype, tuple(value.shape), digest, name, key, f"memory {address or key}")
 
-    def attribute(self, path: str) -> Any:
-        """As torch holds it: Python's modules have attributes of their own, like ``graph``."""
-        return functools.reduce(lambda of, name: of.getattr(name), path.split(".") if path else (), self.module._c)
+    def get_attribute(self, path: str) -> Any:
+        """Return an attribute as torch holds it: Python's modules have attributes of their own, like ``graph``."""
+        return functools.reduce(
+            lambda parent, name: parent.getattr(name), path.split(".") if path else (), self.module._c
+        )
 
 
-def digest_of(value: torch.Tensor) -> str:
-    """sha256 of dtype, shape and bytes."""
+def compute_digest(value: torch.Tensor) -> str:
+    """Return the sha256 of dtype, shape and bytes."""
     if value.is_meta:
         # It has no numbers.
-        whole = b"meta"
+        data = b"meta"
     elif value.is_quantized or value.layout != torch.strided:
         buffer = io.BytesIO()
         torch.save(value.detach().cpu(), buffer)
-        whole = buffer.getvalue()
+        data = buffer.getvalue()
     else:
         plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        whole = ctypes.string_at(plain.data_ptr(), plain.numel() * plain.element_size())
-    found = hashlib.sha256(f"{value.dtype} {list(value.shape)} ".encode())
-    found.update(whole)
-    return found.hexdigest()
+        data = ctypes.string_at(plain.data_ptr(), plain.numel() * plain.element_size())
+    digest = hashlib.sha256(f"{value.dtype} {list(value.shape)} ".encode())
+    digest.update(data)
+    return digest.hexdigest()
 
 
-def literal(value: Any) -> str:
-    """As Python writes it: a float in the fewest digits that read back to the bit."""
+def format_literal(value: Any) -> str:
+    """Return a value as Python writes it: a float in the fewest digits that read back to the bit."""
     if isinstance(value, (list, tuple)):
         ends = "[]" if isinstance(value, list) else "()"
-        return ends[0] + ", ".join(map(literal, value)) + ends[1]
+        return ends[0] + ", ".join(map(format_literal, value)) + ends[1]
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{format_literal(k)}: {format_literal(v)}" for k, v in value.items()) + "}"
     if isinstance(value, torch.Tensor):
-        return f"tensor:{digest_of(value)}"
+        return f"tensor:{compute_digest(value)}"
     if isinstance(value, enum.Enum):
-        return f"{type(value).__name__}.{value.name}={literal(value.value)}"
+        return f"{type(value).__name__}.{value.name}={format_literal(value.value)}"
     if isinstance(value, (torch.device, torch.dtype, torch.layout, torch.memory_format)):
         return str(value)
     if isinstance(value, (bool, int, float, complex, str, type(None))):
@@ -86,5 +89,5 @@ def literal(value: Any) -> str:
             got=f"{type(value).__name__} {getattr(value, '_type', lambda: '')()}".strip(),
             expected="tensors, numbers, texts, enumerations, and lists and dicts of them",
         )
-    kind: Any = value._type()
-    return f"{kind.qualified_name()}{literal(state())}"
+    script_type: Any = value._type()
+    return f"{script_type.qualified_name()}{format_literal(state())}"

@@ -8,30 +8,30 @@ from typing import Any
 
 import torch
 
-from exporter.common.user_code import NOT_THE_USERS
+from exporter.common.user_code import INTERNAL_PATH_PREFIXES
 
 
-def nodes(block: Any) -> Iterator[Any]:
-    """Every node of a graph or block, those of inner blocks included, in order."""
+def iterate_nodes(block: Any) -> Iterator[Any]:
+    """Yield every node of a graph or block, including those of inner blocks, in order."""
     for node in block.nodes():
         yield node
         for inner in node.blocks():
-            yield from nodes(inner)
+            yield from iterate_nodes(inner)
 
 
-def graphs(module: torch.jit.ScriptModule) -> Iterator[tuple[str, str, Any]]:
-    """``(submodule path, method, graph)`` of every method of every submodule."""
+def iterate_graphs(module: torch.jit.ScriptModule) -> Iterator[tuple[str, str, Any]]:
+    """Yield ``(submodule path, method, graph)`` for every method of every submodule."""
     for path, child in module.named_modules():
         compiled = child._c
         for method in compiled._method_names():
             yield path, method, compiled._get_method(method).graph
 
 
-def location(node: Any) -> str:
-    """``file:line`` of the innermost line of the user's (or the source library's) code that made a node."""
+def find_location(node: Any) -> str:
+    """Return ``file:line`` of the innermost line of the user's (or the source library's) code behind a node."""
     for line in node.sourceRange().splitlines():
         match = re.match(r"(.+)\((\d+)\): ", line)
-        if match and not match[1].startswith(NOT_THE_USERS):
+        if match and not match[1].startswith(INTERNAL_PATH_PREFIXES):
             return f"{match[1]}:{match[2]}"
     return ""
 

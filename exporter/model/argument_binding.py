@@ -1,4 +1,4 @@
-"""Variables and the arguments of ``forward``: by name where the names are the arguments', else by position."""
+"""Binding of variables to the arguments of ``forward``: by name if the names match, else by position."""
 
 from __future__ import annotations
 
@@ -12,40 +12,39 @@ from torch import nn
 
 from exporter.common.errors import SourceError
 
-Kind = inspect.Parameter
+Parameter = inspect.Parameter
 
 
-def argument_names(module: nn.Module) -> list[str]:
-    """Names of the arguments that ``forward`` takes by name; none for ``*args`` and for compiled modules."""
+def list_argument_names(module: nn.Module) -> list[str]:
+    """Return the names that ``forward`` accepts as keywords; none for ``*args`` and for compiled modules."""
     try:
         parameters = inspect.signature(module.forward).parameters.values()
     except ValueError:
         return []
-    return [p.name for p in parameters if p.kind in (Kind.POSITIONAL_OR_KEYWORD, Kind.KEYWORD_ONLY)]
+    return [p.name for p in parameters if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
 
 
-def required_names(module: nn.Module) -> list[str]:
-    """Those of ``argument_names`` that have no default."""
-    names = argument_names(module)
+def list_required_names(module: nn.Module) -> list[str]:
+    """Return the names of ``list_argument_names`` that have no default."""
+    names = list_argument_names(module)
     parameters = inspect.signature(module.forward).parameters if names else {}
-    return [n for n in names if parameters[n].default is Kind.empty]
+    return [n for n in names if parameters[n].default is Parameter.empty]
 
 
-class Bound:
+class BoundForward:
     """A call of ``module`` with tensors in the order of ``variables``.
 
-    Where all variables are arguments of ``forward``, each goes to the argument of its name; where none is, the order
-    counts. Arguments that can be positional are, so that hooks find them. Raises ``SourceError`` where some variables
-    are arguments and stand in another place than their argument.
-    """
+    If all variables are arguments of ``forward``, each goes to the argument of its name; if none is, the order
+    counts. Arguments are passed by position if possible, so that hooks see them. Raises ``SourceError`` if only some
+    variables are arguments and are not in the place of their argument."""
 
     def __init__(self, module: nn.Module, variables: Sequence[str], label: str) -> None:
         self._module = module
-        arguments = argument_names(module)
-        known = [name for name in variables if name in arguments]
-        by_name = len(known) == len(variables) or _takes_any_keyword(module)
-        moved = [name for name in known if arguments.index(name) != list(variables).index(name)]
-        if moved and not by_name:
+        arguments = list_argument_names(module)
+        matching = [name for name in variables if name in arguments]
+        by_name = len(matching) == len(variables) or _has_var_keyword(module)
+        misplaced = [name for name in matching if arguments.index(name) != list(variables).index(name)]
+        if misplaced and not by_name:
             raise SourceError(
                 f"it is not clear which argument of {label!r} is which variable",
                 got=f"forward({', '.join(arguments)}) for the variables {', '.join(map(repr, variables))}",
@@ -55,7 +54,7 @@ class Bound:
         order = list(range(len(variables)))
         positional: list[int] = order
         if by_name:
-            leading = itertools.takewhile(lambda name: name in variables, _positional_names(module))
+            leading = itertools.takewhile(lambda name: name in variables, _list_positional_names(module))
             positional = [list(variables).index(name) for name in leading]
         self._positional = tuple(positional)
         self._keywords = {variables[i]: i for i in order if i not in positional}
@@ -65,15 +64,15 @@ class Bound:
         return self._module(*(tensors[i] for i in self._positional), **keywords)
 
 
-def _positional_names(module: nn.Module) -> list[str]:
-    names = argument_names(module)
+def _list_positional_names(module: nn.Module) -> list[str]:
+    names = list_argument_names(module)
     parameters = inspect.signature(module.forward).parameters if names else {}
-    return [n for n in names if parameters[n].kind is Kind.POSITIONAL_OR_KEYWORD]
+    return [n for n in names if parameters[n].kind is Parameter.POSITIONAL_OR_KEYWORD]
 
 
-def _takes_any_keyword(module: nn.Module) -> bool:
+def _has_var_keyword(module: nn.Module) -> bool:
     try:
-        kinds = {p.kind for p in inspect.signature(module.forward).parameters.values()}
+        parameter_kinds = {p.kind for p in inspect.signature(module.forward).parameters.values()}
     except ValueError:
         return False
-    return Kind.VAR_KEYWORD in kinds and Kind.VAR_POSITIONAL not in kinds
+    return Parameter.VAR_KEYWORD in parameter_kinds and Parameter.VAR_POSITIONAL not in parameter_kinds

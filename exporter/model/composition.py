@@ -1,4 +1,4 @@
-"""Torch modules wired by variable name: an output of one is the input of another."""
+"""Torch modules wired by variable name: an output of one module is the input of another."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from exporter.archive.tensor_spec import Signature, TensorSpec
-from exporter.common.errors import UsageError, near
-from exporter.model.argument_binding import Bound
+from exporter.common.errors import UsageError, suggest_names
+from exporter.model.argument_binding import BoundForward
 from exporter.model.implicit.implicit_update import ImplicitUpdate
 from exporter.model.jit_marks import mark, mark_either
 
@@ -21,12 +21,11 @@ __all__ = ["ComposedModel", "ImplicitUpdate", "Part"]
 
 
 class Part(nn.Module):
-    """A module with names for what it takes and returns, for modules that declare no ``signature`` themselves.
+    """A module with names for its inputs and outputs, for modules that do not declare a ``signature`` themselves.
 
-    ``Part(nn.Linear(3, 2), inputs={"x": (3,)}, outputs={"y": (2,)}, name="layer")``: own shapes, without the
+    ``Part(nn.Linear(3, 2), inputs={"x": (3,)}, outputs={"y": (2,)}, name="layer")``: event shapes, without the
     batch dimension. ``module`` is called with the inputs in this order. ``jit="script"`` compiles it from its source
-    instead of tracing it, for control flow on data.
-    """
+    instead of tracing it, for control flow on data."""
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class Part(nn.Module):
         mark(module, jit=jit)
         self.label = name or type(module).__name__
         self.module = module
-        self._call = Bound(module, list(inputs), self.label)
+        self._call = BoundForward(module, list(inputs), self.label)
         self.signature = Signature.of(inputs, outputs, dtype=dtype)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
@@ -49,20 +48,19 @@ class Part(nn.Module):
 
 
 class ComposedModel(nn.Module):
-    """Modules composed by variable name, in the order that their names ask for.
+    """A model composed of modules by variable name, evaluated in the order of their dependencies.
 
-    Each module carries a ``signature`` (or is wrapped in a ``Part``). What no module provides are the inputs, in
-    the order in which they are first asked for; what no module consumes, and ``additional_outputs``, are the
-    outputs. The order of ``modules`` does not matter for what is computed. Evaluation order: the topological sort
-    of the standard library's ``graphlib``.
+    Each module carries a ``signature`` (or is wrapped in a ``Part``). Variables that no module provides are the inputs,
+    in the order of their first use; variables that no module consumes, and ``additional_outputs``, are the outputs. The
+    order of ``modules`` does not affect the result. Evaluation order: the topological sort of the standard library's
+    ``graphlib``.
 
-    ``jit`` says by module name which are compiled from their source (``"script"``) instead of traced; ``jit=False``
-    takes them one by one: each is compiled where TorchScript can read its source, and traced where it cannot, so that
-    one that cannot be traced does not cost the rest.
+    ``jit`` says by module name which modules are compiled from their source (``"script"``) instead of traced;
+    ``jit=False`` treats each module by itself: it is compiled if TorchScript can read its source, and traced otherwise,
+    so that one module that cannot be traced does not cost the rest.
 
     Raises ``UsageError`` naming modules and variable for a cycle, for two producers of one name, and for a shape or
-    dtype that does not fit.
-    """
+    dtype that does not fit."""
 
     def __init__(
         self,
@@ -74,56 +72,62 @@ class ComposedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.label = name
-        labels = _labels(modules)
+        labels = _make_labels(modules)
         if jit is False:
             for module in modules:
                 mark_either(module.module if isinstance(module, Part) else module)
         for label, how in (jit or {}).items():
             if label not in labels:
-                raise UsageError(f"jit speaks of a module {label!r} that is not composed", expected=near(label, labels))
-            chosen = modules[labels.index(label)]
-            mark(chosen.module if isinstance(chosen, Part) else chosen, jit=how)
-        signatures = {label: _signature(m, label) for label, m in zip(labels, modules, strict=True)}
-        producer = _producers(signatures)
-        self._order = _order(signatures, producer)
-        self._calls: dict[str, Bound] = {}
+                raise UsageError(
+                    f"jit names a module {label!r} that is not in the composition",
+                    expected=suggest_names(label, labels),
+                )
+            target = modules[labels.index(label)]
+            mark(target.module if isinstance(target, Part) else target, jit=how)
+        signatures = {label: _require_signature(m, label) for label, m in zip(labels, modules, strict=True)}
+        producer = _find_producers(signatures)
+        self._order = _sort_modules(signatures, producer)
+        self._calls: dict[str, BoundForward] = {}
         for label, module in zip(labels, modules, strict=True):
-            self.add_module(_attribute(label), module)
-            self._calls[label] = Bound(module, [s.name for s in signatures[label].inputs], label)
-        self._declared = {label: signatures[label].outputs for label in labels}
-        self._takes = {label: [s.name for s in signatures[label].inputs] for label in labels}
-        self._gives = {label: [s.name for s in signatures[label].outputs] for label in labels}
-        variables = _variables(signatures)
-        consumed = {name for label in labels for name in self._takes[label]}
-        inputs = [n for n in dict.fromkeys(x for la in self._order for x in self._takes[la]) if n not in producer]
+            self.add_module(_to_attribute_name(label), module)
+            self._calls[label] = BoundForward(module, [s.name for s in signatures[label].inputs], label)
+        self._declared_outputs = {label: signatures[label].outputs for label in labels}
+        self._input_names = {label: [s.name for s in signatures[label].inputs] for label in labels}
+        self._output_names = {label: [s.name for s in signatures[label].outputs] for label in labels}
+        variables = _merge_variables(signatures)
+        consumed = {name for label in labels for name in self._input_names[label]}
+        inputs = [n for n in dict.fromkeys(x for la in self._order for x in self._input_names[la]) if n not in producer]
         for extra in additional_outputs:
             if extra not in producer:
                 raise UsageError(
                     f"additional output {extra!r} of {name!r} is produced by no module",
-                    expected=near(extra, producer),
+                    expected=suggest_names(extra, producer),
                 )
         outputs = [
-            n for label in self._order for n in self._gives[label] if n not in consumed or n in additional_outputs
+            n
+            for label in self._order
+            for n in self._output_names[label]
+            if n not in consumed or n in additional_outputs
         ]
         self.signature = Signature(tuple(variables[n] for n in inputs), tuple(variables[n] for n in outputs))
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values: dict[str, Any] = dict(zip((s.name for s in self.signature.inputs), inputs, strict=True))
         for label in self._order:
-            result = self._calls[label](*(values[n] for n in self._takes[label]))
+            result = self._calls[label](*(values[n] for n in self._input_names[label]))
             if isinstance(result, Mapping):
-                result = tuple(result[n] for n in self._gives[label])
+                result = tuple(result[n] for n in self._output_names[label])
             elif isinstance(result, torch.Tensor):
                 result = (result,)
-            if len(result) != len(self._gives[label]):
+            if len(result) != len(self._output_names[label]):
                 raise UsageError(
                     f"module {label!r} does not return the outputs that it declares",
                     got=f"{len(result)}",
-                    expected=", ".join(self._gives[label]),
+                    expected=", ".join(self._output_names[label]),
                 )
             if torch._C._get_tracing_state() is None:
-                _hold(label, self._declared[label], result)
-            values.update(zip(self._gives[label], result, strict=True))
+                _check_outputs(label, self._declared_outputs[label], result)
+            values.update(zip(self._output_names[label], result, strict=True))
         return tuple(values[s.name] for s in self.signature.outputs)
 
     def extra_repr(self) -> str:
@@ -137,8 +141,8 @@ class ComposedModel(nn.Module):
         )
 
 
-def _labels(modules: Sequence[nn.Module]) -> list[str]:
-    """A name for each module, for messages and printing: its own label or class, made unique with a number."""
+def _make_labels(modules: Sequence[nn.Module]) -> list[str]:
+    """Return a name for each module, for messages and printing: its label or class, made unique with a number."""
     labels: list[str] = []
     for module in modules:
         base = str(getattr(module, "label", type(module).__name__)).replace(".", "_")
@@ -149,25 +153,25 @@ def _labels(modules: Sequence[nn.Module]) -> list[str]:
     return labels
 
 
-def _attribute(label: str) -> str:
-    """The submodule's name: the label, unless every ``nn.Module`` has an attribute of that name (``double``)."""
+def _to_attribute_name(label: str) -> str:
+    """Return the submodule's name: the label, unless every ``nn.Module`` has that attribute (``double``)."""
     return f"{label}_" if hasattr(nn.Module, label) or label in ("label", "signature") else label
 
 
-def _hold(label: str, declared: Sequence[TensorSpec], values: Sequence[torch.Tensor]) -> None:
-    """Raises ``UsageError`` where a module does not give what it declares: broadcasting would hide it further on."""
+def _check_outputs(label: str, declared: Sequence[TensorSpec], values: Sequence[torch.Tensor]) -> None:
+    """Check that a module returns the outputs it declares: broadcasting would hide a mistake until later."""
     for spec, value in zip(declared, values, strict=True):
-        own, dtype = tuple(value.shape[max(0, value.ndim - len(spec.shape)) :]), str(value.dtype)
-        if own != spec.shape or dtype != f"torch.{spec.dtype}":
+        event_shape, dtype = tuple(value.shape[max(0, value.ndim - len(spec.shape)) :]), str(value.dtype)
+        if event_shape != spec.shape or dtype != f"torch.{spec.dtype}":
             raise UsageError(
                 f"module {label!r} does not give the {spec.name!r} that it declares",
                 got=f"shape {list(value.shape)} {dtype.removeprefix('torch.')}",
                 expected=f"[*batch{''.join(f', {d}' for d in spec.shape)}] {spec.dtype}",
-                mend="mend its signature, or the module",
+                mend="correct its signature, or the module",
             )
 
 
-def _signature(module: nn.Module, label: str) -> Signature:
+def _require_signature(module: nn.Module, label: str) -> Signature:
     signature = getattr(module, "signature", None)
     if not isinstance(signature, Signature) or not signature.outputs:
         raise UsageError(
@@ -186,7 +190,7 @@ def _signature(module: nn.Module, label: str) -> Signature:
     return signature
 
 
-def _producers(signatures: Mapping[str, Signature]) -> dict[str, str]:
+def _find_producers(signatures: Mapping[str, Signature]) -> dict[str, str]:
     producer: dict[str, str] = {}
     for label, signature in signatures.items():
         for spec in signature.outputs:
@@ -201,8 +205,8 @@ def _producers(signatures: Mapping[str, Signature]) -> dict[str, str]:
     return producer
 
 
-def _order(signatures: Mapping[str, Signature], producer: Mapping[str, str]) -> list[str]:
-    # Sorted, so that the list's order cannot leak into the graph.
+def _sort_modules(signatures: Mapping[str, Signature], producer: Mapping[str, str]) -> list[str]:
+    # Sorted, so that the order of the list does not affect the graph.
     needs = {
         label: sorted({producer[s.name] for s in signatures[label].inputs if s.name in producer})
         for label in sorted(signatures)
@@ -225,18 +229,18 @@ def _order(signatures: Mapping[str, Signature], producer: Mapping[str, str]) -> 
         ) from None
 
 
-def _variables(signatures: Mapping[str, Signature]) -> dict[str, TensorSpec]:
-    seen: dict[str, tuple[str, TensorSpec]] = {}
+def _merge_variables(signatures: Mapping[str, Signature]) -> dict[str, TensorSpec]:
+    variables: dict[str, tuple[str, TensorSpec]] = {}
     for label, signature in signatures.items():
         for spec in (*signature.outputs, *signature.inputs):
-            other, first = seen.setdefault(spec.name, (label, spec))
+            first_label, first = variables.setdefault(spec.name, (label, spec))
             if (spec.shape, spec.dtype) != (first.shape, first.dtype):
                 raise UsageError(
                     f"variable {spec.name!r} does not fit between two modules",
-                    where=f"modules {other!r} and {label!r}",
+                    where=f"modules {first_label!r} and {label!r}",
                     got=f"{list(spec.shape)} {spec.dtype} in {label!r}",
-                    expected=f"{list(first.shape)} {first.dtype} as in {other!r}",
+                    expected=f"{list(first.shape)} {first.dtype} as in {first_label!r}",
                 )
             if first.type == "Tensor" and spec.type != "Tensor":
-                seen[spec.name] = (other, dataclasses.replace(first, type=spec.type))
-    return {name: spec for name, (_, spec) in seen.items()}
+                variables[spec.name] = (first_label, dataclasses.replace(first, type=spec.type))
+    return {name: spec for name, (_, spec) in variables.items()}

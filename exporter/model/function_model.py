@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from exporter.archive.tensor_spec import Signature, TensorSpec
-from exporter.common.user_code import NOT_THE_USERS
+from exporter.common.user_code import INTERNAL_PATH_PREFIXES
 
 
-class Function(nn.Module):
-    """``forward`` is the function itself."""
+class FunctionModule(nn.Module):
+    """A module whose ``forward`` is a function of tensors, with the modules and parameters that the function reads."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -31,29 +31,29 @@ class Function(nn.Module):
         for attribute in ("signature", "example_inputs"):
             if hasattr(function, attribute):
                 setattr(self, attribute, getattr(function, attribute))
-        seen: set[int] = set()
-        for name, value in _read_by(function, seen):
-            own = re.sub(r"\W", "_", name)
-            while hasattr(self, own):
-                own += "_"
+        visited: set[int] = set()
+        for name, value in _iter_read_values(function, visited):
+            unique_name = re.sub(r"\W", "_", name)
+            while hasattr(self, unique_name):
+                unique_name += "_"
             if isinstance(value, nn.Module):
-                self.add_module(own, value)
+                self.add_module(unique_name, value)
             else:
-                # A tensor that asks for gradients is as good a parameter; register_parameter takes no other class.
-                self._parameters[own] = cast(nn.Parameter, value)
+                # A tensor that requires gradients serves as a parameter; register_parameter takes no other class.
+                self._parameters[unique_name] = cast(nn.Parameter, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process has other objects behind the function's names.
-        return _made_again, (self.forward, self.state_dict())
+        # In another process the function's names refer to other objects.
+        return _rebuild, (self.forward, self.state_dict())
 
 
-def _made_again(function: Callable[..., Any], state: Mapping[str, torch.Tensor]) -> Function:
-    made = Function(function)
-    made.load_state_dict(state)
-    return made
+def _rebuild(function: Callable[..., Any], state: Mapping[str, torch.Tensor]) -> FunctionModule:
+    module = FunctionModule(function)
+    module.load_state_dict(state)
+    return module
 
 
-Declared = TypeVar("Declared", bound=Callable[..., Any])
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
 def declare(
@@ -62,14 +62,13 @@ def declare(
     *,
     dtype: str = "float64",
     batch_ndim: int | None = None,
-) -> Callable[[Declared], Declared]:
-    """Say what a function of tensors takes and returns: ``@declare({"x": ("n", 3)}, {"loss": ()})``.
+) -> Callable[[AnyFunction], AnyFunction]:
+    """Declare what a function of tensors takes and returns: ``@declare({"x": ("n", 3)}, {"loss": ()})``.
 
-    As ``Signature.of``; a module has an attribute ``signature`` instead.
-    """
+    The arguments are those of ``Signature.of``; a module has an attribute ``signature`` instead."""
     signature = Signature.of(inputs, outputs, dtype=dtype, batch_ndim=batch_ndim)
 
-    def set_on(function: Declared) -> Declared:
+    def set_on(function: AnyFunction) -> AnyFunction:
         function.__dict__["signature"] = signature
         return function
 
@@ -77,82 +76,89 @@ def declare(
 
 
 def takes_tensors(value: Any) -> bool:
-    """Whether this is a function of tensors, and not a factory: it says what it is given."""
+    """Return whether this is a function of tensors, and not a factory: it declares its inputs."""
     return not isinstance(value, type) and (hasattr(value, "signature") or hasattr(value, "example_inputs"))
 
 
-def _read_by(function: Any, seen: set[int]) -> Iterator[tuple[str, nn.Module | torch.Tensor]]:
-    """Modules and parameters in the closure, the globals, the defaults and the object of a function, and of those that
-    it calls."""
-    if id(function) in seen:
+def _iter_read_values(function: Any, visited: set[int]) -> Iterator[tuple[str, nn.Module | torch.Tensor]]:
+    """Yield modules and parameters that a function, or a function that it calls, reads.
+
+    They are in its closure, its globals, its defaults or its object."""
+    if id(function) in visited:
         return
-    seen.add(id(function))
+    visited.add(id(function))
     if isinstance(function, functools.partial):
-        yield from _read_by(function.func, seen)
-        held = {f"argument_{i}": v for i, v in enumerate(function.args)} | function.keywords
-        yield from _among(held, seen)
+        yield from _iter_read_values(function.func, visited)
+        candidates = {f"argument_{i}": v for i, v in enumerate(function.args)} | function.keywords
+        yield from _iter_values(candidates, visited)
         return
     function = inspect.unwrap(function)
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, (type, ModuleType)):
-        yield from _among({"self": owner} if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {}), seen)
+        yield from _iter_values(
+            {"self": owner} if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {}), visited
+        )
     inner = function if isinstance(function, FunctionType) else getattr(function, "__func__", None)
     if inner is None:
         # An object that can be called.
-        yield from _among(getattr(function, "__dict__", {}), seen)
+        yield from _iter_values(getattr(function, "__dict__", {}), visited)
         inner = vars(type(function)).get("__call__")
-    if not isinstance(inner, FunctionType) or inner.__code__.co_filename.startswith(NOT_THE_USERS):
+    if not isinstance(inner, FunctionType) or inner.__code__.co_filename.startswith(INTERNAL_PATH_PREFIXES):
         return
     defaults = inspect.signature(inner).parameters.values()
-    held = {p.name: p.default for p in defaults if p.default is not p.empty}
+    candidates = {p.name: p.default for p in defaults if p.default is not p.empty}
     for name, cell in zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):
             # A cell may be empty yet.
-            held[name] = cell.cell_contents
-    names = _names(inner.__code__)
-    held |= {name: inner.__globals__[name] for name in names if name in inner.__globals__}
-    for module in [v for v in held.values() if isinstance(v, ModuleType)]:
-        if not str(getattr(module, "__file__", None) or NOT_THE_USERS[0]).startswith(NOT_THE_USERS):
-            held |= {name: vars(module)[name] for name in names if name in vars(module) and name not in held}
-    yield from _among(held, seen)
+            candidates[name] = cell.cell_contents
+    names = _list_names(inner.__code__)
+    candidates |= {name: inner.__globals__[name] for name in names if name in inner.__globals__}
+    for module in [v for v in candidates.values() if isinstance(v, ModuleType)]:
+        if not str(getattr(module, "__file__", None) or INTERNAL_PATH_PREFIXES[0]).startswith(INTERNAL_PATH_PREFIXES):
+            candidates |= {
+                name: vars(module)[name] for name in names if name in vars(module) and name not in candidates
+            }
+    yield from _iter_values(candidates, visited)
 
 
-def _among(held: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, nn.Module | torch.Tensor]]:
-    for name, value in held.items():
+def _iter_values(candidates: Mapping[str, Any], visited: set[int]) -> Iterator[tuple[str, nn.Module | torch.Tensor]]:
+    for name, value in candidates.items():
         if isinstance(value, nn.Module) or (isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf):
-            if id(value) not in seen:
-                seen.add(id(value))
+            if id(value) not in visited:
+                visited.add(id(value))
                 yield name, value
         elif isinstance(value, (torch.Tensor, type, ModuleType)):
             continue
         elif isinstance(value, functools.partial) or inspect.isroutine(value):
-            yield from _read_by(value, seen)
-        elif id(value) not in seen:
-            # What holds itself is walked through once.
-            yield from _among({f"{name}_{k}": v for k, v in _parts(value, seen).items()}, seen)
-            if _is_users(value) and callable(value):
-                yield from _read_by(type(value).__call__, seen)
+            yield from _iter_read_values(value, visited)
+        elif id(value) not in visited:
+            # A value that contains itself is visited once.
+            yield from _iter_values({f"{name}_{k}": v for k, v in _list_parts(value, visited).items()}, visited)
+            if _is_user_object(value) and callable(value):
+                yield from _iter_read_values(type(value).__call__, visited)
 
 
-def _parts(value: Any, seen: set[int]) -> dict[str, Any]:
-    seen.add(id(value))
+def _list_parts(value: Any, visited: set[int]) -> dict[str, Any]:
+    visited.add(id(value))
     if isinstance(value, (list, tuple)):
         return {str(i): part for i, part in enumerate(value)}
     if isinstance(value, Mapping):
         return {str(key): part for key, part in value.items()}
-    return dict(vars(value)) if _is_users(value) else {}
+    return dict(vars(value)) if _is_user_object(value) else {}
 
 
-def _is_users(value: Any) -> bool:
-    """An object of a class of the user's, with attributes."""
+def _is_user_object(value: Any) -> bool:
+    """Return whether a value is an object of one of the user's classes, with attributes."""
     module = sys.modules.get(type(value).__module__)
-    file = getattr(module, "__file__", None) or NOT_THE_USERS[0]
-    known = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
-    own = not file.startswith(NOT_THE_USERS) and (not known or type(value).__module__ == "__main__")
-    return own and hasattr(value, "__dict__")
+    file = getattr(module, "__file__", None) or INTERNAL_PATH_PREFIXES[0]
+    is_stdlib = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
+    is_user_class = not file.startswith(INTERNAL_PATH_PREFIXES) and (
+        not is_stdlib or type(value).__module__ == "__main__"
+    )
+    return is_user_class and hasattr(value, "__dict__")
 
 
-def _names(code: CodeType) -> list[str]:
-    """Names of globals and attributes that the code, and the functions inside it, speak of."""
-    inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names(const)]
+def _list_names(code: CodeType) -> list[str]:
+    """Return names of globals and attributes in the code and in the functions inside it."""
+    inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _list_names(const)]
     return list(dict.fromkeys([*code.co_names, *inner]))

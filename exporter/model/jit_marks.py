@@ -1,4 +1,4 @@
-"""How a submodule is to be captured: ``jit="script"`` compiles it from its source, ``"trace"`` records what it does."""
+"""Marks for how to capture a submodule: ``jit="script"`` compiles its source, ``"trace"`` records what it does."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from torch import nn
 from exporter.common.errors import UsageError
 
 _MARK = "torchferry_jit"
-# Compiled where TorchScript can read the source, traced where it cannot.
+# Compiled if TorchScript can read the source, traced otherwise.
 EITHER = "either"
 
 
 def mark(module: nn.Module, *, jit: Literal["script", "trace"]) -> nn.Module:
-    """Say how a submodule is to be captured, and return it: ``self.law = torchferry.mark(Law(), jit="script")``.
+    """Set how a submodule is captured, and return it: ``self.law = torchferry.mark(Law(), jit="script")``.
 
-    Raises ``UsageError`` for another word.
-    """
+    Raises ``UsageError`` for another word."""
     if jit not in ("script", "trace"):
-        raise UsageError(
-            "a submodule is marked with an unknown word", got=f"jit={jit!r}", expected="'script' or 'trace'"
-        )
+        raise UsageError("a submodule has an unknown mark", got=f"jit={jit!r}", expected="'script' or 'trace'")
     setattr(module, _MARK, jit)
     return module
 
 
 def mark_either(module: nn.Module) -> None:
+    """Mark a submodule to be compiled if TorchScript can read its source, and traced otherwise."""
     setattr(module, _MARK, EITHER)
 
 
-def mark_of(module: nn.Module) -> str:
+def get_mark(module: nn.Module) -> str:
+    """Return how a submodule is captured."""
     return getattr(module, _MARK, "trace")

@@ -1,4 +1,4 @@
-"""A loaded model in the one form that every later stage takes."""
+"""A loaded model in the form that every later stage takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from exporter.archive.contract import Finding, Origin
-from exporter.archive.tensor_spec import TensorSpec, open_sizes
+from exporter.archive.tensor_spec import TensorSpec, list_dynamic_sizes
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -19,16 +19,15 @@ Inputs = tuple[torch.Tensor, ...]
 class Source:
     """A model and what is known of it before it has run.
 
-    ``module`` takes positional tensors in the order of ``inputs``, each ``(*batch, *own shape)``, and returns a
-    tensor, a tuple or a dict of tensors. ``named`` is the module whose ``named_parameters`` give the contract's
-    parameter names: a source may wrap what the user wrote. ``outputs`` may be empty or lack shapes;
-    warmup finds them, and holds the model to them where ``declares_outputs``. ``calls`` are inputs that were recorded
-    or given, with ``batch_ndim`` leading dimensions; ``default_dtype`` is the one under which the model should run.
-    """
+    ``module`` takes positional tensors in the order of ``inputs``, each ``(*batch_shape, *event_shape)``, and returns a
+    tensor, a tuple or a dict of tensors. ``parameter_module`` is the module whose ``named_parameters`` give the
+    contract's parameter names: a source may wrap the user's module. ``outputs`` may be empty or lack shapes; warmup
+    finds them, and requires them of the model where ``declares_outputs``. ``calls`` are recorded or given inputs, with
+    ``batch_ndim`` leading dimensions; ``default_dtype`` is the one under which the model should run."""
 
     name: str
     module: Callable[..., Any]
-    named: nn.Module
+    parameter_module: nn.Module
     inputs: tuple[TensorSpec, ...]
     origin: Origin
     outputs: tuple[TensorSpec, ...] = ()
@@ -37,25 +36,25 @@ class Source:
     calls: tuple[Inputs, ...] = ()
     default_dtype: torch.dtype = torch.float32
     findings: tuple[Finding, ...] = ()
-    # A call asks torch's autograd for gradients: it runs with them on, and is captured with its backward pass.
-    differentiates: bool = False
-    # The library's own chain rule: inputs to the outputs, in order, and blocks by ``(output, input)``.
-    blocks: Callable[..., tuple[Inputs, Mapping[tuple[str, str], torch.Tensor]]] | None = None
+    # A call uses torch's autograd: it runs with gradients on, and is captured with its backward pass.
+    uses_autograd: bool = False
+    # The library's own chain rule: from inputs to the outputs, in order, and blocks by ``(output, input)``.
+    compute_jacobian_blocks: Callable[..., tuple[Inputs, Mapping[tuple[str, str], torch.Tensor]]] | None = None
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """Names of the open sizes."""
-        return open_sizes(self.inputs)
+        """Return names of the dynamic sizes."""
+        return list_dynamic_sizes(self.inputs)
 
     @property
-    def varies(self) -> bool:
-        """Whether two calls may differ in their shapes: by the batch, or by open sizes."""
+    def has_dynamic_size(self) -> bool:
+        """Return whether two calls may differ in their shapes: by the batch, or by dynamic sizes."""
         return bool(self.batch_ndim or self.sizes)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What ``torchferry show`` prints of one model."""
+    """The description of one model that ``torchferry show`` prints."""
 
     name: str
     kind: str

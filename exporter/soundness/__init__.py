@@ -1,1 +1,1 @@
-"""The soundness gate: a capture that lost meaning never becomes a file. One file a check."""
+"""The soundness gate: no file is written from a capture that lost meaning. One file per check."""

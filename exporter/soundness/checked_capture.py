@@ -1,4 +1,4 @@
-"""A model through warmup, capture and the soundness gate: what a file is made of."""
+"""Warmup, capture and soundness gate of a model: everything that a file is made from."""
 
 from __future__ import annotations
 
@@ -14,96 +14,99 @@ from torch import nn
 
 from exporter.archive import derivative_request
 from exporter.archive.contract import Finding
-from exporter.archive.derivative_request import Asked, Wanted
+from exporter.archive.derivative_request import DerivativeRequest, ResolvedDerivatives
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.capture import newton_capture
-from exporter.capture.autograd_detection import as_it_runs
-from exporter.capture.tracing import Captured, capture
+from exporter.capture.autograd_detection import detect_inner_autograd
+from exporter.capture.tracing import CaptureResult, capture
 from exporter.common.errors import UnsupportedError, UsageError
-from exporter.common.forking import isolated
-from exporter.common.torch_hooks import quiet_deprecations
-from exporter.model.eager.derivatives import reached
-from exporter.model.eager.evaluation import inference_conditions
-from exporter.model.eager.warmup import Warmup, first_run, warm_up
-from exporter.model.implicit.newton_solver import Newton, loops
-from exporter.model.implicit.solve_recording import calls
+from exporter.common.forking import run_in_fork
+from exporter.common.torch_hooks import ignore_deprecations
+from exporter.model.eager.derivatives import find_nonzero_blocks
+from exporter.model.eager.evaluation import eager_context
+from exporter.model.eager.warmup import Warmup, run_first, warm_up
+from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
+from exporter.model.implicit.solve_recording import record_solver_calls
 from exporter.model.source import Inputs, Listing, Source
 from exporter.soundness import gate
 from exporter.soundness.clean_room import CleanRoom
 from exporter.soundness.gate import Allowance
 
-# Is told of each model once its inputs and outputs are known, before it is captured.
+# Called for each model once its inputs and outputs are known, before it is captured.
 Announce = Callable[[Listing], Any]
 
 
-def sound_capture(
+def checked_capture(
     source: Source,
     seed: int,
-    allowed: Sequence[Allowance] = (),
+    allowances: Sequence[Allowance] = (),
     announce: Announce = lambda listing: None,
-    clock: Clock | None = None,
+    clock: Stopwatch | None = None,
     *,
     opinion: bool = False,
-    asked: Asked | None = None,
-) -> tuple[Warmup, Captured, tuple[Finding, ...]]:
-    """Warmup, capture and the gate: what the file is made of. Raises ``UnsoundError`` and its kin.
+    asked: DerivativeRequest | None = None,
+) -> tuple[Warmup, CaptureResult, tuple[Finding, ...]]:
+    """Warm up, check and capture a model. Raises ``UnsoundError`` and related errors.
 
-    The residual of an implicit update is judged first, as a model of its own; a solve is one operation from there on.
-    """
-    clock = clock or Clock()
-    solves, of_solves = _solves(source, seed, allowed, clock)
-    with newton_capture.standing_in(solves), CleanRoom(source) as room:
+    The residual of an implicit update is checked first, as a model of its own; afterwards a solve is one operation."""
+    clock = clock or Stopwatch()
+    captured_solvers, solver_findings = _capture_solvers(source, seed, allowances, clock)
+    with newton_capture.replace_solvers(captured_solvers), CleanRoom(source) as room:
         with clock("warmup"):
-            first = first_run(source, derived_seed(seed, "warmup"))
+            first = run_first(source, derive_seed(seed, "warmup"))
         if asked is not None:
-            # A name that is misspelt is said before the seconds of the gate.
-            derivative_request.named(asked, [s.name for s in source.inputs], list(first.outputs), list(_own(source)))
+            # A misspelt name is reported before the gate, which takes seconds.
+            derivative_request.validate_names(
+                asked, [s.name for s in source.inputs], list(first.outputs), list(_list_own_parameters(source))
+            )
         with clock("soundness"):
             room.import_alike()
-            found, drawn = gate.before_capture(first, room, derived_seed(seed, "gate"), allowed, opinion=opinion)
+            findings, draws = gate.check_before_capture(
+                first, room, derive_seed(seed, "gate"), allowances, opinion=opinion
+            )
         with clock("warmup"):
-            warm = warm_up(first, derived_seed(seed, "more warmup"))
-        announce(listing_of(warm))
-        wanted, said = derivatives_of(warm, asked)
+            warm = warm_up(first, derive_seed(seed, "more warmup"))
+        announce(summarize_model(warm))
+        derivatives, derivative_findings = resolve_model_derivatives(warm, asked)
         with clock("capture"):
-            captured = capture(warm, drawn[0][1], derived_seed(seed, "capture"), wanted, solves)
+            captured = capture(warm, draws[0][1], derive_seed(seed, "capture"), derivatives, captured_solvers)
         with clock("soundness"):
-            found = gate.after_capture(warm, captured, drawn, found, allowed)
-    return warm, captured, (*of_solves, *found, *said)
+            findings = gate.check_after_capture(warm, captured, draws, findings, allowances)
+    return warm, captured, (*solver_findings, *findings, *derivative_findings)
 
 
-def _solves(
-    source: Source, seed: int, allowed: Sequence[Allowance], clock: Clock
-) -> tuple[Mapping[str, newton_capture.Captured], tuple[Finding, ...]]:
-    """By path, the solves of the model as they are captured, and findings of their residuals."""
-    found: dict[str, newton_capture.Captured] = {}
-    said: list[Finding] = []
-    within = loops(source.named)
-    if not within:
-        return found, ()
-    if source.differentiates:
+def _capture_solvers(
+    source: Source, seed: int, allowances: Sequence[Allowance], clock: Stopwatch
+) -> tuple[Mapping[str, newton_capture.CapturedSolver], tuple[Finding, ...]]:
+    """Return the captured solvers of the model by path, and the findings about their residuals."""
+    captured_solvers: dict[str, newton_capture.CapturedSolver] = {}
+    solver_findings: list[Finding] = []
+    solvers = find_solvers(source.parameter_module)
+    if not solvers:
+        return captured_solvers, ()
+    if source.uses_autograd:
         raise UnsupportedError(
             "a model that takes gradients itself holds an implicit update",
-            where=", ".join(within),
+            where=", ".join(solvers),
             expected="gradients inside the residual, or --derivative for those of the update",
         )
     if not source.batch_ndim:
         raise UnsupportedError(
-            "an implicit update in a model with whole shapes",
-            where=", ".join(within),
+            "an implicit update needs a batch, and the model has whole shapes",
+            where=", ".join(solvers),
             expected="a batch of independent elements: a signature of one element's shapes, batch_ndim=1",
         )
-    for path, loop in within.items():
-        if loops(loop.owner):
+    for path, loop in solvers.items():
+        if find_solvers(loop.owner):
             raise UnsupportedError(
                 "an implicit update is part of the residual of another",
                 where=path,
-                expected="updates one behind the other",
+                expected="updates one after the other",
                 mend="make the inner unknowns unknowns of the outer system",
             )
     with clock("warmup"):
-        inputs, calls = isolated(_first_calls, source, derived_seed(seed, "warmup"))
-    for path, loop in within.items():
+        inputs, calls = run_in_fork(_record_first_calls, source, derive_seed(seed, "warmup"))
+    for path, loop in solvers.items():
         if path not in calls:
             raise UnsupportedError("an implicit update is not called", where=path, mend="leave it out of the model")
         if len(calls[path]) > 2:
@@ -113,59 +116,61 @@ def _solves(
                 got=f"{len(calls[path]) // 2} calls",
                 expected="an update of its own for each",
             )
-        part = as_it_runs(_residual(source, path, loop, calls[path]), derived_seed(seed, "warmup"))
-        warm, _, findings = sound_capture(part, seed, allowed, clock=clock)
-        with clock("capture"), inference_conditions(source), quiet_deprecations():
-            found[path] = newton_capture.captured_loop(path, loop, warm.inputs)
-            newton_capture.refuse_borrowed(path, found[path], source.named)
-            drawn = warm.sampler.draw(warm.traced_sizes[1], torch.Generator().manual_seed(derived_seed(seed, "solves")))
-            newton_capture.hold(path, found[path], [*calls[path], drawn])
-        isolated(_refuse_hidden, path, loop, source, inputs)
-        said += [dataclasses.replace(f, what=f"{path}: {f.what}") for f in (*warm.findings, *findings)]
-    return found, tuple(said)
+        part = detect_inner_autograd(
+            _build_residual_source(source, path, loop, calls[path]), derive_seed(seed, "warmup")
+        )
+        warm, _, findings = checked_capture(part, seed, allowances, clock=clock)
+        with clock("capture"), eager_context(source), ignore_deprecations():
+            captured_solvers[path] = newton_capture.capture_solver(path, loop, warm.inputs)
+            newton_capture.check_own_parameters(path, captured_solvers[path], source.parameter_module)
+            sample = warm.sampler.draw(warm.traced_sizes[1], torch.Generator().manual_seed(derive_seed(seed, "solves")))
+            newton_capture.check_solver(path, captured_solvers[path], [*calls[path], sample])
+        run_in_fork(_check_not_hidden, path, loop, source, inputs)
+        solver_findings += [dataclasses.replace(f, what=f"{path}: {f.what}") for f in (*warm.findings, *findings)]
+    return captured_solvers, tuple(solver_findings)
 
 
-def _refuse_hidden(path: str, loop: Newton, source: Source, inputs: Inputs) -> None:
-    with inference_conditions(source):
-        newton_capture.refuse_hidden(path, loop, source, inputs)
+def _check_not_hidden(path: str, loop: NewtonSolver, source: Source, inputs: Inputs) -> None:
+    with eager_context(source):
+        newton_capture.check_failure_visible(path, loop, source, inputs)
 
 
-def _first_calls(source: Source, seed: int) -> tuple[Inputs, dict[str, list[Inputs]]]:
-    """The warmup inputs, and what each solve takes on them, and where it ends: ``(u, *given)``."""
-    paths = {loop: path for path, loop in loops(source.named).items()}
-    inputs = first_run(source, seed).inputs
-    found: dict[str, list[Inputs]] = {}
-    with inference_conditions(source):
-        for loop, (guess, held), (u, *_) in calls(source, inputs):
-            given = held[: loop.batched]
+def _record_first_calls(source: Source, seed: int) -> tuple[Inputs, dict[str, list[Inputs]]]:
+    """Return the warmup inputs, and for each solver by path its first guess and its solution: ``(u, *batch_args)``."""
+    paths = {loop: path for path, loop in find_solvers(source.parameter_module).items()}
+    inputs = run_first(source, seed).inputs
+    calls_by_path: dict[str, list[Inputs]] = {}
+    with eager_context(source):
+        for loop, (guess, args), (u, *_) in record_solver_calls(source, inputs):
+            batch_args = args[: loop.batched]
             if guess.shape[0] != inputs[0].shape[0]:
                 raise UnsupportedError(
                     "an implicit update has another batch than the model",
                     where=paths[loop],
                     got=f"{guess.shape[0]} systems for {inputs[0].shape[0]} elements",
                     expected="one system for each element",
-                    mend="make what is solved for each element one system, or export the update alone",
+                    mend="solve one system for each element, or export the update alone",
                 )
-            found.setdefault(paths[loop], []).extend([(guess, *given), (u, *given)])
-    return inputs, found
+            calls_by_path.setdefault(paths[loop], []).extend([(guess, *batch_args), (u, *batch_args)])
+    return inputs, calls_by_path
 
 
-class _Residual:
-    """``(u, *given)`` to the residual, with the parameters as they are."""
+class _ResidualFunction:
+    """A function of ``(u, *batch_args)`` that returns the residual with the current parameters."""
 
-    def __init__(self, loop: Newton) -> None:
+    def __init__(self, loop: NewtonSolver) -> None:
         self._loop = loop
 
-    def __call__(self, u: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
-        return self._loop.residual(u, self._loop.held(given))
+    def __call__(self, u: torch.Tensor, *batch_args: torch.Tensor) -> torch.Tensor:
+        return self._loop.residual(u, self._loop.collect_args(batch_args))
 
 
-def _residual(source: Source, path: str, loop: Newton, calls: Sequence[Inputs]) -> Source:
+def _build_residual_source(source: Source, path: str, loop: NewtonSolver, calls: Sequence[Inputs]) -> Source:
     names = ["unknowns", *(f"given_{i}" for i in range(loop.batched))]
     return Source(
         name=f"{path}.residual",
-        module=_Residual(loop),
-        named=loop.owner,
+        module=_ResidualFunction(loop),
+        parameter_module=loop.owner,
         inputs=tuple(
             TensorSpec(n, tuple(t.shape[1:]), str(t.dtype).removeprefix("torch."))
             for n, t in zip(names, calls[0], strict=True)
@@ -177,18 +182,21 @@ def _residual(source: Source, path: str, loop: Newton, calls: Sequence[Inputs]) 
     )
 
 
-def _own(source: Source) -> dict[str, nn.Parameter]:
-    """Parameters by name, without the settings of solvers."""
-    settings = {id(p) for loop in loops(source.named).values() for p in loop.parameters()}
-    return {name: p for name, p in source.named.named_parameters() if id(p) not in settings}
+def _list_own_parameters(source: Source) -> dict[str, nn.Parameter]:
+    """Return the parameters by name, without the settings of solvers."""
+    settings = {id(p) for loop in find_solvers(source.parameter_module).values() for p in loop.parameters()}
+    return {name: p for name, p in source.parameter_module.named_parameters() if id(p) not in settings}
 
 
-def derivatives_of(warm: Warmup, asked: Asked | None) -> tuple[Wanted | None, tuple[Finding, ...]]:
-    if asked is None or not asked.derivatives:
+def resolve_model_derivatives(
+    warm: Warmup, asked: DerivativeRequest | None
+) -> tuple[ResolvedDerivatives | None, tuple[Finding, ...]]:
+    """Resolve the requested derivatives of a warmed-up model; return them and the findings about them."""
+    if asked is None or not asked.has_derivatives:
         return None, ()
-    with inference_conditions(warm.source):
-        pairs = reached(warm.source, warm.inputs)
-    parameters = {n: str(p.dtype).removeprefix("torch.") for n, p in _own(warm.source).items()}
+    with eager_context(warm.source):
+        pairs = find_nonzero_blocks(warm.source, warm.inputs)
+    parameters = {n: str(p.dtype).removeprefix("torch.") for n, p in _list_own_parameters(warm.source).items()}
     if warm.source.sizes:
         raise UsageError(
             "derivatives of a model with open sizes have no shape",
@@ -196,24 +204,29 @@ def derivatives_of(warm: Warmup, asked: Asked | None) -> tuple[Wanted | None, tu
             expected="fixed shapes, or a batch of independent elements",
             mend="take the derivatives in the function itself: torch.autograd.grad, and return them",
         )
-    lasting = [path for path, loop in loops(warm.source.named).items() if loop.fails_by() == "last"]
-    if lasting:
+    last_iterate_paths = [
+        path for path, loop in find_solvers(warm.source.parameter_module).items() if loop.get_failure_policy() == "last"
+    ]
+    if last_iterate_paths:
         raise UsageError(
-            "an element that has not converged would have a tangent like any other",
-            where=", ".join(lasting),
+            "an element that has not converged would get a tangent like any other",
+            where=", ".join(last_iterate_paths),
             got="--on-failure last, and derivatives",
             expected="--on-failure nan or raise",
         )
     specs = warm.source.inputs, warm.output_specs
-    return derivative_request.wanted(asked, *specs, parameters, pairs, differentiates=warm.source.differentiates)
+    return derivative_request.resolve_derivatives(
+        asked, *specs, parameters, pairs, uses_autograd=warm.source.uses_autograd
+    )
 
 
-def listing_of(warm: Warmup) -> Listing:
-    named = warm.source.named
-    parameters = {name: tuple(p.shape) for name, p in named.named_parameters()}
+def summarize_model(warm: Warmup) -> Listing:
+    """Return name, type, inputs, outputs and parameters of a warmed-up model."""
+    model = warm.source.parameter_module
+    parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
     return Listing(
         warm.source.name,
-        type(named).__name__,
+        type(model).__name__,
         warm.source.inputs,
         warm.output_specs,
         parameters,
@@ -221,12 +234,13 @@ def listing_of(warm: Warmup) -> Listing:
     )
 
 
-def derived_seed(seed: int, stage: str) -> int:
+def derive_seed(seed: int, stage: str) -> int:
+    """Return the seed of one stage, derived from the seed of the export."""
     return int.from_bytes(hashlib.sha256(f"{seed} {stage}".encode()).digest()[:7], "big")
 
 
-class Clock:
-    """Seconds by stage: ``with clock("load"): ...``."""
+class Stopwatch:
+    """A stopwatch that sums the seconds of each stage: ``with clock("load"): ...``."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -1,8 +1,7 @@
 """Runs that leave nothing behind: each in a forked process, from the state of now or of before the first call.
 
-A check may change clocks, globals or random states, and a model may remember what it was given: neither reaches the
-user's process, nor the next check.
-"""
+A check may change clocks, globals or random states, and a model may remember its inputs: neither reaches the user's
+process, nor the next check."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from exporter.capture.custom_functions import bound_before
-from exporter.capture.scripting import marked
+from exporter.capture.custom_functions import find_bound_applies
+from exporter.capture.scripting import find_marked_modules
 from exporter.common.errors import MissingRuntimeError, TorchferryError
-from exporter.common.forking import NotRun, fork, isolated, quiet
+from exporter.common.forking import ForkFailedError, fork, run_in_fork, silence_child
 from exporter.model.source import Source
 
-# What torch imports when it is first needed.
+# Packages that torch imports when they are first needed.
 _LAZY = ("torch", "sympy", "mpmath")
 
 
@@ -32,11 +31,11 @@ class CleanRoom:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._known = set(sys.modules)
-        # Found out once, and not in every process that is forked from here.
-        bound_before()
-        marked(source.named)
-        self._ours, theirs = multiprocessing.connection.Pipe()
+        self._initial_modules = set(sys.modules)
+        # Found once here, and not in every process that is forked.
+        find_bound_applies()
+        find_marked_modules(source.parameter_module)
+        self._pipe, child_pipe = multiprocessing.connection.Pipe()
         if not hasattr(os, "fork"):
             raise MissingRuntimeError(
                 "the soundness gate runs the model in forked processes, which this system does not have",
@@ -45,39 +44,39 @@ class CleanRoom:
             )
         self._pid = fork()
         if self._pid == 0:
-            # A group of its own, so that what it forked ends with it.
+            # A process group of its own, so that the processes that it forked end with it.
             os.setpgid(0, 0)
-            self._ours.close()
-            _serve(theirs, source)
-        theirs.close()
+            self._pipe.close()
+            _serve(child_pipe, source)
+        child_pipe.close()
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
-        """``function(source, *args)``, a function of a module, with arguments that can be pickled."""
+        """Run ``function(source, *args)``, a function of a module, with arguments that can be pickled."""
         try:
-            self._ours.send_bytes(pickle.dumps((function, args)))
-            kind, value = pickle.loads(self._ours.recv_bytes())
+            self._pipe.send_bytes(pickle.dumps((function, args)))
+            status, value = pickle.loads(self._pipe.recv_bytes())
         except (EOFError, BrokenPipeError):
-            raise NotRun("the process from before the first call was ended") from None
-        if kind == "raised":
+            raise ForkFailedError("the process from before the first call was ended") from None
+        if status == "raised":
             raise value
-        if kind == "failed":
-            raise NotRun(value)
+        if status == "failed":
+            raise ForkFailedError(value)
         return value
 
     def import_alike(self) -> None:
-        """Import there what this process has imported of torch's own since: each first call would do it again."""
-        names = [n for n in sys.modules if n not in self._known and n.partition(".")[0] in _LAZY]
+        """Import torch modules there that this process imported since: each first call would do it again."""
+        names = [n for n in sys.modules if n not in self._initial_modules and n.partition(".")[0] in _LAZY]
         if names:
-            self._ours.send_bytes(pickle.dumps((None, names)))
+            self._pipe.send_bytes(pickle.dumps((None, names)))
 
     def __enter__(self) -> CleanRoom:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ours.close()
-        # What it is in the middle of is of no use any more.
+        self._pipe.close()
+        # Its current work is not needed any more.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -87,7 +86,7 @@ class CleanRoom:
 
 def _serve(pipe: Any, source: Source) -> None:
     try:
-        quiet()
+        silence_child()
         while True:
             function, args = pickle.loads(pipe.recv_bytes())
             if function is None:
@@ -96,8 +95,8 @@ def _serve(pipe: Any, source: Source) -> None:
                         importlib.import_module(name)
                 continue
             try:
-                answer: tuple[str, Any] = ("value", isolated(function, source, *args))
-            except NotRun as error:
+                answer: tuple[str, Any] = ("value", run_in_fork(function, source, *args))
+            except ForkFailedError as error:
                 answer = ("failed", str(error))
             except TorchferryError as error:
                 answer = ("raised", error)

@@ -1,4 +1,4 @@
-"""Which line of the user's does it: found by watching a value after every line."""
+"""Search for the user's line that changes a value, by watching it after every line."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from exporter.soundness.footprint import runs_users
-from exporter.soundness.line_tracing import followed
+from exporter.soundness.footprint import runs_user_code
+from exporter.soundness.line_tracing import trace_user_lines
 
 
-def line_that(
+def find_culprit_line(
     run: Callable[[], Any], value: Callable[[], Any], changed: Callable[[Any, Any], bool] = operator.ne
 ) -> str:
-    """``file:line`` of the first line of the user's during ``run`` after which ``value()`` has changed."""
-    before, found = value(), ""
+    """Return ``file:line`` of the user's first line during ``run`` after which ``value()`` has changed."""
+    before, culprit = value(), ""
     last: dict[types.FrameType, str] = {}
 
-    def event(frame: types.FrameType, kind: str, arg: Any) -> Any:
-        nonlocal found, before
-        if found or not runs_users(frame):
+    def trace_event(frame: types.FrameType, kind: str, arg: Any) -> Any:
+        nonlocal culprit, before
+        if culprit or not runs_user_code(frame):
             return None
         if kind in ("line", "return") and frame in last:
-            now = value()
-            if changed(before, now):
-                found = last[frame]
+            current = value()
+            if changed(before, current):
+                culprit = last[frame]
                 return None
-            before = now
+            before = current
         last[frame] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        return event
+        return trace_event
 
-    with followed(event):
+    with trace_user_lines(trace_event):
         run()
-    return found
+    return culprit

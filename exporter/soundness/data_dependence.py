@@ -1,8 +1,7 @@
-"""What a traced value depends on: the data of inputs, their sizes, random numbers.
+"""Dependence of traced values on the data of inputs, their sizes, and random numbers.
 
-A walk through the recorded calls in order. Writes in place reach every view of what was written. It may say too much,
-never too little: what it names is a lead for a check that runs the model.
-"""
+The recorded calls are walked in order. A write in place reaches every view of the tensor that it writes to. The
+result may contain too much, never too little: it is a hint for a check that runs the model."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from typing import Any
 
 import torch
 
-from exporter.graph.torch_nodes import nodes
+from exporter.graph.torch_nodes import iterate_nodes
 
 RANDOM = "random numbers"
 SIZE, COUNT = "size of ", "count in "
 _SIZES = {"aten::size", "aten::numel", "aten::sym_size", "aten::sym_numel", "aten::len", "prim::shape", "aten::stride"}
-_OF_SHAPE = re.compile(r"aten::(\w+_like|new_\w+|dim|is_floating_point|is_complex)|prim::(device|dtype)")
+_SHAPE_ONLY = re.compile(r"aten::(\w+_like|new_\w+|dim|is_floating_point|is_complex)|prim::(device|dtype)")
 _DATA_SIZED = re.compile(r"aten::(nonzero\w*|argwhere|masked_select|_?unique\w*|bincount)")
 _INDEXED = {"aten::index", "aten::_index"}
 _VIEWS = re.compile(
@@ -30,45 +29,51 @@ _IN_PLACE = re.compile(r"aten::(?!__)\w*[a-z0-9]_")
 
 
 class Dependence:
-    """Labels are names of inputs (their data), ``size of NAME``, ``count in NAME`` (a size that data decide: how many
+    """The labels that each value of a graph depends on.
+
+    Labels are names of inputs (their data), ``size of NAME``, ``count in NAME`` (a size that data decide: how many
     elements are positive), and ``random numbers``."""
 
     def __init__(self, graph: Any, names: Sequence[str]) -> None:
         self._data: dict[str, frozenset[str]] = {}
         self._shape: dict[str, frozenset[str]] = {}
         self._base: dict[str, str] = {}
-        self._written: dict[str, frozenset[str]] = {}
+        self._write_labels: dict[str, frozenset[str]] = {}
         for value, name in zip(graph.inputs(), names, strict=False):
             self._data[value.debugName()] = frozenset({name})
             self._shape[value.debugName()] = frozenset({SIZE + name})
-        for node in nodes(graph):
+        for node in iterate_nodes(graph):
             self._visit(node)
 
-    def of(self, values: Iterable[Any], *, size: bool = False) -> frozenset[str]:
-        """What these values (or their sizes) depend on."""
-        known = [value.debugName() for value in values]
-        return _union((self._shape.get(n, frozenset()) for n in known) if size else map(self._of, known))
+    def find_labels(self, values: Iterable[Any], *, size: bool = False) -> frozenset[str]:
+        """Return the labels that these values (or their sizes) depend on."""
+        names = [value.debugName() for value in values]
+        return _merge_labels(
+            (self._shape.get(n, frozenset()) for n in names) if size else map(self._find_data_labels, names)
+        )
 
-    def _root(self, name: str) -> str:
+    def _find_root(self, name: str) -> str:
         while name in self._base:
             name = self._base[name]
         return name
 
-    def _of(self, name: str) -> frozenset[str]:
-        return self._data.get(name, frozenset()) | self._written.get(self._root(name), frozenset())
+    def _find_data_labels(self, name: str) -> frozenset[str]:
+        return self._data.get(name, frozenset()) | self._write_labels.get(self._find_root(name), frozenset())
 
     def _visit(self, node: Any) -> None:
-        kind, inputs = node.kind(), list(node.inputs())
+        operator, inputs = node.kind(), list(node.inputs())
         names = [value.debugName() for value in inputs]
         tensors = [n for n, v in zip(names, inputs, strict=True) if _holds_tensors(v)]
         numbers = [n for n in names if n not in tensors]
-        data = _union(map(self._of, names))
-        shape = _union(self._shape.get(n, frozenset()) for n in names) | _union(map(self._of, numbers))
-        if kind in _SIZES:
-            data, shape = _union(self._shape.get(n, frozenset()) for n in names), frozenset()
-        elif _OF_SHAPE.fullmatch(kind):
-            data = _union(map(self._of, names[1:]))
-        elif _sized_by_data(node, kind, inputs):
+        data = _merge_labels(map(self._find_data_labels, names))
+        shape = _merge_labels(self._shape.get(n, frozenset()) for n in names) | _merge_labels(
+            map(self._find_data_labels, numbers)
+        )
+        if operator in _SIZES:
+            data, shape = _merge_labels(self._shape.get(n, frozenset()) for n in names), frozenset()
+        elif _SHAPE_ONLY.fullmatch(operator):
+            data = _merge_labels(map(self._find_data_labels, names[1:]))
+        elif _is_sized_by_data(node, operator, inputs):
             shape |= frozenset(label if label.startswith((SIZE, COUNT)) else COUNT + label for label in data)
         if is_random(node):
             data |= {RANDOM}
@@ -77,17 +82,17 @@ class Dependence:
             self._shape[value.debugName()] = shape
         if not names:
             return
-        if _IN_PLACE.fullmatch(kind):
-            root = self._root(names[0])
-            self._written[root] = self._written.get(root, frozenset()) | data
-        if _IN_PLACE.fullmatch(kind) or _VIEWS.fullmatch(kind):
+        if _IN_PLACE.fullmatch(operator):
+            root = self._find_root(names[0])
+            self._write_labels[root] = self._write_labels.get(root, frozenset()) | data
+        if _IN_PLACE.fullmatch(operator) or _VIEWS.fullmatch(operator):
             for value in node.outputs():
-                if self._root(value.debugName()) != self._root(names[0]):
-                    self._base[value.debugName()] = self._root(names[0])
+                if self._find_root(value.debugName()) != self._find_root(names[0]):
+                    self._base[value.debugName()] = self._find_root(names[0])
 
 
 def is_random(node: Any) -> bool:
-    """Whether an operator draws random numbers, as its schema's tags say; dropout only where it is on."""
+    """Return whether an operator draws random numbers, by its schema's tags; dropout only where it is on."""
     if not node.kind().startswith("aten::"):
         return False
     packet = getattr(torch.ops.aten, node.kind().removeprefix("aten::"), None)
@@ -104,21 +109,21 @@ def is_random(node: Any) -> bool:
     return not any(value is False for value in off) and settings.get("dropout_p", settings.get("p")) != 0.0
 
 
-def _sized_by_data(node: Any, kind: str, inputs: list[Any]) -> bool:
-    if kind in _INDEXED:
+def _is_sized_by_data(node: Any, operator: str, inputs: list[Any]) -> bool:
+    if operator in _INDEXED:
         return any(map(_is_mask, inputs[1:]))
-    if kind == "aten::where":
+    if operator == "aten::where":
         return len(inputs) == 1
-    if kind == "aten::repeat_interleave":
+    if operator == "aten::repeat_interleave":
         return any(_holds_tensors(value) for value in inputs[1:2])
-    return bool(_DATA_SIZED.fullmatch(kind))
+    return bool(_DATA_SIZED.fullmatch(operator))
 
 
 def _holds_tensors(value: Any) -> bool:
-    kind = value.type()
-    while kind.kind() in ("ListType", "OptionalType"):
-        kind = kind.getElementType()
-    return kind.kind() in ("TensorType", "TupleType")
+    value_type = value.type()
+    while value_type.kind() in ("ListType", "OptionalType"):
+        value_type = value_type.getElementType()
+    return value_type.kind() in ("TensorType", "TupleType")
 
 
 def _is_mask(value: Any) -> bool:
@@ -126,5 +131,5 @@ def _is_mask(value: Any) -> bool:
     return any(v.type().kind() == "TensorType" and v.type().scalarType() in ("Bool", "Byte") for v in elements)
 
 
-def _union(labels: Iterable[frozenset[str]]) -> frozenset[str]:
+def _merge_labels(labels: Iterable[frozenset[str]]) -> frozenset[str]:
     return frozenset().union(*labels)

@@ -1,4 +1,4 @@
-"""What Python code of the user's a run went through, and the state that it can reach.
+"""The user's Python code that a run went through, and the state that this code can reach.
 
 State is what outlives a call: attributes of modules, globals and closures of the functions that ran, default
 arguments, attributes of classes. A leaf of it has a label, a way to read it and, where there is one, a way to set it.
@@ -25,34 +25,36 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter.common.user_code import NOT_THE_USERS
-from exporter.soundness.line_tracing import undisturbed
+from exporter.common.user_code import INTERNAL_PATH_PREFIXES
+from exporter.soundness.line_tracing import pause_gc
 from exporter.soundness.run_recording import digest
 
 STDLIB = tuple({f"{sysconfig.get_path('stdlib')}/", f"{sysconfig.get_path('platstdlib')}/"})
 DEPTH, LEAVES = 5, 4000
-# A count this much later; the largest tensor or array that may be a count.
+# How far a count is advanced; the size of the largest tensor or array that may be a count.
 FAR, SMALL = 1000, 16
-_NOT_THE_USERS = frozenset({"exporter", "runtime_checks", "torchferry", "torch", *sys.stdlib_module_names})
+_NON_USER_MODULES = frozenset({"exporter", "runtime_checks", "torchferry", "torch", *sys.stdlib_module_names})
 _INTERNALS = frozenset(vars(nn.Module()))
 
 
-def is_users(file: str) -> bool:
-    """Whether a file is the user's: neither torch's, nor torchferry's, nor the standard library's."""
-    return not file.startswith(NOT_THE_USERS) and (not file.startswith(STDLIB) or "site-packages" in file)
+def is_user_file(file: str) -> bool:
+    """Return whether a file is the user's: neither torch's, nor torchferry's, nor the standard library's."""
+    return not file.startswith(INTERNAL_PATH_PREFIXES) and (not file.startswith(STDLIB) or "site-packages" in file)
 
 
-def runs_users(frame: types.FrameType) -> bool:
-    """Whether a frame runs the user's code. What ``dataclass`` and its kin write has no file: its module says whose."""
+def runs_user_code(frame: types.FrameType) -> bool:
+    """Return whether a frame runs the user's code.
+
+    The code that ``dataclass`` and the like write has no file: its module tells whose it is."""
     file = frame.f_code.co_filename
-    if file == "<string>" and str(frame.f_globals.get("__name__")).partition(".")[0] in _NOT_THE_USERS:
+    if file == "<string>" and str(frame.f_globals.get("__name__")).partition(".")[0] in _NON_USER_MODULES:
         return False
-    return is_users(file)
+    return is_user_file(file)
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """``fingerprint`` changes with the value; ``value`` and ``put`` are for what can be set to another value."""
+    """A value of the state: ``fingerprint`` changes with it; ``value`` and ``put`` are for leaves that can be set."""
 
     fingerprint: str
     value: Any = None
@@ -60,40 +62,40 @@ class Leaf:
 
 
 class Footprint:
-    """A context manager that notes the code objects of the user's that run, with the globals of each."""
+    """A context manager that records the user's code objects that run, with the globals of each."""
 
     def __init__(self) -> None:
         self.codes: dict[types.CodeType, dict[str, Any]] = {}
-        self._searched = 0
-        self._found: list[types.FunctionType] = []
+        self._searched_count = 0
+        self._function_cache: list[types.FunctionType] = []
 
     def __enter__(self) -> Footprint:
-        self._undisturbed = undisturbed()
-        self._undisturbed.__enter__()
-        self._before = sys.getprofile()
-        sys.setprofile(self._event)
+        self._gc_pause = pause_gc()
+        self._gc_pause.__enter__()
+        self._previous_profile = sys.getprofile()
+        sys.setprofile(self._record_call)
         return self
 
     def __exit__(self, *error: object) -> None:
-        sys.setprofile(self._before)
-        self._undisturbed.__exit__(None, None, None)
+        sys.setprofile(self._previous_profile)
+        self._gc_pause.__exit__(None, None, None)
 
-    def _event(self, frame: types.FrameType, event: str, arg: Any) -> None:
-        if event == "call" and frame.f_code not in self.codes and runs_users(frame):
+    def _record_call(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        if event == "call" and frame.f_code not in self.codes and runs_user_code(frame):
             self.codes[frame.f_code] = frame.f_globals
 
-    def state(self, module: nn.Module) -> dict[str, Leaf]:
-        """Every leaf by label, in a fixed order."""
-        found: dict[str, Leaf] = {}
-        seen: set[int] = {id(child) for child in module.modules()}
-        for label, value, put in self._roots(module):
-            for name, leaf in _leaves(label, value, put, DEPTH, seen):
-                if len(found) >= LEAVES:
-                    return found
-                found.setdefault(name, leaf)
-        return found
+    def read_state(self, module: nn.Module) -> dict[str, Leaf]:
+        """Return every leaf by label, in a fixed order."""
+        leaves: dict[str, Leaf] = {}
+        visited: set[int] = {id(child) for child in module.modules()}
+        for label, value, put in self._iter_roots(module):
+            for name, leaf in _iter_leaves(label, value, put, DEPTH, visited):
+                if len(leaves) >= LEAVES:
+                    return leaves
+                leaves.setdefault(name, leaf)
+        return leaves
 
-    def _roots(self, module: nn.Module) -> Iterator[tuple[str, Any, Callable[[Any], Any] | None]]:
+    def _iter_roots(self, module: nn.Module) -> Iterator[tuple[str, Any, Callable[[Any], Any] | None]]:
         for path, child in module.named_modules():
             for name, value in list(vars(child).items()):
                 if name not in _INTERNALS:
@@ -104,43 +106,51 @@ class Footprint:
                     owner = getattr(hook, "__self__", None)
                     if owner is not None and not isinstance(owner, nn.Module):
                         yield f"hook {i} of {path or 'the model'}", owner, None
-        mro = (kind for child in module.modules() for kind in type(child).__mro__)
-        classes = {kind: None for kind in mro if is_users(file_of(kind))}
+        mro = (cls for child in module.modules() for cls in type(child).__mro__)
+        classes = {cls: None for cls in mro if is_user_file(get_class_file(cls))}
         for code, namespace in list(self.codes.items()):
             for name in code.co_names:
                 value = namespace.get(name)
                 if name in namespace and not _is_code(value) and not isinstance(value, types.ModuleType):
                     yield f"global {name!r}", value, functools.partial(namespace.__setitem__, name)
-                elif isinstance(value, types.ModuleType) and is_users(getattr(value, "__file__", None) or "<frozen"):
+                elif isinstance(value, types.ModuleType) and is_user_file(
+                    getattr(value, "__file__", None) or "<frozen"
+                ):
                     for part in code.co_names:
-                        held = vars(value).get(part)
-                        if part in vars(value) and not _is_code(held) and not isinstance(held, types.ModuleType):
-                            yield f"{name}.{part}", held, functools.partial(setattr, value, part)
-                elif isinstance(value, type) and is_users(file_of(value)):
+                        member = vars(value).get(part)
+                        if part in vars(value) and not _is_code(member) and not isinstance(member, types.ModuleType):
+                            yield f"{name}.{part}", member, functools.partial(setattr, value, part)
+                elif isinstance(value, type) and is_user_file(get_class_file(value)):
                     classes[value] = None
                 elif isinstance(value, functools._lru_cache_wrapper):
                     yield f"cache of {name!r}", value, None
-        for kind in classes:
-            for name, value in list(vars(kind).items()):
+        for cls in classes:
+            for name, value in list(vars(cls).items()):
                 if not name.startswith("__") and not _is_code(value):
-                    yield f"class attribute {kind.__name__}.{name}", value, functools.partial(setattr, kind, name)
-        named: collections.Counter[str] = collections.Counter()
-        for function in self._functions():
-            # One code may have made several functions, each with a closure of its own.
+                    yield f"class attribute {cls.__name__}.{name}", value, functools.partial(setattr, cls, name)
+        name_counts: collections.Counter[str] = collections.Counter()
+        for function in self._find_functions():
+            # One code object may belong to several functions, each with its own closure.
             name = function.__qualname__
-            named[name] += 1
-            yield from _of_function(function, name if named[name] == 1 else f"{name} ({named[name]})")
+            name_counts[name] += 1
+            yield from _iter_function_state(
+                function, name if name_counts[name] == 1 else f"{name} ({name_counts[name]})"
+            )
 
-    def _functions(self) -> list[types.FunctionType]:
-        """The functions that were made of the code that ran; a search through memory, done when there is new code."""
-        if self._searched != len(self.codes):
-            self._searched = len(self.codes)
+    def _find_functions(self) -> list[types.FunctionType]:
+        """Return the functions that were made of the code that ran: memory is searched when there is new code."""
+        if self._searched_count != len(self.codes):
+            self._searched_count = len(self.codes)
             referrers = gc.get_referrers(*self.codes) if self.codes else []
-            self._found = [f for f in referrers if isinstance(f, types.FunctionType) and f.__code__ in self.codes]
-        return self._found
+            self._function_cache = [
+                f for f in referrers if isinstance(f, types.FunctionType) and f.__code__ in self.codes
+            ]
+        return self._function_cache
 
 
-def _of_function(function: types.FunctionType, name: str) -> Iterator[tuple[str, Any, Callable[[Any], Any] | None]]:
+def _iter_function_state(
+    function: types.FunctionType, name: str
+) -> Iterator[tuple[str, Any, Callable[[Any], Any] | None]]:
     for i, value in enumerate(function.__defaults__ or ()):
         yield f"default argument {i} of {name}", value, None
     for key, value in (function.__kwdefaults__ or {}).items():
@@ -157,8 +167,9 @@ def _of_function(function: types.FunctionType, name: str) -> Iterator[tuple[str,
             yield f"attribute {key!r} of function {name}", value, functools.partial(setattr, function, key)
 
 
-def file_of(kind: type) -> str:
-    return getattr(sys.modules.get(kind.__module__), "__file__", None) or "<frozen"
+def get_class_file(cls: type) -> str:
+    """Return the file that defines a class, or ``<frozen`` where there is none."""
+    return getattr(sys.modules.get(cls.__module__), "__file__", None) or "<frozen"
 
 
 def _is_code(value: Any) -> bool:
@@ -178,26 +189,26 @@ def _is_code(value: Any) -> bool:
     )
 
 
-def _leaves(
-    label: str, value: Any, put: Callable[[Any], Any] | None, depth: int, seen: set[int]
+def _iter_leaves(
+    label: str, value: Any, put: Callable[[Any], Any] | None, depth: int, visited: set[int]
 ) -> Iterator[tuple[str, Leaf]]:
     if isinstance(value, torch.Tensor):
-        held = value.detach()
-        text = f"{held.dtype} {list(held.shape)} {value._version}"
-        plain = held.layout == torch.strided and held.device.type == "cpu"
-        # A count that is kept in a tensor; a field is no count.
-        small = plain and 0 < held.numel() <= SMALL
-        yield label, Leaf(text + (digest(held) if plain else ""), held.clone() if small else None, held.copy_)
+        content = value.detach()
+        text = f"{content.dtype} {list(content.shape)} {value._version}"
+        plain = content.layout == torch.strided and content.device.type == "cpu"
+        # A small tensor may be a count; a field is none.
+        small = plain and 0 < content.numel() <= SMALL
+        yield label, Leaf(text + (digest(content) if plain else ""), content.clone() if small else None, content.copy_)
     elif isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
         yield label, Leaf(repr(value), value, put)
-    elif id(value) in seen or depth == 0:
+    elif id(value) in visited or depth == 0:
         yield label, Leaf(f"{type(value).__name__} {id(value)}")
     elif isinstance(value, nn.Module):
-        # One that is registered nowhere: held in a list, say.
-        seen.add(id(value))
-        held = {k: v for k, v in vars(value).items() if k not in _INTERNALS}
-        for key, part in {**value._parameters, **value._buffers, **value._modules, **held}.items():
-            yield from _leaves(f"{label}.{key}", part, functools.partial(setattr, value, key), depth - 1, seen)
+        # A module that is registered nowhere: in a list, for example.
+        visited.add(id(value))
+        content = {k: v for k, v in vars(value).items() if k not in _INTERNALS}
+        for key, part in {**value._parameters, **value._buffers, **value._modules, **content}.items():
+            yield from _iter_leaves(f"{label}.{key}", part, functools.partial(setattr, value, key), depth - 1, visited)
     elif isinstance(value, torch.Generator):
         yield label, Leaf(digest(value.get_state()))
     elif isinstance(value, random.Random):
@@ -207,58 +218,58 @@ def _leaves(
     elif isinstance(value, types.GeneratorType):
         yield label, Leaf(f"{value.gi_frame and value.gi_frame.f_lasti}", value, _advance)
     elif isinstance(value, dict):
-        seen.add(id(value))
+        visited.add(id(value))
         text = f"{type(value).__name__} of {len(value)}: {list(map(str, value))[:50]}"
         yield label, Leaf(text, dict(value), functools.partial(_refill, value))
         for key, part in list(value.items())[:200]:
             setter = functools.partial(value.__setitem__, key)
-            yield from _leaves(f"{label}[{key!r}]", part, setter, depth - 1, seen)
+            yield from _iter_leaves(f"{label}[{key!r}]", part, setter, depth - 1, visited)
     elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        seen.add(id(value))
+        visited.add(id(value))
         grows = not isinstance(value, (tuple, frozenset))
         setter = functools.partial(_refill, value) if grows else None
         yield label, Leaf(f"{type(value).__name__} of {len(value)}", copy.copy(value) if grows else None, setter)
         for i, part in enumerate(list(value)[:200]):
             setter = functools.partial(value.__setitem__, i) if isinstance(value, list) else None
-            yield from _leaves(f"{label}[{i}]", part, setter, depth - 1, seen)
+            yield from _iter_leaves(f"{label}[{i}]", part, setter, depth - 1, visited)
     elif isinstance(value, type):
         return
     elif hasattr(value, "__array__") and hasattr(value, "tobytes"):
         small = 0 < getattr(value, "size", 0) <= SMALL and getattr(value, "ndim", 0) > 0
         text = f"{getattr(value, 'shape', '')} {hash(value.tobytes())}"
         yield label, Leaf(text, value.copy() if small else None, functools.partial(value.__setitem__, ...))
-    elif isinstance(value, (threading.local, types.SimpleNamespace)) or is_users(file_of(type(value))):
-        seen.add(id(value))
-        slots = (name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name))
-        held = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots}}
-        for key, part in list(held.items())[:200]:
+    elif isinstance(value, (threading.local, types.SimpleNamespace)) or is_user_file(get_class_file(type(value))):
+        visited.add(id(value))
+        slots = (name for cls in type(value).__mro__ for name in _list_slots(cls) if hasattr(value, name))
+        content = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots}}
+        for key, part in list(content.items())[:200]:
             setter = functools.partial(setattr, value, key)
-            yield from _leaves(f"{label}.{key}", part, setter, depth - 1, seen)
+            yield from _iter_leaves(f"{label}.{key}", part, setter, depth - 1, visited)
     elif type(value).__module__ == "itertools":
         yield label, Leaf(repr(value), value if isinstance(value, itertools.count) else None, _advance)
     else:
         yield label, Leaf(f"{type(value).__name__} {id(value)}")
 
 
-def _slots_of(kind: type) -> tuple[str, ...]:
-    names = vars(kind).get("__slots__", ())
+def _list_slots(cls: type) -> tuple[str, ...]:
+    names = vars(cls).get("__slots__", ())
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _refill(held: Any, content: Any) -> None:
-    """New content in the very list, dict, set or deque that the model holds."""
-    held.clear()
-    (held.extend if isinstance(held, (list, collections.deque)) else held.update)(content)
+def _refill(container: Any, content: Any) -> None:
+    """Put new content into the same list, dict, set or deque that the model holds."""
+    container.clear()
+    (container.extend if isinstance(container, (list, collections.deque)) else container.update)(content)
 
 
 def _advance(steps: Any) -> None:
-    """``steps`` is the iterator itself: it is asked on."""
+    """Advance an iterator: ``steps`` is the iterator itself."""
     for _ in range(FAR):
         next(steps, None)
 
 
-def other_values(value: Any) -> list[Any]:
-    """Other values of the same kind, for state that changes: later counts, longer lists."""
+def make_other_values(value: Any) -> list[Any]:
+    """Return other values of the same type, for state that changes: later counts, longer lists."""
     if hasattr(value, "tobytes") and hasattr(value, "dtype") and value.dtype.kind in "iuf":
         return [value + 1, value + FAR]
     if isinstance(value, bool):
@@ -285,8 +296,8 @@ def other_values(value: Any) -> list[Any]:
     return []
 
 
-def suspect_line(run: Callable[[], Any], pattern: str) -> str:
-    """``file:line`` of the first line of the code that runs with a call of this kind; empty where there is none."""
+def find_suspect_line(run: Callable[[], Any], pattern: str) -> str:
+    """Return ``file:line`` of the first line of the code that ran with a call of this type; else empty."""
     with Footprint() as footprint:
         run()
     for code in footprint.codes:

@@ -1,4 +1,4 @@
-"""The gate: all checks in order, what the user allows, and the refusal."""
+"""The gate: all checks in order, the user's allowances, and the refusal."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TypeVar
 import torch
 
 from exporter.archive.contract import Finding
-from exporter.capture.tracing import Captured
-from exporter.common.errors import UnsoundError, UsageError, near
-from exporter.common.forking import NotRun
+from exporter.capture.tracing import CaptureResult
+from exporter.common.errors import UnsoundError, UsageError, suggest_names
+from exporter.common.forking import ForkFailedError
 from exporter.model.eager.warmup import FirstRun, Warmup
-from exporter.soundness.branch_search import guided
-from exporter.soundness.check_context import Eager, Subject
+from exporter.soundness.branch_search import search_branch_inputs
+from exporter.soundness.check_context import CaptureContext, EagerContext
 from exporter.soundness.checks import (
     batch_ranks,
     batch_sizes,
@@ -34,12 +34,12 @@ from exporter.soundness.checks import (
     unused_variables,
 )
 from exporter.soundness.clean_room import CleanRoom
-from exporter.soundness.probe_inputs import Draws, draws, timely_labels
+from exporter.soundness.probe_inputs import Draws, draw_probe_inputs, find_timely_labels
 
-_Looked = TypeVar("_Looked", Eager, Subject)
+_Context = TypeVar("_Context", EagerContext, CaptureContext)
 
-# What eager mode must be before a capture of it can mean anything.
-_BEFORE: Mapping[str, Callable[[Eager], list[Finding]]] = {
+# Checks of eager mode, before a capture of it can mean anything.
+_BEFORE: Mapping[str, Callable[[EagerContext], list[Finding]]] = {
     random_numbers.CHECK: random_numbers.check,
     environment.CHECK: environment.check,
     hidden_state.CHECK: hidden_state.check,
@@ -53,14 +53,14 @@ _BEFORE: Mapping[str, Callable[[Eager], list[Finding]]] = {
     batch_ranks.CHECK: batch_ranks.check,
     unused_variables.INPUT: unused_variables.check,
 }
-# A capture held against eager mode.
-_AFTER: Mapping[str, Callable[[Subject], list[Finding]]] = {
+# Checks of a capture against eager mode.
+_AFTER: Mapping[str, Callable[[CaptureContext], list[Finding]]] = {
     batch_sizes.CHECK: batch_sizes.check,
     input_values.CHECK: input_values.check,
     dtypes.CHECK: dtypes.check,
 }
 RUNS = (*_BEFORE, *_AFTER)
-# What a finding may be called; a run may look for several faults.
+# Names of findings; one run may look for several faults.
 CHECKS = (
     *RUNS,
     hidden_state.WRITES,
@@ -75,25 +75,26 @@ CHECKS = (
 
 @dataclasses.dataclass(frozen=True)
 class Allowance:
-    """``CHECK:REASON``: an unsound finding of this check is let pass, for this reason."""
+    """An allowance ``CHECK:REASON``: an unsound finding of this check passes, for this reason."""
 
     check: str
     reason: str
 
     @classmethod
     def parse(cls, text: str) -> Allowance:
+        """Read ``CHECK:REASON``. Raises ``UsageError``."""
         check, colon, reason = text.partition(":")
         if check not in CHECKS or not reason.strip():
             raise UsageError(
-                "what is allowed is not clear",
+                "the allowance is not clear",
                 where=f"--allow {text!r}",
                 got=f"check {check!r}" + ("" if colon and reason.strip() else " without a reason"),
-                expected=f"CHECK:REASON, CHECK {near(check, CHECKS)}",
+                expected=f"CHECK:REASON, CHECK {suggest_names(check, CHECKS)}",
             )
         return cls(check, reason.strip())
 
 
-def before_capture(
+def check_before_capture(
     first: FirstRun,
     room: CleanRoom,
     seed: int,
@@ -101,68 +102,68 @@ def before_capture(
     *,
     opinion: bool = False,
 ) -> tuple[tuple[Finding, ...], Draws]:
-    """What the model does by itself, and the draws for what follows, the first of which is to be traced.
+    """Run the checks of eager mode; return their findings and the draws, the first of which is to be traced.
 
-    ``opinion`` asks ``torch.export``, too, which takes some seconds. Raises ``UnsoundError``.
-    """
+    ``opinion`` asks ``torch.export``, too, which takes some seconds. Raises ``UnsoundError``."""
     generator = torch.Generator().manual_seed(seed)
-    traced, other = first.sizes
-    drawn = draws(first.sampler, traced, generator)
-    found: list[Finding] = []
+    traced, other_size = first.sizes
+    probes = draw_probe_inputs(first.sampler, traced, generator)
+    findings: list[Finding] = []
     try:
-        timely = room(timely_labels, drawn)
-        drawn = tuple((label, inputs) for label, inputs in drawn if label in timely)
-        drawn += room(guided, drawn)
-    except NotRun as error:
-        found.append(_not_run(data_reads.CHECK, f"inputs for every branch: {error}"))
-    eager = Eager(first.source, drawn, first.sampler.draw(other, generator), room)
+        timely = room(find_timely_labels, probes)
+        probes = tuple((label, inputs) for label, inputs in probes if label in timely)
+        probes += room(search_branch_inputs, probes)
+    except ForkFailedError as error:
+        findings.append(_make_not_run_finding(data_reads.CHECK, f"inputs for every branch: {error}"))
+    context = EagerContext(first.source, probes, first.sampler.draw(other_size, generator), room)
     if opinion:
-        found += _run(torch_export_opinion.CHECK, torch_export_opinion.check, eager)
+        findings += _run_check(torch_export_opinion.CHECK, torch_export_opinion.check, context)
     for name, check in _BEFORE.items():
-        found += _run(name, check, eager)
-        refuse(first.source.name, found, allowed)
-    return accepted(found, allowed), drawn
+        findings += _run_check(name, check, context)
+        require_sound(first.source.name, findings, allowed)
+    return apply_allowances(findings, allowed), probes
 
 
-def after_capture(
+def check_after_capture(
     warm: Warmup,
-    captured: Captured,
-    drawn: Draws,
+    captured: CaptureResult,
+    probes: Draws,
     before: Sequence[Finding] = (),
     allowed: Sequence[Allowance] = (),
 ) -> tuple[Finding, ...]:
-    """The capture against the model; ``before`` is what was found already. Raises ``UnsoundError``."""
-    subject = Subject(warm, captured.module, drawn, captured.warned)
-    found = [*before, *captured.findings]
+    """Check the capture against the model; ``before`` are earlier findings. Raises ``UnsoundError``."""
+    context = CaptureContext(warm, captured.module, probes, captured.tracer_warnings)
+    findings = [*before, *captured.findings]
     for name, check in _AFTER.items():
-        found += _run(name, check, subject)
-        refuse(warm.source.name, found, allowed)
-    return accepted(found, allowed)
+        findings += _run_check(name, check, context)
+        require_sound(warm.source.name, findings, allowed)
+    return apply_allowances(findings, allowed)
 
 
-def _run(name: str, check: Callable[[_Looked], list[Finding]], at: _Looked) -> list[Finding]:
+def _run_check(name: str, check: Callable[[_Context], list[Finding]], context: _Context) -> list[Finding]:
     try:
-        return check(at)
-    except NotRun as error:
-        return [_not_run(name, str(error))]
+        return check(context)
+    except ForkFailedError as error:
+        return [_make_not_run_finding(name, str(error))]
 
 
-def _not_run(name: str, why: str) -> Finding:
+def _make_not_run_finding(name: str, why: str) -> Finding:
     return Finding(name, "the check could not run", reason=why, severity="not run")
 
 
-def accepted(found: Sequence[Finding], allowed: Sequence[Allowance]) -> tuple[Finding, ...]:
+def apply_allowances(findings: Sequence[Finding], allowed: Sequence[Allowance]) -> tuple[Finding, ...]:
+    """Return the findings without repetition, unsound ones as allowed with the user's reason."""
     reasons = {a.check: a.reason for a in allowed}
     return tuple(
         dataclasses.replace(f, severity="allowed", reason=reasons[f.check]) if f.severity == "unsound" else f
-        for f in dict.fromkeys(found)
+        for f in dict.fromkeys(findings)
     )
 
 
-def refuse(name: str, found: Sequence[Finding], allowed: Sequence[Allowance]) -> None:
-    """Raises ``UnsoundError`` for the first finding that is unsound and not allowed."""
-    reasons = {a.check for a in allowed}
-    unsound = [f for f in found if f.severity == "unsound" and f.check not in reasons]
+def require_sound(name: str, findings: Sequence[Finding], allowed: Sequence[Allowance]) -> None:
+    """Raise ``UnsoundError`` for the first finding that is unsound and not allowed."""
+    allowed_checks = {a.check for a in allowed}
+    unsound = [f for f in findings if f.severity == "unsound" and f.check not in allowed_checks]
     if not unsound:
         return
     first = unsound[0]
@@ -172,8 +173,8 @@ def refuse(name: str, found: Sequence[Finding], allowed: Sequence[Allowance]) ->
         check=first.check,
         where=first.where,
         got=first.evidence + (f" (also: {'; '.join(others)})" if others else ""),
-        expected="a forward that is captured whole",
+        expected="a forward that is captured completely",
         mend=f"{first.mend}; or --allow '{first.check}:REASON', which every report will show",
     )
-    error.findings = (*unsound, *(f for f in found if f not in unsound))
+    error.findings = (*unsound, *(f for f in findings if f not in unsound))
     raise error

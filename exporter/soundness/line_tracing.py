@@ -1,4 +1,4 @@
-"""Following the user's Python code while it runs."""
+"""Tracing of the user's Python code while it runs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def followed(event: Callable[..., Any]) -> Iterator[None]:
-    """``sys.settrace`` for a while, here and in threads that are started meanwhile."""
-    tracer, of_threads = sys.gettrace(), threading.gettrace()
-    with undisturbed():
+def trace_user_lines(event: Callable[..., Any]) -> Iterator[None]:
+    """Set ``sys.settrace`` for a while, here and in threads that are started meanwhile."""
+    tracer, thread_tracer = sys.gettrace(), threading.gettrace()
+    with pause_gc():
         threading.settrace(event)
         sys.settrace(event)
         try:
             yield
         finally:
             sys.settrace(tracer)
-            threading.settrace(of_threads)  # pyright: ignore[reportArgumentType]
+            threading.settrace(thread_tracer)  # pyright: ignore[reportArgumentType]
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Garbage is left alone: what a collection calls is not part of the run, and when it comes is chance."""
-    collects = gc.isenabled()
+def pause_gc() -> Iterator[None]:
+    """Turn the garbage collector off: the calls of a collection are not part of the run, and its time is arbitrary."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()

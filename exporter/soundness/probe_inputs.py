@@ -1,4 +1,4 @@
-"""Inputs that a model may meet and warmup did not show it: signs, zeros, ties, magnitudes, NaN."""
+"""Inputs that a model may meet and that warmup did not show it: signs, zeros, ties, magnitudes, NaN."""
 
 from __future__ import annotations
 
@@ -8,27 +8,32 @@ from collections.abc import Callable
 
 import torch
 
-from exporter.common.forking import no_longer_than
-from exporter.model.eager.evaluation import inference_conditions
-from exporter.model.eager.input_sampling import Sampler
+from exporter.common.forking import time_limit
+from exporter.model.eager.evaluation import eager_context
+from exporter.model.eager.input_sampling import InputSampler
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import Draws, eager, same_as_one
+from exporter.soundness.check_context import Draws, alias_inputs, run_eager
 
 SECONDS = 0.5
 
 
-def draws(sampler: Sampler, size: int, generator: torch.Generator) -> Draws:
-    """Inputs of batch ``size`` by label; integers keep the values that warmup saw, in another order."""
+def draw_probe_inputs(sampler: InputSampler, size: int, generator: torch.Generator) -> Draws:
+    """Draw inputs of batch ``size`` by label; integers keep the values that warmup saw, in another order."""
     first = sampler.draw(size, generator)
-    found: list[tuple[str, Inputs]] = [("other values", sampler.draw(size, generator))]
+    probes: list[tuple[str, Inputs]] = [("other values", sampler.draw(size, generator))]
 
     def add(label: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        found.append((label, tuple(change(t).to(t.dtype) if _real(t) else other(label, t) for t in first)))
+        probes.append(
+            (
+                label,
+                tuple(change(t).to(t.dtype) if _is_real_or_complex(t) else replace_discrete(label, t) for t in first),
+            )
+        )
 
-    def other(label: str, value: torch.Tensor) -> torch.Tensor:
-        """Masks: all, none, some. Whole numbers: from those that the model was given, as they may be indices."""
+    def replace_discrete(label: str, value: torch.Tensor) -> torch.Tensor:
+        """Replace masks by all, none or some; whole numbers by others of the model's inputs, as they may be indices."""
         if not value.numel() or label not in ("zeros", "ones", "mixed signs", "whole numbers", "spread"):
-            return _shuffled(value, generator)
+            return _shuffle_rows(value, generator)
         if label in ("zeros", "ones"):
             low = label == "zeros"
             number = not low if value.dtype == torch.bool else int(value.min() if low else value.max())
@@ -42,7 +47,7 @@ def draws(sampler: Sampler, size: int, generator: torch.Generator) -> Draws:
     add("negative", lambda t: -t.abs())
     add("mixed signs", lambda t: t * (torch.randint(0, 2, t.shape, generator=generator) * 2 - 1))
     add("zeros", torch.zeros_like)
-    add("one row zero", lambda t: _row(t, 0, 0.0))
+    add("one row zero", lambda t: _set_row(t, 0, 0.0))
     add("ones", torch.ones_like)
     add("equal rows", lambda t: t[:1].expand(t.shape).clone() if t.ndim else t)
     add("ties", lambda t: t.flatten()[:1].expand(t.shape).clone() if t.ndim and t.numel() else t)
@@ -51,41 +56,41 @@ def draws(sampler: Sampler, size: int, generator: torch.Generator) -> Draws:
     for factor in (1e-12, 1e-3, 10.0, 1e3, 1e8):
         add(f"times {factor:g}", lambda t, factor=factor: t * factor)
     for value in (float("nan"), float("inf"), -float("inf")):
-        add(f"{value} in one row", lambda t, value=value: _row(t, -1, value))
-    same = same_as_one(first)
-    if same is not None:
-        found.append(("equal inputs", tuple(t.clone() for t in same)))
-    return (("traced", first), *found)
+        add(f"{value} in one row", lambda t, value=value: _set_row(t, -1, value))
+    equal_inputs = alias_inputs(first)
+    if equal_inputs is not None:
+        probes.append(("equal inputs", tuple(t.clone() for t in equal_inputs)))
+    return (("traced", first), *probes)
 
 
-def timely_labels(source: Source, drawn: Draws) -> list[str]:
-    """Labels of the draws at which eager mode comes to an end in good time: data may decide on the number of steps."""
-    kept = []
-    with inference_conditions(source):
+def find_timely_labels(source: Source, probes: Draws) -> list[str]:
+    """Return labels of the draws at which eager mode ends in good time: data may decide the number of steps."""
+    labels = []
+    with eager_context(source):
         start = time.perf_counter()
-        eager(source, drawn[0][1])
+        run_eager(source, probes[0][1])
         seconds = max(SECONDS, 50 * (time.perf_counter() - start))
-        for label, inputs in drawn:
+        for label, inputs in probes:
             start = time.perf_counter()
-            with contextlib.suppress(TimeoutError), no_longer_than(seconds):
-                eager(source, inputs)
-            if label == drawn[0][0] or time.perf_counter() - start < seconds:
-                kept.append(label)
-    return kept
+            with contextlib.suppress(TimeoutError), time_limit(seconds):
+                run_eager(source, inputs)
+            if label == probes[0][0] or time.perf_counter() - start < seconds:
+                labels.append(label)
+    return labels
 
 
-def _real(value: torch.Tensor) -> bool:
+def _is_real_or_complex(value: torch.Tensor) -> bool:
     return value.dtype.is_floating_point or value.dtype.is_complex
 
 
-def _shuffled(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The rows in another order, whatever they index."""
+def _shuffle_rows(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return the rows in another order, whatever they index."""
     if value.ndim == 0:
         return value
     return value[torch.randperm(value.shape[0], generator=generator)]
 
 
-def _row(value: torch.Tensor, index: int, number: float) -> torch.Tensor:
+def _set_row(value: torch.Tensor, index: int, number: float) -> torch.Tensor:
     changed = value.clone()
     if changed.ndim and changed.shape[0]:
         changed[index] = number

@@ -1,1 +1,1 @@
-"""How fast files are: beside each other, beside eager mode, beside the machine's limits, in one run."""
+"""Speed of files: against each other, eager mode and the machine's limits, in one run."""

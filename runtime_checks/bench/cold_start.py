@@ -1,4 +1,4 @@
-"""A candidate in a fresh process: loading, the first calls, and what memory a batch takes."""
+"""Cold starts of a candidate in a fresh process: loading, the first calls, and the memory of a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from exporter.common.errors import first_line
+from exporter.common.errors import summarize_error
 from runtime_checks.bench.candidates import Candidate, Rows
 
 CALLS = 5
@@ -24,8 +24,8 @@ _RESET = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
-class Cold:
-    """Milliseconds; ``peaks`` are MiB above what the loaded process had, by batch. ``error``: it did not run."""
+class ColdStart:
+    """Milliseconds of a cold start; ``peaks`` are MiB above the loaded process, by batch. ``error``: it did not run."""
 
     candidate: str
     batch: int
@@ -35,50 +35,54 @@ class Cold:
     error: str = ""
 
 
-def cold(candidate: Candidate, method: str, rows: Rows, batches: Sequence[int], threads: int, seconds: float) -> Cold:
-    """``batches`` for the memory: the first is that of the first calls. A process that ends says so."""
+def measure_cold_start(
+    candidate: Candidate, method: str, rows: Rows, batches: Sequence[int], threads: int, seconds: float
+) -> ColdStart:
+    """Measure a cold start. ``batches`` are for the memory, the first also for the first calls. Report an early end."""
     try:
         pickle.dumps(candidate.open)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return Cold(candidate.label, batches[0], error=f"it cannot be opened in another process: {first_line(error)}")
+        return ColdStart(
+            candidate.label, batches[0], error=f"it cannot be opened in another process: {summarize_error(error)}"
+        )
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context) as pool:
         try:
-            return pool.submit(_measured, candidate, method, rows, list(batches), threads).result(seconds)
+            return pool.submit(_measure, candidate, method, rows, list(batches), threads).result(seconds)
         except (BrokenProcessPool, FutureTimeout) as error:
             for process in list(getattr(pool, "_processes", {}).values()):
                 process.kill()
-            said = f"more than {seconds:g} s" if isinstance(error, FutureTimeout) else "its process ended early"
-            return Cold(candidate.label, batches[0], error=said)
+            message = f"more than {seconds:g} s" if isinstance(error, FutureTimeout) else "its process ended early"
+            return ColdStart(candidate.label, batches[0], error=message)
 
 
-def _measured(candidate: Candidate, method: str, rows: Rows, batches: Sequence[int], threads: int) -> Cold:
+def _measure(candidate: Candidate, method: str, rows: Rows, batches: Sequence[int], threads: int) -> ColdStart:
     torch.set_num_threads(threads)
     first = batches[0]
-    inputs, _ = rows.at(first)
+    inputs, _ = rows.take(first)
     start = time.perf_counter()
     call = candidate.open(threads)
     load = time.perf_counter() - start
     with torch.no_grad():
-        took = []
+        durations = []
         for _ in range(CALLS):
             start = time.perf_counter()
             call(method, inputs)
-            took.append(1e3 * (time.perf_counter() - start))
+            durations.append(1e3 * (time.perf_counter() - start))
         peaks = {}
         for batch in batches:
-            given, _ = rows.at(batch)
-            before = _peak(reset=True)
+            batch_inputs, _ = rows.take(batch)
+            before = _read_peak_memory(reset=True)
             try:
-                call(method, given)
+                call(method, batch_inputs)
             except (RuntimeError, MemoryError):
                 break
-            peaks[batch] = max(0.0, _peak() - before)
-    return Cold(candidate.label, first, 1e3 * load, tuple(took), peaks)
+            peaks[batch] = max(0.0, _read_peak_memory() - before)
+    return ColdStart(candidate.label, first, 1e3 * load, tuple(durations), peaks)
 
 
-def _peak(*, reset: bool = False) -> float:
-    """MiB that the process has had at once; since now, with ``reset``."""
+def _read_peak_memory(*, reset: bool = False) -> float:
+    """Return the peak memory of the process in MiB; since now, with ``reset``."""
     if reset and os.access(_RESET, os.W_OK):
         _RESET.write_text("5")
     line = (

@@ -1,4 +1,4 @@
-"""A comparison as tables, and as a picture of throughput against the batch."""
+"""Benchmark results as tables, and as a picture of throughput against the batch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from jinja2 import Environment
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from exporter.common.atomic_files import written
+from exporter.common.atomic_files import write_atomically
 from exporter.common.errors import MissingRuntimeError, UsageError
-from runtime_checks.bench.benchmark import Bench
+from runtime_checks.bench.benchmark import BenchmarkResult
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ bench.model }}</title>
@@ -25,14 +25,16 @@ _PAGE = """<!doctype html>
 """
 
 
-def time_text(nanoseconds: float) -> str:
+def format_time(nanoseconds: float) -> str:
+    """Format a time with a unit, to three digits."""
     for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if nanoseconds >= size:
             return f"{nanoseconds / size:.3g} {unit}"
     return f"{nanoseconds:.3g} ns"
 
 
-def said(bench: Bench) -> str:
+def describe_setup(bench: BenchmarkResult) -> str:
+    """Describe machine, versions, threads and bandwidth in one line."""
     m = bench.machine
     return (
         f"{m['processor']}, {m['cores']} cores, load {m['load']}; torch {m['torch']}, Python {m['python']}; "
@@ -41,18 +43,23 @@ def said(bench: Bench) -> str:
     )
 
 
-def rows(bench: Bench) -> Iterator[tuple[str, list[str]]]:
-    """Median of a call with its quartiles, by candidate and batch; then the bound by memory traffic."""
+def iterate_rows(bench: BenchmarkResult) -> Iterator[tuple[str, list[str]]]:
+    """Yield the median of a call with its quartiles, by candidate and batch; then the bound by memory traffic."""
     for label in bench.candidates:
         cells = []
         for batch in bench.batches:
-            one = bench.of(label, batch)
-            cells.append(f"{time_text(one.median)} ({time_text(one.low)} to {time_text(one.high)})" if one else "-")
+            timing = bench.find_timing(label, batch)
+            cells.append(
+                f"{format_time(timing.median)} ({format_time(timing.low)} to {format_time(timing.high)})"
+                if timing
+                else "-"
+            )
         yield label, cells
-    yield "memory traffic alone", [time_text(bench.bounds[b]) for b in bench.batches]
+    yield "memory traffic alone", [format_time(bench.bounds[b]) for b in bench.batches]
 
 
-def render(bench: Bench) -> RenderableType:
+def render(bench: BenchmarkResult) -> RenderableType:
+    """Render the tables of a benchmark: times, ratios, fresh processes."""
     first = bench.candidates[0] if bench.candidates else ""
     steady = Table(title=f"{bench.model}: {bench.method}, a call (quartiles)", title_justify="left")
     ratio = Table(title=f"as fast as {first}: ratio; ns an element; of the memory bound", title_justify="left")
@@ -60,52 +67,54 @@ def render(bench: Bench) -> RenderableType:
         table.add_column("")
         for batch in bench.batches:
             table.add_column(f"{batch:,}", justify="right")
-    for label, cells in rows(bench):
+    for label, cells in iterate_rows(bench):
         steady.add_row(label, *cells)
     for label in bench.candidates:
         cells = []
         for batch in bench.batches:
-            one, other = bench.of(label, batch), bench.of(first, batch)
-            times = f"{other.median / one.median:.2f}; " if one and other else ""
-            cells.append(f"{times}{one.median / batch:.3g}; {one.median / bench.bounds[batch]:.1f}" if one else "-")
+            entry, reference = bench.find_timing(label, batch), bench.find_timing(first, batch)
+            times = f"{reference.median / entry.median:.2f}; " if entry and reference else ""
+            cells.append(
+                f"{times}{entry.median / batch:.3g}; {entry.median / bench.bounds[batch]:.1f}" if entry else "-"
+            )
         ratio.add_row(label, *cells)
     cold = Table(title="in a fresh process", title_justify="left")
     for name in ("", "load", "call 1", "calls 2 to 5", "memory at the largest batch"):
         cold.add_column(name, justify="right" if name else "left")
-    for one in bench.colds:
-        if one.error:
-            cold.add_row(one.candidate, one.error, "", "", "")
+    for entry in bench.colds:
+        if entry.error:
+            cold.add_row(entry.candidate, entry.error, "", "", "")
             continue
-        calls = ", ".join(f"{ms:.3g}" for ms in one.calls[1:])
-        last = max(one.peaks, default=0)
-        memory = f"{one.peaks[last]:.1f} MiB at {last:,}" if last else ""
-        cold.add_row(one.candidate, f"{one.load:.3g} ms", f"{one.calls[0]:.3g} ms", f"{calls} ms", memory)
+        calls = ", ".join(f"{ms:.3g}" for ms in entry.calls[1:])
+        last = max(entry.peaks, default=0)
+        memory = f"{entry.peaks[last]:.1f} MiB at {last:,}" if last else ""
+        cold.add_row(entry.candidate, f"{entry.load:.3g} ms", f"{entry.calls[0]:.3g} ms", f"{calls} ms", memory)
     launched = [f"{label}: {count} kernels a call" for label, count in bench.kernels.items()]
-    return Group(said(bench), steady, ratio, *([cold] if bench.colds else []), *launched, *bench.notes)
+    return Group(describe_setup(bench), steady, ratio, *([cold] if bench.colds else []), *launched, *bench.notes)
 
 
-def plot(bench: Bench, path: Path) -> None:
-    """``.svg`` or ``.html``: elements a second against the batch, on logarithmic axes.
+def plot(bench: BenchmarkResult, path: Path) -> None:
+    """Write a ``.svg`` or ``.html``: elements a second against the batch, on logarithmic axes.
 
-    Raises ``UsageError`` for another suffix, ``MissingRuntimeError`` without matplotlib.
-    """
-    refuse_picture(path)
-    picture = _picture(bench)
+    Raise ``UsageError`` for another suffix, ``MissingRuntimeError`` without matplotlib."""
+    check_picture_path(path)
+    picture = _draw_picture(bench)
     if path.suffix == ".html":
         page = Environment(autoescape=True).from_string(_PAGE)
-        # The picture is ours, and is no text.
+        # The picture is ours and must not be escaped.
         inner = picture[picture.index("<svg") :]
-        text = page.render(bench=bench, said=said(bench), rows=list(rows(bench)), picture="@picture@")
+        text = page.render(bench=bench, said=describe_setup(bench), rows=list(iterate_rows(bench)), picture="@picture@")
         picture = text.replace("@picture@", inner)
-    written(path, picture.encode())
+    write_atomically(path, picture.encode())
 
 
-def refuse_picture(path: Path) -> None:
+def check_picture_path(path: Path) -> None:
+    """Raise ``UsageError`` if the path is not one of a picture."""
     if path.suffix not in (".svg", ".html"):
-        raise UsageError("this is no kind of picture", where=f"--plot {path}", got=path.suffix, expected=".svg, .html")
+        raise UsageError("this is no picture format", where=f"--plot {path}", got=path.suffix, expected=".svg, .html")
 
 
-def _picture(bench: Bench) -> str:
+def _draw_picture(bench: BenchmarkResult) -> str:
     try:
         import matplotlib as mpl
     except ImportError as error:
@@ -117,8 +126,8 @@ def _picture(bench: Bench) -> str:
         figure = Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.add_subplot()
         for label in bench.candidates:
-            known = [t for b in bench.batches if (t := bench.of(label, b))]
-            axes.plot([t.batch for t in known], [1e9 * t.batch / t.median for t in known], marker="o", label=label)
+            timings = [t for b in bench.batches if (t := bench.find_timing(label, b))]
+            axes.plot([t.batch for t in timings], [1e9 * t.batch / t.median for t in timings], marker="o", label=label)
         bound = [1e9 * b / bench.bounds[b] for b in bench.batches]
         axes.plot(bench.batches, bound, linestyle="--", color="grey", label="memory traffic alone")
         axes.set(xscale="log", yscale="log", xlabel="batch", ylabel="elements a second", title=bench.model)

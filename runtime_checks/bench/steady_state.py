@@ -1,4 +1,4 @@
-"""Calls in the steady state: rounds in which every candidate has its turn, so that what disturbs one disturbs all."""
+"""Calls in the steady state: rounds in which every candidate has its turn, so that a disturbance hits all alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from runtime_checks.bench.candidates import Call, Tensors
 
-# Of one round, in seconds; a turn is as many calls as take that long.
+# Seconds of one turn: as many calls as take that long.
 TURN = 0.02
 ROUNDS = 7
 WARMUP = 6
@@ -21,7 +21,7 @@ WARMUP = 6
 
 @dataclass(frozen=True)
 class Timing:
-    """Nanoseconds of a call: the median of the rounds, and the quartiles around it."""
+    """The time of a call in nanoseconds: the median of the rounds, and the quartiles around it."""
 
     candidate: str
     batch: int
@@ -32,30 +32,31 @@ class Timing:
     calls: int
 
 
-def steady(
+def measure_throughput(
     calls: Mapping[str, Call], method: str, inputs: Tensors, batch: int, *, rounds: int = ROUNDS, device: str = "cpu"
 ) -> list[Timing]:
-    turns = {label: _turn(call, method, inputs, device) for label, call in calls.items()}
+    """Time the calls in interleaved rounds; return one timing for each candidate."""
+    turns = {label: _make_turn(call, method, inputs, device) for label, call in calls.items()}
     counts = {}
     for label, turn in turns.items():
         once = min(turn(1) for _ in range(WARMUP))
         counts[label] = max(1, min(100_000, math.ceil(TURN / max(once, 1e-9))))
-    found: dict[str, list[float]] = {label: [] for label in calls}
+    times: dict[str, list[float]] = {label: [] for label in calls}
     order = list(calls)
     for number in range(rounds):
-        # What one leaves behind, in caches and in the allocator, is not always for the same other.
+        # Each round has another order: what one leaves in caches and the allocator does not always hit the same other.
         for label in random.Random(number).sample(order, len(order)):
-            found[label].append(1e9 * turns[label](counts[label]) / counts[label])
-    return [_timing(label, batch, values, counts[label]) for label, values in found.items()]
+            times[label].append(1e9 * turns[label](counts[label]) / counts[label])
+    return [_make_timing(label, batch, values, counts[label]) for label, values in times.items()]
 
 
-def _timing(label: str, batch: int, values: Sequence[float], calls: int) -> Timing:
+def _make_timing(label: str, batch: int, values: Sequence[float], calls: int) -> Timing:
     low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
     return Timing(label, batch, statistics.median(values), low, high, len(values), calls)
 
 
-def _turn(call: Call, method: str, inputs: Tensors, device: str) -> Callable[[int], float]:
-    """Seconds of so many calls."""
+def _make_turn(call: Call, method: str, inputs: Tensors, device: str) -> Callable[[int], float]:
+    """Make a function that returns the seconds of so many calls."""
 
     def run(count: int) -> float:
         if device == "cpu":
@@ -74,8 +75,8 @@ def _turn(call: Call, method: str, inputs: Tensors, device: str) -> Callable[[in
     return run
 
 
-def kernels(call: Call, method: str, inputs: Tensors) -> int:
-    """Launched on the GPU by one call."""
+def count_kernel_launches(call: Call, method: str, inputs: Tensors) -> int:
+    """Count the kernels that one call launches on the GPU."""
     activity = torch.profiler.ProfilerActivity.CUDA
     with torch.profiler.profile(activities=[activity]) as profile:
         call(method, inputs)
@@ -83,11 +84,10 @@ def kernels(call: Call, method: str, inputs: Tensors) -> int:
     return sum(event.count for event in profile.key_averages() if "CUDA" in str(event.device_type))
 
 
-def bandwidth(device: str = "cpu", size: int = 2**26, rounds: int = 7) -> float:
-    """Bytes a second, read and written together, of a copy that no cache holds; the best of some rounds.
+def measure_bandwidth(device: str = "cpu", size: int = 2**26, rounds: int = 7) -> float:
+    """Return bytes a second, read and written together, of a copy that no cache holds; the best of some rounds.
 
-    As STREAM's Copy (McCalpin, Memory Bandwidth and Machine Balance in Current High Performance Computers, 1995).
-    """
+    As STREAM's Copy (McCalpin, Memory Bandwidth and Machine Balance in Current High Performance Computers, 1995)."""
     source = torch.ones(size // 8, dtype=torch.float64, device=device)
     target = torch.empty_like(source)
     best = math.inf

@@ -1,9 +1,8 @@
-"""Laws of a batch of independent elements, from rows of the stored cases alone.
+"""Invariance of a batch of independent elements, checked with rows of the stored cases alone.
 
 Whatever rows a batch is put together from, each must give the outputs that it gave in its case: at every size
 that the contract names, in another order, put behind other rows, in another memory layout, under another number
-of batch dimensions.
-"""
+of batch dimensions."""
 
 from __future__ import annotations
 
@@ -11,55 +10,63 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from exporter.archive.cases import EXTREMES, Case
+from exporter.archive.cases import EXTREME_PREFIXES, ReferenceCase
 from exporter.archive.contract import Contract
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call, Tensors
 
 SIZES, PERMUTATION, CONCATENATION = "batch sizes", "permutation", "concatenation"
 LAYOUTS, RANKS = "memory layouts", "batch dimensions"
-LAWS = (SIZES, PERMUTATION, CONCATENATION, LAYOUTS, RANKS)
+INVARIANCES = (SIZES, PERMUTATION, CONCATENATION, LAYOUTS, RANKS)
 # Enough rows to permute, few enough to compare by hand.
 ROWS = 12
-# Beyond the sizes that eager mode was run at: files go through large batches slice by slice.
+# Beyond the sizes run in eager mode: files process large batches slice by slice.
 LARGE = 20_011
-# Of implicit models, whose Jacobian alone goes in slices beyond those of the loop.
+# For implicit models, where only the Jacobian goes in slices beyond those of the loop.
 LARGE_SOLVED = 4_099
 
 
-def laws(contract: Contract, cases: Sequence[Case]) -> list[Expectation | NotRun]:
+def batch_invariance_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Expectation | NotRun]:
+    """Plan the batch invariance checks of every method; a check that does not apply says why."""
     reason = ""
     if contract.batch.ndim == 0:
         reason = "does not apply: the contract's shapes are whole"
     elif not contract.inputs:
         reason = "does not apply: the model has no inputs"
     if reason:
-        laid_out = _whole(cases) if contract.inputs else []
-        return [*laid_out, *(NotRun(law, reason) for law in LAWS if not laid_out or law != LAYOUTS)]
-    found: list[Expectation | NotRun] = []
+        layout_checks = _plan_layout_checks(cases) if contract.inputs else []
+        return [
+            *layout_checks,
+            *(NotRun(check, reason) for check in INVARIANCES if not layout_checks or check != LAYOUTS),
+        ]
+    expectations: list[Expectation | NotRun] = []
     for method in contract.methods:
-        # Extreme magnitudes stand alone: beside them the rounding of an ordinary row would not be seen.
-        parts = [c for c in cases if c.method == method and not c.name.startswith(EXTREMES)]
+        # Extreme cases are left out: beside them the rounding of an ordinary row would not be seen.
+        parts = [c for c in cases if c.method == method and not c.name.startswith(EXTREME_PREFIXES)]
         if not parts:
-            found += [NotRun(law, f"method {method!r} has no ordinary cases") for law in LAWS]
+            expectations += [NotRun(check, f"method {method!r} has no ordinary cases") for check in INVARIANCES]
             continue
         inputs = tuple(map(torch.cat, zip(*(c.inputs for c in parts), strict=True)))
         outputs = tuple(map(torch.cat, zip(*(c.outputs for c in parts), strict=True)))
-        planned = _of_method(contract, method, inputs, outputs)
-        found += planned
-        found += [NotRun(law, "the contract names none") for law in LAWS if law not in {e.check for e in planned}]
-    return found
+        planned = _plan_method_checks(contract, method, inputs, outputs)
+        expectations += planned
+        expectations += [
+            NotRun(check, "the contract names none") for check in INVARIANCES if check not in {e.check for e in planned}
+        ]
+    return expectations
 
 
-def _whole(cases: Sequence[Case]) -> list[Expectation]:
+def _plan_layout_checks(cases: Sequence[ReferenceCase]) -> list[Expectation]:
     return [
-        Expectation(LAYOUTS, f"{c.name}, non-contiguous", Call(c.method, tuple(map(_strided, c.inputs))), c.outputs)
+        Expectation(
+            LAYOUTS, f"{c.name}, non-contiguous", Call(c.method, tuple(map(_make_strided, c.inputs))), c.outputs
+        )
         for c in cases
-        if not c.name.startswith(EXTREMES)
+        if not c.name.startswith(EXTREME_PREFIXES)
     ]
 
 
-def _of_method(contract: Contract, method: str, inputs: Tensors, outputs: Tensors) -> list[Expectation]:
+def _plan_method_checks(contract: Contract, method: str, inputs: Tensors, outputs: Tensors) -> list[Expectation]:
     count = inputs[0].shape[0]
 
     def expect(
@@ -69,36 +76,36 @@ def _of_method(contract: Contract, method: str, inputs: Tensors, outputs: Tensor
         shape: Callable[[torch.Tensor], torch.Tensor] = lambda t: t,
         layout: Callable[[torch.Tensor], torch.Tensor] = lambda t: t,
     ) -> Expectation:
-        given = tuple(layout(shape(t[rows])) for t in inputs)
-        wanted = tuple(shape(t[rows]) for t in outputs)
-        return Expectation(check, label, Call(method, given), wanted)
+        call_inputs = tuple(layout(shape(t[rows])) for t in inputs)
+        expected = tuple(shape(t[rows]) for t in outputs)
+        return Expectation(check, label, Call(method, call_inputs), expected)
 
     generator = torch.Generator().manual_seed(0)
-    # From all cases: neighbours in one case may be equal, and equal rows show nothing.
-    some = torch.linspace(0, count - 1, ROWS, dtype=torch.float64).long()
-    shuffled = some[torch.randperm(ROWS, generator=generator)]
-    found = [expect(SIZES, f"batch {n}", torch.arange(n) % count) for n in contract.batch.sizes]
+    # Spread over all cases: neighbours in one case may be equal, and equal rows show nothing.
+    spread = torch.linspace(0, count - 1, ROWS, dtype=torch.float64).long()
+    shuffled = spread[torch.randperm(ROWS, generator=generator)]
+    expectations = [expect(SIZES, f"batch {n}", torch.arange(n) % count) for n in contract.batch.sizes]
     if contract.batch.sizes and (not contract.solvers or method == "jacobian"):
         large = LARGE if not contract.solvers else LARGE_SOLVED
-        found.append(expect(SIZES, f"batch {large}", torch.arange(large) % count))
-    found.append(expect(PERMUTATION, "shuffled rows", shuffled))
-    found.append(expect(PERMUTATION, "reversed rows", some.flip(0)))
-    found.append(expect(CONCATENATION, "rows behind other rows", torch.cat([shuffled, some])))
-    found.append(expect(LAYOUTS, "non-contiguous", some, layout=_strided))
-    # As many as code that takes several elements at once takes in one go.
-    found.append(expect(LAYOUTS, "non-contiguous block", some.repeat(4), layout=_strided))
-    one = torch.zeros(ROWS, dtype=torch.int64)
-    found.append(expect(LAYOUTS, "expanded", one, layout=lambda t: t[:1].expand(ROWS, *t.shape[1:])))
+        expectations.append(expect(SIZES, f"batch {large}", torch.arange(large) % count))
+    expectations.append(expect(PERMUTATION, "shuffled rows", shuffled))
+    expectations.append(expect(PERMUTATION, "reversed rows", spread.flip(0)))
+    expectations.append(expect(CONCATENATION, "rows behind other rows", torch.cat([shuffled, spread])))
+    expectations.append(expect(LAYOUTS, "non-contiguous", spread, layout=_make_strided))
+    # Enough rows for code that processes several elements at once.
+    expectations.append(expect(LAYOUTS, "non-contiguous block", spread.repeat(4), layout=_make_strided))
+    first_row = torch.zeros(ROWS, dtype=torch.int64)
+    expectations.append(expect(LAYOUTS, "expanded", first_row, layout=lambda t: t[:1].expand(ROWS, *t.shape[1:])))
     for rank in contract.batch.ranks:
         if rank == 0:
-            found.append(expect(RANKS, "unbatched", torch.tensor([0]), shape=lambda t: t[0]))
+            expectations.append(expect(RANKS, "unbatched", torch.tensor([0]), shape=lambda t: t[0]))
         if rank == 2:
-            found.append(expect(RANKS, "3 x 4", some, shape=lambda t: t.reshape(3, ROWS // 3, *t.shape[1:])))
-    return found
+            expectations.append(expect(RANKS, "3 x 4", spread, shape=lambda t: t.reshape(3, ROWS // 3, *t.shape[1:])))
+    return expectations
 
 
-def _strided(value: torch.Tensor) -> torch.Tensor:
-    """The same values with every dimension's stride doubled."""
+def _make_strided(value: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor into memory where every dimension's stride is doubled."""
     wide = value.new_zeros([2 * n for n in value.shape])
     view = wide[tuple(slice(None, None, 2) for _ in value.shape)]
     return view.copy_(value)

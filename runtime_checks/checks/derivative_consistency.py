@@ -1,4 +1,4 @@
-"""``jacobian``, ``jvp`` and ``vjp`` of a file against each other, and Newton's method with the Jacobian."""
+"""Checks of ``jacobian``, ``jvp`` and ``vjp`` of a file against each other, and of Newton's method with the blocks."""
 
 from __future__ import annotations
 
@@ -7,79 +7,96 @@ from collections.abc import Sequence
 
 import torch
 
-from exporter.archive.cases import Case
-from exporter.archive.contract import COTANGENT, TANGENT, Contract, bare
+from exporter.archive.cases import ReferenceCase
+from exporter.archive.contract import COTANGENT, TANGENT, Contract, strip_prefix
 from exporter.archive.tensor_spec import FLOATING
-from runtime_checks.checks.probe import Probe, error_of, points
-from runtime_checks.comparison import compare
+from runtime_checks.checks.probe import Probe, find_error, select_points
+from runtime_checks.comparison import compare_tensors
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult
-from runtime_checks.runners.base import Call, Result, Tensors
+from runtime_checks.runners.base import Call, CallResult, Tensors
 
 PRODUCTS, NEWTON, SYMMETRY = "products", "Newton", "symmetry"
 # Distances from the root, as parts of the input's size, at which a step is tried.
 DISTANCES = (2.0**-6, 2.0**-9, 2.0**-12)
-# What a step from the nearest may leave of the distance; a Jacobian that is wrong by a part leaves that part.
-LEFT = 0.01
-# What a Jacobian changes by on the way where that is no curvature.
-KINKED = 0.1
-# A condition number.
+# The part of the distance that a step from the nearest start may leave; a Jacobian wrong by a part leaves that part.
+REMAINDER = 0.01
+# A change of the Jacobian on the way above this is no curvature.
+KINK_CHANGE = 0.1
+# The condition number of a singular block.
 SINGULAR = 1e8
 
 
-def products(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
-    """Cotangent times tangent, by ``jvp`` and by ``vjp``, is one number; each product is that of the blocks."""
-    at = points(contract, cases)
+def derivative_product_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Probe]:
+    """Plan probes: cotangent times tangent is one number by ``jvp`` and ``vjp``; each product is that of the blocks."""
+    point = select_points(contract, cases)
     methods = contract.methods
-    if not at or not {"jvp", "vjp"} & set(methods):
+    if not point or not {"jvp", "vjp"} & set(methods):
         return []
     generator = torch.Generator().manual_seed(1)
 
-    def drawn(names: Sequence[str], specs: Sequence[torch.Tensor]) -> Tensors:
+    def draw(names: Sequence[str], specs: Sequence[torch.Tensor]) -> Tensors:
         unit = (2 * torch.rand(t.shape, generator=generator, dtype=torch.float64) - 1 for t in specs)
         return tuple(u.to(t.dtype) for u, t in zip(unit, specs, strict=True))
 
-    given = dict(zip((s.name for s in contract.inputs), at, strict=True))
+    values = dict(zip((s.name for s in contract.inputs), point, strict=True))
     first = next(c for c in cases if c.method == "forward")
-    lead = contract.batch.ndim
-    rows = at[0].shape[:lead]
-    like = {s.name: v.new_zeros((*rows, *s.fixed)) for s, v in zip(contract.outputs, first.outputs, strict=True)}
+    batch_ndim = contract.batch.ndim
+    batch_shape = point[0].shape[:batch_ndim]
+    like = {
+        s.name: v.new_zeros((*batch_shape, *s.static_shape))
+        for s, v in zip(contract.outputs, first.outputs, strict=True)
+    }
     calls: list[Call] = []
     tangents: dict[str, torch.Tensor] = {}
     seeds: dict[str, torch.Tensor] = {}
     if "jvp" in methods:
-        names = [bare(n) for n in methods["jvp"].inputs if n.startswith(TANGENT)]
-        tangents = dict(zip(names, drawn(names, [given[n] for n in names]), strict=True))
-        calls.append(Call("jvp", (*at, *tangents.values())))
+        names = [strip_prefix(n) for n in methods["jvp"].inputs if n.startswith(TANGENT)]
+        tangents = dict(zip(names, draw(names, [values[n] for n in names]), strict=True))
+        calls.append(Call("jvp", (*point, *tangents.values())))
     if "vjp" in methods:
-        names = [bare(n) for n in methods["vjp"].inputs if n.startswith(COTANGENT)]
-        seeds = dict(zip(names, drawn(names, [like[n] for n in names]), strict=True))
-        calls.append(Call("vjp", (*at, *seeds.values())))
+        names = [strip_prefix(n) for n in methods["vjp"].inputs if n.startswith(COTANGENT)]
+        seeds = dict(zip(names, draw(names, [like[n] for n in names]), strict=True))
+        calls.append(Call("vjp", (*point, *seeds.values())))
     if "jacobian" in methods:
-        calls.append(Call("jacobian", at))
+        calls.append(Call("jacobian", point))
 
-    def judge(results: Sequence[Result]) -> CheckResult:
-        if error_of(results):
-            return CheckResult(PRODUCTS, FAILED, len(calls), error_of(results))
+    def judge(results: Sequence[CallResult]) -> CheckResult:
+        if find_error(results):
+            return CheckResult(PRODUCTS, FAILED, len(calls), find_error(results))
         by_method = {c.method: r.outputs for c, r in zip(calls, results, strict=True)}
-        pushed = _named(contract, "jvp", by_method)
-        pulled = _named(contract, "vjp", by_method)
+        pushed = _select_products(contract, "jvp", by_method)
+        pulled = _select_products(contract, "vjp", by_method)
         wrong = []
         if pushed and pulled:
-            left = sum((_dot(seeds[n], pushed[n], lead) for n in seeds if n in pushed), torch.zeros(rows))
-            right = sum((_dot(pulled[n], tangents[n], lead) for n in tangents if n in pulled), torch.zeros(rows))
-            wrong += _unlike(contract, "vjp against jvp", torch.as_tensor(left), torch.as_tensor(right), given)
-        if "jacobian" in by_method and _is_whole(contract):
+            jvp_side = sum(
+                (_dot(seeds[n], pushed[n], batch_ndim) for n in seeds if n in pushed), torch.zeros(batch_shape)
+            )
+            vjp_side = sum(
+                (_dot(pulled[n], tangents[n], batch_ndim) for n in tangents if n in pulled), torch.zeros(batch_shape)
+            )
+            wrong += _describe_mismatch(
+                contract, "vjp against jvp", torch.as_tensor(jvp_side), torch.as_tensor(vjp_side), values
+            )
+        if "jacobian" in by_method and _has_all_blocks(contract):
             blocks = {
                 o: v
                 for o, v in zip(methods["jacobian"].outputs, by_method["jacobian"], strict=True)
                 if not isinstance(o, str)
             }
-            for of, value in pushed.items():
-                made = [_apply(b, tangents[i], lead) for (o, i), b in blocks.items() if o == of and i in tangents]
-                wrong += _unlike(contract, f"jvp of {of!r} against the blocks", value, _total(made, value), given)
-            for by, value in pulled.items():
-                made = [_transposed(b, seeds[o], lead) for (o, i), b in blocks.items() if i == by and o in seeds]
-                wrong += _unlike(contract, f"vjp by {by!r} against the blocks", value, _total(made, value), given)
+            for output, value in pushed.items():
+                terms = [
+                    _apply(b, tangents[i], batch_ndim) for (o, i), b in blocks.items() if o == output and i in tangents
+                ]
+                wrong += _describe_mismatch(
+                    contract, f"jvp of {output!r} against the blocks", value, _sum_terms(terms, value), values
+                )
+            for wrt, value in pulled.items():
+                terms = [
+                    _apply_transpose(b, seeds[o], batch_ndim) for (o, i), b in blocks.items() if i == wrt and o in seeds
+                ]
+                wrong += _describe_mismatch(
+                    contract, f"vjp by {wrt!r} against the blocks", value, _sum_terms(terms, value), values
+                )
         if wrong:
             return CheckResult(PRODUCTS, FAILED, len(calls), "; ".join(wrong))
         return CheckResult(PRODUCTS, PASSED, len(calls), ", ".join(by_method))
@@ -87,81 +104,83 @@ def products(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
     return [Probe(tuple(calls), judge)]
 
 
-def _named(contract: Contract, method: str, results: dict[str, Tensors]) -> dict[str, torch.Tensor]:
+def _select_products(contract: Contract, method: str, results: dict[str, Tensors]) -> dict[str, torch.Tensor]:
     if method not in results:
         return {}
     names = contract.methods[method].outputs
-    found = zip(names, results[method], strict=True)
-    return {bare(str(n)): v for n, v in found if str(n).startswith((TANGENT, COTANGENT))}
+    pairs = zip(names, results[method], strict=True)
+    return {strip_prefix(str(n)): v for n, v in pairs if str(n).startswith((TANGENT, COTANGENT))}
 
 
-def _is_whole(contract: Contract) -> bool:
-    """Whether every block of the Jacobian is in the file or declared zero, so that products can be put together."""
+def _has_all_blocks(contract: Contract) -> bool:
+    """Return whether every Jacobian block is in the file or declared zero, so that products can be put together."""
     spec = contract.methods["jacobian"]
-    known = {o for o in spec.outputs if not isinstance(o, str)} | set(spec.zeros)
+    available = {o for o in spec.outputs if not isinstance(o, str)} | set(spec.zeros)
     outs = [s.name for s in contract.outputs if s.dtype in FLOATING]
     ins = [s.name for s in contract.inputs if s.dtype in FLOATING]
-    return all((o, i) in known for o in outs for i in ins)
+    return all((o, i) in available for o in outs for i in ins)
 
 
-def _dot(a: torch.Tensor, b: torch.Tensor, lead: int) -> torch.Tensor:
-    return (a * b).reshape((*a.shape[:lead], math.prod(a.shape[lead:]))).sum(-1)
+def _dot(a: torch.Tensor, b: torch.Tensor, batch_ndim: int) -> torch.Tensor:
+    return (a * b).reshape((*a.shape[:batch_ndim], math.prod(a.shape[batch_ndim:]))).sum(-1)
 
 
-def _apply(block: torch.Tensor, tangent: torch.Tensor, lead: int) -> torch.Tensor:
-    own = tangent.shape[lead:]
-    out = block.shape[: block.ndim - len(own)]
-    flat = block.reshape((*out[:lead], math.prod(out[lead:]), math.prod(own)))
-    return (flat @ tangent.reshape((*out[:lead], math.prod(own), 1))).reshape(out)
+def _apply(block: torch.Tensor, tangent: torch.Tensor, batch_ndim: int) -> torch.Tensor:
+    event_shape = tangent.shape[batch_ndim:]
+    out = block.shape[: block.ndim - len(event_shape)]
+    flat = block.reshape((*out[:batch_ndim], math.prod(out[batch_ndim:]), math.prod(event_shape)))
+    return (flat @ tangent.reshape((*out[:batch_ndim], math.prod(event_shape), 1))).reshape(out)
 
 
-def _transposed(block: torch.Tensor, seed: torch.Tensor, lead: int) -> torch.Tensor:
-    rows, n = block.shape[:lead], math.prod(seed.shape[lead:])
-    own = block.shape[seed.ndim :]
-    flat = block.reshape((*rows, n, math.prod(own)))
-    return (seed.reshape((*rows, 1, n)) @ flat).reshape((*rows, *own))
+def _apply_transpose(block: torch.Tensor, seed: torch.Tensor, batch_ndim: int) -> torch.Tensor:
+    batch_shape, n = block.shape[:batch_ndim], math.prod(seed.shape[batch_ndim:])
+    event_shape = block.shape[seed.ndim :]
+    flat = block.reshape((*batch_shape, n, math.prod(event_shape)))
+    return (seed.reshape((*batch_shape, 1, n)) @ flat).reshape((*batch_shape, *event_shape))
 
 
-def _total(made: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    return sum(made[1:], made[0]) if made else torch.zeros_like(like)
+def _sum_terms(terms: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    return sum(terms[1:], terms[0]) if terms else torch.zeros_like(like)
 
 
-def _unlike(contract: Contract, what: str, got: torch.Tensor, wanted: torch.Tensor, given: dict) -> list[str]:
-    dtype = str(next(t.dtype for t in given.values() if t.is_floating_point())).removeprefix("torch.")
-    found = compare(got.to(wanted.dtype), wanted, contract.tolerance.bounds("", dtype))
-    return [] if found.passed else [f"{what}: {found.reason}"]
+def _describe_mismatch(
+    contract: Contract, what: str, got: torch.Tensor, expected: torch.Tensor, inputs: dict
+) -> list[str]:
+    dtype = str(next(t.dtype for t in inputs.values() if t.is_floating_point())).removeprefix("torch.")
+    comparison = compare_tensors(got.to(expected.dtype), expected, contract.tolerance.bounds("", dtype))
+    return [] if comparison.passed else [f"{what}: {comparison.reason}"]
 
 
-def symmetry(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
-    """Blocks that are declared to be second derivatives of a potential equal their transposes."""
+def plan_symmetry_probes(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Probe]:
+    """Plan probes that blocks declared to be second derivatives of a potential equal their transposes."""
     spec = contract.methods.get("jacobian")
-    at = points(contract, cases)
-    if spec is None or not spec.symmetric or not at:
+    point = select_points(contract, cases)
+    if spec is None or not spec.symmetric or not point:
         return []
-    lead = contract.batch.ndim
+    batch_ndim = contract.batch.ndim
 
-    def judge(results: Sequence[Result]) -> CheckResult:
-        if error_of(results):
-            return CheckResult(SYMMETRY, FAILED, 1, error_of(results))
+    def judge(results: Sequence[CallResult]) -> CheckResult:
+        if find_error(results):
+            return CheckResult(SYMMETRY, FAILED, 1, find_error(results))
         wrong = []
         for pair in spec.symmetric:
             block = results[0].outputs[spec.outputs.index(pair)]
-            n = math.prod(contract.returned(pair[0]).fixed)
-            square = block.reshape(*block.shape[:lead], n, n)
+            n = math.prod(contract.output_spec(pair[0]).static_shape)
+            square = block.reshape(*block.shape[:batch_ndim], n, n)
             bounds = contract.tolerance.bounds(pair, str(block.dtype).removeprefix("torch."))
-            found = compare(square, square.transpose(-1, -2).contiguous(), bounds)
-            wrong += [] if found.passed else [f"d {pair[0]} / d {pair[1]}: {found.reason}"]
-        said = ", ".join(f"d {of} / d {by}" for of, by in spec.symmetric)
-        return CheckResult(SYMMETRY, FAILED if wrong else PASSED, 1, "; ".join(wrong) or said)
+            comparison = compare_tensors(square, square.transpose(-1, -2).contiguous(), bounds)
+            wrong += [] if comparison.passed else [f"d {pair[0]} / d {pair[1]}: {comparison.reason}"]
+        labels = ", ".join(f"d {output} / d {wrt}" for output, wrt in spec.symmetric)
+        return CheckResult(SYMMETRY, FAILED if wrong else PASSED, 1, "; ".join(wrong) or labels)
 
-    return [Probe((Call("jacobian", at),), judge)]
+    return [Probe((Call("jacobian", point),), judge)]
 
 
-def newton(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
-    """A Newton step from near a root of ``f(x) - f(x*)`` comes nearer with the square of the distance."""
+def plan_newton_probes(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Probe]:
+    """Plan probes that a Newton step near a root of ``f(x) - f(x*)`` comes nearer with the square of the distance."""
     spec = contract.methods.get("jacobian")
-    at = points(contract, cases)
-    if spec is None or not at:
+    point = select_points(contract, cases)
+    if spec is None or not point:
         return []
     shapes = {s.name: s for s in contract.outputs}, {s.name: s for s in contract.inputs}
     square = [
@@ -169,63 +188,69 @@ def newton(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
         for i, o in enumerate(spec.outputs)
         if not isinstance(o, str)
         and o[1] in shapes[1]
-        and _size(shapes[0][o[0]]) == _size(shapes[1][o[1]])
+        and _count_components(shapes[0][o[0]]) == _count_components(shapes[1][o[1]])
         and shapes[1][o[1]].dtype == "float64"
-        and _size(shapes[1][o[1]]) > 0
+        and _count_components(shapes[1][o[1]]) > 0
     ]
     if not square:
         return []
-    return [_newton(contract, at, place, pair) for place, pair in square[:2]]
+    return [_make_newton_probe(contract, point, index, pair) for index, pair in square[:2]]
 
 
-def _size(spec: object) -> int:
+def _count_components(spec: object) -> int:
     return math.prod(getattr(spec, "shape", ()))
 
 
-def _newton(contract: Contract, at: Tensors, place: int, pair: tuple[str, str]) -> Probe:
-    of = [s.name for s in contract.outputs].index(pair[0])
-    by = [s.name for s in contract.inputs].index(pair[1])
-    lead = contract.batch.ndim
-    root = at[by]
+def _make_newton_probe(contract: Contract, point: Tensors, block_index: int, pair: tuple[str, str]) -> Probe:
+    output_index = [s.name for s in contract.outputs].index(pair[0])
+    input_index = [s.name for s in contract.inputs].index(pair[1])
+    batch_ndim = contract.batch.ndim
+    root = point[input_index]
     size = float(root.abs().max()) or 1.0
     generator = torch.Generator().manual_seed(2)
     direction = 2 * torch.rand(root.shape, generator=generator, dtype=torch.float64) - 1
     starts = [root + size * d * direction for d in DISTANCES]
     calls = (
-        Call("forward", at),
-        *(Call("jacobian", tuple(s if i == by else t for i, t in enumerate(at))) for s in (*starts, root)),
+        Call("forward", point),
+        *(Call("jacobian", tuple(s if i == input_index else t for i, t in enumerate(point))) for s in (*starts, root)),
     )
     label = f"{pair[0]} by {pair[1]}"
 
-    def judge(results: Sequence[Result]) -> CheckResult:
-        if error_of(results):
-            return CheckResult(NEWTON, FAILED, len(calls), f"{label}: {error_of(results)}")
-        goal = results[0].outputs[of]
+    def judge(results: Sequence[CallResult]) -> CheckResult:
+        if find_error(results):
+            return CheckResult(NEWTON, FAILED, len(calls), f"{label}: {find_error(results)}")
+        goal = results[0].outputs[output_index]
         errors, blocks = [], []
         for start, result in zip(starts, results[1:-1], strict=True):
-            rows = start.shape[:lead]
-            block = result.outputs[place].reshape(*rows, _size(contract.outputs[of]), -1)
-            residual = (result.outputs[of] - goal).reshape(*rows, -1, 1)
+            batch_shape = start.shape[:batch_ndim]
+            block = result.outputs[block_index].reshape(
+                *batch_shape, _count_components(contract.outputs[output_index]), -1
+            )
+            residual = (result.outputs[output_index] - goal).reshape(*batch_shape, -1, 1)
             step, info = torch.linalg.solve_ex(block, residual)
             if bool(info.any()):
                 return CheckResult(NEWTON, NOT_RUN, len(calls), f"{label}: the block is singular")
-            errors.append((start.reshape(*rows, -1) - step[..., 0] - root.reshape(*rows, -1)).abs() / size)
+            errors.append(
+                (start.reshape(*batch_shape, -1) - step[..., 0] - root.reshape(*batch_shape, -1)).abs() / size
+            )
             blocks.append(block)
         first, second, third = errors
-        # Where the second derivative is large a step is good only still nearer: what is left falls with the distance.
+        # If the second derivative is large a step is good only still nearer: the remainder falls with the distance.
         falls = third / DISTANCES[2] <= 0.5 * second / DISTANCES[1]
-        # Where the Jacobian vanishes, has no number, or changes much on the way, the root is not a simple one.
+        # If the Jacobian vanishes, is not finite, or changes much on the way, the root is not a simple one.
         steep = blocks[2].abs().amax((-1, -2))
         simple = (blocks[2] - blocks[1]).abs().amax((-1, -2)) < 0.3 * steep
-        known = torch.where(torch.isfinite(steep)[..., None, None], blocks[2], 0.0)
-        simple &= (steep * size > 1e-6 * goal.abs().max()) & (torch.linalg.cond(known) < SINGULAR)
+        finite_block = torch.where(torch.isfinite(steep)[..., None, None], blocks[2], 0.0)
+        simple &= (steep * size > 1e-6 * goal.abs().max()) & (torch.linalg.cond(finite_block) < SINGULAR)
         if not bool(simple.any()):
             return CheckResult(NEWTON, NOT_RUN, len(calls), f"{label}: no point where the Jacobian changes slowly")
-        # At a kink on the way a step leaves of the distance what the Jacobian changes by.
-        change = torch.linalg.solve_ex(blocks[2], results[-1].outputs[place].reshape(blocks[2].shape) - blocks[2])[0]
+        # At a kink on the way a step leaves the part of the distance by which the Jacobian changes.
+        change = torch.linalg.solve_ex(
+            blocks[2], results[-1].outputs[block_index].reshape(blocks[2].shape) - blocks[2]
+        )[0]
         change = change.abs().sum(-1)
-        left = LEFT + torch.where(change > KINKED, change, 0.0)
-        if not bool(((third <= left * DISTANCES[2] + 1e-9) | falls | ~simple[..., None]).all()):
+        allowed_ratio = REMAINDER + torch.where(change > KINK_CHANGE, change, 0.0)
+        if not bool(((third <= allowed_ratio * DISTANCES[2] + 1e-9) | falls | ~simple[..., None]).all()):
             text = f"{label}: a step from {DISTANCES[2]:.1e} leaves {float(third.max()):.1e}"
             return CheckResult(NEWTON, FAILED, len(calls), text)
         text = f"{label}: {float(first.max()):.1e}, {float(second.max()):.1e}, {float(third.max()):.1e}"

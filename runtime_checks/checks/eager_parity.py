@@ -1,32 +1,33 @@
-"""The archive against numbers of eager mode: those that it carries, and fresh ones that an export brings."""
+"""Checks of the archive against numbers of eager mode: stored ones, and fresh ones that an export brings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exporter.archive.cases import Case
+from exporter.archive.cases import ReferenceCase
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call
 
 STORED, FRESH, DTYPE = "stored cases", "fresh inputs", "default dtype"
 
 
-def stored(cases: Sequence[Case]) -> list[Expectation]:
-    """Each case, where there is torch under default dtype float32."""
+def stored_case_checks(cases: Sequence[ReferenceCase]) -> list[Expectation]:
+    """Plan a check for each case; runtimes with torch run it under default dtype float32."""
     return [_expect(STORED, case) for case in cases]
 
 
-def default_dtype(cases: Sequence[Case]) -> list[Expectation]:
-    """The first case under default dtype float64: the loader's default must not matter."""
+def plan_default_dtype_checks(cases: Sequence[ReferenceCase]) -> list[Expectation]:
+    """Plan the first case under default dtype float64: the loader's default must not matter."""
     case = cases[0]
     return [Expectation(DTYPE, "float64", Call(case.method, case.inputs, "float64"), case.outputs)]
 
 
-def fresh(cases: Sequence[Case] | None) -> list[Expectation] | NotRun:
+def plan_fresh_checks(cases: Sequence[ReferenceCase] | None) -> list[Expectation] | NotRun:
+    """Plan a check for each fresh case, or say that there is none."""
     if cases is None:
         return NotRun(FRESH, "needs the model itself: runs as part of `torchferry export`")
     return [_expect(FRESH, case) for case in cases]
 
 
-def _expect(check: str, case: Case) -> Expectation:
+def _expect(check: str, case: ReferenceCase) -> Expectation:
     return Expectation(check, case.name, Call(case.method, case.inputs), case.outputs)

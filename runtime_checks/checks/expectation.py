@@ -1,4 +1,4 @@
-"""A check in its simplest form: calls, and the outputs that they must give."""
+"""Expectations, the simplest checks: calls, and the outputs that they must give."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from runtime_checks.runners.base import Call, Tensors
 
 @dataclass(frozen=True)
 class Expectation:
-    """``label`` names the call within its check: a case, a batch size, a layout.
+    """A call and its expected outputs. ``label`` names the call within its check: a case, a batch size, a layout.
 
-    ``refusal``: the call must raise, with this in its message. ``returns``: the method whose outputs these are, where
-    it is not the one that is called.
-    """
+    ``refusal``: the call must raise, with this in its message. ``returns``: the method whose outputs these are, if
+    it is not the one that is called."""
 
     check: str
     label: str

@@ -1,4 +1,4 @@
-"""Newton loops that are stopped early: what has not converged says so, and has no outputs like any other."""
+"""Checks of Newton loops that are stopped early: elements that have not converged report it in status and outputs."""
 
 from __future__ import annotations
 
@@ -6,33 +6,37 @@ from collections.abc import Sequence
 
 import torch
 
-from exporter.archive.cases import Case
+from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Contract
-from runtime_checks.checks.probe import Probe, error_of, points
+from runtime_checks.checks.probe import Probe, find_error, select_points
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult
-from runtime_checks.runners.base import Call, Result
+from runtime_checks.runners.base import Call, CallResult
 
 CHECK = "stopped early"
-# Of ``exporter.newton``.
+# The status values of ``exporter.model.implicit.newton_solver``.
 CONVERGED, NOT_CONVERGED = 0, 1
 
 
-def stopped(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
-    """With one iteration allowed, elements that take more have the status 1, and NaN or their last iterate as the
-    contract says; the others are as before."""
-    at = points(contract, cases)
-    if len(contract.solvers) != 1 or "newton_info" not in contract.methods or not at:
+def solver_status_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Probe]:
+    """Plan a probe with one iteration allowed: elements that take more have the status 1, and NaN or their last iterate
+    as the contract says; the others are as before."""
+    point = select_points(contract, cases)
+    if len(contract.solvers) != 1 or "newton_info" not in contract.methods or not point:
         return []
     (solver,) = contract.solvers
     name = f"{solver.path}.max_its"
     if name not in {p.name for p in contract.parameters} or not contract.batch.ndim or solver.on_failure == "raise":
         return []
     once = {name: torch.tensor(1)}
-    calls = (Call("newton_info", at), Call("newton_info", at, parameters=once), Call("forward", at, parameters=once))
+    calls = (
+        Call("newton_info", point),
+        Call("newton_info", point, parameters=once),
+        Call("forward", point, parameters=once),
+    )
 
-    def judge(results: Sequence[Result]) -> CheckResult:
-        if error_of(results):
-            return CheckResult(CHECK, FAILED, len(calls), error_of(results))
+    def judge(results: Sequence[CallResult]) -> CheckResult:
+        if find_error(results):
+            return CheckResult(CHECK, FAILED, len(calls), find_error(results))
         (iterations, _, before), (_, _, after), outputs = (r.outputs for r in results)
         rows = iterations.shape[0]
         several = (iterations.reshape(rows, -1) > 1).all(1)
@@ -43,12 +47,12 @@ def stopped(contract: Contract, cases: Sequence[Case]) -> list[Probe]:
         if not bool((once_status[several] == NOT_CONVERGED).all()):
             wrong.append(f"status {sorted(set(once_status[several].flatten().tolist()))} instead of {NOT_CONVERGED}")
         if not torch.equal(once_status[~several], status[~several]):
-            wrong.append("another status of elements that one iteration solves")
+            wrong.append("the status of elements that one iteration solves has changed")
         real = [o.reshape(rows, -1) for o in outputs if o.is_floating_point()]
         empty = torch.cat([o.isnan() for o in real], 1).any(1) if real else several
         if not torch.equal(empty, several if solver.on_failure == "nan" else torch.zeros_like(several)):
             wrong.append(f"NaN in {int(empty.sum())} elements, where {int(several.sum())} have not converged")
-        said = f"{int(several.sum())} of {rows} elements have not converged, and say so"
-        return CheckResult(CHECK, FAILED if wrong else PASSED, len(calls), "; ".join(wrong) or said)
+        message = f"{int(several.sum())} of {rows} elements have not converged, and report it"
+        return CheckResult(CHECK, FAILED if wrong else PASSED, len(calls), "; ".join(wrong) or message)
 
     return [Probe(calls, judge)]

@@ -1,5 +1,5 @@
-"""Compiled code in the place of TorchScript: a ``.pt2`` beside a ``.pt``, or a kernel, once it has given the numbers of
-the ``.pt``'s own cases."""
+"""Compiled code in place of TorchScript: a ``.pt2`` beside a ``.pt``, or a kernel, used once it has reproduced the
+``.pt``'s own cases."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from exporter.archive import kernel_container, pt_archive
-from exporter.archive.cases import admits
+from exporter.archive.cases import supports_case
 from exporter.archive.contract import block_name
-from exporter.archive.formats import named
+from exporter.archive.formats import path_for_format
 from exporter.archive.pt_archive import Archive
-from runtime_checks.comparison import compare
-from runtime_checks.engines.engines import Compiled, Kernel, hold_machine
-from runtime_checks.kernels.embedded import kernel_of
+from runtime_checks.comparison import compare_tensors
+from runtime_checks.engines.engines import AotInductorEngine, Kernel, check_machine
+from runtime_checks.kernels.embedded import build_embedded_kernel
 
 TORCHSCRIPT, PT2 = "torchscript", "pt2"
 KERNEL = "kernel"
@@ -23,73 +23,82 @@ ENGINES = (TORCHSCRIPT, PT2, KERNEL)
 
 
 class EngineWarning(UserWarning):
-    """The engine that was asked for is not used; the model runs by TorchScript."""
+    """The requested engine is not used; the model runs with TorchScript."""
 
 
-def engine_of(opened: Archive, engine: str, device: str, script: Callable[[], Any]) -> Compiled | Kernel | None:
-    """None, with an ``EngineWarning`` that says why, where there is no such engine, where it was made of another
-    archive or for another machine, or where a case does not pass. ``script`` loads the archive itself."""
+def select_engine(
+    opened: Archive, engine: str, device: str, script: Callable[[], Any]
+) -> AotInductorEngine | Kernel | None:
+    """Return the requested engine; None, with an ``EngineWarning`` that says why, if there is no such engine, if it was
+    made from another archive or for another machine, or if a case does not pass. ``script`` loads the archive itself.
+    """
     try:
-        made, reason = _compiled(opened, device) if engine == PT2 else _kernel(opened, device, script)
-        if made is not None:
-            reason = _differs(opened, made)
+        candidate, reason = (
+            _load_compiled_engine(opened, device) if engine == PT2 else _load_kernel_engine(opened, device, script)
+        )
+        if candidate is not None:
+            reason = self_test(opened, candidate)
             if not reason:
-                return made
+                return candidate
     except Exception as error:
-        # Whatever it is that code of another origin does: the archive itself is there.
+        # Code of another origin may raise anything; the archive itself still runs.
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     warnings.warn(f"{opened.path.name} runs by TorchScript: {reason}", EngineWarning, stacklevel=4)
     return None
 
 
-def _compiled(opened: Archive, device: str) -> tuple[Compiled | None, str]:
-    path = named(opened.path, PT2)
+def _load_compiled_engine(opened: Archive, device: str) -> tuple[AotInductorEngine | None, str]:
+    path = path_for_format(opened.path, PT2)
     if not path.is_file():
         return None, f"there is no {path.name} beside it"
-    found = pt_archive.read(path)
-    reason = _unfit(opened, found, device)
-    return (None, reason) if reason else (Compiled(found), "")
+    package = pt_archive.read(path)
+    reason = _find_mismatch(opened, package, device)
+    return (None, reason) if reason else (AotInductorEngine(package), "")
 
 
-def _kernel(opened: Archive, device: str, script: Callable[[], Any]) -> tuple[Kernel | None, str]:
-    """That which the archive carries, or that in the folder beside it."""
-    beside = named(opened.path, "c")
+def _load_kernel_engine(opened: Archive, device: str, script: Callable[[], Any]) -> tuple[Kernel | None, str]:
+    """Load the kernel that the archive carries, or the one in the folder beside it."""
+    beside = path_for_format(opened.path, "c")
     files = opened.kernel()
     if not files and kernel_container.is_kernel(beside):
-        whole = kernel_container.read(beside)
-        if whole.contract.graph != opened.contract.graph:
+        kernel_folder = kernel_container.read(beside)
+        if kernel_folder.contract.graph != opened.contract.graph:
             return None, f"{beside.name} was made of another graph: make it again with torchferry convert --to c"
-        files = {**whole.sources(), kernel_container.MANIFEST: (beside / kernel_container.MANIFEST).read_bytes()}
+        files = {
+            **kernel_folder.sources(),
+            kernel_container.MANIFEST: (beside / kernel_container.MANIFEST).read_bytes(),
+        }
     if not files:
         return None, "it carries no kernel, and there is none beside it: export it with --format pt,c"
     if device != "cpu":
         return None, f"a kernel runs on the CPU, and not on {device}"
-    reason = _unheld(opened)
+    reason = _find_unsupported(opened)
     if reason:
         return None, reason
-    made = kernel_of(opened, files)
-    return Kernel(opened.contract, made.sources(), made.described, dict(script().named_parameters())), ""
+    embedded = build_embedded_kernel(opened, files)
+    return Kernel(opened.contract, embedded.sources(), embedded.manifest, dict(script().named_parameters())), ""
 
 
-def _unfit(opened: Archive, found: Archive, device: str) -> str:
-    if found.holds != "code":
-        return f"{found.path.name} holds no compiled code"
+def _find_mismatch(opened: Archive, package: Archive, device: str) -> str:
+    if package.holds != "code":
+        return f"{package.path.name} holds no compiled code"
     again = "make it again with torchferry convert --to pt2"
-    if found.contract.graph != opened.contract.graph:
-        return f"{found.path.name} was made of another graph: {again}"
-    # The hash of the graphs has no names.
+    if package.contract.graph != opened.contract.graph:
+        return f"{package.path.name} was made of another graph: {again}"
+    # The hash of the graphs does not cover names.
     if any(
-        getattr(found.contract, what) != getattr(opened.contract, what) for what in ("inputs", "outputs", "methods")
+        getattr(package.contract, attribute) != getattr(opened.contract, attribute)
+        for attribute in ("inputs", "outputs", "methods")
     ):
-        return f"{found.path.name} has other variables or methods: {again}"
-    reason = _unheld(opened)
+        return f"{package.path.name} has other variables or methods: {again}"
+    reason = _find_unsupported(opened)
     if not reason:
-        hold_machine(found, device)
+        check_machine(package, device)
     return reason
 
 
-def _unheld(opened: Archive) -> str:
-    """What of the contract compiled code does not do."""
+def _find_unsupported(opened: Archive) -> str:
+    """Return the part of the contract that compiled code does not support, or an empty text."""
     if opened.contract.differentiable:
         return "torch's gradients do not go through compiled code"
     if any(solver.on_failure == "raise" for solver in opened.contract.solvers):
@@ -97,22 +106,22 @@ def _unheld(opened: Archive) -> str:
     return ""
 
 
-def _differs(opened: Archive, engine: Compiled | Kernel) -> str:
-    """What the first case says that does not pass, in the tolerances of the ``.pt``."""
+def self_test(opened: Archive, engine: AotInductorEngine | Kernel) -> str:
+    """Return a message on the first case that does not pass within the tolerances of the ``.pt``, or an empty text."""
     contract = dataclasses.replace(opened.contract, batch=dataclasses.replace(opened.contract.batch, ranks=(1,)))
-    cases = [case for case in opened.cases() if admits(contract, case)]
+    cases = [case for case in opened.cases() if supports_case(contract, case)]
     left_out = engine.left_out if isinstance(engine, Kernel) else ()
     for case in cases:
         if case.name in left_out:
             continue
         names = opened.contract.methods[case.method].outputs
-        for name, got, wanted in zip(names, engine.run(case.method, case.inputs), case.outputs, strict=True):
-            bounds = opened.contract.tolerance.bounds(name, str(wanted.dtype).removeprefix("torch."))
-            comparison = compare(got, wanted, bounds)
+        for name, got, expected in zip(names, engine.run(case.method, case.inputs), case.outputs, strict=True):
+            bounds = opened.contract.tolerance.bounds(name, str(expected.dtype).removeprefix("torch."))
+            comparison = compare_tensors(got, expected, bounds)
             if not comparison.passed:
-                said = name if isinstance(name, str) else block_name(*name)
+                label = name if isinstance(name, str) else block_name(*name)
                 return (
-                    f"case {case.name!r} does not pass: {case.method}, {said}{list(comparison.worst)}: "
+                    f"case {case.name!r} does not pass: {case.method}, {label}{list(comparison.worst)}: "
                     f"got {comparison.got}, expected {comparison.expected} ({comparison.reason})"
                 )
     return "" if cases else "none of its cases is one that the compiled code takes"

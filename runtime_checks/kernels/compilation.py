@@ -1,8 +1,7 @@
 """Kernels as shared objects: built once by the machine's C compiler, kept in the cache.
 
-A build is keyed by the sources, the compiler and the processor; what is found there is held against its own digest
-before it is loaded.
-"""
+A build is keyed by the sources, the compiler and the processor; a cached object is checked against its own digest
+before it is loaded."""
 
 from __future__ import annotations
 
@@ -20,58 +19,65 @@ from filelock import FileLock
 
 from exporter.archive import target_machine
 from exporter.common.errors import ArchiveError, MissingRuntimeError
-from runtime_checks.native_build import cache
+from runtime_checks.native_build import cache_folder
 
-# Nothing that changes a number: no contraction, no fast math.
+# No flag may change a result: no contraction, no fast math.
 FLAGS = ("-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 NATIVE = "-march=native"
 INSTALL = "install one (apt-get install gcc), or name it with the variable CC"
 
 
-def compiler() -> list[str]:
-    """``$CC``, else the first of cc, gcc and clang. Raises ``MissingRuntimeError`` where there is none."""
-    asked = os.environ.get("CC")
-    if asked:
-        words = shlex.split(asked)
+def find_compiler() -> list[str]:
+    """Return ``$CC``, else the first of cc, gcc and clang. Raise ``MissingRuntimeError`` if there is none."""
+    setting = os.environ.get("CC")
+    if setting:
+        words = shlex.split(setting)
         if not words or shutil.which(words[0]) is None:
-            raise MissingRuntimeError("the C compiler is not there", where="CC", got=asked, mend=INSTALL)
+            raise MissingRuntimeError("the C compiler is not there", where="CC", got=setting, mend=INSTALL)
         return words
-    found = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    if found is None:
+    name_on_path = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+    if name_on_path is None:
         raise MissingRuntimeError("there is no C compiler", expected="cc, gcc or clang on the PATH", mend=INSTALL)
-    return [found]
+    return [name_on_path]
 
 
-def version(command: list[str]) -> str:
+def read_compiler_version(command: list[str]) -> str:
+    """Return the first line of the compiler's ``--version``. Raise ``MissingRuntimeError`` if it does not start."""
     try:
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingRuntimeError("the C compiler does not start", got=str(error), mend=INSTALL) from None
     if done.returncode != 0:
-        raise MissingRuntimeError("the C compiler does not start", got=_last(done.stderr), mend=INSTALL)
+        raise MissingRuntimeError("the C compiler does not start", got=_extract_errors(done.stderr), mend=INSTALL)
     return done.stdout.splitlines()[0] if done.stdout else ""
 
 
-def built(files: Mapping[str, bytes]) -> Path:
-    """The shared object of the first of these C files. Raises ``MissingRuntimeError`` where it cannot be compiled or
-    kept, ``ArchiveError`` where the one in the cache was changed."""
-    command = compiler()
+def compile_kernel(files: Mapping[str, bytes]) -> Path:
+    """Compile the first of these C files to a cached shared object. Raise ``MissingRuntimeError`` if it cannot be
+    compiled or stored, ``ArchiveError`` if the cached one was changed."""
+    command = find_compiler()
     digest = hashlib.sha256()
-    for part in (shlex.join(command), version(command), platform.machine(), *target_machine.instructions(), *FLAGS):
+    for part in (
+        shlex.join(command),
+        read_compiler_version(command),
+        platform.machine(),
+        *target_machine.read_instruction_sets(),
+        *FLAGS,
+    ):
         digest.update(part.encode() + b"\0")
     for name, data in sorted(files.items()):
         digest.update(name.encode() + b"\0" + data + b"\0")
-    target = cache() / "kernels" / digest.hexdigest()[:32]
+    target = cache_folder() / "kernels" / digest.hexdigest()[:32]
     library, seal = target / "kernel.so", target / "kernel.sha256"
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        refuse_shared(target.parent)
+        check_private_folder(target.parent)
         with FileLock(f"{target}.lock"):
             if not target.exists():
                 with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
                     place = Path(folder, "made")
                     place.mkdir(mode=0o700)
-                    _compiled(command, files, place)
+                    _run_compiler(command, files, place)
                     place.rename(target)
     except OSError as error:
         raise MissingRuntimeError(
@@ -94,43 +100,43 @@ def built(files: Mapping[str, bytes]) -> Path:
     return library
 
 
-def refuse_shared(folder: Path) -> None:
-    """Raises ``ArchiveError`` where somebody else could put code into the cache."""
-    found = folder.stat()
-    if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o022):
+def check_private_folder(folder: Path) -> None:
+    """Raise ``ArchiveError`` if somebody else could put code into the cache."""
+    status = folder.stat()
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
         raise ArchiveError(
             "others can write to the folder of kernels",
             where=str(folder),
-            got=f"owner {found.st_uid}, mode {found.st_mode & 0o777:o}",
+            got=f"owner {status.st_uid}, mode {status.st_mode & 0o777:o}",
             expected="a folder of one's own, with mode 700",
             mend="remove it, or set TORCHFERRY_CACHE to another folder",
         )
 
 
-def _compiled(command: list[str], files: Mapping[str, bytes], place: Path) -> None:
+def _run_compiler(command: list[str], files: Mapping[str, bytes], place: Path) -> None:
     main = next(iter(files))
     with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
         for name, data in files.items():
             Path(folder, name).write_bytes(data)
         library = place / "kernel.so"
         for native in ([NATIVE], []):
-            whole = [*command, *FLAGS, *native, "-o", str(library), str(Path(folder, main)), "-lm"]
-            done = subprocess.run(whole, capture_output=True, text=True, check=False)
-            # Not every compiler knows the machine that it is on.
+            arguments = [*command, *FLAGS, *native, "-o", str(library), str(Path(folder, main)), "-lm"]
+            done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+            # Not every compiler supports -march=native here.
             if done.returncode == 0 or NATIVE not in done.stderr:
                 break
         if done.returncode != 0:
             raise MissingRuntimeError(
                 "the C compiler fails on the kernel",
                 where=shlex.join([*command, *FLAGS, main]),
-                got=_last(done.stderr),
+                got=_extract_errors(done.stderr),
                 mend="set CC to a compiler of C99",
             )
     (place / "kernel.sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
 
 
-def _last(text: str) -> str:
-    """What a compiler says, from its first error on."""
+def _extract_errors(text: str) -> str:
+    """Return the compiler's message from its first error on."""
     lines = text.strip().splitlines()
-    at = next((i for i, line in enumerate(lines) if "error" in line), 0)
-    return "\n".join(lines[at : at + 5])
+    start = next((i for i, line in enumerate(lines) if "error" in line), 0)
+    return "\n".join(lines[start : start + 5])

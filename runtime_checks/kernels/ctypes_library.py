@@ -1,4 +1,4 @@
-"""Calls of a kernel's shared object through ctypes. Standard library and NumPy only: hosts without torch use it."""
+"""Calls of a kernel's shared object through ctypes. Standard library and NumPy only, for hosts without torch."""
 
 import ctypes
 import math
@@ -13,13 +13,13 @@ ERRORS = {
 
 
 class Array(ctypes.Structure):
-    """``NAME_array`` of the header."""
+    """The struct ``NAME_array`` of the header."""
 
     _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.POINTER(ctypes.c_ssize_t)))
 
 
 class Library:
-    """The functions of a shared object, as the manifest ``described`` speaks of them."""
+    """The functions of a shared object, as listed in the manifest ``described``."""
 
     def __init__(self, path, described):
         self.described = described
@@ -32,83 +32,91 @@ class Library:
             self.functions[method] = function
 
     def call(self, method, inputs, parameters):
-        """Outputs, and the status of each element. ``inputs`` have one batch dimension, whatever their strides;
-        ``parameters`` are arrays by name, of those that are not as they were exported."""
+        """Return the outputs, and the status of each element. ``inputs`` have one batch dimension and any strides;
+        ``parameters`` are arrays by name, for those that differ from the exported values."""
         spec = self.described["methods"][method]
         batched = bool(self.described["batched"])
         count = len(inputs[0]) if batched and inputs else 1
-        inputs = [_aligned(value) for value in inputs]
+        inputs = [_align(value) for value in inputs]
         outputs = []
-        # Structures of arrays in, structures of arrays out.
+        # Outputs have the memory order of the inputs.
         order = "C" if all(value.flags.c_contiguous for value in inputs) else "F"
-        for one in spec["outputs"]:
-            shape = (count, *one["shape"]) if batched else tuple(one["shape"])
-            outputs.append(numpy.empty(shape, dtype=one["dtype"], order=order))
+        for output in spec["outputs"]:
+            shape = (count, *output["shape"]) if batched else tuple(output["shape"])
+            outputs.append(numpy.empty(shape, dtype=output["dtype"], order=order))
         status = numpy.zeros(count, dtype=numpy.int32)
-        held = [_contiguous(parameters.get(p["name"]), p) for p in self.described["parameters"]]
-        pointers = (ctypes.c_void_p * max(len(held), 1))(*[None if h is None else h.ctypes.data for h in held])
+        parameter_values = [_make_contiguous(parameters.get(p["name"]), p) for p in self.described["parameters"]]
+        pointers = (ctypes.c_void_p * max(len(parameter_values), 1))(
+            *[None if h is None else h.ctypes.data for h in parameter_values]
+        )
         size = self.described["workspace"].get(method, 0)
         workspace = numpy.empty(size + 64, dtype=numpy.uint8) if size else None
-        place = None if workspace is None else workspace.ctypes.data + (-workspace.ctypes.data) % 64
+        address = None if workspace is None else workspace.ctypes.data + (-workspace.ctypes.data) % 64
         code = self.functions[method](
-            count, arrays_of(inputs, batched), arrays_of(outputs, batched), pointers, status.ctypes.data, place
+            count, make_arrays(inputs, batched), make_arrays(outputs, batched), pointers, status.ctypes.data, address
         )
         if code < 0:
             raise ValueError(ERRORS.get(code, f"error {code}"))
         return outputs, status
 
 
-def flattened_call(library, method, inputs, parameters):
-    """With any number of batch dimensions, which broadcast. Raises ``TypeError`` for another dtype, ``ValueError`` for
-    shapes that are not the method's."""
+def call_with_batch(library, method, inputs, parameters):
+    """Call a method with any number of batch dimensions, which broadcast. Raise ``TypeError`` for another dtype,
+    ``ValueError`` for shapes that are not the method's."""
     spec = library.described["methods"][method]
     if len(inputs) != len(spec["inputs"]):
         raise TypeError(f"method {method!r} takes {len(spec['inputs'])} inputs, got {len(inputs)}")
-    values, leads = [], []
-    for given, one in zip(inputs, spec["inputs"], strict=True):
-        value = numpy.asarray(given)
-        if value.dtype != numpy.dtype(one["dtype"]):
-            raise TypeError(f"input {one['name']!r} is of {value.dtype} instead of {one['dtype']}")
-        own = tuple(one["shape"])
-        lead = value.ndim - len(own)
-        if lead < 0 or value.shape[lead:] != own or (lead and not library.described["batched"]):
-            wanted = f"[*batch, {', '.join(map(str, own))}]" if library.described["batched"] else list(own)
-            raise ValueError(f"input {one['name']!r} is of shape {list(value.shape)} instead of {wanted}")
-        values.append((value, own))
-        leads.append(value.shape[:lead])
+    values, batch_shapes = [], []
+    for array, variable in zip(inputs, spec["inputs"], strict=True):
+        value = numpy.asarray(array)
+        if value.dtype != numpy.dtype(variable["dtype"]):
+            raise TypeError(f"input {variable['name']!r} is of {value.dtype} instead of {variable['dtype']}")
+        event_shape = tuple(variable["shape"])
+        batch_ndim = value.ndim - len(event_shape)
+        if (
+            batch_ndim < 0
+            or value.shape[batch_ndim:] != event_shape
+            or (batch_ndim and not library.described["batched"])
+        ):
+            expected = (
+                f"[*batch, {', '.join(map(str, event_shape))}]" if library.described["batched"] else list(event_shape)
+            )
+            raise ValueError(f"input {variable['name']!r} is of shape {list(value.shape)} instead of {expected}")
+        values.append((value, event_shape))
+        batch_shapes.append(value.shape[:batch_ndim])
     if not library.described["batched"]:
         return library.call(method, [value for value, _ in values], parameters)
-    batch = numpy.broadcast_shapes(*leads) if leads else ()
+    batch = numpy.broadcast_shapes(*batch_shapes) if batch_shapes else ()
     flat = [
-        value if value.shape == (*batch, *own) and len(batch) == 1 else _flat(value, batch, own)
-        for value, own in values
+        value if value.shape == (*batch, *event_shape) and len(batch) == 1 else _flatten(value, batch, event_shape)
+        for value, event_shape in values
     ]
     outputs, status = library.call(method, flat, parameters)
-    own = [tuple(one["shape"]) for one in spec["outputs"]]
-    return [o.reshape((*batch, *s)) for o, s in zip(outputs, own, strict=True)], status.reshape(batch)
+    shapes = [tuple(variable["shape"]) for variable in spec["outputs"]]
+    return [o.reshape((*batch, *s)) for o, s in zip(outputs, shapes, strict=True)], status.reshape(batch)
 
 
-def _flat(value, batch, own):
-    return numpy.broadcast_to(value, (*batch, *own)).reshape((math.prod(batch), *own))
+def _flatten(value, batch, event_shape):
+    return numpy.broadcast_to(value, (*batch, *event_shape)).reshape((math.prod(batch), *event_shape))
 
 
-def _aligned(value):
-    """Strides are in numbers, which those of a packed structure are not."""
-    whole = all(s % value.itemsize == 0 for s in value.strides)
-    return value if whole and value.flags.aligned else numpy.ascontiguousarray(value)
+def _align(value):
+    """Return the value with strides in whole elements, which those of a packed structure are not."""
+    has_whole_strides = all(s % value.itemsize == 0 for s in value.strides)
+    return value if has_whole_strides and value.flags.aligned else numpy.ascontiguousarray(value)
 
 
-def _contiguous(value, spec):
+def _make_contiguous(value, spec):
     return None if value is None else numpy.ascontiguousarray(value, dtype=spec["dtype"])
 
 
-def arrays_of(values, batched):
-    """Strides are for those that are not dense: a call looks at each."""
-    made = (Array * max(len(values), 1))()
+def make_arrays(values, batched):
+    """Build the array structs of a call. Only arrays that are not dense get strides: a call looks at each."""
+    arrays = (Array * max(len(values), 1))()
     for i, value in enumerate(values):
-        made[i].data = value.ctypes.data
+        arrays[i].data = value.ctypes.data
         if not value.flags.c_contiguous:
             steps = [s // value.itemsize for s in value.strides]
-            lead = [] if batched else [math.prod(value.shape)]
-            made[i].strides = (ctypes.c_ssize_t * (len(steps) + 1))(*lead, *steps)
-    return made
+            leading = [] if batched else [math.prod(value.shape)]
+            arrays[i].strides = (ctypes.c_ssize_t * (len(steps) + 1))(*leading, *steps)
+    return arrays

@@ -1,4 +1,4 @@
-"""The kernel of an archive, which carries it or has it beside itself: sources, and what the archive says of them."""
+"""The kernel of an archive, carried in it or stored beside it: its sources and its manifest."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from exporter.archive import kernel_container
-from exporter.archive.cases import Case, admits
+from exporter.archive.cases import ReferenceCase, supports_case
 from exporter.archive.contract import Contract
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import ArchiveError, UsageError
 
 
 @dataclass(frozen=True)
-class Carried:
-    """``files`` are the sources, the one to be compiled first, ``described`` their manifest; ``contract`` is what a
-    kernel keeps of the archive's."""
+class EmbeddedKernel:
+    """A kernel that belongs to an archive. ``files`` are the sources, the one to compile first; ``manifest`` is their
+    manifest; ``contract`` is the part of the archive's contract that a kernel keeps."""
 
     archive: Archive
     contract: Contract
     files: Mapping[str, bytes]
-    described: Mapping[str, Any]
+    manifest: Mapping[str, Any]
 
     def sources(self) -> dict[str, bytes]:
+        """Return the source files by name, the one to compile first."""
         return dict(self.files)
 
-    def cases(self) -> tuple[Case, ...]:
-        """The archive's, but for those in which rounding decides."""
-        left_out = self.described["left_out"]
-        return tuple(c for c in self.archive.cases() if c.name not in left_out and admits(self.contract, c))
+    def cases(self) -> tuple[ReferenceCase, ...]:
+        """Return the archive's cases, except those in which rounding decides."""
+        left_out = self.manifest["left_out"]
+        return tuple(c for c in self.archive.cases() if c.name not in left_out and supports_case(self.contract, c))
 
 
-def carried(opened: Archive) -> Carried:
-    """Raises ``UsageError`` where the archive carries none, ``ArchiveError`` for one that is not the archive's."""
+def embedded_kernel(opened: Archive) -> EmbeddedKernel:
+    """Return the archive's kernel. Raise ``UsageError`` if it has none, ``ArchiveError`` if it is another archive's."""
     files = opened.kernel()
     if not files:
         raise UsageError(
@@ -41,14 +42,14 @@ def carried(opened: Archive) -> Carried:
             where=str(opened.path),
             mend="export it with --format pt,c, or name the folder of its kernel",
         )
-    return kernel_of(opened, files)
+    return build_embedded_kernel(opened, files)
 
 
-def kernel_of(opened: Archive, files: Mapping[str, bytes]) -> Carried:
-    """Raises ``ArchiveError`` where a file is missing, and for variables or methods that are not the archive's."""
+def build_embedded_kernel(opened: Archive, files: Mapping[str, bytes]) -> EmbeddedKernel:
+    """Build the kernel. Raise ``ArchiveError`` for a missing file, or for variables or methods of another archive."""
     where = f"{opened.path}, its kernel"
     try:
-        described = kernel_container.parsed(files[kernel_container.MANIFEST], opened.path)
+        described = kernel_container.parse_manifest(files[kernel_container.MANIFEST], opened.path)
         first = f"{described['name']}.c"
         ordered = {
             first: files[first],
@@ -56,8 +57,8 @@ def kernel_of(opened: Archive, files: Mapping[str, bytes]) -> Carried:
         }
     except KeyError as error:
         raise ArchiveError("a file of the kernel is missing", where=where, expected=str(error)) from None
-    if described["methods"] != kernel_container.methods_of(opened.contract):
+    if described["methods"] != kernel_container.describe_methods(opened.contract):
         raise ArchiveError(
             "the kernel has other variables or methods than the archive", where=where, mend="export it again"
         )
-    return Carried(opened, kernel_container.contract_of(opened.contract), ordered, described)
+    return EmbeddedKernel(opened, kernel_container.derive_kernel_contract(opened.contract), ordered, described)

@@ -1,4 +1,4 @@
-"""A kernel for NumPy: built by this machine's C compiler, called through ctypes. Imports no torch."""
+"""Kernels called from NumPy: built by this machine's C compiler, called through ctypes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from exporter.archive import kernel_container
 from exporter.archive.contract import block_name
-from exporter.archive.kernel_container import identifiers
-from exporter.common.errors import MissingRuntimeError, UsageError, near
+from exporter.archive.kernel_container import to_c_identifiers
+from exporter.common.errors import MissingRuntimeError, UsageError, suggest_names
 from runtime_checks.kernels import compilation
 
 if TYPE_CHECKING:
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 
 class Kernel:
-    """The model in a kernel's folder. ``kernel.forward(strain=..., ...)`` gives the outputs by name, ``kernel(a, b)``
+    """The model in a kernel's folder. ``kernel.forward(strain=..., ...)`` returns the outputs by name, ``kernel(a, b)``
     a tuple of those of ``forward``; inputs have any number of batch dimensions, which broadcast, and any strides.
 
-    Names that are none in Python are given by ``call``, or as the kernel's header has them. ``status`` has, of the last
-    call, 0 for each element that has converged, and is 0 for models that solve nothing.
-    Raises ``ArchiveError`` for a folder that was changed, ``MissingRuntimeError`` without NumPy or a C compiler.
-    """
+    Names that are not Python identifiers are passed to ``call``, or spelled as in the kernel's header. ``status``
+    holds, for the last call, 0 for each element that has converged, and is 0 for models that solve nothing. Raises
+    ``ArchiveError`` for a folder that was changed, ``MissingRuntimeError`` without NumPy or a C compiler."""
 
     def __init__(self, path: Path) -> None:
         files = kernel_container.read(path)
@@ -36,10 +35,10 @@ class Kernel:
         self.contract = files.contract
         self.status: Any = 0
         self._parameters: dict[str, Any] = {}
-        self._library = Library(str(compilation.built(files.sources())), files.described)
+        self._library = Library(str(compilation.compile_kernel(files.sources())), files.manifest)
 
     def __call__(self, *inputs: numpy.ndarray) -> tuple[numpy.ndarray, ...]:
-        return self._called("forward", inputs)
+        return self._call_method("forward", inputs)
 
     def __getattr__(self, name: str) -> Any:
         contract = self.__dict__.get("contract")
@@ -48,15 +47,17 @@ class Kernel:
 
         def method(**inputs: numpy.ndarray) -> dict[str, numpy.ndarray]:
             names = contract.methods[name].inputs
-            known = dict(zip(identifiers(names), names, strict=True))
-            return self.call(name, {known.get(given, given): value for given, value in inputs.items()})
+            names_by_identifier = dict(zip(to_c_identifiers(names), names, strict=True))
+            return self.call(name, {names_by_identifier.get(key, key): value for key, value in inputs.items()})
 
         return method
 
     def call(self, method: str, inputs: Mapping[str, numpy.ndarray]) -> dict[str, numpy.ndarray]:
-        """Outputs by name. Raises ``UsageError`` for an unknown method, and for missing, extra or unfit inputs."""
+        """Return outputs by name. Raise ``UsageError`` for an unknown method and for missing, extra or unfit inputs."""
         if method not in self.contract.methods:
-            raise UsageError(f"the kernel has no method {method!r}", expected=near(method, self.contract.methods))
+            raise UsageError(
+                f"the kernel has no method {method!r}", expected=suggest_names(method, self.contract.methods)
+            )
         spec = self.contract.methods[method]
         if set(spec.inputs) != set(inputs):
             raise UsageError(
@@ -64,34 +65,34 @@ class Kernel:
                 got=", ".join(map(repr, inputs)),
                 expected=", ".join(map(repr, spec.inputs)),
             )
-        outputs = self._called(method, [inputs[name] for name in spec.inputs])
+        outputs = self._call_method(method, [inputs[name] for name in spec.inputs])
         names = [o if isinstance(o, str) else block_name(*o) for o in spec.outputs]
         return dict(zip(names, outputs, strict=True))
 
     def set_parameter(self, name: str, value: Any) -> None:
-        """For the calls from now on; the shape must be the contract's. Raises ``UsageError``."""
+        """Set a parameter for all later calls; the shape must be the contract's. Raise ``UsageError`` if it is not."""
         import numpy
 
-        known = {p.name: p for p in self.contract.parameters}
-        if name not in known:
-            raise UsageError(f"there is no parameter {name!r}", expected=near(name, known))
-        array = numpy.array(value, dtype=known[name].dtype)
-        if array.shape != known[name].shape:
+        specs = {p.name: p for p in self.contract.parameters}
+        if name not in specs:
+            raise UsageError(f"there is no parameter {name!r}", expected=suggest_names(name, specs))
+        array = numpy.array(value, dtype=specs[name].dtype)
+        if array.shape != specs[name].shape:
             raise UsageError(
                 f"parameter {name!r} has another shape",
                 got=str(list(array.shape)),
-                expected=str(list(known[name].shape)),
+                expected=str(list(specs[name].shape)),
                 mend="give one value for the whole batch: what differs by element is an input of the model",
             )
         self._parameters[name] = array
 
-    def _called(self, method: str, inputs: Sequence[numpy.ndarray]) -> tuple[numpy.ndarray, ...]:
-        from runtime_checks.kernels.ctypes_library import flattened_call
+    def _call_method(self, method: str, inputs: Sequence[numpy.ndarray]) -> tuple[numpy.ndarray, ...]:
+        from runtime_checks.kernels.ctypes_library import call_with_batch
 
         try:
-            outputs, self.status = flattened_call(self._library, method, inputs, self._parameters)
+            outputs, self.status = call_with_batch(self._library, method, inputs, self._parameters)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"method {method!r} cannot be called so", got=str(error)) from None
+            raise UsageError(f"method {method!r} cannot be called with these inputs", got=str(error)) from None
         return tuple(outputs)
 
     def __repr__(self) -> str:

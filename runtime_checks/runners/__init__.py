@@ -1,1 +1,1 @@
-"""Ways to run an archive: each takes calls and returns outputs."""
+"""Runners of archives: each takes calls and returns outputs."""

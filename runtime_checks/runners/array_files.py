@@ -1,4 +1,4 @@
-"""Calls and their outputs as NumPy's files, for processes without torch; and the packages that those may import."""
+"""Calls and outputs as NumPy files, for processes without torch; and the packages that those may import."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 import torch
 
 from exporter.common.errors import MissingRuntimeError
-from runtime_checks.runners.base import Call, Result
-from runtime_checks.runners.subprocesses import ended_early, start
+from runtime_checks.runners.base import Call, CallResult
+from runtime_checks.runners.subprocesses import make_early_end_error, run_process
 
 
-def folders(packages: Sequence[str], needed: Sequence[str], where: str, mend: str) -> dict[str, str]:
-    """Of each package. Raises ``MissingRuntimeError`` where one that is needed is not there."""
-    found = {}
+def find_package_folders(packages: Sequence[str], needed: Sequence[str], where: str, mend: str) -> dict[str, str]:
+    """Return the folder of each package. Raise ``MissingRuntimeError`` if a needed one is not installed."""
+    locations = {}
     for name in packages:
         spec = importlib.util.find_spec(name)
         if spec is None and name in needed:
             raise MissingRuntimeError(f"{name} is not installed", where=where, mend=mend)
         if spec is not None:
             places = list(spec.submodule_search_locations or [])
-            found[name] = str(Path(places[0] if places else spec.origin or "").parent)
-    return found
+            locations[name] = str(Path(places[0] if places else spec.origin or "").parent)
+    return locations
 
 
 def run_child(
@@ -37,20 +37,20 @@ def run_child(
     job: Mapping[str, Any],
     names: Mapping[str, Sequence[str]],
     calls: Sequence[Call],
-) -> tuple[tuple[Result, ...], dict[str, Any]]:
-    """The results of ``calls`` in a fresh process that runs the file ``child``, and its evidence; no results where the
-    evidence has a ``load_error``. Raises ``RunError`` where the process ends early."""
+) -> tuple[tuple[CallResult, ...], dict[str, Any]]:
+    """Run ``calls`` in a fresh process that executes the file ``child``; return the results and its evidence, no
+    results if the evidence has a ``load_error``. Raise ``RunError`` if the process ends early."""
     with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
         files = {name: Path(folder, name) for name in ("job.json", "calls.npz", "results.npz", "evidence.json")}
-        whole = {
+        full_job = {
             **job,
             "index": write_arrays(names, calls, files["calls.npz"]),
             **{name.partition(".")[0]: str(files[name]) for name in ("calls.npz", "results.npz", "evidence.json")},
         }
-        files["job.json"].write_text(json.dumps(whole))
-        done = start([sys.executable, "-I", "-S", str(child), str(files["job.json"])], str(path), seconds)
+        files["job.json"].write_text(json.dumps(full_job))
+        done = run_process([sys.executable, "-I", "-S", str(child), str(files["job.json"])], str(path), seconds)
         if done.returncode != 0 or not files["evidence.json"].exists():
-            raise ended_early(path, done.returncode, done.stderr, seconds, float("inf"))
+            raise make_early_end_error(path, done.returncode, done.stderr, seconds, float("inf"))
         evidence = json.loads(files["evidence.json"].read_text())
         if evidence.get("load_error"):
             return (), evidence
@@ -58,7 +58,7 @@ def run_child(
 
 
 def write_arrays(names: Mapping[str, Sequence[str]], calls: Sequence[Call], path: Path) -> list[dict[str, Any]]:
-    """The inputs and parameters of each call; gives what else is said of it. ``names`` are those of the inputs."""
+    """Write the inputs and parameters of each call; return the rest of each call. ``names`` are those of the inputs."""
     import numpy
 
     arrays: dict[str, Any] = {}
@@ -67,27 +67,30 @@ def write_arrays(names: Mapping[str, Sequence[str]], calls: Sequence[Call], path
         arrays.update(
             {f"{number}/{i}": value.detach().cpu().contiguous().numpy() for i, value in enumerate(call.inputs)}
         )
-        held = list(call.parameters.items())
-        arrays.update({f"{number}/parameter/{i}": v.detach().cpu().numpy() for i, (_, v) in enumerate(held)})
+        parameters = list(call.parameters.items())
+        arrays.update({f"{number}/parameter/{i}": v.detach().cpu().numpy() for i, (_, v) in enumerate(parameters)})
         index.append(
             {
                 "method": call.method,
                 "names": list(names[call.method]),
                 "strides": [list(value.stride()) for value in call.inputs],
-                "parameters": [name for name, _ in held],
+                "parameters": [name for name, _ in parameters],
             }
         )
     numpy.savez(path, **arrays)
     return index
 
 
-def read_arrays(path: Path, errors: Sequence[str]) -> tuple[Result, ...]:
+def read_arrays(path: Path, errors: Sequence[str]) -> tuple[CallResult, ...]:
+    """Read the results of the calls; ``errors`` has one text for each call."""
     import numpy
 
     with numpy.load(path, allow_pickle=False) as arrays:
-        by: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        values_by_call: dict[int, list[tuple[int, torch.Tensor]]] = {}
         for key in arrays.files:
-            number, _, place = key.partition("/")
-            by.setdefault(int(number), []).append((int(place), torch.from_numpy(arrays[key])))
-    ordered = {number: tuple(v for _, v in sorted(found, key=lambda one: one[0])) for number, found in by.items()}
-    return tuple(Result(ordered.get(i, ()), error) for i, error in enumerate(errors))
+            number, _, position = key.partition("/")
+            values_by_call.setdefault(int(number), []).append((int(position), torch.from_numpy(arrays[key])))
+    ordered = {
+        number: tuple(v for _, v in sorted(items, key=lambda item: item[0])) for number, items in values_by_call.items()
+    }
+    return tuple(CallResult(ordered.get(i, ()), error) for i, error in enumerate(errors))

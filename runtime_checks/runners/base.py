@@ -1,4 +1,4 @@
-"""What a runner is: it takes calls of an archive's methods and returns their outputs."""
+"""The runner protocol: a runner takes calls of an archive's methods and returns their outputs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ class Call:
 
     ``default_dtype`` is the one of the process, on which an archive must not depend. Inputs are moved to the runner's
     device, except the one at ``left_on_cpu``. ``moved``: by an archive that was loaded on the CPU and then moved.
-    ``parameters`` have other values for this call. ``seeds``, one for each floating output, ask torch's autograd for
-    the gradients of the floating inputs, and then of the parameters ``by``, which come behind the outputs.
-    """
+    ``parameters`` have other values for this call. ``seeds``, one for each floating output, request torch's autograd
+    gradients of the floating inputs, and then of the parameters ``wrt``, which follow the outputs."""
 
     method: str
     inputs: Tensors
@@ -31,20 +30,20 @@ class Call:
     left_on_cpu: int = -1
     parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
     seeds: Tensors = ()
-    by: tuple[str, ...] = ()
+    wrt: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Result:
-    """Outputs of a call, or the error that it raised."""
+class CallResult:
+    """The outputs of a call, or the error that it raised."""
 
     outputs: Tensors = ()
     error: str = ""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a runner has checked of the file itself; None where it could not."""
+class RunnerVerdict:
+    """A runner's own check of the file; ``passed`` is None if it could not be made."""
 
     check: str
     passed: bool | None
@@ -53,19 +52,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Run:
-    """Results in the order of the calls, and what the runner shows of the process that they ran in."""
+    """The results in the order of the calls, and the runner's evidence of the process that they ran in."""
 
-    results: tuple[Result, ...]
+    results: tuple[CallResult, ...]
     evidence: dict[str, object] = field(default_factory=dict)
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[RunnerVerdict, ...] = ()
 
 
 class Runner(Protocol):
-    """Outputs come back on the CPU; one that was on another device than the runner's is an error of its call.
+    """A runner of archives. Outputs come back on the CPU; an output on another device is an error of its call.
 
-    Raises ``RunError`` where the archive does not load or the process ends, ``MissingRuntimeError`` where the
-    runtime or its device is not there.
-    """
+    Raises ``RunError`` if the archive does not load or the process ends, ``MissingRuntimeError`` if the
+    runtime or its device is missing."""
 
     @property
     def name(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Runs a kernel, built by this machine's C compiler, in a fresh process that has NumPy and no torch."""
+"""Runner of a kernel, built by this machine's C compiler, in a fresh process that has NumPy and no torch."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from exporter.archive.kernel_container import KernelFiles
 from exporter.common.errors import RunError
 from runtime_checks import containers
 from runtime_checks.kernels import compilation, ctypes_library
-from runtime_checks.kernels.embedded import Carried
-from runtime_checks.runners.array_files import folders, run_child
-from runtime_checks.runners.base import Call, Run, Verdict
+from runtime_checks.kernels.embedded import EmbeddedKernel
+from runtime_checks.runners.array_files import find_package_folders, run_child
+from runtime_checks.runners.base import Call, Run, RunnerVerdict
 from runtime_checks.runners.children import onnx_child
 from runtime_checks.runners.subprocesses import check_limits
 
 CHILD = Path(__file__).with_name("children") / "kernel_child.py"
-# What a shared object of plain C may bring along.
+# Libraries that a shared object of plain C may load.
 SYSTEM = ("kernel.so", "libm.", "libm-", "libc.", "libgcc_s.", "ld-linux")
 LIBRARIES = "libm alone"
 
 
-def library(opened: KernelFiles | Carried) -> Path:
-    """The kernel as a shared object; raises ``MissingRuntimeError`` where it cannot be compiled."""
-    return compilation.built(opened.sources())
+def build_library(opened: KernelFiles | EmbeddedKernel) -> Path:
+    """Return the kernel as a shared object. Raise ``MissingRuntimeError`` if it cannot be compiled."""
+    return compilation.compile_kernel(opened.sources())
 
 
 @dataclass(frozen=True)
 class KernelRunner:
-    """A fresh process for each run. ``memory`` is bounded by the machine alone."""
+    """A runner with a fresh process for each run. ``memory`` is bounded by the machine alone."""
 
     seconds: float = 600.0
     device: str = "cpu"
@@ -40,14 +40,14 @@ class KernelRunner:
         check_limits(self.seconds, 1.0)
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
-        opened = containers.in_runtime(containers.read(path), self.name)
-        assert isinstance(opened, (KernelFiles, Carried))
-        packages = folders(("numpy",), ("numpy",), "--runtime c", "pip install numpy")
+        opened = containers.select_for_runtime(containers.open_container(path), self.name)
+        assert isinstance(opened, (KernelFiles, EmbeddedKernel))
+        packages = find_package_folders(("numpy",), ("numpy",), "--runtime c", "pip install numpy")
         source = {contract.source.library, *contract.source.refused_imports, "torch", "exporter", "torchferry"} - {""}
-        made = library(opened)
+        shared_object = build_library(opened)
         job = {
-            "library": str(made),
-            "described": opened.described,
+            "library": str(shared_object),
+            "described": opened.manifest,
             "modules": {"onnx_child": onnx_child.__file__, "kernel_calls": ctypes_library.__file__},
             "packages": packages,
             "refused": sorted(source),
@@ -55,11 +55,11 @@ class KernelRunner:
         names = {m: s.inputs for m, s in contract.methods.items()}
         results, evidence = run_child(CHILD, path, self.seconds, job, names, calls)
         if evidence.get("load_error"):
-            raise RunError("the kernel does not load", where=str(made), got=evidence["load_error"])
+            raise RunError("the kernel does not load", where=str(shared_object), got=evidence["load_error"])
         if evidence["libraries"] is None:
             return Run(
-                results, evidence, (Verdict(LIBRARIES, None, "this system does not list a process's libraries"),)
+                results, evidence, (RunnerVerdict(LIBRARIES, None, "this system does not list a process's libraries"),)
             )
         foreign = [name for name in evidence["libraries"] if not name.startswith(SYSTEM)]
         detail = f"loaded: {', '.join(foreign)}" if foreign else "nothing but the C library is loaded with it"
-        return Run(results, evidence, (Verdict(LIBRARIES, not foreign, detail),))
+        return Run(results, evidence, (RunnerVerdict(LIBRARIES, not foreign, detail),))

@@ -1,4 +1,4 @@
-"""Runs an archive in a C++ process that has libtorch and no Python: the harness ``torchferry_verify``."""
+"""Runner of an archive in a C++ process that has libtorch and no Python: the harness ``torchferry_verify``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 from exporter.archive.contract import Contract
 from exporter.common.errors import ArchiveError, MissingRuntimeError, RunError
 from runtime_checks import native_build
-from runtime_checks.runners.base import Call, Result, Run
-from runtime_checks.runners.subprocesses import check_limits, ended_early, start, write_calls
+from runtime_checks.runners.base import Call, CallResult, Run
+from runtime_checks.runners.subprocesses import check_limits, make_early_end_error, run_process, write_calls
 
 _REPORTED = (0, 5)
 
 
 @dataclass(frozen=True)
-class Libtorch:
-    """A fresh process of the harness for each run. ``memory`` is bounded by the machine alone."""
+class LibtorchRunner:
+    """A runner with a fresh process of the harness for each run. ``memory`` is bounded by the machine alone."""
 
     seconds: float = 600.0
     device: str = "cpu"
@@ -39,40 +39,40 @@ class Libtorch:
             write_calls(calls, calls_file)
             command = [str(harness), str(path.resolve()), "--json", "--device", self.device]
             command += ["--replay", str(calls_file), "--results", str(results_file)]
-            # What ours is called: the library that is checked would be found foreign.
+            # Not our own name: the library under test would count as foreign.
             command += [f"--absent={name}" for name in sorted(source - {"torchferry"})]
-            done = start(command, str(path), self.seconds)
-            report = _report(done.stdout)
+            done = run_process(command, str(path), self.seconds)
+            report = _parse_report(done.stdout)
             if done.returncode not in _REPORTED or report is None:
                 raise (
-                    _refused(path, report)
+                    _make_error(path, report)
                     if report
-                    else ended_early(path, done.returncode, done.stderr, self.seconds, float("inf"))
+                    else make_early_end_error(path, done.returncode, done.stderr, self.seconds, float("inf"))
                 )
-            # Of all calls that did not fail, one after the other.
+            # Outputs of all calls that did not fail, one after the other.
             outputs = iter(torch.load(results_file, weights_only=True))
-        found = []
+        results = []
         for i, call in enumerate(calls):
             error = report["replay"]["errors"].get(str(i), "")
-            gradients = sum(t.is_floating_point() for t in call.inputs) + len(call.by) if call.seeds else 0
+            gradients = sum(t.is_floating_point() for t in call.inputs) + len(call.wrt) if call.seeds else 0
             count = 0 if error else len(contract.methods[call.method].outputs) + gradients
-            found.append(Result(tuple(itertools.islice(outputs, count)), error))
+            results.append(CallResult(tuple(itertools.islice(outputs, count)), error))
         evidence = {k: report[k] for k in ("torch", "nodes", "foreign_objects", "cases", "threads")}
-        return Run(tuple(found), {**evidence, "optimised": report["optimized"]})
+        return Run(tuple(results), {**evidence, "optimised": report["optimized"]})
 
 
-def _report(text: str) -> dict | None:
+def _parse_report(text: str) -> dict | None:
     try:
         return json.loads(text)
     except ValueError:
         return None
 
 
-def _refused(path: Path, report: dict) -> Exception:
-    """The harness's own error, as the one that it is here."""
+def _make_error(path: Path, report: dict) -> Exception:
+    """Convert the harness's error into the same error class here."""
     what, *details = str(report["error"]).splitlines()
     got = "; ".join(line.strip() for line in details)
-    kind = {"TF_ERROR_UNAVAILABLE": MissingRuntimeError, "TF_ERROR_ARCHIVE": ArchiveError}.get(
+    error_class = {"TF_ERROR_UNAVAILABLE": MissingRuntimeError, "TF_ERROR_ARCHIVE": ArchiveError}.get(
         report["status"], RunError
     )
-    return kind(f"libtorch: {what}", where=str(path), got=got)
+    return error_class(f"libtorch: {what}", where=str(path), got=got)

@@ -1,4 +1,4 @@
-"""Runs an ONNX container in a fresh Python process that has onnxruntime and NumPy, and no torch."""
+"""Runner of an ONNX container in a fresh Python process that has onnxruntime and NumPy, and no torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from exporter.archive import onnx_container
 from exporter.archive.contract import Contract, block_name
 from exporter.archive.onnx_container import OnnxFiles
 from exporter.common.errors import MissingRuntimeError, RunError
-from runtime_checks.runners.array_files import folders, run_child
-from runtime_checks.runners.base import Call, Run, Verdict
+from runtime_checks.runners.array_files import find_package_folders, run_child
+from runtime_checks.runners.base import Call, Run, RunnerVerdict
 from runtime_checks.runners.subprocesses import check_limits
 
 CHILD = Path(__file__).with_name("children") / "onnx_child.py"
@@ -24,8 +24,8 @@ _TYPES = {"float64": "double", "float32": "float"}
 
 
 @dataclass(frozen=True)
-class OnnxRuntime:
-    """A fresh process for each run. ``memory`` is bounded by the machine alone."""
+class OnnxRuntimeRunner:
+    """A runner with a fresh process for each run. ``memory`` is bounded by the machine alone."""
 
     seconds: float = 600.0
     device: str = "cpu"
@@ -36,7 +36,7 @@ class OnnxRuntime:
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
         opened = onnx_container.read(path)
-        packages = _packages()
+        packages = _find_packages()
         source = {contract.source.library, *contract.source.refused_imports, "torch", "exporter", "torchferry"} - {""}
         job = {
             "models": {m: str(path.with_name(name).resolve()) for m, name in opened.methods.items()},
@@ -47,60 +47,62 @@ class OnnxRuntime:
         results, evidence = run_child(CHILD, path, self.seconds, job, opened.inputs, calls)
         if evidence.get("load_error"):
             raise RunError(
-                "onnxruntime does not take the model",
+                "onnxruntime does not accept the model",
                 where=" ".join(filter(None, (str(path), evidence.get("load_origin", "")))),
                 got=evidence["load_error"],
                 expected="operators that onnxruntime has kernels for, in the dtypes of the model",
                 mend="write the operation with others, or use the .pt",
             )
-        return Run(results, evidence, _verdicts(opened, evidence))
+        return Run(results, evidence, _judge_models(opened, evidence))
 
 
-def _packages() -> dict[str, str]:
+def _find_packages() -> dict[str, str]:
     where = "--runtime onnxruntime"
-    return folders(PACKAGES, ("onnxruntime", "numpy", "onnx"), where, 'pip install "torchferry[onnx]"')
+    return find_package_folders(PACKAGES, ("onnxruntime", "numpy", "onnx"), where, 'pip install "torchferry[onnx]"')
 
 
 def check_device(name: str) -> None:
-    """Raises ``MissingRuntimeError`` where onnxruntime has no provider for the device."""
-    _packages()
+    """Raise ``MissingRuntimeError`` if onnxruntime has no provider for the device."""
+    _find_packages()
     import onnxruntime
 
-    wanted = PROVIDERS[name.partition(":")[0]][0]
-    there = onnxruntime.get_available_providers()
-    if wanted not in there:
+    provider = PROVIDERS[name.partition(":")[0]][0]
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
         raise MissingRuntimeError(
-            f"onnxruntime has no {wanted}",
+            f"onnxruntime has no {provider}",
             where=f"--device {name}",
-            got=", ".join(there),
-            mend="install onnxruntime-gpu in the place of onnxruntime, or leave --device cuda away",
+            got=", ".join(available),
+            mend="install onnxruntime-gpu instead of onnxruntime, or omit --device cuda",
         )
 
 
-def _verdicts(opened: OnnxFiles, evidence: dict[str, Any]) -> tuple[Verdict, ...]:
-    """What is checked of the models themselves."""
-    said = {m: text for m, text in evidence["checker"].items() if text}
-    text = "; ".join(f"{method}: {text}" for method, text in said.items())
+def _judge_models(opened: OnnxFiles, evidence: dict[str, Any]) -> tuple[RunnerVerdict, ...]:
+    """Return the verdicts on the models themselves: checker, opset, names and types."""
+    messages = {m: text for m, text in evidence["checker"].items() if text}
+    text = "; ".join(f"{method}: {text}" for method, text in messages.items())
     models = f"{len(opened.methods)} {'model' if len(opened.methods) == 1 else 'models'}"
-    found = [Verdict(CHECKER, not said, text or f"{models}, with the shapes and types of every value")]
-    wanted = {"": opened.opset}
-    other = {m: versions for m, versions in evidence["opsets"].items() if versions != wanted}
-    text = "; ".join(f"{m}: {v}" for m, v in other.items())
-    found.append(Verdict(OPSET, not other, f"{text} instead of {opened.opset}" if text else str(opened.opset)))
+    verdicts = [RunnerVerdict(CHECKER, not messages, text or f"{models}, with the shapes and types of every value")]
+    expected = {"": opened.opset}
+    mismatches = {m: versions for m, versions in evidence["opsets"].items() if versions != expected}
+    text = "; ".join(f"{m}: {v}" for m, v in mismatches.items())
+    verdicts.append(
+        RunnerVerdict(OPSET, not mismatches, f"{text} instead of {opened.opset}" if text else str(opened.opset))
+    )
     wrong = []
     for method, (inputs, outputs) in evidence["signatures"].items():
         spec = opened.contract.methods[method]
-        dtypes = {name: opened.contract.taken(name).dtype for name in spec.inputs}
-        needed = [[name, f"tensor({_TYPES.get(dtypes[name], dtypes[name])})"] for name in opened.inputs[method]]
-        further = [name for name, _ in inputs[len(needed) :]]
+        dtypes = {name: opened.contract.input_spec(name).dtype for name in spec.inputs}
+        required = [[name, f"tensor({_TYPES.get(dtypes[name], dtypes[name])})"] for name in opened.inputs[method]]
+        further = [name for name, _ in inputs[len(required) :]]
         if (
-            inputs[: len(needed)] != needed
+            inputs[: len(required)] != required
             or not {*further} <= {p.name for p in opened.contract.parameters}
             or list(outputs) != list(opened.outputs[method])
         ):
             wrong.append(f"{method}: {inputs} to {outputs}")
         plain = [o if isinstance(o, str) else block_name(*o) for o in spec.outputs]
         if [o.removeprefix("out:") for o in opened.outputs[method]] != plain or opened.inputs[method] != spec.inputs:
-            wrong.append(f"{method}: the manifest names others than the contract")
-    found.append(Verdict(SIGNATURE, not wrong, "; ".join(wrong) or "as in the contract"))
-    return tuple(found)
+            wrong.append(f"{method}: the names in the manifest differ from the contract")
+    verdicts.append(RunnerVerdict(SIGNATURE, not wrong, "; ".join(wrong) or "as in the contract"))
+    return tuple(verdicts)

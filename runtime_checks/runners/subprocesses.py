@@ -1,4 +1,4 @@
-"""What runners that start a process share: its limits, its environment, its calls as a file, its end."""
+"""Shared parts of runners that start a process: its limits, its environment, its calls as a file, its end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from exporter.common.errors import MissingRuntimeError, OutputError, RunError, UsageError
 from runtime_checks.runners.base import Call
 
-_KEPT = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")
+_KEPT_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")
 
 
 def check_limits(seconds: float, memory: float) -> None:
-    """Raises ``UsageError`` for limits that are no limits."""
+    """Raise ``UsageError`` if a limit is not a positive number."""
     if not (0 < seconds < float("inf") and 0 < memory < float("inf")):
         raise UsageError(
             "a limit is not a positive number",
@@ -27,7 +27,7 @@ def check_limits(seconds: float, memory: float) -> None:
 
 
 def write_calls(calls: Sequence[Call], path: Path) -> None:
-    """Torch and plain values only, so that a process without torchferry, or without Python, reads them."""
+    """Write calls as torch and plain values only, for processes without torchferry, or without Python."""
     try:
         rows = [
             (
@@ -39,7 +39,7 @@ def write_calls(calls: Sequence[Call], path: Path) -> None:
                 [*c.parameters],
                 [*c.parameters.values()],
                 [*c.seeds],
-                [*c.by],
+                [*c.wrt],
             )
             for c in calls
         ]
@@ -53,24 +53,25 @@ def write_calls(calls: Sequence[Call], path: Path) -> None:
         ) from None
 
 
-def environment() -> dict[str, str]:
-    """No PYTHON* variables, and nothing of the user's."""
-    return {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(("CUDA", "NVIDIA"))}
+def build_environment() -> dict[str, str]:
+    """Return the environment of a child: no PYTHON* variables, and nothing of the user's."""
+    return {k: v for k, v in os.environ.items() if k in _KEPT_VARIABLES or k.startswith(("CUDA", "NVIDIA"))}
 
 
-def start(command: Sequence[str], archive: str, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run to its end."""
+def run_process(command: Sequence[str], archive: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. Raise ``RunError`` after ``seconds``, ``MissingRuntimeError`` if it does not start."""
     try:
         return subprocess.run(
-            [*command], capture_output=True, text=True, timeout=seconds, env=environment(), check=False
+            [*command], capture_output=True, text=True, timeout=seconds, env=build_environment(), check=False
         )
     except subprocess.TimeoutExpired:
-        raise took_too_long(archive, seconds) from None
+        raise make_timeout_error(archive, seconds) from None
     except OSError as error:
         raise MissingRuntimeError(f"{command[0]} cannot be started", got=str(error)) from None
 
 
-def took_too_long(archive: str, seconds: float) -> RunError:
+def make_timeout_error(archive: str, seconds: float) -> RunError:
+    """Make the error of an archive that did not finish within its time limit."""
     return RunError(
         "the archive did not finish in a fresh process",
         where=archive,
@@ -79,14 +80,14 @@ def took_too_long(archive: str, seconds: float) -> RunError:
     )
 
 
-def ended_early(path: Path, code: int, said: str, seconds: float, memory: float) -> RunError:
-    """``code``: the exit code, negative for a signal."""
-    last = (said.strip().splitlines() or [""])[-1]
+def make_early_end_error(path: Path, code: int, log: str, seconds: float, memory: float) -> RunError:
+    """Make the error of a process that ended early. ``code``: the exit code, negative for a signal."""
+    last = (log.strip().splitlines() or [""])[-1]
     number = -code
     how = f"signal {number}, {signal.strsignal(number)}" if number > 0 else f"exit code {code}"
     mend = "raise --time-limit or --memory-limit if the limits are the reason"
     if number in (signal.SIGFPE, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL):
-        mend = "an operator of the file ends its process, and would end a host's: find out at which inputs"
+        mend = "an operator of the file ends its process, and would end a host's: find the inputs that cause it"
     return RunError(
         "the process that ran the archive ended early",
         where=str(path),

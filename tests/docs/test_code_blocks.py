@@ -143,7 +143,7 @@ def test_the_native_blocks_build_and_give_the_numbers(language, main, target, tm
     linked = found["cmake"].replace("torchferry::c)", f"{target})")
     (tmp_path / "CMakeLists.txt").write_text(PROJECT % (enabled, source, linked))
     package = native_build.build() / "lib" / "cmake" / "torchferry"
-    cmake = native_build.tool("cmake")
+    cmake = native_build.find_tool("cmake")
     native_build.run_tool([cmake, "-S", str(tmp_path), "-B", str(tmp_path / "b"), f"-Dtorchferry_DIR={package}"])
     native_build.run_tool([cmake, "--build", str(tmp_path / "b")])
     export_unverified(f"{SOLVERS / 'decay.py'}:make_model", tmp_path / "decay.pt")

@@ -11,10 +11,10 @@ from tampering import change_contract
 
 import torchferry
 from exporter.archive import pt_archive
-from exporter.archive.derivative_request import Asked
-from exporter.graph.canonical_text import canonical_text, graph_hash
-from exporter.graph.loading import loaded
-from exporter.graph.reader import read, settable_names
+from exporter.archive.derivative_request import DerivativeRequest
+from exporter.graph.canonical_text import format_canonical_text, hash_graph_text
+from exporter.graph.loading import load_module
+from exporter.graph.reader import list_settable_tensors, read
 from torchferry import pipeline
 from torchferry.pytest_plugin import UPDATE
 
@@ -28,9 +28,7 @@ NAMES = list(models.REFERENCES)
 OF_NEML2 = ("rates", "slash", "perzyna")
 
 
-HELD = [
-    pytest.param(name, marks=pytest.mark.torchferry_golden(folder="../artifacts", name=name), id=name) for name in NAMES
-]
+HELD = [pytest.param(n, marks=pytest.mark.torchferry_golden(folder="../../artifacts", name=n), id=n) for n in NAMES]
 
 
 @pytest.fixture
@@ -41,9 +39,9 @@ def torchferry_golden_export(request):
     request.getfixturevalue("without_the_gate")
 
     def export(source, *, output, models=(), renames=(), derivatives=()):
-        asked = Asked((derivatives,) if isinstance(derivatives, str) else tuple(derivatives))
+        asked = DerivativeRequest((derivatives,) if isinstance(derivatives, str) else tuple(derivatives))
         return pipeline.export(
-            source, models=models, output=output, renames=renames, asked=asked, verify=lambda *_: None
+            source, models=models, output=output, renames=renames, derivative_request=asked, verify=lambda *_: None
         )
 
     return export
@@ -76,7 +74,7 @@ def test_a_reference_is_small_and_names_no_folder(name):
     assert "/work/" not in said
     assert "/home/" not in said
     assert "/tmp/" not in said
-    saved = read(loaded(path), settable_names(whole.contract))
+    saved = read(load_module(path), list_settable_tensors(whole.contract))
     assert {n.origin.where[:1] for g in saved.graphs.values() for n in g} & {"/"} == set()
 
 
@@ -84,8 +82,8 @@ def test_a_reference_is_small_and_names_no_folder(name):
 def test_this_torch_reads_the_graph_that_was_written(name):
     """Where it does not, the difference is torch's, and not of what we export."""
     contract = pt_archive.read(FOLDER / f"{name}.pt").contract
-    text = canonical_text(read(loaded(FOLDER / f"{name}.pt"), settable_names(contract)))
-    now = graph_hash(text)
+    text = format_canonical_text(read(load_module(FOLDER / f"{name}.pt"), list_settable_tensors(contract)))
+    now = hash_graph_text(text)
     assert now in (contract.graph, models.other_torch((FOLDER / "README.md").read_text(), name, torch.__version__))
 
 

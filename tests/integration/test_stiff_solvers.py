@@ -16,12 +16,12 @@ from project import need
 from tampering import change_cases
 
 import torchferry
-from exporter.archive.derivative_request import Asked
+from exporter.archive.derivative_request import DerivativeRequest
 from exporter.capture import derivative_methods, jacobian_source
 from exporter.frontends import resolve
-from exporter.soundness.checked_capture import Clock
+from exporter.soundness.checked_capture import Stopwatch
 from runtime_checks import native_build
-from torchferry.pipeline import export_source
+from torchferry.pipeline import run_export_stages
 
 SOURCE = f"{SOLVERS / 'robertson.py'}:make_model"
 RADAU = SOLVERS / "robertson_scipy.py"
@@ -46,16 +46,25 @@ def robertson(tmp_path_factory) -> Path:
 @pytest.fixture
 def transposed(tmp_path, monkeypatch) -> Path:
     """A file whose Jacobian is transposed, and whose cases say the same: nothing but the solver can tell."""
-    written = jacobian_source.jacobian_source
+    written = jacobian_source.emit_jacobian_source
 
     def turn(*args, **kwargs):
         text = written(*args, **kwargs)
         return re.sub(r"(reshape\(\[tf_rows, 3, 3\]\)),\)\n$", r"\1.transpose(1, 2),)\n", text)
 
-    monkeypatch.setattr(derivative_methods, "jacobian_source", turn)
+    monkeypatch.setattr(derivative_methods, "emit_jacobian_source", turn)
     path = tmp_path / "transposed.pt"
     source = resolve.load(SOURCE, "make_model", None)
-    export_source(source, path, (), 0, lambda *_: None, lambda _: None, Clock(), asked=Asked(("rate:y",)))
+    run_export_stages(
+        source,
+        path,
+        (),
+        0,
+        lambda *_: None,
+        lambda _: None,
+        Stopwatch(),
+        derivative_request=DerivativeRequest(("rate:y",)),
+    )
 
     def turn_cases(cases):
         for name, value in cases.items():

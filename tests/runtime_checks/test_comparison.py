@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.archive.contract import Bounds
-from runtime_checks.comparison import compare
+from runtime_checks.comparison import compare_tensors
 
 BOUNDS = Bounds(1e-10, 1e-12)
 EXACT = Bounds(0.0, 0.0)
@@ -17,7 +17,7 @@ numbers = st.floats(width=64)
 @given(st.lists(numbers, min_size=1, max_size=6))
 def test_equal_tensors_pass_with_nan_and_infinity(values):
     value = torch.tensor(values, dtype=F)
-    found = compare(value.clone(), value, EXACT)
+    found = compare_tensors(value.clone(), value, EXACT)
     assert found.passed
     assert (found.max_abs, found.max_ulp) == (0.0, 0)
 
@@ -29,7 +29,7 @@ def test_nan_in_one_place_never_passes(values, data):
     at = data.draw(st.integers(0, len(values) - 1))
     got[at] = math.nan
     for a, b in ((got, expected), (expected, got)):
-        found = compare(a, b, Bounds(1.0, 1e300))
+        found = compare_tensors(a, b, Bounds(1.0, 1e300))
         assert not found.passed
         assert found.worst == (at,)
 
@@ -37,15 +37,15 @@ def test_nan_in_one_place_never_passes(values, data):
 @pytest.mark.parametrize("other", [-math.inf, 1.0, math.nan])
 def test_infinity_must_agree_in_place_and_sign(other):
     got, expected = torch.tensor([other], dtype=F), torch.tensor([math.inf], dtype=F)
-    assert not compare(got, expected, Bounds(1.0, 1.0)).passed
+    assert not compare_tensors(got, expected, Bounds(1.0, 1.0)).passed
 
 
 def test_the_bound_is_absolute_plus_relative():
     expected = torch.tensor([0.0, 1.0, -1e6], dtype=F)
     inside = expected + torch.tensor([9e-7, 9e-7, 1e-4], dtype=F)
     outside = expected + torch.tensor([0.0, 0.0, 1.1e-4], dtype=F)
-    assert compare(inside, expected, BOUNDS).passed
-    found = compare(outside, expected, BOUNDS)
+    assert compare_tensors(inside, expected, BOUNDS).passed
+    found = compare_tensors(outside, expected, BOUNDS)
     assert not found.passed
     assert found.worst == (2,)
     assert found.reason == "1 of 3 elements differ"
@@ -56,7 +56,7 @@ def test_a_millionth_is_found(magnitude):
     expected = (torch.rand(50, 6, dtype=F) + 1) * magnitude
     got = expected.clone()
     got[17, 3] *= 1 + 1e-6
-    found = compare(got, expected, BOUNDS)
+    found = compare_tensors(got, expected, BOUNDS)
     assert not found.passed
     assert found.worst == (17, 3)
     assert found.max_rel == pytest.approx(1e-6, rel=1e-3)
@@ -72,7 +72,7 @@ def test_a_millionth_is_found(magnitude):
     ],
 )
 def test_shape_dtype_and_device_must_agree(got, reason):
-    found = compare(got, torch.zeros(2, dtype=F), BOUNDS)
+    found = compare_tensors(got, torch.zeros(2, dtype=F), BOUNDS)
     assert not found.passed
     assert reason in found.reason
 
@@ -84,42 +84,44 @@ def test_ulps_count_representable_numbers(start, steps):
         value = math.nextafter(value, math.inf)
     if math.isinf(value):
         return
-    found = compare(torch.tensor([value], dtype=F), torch.tensor([start], dtype=F), EXACT)
+    found = compare_tensors(torch.tensor([value], dtype=F), torch.tensor([start], dtype=F), EXACT)
     # Both zeros count as one number.
     assert found.max_ulp == steps
 
 
 def test_float32_and_integers():
     one = torch.tensor([1.0])
-    assert compare(torch.nextafter(one, one + 1), one, Bounds(1e-5, 1e-6)).max_ulp == 1
-    assert compare(torch.tensor([1, 2]), torch.tensor([1, 2]), EXACT).passed
-    assert not compare(torch.tensor([1, 3]), torch.tensor([1, 2]), EXACT).passed
-    assert compare(torch.tensor([True]), torch.tensor([True]), EXACT).passed
+    assert compare_tensors(torch.nextafter(one, one + 1), one, Bounds(1e-5, 1e-6)).max_ulp == 1
+    assert compare_tensors(torch.tensor([1, 2]), torch.tensor([1, 2]), EXACT).passed
+    assert not compare_tensors(torch.tensor([1, 3]), torch.tensor([1, 2]), EXACT).passed
+    assert compare_tensors(torch.tensor([True]), torch.tensor([True]), EXACT).passed
 
 
 def test_an_output_that_is_zero_has_the_scale_of_one():
     zero = torch.zeros(3, dtype=F)
-    assert compare(zero + 1e-13, zero, BOUNDS).passed
-    assert not compare(zero + 1e-11, zero, BOUNDS).passed
+    assert compare_tensors(zero + 1e-13, zero, BOUNDS).passed
+    assert not compare_tensors(zero + 1e-11, zero, BOUNDS).passed
 
 
 def test_nothing_to_compare_passes_only_with_the_right_shape():
     empty = torch.zeros(0, 6, dtype=F)
-    assert compare(empty.clone(), empty, BOUNDS).passed
-    assert not compare(torch.zeros(0, 5, dtype=F), empty, BOUNDS).passed
+    assert compare_tensors(empty.clone(), empty, BOUNDS).passed
+    assert not compare_tensors(torch.zeros(0, 5, dtype=F), empty, BOUNDS).passed
 
 
 def test_a_nan_in_the_real_part_is_none_in_the_imaginary_part():
     nan = float("nan")
     a, b = torch.tensor([complex(nan, 5)]), torch.tensor([complex(1, nan)])
     bounds = Bounds(1e-5, 1e-6)
-    assert not compare(a, b, bounds).passed
-    assert compare(a, a.clone(), bounds).passed
+    assert not compare_tensors(a, b, bounds).passed
+    assert compare_tensors(a, a.clone(), bounds).passed
 
 
 def test_lazily_negated_numbers_are_compared_as_what_they_stand_for():
     z = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex128)
     lazy = z.conj().imag
     assert lazy.is_neg()
-    assert compare(lazy, torch.tensor([-2.0, 4.0], dtype=torch.float64), Bounds(1e-10, 1e-12)).passed
-    assert compare(z.conj(), torch.tensor([1 - 2j, 3 + 4j], dtype=torch.complex128), Bounds(1e-10, 1e-12)).passed
+    assert compare_tensors(lazy, torch.tensor([-2.0, 4.0], dtype=torch.float64), Bounds(1e-10, 1e-12)).passed
+    assert compare_tensors(
+        z.conj(), torch.tensor([1 - 2j, 3 + 4j], dtype=torch.complex128), Bounds(1e-10, 1e-12)
+    ).passed

@@ -15,7 +15,7 @@ from tampering import change_cases
 from exporter.common.errors import MismatchError, MissingRuntimeError, UsageError
 from runtime_checks import compatibility, torch_environments
 from runtime_checks.compatibility import BROKEN, DIFFERS, NOT_THERE, OTHER, SAME, VERIFIED
-from runtime_checks.compatibility import compatibility as checked
+from runtime_checks.compatibility import run_compatibility_checks as checked
 from torchferry.cli.app import run
 
 RATES = ROOT / "artifacts" / "rates.pt"
@@ -25,7 +25,7 @@ HERE = torch.__version__.partition("+")[0]
 @pytest.fixture
 def this_torch(monkeypatch):
     """An environment that is there: the one of the tests. Making one takes a minute; ``torchferry compat`` does."""
-    monkeypatch.setattr(compatibility, "python_with", lambda *_, **__: Path(sys.executable))
+    monkeypatch.setattr(compatibility, "ensure_python", lambda *_, **__: Path(sys.executable))
 
 
 def test_an_archive_is_verified_and_its_graph_read_there(this_torch):
@@ -44,7 +44,7 @@ def test_numbers_that_differ_are_an_error(this_torch, tmp_path):
     found = checked([RATES, path], [HERE])
     assert [row.verdict for row in found.rows] == [VERIFIED, DIFFERS]
     assert "stored cases" in found.rows[1].detail
-    with pytest.raises(MismatchError, match="does not hold under torch"):
+    with pytest.raises(MismatchError, match="fails under torch"):
         found.raise_if_failed()
 
 
@@ -71,11 +71,11 @@ def test_a_version_that_cannot_be_got_is_said_and_is_no_success(monkeypatch):
     def refused(torch: str, **_):
         raise MissingRuntimeError(f"the package index has no build of torch {torch} for CPUs", got="19 packages")
 
-    monkeypatch.setattr(compatibility, "python_with", refused)
+    monkeypatch.setattr(compatibility, "ensure_python", refused)
     found = checked([RATES], ["2.10.0"])
     assert found.rows[0].verdict == NOT_THERE
     assert not found.passed
-    with pytest.raises(MissingRuntimeError, match=r"torch 2\.10\.0 could not be got"):
+    with pytest.raises(MissingRuntimeError, match=r"torch 2\.10\.0 is not available"):
         found.raise_if_failed()
 
 
@@ -95,7 +95,7 @@ def test_a_build_for_gpus_is_not_taken_unasked(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path))
     monkeypatch.setattr(torch_environments.subprocess, "run", fake_pip(["torch", "sympy", "nvidia-cublas", "triton"]))
     with pytest.raises(MissingRuntimeError, match=r"no build of torch 2\.10\.0 for CPUs") as caught:
-        torch_environments.python_with("2.10.0")
+        torch_environments.ensure_python("2.10.0")
     assert "--any-build" in caught.value.details["mend"]
     assert not list(tmp_path.rglob("ready.txt"))
 
@@ -103,15 +103,15 @@ def test_a_build_for_gpus_is_not_taken_unasked(monkeypatch, tmp_path):
 def test_a_version_that_the_index_does_not_have(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path))
     monkeypatch.setattr(torch_environments.subprocess, "run", fake_pip([], code=1))
-    with pytest.raises(MissingRuntimeError, match=r"torch 2\.99\.0 could not be got") as caught:
-        torch_environments.python_with("2.99.0")
+    with pytest.raises(MissingRuntimeError, match=r"torch 2\.99\.0 could not be installed") as caught:
+        torch_environments.ensure_python("2.99.0")
     assert "No matching distribution" in caught.value.details["got"]
 
 
 @pytest.mark.parametrize("version", ["", "2.13; rm", "../up"])
 def test_what_is_no_version(version):
     with pytest.raises(UsageError, match="no version of torch"):
-        torch_environments.python_with(version)
+        torch_environments.ensure_python(version)
 
 
 def test_the_command(this_torch, capsys, tmp_path):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import torchferry
 from exporter.common.errors import MismatchError, UsageError
 from exporter.frontends import python_factory
-from exporter.model.eager.recorded_history import recorded
+from exporter.model.eager.recorded_history import record_load_history
 from runtime_checks import history_plot, load_history, native_build
 from torchferry.cli.app import app
 
@@ -98,7 +98,7 @@ def test_states_that_are_fed_back_in_the_wrong_order(made, swapped):
     model = torchferry.load(other)
     held = load_history.read(given, model.contract)
     with pytest.raises(MismatchError, match="at step 0"):
-        load_history.hold(model.contract, held, load_history.run(model, held))
+        load_history.check_history(model.contract, held, load_history.run(model, held))
 
 
 def test_an_element_that_does_not_converge(made, tmp_path):
@@ -116,7 +116,7 @@ NONE = pytest.mark.parametrize(
     ("change", "message", "natively_said"),
     [
         (lambda h: h.pop("initial/x~1"), "no initial value of 'x~1'", "no initial value of 'x~1'"),
-        (lambda h: h.pop("prescribed/dt"), "no number of steps", "no number of steps"),
+        (lambda h: h.pop("prescribed/dt"), "the number of steps", "no number of steps"),
         (
             lambda h: h.update({"prescribed/dt": h["prescribed/dt"][:-1]}),
             "prescribed/dt: 11, expected/x: 12",
@@ -125,8 +125,8 @@ NONE = pytest.mark.parametrize(
         (lambda h: h.update({"prescribed/dt": h["prescribed/dt"].float()}), "another shape or dtype", "wrong dtype"),
         (lambda h: h.update({"prescribed/dtt": h["prescribed/dt"]}), "no variable 'dtt'", "no variable 'dtt'"),
         (lambda h: h.update({"initial/y~1": torch.tensor(1)}), "another shape or dtype", "wrong dtype"),
-        (lambda h: h.update({"prescribed/dt": h["prescribed/dt"][0]}), "no number of steps", "lengths"),
-        (lambda h: h.update({"other": torch.ones(1)}), "something else", "something else"),
+        (lambda h: h.update({"prescribed/dt": h["prescribed/dt"][0]}), "the number of steps", "lengths"),
+        (lambda h: h.update({"other": torch.ones(1)}), "an unknown entry", "something else"),
     ],
 )
 
@@ -212,14 +212,14 @@ class Difference(nn.Module):
 
 def test_a_recorded_history_that_looks_two_steps_back():
     series = torch.rand(7, 2, 3, dtype=F)
-    source = python_factory.from_module(Difference(), "d", {"x": series[2], "x~2": series[0]}, "here")
+    source = python_factory.source_from_module(Difference(), "d", {"x": series[2], "x~2": series[0]}, "here")
     calls = tuple((series[k], series[k - 2]) for k in range(2, 7))
-    found = recorded(dataclasses.replace(source, calls=calls))
+    found = record_load_history(dataclasses.replace(source, calls=calls))
     assert sorted(found.initial) == ["x~1", "x~2"]
     torch.testing.assert_close(found.expected["y"], series[2:] - series[:-2], rtol=0, atol=0)
     shuffled = (*calls[:3], calls[4], calls[3])
     with pytest.raises(UsageError, match="not one history"):
-        recorded(dataclasses.replace(source, calls=shuffled))
+        record_load_history(dataclasses.replace(source, calls=shuffled))
 
 
 def test_a_vector_without_steps(tmp_path):
@@ -254,8 +254,8 @@ def test_a_picture(made, tmp_path):
 
 def test_components_of_a_tensor():
     values = {"stress": torch.arange(24.0).reshape(2, 3, 2, 2), "t": torch.zeros(2)}
-    ((up, over),) = history_plot.curves(["stress[1,0]:t"], values, {"stress": 2, "t": 0})
+    ((up, over),) = history_plot.parse_curves(["stress[1,0]:t"], values, {"stress": 2, "t": 0})
     assert up.values.tolist() == [[2.0, 6.0, 10.0], [14.0, 18.0, 22.0]]
     assert over.values.shape == (2, 1)
     with pytest.raises(UsageError, match=r"stress\[0 to 1, 0 to 1\]"):
-        history_plot.curves(["stress[2,0]"], values, {"stress": 2, "t": 0})
+        history_plot.parse_curves(["stress[2,0]"], values, {"stress": 2, "t": 0})

@@ -45,7 +45,7 @@ def test_a_large_graph_runs_as_it_is(eq_path, monkeypatch):
     """torch's optimiser takes minutes on it."""
     inputs = [torch.rand(3, dtype=F) for _ in range(8)]
     small = torchferry.load(eq_path)
-    monkeypatch.setattr(engines, "LARGEST_OPTIMISED", 3)
+    monkeypatch.setattr(engines, "MAX_OPTIMISED_NODES", 3)
     large = torchferry.load(eq_path)
     assert [getattr(m.engine, "optimised", None) for m in (small, large)] == [True, False]
     asked = []

@@ -9,15 +9,15 @@ from project import load_module
 from tampering import change_cases, change_contract
 
 from exporter.archive import pt_archive
-from exporter.archive.cases import Case
+from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Batch, MethodSpec
 from exporter.archive.tensor_spec import TensorSpec
-from exporter.capture.serialization import packed
+from exporter.capture.serialization import serialize_module
 from exporter.common.errors import ArchiveError, MismatchError
 from runtime_checks.checks import batch_invariance
 from runtime_checks.report import FAILED, NOT_RUN, PASSED
-from runtime_checks.runners.base import Result, Run
-from runtime_checks.verification import examine, verify
+from runtime_checks.runners.base import CallResult, Run
+from runtime_checks.verification import collect_report, verify
 
 F = torch.float64
 
@@ -36,9 +36,9 @@ class InThisProcess:
         results = []
         for call in calls:
             try:
-                results.append(Result(tuple(self.fault(module, call.inputs))))
+                results.append(CallResult(tuple(self.fault(module, call.inputs))))
             except Exception as error:
-                results.append(Result(error=str(error).splitlines()[-1]))
+                results.append(CallResult(error=str(error).splitlines()[-1]))
         return Run(tuple(results), {"refused": {"planted": "ModuleNotFoundError: no"}, "foreign_modules": []})
 
 
@@ -52,7 +52,7 @@ def test_a_sound_archive_passes_in_a_fresh_process(eq_path):
     assert found.pop("fresh inputs") == NOT_RUN
     assert set(found.values()) == {PASSED}
     others = {"integrity", "source library absent", "contract", "stored cases", "default dtype"}
-    assert {*batch_invariance.LAWS, *others} == set(found)
+    assert {*batch_invariance.INVARIANCES, *others} == set(found)
     refused = report.legs[0].evidence["refused"]
     assert "neml2" in refused
     assert all(outcome.startswith("ModuleNotFoundError") for outcome in refused.values())
@@ -117,7 +117,7 @@ def drops_an_output(module, inputs):
     ],
 )
 def test_a_planted_fault_is_caught_by_its_check(eq_path, fault, check):
-    report = examine(eq_path, runners=[InThisProcess(fault)])
+    report = collect_report(eq_path, runners=[InThisProcess(fault)])
     assert verdicts(report)[check] == FAILED
     assert not report.passed
     with pytest.raises(MismatchError) as error:
@@ -127,7 +127,7 @@ def test_a_planted_fault_is_caught_by_its_check(eq_path, fault, check):
 
 
 def test_without_a_fault_the_same_runner_passes(eq_path):
-    assert examine(eq_path, runners=[InThisProcess()]).passed
+    assert collect_report(eq_path, runners=[InThisProcess()]).passed
 
 
 def test_the_report_names_the_worst_element_and_its_inputs(eq_path):
@@ -137,7 +137,7 @@ def test_the_report_names_the_worst_element_and_its_inputs(eq_path):
             outputs[2][0] += 1.0
         return outputs
 
-    report = examine(eq_path, runners=[InThisProcess(one_wrong)])
+    report = collect_report(eq_path, runners=[InThisProcess(one_wrong)])
     worst = {o.output: o for o in report.outputs}["c_rate"]
     assert worst.comparison.worst == (0,)
     assert worst.comparison.max_abs == pytest.approx(1.0)
@@ -188,7 +188,7 @@ def test_a_contract_of_other_shapes_or_dtypes(eq_copy, change):
 
 def test_a_law_without_calls_is_not_run(eq_copy):
     change_contract(eq_copy, lambda c: c["batch"].update(sizes=[], ranks=[]))
-    found = verdicts(examine(eq_copy, runners=[InThisProcess()]))
+    found = verdicts(collect_report(eq_copy, runners=[InThisProcess()]))
     assert found["batch sizes"] == NOT_RUN
     assert found["batch dimensions"] == NOT_RUN
 
@@ -208,8 +208,10 @@ def test_an_archive_that_depends_on_the_default_dtype(tmp_path):
             return (n / 3,)
 
     module = torch.jit.trace(Third(), (n,))
-    pt_archive.write(tmp_path / "m.pt", packed(module), made, [Case("one", "forward", (n,), (n / 3,))], "graph")
-    report = examine(tmp_path / "m.pt")
+    pt_archive.write(
+        tmp_path / "m.pt", serialize_module(module), made, [ReferenceCase("one", "forward", (n,), (n / 3,))], "graph"
+    )
+    report = collect_report(tmp_path / "m.pt")
     assert verdicts(report)["default dtype"] == FAILED
     assert verdicts(report)["stored cases"] == PASSED
 
@@ -217,7 +219,7 @@ def test_an_archive_that_depends_on_the_default_dtype(tmp_path):
 def test_a_looser_contract_is_another_file(eq_copy):
     """A tolerance edited by hand breaks the manifest; with the manifest remade it is what the contract says."""
     change_contract(eq_copy, lambda c: c["tolerance"]["dtypes"]["float64"].update(rtol=1e-3))
-    assert examine(eq_copy, runners=[InThisProcess(scaled_by_a_millionth)]).passed
+    assert collect_report(eq_copy, runners=[InThisProcess(scaled_by_a_millionth)]).passed
 
 
 def test_a_source_library_that_can_be_imported_fails(eq_path):
@@ -226,15 +228,15 @@ def test_a_source_library_that_can_be_imported_fails(eq_path):
             done = super().run(path, contract, calls)
             return dataclasses.replace(done, evidence={"refused": {"neml2": "imported"}, "foreign_modules": []})
 
-    report = examine(eq_path, runners=[Leaky()])
+    report = collect_report(eq_path, runners=[Leaky()])
     assert verdicts(report)["source library absent"] == FAILED
 
 
 def test_fresh_cases_are_compared(eq_path):
     case = pt_archive.read(eq_path).cases()[0]
-    wrong = Case("fresh", "forward", case.inputs, (case.outputs[0] + 1, *case.outputs[1:]))
-    assert examine(eq_path, fresh=[case], runners=[InThisProcess()]).passed
-    report = examine(eq_path, fresh=[case, wrong], runners=[InThisProcess()])
+    wrong = ReferenceCase("fresh", "forward", case.inputs, (case.outputs[0] + 1, *case.outputs[1:]))
+    assert collect_report(eq_path, fresh=[case], runners=[InThisProcess()]).passed
+    report = collect_report(eq_path, fresh=[case, wrong], runners=[InThisProcess()])
     assert verdicts(report)["fresh inputs"] == FAILED
 
 
@@ -252,14 +254,16 @@ def test_fixed_shapes_have_no_batch_laws(tmp_path):
             return (2 * x,)
 
     module = torch.jit.trace(Twice(), (x,))
-    pt_archive.write(tmp_path / "m.pt", packed(module), made, [Case("one", "forward", (x,), (2 * x,))], "graph")
-    found = verdicts(examine(tmp_path / "m.pt", runners=[InThisProcess()]))
-    assert {law for law in batch_invariance.LAWS if found[law] != NOT_RUN} == {batch_invariance.LAYOUTS}
+    pt_archive.write(
+        tmp_path / "m.pt", serialize_module(module), made, [ReferenceCase("one", "forward", (x,), (2 * x,))], "graph"
+    )
+    found = verdicts(collect_report(tmp_path / "m.pt", runners=[InThisProcess()]))
+    assert {law for law in batch_invariance.INVARIANCES if found[law] != NOT_RUN} == {batch_invariance.LAYOUTS}
     assert found["stored cases"] == PASSED
 
 
 def test_nothing_that_was_checked_is_not_a_pass(eq_path):
-    report = examine(eq_path, runners=[InThisProcess()])
+    report = collect_report(eq_path, runners=[InThisProcess()])
     empty = dataclasses.replace(report.legs[0], checks=())
     assert not dataclasses.replace(report, legs=()).passed
     assert not dataclasses.replace(report, legs=(*report.legs, empty)).passed

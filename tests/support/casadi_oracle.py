@@ -9,9 +9,9 @@ from typing import Any
 import casadi
 import numpy
 
-from exporter.backends.c_kernel.expression_graph import LU, NEWTON, SOLVED, Terms
-from exporter.backends.c_kernel.newton_loop import Loop
-from exporter.backends.c_kernel.schedule import reached
+from exporter.backends.c_kernel.expression_graph import LU, NEWTON, SOLVED, ExprGraph
+from exporter.backends.c_kernel.newton_loop import NewtonLoop
+from exporter.backends.c_kernel.schedule import reachable_nodes
 
 _RULES: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b,
@@ -46,20 +46,20 @@ _RULES: dict[str, Callable[..., Any]] = {
 class Oracle:
     """``symbols`` stand for terms that are given: leaves, and the unknowns of loops."""
 
-    def __init__(self, terms: Terms, loops: Mapping[int, Loop], symbols: dict[int, Any]) -> None:
+    def __init__(self, terms: ExprGraph, loops: Mapping[int, NewtonLoop], symbols: dict[int, Any]) -> None:
         self.terms, self.loops = terms, loops
         self.known = dict(symbols)
 
     def of(self, ends: Sequence[int]) -> Any:
         """A column of expressions."""
-        for i in reached(self.terms, ends, self.known):
+        for i in reachable_nodes(self.terms, ends, self.known):
             self.known[i] = self._of(i)
         return casadi.vertcat(*(self.known[i] for i in ends))
 
     def _of(self, i: int) -> Any:
         term = self.terms[i]
         if term.op == "const":
-            return casadi.MX(self.terms.value(i))
+            return casadi.MX(self.terms.constant_value(i))
         given = [self.known[a] for a in term.args]
         if term.op == "pick":
             return given[0][term.extra[0]]
@@ -73,10 +73,10 @@ class Oracle:
             return self._root(self.loops[term.extra[0]], term.args)
         return _RULES[term.op](*given)
 
-    def _root(self, loop: Loop, args: Sequence[int]) -> Any:
+    def _root(self, loop: NewtonLoop, args: Sequence[int]) -> Any:
         """By CasADi's own solver, which brings its derivatives. The first arguments are where it starts."""
         unknowns = casadi.MX.sym("u", loop.size)
-        leaves = [i for i in reached(self.terms, loop.residual, loop.unknowns) if self.terms[i].op == "leaf"]
+        leaves = [i for i in reachable_nodes(self.terms, loop.residual, loop.unknowns) if self.terms[i].op == "leaf"]
         held = casadi.MX.sym("p", max(len(leaves), 1))
         own = {u: unknowns[k] for k, u in enumerate(loop.unknowns)} | {leaf: held[k] for k, leaf in enumerate(leaves)}
         residual = Oracle(self.terms, self.loops, own).of(loop.residual)

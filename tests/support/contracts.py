@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from exporter.archive import pt_archive
-from exporter.archive.cases import Case
+from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import (
     Batch,
     Contract,
@@ -21,7 +21,7 @@ from exporter.archive.contract import (
     Tolerance,
 )
 from exporter.archive.tensor_spec import TensorSpec
-from exporter.capture.serialization import packed
+from exporter.capture.serialization import serialize_module
 
 INPUTS, OUTPUTS = (TensorSpec("a~1"),), (TensorSpec("old_state/a"),)
 
@@ -56,5 +56,7 @@ def archived(folder: Path, module: torch.nn.Module) -> Path:
     )
     x = torch.linspace(0, 1, 4, dtype=torch.float64)
     scripted = torch.jit.script(module)
-    pt_archive.write(folder / "m.pt", packed(scripted), made, [Case("one", "forward", (x,), scripted(x))], "graph")
+    pt_archive.write(
+        folder / "m.pt", serialize_module(scripted), made, [ReferenceCase("one", "forward", (x,), scripted(x))], "graph"
+    )
     return folder / "m.pt"

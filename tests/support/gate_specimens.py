@@ -11,10 +11,10 @@ from torch import nn
 
 from exporter.archive.contract import Finding
 from exporter.archive.tensor_spec import Signature, TensorSpec
-from exporter.capture.autograd_detection import as_it_runs
+from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.frontends import python_factory
 from exporter.model.source import Source
-from exporter.soundness.checked_capture import sound_capture
+from exporter.soundness.checked_capture import checked_capture
 from exporter.soundness.gate import Allowance
 
 
@@ -37,10 +37,10 @@ def source_of(path: Path, kind: str) -> Source:
     if getattr(model, "WHOLE", False):
         specs = (TensorSpec(n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in examples.items())
         model.signature = Signature(tuple(specs), (), 0)  # pyright: ignore[reportArgumentType]
-    return python_factory.from_module(model, path.stem, examples, str(path))
+    return python_factory.source_from_module(model, path.stem, examples, str(path))
 
 
 def findings_of(source: Source, *allowed: str) -> tuple[Finding, ...]:
     """What the gate says of a model that it lets pass; else its error is raised."""
-    source = as_it_runs(source, 0)
-    return sound_capture(source, 0, [Allowance.parse(text) for text in allowed])[2]
+    source = detect_inner_autograd(source, 0)
+    return checked_capture(source, 0, [Allowance.parse(text) for text in allowed])[2]

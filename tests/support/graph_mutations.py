@@ -11,18 +11,18 @@ import torch
 from project import ROOT
 
 from exporter.archive import pt_archive
-from exporter.archive.zip_records import zipped
-from exporter.capture.serialization import packed
-from exporter.common.torch_hooks import quiet_deprecations
-from exporter.graph.loading import loaded
-from exporter.graph.reader import Saved, read, settable_names
-from exporter.graph.torch_nodes import nodes
+from exporter.archive.zip_records import write_zip
+from exporter.capture.serialization import serialize_module
+from exporter.common.torch_hooks import ignore_deprecations
+from exporter.graph.loading import load_module
+from exporter.graph.reader import SavedGraphs, list_settable_tensors, read
+from exporter.graph.torch_nodes import iterate_nodes
 
 FOLDER = ROOT / "artifacts"
 
 
 def module_of(name: str) -> torch.jit.ScriptModule:
-    return loaded(FOLDER / f"{name}.pt")
+    return load_module(FOLDER / f"{name}.pt")
 
 
 def graph_of(module: Any, path: str, method: str) -> Any:
@@ -32,15 +32,15 @@ def graph_of(module: Any, path: str, method: str) -> Any:
     return module._c._get_method(method).graph
 
 
-def saved_of(module: torch.jit.ScriptModule, name: str) -> Saved:
+def saved_of(module: torch.jit.ScriptModule, name: str) -> SavedGraphs:
     """As it is read from the file that the module is saved to."""
-    with quiet_deprecations():
-        again = torch.jit.load(io.BytesIO(zipped(packed(module))))
-    return read(again, settable_names(pt_archive.read(FOLDER / f"{name}.pt").contract))
+    with ignore_deprecations():
+        again = torch.jit.load(io.BytesIO(write_zip(serialize_module(module))))
+    return read(again, list_settable_tensors(pt_archive.read(FOLDER / f"{name}.pt").contract))
 
 
 def find(graph: Any, kind: str, at: int = 0) -> Any:
-    return [n for n in nodes(graph) if n.kind() == kind][at]
+    return [n for n in iterate_nodes(graph) if n.kind() == kind][at]
 
 
 def literal(graph: Any, node: Any, value: Any) -> Any:

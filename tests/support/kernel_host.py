@@ -14,10 +14,10 @@ from exporter.archive import kernel_container
 from exporter.archive.contract import Batch, Contract, CreatedWith, Envelope, MethodSpec, Origin, Tolerance
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.backends.c_kernel import forward_mode
-from exporter.backends.c_kernel.c_source import rendered
-from exporter.backends.c_kernel.expression_graph import Terms
-from exporter.backends.c_kernel.lowering import Function
-from exporter.backends.c_kernel.symbolic_tensor import Lowering, Symbol
+from exporter.backends.c_kernel.c_source import render_sources
+from exporter.backends.c_kernel.expression_graph import ExprGraph
+from exporter.backends.c_kernel.lowering import LoweredMethod
+from exporter.backends.c_kernel.symbolic_tensor import SymbolicDispatch, SymbolicTensor
 from runtime_checks.kernels import compilation
 from runtime_checks.kernels.ctypes_library import Library
 
@@ -56,17 +56,17 @@ class Direct:
         finite_math: bool = False,
         change: Callable[[dict[str, bytes]], None] = lambda files: None,
     ) -> None:
-        self.terms = Terms(finite_math=finite_math)
-        lowering = Lowering(self.terms)
-        leaves = {n: lowering.leaves(n, v.shape[1:], v.dtype, 1) for n, v in example.items()}
-        given = [Symbol(leaves[n][None], v.dtype) for n, v in example.items()]
+        self.terms = ExprGraph(finite_math=finite_math)
+        lowering = SymbolicDispatch(self.terms)
+        leaves = {n: lowering.add_leaves(n, v.shape[1:], v.dtype, 1) for n, v in example.items()}
+        given = [SymbolicTensor(leaves[n][None], v.dtype) for n, v in example.items()]
         with torch.no_grad(), lowering:
             found: Any = function(*given)
         outputs = [tuple(one.ids.reshape(-1).tolist()) for one in found]
         first, *_ = example
         if jacobian:
             by = leaves[first].reshape(-1).tolist()
-            outputs = [tuple(forward_mode.matrix(self.terms, {}, one, by)) for one in outputs]
+            outputs = [tuple(forward_mode.build_jacobian(self.terms, {}, one, by)) for one in outputs]
         self.outputs = outputs
         wide = tuple(example[first].shape[1:]) if jacobian else ()
         taken = [TensorSpec(n, tuple(v.shape[1:]), str(v.dtype).removeprefix("torch.")) for n, v in example.items()]
@@ -76,15 +76,15 @@ class Direct:
             for i, (one, dtype) in enumerate(zip(found, dtypes, strict=True))
         ]
         contract = contract_of(taken, given_specs)
-        made = rendered(
-            contract, {"forward": Function("forward", self.terms, tuple(example), tuple(outputs), {}, {})}, {}
+        made = render_sources(
+            contract, {"forward": LoweredMethod("forward", self.terms, tuple(example), tuple(outputs), {}, {})}, {}
         )
         files = {name: text.encode() for name, text in made.files.items()}
         change(files)
         self.files = files
         ordered = {f"{made.name}.c": files[f"{made.name}.c"], **files}
-        described = json.loads(kernel_container.manifest(contract, made.name, files, made.workspace))
-        self.library = Library(str(compilation.built(ordered)), described)
+        described = json.loads(kernel_container.build_manifest(contract, made.name, files, made.workspace))
+        self.library = Library(str(compilation.compile_kernel(ordered)), described)
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         found, _ = self.library.call("forward", [value.numpy() for value in inputs], {})
@@ -102,8 +102,8 @@ def resealed(folder: Path, change: Callable[[dict[str, bytes]], None]) -> None:
     change(files)
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    left_out = kernel_container.described(folder)["left_out"]
-    found = kernel_container.manifest(whole.contract, whole.name, files, whole.workspace, left_out)
+    left_out = kernel_container.read_manifest(folder)["left_out"]
+    found = kernel_container.build_manifest(whole.contract, whole.name, files, whole.workspace, left_out)
     (folder / kernel_container.MANIFEST).write_bytes(found)
 
 

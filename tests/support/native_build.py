@@ -30,7 +30,7 @@ def programs(source: Path, shared: Path, *, sanitize: str = "") -> Path:
     folder = shared / f"{source.name}{'-sanitized' if sanitize else ''}"
     with FileLock(f"{folder}.lock"):
         if not (folder / "done").exists():
-            cmake, ninja = native_build.tool("cmake"), native_build.tool("ninja", needed=False)
+            cmake, ninja = native_build.find_tool("cmake"), native_build.find_tool("ninja", needed=False)
             options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
             options += ["-DWRONG_CALLS_ONLY=ON"] if sanitize else []
             where = f"-Dtorchferry_DIR={prefix / 'lib' / 'cmake' / 'torchferry'}"

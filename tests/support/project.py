@@ -12,8 +12,8 @@ import torch
 from exporter.archive import pt_archive
 from exporter.archive.pt_archive import Archive
 from exporter.frontends import resolve
-from exporter.soundness.checked_capture import Clock
-from torchferry.pipeline import export_source
+from exporter.soundness.checked_capture import Stopwatch
+from torchferry.pipeline import run_export_stages
 
 ROOT = Path(__file__).parents[2]
 ARTIFACTS = ROOT / "artifacts"
@@ -33,9 +33,9 @@ def need(present: bool, reason: str) -> None:
 
 def export_unverified(source: str, path: Path, model: str = "", **given: object) -> Archive:
     """All stages up to the file, without the fresh process: for tests of those stages."""
-    name = resolve.chosen_models(source, [model] if model else [])[0]
+    name = resolve.choose_models(source, [model] if model else [])[0]
     loaded = resolve.load(source, name, given or None)
-    export_source(loaded, path, (), 0, lambda *_: None, lambda _: None, Clock())
+    run_export_stages(loaded, path, (), 0, lambda *_: None, lambda _: None, Stopwatch())
     return pt_archive.read(path)
 
 

@@ -4,11 +4,11 @@ import torch
 from torch import nn
 
 import torchferry
-from exporter.capture.autograd_detection import as_it_runs
-from exporter.capture.joint_graph import followed
+from exporter.capture.autograd_detection import detect_inner_autograd
+from exporter.capture.joint_graph import trace_joint_graph
 from exporter.frontends import python_factory
-from exporter.model.eager.evaluation import inference_conditions
-from exporter.model.function_model import Function
+from exporter.model.eager.evaluation import eager_context
+from exporter.model.function_model import FunctionModule
 
 F = torch.float64
 
@@ -62,6 +62,6 @@ class Detached(nn.Module):
 
 def program_of(function, size=5):
     function.__dict__["signature"] = torchferry.Signature.of({"x": ("n", 3)})
-    source = as_it_runs(python_factory.from_module(Function(function), "f", None, "here"), 0)
-    with inference_conditions(source):
-        return followed(source, (torch.rand(size, 3, dtype=F) + 0.1,))
+    source = detect_inner_autograd(python_factory.source_from_module(FunctionModule(function), "f", None, "here"), 0)
+    with eager_context(source):
+        return trace_joint_graph(source, (torch.rand(size, 3, dtype=F) + 0.1,))

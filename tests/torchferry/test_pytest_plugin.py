@@ -9,7 +9,7 @@ import pytest
 import torch
 from tampering import change_contract
 
-from exporter.common.torch_hooks import quiet_deprecations
+from exporter.common.torch_hooks import ignore_deprecations
 
 MODEL = """
 import torch
@@ -43,7 +43,7 @@ def test_another_place(torchferry_golden):
 # The gate and the fresh process take seconds, and are tested elsewhere.
 CONFTEST = """
 import pytest
-from exporter import pipeline
+from torchferry import pipeline
 from exporter.soundness import gate
 
 
@@ -152,7 +152,7 @@ def test_a_golden_of_a_newer_schema_is_refused_by_name(held):
 
 
 def test_a_golden_of_a_stranger(held):
-    with quiet_deprecations():
+    with ignore_deprecations():
         torch.jit.save(
             torch.jit.trace(torch.sin, torch.ones(2)), str(held.path / "goldens" / "test_spring" / "test_spring.pt")
         )

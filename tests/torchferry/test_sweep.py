@@ -10,7 +10,7 @@ from sweep_jobs import dies_on_rate_b, fake_export
 
 from exporter.common.errors import UsageError
 from torchferry import sweep
-from torchferry.sweep_report import coverage_page
+from torchferry.sweep_report import render_coverage_page
 
 
 class AtOnce(Executor):
@@ -50,7 +50,7 @@ def test_every_model_gets_a_row_and_failures_do_not_stop_it(folder, tmp_path):
 
 
 def test_the_coverage_page(folder, tmp_path):
-    page = coverage_page(sweep.sweep([folder], tmp_path / "out", fake_export, AtOnce), "these versions")
+    page = render_coverage_page(sweep.sweep([folder], tmp_path / "out", fake_export, AtOnce), "these versions")
     assert "| models | 5 | 2 |" in page
     assert "### CaptureError: model cannot be captured (1)" in page
     assert "2.0e-13 relative" in page
@@ -63,7 +63,7 @@ def test_a_process_that_dies_costs_one_row(folder, tmp_path):
         [folder],
         tmp_path / "out",
         dies_on_rate_b,
-        sweep.processes(2),
+        sweep.make_pool_factory(2),
         watch=lambda total: lambda row: seen.append((total, row.model)),
     )
     assert {r.model: r.verdict for r in rows} == {

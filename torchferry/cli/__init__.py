@@ -1,1 +1,1 @@
-"""The command line. Each file holds one command: it parses, calls one library function, prints."""
+"""The command line. Each file contains one command: it parses, calls one library function, prints."""

@@ -1,4 +1,4 @@
-"""The console script: commands, and the one place that turns errors into messages and exit codes."""
+"""The console script: the commands, and the one place that turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -57,47 +57,48 @@ app.add_typer(native.app, name="native")
 app.command("cmake-dir")(native.cmake_dir)
 
 
-def _version(value: bool) -> None:
+def _print_version(value: bool) -> None:
     if value:
         typer.echo(f"torchferry {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _options(
+def _handle_options(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
     """Carry PyTorch models into other people's solvers: one verified TorchScript file."""
 
 
 def main() -> None:
+    """Run the command line of this process and exit."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code for these arguments. A bug of ours keeps its traceback and gives 1."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    """Run the command line and return its exit code. A bug of torchferry keeps its traceback and gives 1."""
+    previous_handler = signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = app(arguments, standalone_mode=False) or 0
         # Newer typers turn the signal into this code themselves.
-        return _interrupted() if code == INTERRUPTED else code
+        return _report_interrupt() if code == INTERRUPTED else code
     except TorchferryError as error:
         print_error(error, as_json="--json" in arguments)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return _interrupted()
+        return _report_interrupt()
     except Exception as error:
         if not isinstance(error, ClickException):
             raise
         error.show()  # pyright: ignore[reportAttributeAccessIssue]
         return UsageError.exit_code
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
-def _interrupted() -> int:
+def _report_interrupt() -> int:
     sys.stderr.write("interrupted: no half-written file was left behind\n")
     return INTERRUPTED
 

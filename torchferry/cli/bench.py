@@ -20,18 +20,20 @@ def command(
     ] = None,
     inputs: Annotated[Path | None, typer.Option(help="Warmup inputs of the model, as in export.")] = None,
     method: Annotated[str, typer.Option(help="The method that is called.")] = "forward",
-    batch: Annotated[str, typer.Option(help="Batches, by commas.")] = "1,10,100,1000,10000,100000,1000000",
-    threads: Annotated[int, typer.Option(help="Threads of one call.")] = 1,
+    batch: Annotated[
+        str, typer.Option(help="Batch sizes, separated by commas.")
+    ] = "1,10,100,1000,10000,100000,1000000",
+    threads: Annotated[int, typer.Option(help="Threads per call.")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     plot: Annotated[Path | None, typer.Option(help="Draw throughput against the batch: .svg or .html.")] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds for the fresh process of each candidate.")] = 300.0,
     json: Annotated[bool, typer.Option("--json", help="Print the figures for machines.")] = False,
 ) -> None:
-    """Time files of one contract beside each other, in rounds in which each has its turn.
+    """Time files of one contract side by side, in rounds in which each has its turn.
 
     Loading and the first calls are those of a fresh process; then come medians and quartiles at each batch, the ratio
-    to the first file, nanoseconds an element, and how far that is from only reading inputs and writing outputs. What
-    does not compute the numbers of the stored cases is not compared: exit code 5.
+    to the first file, nanoseconds an element, and how far that is from only reading inputs and writing outputs. A file
+    that does not reproduce the numbers of the stored cases is not compared: exit code 5.
 
     Examples:
 
@@ -39,37 +41,36 @@ def command(
 
       torchferry bench eq.pt eq.onnx eq.pt2 --against model.i:eq --plot eq.svg
 
-      torchferry bench eq.pt --method jacobian --batch 1,1000 --json
-    """
+      torchferry bench eq.pt --method jacobian --batch 1,1000 --json"""
     import torch
 
     from exporter.common.errors import UsageError
     from runtime_checks import containers
     from runtime_checks.bench import report
-    from runtime_checks.bench.benchmark import bench
+    from runtime_checks.bench.benchmark import run_benchmark
     from runtime_checks.bench.candidates import Candidate
     from runtime_checks.runners import selection
-    from torchferry.eager_reference import eager
+    from torchferry.eager_reference import make_eager_call
 
     files = paths or []
     if plot is not None:
-        report.refuse_picture(plot)
+        report.check_picture_path(plot)
     if device != "cpu":
-        selection.runners(devices=device)
+        selection.select_runners(devices=device)
     try:
         batches = [int(n.replace("_", "")) for n in batch.split(",") if n.strip()]
     except ValueError:
         raise UsageError("a batch is no number", where="--batch", got=batch, expected="1,1000,100000") from None
-    others = []
+    candidates = []
     if against is not None and files:
         source, _, model = against.rpartition(":") if ".i:" in against else (against, "", "")
-        spec = containers.read(files[0]).contract.methods.get(method)
+        spec = containers.open_container(files[0]).contract.methods.get(method)
         outputs = spec.outputs if spec else ()
-        others.append(Candidate("eager", functools.partial(eager, source, model, inputs, outputs)))
+        candidates.append(Candidate("eager", functools.partial(make_eager_call, source, model, inputs, outputs)))
     torch.manual_seed(0)
-    found = bench(
+    result = run_benchmark(
         files,
-        others=others,
+        others=candidates,
         method=method,
         batches=batches,
         threads=threads,
@@ -78,10 +79,10 @@ def command(
         progress=(lambda text: None) if json else (lambda text: err.print(text, soft_wrap=True)),
     )
     if plot is not None:
-        report.plot(found, plot)
+        report.plot(result, plot)
     if json:
-        print_json(found.as_dict())
+        print_json(result.as_dict())
         return
-    out.print(report.render(found))
+    out.print(report.render(result))
     if plot is not None:
         out.print(f"wrote {plot}", soft_wrap=True)

@@ -19,16 +19,16 @@ def command(
         list[str] | None, typer.Option(help="A model of the input file; give it again for several.")
     ] = None,
     inputs: Annotated[Path | None, typer.Option(help="Warmup inputs by variable name: .pt, .npz or .json.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     allow: Annotated[list[str] | None, typer.Option(help="CHECK:REASON lets a finding pass.")] = None,
     second_opinion: Annotated[
-        bool, typer.Option("--second-opinion", help="Ask torch.export, too; it decides nothing.")
+        bool, typer.Option("--second-opinion", help="Also ask torch.export; its answer decides nothing.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the findings for machines.")] = False,
 ) -> None:
     """Run the soundness gate alone: would a capture of the model keep its meaning?
 
-    Nothing is written. Exit code 3 where a finding is unsound.
+    Nothing is written. Exit code 3 if a finding is unsound.
 
     Examples:
 
@@ -40,14 +40,14 @@ def command(
     """
     from torchferry import pipeline
 
-    checked = pipeline.check(
+    reports = pipeline.check(
         source, models=model or [], inputs=inputs, seed=seed, allow=allow or [], second_opinion=second_opinion
     )
     if json:
-        print_json([c.as_dict() for c in checked])
+        print_json([c.as_dict() for c in reports])
         return
-    for one in checked:
-        print_findings(one.name, one.findings)
-        out.print(f"{one.name}: sound, by {len(one.checks)} checks in {one.seconds:.1f} s")
-        if one.not_run:
-            out.print(f"{one.name}: not run, and not counted: {', '.join(one.not_run)}", style="yellow")
+    for report in reports:
+        print_findings(report.name, report.findings)
+        out.print(f"{report.name}: sound, by {len(report.checks)} checks in {report.seconds:.1f} s")
+        if report.not_run:
+            out.print(f"{report.name}: not run, and not counted: {', '.join(report.not_run)}", style="yellow")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from torchferry.cli.output import out, print_json, size_of
+from torchferry.cli.output import count_bytes, out, print_json
 
 
 def command(
@@ -17,7 +17,9 @@ def command(
         Path | None, typer.Option("--output", "-o", help="Default: the archive's name with the container's suffix.")
     ] = None,
     opset: Annotated[int, typer.Option(help="ONNX's version of operators.")] = 18,
-    finite_math: Annotated[bool, typer.Option("--finite-math", help="Of a kernel: 0 * x is 0, whatever x is.")] = False,
+    finite_math: Annotated[
+        bool, typer.Option("--finite-math", help="For a kernel: 0 * x is 0, whatever x is.")
+    ] = False,
     device: Annotated[str, typer.Option(help="Where it is verified: cpu, cuda, or several.")] = "cpu",
     time_limit: Annotated[float, typer.Option(help="Seconds for the process that verifies.")] = 600.0,
     memory_limit: Annotated[float, typer.Option(help="GiB for the process that verifies.")] = 16.0,
@@ -28,7 +30,7 @@ def command(
     A .pt2 is compiled for this machine, and needs no compiler to run. A program (NAME.program.pt2) is
     torch.export's own, for Python on any machine. An ONNX container is a model for each method
     (NAME.onnx, NAME.jacobian.onnx) with the contract, the cases and the digests beside them (NAME.onnx.json,
-    NAME.onnx.npz). What has no form there is named with its model and line: exit code 3. 5: numbers differ; 6: a
+    NAME.onnx.npz). What it cannot express is named with model and line: exit code 3. 5: numbers differ; 6: a
     package, or the compiler, is missing. A kernel (c) is a folder of C sources that need libm alone.
 
     Examples:
@@ -44,7 +46,7 @@ def command(
     import torchferry
     from runtime_checks.report import render
 
-    made = torchferry.convert(
+    result = torchferry.convert(
         path,
         output,
         to=to,
@@ -55,7 +57,7 @@ def command(
         memory_limit=memory_limit,
     )
     if json:
-        print_json({"path": str(made.path), "report": made.report.as_dict()})
+        print_json({"path": str(result.path), "report": result.report.as_dict()})
         return
-    out.print(render(made.report))
-    out.print(f"wrote {made.path} ({size_of(made.path)} bytes)", soft_wrap=True)
+    out.print(render(result.report))
+    out.print(f"wrote {result.path} ({count_bytes(result.path)} bytes)", soft_wrap=True)

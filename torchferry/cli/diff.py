@@ -14,7 +14,7 @@ def command(
     one: Annotated[Path, typer.Argument(help="An archive, or any TorchScript file.", metavar="A")],
     other: Annotated[Path, typer.Argument(help="The file to compare it with.", metavar="B")],
     run: Annotated[
-        bool, typer.Option("--run", help="Run both on the stored cases of either, and compare what they give.")
+        bool, typer.Option("--run", help="Run both on the stored cases of either, and compare the outputs.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print it for machines.")] = False,
 ) -> None:
@@ -30,9 +30,9 @@ def command(
     """
     import torchferry
 
-    found = torchferry.diff(one, other, run=run)
+    difference = torchferry.diff(one, other, run=run)
     if json:
-        print_json(found.as_dict())
+        print_json(difference.as_dict())
     else:
-        print_difference(found)
-    raise typer.Exit(0 if found.same else torchferry.MismatchError.exit_code)
+        print_difference(difference)
+    raise typer.Exit(0 if difference.same else torchferry.MismatchError.exit_code)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from torchferry.cli.output import err, out, print_json, print_listing, print_timings, size_of
+from torchferry.cli.output import count_bytes, err, out, print_json, print_listing, print_timings
 
 if TYPE_CHECKING:
     from exporter.model.implicit.newton_solver import OnFailure
@@ -31,7 +31,7 @@ def command(
         typer.Option(help="OLD:NEW names of variables in the contract; * matches any text."),
     ] = None,
     inputs: Annotated[Path | None, typer.Option(help="Warmup inputs by variable name: .pt, .npz or .json.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     allow: Annotated[
         list[str] | None,
         typer.Option(help="CHECK:REASON lets a finding of the soundness gate pass; every report shows it."),
@@ -57,7 +57,7 @@ def command(
     ] = None,
     on_failure: Annotated[
         str | None,
-        typer.Option(help="What an element that does not converge becomes: nan, last (its last iterate), or raise."),
+        typer.Option(help="Value of an element that does not converge: nan, last (its last iterate), or raise."),
     ] = None,
     format: Annotated[
         list[str] | None,
@@ -75,7 +75,7 @@ def command(
 ) -> None:
     """Export models to verified archives.
 
-    Each is warmed up in eager mode, listed, traced, held against eager mode by the soundness gate, saved, and run in a
+    Each is warmed up in eager mode, listed, traced, compared with eager mode by the soundness gate, saved, and run in a
     process without its source library. The file appears only if every number agrees with eager mode.
 
     Examples:
@@ -99,10 +99,10 @@ def command(
     start = time.perf_counter()
     import torchferry
     from runtime_checks.report import render
-    from torchferry.pipeline import as_dict
+    from torchferry.pipeline import result_to_dict
 
     started = {"imports": time.perf_counter() - start}
-    exported = torchferry.export(
+    results = torchferry.export(
         source,
         models=model or [],
         output=str(output) if output is not None else None,
@@ -128,22 +128,22 @@ def command(
         progress=err.print,
     )
     if json:
-        print_json([as_dict(e) for e in exported])
+        print_json([result_to_dict(e) for e in results])
         return
-    for one in exported:
-        out.print(render(one.report))
-        for container in one.containers:
+    for result in results:
+        out.print(render(result.report))
+        for container in result.containers:
             out.print(render(container.report))
-        for path in dict.fromkeys((one.path, *(c.path for c in one.containers))):
-            out.print(f"wrote {path} ({size_of(path)} bytes)", soft_wrap=True)
-        for reason in one.reasons or ():
+        for path in dict.fromkeys((result.path, *(c.path for c in result.containers))):
+            out.print(f"wrote {path} ({count_bytes(path)} bytes)", soft_wrap=True)
+        for reason in result.reasons or ():
             out.print(f"another specialisation than {against}: {reason.kind}: {reason.text}", soft_wrap=True)
-        if one.reasons == ():
-            out.print(f"no other specialisation than {against}: one graph serves both", soft_wrap=True)
+        if result.reasons == ():
+            out.print(f"the same specialisation as {against}: one graph serves both", soft_wrap=True)
         if timings:
-            parts = {f"verify: {name}": value for name, value in one.report.seconds.items()}
-            stages = {name: value for name, value in one.seconds.items() if name != "verify"}
+            parts = {f"verify: {name}": value for name, value in result.report.seconds.items()}
+            stages = {name: value for name, value in result.seconds.items() if name != "verify"}
             print_timings({**started, **stages, **parts})
-            for name, method in one.contract.methods.items():
+            for name, method in result.contract.methods.items():
                 if method.how:
                     out.print(f"{name}: {method.how}", soft_wrap=True)

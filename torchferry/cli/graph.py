@@ -22,10 +22,10 @@ def command(
         typer.Option(help="raw: as captured; profiling: with types, after a call; optimized: as torch runs it."),
     ] = "raw",
     passes: Annotated[
-        bool, typer.Option("--passes", help="Apply ten passes of torch's one after another and say what each removes.")
+        bool, typer.Option("--passes", help="Apply ten passes of torch one after another and show what each removes.")
     ] = False,
     svg: Annotated[Path | None, typer.Option(help="Draw it to this file, with Graphviz.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Draw it to this page: submodules open by a click.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Draw it to this page: submodules open on a click.")] = None,
     inputs: Annotated[
         Path | None, typer.Option(help="Inputs by name to run it on: .pt, .npz or .json. Default: a stored case.")
     ] = None,
@@ -47,38 +47,49 @@ def command(
       torchferry graph eq.pt --method jacobian --html jacobian.html
     """
     from exporter.archive.input_files import read_inputs
-    from exporter.graph.drawing import picture
-    from exporter.graph.executor_stages import stage as staged
+    from exporter.graph.drawing import build_drawing
+    from exporter.graph.executor_stages import compute_stage as staged
     from exporter.graph.html_view import write_html
-    from exporter.graph.listing import rows
-    from exporter.graph.loading import opened_file
-    from exporter.graph.passes import passes as applied
+    from exporter.graph.listing import list_rows
+    from exporter.graph.loading import open_file
+    from exporter.graph.passes import run_passes as applied
     from exporter.graph.svg_view import write_svg
 
-    file = opened_file(path)
-    given = read_inputs(inputs) if inputs else None
+    file = open_file(path)
+    named_inputs = read_inputs(inputs) if inputs else None
     if passes:
-        found = applied(file, method, given)
+        pass_results = applied(file, method, named_inputs)
         if json:
-            print_json([dataclasses.asdict(p) for p in found])
+            print_json([dataclasses.asdict(p) for p in pass_results])
         else:
-            print_passes(found)
+            print_passes(pass_results)
         return
-    one = staged(file, method, cast("Stage", stage), given)
+    stage_graph = staged(file, method, cast("Stage", stage), named_inputs)
     title = f"{file.contract.name if file.contract else path.name}: {method}"
-    drawn = picture(one.graph, one.names, one.outputs) if svg or html else None
-    closed = write_svg(svg, drawn, title) if svg and drawn else 0
-    if html and drawn:
-        write_html(html, drawn, title)
-    listed = rows(one.graph, one.names)
+    drawing = build_drawing(stage_graph.graph, stage_graph.names, stage_graph.outputs) if svg or html else None
+    closed_groups = write_svg(svg, drawing, title) if svg and drawing else 0
+    if html and drawing:
+        write_html(html, drawing, title)
+    listing_rows = list_rows(stage_graph.graph, stage_graph.names)
     if json:
-        report: dict[str, Any] = {"method": one.graph.method, "stage": one.stage, "nodes": one.nodes}
-        print_json(report | {"operations": len(one.graph), "rows": [dataclasses.asdict(row) for row in listed]})
+        report: dict[str, Any] = {
+            "method": stage_graph.graph.method,
+            "stage": stage_graph.stage,
+            "nodes": stage_graph.nodes,
+        }
+        print_json(
+            report | {"operations": len(stage_graph.graph), "rows": [dataclasses.asdict(row) for row in listing_rows]}
+        )
         return
-    captured = f", captured as {one.graph.method}" if one.graph.method != method else ""
-    out.print(f"{title}{captured}, {stage}: {len(one.graph)} operations, {one.nodes} nodes with constants")
-    for written, said in ((svg, f" ({closed} groups closed: --html opens them)" if closed else ""), (html, "")):
-        if written is not None:
-            out.print(f"wrote {written}{said}", soft_wrap=True)
+    captured = f", captured as {stage_graph.graph.method}" if stage_graph.graph.method != method else ""
+    out.print(
+        f"{title}{captured}, {stage}: {len(stage_graph.graph)} operations, {stage_graph.nodes} nodes with constants"
+    )
+    for written_path, note in (
+        (svg, f" ({closed_groups} groups closed: --html opens them)" if closed_groups else ""),
+        (html, ""),
+    ):
+        if written_path is not None:
+            out.print(f"wrote {written_path}{note}", soft_wrap=True)
     if svg is None and html is None:
-        print_rows(listed)
+        print_rows(listing_rows)

@@ -13,28 +13,27 @@ from torchferry.cli.output import out
 def command(
     source: Annotated[str, typer.Argument(help="model.i, a NEML2 input file with a driver", metavar="SOURCE")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The history: a .pt file.")],
-    model: Annotated[str, typer.Option(help="The model that the driver drives; the only one if it is left out.")] = "",
+    model: Annotated[str, typer.Option(help="The model that the driver drives. Default: the only one.")] = "",
     batch: Annotated[
         int, typer.Option(min=0, help="Elements, each with values of its own near the recorded ones; 0: as recorded.")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of how values vary.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the variation of values.")] = 0,
 ) -> None:
-    """Write the load history that a driver prescribes, with what eager mode gives at every step.
+    """Write the load history that a driver prescribes, with eager mode's outputs at every step.
 
-    An archive is held against it by ``torchferry run --history``, and in C++ by ``torchferry_verify --history``.
+    ``torchferry run --history`` checks an archive against it, as does ``torchferry_verify --history`` in C++.
 
     Examples:
 
-      torchferry history model.i --model model --batch 20 -o history.pt
-    """
+      torchferry history model.i --model model --batch 20 -o history.pt"""
     import torch
 
-    from exporter.common.atomic_files import replacing
+    from exporter.common.atomic_files import atomic_write_path
     from exporter.frontends import resolve
-    from exporter.model.eager.recorded_history import recorded
+    from exporter.model.eager.recorded_history import record_load_history
 
-    name = resolve.chosen_models(source, [model] if model else [])[0]
-    found = recorded(resolve.load(source, name, None), batch, seed)
-    with replacing(output) as beside:
-        torch.save(found.as_file(), beside)
-    out.print(f"wrote {output}: {found.steps} steps of {', '.join(found.prescribed)}", soft_wrap=True)
+    name = resolve.choose_models(source, [model] if model else [])[0]
+    load_history = record_load_history(resolve.load(source, name, None), batch, seed)
+    with atomic_write_path(output) as temporary_path:
+        torch.save(load_history.to_file_tensors(), temporary_path)
+    out.print(f"wrote {output}: {load_history.steps} steps of {', '.join(load_history.prescribed)}", soft_wrap=True)

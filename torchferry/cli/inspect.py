@@ -33,16 +33,20 @@ def command(
       torchferry inspect loss_and_grad.pt --autograd
     """
     if autograd:
-        from exporter.graph.provenance import captured_methods, opened
+        from exporter.graph.provenance import list_captured_methods, open_archive
 
-        found = {name: s for name, s in captured_methods(opened(path).saved).items() if any(x.of_backward for x in s)}
+        methods = {
+            name: s
+            for name, s in list_captured_methods(open_archive(path).saved).items()
+            if any(x.is_backward for x in s)
+        }
         if json:
-            print_json({name: [dataclasses.asdict(step) for step in method] for name, method in found.items()})
+            print_json({name: [dataclasses.asdict(step) for step in method] for name, method in methods.items()})
         else:
-            print_autograd(found)
+            print_autograd(methods)
         return
-    whole = pt_archive.read(path)
+    opened_archive = pt_archive.read(path)
     if json:
-        print_json({"contract": dataclasses.asdict(whole.contract), "records": dict(whole.records)})
+        print_json({"contract": dataclasses.asdict(opened_archive.contract), "records": dict(opened_archive.records)})
     else:
-        print_archive(whole)
+        print_archive(opened_archive)

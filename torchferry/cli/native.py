@@ -14,7 +14,7 @@ app = typer.Typer(help="The native library for C++, C and Fortran.", no_args_is_
 
 @app.command("build")
 def build(
-    force: Annotated[bool, typer.Option("--force", help="Build again what is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Build again even if the library exists.")] = False,
 ) -> None:
     """Build the native library and the harness for the torch that is installed; print where they are.
 
@@ -27,7 +27,7 @@ def build(
 
       TORCHFERRY_CACHE=/opt/torchferry torchferry native build --force
     """
-    _print(force)
+    _print_folder(force)
 
 
 @app.command("path")
@@ -39,7 +39,7 @@ def path() -> None:
       gcc -I$(torchferry native path)/include client.c $(PKG_CONFIG_PATH=$(torchferry native path)/lib/pkgconfig
       pkg-config --libs torchferry)
     """
-    _print(force=False)
+    _print_folder(force=False)
 
 
 def cmake_dir() -> None:
@@ -49,14 +49,14 @@ def cmake_dir() -> None:
 
       cmake -S . -B build -Dtorchferry_DIR=$(torchferry cmake-dir)
     """
-    out.print(str(_built(force=False) / "lib" / "cmake" / "torchferry"), soft_wrap=True)
+    out.print(str(_build_library(force=False) / "lib" / "cmake" / "torchferry"), soft_wrap=True)
 
 
-def _print(force: bool) -> None:
-    out.print(str(_built(force)), soft_wrap=True)
+def _print_folder(force: bool) -> None:
+    out.print(str(_build_library(force)), soft_wrap=True)
 
 
-def _built(force: bool) -> Path:
+def _build_library(force: bool) -> Path:
     from runtime_checks import native_build
 
     return native_build.build(force=force, announce=err.print)

@@ -1,4 +1,4 @@
-"""What the commands print: listings, contracts, timings, errors."""
+"""Printing for the commands: listings, contracts, timings, errors."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from rich.text import Text
 
 from exporter.archive.contract import Finding
 from exporter.archive.pt_archive import Archive
-from exporter.archive.tensor_spec import TensorSpec, open_sizes
+from exporter.archive.tensor_spec import TensorSpec, list_dynamic_sizes
 from exporter.common.errors import MismatchError, TorchferryError, UnsoundError
 
 if TYPE_CHECKING:
     from exporter.graph.archive_diff import Difference
-    from exporter.graph.listing import Row
-    from exporter.graph.passes import Pass
+    from exporter.graph.listing import ListingRow
+    from exporter.graph.passes import PassResult
     from exporter.graph.provenance import Step
     from exporter.model.source import Listing
-    from runtime_checks.compatibility import Compatibility
+    from runtime_checks.compatibility import CompatibilityReport
 
-# Names and paths are the user's: nothing in them is markup.
+# Names and paths are the user's: they contain no markup.
 out = Console(markup=False, highlight=False, emoji=False)
 err = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
 
 def print_json(value: Any) -> None:
-    """Plain text on standard output, for machines: no colours, no wrapping."""
+    """Print JSON on standard output, for machines: no colours, no wrapping."""
     out.file.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def print_error(error: TorchferryError, *, as_json: bool) -> None:
+    """Print an error on standard error, and as JSON on standard output if ``as_json``."""
     if as_json:
         report = error.report if isinstance(error, MismatchError) else None
         findings = [dataclasses.asdict(f) for f in error.findings] if isinstance(error, UnsoundError) else []
@@ -48,24 +49,27 @@ def print_error(error: TorchferryError, *, as_json: bool) -> None:
     err.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
 
 
-def shape_text(spec: TensorSpec, batch: str) -> str:
+def format_shape(spec: TensorSpec, batch: str) -> str:
+    """Return a variable's shape as text, behind the batch."""
     return "[" + ", ".join([*([batch] if batch else []), *map(str, spec.shape)]) + "]"
 
 
-def variables(title: str, specs: Sequence[TensorSpec], batch: str) -> Table:
+def make_variable_table(title: str, specs: Sequence[TensorSpec], batch: str) -> Table:
+    """Return a table of variables."""
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for column in ("name", "shape", "type", "dtype"):
         table.add_column(column)
     for spec in specs:
-        table.add_row(Text(spec.name), Text(shape_text(spec, batch)), spec.type, spec.dtype)
+        table.add_row(Text(spec.name), Text(format_shape(spec, batch)), spec.type, spec.dtype)
     return table
 
 
 def print_listing(listing: Listing) -> None:
+    """Print name, inputs, outputs and parameters of a model."""
     batch = "*batch" if listing.batch_ndim else ""
     out.print(Text("Name: ", style="bold") + Text(f"{listing.name} ({listing.kind})"))
-    out.print(variables("Inputs", listing.inputs, batch))
-    out.print(variables("Outputs", listing.outputs, batch))
+    out.print(make_variable_table("Inputs", listing.inputs, batch))
+    out.print(make_variable_table("Outputs", listing.outputs, batch))
     if listing.parameters:
         shapes = ", ".join(f"{n} {list(s)}" for n, s in listing.parameters.items())
         out.print(Text(f"Parameters: {shapes}"))
@@ -73,27 +77,36 @@ def print_listing(listing: Listing) -> None:
 
 
 def print_archive(opened: Archive) -> None:
+    """Print an archive's contract and records."""
     contract = opened.contract
     batch = "*batch" if contract.batch.ndim else ""
     origin = contract.source
     out.print(Text("Name: ", style="bold") + Text(contract.name))
     out.print(Text(f"Source: {origin.kind} {origin.model!r}, {origin.library} {origin.version}"))
-    made = contract.created_with
-    out.print(Text(f"Made with: torchferry {made.torchferry}, torch {made.torch}, python {made.python}"))
-    out.print(variables("Inputs", contract.inputs, batch))
-    out.print(variables("Outputs", contract.outputs, batch))
+    created_with = contract.created_with
+    out.print(
+        Text(
+            f"Made with: torchferry {created_with.torchferry}, torch {created_with.torch}, python {created_with.python}"
+        )
+    )
+    out.print(make_variable_table("Inputs", contract.inputs, batch))
+    out.print(make_variable_table("Outputs", contract.outputs, batch))
     for name, method in contract.methods.items():
         takes, gives = ", ".join(method.inputs), ", ".join(map(str, method.outputs))
         how = f", by {method.how}" if method.how else ""
         out.print(Text(f"Method {name}({takes}) -> {gives}{how}"))
         if method.zeros:
-            zeros = ", ".join(f"d {of} / d {by}" for of, by in method.zeros)
+            zeros = ", ".join(f"d {output} / d {wrt}" for output, wrt in method.zeros)
             out.print(Text(f"  zero by structure, and left out: {zeros}"))
     parameters = ", ".join(f"{p.name} {list(p.shape)} {p.dtype}" for p in contract.parameters)
     out.print(Text(f"Parameters: {parameters or 'none'}"))
     sizes = ", ".join(map(str, contract.batch.sizes)) or "whole, fixed shapes"
-    lead = f"Open sizes: verified at {open_sizes(contract.inputs)[0]} =" if open_sizes(contract.inputs) else ""
-    out.print(Text(f"{lead or 'Batch: verified at'} {sizes}"))
+    size_label = (
+        f"Open sizes: verified at {list_dynamic_sizes(contract.inputs)[0]} ="
+        if list_dynamic_sizes(contract.inputs)
+        else ""
+    )
+    out.print(Text(f"{size_label or 'Batch: verified at'} {sizes}"))
     if contract.batch.limits:
         out.print(Text(f"Limits: {contract.batch.limits}"))
     bounds = ", ".join(f"{d}: rtol {b.rtol:g}, atol {b.atol:g}" for d, b in contract.tolerance.dtypes.items())
@@ -111,81 +124,90 @@ def print_archive(opened: Archive) -> None:
 
 
 def print_autograd(methods: Mapping[str, Sequence[Step]]) -> None:
-    """Each captured graph that holds a backward pass."""
+    """Print each captured graph that contains a backward pass."""
     count = len(methods)
-    out.print(f"graphs with a backward pass: {count}" + ("" if count else "; torch's autograd made none of this file"))
-    for name, found in methods.items():
-        parts = Counter(step.origin.part or "forward" for step in found)
-        said = ", ".join(f"{n} {part}" for part, n in parts.items())
-        out.print(f"{name}: {len(found)} operations: {said}", soft_wrap=True)
+    out.print(
+        f"graphs with a backward pass: {count}" + ("" if count else "; none of this file comes from torch's autograd")
+    )
+    for name, steps in methods.items():
+        parts = Counter(step.origin.part or "forward" for step in steps)
+        summary = ", ".join(f"{n} {part}" for part, n in parts.items())
+        out.print(f"{name}: {len(steps)} operations: {summary}", soft_wrap=True)
         rows = [("", "operation", "part", "of", "submodule", "line")]
         rows += [
-            (str(at), s.operator, s.origin.part, s.origin.of, s.origin.module, s.origin.where)
-            for at, s in enumerate(found)
+            (str(index), s.operator, s.origin.part, s.origin.of, s.origin.module, s.origin.where)
+            for index, s in enumerate(steps)
         ]
         _print_columns(rows)
 
 
 def _print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Texts below each other, as wide as they are."""
+    """Print texts in columns, as wide as they are."""
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         line = "  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True))
         out.print(f"  {line}".rstrip(), soft_wrap=True)
 
 
-def print_rows(rows: Sequence[Row]) -> None:
-    """The lines of a graph, those of inner blocks further in; first what it takes."""
+def print_rows(rows: Sequence[ListingRow]) -> None:
+    """Print the lines of a graph, its inputs first and inner blocks indented."""
     out.print(f"  {rows[0].text}", soft_wrap=True)
     rows = rows[1:]
     texts = ["  " * row.depth + row.text for row in rows]
-    # A line that is very long must not push the columns of all others away.
-    texts = [text if len(text) <= _LONG else f"{text[: _LONG - 3]}..." for text in texts]
-    said = any(row.origin for row in rows)
+    # A very long line must not widen the columns of all other lines.
+    texts = [text if len(text) <= _MAX_WIDTH else f"{text[: _MAX_WIDTH - 3]}..." for text in texts]
+    has_origin = any(row.origin for row in rows)
     _print_columns(
-        [(text, row.module, row.where, *((row.origin,) if said else ())) for text, row in zip(texts, rows, strict=True)]
+        [
+            (text, row.module, row.where, *((row.origin,) if has_origin else ()))
+            for text, row in zip(texts, rows, strict=True)
+        ]
     )
 
 
-_LONG = 100
+_MAX_WIDTH = 100
 
 
-def print_passes(found: Sequence[Pass]) -> None:
+def print_passes(results: Sequence[PassResult]) -> None:
+    """Print the operations before and after each pass, and what it removed and added."""
     table = Table(title="Passes", title_justify="left", show_edge=False, pad_edge=False)
     for column in ("pass", "before", "after"):
         table.add_column(column, justify="left" if column == "pass" else "right", no_wrap=True)
-    table.add_column("what it removed (-) and put there (+)", overflow="fold")
-    for one in found:
-        said = [*_most("-", one.removed), *_most("+", one.added)]
-        what = f"not run: {one.not_run}" if one.not_run else ", ".join(said) or "nothing"
-        table.add_row(one.name, str(one.before), str(one.after), Text(what))
+    table.add_column("removed (-) and added (+)", overflow="fold")
+    for result in results:
+        changes = [*_format_largest("-", result.removed), *_format_largest("+", result.added)]
+        what = f"not run: {result.not_run}" if result.not_run else ", ".join(changes) or "nothing"
+        table.add_row(result.name, str(result.before), str(result.after), Text(what))
     out.print(table)
 
 
-def _most(sign: str, kinds: Mapping[str, int]) -> list[str]:
-    """Largest first; many kinds are counted, not named."""
-    first = sorted(kinds.items(), key=lambda pair: -pair[1])
-    rest = sum(n for _, n in first[6:])
-    return [f"{sign}{n} {kind}" for kind, n in first[:6]] + ([f"{sign}{rest} others"] if rest else [])
+def _format_largest(sign: str, counts: Mapping[str, int]) -> list[str]:
+    """Return the largest counts first; further operators are summed up, not named."""
+    largest = sorted(counts.items(), key=lambda pair: -pair[1])
+    remaining = sum(n for _, n in largest[6:])
+    return [f"{sign}{n} {operator}" for operator, n in largest[:6]] + (
+        [f"{sign}{remaining} others"] if remaining else []
+    )
 
 
-def print_difference(found: Difference) -> None:
-    """Contract, graphs, constants, numbers, in this order, and the verdict."""
-    for note in found.notes:
+def print_difference(difference: Difference) -> None:
+    """Print contract, graphs, constants, numbers, in this order, and the verdict."""
+    for note in difference.notes:
         out.print(f"note: {note}", soft_wrap=True)
-    for text in found.lines():
+    for text in difference.lines():
         out.print(text, soft_wrap=True)
-    out.print(found.verdict)
+    out.print(difference.verdict)
 
 
-def print_compatibility(found: Compatibility) -> None:
+def print_compatibility(report: CompatibilityReport) -> None:
+    """Print a table of archives under versions of torch."""
     table = Table(title="Archives under torch", title_justify="left", show_edge=False, pad_edge=False)
     for column in ("archive", "torch", "verdict", "graph", "detail"):
         table.add_column(column, overflow="fold")
-    absent = {row.torch: row.detail for row in found.rows if row.verdict == "not run"}
+    absent = {row.torch: row.detail for row in report.rows if row.verdict == "not run"}
     for version, detail in absent.items():
         table.add_row("all", version, Text("not run", style="yellow"), "", Text(detail))
-    for row in (row for row in found.rows if row.torch not in absent):
+    for row in (row for row in report.rows if row.torch not in absent):
         style = {"verified": "green"}.get(row.verdict, "bold red")
         name = row.archive.rpartition("/")[2]
         table.add_row(Text(name), row.torch, Text(row.verdict, style=style), row.graph, Text(row.detail))
@@ -193,6 +215,7 @@ def print_compatibility(found: Compatibility) -> None:
 
 
 def print_findings(name: str, findings: Sequence[Finding]) -> None:
+    """Print a table of findings, if there are any."""
     if not findings:
         return
     table = Table(title=f"{name}: findings", title_justify="left", show_edge=False, pad_edge=False)
@@ -205,6 +228,7 @@ def print_findings(name: str, findings: Sequence[Finding]) -> None:
 
 
 def print_timings(seconds: Mapping[str, float]) -> None:
+    """Print a table of the seconds of each stage."""
     total = sum(seconds.values())
     table = Table(title="Timings", title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("stage")
@@ -216,6 +240,6 @@ def print_timings(seconds: Mapping[str, float]) -> None:
     out.print(table)
 
 
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of the files in a folder."""
+def count_bytes(path: Path) -> int:
+    """Return the bytes of a file, or of the files in a folder."""
     return sum(f.stat().st_size for f in path.iterdir() if f.is_file()) if path.is_dir() else path.stat().st_size

@@ -24,7 +24,7 @@ def command(
             help="What is drawn over what: 'stress[0]:strain[0]', or 'stress[0]' over the steps; may be repeated."
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print the result for machines.")] = False,
 ) -> None:
     """Run a load history through an archive, its states fed back from step to step.
@@ -40,34 +40,41 @@ def command(
     import torch
     from rich.progress import Progress
 
-    from exporter.common.atomic_files import replacing
+    from exporter.common.atomic_files import atomic_write_path
     from runtime_checks import history_plot as pictures
     from runtime_checks import load_history as histories
     from runtime_checks.model import load
 
     model = load(path, device)
-    given = histories.read(history, model.contract)
+    load_history = histories.read(history, model.contract)
     if curve and plot is None:
-        raise UsageError("curves are drawn into a picture", where="--curve", expected="--plot FILE")
+        raise UsageError("curves need a picture to draw into", where="--curve", expected="--plot FILE")
     with Progress(console=err, transient=True, disable=json) as progress:
-        bar = progress.add_task("steps", total=given.steps)
-        found = histories.run(model, given, lambda _: progress.advance(bar))
+        bar = progress.add_task("steps", total=load_history.steps)
+        outputs = histories.run(model, load_history, lambda _: progress.advance(bar))
     if output is not None:
-        with replacing(output) as beside:
-            torch.save({name: value.cpu() for name, value in found.items()}, beside)
+        with atomic_write_path(output) as temporary_path:
+            torch.save({name: value.cpu() for name, value in outputs.items()}, temporary_path)
     if plot is not None:
         specs = (*model.contract.outputs, *model.contract.inputs)
-        shown = {**found, **given.prescribed}
-        ranks = {s.name: len(s.shape) for s in specs if s.name in shown}
-        pictures.draw(pictures.curves(curve or [], shown, ranks), plot)
-    lost = histories.failed(found)
-    histories.hold(model.contract, given, found)
+        plotted = {**outputs, **load_history.prescribed}
+        ranks = {s.name: len(s.shape) for s in specs if s.name in plotted}
+        pictures.draw(pictures.parse_curves(curve or [], plotted, ranks), plot)
+    failures = histories.find_failure(outputs)
+    histories.check_history(model.contract, load_history, outputs)
     if json:
-        print_json({"steps": given.steps, "compared": list(given.expected), "not_finite_from_step": lost and lost[0]})
+        print_json(
+            {
+                "steps": load_history.steps,
+                "compared": list(load_history.expected),
+                "not_finite_from_step": failures and failures[0],
+            }
+        )
         return
-    compared = f", equal to what is expected of {', '.join(given.expected)}" if given.expected else ""
-    out.print(f"{given.steps} steps{compared}", soft_wrap=True)
-    if lost:
+    compared = f", equal to what is expected of {', '.join(load_history.expected)}" if load_history.expected else ""
+    out.print(f"{load_history.steps} steps{compared}", soft_wrap=True)
+    if failures:
         out.print(
-            f"from step {lost[0]} on some elements have not converged: {lost[1]} values at the end", soft_wrap=True
+            f"from step {failures[0]} on some elements have not converged: {failures[1]} values at the end",
+            soft_wrap=True,
         )

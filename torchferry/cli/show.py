@@ -32,9 +32,9 @@ def command(
     """
     from torchferry import pipeline
 
-    found = pipeline.show(source, models=model or [], inputs=inputs)
+    listings = pipeline.show(source, models=model or [], inputs=inputs)
     if json:
-        print_json([dataclasses.asdict(listing) for listing in found])
+        print_json([dataclasses.asdict(listing) for listing in listings])
         return
-    for listing in found:
+    for listing in listings:
         print_listing(listing)

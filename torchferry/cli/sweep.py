@@ -15,14 +15,14 @@ from rich.text import Text
 from torchferry.cli.output import err, out
 
 if TYPE_CHECKING:
-    from torchferry.sweep import Row
+    from torchferry.sweep import SweepRow
 
 
 def command(
     folders: Annotated[list[Path], typer.Argument(help="Folders with input files.", metavar="FOLDER...")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the archives and report.json.")],
-    jobs: Annotated[int, typer.Option(help="Processes at work.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Number of processes.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     derivative: Annotated[
         list[str] | None, typer.Option(help="OUT:IN blocks of the Jacobian in every archive, as in export.")
     ] = None,
@@ -47,35 +47,35 @@ def command(
       torchferry sweep models/ -o archives/ --derivative all --runtime python,libtorch
     """
     import torchferry
-    from torchferry.sweep import CRASHED, as_json, processes, sweep
-    from torchferry.sweep_report import coverage_page, versions
+    from torchferry.sweep import CRASHED, make_pool_factory, rows_to_json, sweep
+    from torchferry.sweep_report import describe_versions, render_coverage_page
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, disable=json) as bar:
 
-        def watch(total: int) -> Callable[[Row], None]:
-            shown = bar.add_task("sweep", total=total)
-            return lambda row: bar.update(shown, advance=1, description=row.model[:24].ljust(24))
+        def watch(total: int) -> Callable[[SweepRow], None]:
+            task = bar.add_task("sweep", total=total)
+            return lambda row: bar.update(task, advance=1, description=row.model[:24].ljust(24))
 
         export = functools.partial(torchferry.export, derivatives=derivative or [], runtimes=runtime)
-        rows = sweep(folders, output, export, processes(jobs), seed=seed, watch=watch)
+        rows = sweep(folders, output, export, make_pool_factory(jobs), seed=seed, watch=watch)
     if coverage is not None:
-        coverage.write_text(coverage_page(rows, versions()))
+        coverage.write_text(render_coverage_page(rows, describe_versions()))
     if json:
-        out.file.write(as_json(rows) + "\n")
+        out.file.write(rows_to_json(rows) + "\n")
     else:
-        out.print(_table(rows))
+        out.print(_make_table(rows))
     if any(row.verdict == CRASHED for row in rows):
         raise typer.Exit(1)
     if any(row.kind == torchferry.MismatchError.__name__ for row in rows):
         raise typer.Exit(torchferry.MismatchError.exit_code)
 
 
-def _table(rows: list[Row]) -> Table:
+def _make_table(rows: list[SweepRow]) -> Table:
     from torchferry.sweep import VERIFIED
 
-    good = sum(row.verdict == VERIFIED for row in rows)
-    table = Table(title=f"{good} of {len(rows)} models verified")
+    verified_count = sum(row.verdict == VERIFIED for row in rows)
+    table = Table(title=f"{verified_count} of {len(rows)} models verified")
     for column in ("file", "model", "verdict", "s", "max rel", "reason"):
         table.add_column(column, overflow="fold")
     for row in rows:

@@ -31,4 +31,4 @@ def command(
     """
     from exporter.backends.c_kernel import abaqus_umat
 
-    out.print(f"wrote {abaqus_umat.write(folder, output, stress=stress, strain=strain)}", soft_wrap=True)
+    out.print(f"wrote {abaqus_umat.write_umat(folder, output, stress=stress, strain=strain)}", soft_wrap=True)

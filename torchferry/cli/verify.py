@@ -16,7 +16,7 @@ def command(
         str,
         typer.Option(help="Where it runs: python, libtorch, several; c: the kernel in it. Default: the usual one."),
     ] = "",
-    device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1, or several.")] = "cpu",
     time_limit: Annotated[float, typer.Option(help="Seconds for the process that runs it.")] = 600.0,
     memory_limit: Annotated[float, typer.Option(help="GiB for the process that runs it.")] = 16.0,
     envelope: Annotated[
@@ -26,7 +26,7 @@ def command(
 ) -> None:
     """Check an archive: its records, and its numbers in a fresh process without the source library.
 
-    Exit code 0: every check that applies passed. 4: damaged. 5: numbers differ. 6: a runtime or device is not there.
+    Exit code 0: every check that applies passed. 4: damaged. 5: numbers differ. 6: a runtime or device is missing.
 
     Examples:
 
@@ -40,16 +40,18 @@ def command(
 
       torchferry verify eq.pt --runtime python,libtorch --device cpu,cuda
     """
-    from runtime_checks.containers import kind
-    from runtime_checks.envelope import known_mode
+    from runtime_checks.containers import infer_file_format
+    from runtime_checks.envelope import check_envelope_mode
     from runtime_checks.report import render
     from runtime_checks.runners import selection
-    from runtime_checks.verification import examine
+    from runtime_checks.verification import collect_report
 
-    mode = known_mode(envelope)
+    mode = check_envelope_mode(envelope)
     limits: Any = {"time_limit": time_limit, "memory_limit": memory_limit, "announce": err.print}
-    chosen = selection.runners(runtime, device, container=kind(path), **limits)
-    report = examine(path, runners=chosen, notes=selection.not_checked([r.device for r in chosen]), envelope=mode)
+    runners = selection.select_runners(runtime, device, container=infer_file_format(path), **limits)
+    report = collect_report(
+        path, runners=runners, notes=selection.list_unchecked_devices([r.device for r in runners]), envelope=mode
+    )
     if report.passed and json:
         print_json(report.as_dict())
     if not json:

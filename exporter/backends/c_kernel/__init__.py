@@ -1,1 +1,1 @@
-"""Captured graphs as plain C: scalars without branches, a loop over the elements of the batch, no library but libm."""
+"""Backend that writes captured graphs as plain C: scalar code without branches, in a loop over the batch, with libm."""

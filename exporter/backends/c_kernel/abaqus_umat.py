@@ -1,8 +1,7 @@
-"""Abaqus' user subroutine of a small-strain model, on its kernel: Fortran that is written from the contract.
+"""Abaqus' user subroutine UMAT of a small-strain model, on its kernel: Fortran that is written from the contract.
 
 Interface and order of components: Abaqus User Subroutines Reference Guide, section 1.1.44 (UMAT). Tensors of the model
-are in Mandel notation.
-"""
+are in Mandel notation."""
 
 from __future__ import annotations
 
@@ -14,25 +13,26 @@ from exporter import __version__
 from exporter.archive import kernel_container
 from exporter.archive.contract import Contract, block_name
 from exporter.archive.kernel_container import KernelFiles
-from exporter.backends.c_kernel.frame_layout import TEMPLATES, comment
+from exporter.backends.c_kernel.frame_layout import TEMPLATES, escape_comment
 from exporter.common import atomic_files
 from exporter.common.errors import UsageError
 
-OLD = "~1"
-# What Abaqus gives besides, by the names that models have for it.
-GIVEN = {"t": "time + dtime", "t~1": "time", "T": "temp + dtemp", "T~1": "temp", "temperature": "temp + dtemp"}
+OLD_SUFFIX = "~1"
+# Other values that Abaqus provides, by the names that models use for them.
+ABAQUS_VALUES = {"t": "time + dtime", "t~1": "time", "T": "temp + dtemp", "T~1": "temp", "temperature": "temp + dtemp"}
 
 
-def write(folder: Path, output: Path | None = None, *, stress: str = "stress", strain: str = "strain") -> Path:
-    """``NAME_umat.f90`` beside the kernel's sources, or ``output``. Raises ``UsageError`` where the model has no such
-    stress, strain or tangent, or takes what Abaqus does not give."""
+def write_umat(folder: Path, output: Path | None = None, *, stress: str = "stress", strain: str = "strain") -> Path:
+    """Write ``NAME_umat.f90`` beside the kernel's sources, or ``output``. Raises ``UsageError`` where the model has no
+    such stress, strain or tangent, or has an input that Abaqus does not provide."""
     opened = kernel_container.read(folder)
-    place = output or folder / f"{opened.name}_umat.f90"
-    atomic_files.written(place, text(opened, stress, strain).encode())
-    return place
+    path = output or folder / f"{opened.name}_umat.f90"
+    atomic_files.write_atomically(path, render_umat(opened, stress, strain).encode())
+    return path
 
 
-def text(opened: KernelFiles, stress: str, strain: str) -> str:
+def render_umat(opened: KernelFiles, stress: str, strain: str) -> str:
+    """Return the Fortran source of the UMAT."""
     contract = opened.contract
     spec = contract.methods.get("jacobian")
     block = (stress, strain)
@@ -45,27 +45,34 @@ def text(opened: KernelFiles, stress: str, strain: str) -> str:
             expected=f"the block {block_name(*block)} of the method jacobian",
             mend=f"export it with --derivative {stress}:{strain}, or name other variables with --stress and --strain",
         )
-    for name, of in ((stress, contract.outputs), (strain, contract.inputs)):
-        shape = next(s.shape for s in of if s.name == name)
+    for name, specs in ((stress, contract.outputs), (strain, contract.inputs)):
+        shape = next(s.shape for s in specs if s.name == name)
         if shape != (6,):
             raise UsageError("a UMAT's tensors have six components", where=name, got=str(list(shape)), expected="[6]")
     state, first = [], 1
-    taken = {s.name for s in contract.inputs}
-    for spec_ in contract.outputs:
-        if spec_.name != stress and {spec_.name + OLD, spec_.name} & taken:
-            state.append({"name": spec_.name, "first": first, "count": prod(spec_.fixed), "said": _said(spec_)})
-            first += prod(spec_.fixed)
-    outputs = [{"count": prod(contract.returned(o).fixed)} for o in spec.outputs]
-    for one in state:
-        one["output"] = spec.outputs.index(one["name"]) + 1
-    properties, numbers = _properties(contract)
-    given: dict[str, Any] = {
+    input_names = {s.name for s in contract.inputs}
+    for output in contract.outputs:
+        if output.name != stress and {output.name + OLD_SUFFIX, output.name} & input_names:
+            state.append(
+                {
+                    "name": output.name,
+                    "first": first,
+                    "count": prod(output.static_shape),
+                    "said": _describe_variable(output),
+                }
+            )
+            first += prod(output.static_shape)
+    outputs = [{"count": prod(contract.output_spec(o).static_shape)} for o in spec.outputs]
+    for variable in state:
+        variable["output"] = spec.outputs.index(variable["name"]) + 1
+    properties, numbers = _list_properties(contract)
+    context: dict[str, Any] = {
         "contract": contract,
         "version": __version__,
         "name": opened.name,
         "states": first - 1,
         "state": state,
-        "inputs": [_input(contract, name, stress, strain, state) for name in spec.inputs],
+        "inputs": [_describe_input(contract, name, stress, strain, state) for name in spec.inputs],
         "outputs": outputs,
         "stress": spec.outputs.index(stress) + 1,
         "tangent": spec.outputs.index(block) + 1,
@@ -74,45 +81,49 @@ def text(opened: KernelFiles, stress: str, strain: str) -> str:
         "numbers": numbers,
         "workspace": opened.workspace.get("jacobian", 0),
     }
-    return TEMPLATES.get_template("umat.f90.jinja").render(given)
+    return TEMPLATES.get_template("umat.f90.jinja").render(context)
 
 
-def _said(spec: Any) -> str:
+def _describe_variable(spec: Any) -> str:
     shape = f", {' x '.join(map(str, spec.shape))}" if spec.shape else ""
-    return comment(f"{spec.name}{shape}")
+    return escape_comment(f"{spec.name}{shape}")
 
 
-def _input(contract: Contract, name: str, stress: str, strain: str, state: list[dict[str, Any]]) -> dict[str, Any]:
-    spec = contract.taken(name)
+def _describe_input(
+    contract: Contract, name: str, stress: str, strain: str, state: list[dict[str, Any]]
+) -> dict[str, Any]:
+    spec = contract.input_spec(name)
     if spec.dtype != "float64":
-        raise UsageError("a UMAT's numbers are of double precision", where=name, got=spec.dtype)
-    found: dict[str, Any] = {"count": prod(spec.fixed)}
-    now = name.removesuffix(OLD)
-    held = next((s for s in state if s["name"] == now), None)
-    if name in (strain, strain + OLD):
-        return {**found, "from": "strain" if name == strain else "strain~1"}
-    if now == stress:
-        # What an implicit model takes as its first guess is the stress before the step, too.
-        return {**found, "from": "stress"}
-    if held is not None:
-        return {**found, "from": "state", "first": held["first"]}
-    if name in GIVEN and not spec.shape:
-        return {**found, "from": GIVEN[name]}
+        raise UsageError("a UMAT's variables are in double precision", where=name, got=spec.dtype, expected="float64")
+    entry: dict[str, Any] = {"count": prod(spec.static_shape)}
+    current_name = name.removesuffix(OLD_SUFFIX)
+    state_variable = next((s for s in state if s["name"] == current_name), None)
+    if name in (strain, strain + OLD_SUFFIX):
+        return {**entry, "from": "strain" if name == strain else "strain~1"}
+    if current_name == stress:
+        # The first guess of an implicit model is the stress before the step, too.
+        return {**entry, "from": "stress"}
+    if state_variable is not None:
+        return {**entry, "from": "state", "first": state_variable["first"]}
+    if name in ABAQUS_VALUES and not spec.shape:
+        return {**entry, "from": ABAQUS_VALUES[name]}
     raise UsageError(
-        "the model takes what Abaqus does not give",
+        "the model has an input that Abaqus does not provide",
         where=f"input {name!r}",
-        expected=f"{strain}, {stress}, state variables (outputs with an input of the same name and {OLD}), "
-        + ", ".join(GIVEN),
+        expected=f"{strain}, {stress}, state variables (outputs with an input of the same name and {OLD_SUFFIX}), "
+        + ", ".join(ABAQUS_VALUES),
         mend="rename the variable with --rename when the model is exported, or make it a parameter",
     )
 
 
-def _properties(contract: Contract) -> tuple[list[dict[str, Any]], int]:
-    """Parameters of the model, and not the settings of its solvers."""
+def _list_properties(contract: Contract) -> tuple[list[dict[str, Any]], int]:
+    """Return the parameters of the model, without the settings of its solvers, and the count of their numbers."""
     settings = {f"{s.path}.{n}" for s in contract.solvers for n in s.settings}
-    found, first = [], 1
-    for place, one in enumerate(contract.parameters, 1):
-        if one.name not in settings and one.dtype == "float64":
-            found.append({"place": place, "first": first, "count": prod(one.shape), "said": _said(one)})
-            first += prod(one.shape)
-    return found, first - 1
+    properties, first = [], 1
+    for place, parameter in enumerate(contract.parameters, 1):
+        if parameter.name not in settings and parameter.dtype == "float64":
+            properties.append(
+                {"place": place, "first": first, "count": prod(parameter.shape), "said": _describe_variable(parameter)}
+            )
+            first += prod(parameter.shape)
+    return properties, first - 1

@@ -1,4 +1,4 @@
-"""What a term is in C, on the names of its arguments."""
+"""An expression node as C text, from the names of its arguments."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Sequence
 from exporter.backends.c_kernel.expression_graph import BOOL, F32, F64, I32, I64, REAL
 
 TYPES = {F64: "double", F32: "float", I64: "int64_t", I32: "int32_t", BOOL: "int"}
-# As torch has them in memory.
+# Types of torch's tensors in memory.
 MEMORY = TYPES | {BOOL: "unsigned char"}
-# Calls of libm that compilers do not vectorise.
+# Functions of libm that compilers do not vectorise.
 LIBM = {
     "exp", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
     "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "exp2", "lgamma", "pow", "atan2", "hypot", "fmod", "remainder",
     "div_floor",
 }  # fmt: skip
-# Those that compilers have instructions for, or that cost little.
+# Functions that compilers have instructions for, or that cost little.
 _CALLS = {"sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "nearbyint", "fmax": "fmax",
           "fmin": "fmin", "copysign": "copysign"}  # fmt: skip
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 _BITS = {"bit_and": "&", "bit_or": "|", "bit_xor": "^"}
 _LOGIC = {"and": "&", "or": "|", "xor": "^"}
 
-# What is written down once, where it is used; by name.
+# Helper functions in C by name; a source has each at most once, and only if it is called.
 HELPERS = {
     "tf_floored": """/* floor(a / b), exact where a / b rounds to a whole number */
 static double tf_floored(double a, double b) {
@@ -83,42 +83,43 @@ static int64_t tf_below(const double *numbers, int64_t count, double x, int righ
 }
 
 
-def literal(value: float | int, kind: str) -> str:
-    if kind in REAL:
+def format_literal(value: float | int, dtype: str) -> str:
+    """Return a constant as a C literal."""
+    if dtype in REAL:
         if math.isnan(value):
-            return "NAN" if kind == F32 else "(double)NAN"
+            return "NAN" if dtype == F32 else "(double)NAN"
         if math.isinf(value):
-            word = "INFINITY" if kind == F32 else "(double)INFINITY"
+            word = "INFINITY" if dtype == F32 else "(double)INFINITY"
             return word if value > 0 else f"(-{word})"
         text = repr(float(value))
         if "e" not in text and "." not in text:
             text += ".0"
-        text += "f" if kind == F32 else ""
+        text += "f" if dtype == F32 else ""
         return f"({text})" if text.startswith("-") else text
-    if kind == I64:
+    if dtype == I64:
         return f"INT64_C({value})" if value >= 0 else "INT64_MIN" if value == -(2**63) else f"(-INT64_C({-value}))"
     return str(int(value)) if value >= 0 else f"({int(value)})"
 
 
-def expression(op: str, kind: str, kinds: Sequence[str], args: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The text, and the helpers that it calls. ``kinds`` are those of the arguments. Raises ``KeyError`` for what
-    stands in no table."""
-    suffix = "f" if kind == F32 else ""
-    of = kinds[0]
-    if kind in (I64, I32) and op in ("add", "sub", "mul", "neg"):
-        # Whole numbers wrap around, as torch's do.
-        wide = "uint64_t" if kind == I64 else "uint32_t"
+def format_expression(op: str, dtype: str, dtypes: Sequence[str], args: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the C text and the helpers that it calls; ``dtypes`` are those of the arguments. Raises ``KeyError`` for
+    an unknown operation."""
+    suffix = "f" if dtype == F32 else ""
+    arg_dtype = dtypes[0]
+    if dtype in (I64, I32) and op in ("add", "sub", "mul", "neg"):
+        # Integers wrap around, as torch's do.
+        wide = "uint64_t" if dtype == I64 else "uint32_t"
         parts = [f"({wide}){a}" for a in args]
         body = f"0 - {parts[0]}" if op == "neg" else f"{parts[0]} {_INFIX[op]} {parts[1]}"
-        return f"({TYPES[kind]})({body})", ()
+        return f"({TYPES[dtype]})({body})", ()
     if op in _INFIX:
         return f"{args[0]} {_INFIX[op]} {args[1]}", ()
     if op in _LOGIC:
         return f"{args[0]} {_LOGIC[op]} {args[1]}", ()
     if op in _BITS:
-        return f"({TYPES[kind]})({args[0]} {_BITS[op]} {args[1]})", ()
+        return f"({TYPES[dtype]})({args[0]} {_BITS[op]} {args[1]})", ()
     if op == "bit_not":
-        return f"({TYPES[kind]})~{args[0]}", ()
+        return f"({TYPES[dtype]})~{args[0]}", ()
     if op == "not":
         return f"!{args[0]}", ()
     if op == "where":
@@ -127,23 +128,23 @@ def expression(op: str, kind: str, kinds: Sequence[str], args: Sequence[str]) ->
         return f"-{args[0]}", ()
     if op in ("max", "min"):
         sign = ">" if op == "max" else "<"
-        nan = f" || {args[0]} != {args[0]}" if kind in REAL else ""
+        nan = f" || {args[0]} != {args[0]}" if dtype in REAL else ""
         return f"({args[0]} {sign} {args[1]}{nan}) ? {args[0]} : {args[1]}", ()
     if op == "abs":
-        return (f"fabs{suffix}({args[0]})" if kind in REAL else f"{args[0]} < 0 ? -{args[0]} : {args[0]}"), ()
+        return (f"fabs{suffix}({args[0]})" if dtype in REAL else f"{args[0]} < 0 ? -{args[0]} : {args[0]}"), ()
     if op == "sign":
-        return f"({TYPES[kind]})(({args[0]} > 0) - ({args[0]} < 0))", ()
+        return f"({TYPES[dtype]})(({args[0]} > 0) - ({args[0]} < 0))", ()
     if op in ("isnan", "isinf", "isfinite"):
-        if of not in REAL:
+        if arg_dtype not in REAL:
             return ("1" if op == "isfinite" else "0"), ()
         return f"{op}({args[0]}) != 0", ()
     if op == "cast":
-        return _cast(kind, of, args[0])
-    whole = {"div_trunc": "tf_truncated", "remainder": "tf_remainder_whole", "div_floor": "tf_floored_whole",
+        return _format_cast(dtype, arg_dtype, args[0])
+    integer_helpers = {"div_trunc": "tf_truncated", "remainder": "tf_remainder_whole", "div_floor": "tf_floored_whole",
              "pow_int": "tf_raised"}  # fmt: skip
-    if kind in (I64, I32) and op in whole:
-        name = whole[op]
-        return f"({TYPES[kind]}){name}({args[0]}, {args[1]})", (name,)
+    if dtype in (I64, I32) and op in integer_helpers:
+        name = integer_helpers[op]
+        return f"({TYPES[dtype]}){name}({args[0]}, {args[1]})", (name,)
     if op in ("div_floor", "remainder"):
         name = "tf_floored" if op == "div_floor" else "tf_remainder"
         return (f"(float){name}({args[0]}, {args[1]})" if suffix else f"{name}({args[0]}, {args[1]})"), (name,)
@@ -152,10 +153,10 @@ def expression(op: str, kind: str, kinds: Sequence[str], args: Sequence[str]) ->
     raise KeyError(op)
 
 
-def _cast(kind: str, of: str, argument: str) -> tuple[str, tuple[str, ...]]:
-    if kind == BOOL:
+def _format_cast(dtype: str, arg_dtype: str, argument: str) -> tuple[str, tuple[str, ...]]:
+    if dtype == BOOL:
         return f"{argument} != 0", ()
-    if kind in (I64, I32) and of in REAL:
-        name = "tf_whole" if kind == I64 else "tf_whole32"
+    if dtype in (I64, I32) and arg_dtype in REAL:
+        name = "tf_whole" if dtype == I64 else "tf_whole32"
         return f"{name}({argument})", (name,)
-    return f"({TYPES[kind]}){argument}", ()
+    return f"({TYPES[dtype]}){argument}", ()

@@ -1,4 +1,4 @@
-"""The C sources of a model: one function for each method, over batches with strides."""
+"""C sources of a model: one function for each method, over batches with strides."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 
 from exporter import __version__
 from exporter.archive.contract import Contract, block_name
-from exporter.archive.kernel_container import identifier, identifiers
+from exporter.archive.kernel_container import to_c_identifier, to_c_identifiers
 from exporter.archive.tensor_spec import TensorSpec
-from exporter.backends.c_kernel.c_expressions import HELPERS, MEMORY, TYPES, literal
-from exporter.backends.c_kernel.c_writer import Writer
-from exporter.backends.c_kernel.expression_graph import BOOL, F64, too_big
-from exporter.backends.c_kernel.frame_layout import ARRAYS, LANES, TEMPLATES, Emitted, comment
-from exporter.backends.c_kernel.lowering import Function, Lowered
+from exporter.backends.c_kernel.c_expressions import HELPERS, MEMORY, TYPES, format_literal
+from exporter.backends.c_kernel.c_writer import CWriter
+from exporter.backends.c_kernel.expression_graph import BOOL, F64, too_big_error
+from exporter.backends.c_kernel.frame_layout import ARRAYS, LANES, TEMPLATES, MethodCode, escape_comment
+from exporter.backends.c_kernel.lowering import ArchiveLowering, LoweredMethod
 
 SIZES = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "bool": 1}
-# A frame that is larger is not put on the stack.
+# A larger frame is not put on the stack.
 STACK = 2**18
-# Of inputs and outputs of an element: the place of each is noted on the stack.
+# Most input and output numbers of an element: the offset of each is kept on the stack.
 NUMBERS = 2**16
-# Bytes of inputs and outputs that a processor has beside it; of more, blocks are sent for, so many before their
-# turn: 0.6 to 0.8 of the time of an explicit model at 100,000 elements (0.57 of its Jacobian's).
+# Bytes of inputs and outputs that fit into a processor's caches; beyond, blocks are prefetched, so many ahead: 0.6 to
+# 0.8 of the time of an explicit model at 100,000 elements (0.57 of its Jacobian's).
 NEAR, AHEAD = 2**23, 2
 # More operations than this take a compiler minutes.
 MOST = 100_000
@@ -33,8 +33,8 @@ FAILURES = {"nan": "NaN", "last": "those of its last iterate", "raise": "NaN"}
 
 
 @dataclass(frozen=True)
-class Source:
-    """``files`` by name; ``operations`` and bytes of ``workspace`` by method; ``name`` begins every C name;
+class CSource:
+    """C sources: ``files`` by name; ``operations`` and bytes of ``workspace`` by method; ``name`` begins every C name;
     ``parameters`` are the contract's, as they are in the file."""
 
     name: str
@@ -45,37 +45,39 @@ class Source:
     notes: tuple[str, ...]
 
 
-def source(module: torch.jit.ScriptModule, contract: Contract, *, finite_math: bool = False) -> Source:
-    """Raises ``UnsupportedError``, with model and line, for what has no form as a kernel."""
-    lowered = Lowered(module, contract, finite_math=finite_math)
-    held = dict(module.named_parameters()) | dict(module.named_buffers())
-    values = {p.name: held[p.name].detach().clone() for p in contract.parameters}
-    # Derivatives may be made of ``forward``.
+def generate_sources(module: torch.jit.ScriptModule, contract: Contract, *, finite_math: bool = False) -> CSource:
+    """Generate the C sources. Raises ``UnsupportedError``, with model and line, for a model that cannot be a kernel."""
+    lowering = ArchiveLowering(module, contract, finite_math=finite_math)
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    values = {p.name: tensors[p.name].detach().clone() for p in contract.parameters}
+    # Derivatives may be made from ``forward``, which comes first.
     order = sorted(contract.methods, key=lambda name: name != "forward")
-    made = {name: lowered.method(name) for name in order}
-    functions = {name: made[name] for name in contract.methods}
-    return rendered(contract, functions, values)
+    lowered_methods = {name: lowering.lower_method(name) for name in order}
+    functions = {name: lowered_methods[name] for name in contract.methods}
+    return render_sources(contract, functions, values)
 
 
-def _emitted(function: Function, contract: Contract) -> Emitted:
-    taken = {name: contract.taken(name) for name in function.inputs}
-    made = Writer(function, {name: (s.dtype, prod(s.fixed)) for name, s in taken.items()}).written()
-    if made.operations > MOST:
-        got, expected = f"{made.operations} operations", f"at most {MOST}, which take a compiler some minutes"
-        raise too_big(f"method {function.method!r}", got, expected)
-    return made
+def _emit_method(lowered: LoweredMethod, contract: Contract) -> MethodCode:
+    specs = {name: contract.input_spec(name) for name in lowered.inputs}
+    code = CWriter(lowered, {name: (s.dtype, prod(s.static_shape)) for name, s in specs.items()}).write()
+    if code.operations > MOST:
+        got, expected = f"{code.operations} operations", f"at most {MOST}, which take a compiler some minutes"
+        raise too_big_error(f"method {lowered.method!r}", got, expected)
+    return code
 
 
-def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapping[str, torch.Tensor]) -> Source:
-    """The sources of methods that are lowered; ``values`` are those of all parameters."""
-    emitted = {name: _emitted(function, contract) for name, function in functions.items()}
-    name = identifier(contract.name)
+def render_sources(
+    contract: Contract, lowered_methods: Mapping[str, LoweredMethod], values: Mapping[str, torch.Tensor]
+) -> CSource:
+    """Render the sources of lowered methods; ``values`` are those of all parameters."""
+    emitted = {name: _emit_method(lowered, contract) for name, lowered in lowered_methods.items()}
+    name = to_c_identifier(contract.name)
     order = list(values)
-    methods = [_method(contract, functions[m], one, values) for m, one in emitted.items()]
+    methods = [_describe_method(contract, lowered_methods[m], code, values) for m, code in emitted.items()]
     read = {place for m in methods for place in m["parameters"]}
-    helpers = dict.fromkeys(h for one in emitted.values() for h in one.helpers)
-    unrolled = sorted({n for one in emitted.values() for n in one.unrolled})
-    given: dict[str, Any] = {
+    helpers = dict.fromkeys(h for code in emitted.values() for h in code.helpers)
+    unrolled = sorted({n for code in emitted.values() for n in code.unrolled_sizes})
+    context: dict[str, Any] = {
         "contract": contract,
         "version": __version__,
         "name": name,
@@ -85,7 +87,7 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
         "lanes": LANES,
         "ahead": AHEAD,
         "held": any(m["held"] for m in methods),
-        "holds": any(one.holds_environment for one in emitted.values()),
+        "holds": any(code.holds_environment for code in emitted.values()),
         "rank": max((len(v["shape"]) for m in methods for v in (*m["inputs"], *m["outputs"])), default=0),
         "loaded": sorted({v["kind"] for m in methods for v in m["inputs"] if v["count"]}),
         "stored": sorted({v["kind"] for m in methods for v in m["outputs"] if v["count"]}),
@@ -100,23 +102,23 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
         "failure": " or ".join(dict.fromkeys(FAILURES[s.on_failure] for s in contract.solvers)),
         "parameters": [
             {
-                "identifier": identified,
-                "said": comment(f"{p.name}, {_shape(p.shape)}{p.dtype}"),
+                "identifier": c_name,
+                "said": escape_comment(f"{p.name}, {_format_shape(p.shape)}{p.dtype}"),
                 "kind": p.dtype,
                 "read": place in read,
-                "numbers": ", ".join(literal(v, p.dtype) for v in values[p.name].reshape(-1).tolist()),
+                "numbers": ", ".join(format_literal(v, p.dtype) for v in values[p.name].reshape(-1).tolist()),
             }
-            for place, (p, identified) in enumerate(zip(contract.parameters, identifiers(order), strict=True))
+            for place, (p, c_name) in enumerate(zip(contract.parameters, to_c_identifiers(order), strict=True))
         ],
     }
     files = {
-        f"{name}.h": TEMPLATES.get_template("model.h.jinja").render(given),
-        f"{name}_lanes.h": TEMPLATES.get_template("lanes.h.jinja").render(given),
-        f"{name}.c": TEMPLATES.get_template("model.c.jinja").render(given),
+        f"{name}.h": TEMPLATES.get_template("model.h.jinja").render(context),
+        f"{name}_lanes.h": TEMPLATES.get_template("lanes.h.jinja").render(context),
+        f"{name}.c": TEMPLATES.get_template("model.c.jinja").render(context),
     }
-    notes = tuple(dict.fromkeys(note for f in functions.values() for note in f.notes))
-    operations = {m: one.operations for m, one in emitted.items()}
-    return Source(
+    notes = tuple(dict.fromkeys(note for f in lowered_methods.values() for note in f.notes))
+    operations = {m: code.operations for m, code in emitted.items()}
+    return CSource(
         name,
         files,
         operations,
@@ -126,59 +128,60 @@ def rendered(contract: Contract, functions: Mapping[str, Function], values: Mapp
     )
 
 
-def _method(
-    contract: Contract, function: Function, emitted: Emitted, values: Mapping[str, torch.Tensor]
+def _describe_method(
+    contract: Contract, lowered: LoweredMethod, code: MethodCode, values: Mapping[str, torch.Tensor]
 ) -> dict[str, Any]:
     order = list(values)
-    spec = contract.methods[function.method]
+    spec = contract.methods[lowered.method]
     outputs = [o if isinstance(o, str) else block_name(*o) for o in spec.outputs]
-    taken = [_variable(n, contract.taken(n), emitted.inputs[n]) for n in spec.inputs]
-    given = [
-        _variable(n, contract.returned(o), at) for n, o, at in zip(outputs, spec.outputs, emitted.outputs, strict=True)
+    input_variables = [_describe_variable(n, contract.input_spec(n), code.inputs[n]) for n in spec.inputs]
+    output_variables = [
+        _describe_variable(n, contract.output_spec(o), register)
+        for n, o, register in zip(outputs, spec.outputs, code.outputs, strict=True)
     ]
     first = 0
-    for group in (taken, given):
-        for place, (v, one) in enumerate(zip(group, identifiers([v["name"] for v in group]), strict=True)):
-            v["identifier"], v["first"], v["place"] = one, first, place
+    for group in (input_variables, output_variables):
+        for place, (v, c_name) in enumerate(zip(group, to_c_identifiers([v["name"] for v in group]), strict=True)):
+            v["identifier"], v["first"], v["place"] = c_name, first, place
             first += v["count"]
     if first > NUMBERS:
         got = f"{first} numbers of inputs and outputs for each element"
-        raise too_big(f"method {function.method!r}", got, f"at most {NUMBERS}")
-    frame = LANES * _bytes(emitted.rows)
-    size = frame + _bytes(emitted.same) + 8 * emitted.pointers
+        raise too_big_error(f"method {lowered.method!r}", got, f"at most {NUMBERS}")
+    frame = LANES * _count_bytes(code.register_counts)
+    size = frame + _count_bytes(code.uniform_counts) + 8 * code.table_count
     return {
-        "method": function.method,
-        "inputs": taken,
-        "outputs": given,
-        "parameters": [order.index(p) for p in emitted.parameters],
-        # Place among those, and bytes.
-        "held": [(emitted.parameters.index(p), values[p].nbytes) for p in emitted.held],
+        "method": lowered.method,
+        "inputs": input_variables,
+        "outputs": output_variables,
+        "parameters": [order.index(p) for p in code.parameters],
+        # Position among ``parameters``, and bytes.
+        "held": [(code.parameters.index(p), values[p].nbytes) for p in code.table_parameters],
         "workspace": size if size > STACK else 0,
         "frame": frame,
         "numbers": max(first, 1),
         "filled": first > 0,
-        "near": NEAR // max(1, sum(v["size"] * v["count"] for v in (*taken, *given))),
-        "emitted": emitted,
+        "near": NEAR // max(1, sum(v["size"] * v["count"] for v in (*input_variables, *output_variables))),
+        "emitted": code,
     }
 
 
-def _bytes(counts: Mapping[str, int]) -> int:
+def _count_bytes(counts: Mapping[str, int]) -> int:
     sizes = SIZES | {BOOL: 4}
-    return sum(-(-sizes[kind] * count // 8) * 8 for kind, count in counts.items())
+    return sum(-(-sizes[dtype] * count // 8) * 8 for dtype, count in counts.items())
 
 
-def _variable(name: str, spec: TensorSpec, slot: int) -> dict[str, Any]:
+def _describe_variable(name: str, spec: TensorSpec, slot: int) -> dict[str, Any]:
     return {
         "name": name,
-        "said": comment(f"{name}, {_shape(spec.fixed)}{spec.dtype}"),
+        "said": escape_comment(f"{name}, {_format_shape(spec.static_shape)}{spec.dtype}"),
         "kind": spec.dtype,
         "size": SIZES[spec.dtype],
-        "shape": list(spec.fixed),
-        "count": prod(spec.fixed),
+        "shape": list(spec.static_shape),
+        "count": prod(spec.static_shape),
         "slot": slot,
         "array": ARRAYS[spec.dtype],
     }
 
 
-def _shape(shape: Sequence[Any]) -> str:
+def _format_shape(shape: Sequence[Any]) -> str:
     return f"{' x '.join(map(str, shape))} " if shape else ""

@@ -1,4 +1,4 @@
-"""Dtypes as torch chooses them, and arguments in them."""
+"""Dtype promotion as torch does it, and casts of arguments."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from exporter.backends.c_kernel.expression_graph import Terms
-from exporter.backends.c_kernel.symbolic_tensor import Lowering, Symbol
+from exporter.backends.c_kernel.expression_graph import ExprGraph
+from exporter.backends.c_kernel.symbolic_tensor import SymbolicDispatch, SymbolicTensor
 
 
-def result_dtype(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:
-    """The dtype that torch gives the result: it is asked, on tensors without numbers."""
+def infer_dtype(dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:
+    """Return the dtype that torch gives the result, from a run of the operator on meta tensors."""
 
-    given, named = tree_map(_meta, (list(args), dict(kwargs)))
-    return func(*given, **named).dtype
+    meta_args, meta_kwargs = tree_map(_to_meta, (list(args), dict(kwargs)))
+    return func(*meta_args, **meta_kwargs).dtype
 
 
-def _meta(value: Any) -> Any:
+def _to_meta(value: Any) -> Any:
     return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, torch.Tensor) else value
 
 
-def common_dtype(values: Sequence[Any]) -> torch.dtype:
-    """What torch computes in where the result says nothing of it: comparisons."""
-    first, *rest = [_meta(v) for v in values]
+def promote_dtypes(values: Sequence[Any]) -> torch.dtype:
+    """Return the dtype that torch computes in where the result's does not tell: comparisons."""
+    first, *rest = [_to_meta(v) for v in values]
     return torch.result_type(first, rest[0]) if rest else torch.result_type(first, first)
 
 
-def as_terms(lowering: Lowering, value: Any, dtype: torch.dtype) -> Symbol:
+def cast_to_symbol(dispatch: SymbolicDispatch, value: Any, dtype: torch.dtype) -> SymbolicTensor:
+    """Return a tensor or a number as a symbolic tensor of ``dtype``."""
     if not isinstance(value, torch.Tensor):
-        return lowering.symbol(torch.tensor(value, dtype=dtype))
-    return lowering.cast(lowering.symbol(value), dtype)
+        return dispatch.to_symbol(torch.tensor(value, dtype=dtype))
+    return dispatch.cast(dispatch.to_symbol(value), dtype)
 
 
-def scaled_by(terms: Terms, kind: str, x: int, factor: int) -> int:
-    return x if terms.value(factor) == 1 else terms.make("mul", (x, factor), kind)
+def add_scaled(graph: ExprGraph, dtype: str, x: int, factor: int) -> int:
+    """Return the node of ``x * factor``; ``x`` itself where the factor is the constant 1."""
+    return x if graph.constant_value(factor) == 1 else graph.add("mul", (x, factor), dtype)

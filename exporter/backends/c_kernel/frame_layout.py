@@ -1,4 +1,4 @@
-"""How the numbers of a kernel lie: lanes of elements, rows of them by kind, structures in C."""
+"""Memory layout of a kernel: lanes of elements, registers by dtype, C structures; the environment of the templates."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ TEMPLATES = jinja2.Environment(
     keep_trailing_newline=True,
     undefined=jinja2.StrictUndefined,
 )
-# Elements that are computed together: two registers of AVX-512, so that one waits for its results while the other is at
-# work. Measured: 0.9 of the time that 8 take, in Newton loops and in explicit models.
+# Elements that are computed together: two registers of AVX-512, so that one works while the other waits for its
+# results. Measured: 0.9 of the time with 8, in Newton loops and in explicit models.
 LANES = 16
-# Newton's systems up to this size are unrolled. Measured, in times of a loop: 0.6 for 7 unknowns, 0.8 for 8, 0.9 for
-# 12, where compilers take longer over them.
+# Newton's systems up to this size are unrolled. Measured, as a fraction of a loop's time: 0.6 for 7 unknowns, 0.8 for
+# 8, 0.9 for 12, which compilers take longer over.
 UNROLLED = 8
 # Above this many scalars a method has no second body for one element: it would double the time of the compiler.
 SMALL = 6_000
-# Statements of one function that computes what is uniform.
+# Statements of one function that computes uniform values.
 PREPARED = 500
 ARRAYS = {"float64": "d", "float32": "f", "int64": "i", "int32": "j", "bool": "b"}
 
 
 @dataclass
-class Emitted:
-    """One method: its functions, its frame and what is uniform, as text; where outputs and inputs stand."""
+class MethodCode:
+    """C text of one method (functions, frame, uniform values), and the registers of its inputs and outputs."""
 
     name: str
     text: str
@@ -40,49 +40,50 @@ class Emitted:
     frame: str
     uniform: str
     operations: int
-    rows: Mapping[str, int]
-    # Numbers of what is uniform, by kind; the parameters of which tables are read in the caller's memory, and how many
-    # tables those are.
-    same: Mapping[str, int]
-    held: tuple[str, ...]
-    pointers: int
+    register_counts: Mapping[str, int]
+    # Uniform values by dtype; the parameters whose tables are read in the caller's memory, and the number of those
+    # tables.
+    uniform_counts: Mapping[str, int]
+    table_parameters: tuple[str, ...]
+    table_count: int
     inputs: Mapping[str, int]
     outputs: tuple[int, ...]
     parameters: tuple[str, ...]
     statuses: tuple[str, ...]
     holds_environment: bool
     helpers: tuple[str, ...]
-    # Sizes of the systems that are.
-    unrolled: tuple[int, ...]
+    # Sizes of the unrolled systems.
+    unrolled_sizes: tuple[int, ...]
     small: bool
 
 
-def comment(text: str) -> str:
-    """What can stand in a comment in C."""
+def escape_comment(text: str) -> str:
+    """Return a text that can stand in a C comment."""
     plain = re.sub(r"[^\x20-\x7e]", "?", text)
     return plain.replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
 
 
-def struct(name: str, counts: Mapping[str, int], *, lanes: bool, pointers: int = 0) -> str:
-    rows = [f"  const void *t[{pointers}];"] if pointers else []
-    rows += [
-        f"  {TYPES[kind]} {ARRAYS[kind]}[{count}]{'[TF_LANES]' if lanes else ''};"
-        for kind, count in counts.items()
+def format_struct(name: str, counts: Mapping[str, int], *, lanes: bool, pointers: int = 0) -> str:
+    """Return the declaration of a C structure with one array per dtype."""
+    members = [f"  const void *t[{pointers}];"] if pointers else []
+    members += [
+        f"  {TYPES[dtype]} {ARRAYS[dtype]}[{count}]{'[TF_LANES]' if lanes else ''};"
+        for dtype, count in counts.items()
         if count
     ]
-    body = "\n".join(rows) if rows else "  char nothing;"
+    body = "\n".join(members) if members else "  char nothing;"
     return f"struct {name} {{\n{body}\n}};\n"
 
 
-def prepared(method: str, lines: Sequence[str]) -> str:
-    """The function that fills what is uniform; of many lines as functions that it calls, for the compiler's sake."""
-    given = f"(struct {method}_uniform *restrict g, const void *const *restrict parameters)"
+def emit_prepare(method: str, lines: Sequence[str]) -> str:
+    """Return the function that fills the uniform values; many lines are split, for the compiler's sake."""
+    signature = f"(struct {method}_uniform *restrict g, const void *const *restrict parameters)"
     parts = [lines[i : i + PREPARED] for i in range(0, len(lines), PREPARED)]
     text, calls = "", list(lines)
     if len(parts) > 1:
         calls = [f"  {method}_prepare_{k}(g, parameters);" for k in range(len(parts))]
         for k, part in enumerate(parts):
             body = "".join(f"{line}\n" for line in part)
-            text += f"TF_APART static void {method}_prepare_{k}{given} {{\n{body}  (void)parameters;\n}}\n"
+            text += f"TF_APART static void {method}_prepare_{k}{signature} {{\n{body}  (void)parameters;\n}}\n"
     body = "".join(f"{line}\n" for line in calls)
-    return f"{text}static void {method}_prepare{given} {{\n{body}  (void)g;\n  (void)parameters;\n}}\n"
+    return f"{text}static void {method}_prepare{signature} {{\n{body}  (void)g;\n  (void)parameters;\n}}\n"

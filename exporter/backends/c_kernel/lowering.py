@@ -1,8 +1,7 @@
-"""A method of an archive as scalar terms of one element of the batch, with proof that elements do not see each other.
+"""A method of an archive as scalar nodes of one element of the batch, with proof that elements do not see each other.
 
-The graph is run on terms for two elements: a term that speaks of both is refused where it is made. It is run again for
-three, in another order: the same element must have the same terms, wherever it stands and however many there are.
-"""
+The graph is run on nodes for two elements: a node that depends on both is refused where it is made. It is run again for
+three, in another order: the same element must have the same nodes, at any position and in any number of elements."""
 
 from __future__ import annotations
 
@@ -16,334 +15,341 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from exporter.archive.contract import TANGENT, Contract, Solver
-from exporter.archive.tensor_spec import open_sizes
+from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.c_kernel import forward_mode
-from exporter.backends.c_kernel.expression_graph import COLUMNS, F64, I64, MIXED, NEWTON, Terms
+from exporter.backends.c_kernel.expression_graph import COLUMNS, F64, I64, MIXED, NEWTON, ExprGraph
 from exporter.backends.c_kernel.names import leaf_name
-from exporter.backends.c_kernel.newton_loop import Loop, outside, region
+from exporter.backends.c_kernel.newton_loop import NewtonLoop, find_loop_inputs, find_loop_nodes
 from exporter.backends.c_kernel.rules.linear_systems import NO_ERRORS
-from exporter.backends.c_kernel.schedule import reached
-from exporter.backends.c_kernel.symbolic_tensor import Lowering, Symbol
-from exporter.backends.torch_export.graph_interpreter import Interpreter, text_of
-from exporter.common.errors import TorchferryError, UnsupportedError, first_line
+from exporter.backends.c_kernel.schedule import reachable_nodes
+from exporter.backends.c_kernel.symbolic_tensor import SymbolicDispatch, SymbolicTensor
+from exporter.backends.torch_export.graph_interpreter import Interpreter, format_origin
+from exporter.common.errors import TorchferryError, UnsupportedError, summarize_error
 from exporter.graph.ir import Node
-from exporter.graph.loading import captured_name
-from exporter.graph.reader import Saved, read_apart, settable_names
+from exporter.graph.loading import resolve_captured_method
+from exporter.graph.reader import SavedGraphs, list_settable_tensors, read_methods
 
 
 @dataclass(frozen=True)
-class Function:
-    """What a method computes of one element: ``outputs`` are terms, flattened, in the contract's order. ``parameters``
-    are those that it reads, by name, with their values in the file."""
+class LoweredMethod:
+    """One method on one element: ``outputs`` are nodes, flattened, in the contract's order. ``parameters`` are those
+    that it reads, by name, with their values in the file."""
 
     method: str
-    terms: Terms
+    graph: ExprGraph
     inputs: tuple[str, ...]
     outputs: tuple[tuple[int, ...], ...]
     parameters: Mapping[str, torch.Tensor]
-    loops: Mapping[int, Loop]
+    loops: Mapping[int, NewtonLoop]
     notes: tuple[str, ...] = ()
-    # Where its derivatives are from.
+    # Where the derivatives come from: "captured" or "forward mode".
     how: str = ""
 
 
-class Lowered:
-    """The methods of one archive, in one table of terms."""
+class ArchiveLowering:
+    """Lowering of the methods of one archive, in one expression graph."""
 
     def __init__(self, module: torch.jit.ScriptModule, contract: Contract, *, finite_math: bool = False) -> None:
-        refuse_open(contract)
-        self.terms = Terms(finite_math=finite_math)
-        self.loops: dict[int, Loop] = {}
+        check_fixed_shapes(contract)
+        self.graph = ExprGraph(finite_math=finite_math)
+        self.loops: dict[int, NewtonLoop] = {}
         self._outputs: dict[str, list[tuple[int, ...]]] = {}
         self._module, self._contract = module, contract
-        self._lowering = Lowering(self.terms)
-        self._held: dict[str, Symbol] = {}
+        self._dispatch = SymbolicDispatch(self.graph)
+        self._tensors: dict[str, SymbolicTensor] = {}
         self._solves: dict[tuple[Any, ...], int] = {}
-        # What was left out of residuals.
+        # Notes on what the interpreter left out of residuals.
         self._notes: list[str] = []
         self._solvers = {s.path: s for s in contract.solvers}
         values = dict(module.named_parameters()) | dict(module.named_buffers())
-        settable = sorted(settable_names(contract) or ())
+        settable = sorted(list_settable_tensors(contract) or ())
         self._values = {n: values[n].detach().clone() for n in settable if n in values}
 
-    def method(self, method: str) -> Function:
-        """Raises ``UnsupportedError``, with model and line, for what a kernel cannot be."""
+    def lower_method(self, method: str) -> LoweredMethod:
+        """Lower a method. Raises ``UnsupportedError``, with model and line, for one that cannot be a kernel."""
         notes: list[str] = []
-        with torch.no_grad(), self._named(method):
-            outputs, how = self._forward_mode(method), "forward mode"
-            # A loop over directions stands for more terms than a captured graph should have.
-            if outputs is None or not any(self.terms[i].op == COLUMNS for i in self._needed(outputs)):
+        with torch.no_grad(), self._locate_errors(method):
+            outputs, how = self._differentiate_forward(method), "forward mode"
+            # A loop over directions stands for more nodes than a captured graph should have.
+            if outputs is None or not any(self.graph[i].op == COLUMNS for i in self._list_needed(outputs)):
                 try:
-                    captured, notes = self._proven(method)
+                    captured, notes = self._lower_batch_independent(method)
                 except UnsupportedError:
                     if outputs is None:
                         raise
                 else:
-                    if outputs is None or self._cost(captured) < self._cost(outputs):
+                    if outputs is None or self._estimate_cost(captured) < self._estimate_cost(outputs):
                         outputs, how = captured, "captured"
         self._outputs[method] = outputs
-        taken = self._contract.methods[method].inputs
-        return Function(
-            method, self.terms, taken, tuple(outputs), self._values, dict(self.loops), (*notes, *self._notes), how
+        input_names = self._contract.methods[method].inputs
+        return LoweredMethod(
+            method, self.graph, input_names, tuple(outputs), self._values, dict(self.loops), (*notes, *self._notes), how
         )
 
-    def _proven(self, method: str) -> tuple[list[tuple[int, ...]], list[str]]:
-        """The graph that was captured, of one element whatever stands around it."""
-        saved = self._saved(method)
+    def _lower_batch_independent(self, method: str) -> tuple[list[tuple[int, ...]], list[str]]:
+        """Lower the captured graph, and prove that an element's nodes do not depend on the batch around it."""
+        graphs = self._read_graphs(method)
         batched = bool(self._contract.batch.ndim)
-        first, notes = self._run(saved, method, (0, 1) if batched else ())
-        again, _ = self._run(saved, method, (1, 2, 0)) if batched else (first, [])
-        for spec, one, other in zip(self._contract.methods[method].outputs, first, again, strict=True):
-            at_start, at_end = (one[0], other[-1]) if batched else (one, other)
-            own = all(self.terms.rows[i] in (0, 1) for i in at_start.reshape(-1).tolist())
-            if not own or not torch.equal(at_start, at_end):
+        first, notes = self._run_graph(graphs, method, (0, 1) if batched else ())
+        again, _ = self._run_graph(graphs, method, (1, 2, 0)) if batched else (first, [])
+        for spec, value, value_again in zip(self._contract.methods[method].outputs, first, again, strict=True):
+            at_start, at_end = (value[0], value_again[-1]) if batched else (value, value_again)
+            independent = all(self.graph.batch_rows[i] in (0, 1) for i in at_start.reshape(-1).tolist())
+            if not independent or not torch.equal(at_start, at_end):
                 raise UnsupportedError(
-                    "what is computed of an element depends on the batch around it",
+                    "the result of an element depends on the batch around it",
                     check="kernel",
                     where=f"method {method!r}, output {spec!r}",
-                    expected="the same operations at every place of a batch of any size",
+                    expected="the same operations at every position in a batch of any size",
                     mend="use the .pt: a kernel is a loop over elements",
                 )
-        return [tuple((one[0] if batched else one).reshape(-1).tolist()) for one in first], notes
+        return [tuple((value[0] if batched else value).reshape(-1).tolist()) for value in first], notes
 
-    def _forward_mode(self, method: str) -> list[tuple[int, ...]] | None:
-        """Derivatives of what ``forward`` computes, where the method has some and every operation a rule."""
+    def _differentiate_forward(self, method: str) -> list[tuple[int, ...]] | None:
+        """Differentiate ``forward``; None for a method without derivatives, or an operation without a rule."""
         forward = self._outputs.get("forward")
         spec = self._contract.methods[method]
         if forward is None or not any(not isinstance(o, str) or o.startswith(TANGENT) for o in spec.outputs):
             return None
         try:
-            return forward_mode.derivatives(self.terms, self.loops, self._contract, method, forward)
+            return forward_mode.build_derivatives(self.graph, self.loops, self._contract, method, forward)
         except forward_mode.NoRuleError:
             return None
 
-    def _needed(self, outputs: Sequence[Sequence[int]]) -> list[int]:
-        return reached(self.terms, [i for ends in outputs for i in ends], ())
+    def _list_needed(self, outputs: Sequence[Sequence[int]]) -> list[int]:
+        return reachable_nodes(self.graph, [i for ends in outputs for i in ends], ())
 
-    def _cost(self, outputs: Sequence[Sequence[int]]) -> int:
-        """Operations; those of a loop as often as it may well run."""
-        needed = self._needed(outputs)
-        loops = [self.terms[i] for i in needed if self.terms[i].op == NEWTON]
-        inner = sum(len(region(self.terms, self.loops[t.extra[0]].matrix, t.extra[0])) for t in loops)
+    def _estimate_cost(self, outputs: Sequence[Sequence[int]]) -> int:
+        """Count operations; those of a loop as often as it may well run."""
+        needed = self._list_needed(outputs)
+        loops = [self.graph[i] for i in needed if self.graph[i].op == NEWTON]
+        inner = sum(len(find_loop_nodes(self.graph, self.loops[t.extra[0]].matrix, t.extra[0])) for t in loops)
         return len(needed) + 6 * inner
 
-    def _saved(self, method: str) -> Saved:
+    def _read_graphs(self, method: str) -> SavedGraphs:
         loops = list(self._solvers)
         parts = [f"{path}.{part}.forward" for path in loops for part in ("residual", "jacobian")]
-        return read_apart(self._module, [captured_name(self._module, method), *parts], loops)
+        return read_methods(self._module, [resolve_captured_method(self._module, method), *parts], loops)
 
     @contextlib.contextmanager
-    def _named(self, method: str) -> Iterator[None]:
+    def _locate_errors(self, method: str) -> Iterator[None]:
         try:
             yield
         except TorchferryError as error:
-            error.details["where"] = error.details.get("where") or self.terms.origin or f"method {method!r}"
+            error.details["where"] = error.details.get("where") or self.graph.origin or f"method {method!r}"
             raise
         except Exception as error:
             raise UnsupportedError(
                 f"method {method!r} has no form as a kernel",
                 check="kernel",
-                where=self.terms.origin,
-                got=first_line(error),
+                where=self.graph.origin,
+                got=summarize_error(error),
                 expected="operators on tensors whose shapes are known",
                 mend="use the .pt",
             ) from error
 
-    def _run(self, saved: Saved, method: str, rows: Sequence[int]) -> tuple[list[torch.Tensor], list[str]]:
-        interpreter = self._interpreter(saved)
-        given = []
+    def _run_graph(
+        self, graphs: SavedGraphs, method: str, batch_rows: Sequence[int]
+    ) -> tuple[list[torch.Tensor], list[str]]:
+        interpreter = self._make_interpreter(graphs)
+        inputs = []
         for name in self._contract.methods[method].inputs:
-            spec = self._contract.taken(name)
+            spec = self._contract.input_spec(name)
             dtype = getattr(torch, spec.dtype)
-            if rows:
-                each = [self._lowering.leaves(name, spec.fixed, dtype, 1 << row) for row in rows]
-                given.append(Symbol(torch.stack(each), dtype))
+            if batch_rows:
+                each = [
+                    self._dispatch.add_leaves(name, spec.static_shape, dtype, 1 << batch_row)
+                    for batch_row in batch_rows
+                ]
+                inputs.append(SymbolicTensor(torch.stack(each), dtype))
             else:
-                given.append(Symbol(self._lowering.leaves(name, spec.fixed, dtype, 1), dtype))
-        with self._lowering:
-            found = interpreter.run(captured_name(self._module, method), given)
+                inputs.append(SymbolicTensor(self._dispatch.add_leaves(name, spec.static_shape, dtype, 1), dtype))
+        with self._dispatch:
+            results = interpreter.run(resolve_captured_method(self._module, method), inputs)
         outputs = []
-        for name, value in zip(self._contract.methods[method].outputs, found, strict=True):
-            spec = self._contract.returned(name)
+        for name, value in zip(self._contract.methods[method].outputs, results, strict=True):
+            spec = self._contract.output_spec(name)
             if value.factorised is not None:
-                raise self._lowering.refused("the factors of a matrix as an output")
-            typed = self._lowering.cast(value, getattr(torch, spec.dtype))
-            if any(self.terms[i].op == MIXED for i in typed.ids.reshape(-1).tolist()):
-                self.terms.refuse_mixed("an output")
-            outputs.append(typed.ids.expand((*((len(rows),) if rows else ()), *spec.fixed)))
+                raise self._dispatch.unsupported_error("the factors of a matrix as an output")
+            typed = self._dispatch.cast(value, getattr(torch, spec.dtype))
+            if any(self.graph[i].op == MIXED for i in typed.ids.reshape(-1).tolist()):
+                self.graph.raise_mixed("an output")
+            outputs.append(typed.ids.expand((*((len(batch_rows),) if batch_rows else ()), *spec.static_shape)))
         return outputs, interpreter.notes
 
-    def _interpreter(self, saved: Saved) -> Interpreter:
-        tensors = {key: self._tensor(key, saved) for key in saved.tensors}
+    def _make_interpreter(self, graphs: SavedGraphs) -> Interpreter:
+        tensors = {key: self._get_tensor(key, graphs) for key in graphs.tensors}
 
-        def solved(path: str, given: Sequence[Any]) -> tuple[Symbol, ...]:
-            # What is computed here are terms, not tensors of them.
+        def solve_loop(path: str, given: Sequence[Any]) -> tuple[SymbolicTensor, ...]:
+            # The solve computes on node indices, not on symbolic tensors.
             with _disable_current_modes():
-                return self._solved(saved, path, given)
+                return self._solve_batch(graphs, path, given)
 
-        return Interpreter(saved, tensors, solved, self._within, NO_ERRORS)
+        return Interpreter(graphs, tensors, solve_loop, self._track_origin, NO_ERRORS)
 
-    def _tensor(self, key: str, saved: Saved) -> Symbol:
-        if key not in self._held:
+    def _get_tensor(self, key: str, graphs: SavedGraphs) -> SymbolicTensor:
+        if key not in self._tensors:
             value = self._values.get(key)
             if value is None:
-                self._held[key] = self._lowering.symbol(saved.tensors[key])
+                self._tensors[key] = self._dispatch.to_symbol(graphs.tensors[key])
             else:
-                ids = self._lowering.leaves(leaf_name(key), value.shape, value.dtype)
-                self._held[key] = Symbol(ids, value.dtype)
-        # A tensor that the graph writes to is its own.
-        return Symbol(self._held[key].ids.clone(), self._held[key].dtype)
+                ids = self._dispatch.add_leaves(leaf_name(key), value.shape, value.dtype)
+                self._tensors[key] = SymbolicTensor(ids, value.dtype)
+        # The graph may write to the tensor: it gets its own.
+        return SymbolicTensor(self._tensors[key].ids.clone(), self._tensors[key].dtype)
 
-    def _within(self, node: Node) -> contextlib.AbstractContextManager[Any]:
-        # A line without a place has the place of the line before it.
-        self.terms.origin = text_of(node.origin) or self.terms.origin
+    def _track_origin(self, node: Node) -> contextlib.AbstractContextManager[Any]:
+        # A line without an origin has the origin of the line before it.
+        self.graph.origin = format_origin(node.origin) or self.graph.origin
         return contextlib.nullcontext()
 
-    def _solved(self, saved: Saved, path: str, given: Sequence[Any]) -> tuple[Symbol, ...]:
-        """What ``Newton.forward`` gives, of each element."""
-        u, held, tangents = given
-        guess: Symbol = u
+    def _solve_batch(self, graphs: SavedGraphs, path: str, inputs: Sequence[Any]) -> tuple[SymbolicTensor, ...]:
+        """Return what ``NewtonSolver.forward`` returns, for each element."""
+        u, fixed_inputs, tangents = inputs
+        guess: SymbolicTensor = u
         loop: Any = functools.reduce(getattr, path.split("."), self._module)
         batched = int(loop.batched)
         solver = self._solvers[path]
-        found = [
-            self._solve(
-                saved,
+        solutions = [
+            self._solve_element(
+                graphs,
                 solver,
                 loop,
                 row,
-                [t.ids[i] if k < batched else t.ids for k, t in enumerate(held)],
-                held,
+                [t.ids[i] if k < batched else t.ids for k, t in enumerate(fixed_inputs)],
+                fixed_inputs,
                 bool(tangents),
             )
             for i, row in enumerate(guess.ids)
         ]
         n = guess.ids.shape[-1]
-        parts = list(zip(*found, strict=True))
+        parts = list(zip(*solutions, strict=True))
         stacked = [torch.tensor(p, dtype=torch.int64) for p in parts]
         matrix = stacked[1].reshape(-1, n, n) if tangents else stacked[1].reshape(0, n, n)
         return (
-            Symbol(stacked[0], guess.dtype),
-            Symbol(matrix, guess.dtype),
-            Symbol(stacked[2][:, 0], torch.int64),
-            Symbol(stacked[3][:, 0], guess.dtype),
-            Symbol(stacked[4][:, 0], torch.int64),
-            Symbol(stacked[5][:, 0], guess.dtype),
+            SymbolicTensor(stacked[0], guess.dtype),
+            SymbolicTensor(matrix, guess.dtype),
+            SymbolicTensor(stacked[2][:, 0], torch.int64),
+            SymbolicTensor(stacked[3][:, 0], guess.dtype),
+            SymbolicTensor(stacked[4][:, 0], torch.int64),
+            SymbolicTensor(stacked[5][:, 0], guess.dtype),
         )
 
-    def _solve(
+    def _solve_element(
         self,
-        saved: Saved,
+        graphs: SavedGraphs,
         solver: Solver,
         loop: Any,
         guess: torch.Tensor,
-        held: Sequence[torch.Tensor],
-        symbols: Sequence[Symbol],
+        fixed_inputs: Sequence[torch.Tensor],
+        symbols: Sequence[SymbolicTensor],
         tangents: bool,
     ) -> tuple[list[int], ...]:
-        terms = self.terms
+        graph = self.graph
         u0 = guess.reshape(-1).tolist()
-        flat = [i for t in held for i in t.reshape(-1).tolist()]
+        flat = [i for t in fixed_inputs for i in t.reshape(-1).tolist()]
         key = (solver.path, tuple(u0), tuple(flat))
         if key not in self._solves:
-            self._solves[key] = self._looped(saved, solver, loop, key, held, symbols)
+            self._solves[key] = self._lower_loop(graphs, solver, loop, key, fixed_inputs, symbols)
         index = self._solves[key]
-        one = self.loops[index]
-        n = one.size
-        outside = self.outside(index)
-        kinds = [F64] * n + ([F64] * (n * n) if tangents else []) + [I64, F64, I64]
-        picks = terms.picks(NEWTON, (*u0, *outside), (index, tangents), kinds)
-        u, rest = picks[:n], picks[n:]
+        newton_loop = self.loops[index]
+        n = newton_loop.size
+        loop_inputs = self.list_outer_inputs(index)
+        dtypes = [F64] * n + ([F64] * (n * n) if tangents else []) + [I64, F64, I64]
+        results = graph.unpack(NEWTON, (*u0, *loop_inputs), (index, tangents), dtypes)
+        u, rest = results[:n], results[n:]
         matrix, (iterations, norm, status) = (rest[: n * n], rest[n * n :]) if tangents else ([], rest)
-        factor = terms.constant(1.0, F64)
-        if one.on_failure != "last":
-            good = terms.make("eq", (status, terms.constant(0, I64)), "bool")
-            factor = terms.make("where", (good, factor, terms.constant(float("nan"), F64)), F64)
+        factor = graph.add_constant(1.0, F64)
+        if newton_loop.on_failure != "last":
+            converged = graph.add("eq", (status, graph.add_constant(0, I64)), "bool")
+            factor = graph.add("where", (converged, factor, graph.add_constant(float("nan"), F64)), F64)
         return u, matrix, [iterations], [norm], [status], [factor]
 
-    def _looped(
+    def _lower_loop(
         self,
-        saved: Saved,
+        graphs: SavedGraphs,
         solver: Solver,
         loop: Any,
         key: tuple[Any, ...],
-        held: Sequence[torch.Tensor],
-        symbols: Sequence[Symbol],
+        fixed_inputs: Sequence[torch.Tensor],
+        symbols: Sequence[SymbolicTensor],
     ) -> int:
-        terms, lowering = self.terms, self._lowering
-        index = self.terms.loop()
+        graph, dispatch = self.graph, self._dispatch
+        index = self.graph.new_loop()
         path, u0, flat = key
         dtype = torch.float64
-        if any(terms.loops[i] for i in (*u0, *flat)):
-            raise lowering.refused("a Newton loop within another one", "loops that stand side by side")
-        if any(terms[i].kind != F64 for i in u0):
-            raise lowering.refused(f"a Newton loop in {terms[u0[0]].kind}", "float64")
-        rows = functools.reduce(lambda a, i: a | terms.rows[i], [*u0, *flat], 0)
-        unknowns = lowering.leaves(f"unknowns:{index}", (len(u0),), dtype, rows, 1 << index)
+        if any(graph.loops[i] for i in (*u0, *flat)):
+            raise dispatch.unsupported_error("a Newton loop within another one", "loops that are not nested")
+        if any(graph[i].dtype != F64 for i in u0):
+            raise dispatch.unsupported_error(f"a Newton loop in {graph[u0[0]].dtype}", "float64")
+        batch_rows = functools.reduce(lambda a, i: a | graph.batch_rows[i], [*u0, *flat], 0)
+        unknowns = dispatch.add_leaves(f"unknowns:{index}", (len(u0),), dtype, batch_rows, 1 << index)
         batched = int(loop.batched)
-        given = [
-            Symbol(t.clone()[None] if k < batched else t.clone(), s.dtype)
-            for k, (t, s) in enumerate(zip(held, symbols, strict=True))
+        inputs = [
+            SymbolicTensor(t.clone()[None] if k < batched else t.clone(), s.dtype)
+            for k, (t, s) in enumerate(zip(fixed_inputs, symbols, strict=True))
         ]
-        interpreter = self._interpreter(saved)
-        at = Symbol(unknowns[None], dtype)
-        with lowering:
-            found = interpreter.run(f"{path}.residual.forward", [at, given])
-        residual = found.ids.reshape(-1).tolist()
+        interpreter = self._make_interpreter(graphs)
+        point = SymbolicTensor(unknowns[None], dtype)
+        with dispatch:
+            residual_value = interpreter.run(f"{path}.residual.forward", [point, inputs])
+        residual = residual_value.ids.reshape(-1).tolist()
 
-        def captured() -> list[int]:
-            with lowering:
-                found, _ = interpreter.run(f"{path}.jacobian.forward", [at, given])
-            return found.ids.reshape(-1).tolist()
+        def run_captured() -> list[int]:
+            with dispatch:
+                residual_value, _ = interpreter.run(f"{path}.jacobian.forward", [point, inputs])
+            return residual_value.ids.reshape(-1).tolist()
 
         settings = {}
         for name, value in solver.settings.items():
-            full = f"{path}.{name}"
-            held_value = self._values.get(full)
-            kind = I64 if name in ("max_its", "trials") else F64
-            if held_value is None:
-                settings[name] = terms.constant(value, kind)
+            full_name = f"{path}.{name}"
+            parameter = self._values.get(full_name)
+            dtype_name = I64 if name in ("max_its", "trials") else F64
+            if parameter is None:
+                settings[name] = graph.add_constant(value, dtype_name)
             else:
-                settings[name] = int(lowering.leaves(leaf_name(full), (), held_value.dtype))
-        matrix = self._sparser(residual, captured, unknowns.tolist(), index)
+                settings[name] = int(dispatch.add_leaves(leaf_name(full_name), (), parameter.dtype))
+        matrix = self._choose_matrix(residual, run_captured, unknowns.tolist(), index)
         self._notes += interpreter.notes
         trials = settings["trials"]
-        self.loops[index] = Loop(
+        self.loops[index] = NewtonLoop(
             path,
             tuple(unknowns.tolist()),
             tuple(residual),
             tuple(matrix),
             settings,
             bool(loop.strong_wolfe),
-            solver.settings.get("trials", 0) > 0 or terms.value(trials) is None,
+            solver.settings.get("trials", 0) > 0 or graph.constant_value(trials) is None,
             solver.on_failure,
         )
         return index
 
-    def _sparser(
-        self, residual: list[int], captured: Callable[[], list[int]], unknowns: list[int], index: int
+    def _choose_matrix(
+        self, residual: list[int], run_captured: Callable[[], list[int]], unknowns: list[int], index: int
     ) -> list[int]:
-        """The matrix as it was captured, or by forward mode: what takes fewer operations."""
+        """Return the matrix as captured, or by forward mode: the one with fewer operations."""
         try:
-            own = forward_mode.matrix(self.terms, self.loops, residual, unknowns)
+            forward_matrix = forward_mode.build_jacobian(self.graph, self.loops, residual, unknowns)
         except forward_mode.NoRuleError:
-            return captured()
-        if any(self.terms[i].op == COLUMNS for i in region(self.terms, own, index)):
-            return own
-        other = captured()
-        counts = [len(region(self.terms, [*residual, *ends], index)) for ends in (own, other)]
-        return own if counts[0] <= counts[1] else other
+            return run_captured()
+        if any(self.graph[i].op == COLUMNS for i in find_loop_nodes(self.graph, forward_matrix, index)):
+            return forward_matrix
+        captured_matrix = run_captured()
+        counts = [
+            len(find_loop_nodes(self.graph, [*residual, *ends], index)) for ends in (forward_matrix, captured_matrix)
+        ]
+        return forward_matrix if counts[0] <= counts[1] else captured_matrix
 
-    def outside(self, index: int) -> tuple[int, ...]:
-        """The terms that a loop reads and that do not change in it."""
+    def list_outer_inputs(self, index: int) -> tuple[int, ...]:
+        """Return the nodes that a loop reads and that do not change in it."""
         loop = self.loops[index]
-        read = outside(self.terms, [*loop.residual, *loop.matrix], index)
+        read = find_loop_inputs(self.graph, [*loop.residual, *loop.matrix], index)
         return tuple(dict.fromkeys((*read, *loop.settings.values())))
 
 
-def refuse_open(contract: Contract) -> None:
-    """Raises ``UnsupportedError`` where tensors have sizes that only a call knows."""
-    names = open_sizes(contract.inputs)
+def check_fixed_shapes(contract: Contract) -> None:
+    """Check that tensors have fixed shapes; raise ``UnsupportedError`` for sizes that only a call knows."""
+    names = list_dynamic_sizes(contract.inputs)
     if names:
         raise UnsupportedError(
             "a kernel is for tensors of fixed shape",

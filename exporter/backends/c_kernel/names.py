@@ -1,4 +1,4 @@
-"""Names of leaves."""
+"""Names of leaf nodes."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ PARAMETER = "parameter:"
 
 
 def leaf_name(parameter: str) -> str:
-    """Inputs have their own names."""
+    """Return the leaf name of a parameter; inputs go by their own names."""
     return PARAMETER + parameter

@@ -1,17 +1,17 @@
-"""Loops of one element, as terms: what depends on their own leaves is inside."""
+"""Newton loops of one element as expression nodes: nodes that depend on a loop's own leaves are inside it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from exporter.backends.c_kernel.expression_graph import Terms
+from exporter.backends.c_kernel.expression_graph import ExprGraph
 
 
 @dataclass(frozen=True)
-class Loop:
-    """A Newton loop of one element: its unknowns are leaves of ``residual``, and of ``matrix`` (row by row).
-    ``settings`` are terms, by name."""
+class NewtonLoop:
+    """Newton loop of one element: its unknowns are leaves of ``residual`` and of ``matrix`` (row by row).
+    ``settings`` are nodes, by name."""
 
     path: str
     unknowns: tuple[int, ...]
@@ -24,23 +24,24 @@ class Loop:
 
     @property
     def size(self) -> int:
+        """Return the number of unknowns."""
         return len(self.unknowns)
 
 
-def region(terms: Terms, ends: Sequence[int], loop: int) -> list[int]:
-    """What of ``ends`` depends on a loop's unknowns, in order."""
-    found: set[int] = set()
-    left = list(ends)
-    while left:
-        i = left.pop()
-        if i not in found and terms.loops[i] >> loop & 1:
-            found.add(i)
-            left += terms[i].args
-    return sorted(found)
+def find_loop_nodes(graph: ExprGraph, ends: Sequence[int], loop: int) -> list[int]:
+    """Return the nodes below ``ends`` that depend on a loop's unknowns, in order."""
+    inner: set[int] = set()
+    pending = list(ends)
+    while pending:
+        i = pending.pop()
+        if i not in inner and graph.loops[i] >> loop & 1:
+            inner.add(i)
+            pending += graph[i].args
+    return sorted(inner)
 
 
-def outside(terms: Terms, ends: Sequence[int], loop: int) -> tuple[int, ...]:
-    """What a loop reads for ``ends`` that does not change in it."""
-    inner = region(terms, ends, loop)
-    read = (a for i in inner for a in terms[i].args)
-    return tuple(dict.fromkeys(i for i in (*read, *ends) if not terms.loops[i] >> loop & 1))
+def find_loop_inputs(graph: ExprGraph, ends: Sequence[int], loop: int) -> tuple[int, ...]:
+    """Return the nodes that a loop reads for ``ends`` and that do not change in it."""
+    inner = find_loop_nodes(graph, ends, loop)
+    read = (a for i in inner for a in graph[i].args)
+    return tuple(dict.fromkeys(i for i in (*read, *ends) if not graph.loops[i] >> loop & 1))

@@ -1,8 +1,7 @@
-"""Numbers that are copied from rows to rows: one by one, and in a loop where many stand one behind the other.
+"""Copies from registers to registers: one statement each, or a loop over consecutive registers.
 
 A Jacobian of a hundred unknowns has ten thousand numbers, most of them zeros: a statement for each takes a compiler a
-minute.
-"""
+minute."""
 
 from __future__ import annotations
 
@@ -12,48 +11,48 @@ from collections.abc import Iterator, Sequence
 
 from exporter.backends.c_kernel.frame_layout import ARRAYS, TYPES
 
-# Fewer numbers than this are written one by one.
+# Fewer numbers than this are copied one by one.
 MANY = 8
-_ROW = re.compile(r"(f->\w)\[(\d+)\]\[l\]")
-_KINDS = {array: TYPES[kind] for kind, array in ARRAYS.items()}
+_REGISTER = re.compile(r"(f->\w)\[(\d+)\]\[l\]")
+_C_TYPES = {array: TYPES[dtype] for dtype, array in ARRAYS.items()}
 
 
-def copied(array: str, rows: Sequence[int], values: Sequence[str]) -> str:
-    """Statements that put ``values``, of lane ``l``, into ``rows`` of ``array``. No row is also read."""
-    alone: list[str] = []
+def emit_copies(array: str, registers: Sequence[int], values: Sequence[str]) -> str:
+    """Return statements that copy ``values``, of lane ``l``, to registers of ``array``, none of which is also read."""
+    statements: list[str] = []
     loops: list[str] = []
-    for first, run in _runs(array, rows, values):
+    for first, run in _find_runs(array, registers, values):
         if len(run) < MANY:
-            lines = [(f"f->{array}[{row}][l]", value) for row, value in enumerate(run, first)]
-            alone += [f"    {to} = {value};\n" for to, value in lines if to != value]
+            lines = [(f"f->{array}[{register}][l]", value) for register, value in enumerate(run, first)]
+            statements += [f"    {target} = {value};\n" for target, value in lines if target != value]
         elif run[0] != f"f->{array}[{first}][l]":
-            loops.append(_loop(array, first, run))
-    if alone:
-        loops.insert(0, f"  TF_SIMD\n  for (int l = 0; l < TF_NOW; l++) {{\n{''.join(alone)}  }}\n")
+            loops.append(_emit_copy_loop(array, first, run))
+    if statements:
+        loops.insert(0, f"  TF_SIMD\n  for (int l = 0; l < TF_NOW; l++) {{\n{''.join(statements)}  }}\n")
     return "".join(loops)
 
 
-def _runs(array: str, rows: Sequence[int], values: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Rows one behind the other that take the same value, or values that stand in as many rows of one array."""
+def _find_runs(array: str, registers: Sequence[int], values: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield runs of consecutive registers that take one value, or values from consecutive registers of one array."""
 
-    def key(at: int) -> tuple[object, ...]:
-        row, found = rows[at], _ROW.fullmatch(values[at])
-        source = (found[1], int(found[2]) - row) if found else values[at]
-        return row - at, source
+    def get_key(index: int) -> tuple[object, ...]:
+        register, match = registers[index], _REGISTER.fullmatch(values[index])
+        source = (match[1], int(match[2]) - register) if match else values[index]
+        return register - index, source
 
-    for _, group in itertools.groupby(range(len(rows)), key):
-        places = list(group)
-        yield rows[places[0]], [values[at] for at in places]
+    for _, group in itertools.groupby(range(len(registers)), get_key):
+        indices = list(group)
+        yield registers[indices[0]], [values[index] for index in indices]
 
 
-def _loop(array: str, first: int, values: Sequence[str]) -> str:
-    found = _ROW.fullmatch(values[0])
-    lines = [f"{_KINDS[array]} (*const to)[TF_LANES] = &f->{array}[{first}];"]
-    if found:
-        lines.append(f"{_KINDS[found[1][-1]]} (*const from)[TF_LANES] = &{found[1]}[{found[2]}];")
+def _emit_copy_loop(array: str, first: int, values: Sequence[str]) -> str:
+    match = _REGISTER.fullmatch(values[0])
+    lines = [f"{_C_TYPES[array]} (*const to)[TF_LANES] = &f->{array}[{first}];"]
+    if match:
+        lines.append(f"{_C_TYPES[match[1][-1]]} (*const from)[TF_LANES] = &{match[1]}[{match[2]}];")
     lines += [
         f"for (int k = 0; k < {len(values)}; k++)",
         "  TF_SIMD",
-        f"  for (int l = 0; l < TF_NOW; l++) to[k][l] = {'from[k][l]' if found else values[0]};",
+        f"  for (int l = 0; l < TF_NOW; l++) to[k][l] = {'from[k][l]' if match else values[0]};",
     ]
     return "  {\n" + "".join(f"    {line}\n" for line in lines) + "  }\n"

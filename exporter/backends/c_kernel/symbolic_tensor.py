@@ -1,9 +1,8 @@
-"""Tensors of terms: torch's operators, run on them, write down scalar expressions.
+"""Symbolic tensors: torch's operators, run on them, add scalar expression nodes to a graph.
 
-What only moves numbers (views, stack, gather, index, permute, ...) is run by torch itself on the integer tensor of the
-terms; what computes has a rule in ``rules``; what torch composes of others is decomposed by torch. Operations on
-constants alone are torch's own, to the bit.
-"""
+Data movement (views, stack, gather, index, permute, ...) is run by torch itself on the integer tensor of the nodes;
+operators that compute have a lowering rule in ``RULES``; composite operators are decomposed by torch. Operations on
+constants alone are torch's own, to the bit."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from exporter.backends.c_kernel.expression_graph import KINDS, Terms
+from exporter.backends.c_kernel.expression_graph import DTYPES, ExprGraph
 from exporter.backends.c_kernel.registry import RULES
 from exporter.common.errors import UnsupportedError
 
-# Run on the terms; a number that they fill in is zero, which is term 0.
-MOVED = {
+# Operators that run on the node indices; where they fill in a number it is zero, which is node 0.
+DATA_MOVEMENT = {
     "view", "_unsafe_view", "reshape", "expand", "permute", "transpose", "t", "select", "slice", "unsqueeze", "squeeze",
     "stack", "cat", "unbind", "split", "split_with_sizes", "clone", "detach", "alias", "lift_fresh", "lift_fresh_copy",
     "diagonal", "diag_embed", "tril", "triu", "slice_backward", "select_backward", "diagonal_backward", "roll", "flip",
@@ -31,111 +30,118 @@ MOVED = {
     "diagonal_scatter",
 }  # fmt: skip
 
-# What takes the factors of a matrix, and its pivots.
+# Operators that take the factors of a matrix, and its pivots.
 FACTORS = {"clone", "detach", "alias", "linalg_lu_solve"}
 
 
-class Symbol(torch.Tensor):
-    """A tensor whose numbers are terms: ``ids``. ``factorised``: those of the matrix whose LU factors, or pivots, it
-    is, which are no terms."""
+class SymbolicTensor(torch.Tensor):
+    """Tensor whose numbers are expression nodes, ``ids``. ``factored_matrix`` has the nodes of the matrix whose LU
+    factors, or pivots, the tensor is; those have no nodes."""
 
     ids: torch.Tensor
-    factorised: torch.Tensor | None
+    factored_matrix: torch.Tensor | None
 
     @staticmethod
-    def __new__(cls, ids: torch.Tensor, dtype: torch.dtype) -> Symbol:
-        made = torch.Tensor._make_wrapper_subclass(cls, ids.shape, strides=ids.stride(), dtype=dtype)  # pyright: ignore[reportAttributeAccessIssue]
-        made.ids, made.factorised = ids, None
-        return made
+    def __new__(cls, ids: torch.Tensor, dtype: torch.dtype) -> SymbolicTensor:
+        symbol = torch.Tensor._make_wrapper_subclass(cls, ids.shape, strides=ids.stride(), dtype=dtype)  # pyright: ignore[reportAttributeAccessIssue]
+        symbol.ids, symbol.factorised = ids, None
+        return symbol
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"Symbol({list(self.ids.shape)}, {self.dtype})"
+        return f"SymbolicTensor({list(self.ids.shape)}, {self.dtype})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise RuntimeError(f"{func} is run outside of its lowering")
 
 
-def kind_of(dtype: torch.dtype, where: str = "") -> str:
-    """Raises ``UnsupportedError`` for numbers that a kernel does not have."""
+def get_dtype_name(dtype: torch.dtype, where: str = "") -> str:
+    """Return the name of a dtype. Raises ``UnsupportedError`` for one that a kernel does not have."""
     name = str(dtype).removeprefix("torch.")
-    if name not in KINDS:
+    if name not in DTYPES:
         raise UnsupportedError(
             "a kernel has no numbers of this type",
             check="kernel",
             where=where,
             got=name,
-            expected=", ".join(KINDS),
+            expected=", ".join(DTYPES),
             mend="use the .pt",
         )
     return name
 
 
-class Lowering(TorchDispatchMode):
-    """While it lasts, torch's operators on tensors are written down in ``terms``."""
+class SymbolicDispatch(TorchDispatchMode):
+    """Dispatch mode in which torch's operators on tensors add nodes to ``graph``."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, graph: ExprGraph) -> None:
         super().__init__()
-        self.terms = terms
+        self.graph = graph
 
-    def symbol(self, value: torch.Tensor) -> Symbol:
-        """Constants as terms."""
-        if isinstance(value, Symbol):
+    def to_symbol(self, value: torch.Tensor) -> SymbolicTensor:
+        """Return a tensor as a symbolic one; numbers become constants."""
+        if isinstance(value, SymbolicTensor):
             return value
-        kind = kind_of(value.dtype, self.terms.origin)
-        numbers = [self.terms.constant(v, kind) for v in value.detach().reshape(-1).tolist()]
-        return Symbol(torch.tensor(numbers, dtype=torch.int64).reshape(value.shape), value.dtype)
+        dtype_name = get_dtype_name(value.dtype, self.graph.origin)
+        numbers = [self.graph.add_constant(v, dtype_name) for v in value.detach().reshape(-1).tolist()]
+        return SymbolicTensor(torch.tensor(numbers, dtype=torch.int64).reshape(value.shape), value.dtype)
 
-    def leaves(self, name: str, shape: Sequence[int], dtype: torch.dtype, rows: int = 0, loop: int = 0) -> torch.Tensor:
-        """The terms of a variable, of one element of the batch."""
-        kind = kind_of(dtype, name)
+    def add_leaves(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, batch_rows: int = 0, loop: int = 0
+    ) -> torch.Tensor:
+        """Return the nodes of a variable, of one element of the batch."""
+        dtype_name = get_dtype_name(dtype, name)
         count = torch.Size(shape).numel()
-        found = [self.terms.leaf(name, i, kind, rows, loop) for i in range(count)]
-        return torch.tensor(found, dtype=torch.int64).reshape(tuple(shape))
+        nodes = [self.graph.add_leaf(name, i, dtype_name, batch_rows, loop) for i in range(count)]
+        return torch.tensor(nodes, dtype=torch.int64).reshape(tuple(shape))
 
-    def constants(self, symbol: Symbol) -> torch.Tensor | None:
-        """The numbers, where all of them are known."""
-        if symbol.factorised is not None:
+    def read_constants(self, symbol: SymbolicTensor) -> torch.Tensor | None:
+        """Return the numbers of a tensor, where all of them are constants."""
+        if symbol.factored_matrix is not None:
             return None
-        values = [self.terms.value(i) for i in symbol.ids.reshape(-1).tolist()]
+        values = [self.graph.constant_value(i) for i in symbol.ids.reshape(-1).tolist()]
         if any(v is None for v in values):
             return None
         return torch.tensor(values, dtype=symbol.dtype).reshape(symbol.ids.shape)
 
-    def cast(self, symbol: Symbol, dtype: torch.dtype) -> Symbol:
+    def cast(self, symbol: SymbolicTensor, dtype: torch.dtype) -> SymbolicTensor:
+        """Return the tensor in another dtype."""
         if symbol.dtype == dtype:
             return symbol
-        kind = kind_of(dtype, self.terms.origin)
-        return self.each(lambda i: self.terms.make("cast", (i,), kind), dtype, symbol)
+        dtype_name = get_dtype_name(dtype, self.graph.origin)
+        return self.map_elements(lambda i: self.graph.add("cast", (i,), dtype_name), dtype, symbol)
 
-    def each(self, function: Callable[..., int], dtype: torch.dtype, *symbols: Symbol) -> Symbol:
-        """Element by element, with broadcasting."""
+    def map_elements(
+        self, function: Callable[..., int], dtype: torch.dtype, *symbols: SymbolicTensor
+    ) -> SymbolicTensor:
+        """Apply a function of nodes element by element, with broadcasting."""
         ids = torch.broadcast_tensors(*(s.ids for s in symbols))
         lists = [i.reshape(-1).tolist() for i in ids]
-        found = [function(*one) for one in zip(*lists, strict=True)]
-        return Symbol(torch.tensor(found, dtype=torch.int64).reshape(ids[0].shape), dtype)
+        nodes = [function(*operands) for operands in zip(*lists, strict=True)]
+        return SymbolicTensor(torch.tensor(nodes, dtype=torch.int64).reshape(ids[0].shape), dtype)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         flat, _ = tree_flatten((args, kwargs))
-        symbols = [v for v in flat if isinstance(v, Symbol)]
+        symbols = [v for v in flat if isinstance(v, SymbolicTensor)]
         if not symbols:
-            return self._made(func, args, kwargs)
+            return self._run_on_constants(func, args, kwargs)
         name = func.overloadpacket.__name__
-        if name not in FACTORS and any(s.factorised is not None for s in symbols):
-            raise self.refused(f"aten::{name} of the factors of a matrix, or of its pivots", "linalg.lu_solve")
+        if name not in FACTORS and any(s.factored_matrix is not None for s in symbols):
+            raise self.unsupported_error(
+                f"aten::{name} of the factors of a matrix, or of its pivots", "linalg.lu_solve"
+            )
         if func._schema.is_mutable:
-            return self._written(func, name, args, kwargs)
-        # Views of what may be written to later stay views.
-        if name in MOVED:
-            return self._moved(func, name, args, kwargs)
-        numbers = [self.constants(s) for s in symbols]
-        # Factors of constants are to be read with others that are not.
-        factors = name == "linalg_lu_factor_ex" or any(s.factorised is not None for s in symbols)
+            return self._run_in_place(func, name, args, kwargs)
+        # Views of a tensor that may be written to later stay views.
+        if name in DATA_MOVEMENT:
+            return self._run_data_movement(func, name, args, kwargs)
+        numbers = [self.read_constants(s) for s in symbols]
+        # Factors of constants may be combined with right sides that are not constant.
+        factors = name == "linalg_lu_factor_ex" or any(s.factored_matrix is not None for s in symbols)
         if not factors and all(n is not None for n in numbers):
-            known = {id(s): n for s, n in zip(symbols, numbers, strict=True)}
-            given = tree_map(lambda v: known[id(v)] if isinstance(v, Symbol) else v, (args, kwargs))
-            return self._wrapped(func(*given[0], **given[1]))
+            constants = {id(s): n for s, n in zip(symbols, numbers, strict=True)}
+            plain_args = tree_map(lambda v: constants[id(v)] if isinstance(v, SymbolicTensor) else v, (args, kwargs))
+            return self._wrap(func(*plain_args[0], **plain_args[1]))
         rule = RULES.get(name)
         if rule is not None:
             return rule(self, func, args, kwargs)
@@ -145,92 +151,102 @@ class Lowering(TorchDispatchMode):
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
             with self:
                 return func.decompose(*args, **kwargs)
-        raise self.refused(f"aten::{name}")
+        raise self.unsupported_error(f"aten::{name}")
 
-    def refused(
+    def unsupported_error(
         self, what: str, expected: str = "an operator that has a rule in exporter/backends/c_kernel/rules"
     ) -> Exception:
+        """Return the ``UnsupportedError`` for an operator that has no form in a kernel."""
         return UnsupportedError(
             "an operator has no form in a kernel",
             check="kernel",
-            where=self.terms.origin,
+            where=self.graph.origin,
             got=what,
             expected=expected,
-            mend="use the .pt, or write it with other operators",
+            mend="use the .pt, or rewrite the model with other operators",
         )
 
-    def _wrapped(self, found: Any) -> Any:
-        return tree_map(lambda v: self.symbol(v) if isinstance(v, torch.Tensor) else v, found)
+    def _wrap(self, result: Any) -> Any:
+        return tree_map(lambda v: self.to_symbol(v) if isinstance(v, torch.Tensor) else v, result)
 
-    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Of no tensors, or of constants that are held: everything that comes of it may be written to with terms."""
-        return self._wrapped(func(*args, **kwargs))
+    def _run_on_constants(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on no tensors, or on constants; the results are symbolic, as nodes may be written to them."""
+        return self._wrap(func(*args, **kwargs))
 
-    def _moved(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _run_data_movement(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         indices = {"index": 1, "index_select": 2, "gather": 2}
         if name in indices:
-            at = indices[name]
-            whole = list(args)
-            if not isinstance(whole[0], Symbol):
-                whole[0] = self.symbol(whole[0])
-            known, open_ = self._indices(whole[at])
-            if open_:
-                return RULES[name](self, func, whole, kwargs)
-            whole[at], args = known, whole
-            found = func(args[0].ids, *args[1:], **kwargs)
-            return Symbol(self._typed(found, args[0].dtype), args[0].dtype)
+            position = indices[name]
+            operands = list(args)
+            if not isinstance(operands[0], SymbolicTensor):
+                operands[0] = self.to_symbol(operands[0])
+            constant_indices, has_unknown = self._read_indices(operands[position])
+            if has_unknown:
+                return RULES[name](self, func, operands, kwargs)
+            operands[position], args = constant_indices, operands
+            result = func(args[0].ids, *args[1:], **kwargs)
+            return SymbolicTensor(self._cast_filled_zeros(result, args[0].dtype), args[0].dtype)
         if name == "constant_pad_nd" and (args[2] if len(args) > 2 else kwargs.get("value", 0)) != 0:
-            raise self.refused("aten::constant_pad_nd with another value than 0", "zeros, and torch.where or cat")
+            raise self.unsupported_error(
+                "aten::constant_pad_nd with another value than 0", "zeros, and torch.where or cat"
+            )
         tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
         dtype = tensors[0].dtype
-        for one in tensors[1:]:
-            dtype = torch.promote_types(dtype, one.dtype)
+        for tensor in tensors[1:]:
+            dtype = torch.promote_types(dtype, tensor.dtype)
         if kwargs.get("dtype"):
             dtype = kwargs["dtype"]
-        moved = lambda v: self.cast(self.symbol(v), dtype).ids if isinstance(v, torch.Tensor) else v  # noqa: E731
-        if any(isinstance(v, Symbol) and v.factorised is not None for v in tensors):
+        to_ids = lambda v: self.cast(self.to_symbol(v), dtype).ids if isinstance(v, torch.Tensor) else v  # noqa: E731
+        if any(isinstance(v, SymbolicTensor) and v.factored_matrix is not None for v in tensors):
             return tensors[0]
-        given, named = tree_map(moved, (args, {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")}))
+        id_args, id_kwargs = tree_map(
+            to_ids, (args, {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")})
+        )
         if name in ("clone", "contiguous"):
-            return Symbol(given[0].clone(), dtype)
+            return SymbolicTensor(id_args[0].clone(), dtype)
         if name in ("zeros_like", "new_zeros") or "_like" in name:
-            return self.symbol(func(torch.empty_like(given[0], dtype=dtype), *given[1:], **kwargs))
-        found = func(*given, **named)
-        return tree_map(lambda v: Symbol(self._typed(v, dtype), dtype) if isinstance(v, torch.Tensor) else v, found)
+            return self.to_symbol(func(torch.empty_like(id_args[0], dtype=dtype), *id_args[1:], **kwargs))
+        result = func(*id_args, **id_kwargs)
+        return tree_map(
+            lambda v: SymbolicTensor(self._cast_filled_zeros(v, dtype), dtype) if isinstance(v, torch.Tensor) else v,
+            result,
+        )
 
-    def _typed(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """With zeros of the right kind in the place of term 0, where data movement has filled in some."""
-        kind = kind_of(dtype, self.terms.origin)
-        if kind == self.terms[0].kind or not bool((ids == 0).any()):
+    def _cast_filled_zeros(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Put zeros of the right dtype in the place of node 0, where data movement has filled in some."""
+        dtype_name = get_dtype_name(dtype, self.graph.origin)
+        if dtype_name == self.graph[0].dtype or not bool((ids == 0).any()):
             return ids
-        return torch.where(ids == 0, self.terms.constant(0, kind), ids)
+        return torch.where(ids == 0, self.graph.add_constant(0, dtype_name), ids)
 
-    def _indices(self, given: Any) -> tuple[Any, bool]:
-        """The numbers of index tensors, and whether some are not known."""
-        several = isinstance(given, (list, tuple))
-        found = []
-        for one in given if several else [given]:
-            value = self.constants(one) if isinstance(one, Symbol) else one
-            if one is not None and value is None:
+    def _read_indices(self, indices: Any) -> tuple[Any, bool]:
+        """Return the numbers of index tensors, and whether some are not constant."""
+        several = isinstance(indices, (list, tuple))
+        values = []
+        for index in indices if several else [indices]:
+            value = self.read_constants(index) if isinstance(index, SymbolicTensor) else index
+            if index is not None and value is None:
                 return None, True
-            found.append(value)
-        return (found if several else found[0]), False
+            values.append(value)
+        return (values if several else values[0]), False
 
-    def _written(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """In-place operators: what they compute is written where the tensor's terms stand."""
+    def _run_in_place(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Run an in-place operator: the nodes of its result replace the tensor's."""
         target = args[0]
-        if not isinstance(target, Symbol) or not name.endswith("_") or kwargs.get("out") is not None:
-            raise self.refused(f"aten::{name}", "an operator that writes to a tensor of the graph")
+        if not isinstance(target, SymbolicTensor) or not name.endswith("_") or kwargs.get("out") is not None:
+            raise self.unsupported_error(f"aten::{name}", "an operator that writes to a tensor of the graph")
         if name == "copy_":
-            found = self.symbol(args[1])
+            result = self.to_symbol(args[1])
         elif name in ("zero_", "fill_"):
             value = 0 if name == "zero_" else args[1]
-            found = self.symbol(value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=target.dtype))
+            result = self.to_symbol(
+                value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=target.dtype)
+            )
         else:
             plain = getattr(torch.ops.aten, name.removesuffix("_"), None)
             if plain is None:
-                raise self.refused(f"aten::{name}")
+                raise self.unsupported_error(f"aten::{name}")
             with self:
-                found = plain(*args, **kwargs)
-        target.ids.copy_(self.cast(found, target.dtype).ids.expand(target.ids.shape))
+                result = plain(*args, **kwargs)
+        target.ids.copy_(self.cast(result, target.dtype).ids.expand(target.ids.shape))
         return target

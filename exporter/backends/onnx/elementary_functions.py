@@ -1,9 +1,8 @@
-"""Elementary functions in float64, of those that onnxruntime has in float64 or that torch.onnx keeps the digits of.
+"""Elementary functions in float64, of those that onnxruntime has in float64 or whose digits torch.onnx keeps.
 
 onnxruntime (1.31) has kernels of Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Erf and Det in float32 only;
-torch.onnx writes ``log1p(x)`` as ``log(1 + x)``, and constants
-of its own formulas (``log10``) as float32. Other dtypes keep torch's own operator. The errors are some ULPs.
-"""
+torch.onnx writes ``log1p(x)`` as ``log(1 + x)``, and constants of its own formulas (``log10``) as float32. Other dtypes
+keep torch's own operator. The errors are some ULPs."""
 
 from __future__ import annotations
 
@@ -19,7 +18,9 @@ Function = Callable[..., torch.Tensor]
 
 
 def log1p(x: torch.Tensor) -> torch.Tensor:
-    """Goldberg, What Every Computer Scientist Should Know About Floating-Point Arithmetic, 1991, theorem 4."""
+    """Return log(1 + x).
+
+    Goldberg, What Every Computer Scientist Should Know About Floating-Point Arithmetic, 1991, theorem 4."""
     u = 1.0 + x
     plain = (u == 1.0) | torch.isinf(u) | (u == 0.0)
     return torch.where(
@@ -28,23 +29,27 @@ def log1p(x: torch.Tensor) -> torch.Tensor:
 
 
 def log10(x: torch.Tensor) -> torch.Tensor:
+    """Return the decimal logarithm."""
     return torch.log(x) / math.log(10.0)
 
 
 def log2(x: torch.Tensor) -> torch.Tensor:
+    """Return the binary logarithm."""
     return torch.log(x) / math.log(2.0)
 
 
 def deg2rad(x: torch.Tensor) -> torch.Tensor:
+    """Return degrees in radians."""
     return x * (math.pi / 180.0)
 
 
 def rad2deg(x: torch.Tensor) -> torch.Tensor:
+    """Return radians in degrees."""
     return x * (180.0 / math.pi)
 
 
 def expm1(x: torch.Tensor) -> torch.Tensor:
-    """Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., algorithm 1.14.1 (W. Kahan)."""
+    """Return exp(x) - 1: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., alg. 1.14.1 (W. Kahan)."""
     u = torch.exp(x)
     plain = (u == 1.0) | (u == 0.0) | torch.isinf(u)
     kahan = (u - 1.0) * (x / torch.where(plain, 1.0, torch.log(u)))
@@ -53,54 +58,64 @@ def expm1(x: torch.Tensor) -> torch.Tensor:
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """Return the logistic function."""
     return 1.0 / (1.0 + torch.exp(-x))
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
+    """Return x sigmoid(x)."""
     return x / (1.0 + torch.exp(-x))
 
 
 def log_sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """Return the logarithm of the logistic function."""
     return torch.clamp(x, max=0.0) - log1p(torch.exp(-x.abs()))
 
 
 def softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor:
+    """Return log(1 + exp(beta x)) / beta, and x beyond the threshold."""
     scaled = x * beta
     small = torch.clamp(scaled, max=threshold)
     return torch.where(scaled > threshold, x, log1p(torch.exp(small)) / beta)
 
 
 def mish(x: torch.Tensor) -> torch.Tensor:
+    """Return x tanh(softplus(x))."""
     return x * torch.tanh(softplus(x))
 
 
 def elu(x: torch.Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> torch.Tensor:
+    """Return the exponential linear unit."""
     return torch.where(x > 0.0, x * scale, alpha * scale * expm1(torch.clamp(x, max=0.0) * input_scale))
 
 
 def celu(x: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+    """Return the continuously differentiable exponential linear unit."""
     return torch.where(x > 0.0, x, alpha * expm1(torch.clamp(x, max=0.0) / alpha))
 
 
 def selu(x: torch.Tensor) -> torch.Tensor:
-    """Klambauer et al., Self-Normalizing Neural Networks, 2017, with torch's constants."""
+    """Return the scaled ELU of Klambauer et al., Self-Normalizing Neural Networks, 2017, with torch's constants."""
     return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
 
 
-def divided(a: torch.Tensor, b: torch.Tensor, rounding_mode: str | None = None) -> torch.Tensor:
-    """``torch.div``; of whole numbers as whole numbers, which torch.onnx takes through float32."""
-    whole = not a.dtype.is_floating_point and not (b.dtype.is_floating_point if isinstance(b, torch.Tensor) else False)
-    if rounding_mode is None or not whole or isinstance(b, float):
+def aten_div(a: torch.Tensor, b: torch.Tensor, rounding_mode: str | None = None) -> torch.Tensor:
+    """Return ``torch.div``; integers are divided as integers, which torch.onnx converts to float32."""
+    is_integral = not a.dtype.is_floating_point and not (
+        b.dtype.is_floating_point if isinstance(b, torch.Tensor) else False
+    )
+    if rounding_mode is None or not is_integral or isinstance(b, float):
         return torch.div(a, b, rounding_mode=rounding_mode)
     down = torch.floor_divide(a, b)
     if rounding_mode == "floor":
         return down
-    rest = a - down * b
-    apart = (rest != 0) & ((a < 0) != (b < 0))
-    return down + apart.to(down.dtype)
+    remainder = a - down * b
+    has_other_sign = (remainder != 0) & ((a < 0) != (b < 0))
+    return down + has_other_sign.to(down.dtype)
 
 
 def sinh(x: torch.Tensor) -> torch.Tensor:
+    """Return the hyperbolic sine."""
     e = expm1(x.abs())
     half = torch.exp(x.abs() / 2)
     # Where the exponential overflows, half of it times itself may not.
@@ -109,15 +124,18 @@ def sinh(x: torch.Tensor) -> torch.Tensor:
 
 
 def cosh(x: torch.Tensor) -> torch.Tensor:
+    """Return the hyperbolic cosine."""
     half = torch.exp(x.abs() / 2)
     return half * 0.5 * half + 0.5 / half / half
 
 
 def tan(x: torch.Tensor) -> torch.Tensor:
+    """Return the tangent."""
     return torch.sin(x) / torch.cos(x)
 
 
 def asinh(x: torch.Tensor) -> torch.Tensor:
+    """Return the inverse hyperbolic sine."""
     a = x.abs()
     # Beyond this x^2 + 1 is x^2, and may overflow.
     large = torch.log(a) + math.log(2.0)
@@ -128,17 +146,19 @@ def asinh(x: torch.Tensor) -> torch.Tensor:
 
 
 def acosh(x: torch.Tensor) -> torch.Tensor:
+    """Return the inverse hyperbolic cosine."""
     t = torch.where(x > 1e8, 0.0, x - 1.0)
     return torch.where(x > 1e8, torch.log(x) + math.log(2.0), log1p(t + torch.sqrt(2.0 * t + t * t)))
 
 
 def atanh(x: torch.Tensor) -> torch.Tensor:
+    """Return the inverse hyperbolic tangent."""
     a = x.abs()
     return torch.sign(x) * 0.5 * log1p(2.0 * a / (1.0 - a))
 
 
 def atan2(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The angle in float32, turned by what is left: its sine and cosine say how far it is off."""
+    """Return the angle in float32, corrected by the remaining rotation, which its sine and cosine give."""
     size = torch.maximum(y.abs(), x.abs())
     none = size == 0.0
     scale = torch.where(none | torch.isinf(size), 1.0, size)
@@ -147,37 +167,40 @@ def atan2(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     y_, x_ = (torch.where(torch.isinf(size), end, v / scale) for v, end in zip((y, x), ends, strict=True))
     ratio = y_.abs() / torch.where(none, 1.0, x_.abs())
     first = torch.atan(ratio.to(torch.float32)).to(y_.dtype)
-    first = torch.where(_negative(x), math.pi - first, first)
-    first = torch.where(_negative(y), -first, first)
+    first = torch.where(_is_negative(x), math.pi - first, first)
+    first = torch.where(_is_negative(y), -first, first)
     s, c = torch.sin(first), torch.cos(first)
     off = (y_ * c - x_ * s) / torch.where(none, 1.0, x_ * c + y_ * s)
     return torch.where(none, first, first + off - off * off * off / 3.0)
 
 
-def _negative(x: torch.Tensor) -> torch.Tensor:
-    """By its sign: minus zero, too."""
+def _is_negative(x: torch.Tensor) -> torch.Tensor:
+    """Return whether the sign is negative, which it is for minus zero, too."""
     return (x < 0.0) | ((x == 0.0) & (1.0 / x < 0.0))
 
 
 def atan(x: torch.Tensor) -> torch.Tensor:
+    """Return the inverse tangent."""
     return atan2(x, torch.ones_like(x))
 
 
 def asin(x: torch.Tensor) -> torch.Tensor:
+    """Return the inverse sine."""
     return atan2(x, torch.sqrt((1.0 - x) * (1.0 + x)))
 
 
 def acos(x: torch.Tensor) -> torch.Tensor:
+    """Return the inverse cosine."""
     return atan2(torch.sqrt((1.0 - x) * (1.0 + x)), x)
 
 
-# Of the series of erf: at 6, where erf is 1 in float64, the next would be some 1e-17 of the sum.
+# Terms of erf's series: at 6, where erf is 1 in float64, the next one is some 1e-17 of the sum.
 _TERMS = 130
 
 
 def erf(x: torch.Tensor) -> torch.Tensor:
-    """``2 / sqrt(pi) exp(-x^2) sum 2^n x^(2n+1) / (2n+1)!!``, whose terms are all positive (Abramowitz and Stegun,
-    Handbook of Mathematical Functions, 7.1.6)."""
+    """Return ``2 / sqrt(pi) exp(-x^2) sum 2^n x^(2n+1) / (2n+1)!!``, whose terms are all positive (Abramowitz and
+    Stegun, Handbook of Mathematical Functions, 7.1.6)."""
     a = torch.clamp(x.abs(), max=6.0)
     t = 2.0 * a * a
     total = torch.ones_like(a)
@@ -188,7 +211,7 @@ def erf(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """Hendrycks and Gimpel, Gaussian Error Linear Units, 2016, sec. 2."""
+    """Return the GELU of Hendrycks and Gimpel, Gaussian Error Linear Units, 2016, sec. 2."""
     if approximate == "tanh":
         return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
     return 0.5 * x * (1.0 + erf(x * math.sqrt(0.5)))
@@ -206,17 +229,17 @@ def _gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
 
 
 def det(a: torch.Tensor) -> torch.Tensor:
-    """From the LU factors: the product of the pivots, with a sign for each exchange of rows."""
+    """Return the determinant from the LU factors: the product of pivots, with a sign for each exchange of rows."""
     lu, pivots, _ = lu_factor(a)
     n = a.shape[-1]
-    found = lu[..., 0, 0]
+    product = lu[..., 0, 0]
     for k in range(1, n):
-        found = found * lu[..., k, k]
+        product = product * lu[..., k, k]
     for k in range(n):
-        found = torch.where(pivots[..., k] == k + 1, found, -found)
-    # Behind a pivot of zero the rest of the factors is of no meaning.
+        product = torch.where(pivots[..., k] == k + 1, product, -product)
+    # After a zero pivot the remaining factors have no meaning.
     zero = torch.stack([lu[..., k, k] == 0 for k in range(n)]).any(0)
-    return torch.where(zero, 0.0, found)
+    return torch.where(zero, 0.0, product)
 
 
 def searchsorted(
@@ -227,7 +250,7 @@ def searchsorted(
     side: str | None = None,
     sorter: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As many boundaries as lie before a value; all of them before NaN."""
+    """Return the number of boundaries before each value; all of them are before NaN."""
     if sorter is not None:
         boundaries = torch.gather(boundaries, -1, sorter)
     right = right or side == "right"
@@ -244,7 +267,7 @@ def _bucketize(
     return searchsorted(boundaries, values, out_int32, right)
 
 
-def _in_float64(function: Function, name: str) -> Function:
+def _restrict_to_float64(function: Function, name: str) -> Function:
     packet: Any = getattr(torch.ops.aten, name)
 
     def run(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
@@ -274,15 +297,17 @@ _FUNCTIONS = (
 )
 
 
-def functions() -> dict[str, Callable[..., Any]]:
-    """By TorchScript operator without overload."""
-    found: dict[str, Callable[..., Any]] = {f"aten::{f.__name__}": _in_float64(f, f.__name__) for f in _FUNCTIONS}
+def build_function_table() -> dict[str, Callable[..., Any]]:
+    """Return the functions by TorchScript operator without overload."""
+    table: dict[str, Callable[..., Any]] = {
+        f"aten::{f.__name__}": _restrict_to_float64(f, f.__name__) for f in _FUNCTIONS
+    }
     others = {"sigmoid": sigmoid, "silu": silu, "log_sigmoid": log_sigmoid, "softplus": softplus, "mish": mish}
     others |= {"elu": elu, "celu": celu, "selu": selu}
-    found |= {f"aten::{name}": _in_float64(function, name) for name, function in others.items()}
-    found["aten::div"] = divided
-    found["aten::special_erf"] = found["aten::erf"]
-    found["aten::gelu"], found["aten::gelu_backward"] = _gelu, _gelu_backward
-    found["aten::linalg_det"] = found["aten::det"] = det
-    found["aten::searchsorted"], found["aten::bucketize"] = searchsorted, _bucketize
-    return found
+    table |= {f"aten::{name}": _restrict_to_float64(function, name) for name, function in others.items()}
+    table["aten::div"] = aten_div
+    table["aten::special_erf"] = table["aten::erf"]
+    table["aten::gelu"], table["aten::gelu_backward"] = _gelu, _gelu_backward
+    table["aten::linalg_det"] = table["aten::det"] = det
+    table["aten::searchsorted"], table["aten::bucketize"] = searchsorted, _bucketize
+    return table

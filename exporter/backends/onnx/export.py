@@ -1,8 +1,7 @@
-"""A program as an ONNX model: torch's exporter, then passes that keep every number, then the contract's names.
+"""Export of a program as an ONNX model: torch's exporter, then passes that keep every number, then contract names.
 
-torch's and onnxscript's own optimiser is left out: its rules take constants that are near 0 or 1 for 0 or 1, and drop
-``x + 1e-12``.
-"""
+torch's and onnxscript's own optimiser is left out: its rules treat constants near 0 or 1 as 0 or 1, and drop
+``x + 1e-12``."""
 
 from __future__ import annotations
 
@@ -14,19 +13,19 @@ import torch
 
 from exporter import __version__
 from exporter.archive.contract import Contract, block_name
-from exporter.archive.tensor_spec import open_sizes
+from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.onnx import float64_precision
-from exporter.backends.onnx.elementary_functions import functions
+from exporter.backends.onnx.elementary_functions import build_function_table
 from exporter.backends.onnx.gaussian_elimination import LINEAR_ALGEBRA
 from exporter.backends.torch_export.program import ORIGIN, Program, quiet_export, quiet_logs
-from exporter.common.errors import MissingRuntimeError, UnsupportedError, first_line
+from exporter.common.errors import MissingRuntimeError, UnsupportedError, summarize_error
 
-# The one that torch's own translations are written for; every runtime since 2023 has it.
+# torch's own translations are written for it; every runtime since 2023 has it.
 OPSET = 18
 OPSETS = range(18, 24)
-# In the metadata of a model, and of a node.
-CONTRACT, METHOD, OF = "torchferry.contract", "torchferry.method", "torchferry.origin"
-# What onnxruntime has, by the names of the contract.
+# Metadata keys of a model, and of a node.
+CONTRACT, METHOD, ORIGIN_KEY = "torchferry.contract", "torchferry.method", "torchferry.origin"
+# Dtypes of onnxruntime, by their names in the contract.
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64")
 _FX_NODE = "pkg.torch.onnx.fx_node"
 _NODE = re.compile(r"%(\w+) :")
@@ -34,7 +33,7 @@ _TARGET = re.compile(r"target=torch\.ops\.([\w.]+)")
 
 
 def require() -> None:
-    """Raises ``MissingRuntimeError`` where the packages of the extra are missing."""
+    """Raise ``MissingRuntimeError`` if the packages of the extra are missing."""
     try:
         import onnx  # noqa: F401
         import onnx_ir  # noqa: F401
@@ -45,8 +44,8 @@ def require() -> None:
         ) from None
 
 
-def refuse_dtypes(contract: Contract) -> None:
-    """Raises ``UnsupportedError`` for variables that have no ONNX form that runtimes know."""
+def check_dtypes(contract: Contract) -> None:
+    """Raise ``UnsupportedError`` for variables of a dtype that ONNX runtimes do not know."""
     for spec in (*contract.inputs, *contract.outputs, *contract.parameters):
         if spec.dtype not in DTYPES:
             raise UnsupportedError(
@@ -59,68 +58,67 @@ def refuse_dtypes(contract: Contract) -> None:
             )
 
 
-def instead() -> dict[str, Callable[..., Any]]:
-    """What takes the place of operators that ONNX does not have, or has with too few digits."""
-    return {**LINEAR_ALGEBRA, **functions(), **float64_precision.decompositions()}
+def decomposition_overrides() -> dict[str, Callable[..., Any]]:
+    """Return replacements of operators that ONNX does not have, or has with too few digits."""
+    return {**LINEAR_ALGEBRA, **build_function_table(), **float64_precision.build_decompositions()}
 
 
-def refuse_names(contract: Contract) -> None:
-    """Raises ``UnsupportedError`` for an input with the name of a parameter: here both are inputs."""
-    both = sorted({s.name for s in contract.inputs} & {p.name for p in contract.parameters})
-    if both:
+def check_names(contract: Contract) -> None:
+    """Raise ``UnsupportedError`` for an input with the name of a parameter: in ONNX both are inputs."""
+    common_names = sorted({s.name for s in contract.inputs} & {p.name for p in contract.parameters})
+    if common_names:
         raise UnsupportedError(
             "an input has the name of a parameter, which is an input in ONNX, too",
             check="names",
-            got=", ".join(map(repr, both)),
+            got=", ".join(map(repr, common_names)),
             mend="rename the input with --rename, or keep the parameter out: --parameter NAME for the others",
         )
 
 
-def names_of(contract: Contract, method: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of a model's inputs and outputs: those of the contract, where no other value has it already."""
+def list_names(contract: Contract, method: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return names of a model's inputs and outputs: the contract's, unless another value has that name already."""
     spec = contract.methods[method]
-    taken = {*spec.inputs, *(p.name for p in contract.parameters)}
+    used_names = {*spec.inputs, *(p.name for p in contract.parameters)}
     outputs = []
     for output in spec.outputs:
         name = output if isinstance(output, str) else block_name(*output)
-        while name in taken:
+        while name in used_names:
             name = f"out:{name}"
-        taken.add(name)
+        used_names.add(name)
         outputs.append(name)
     return spec.inputs, tuple(outputs)
 
 
-def model_of(program: Program, contract: Contract, opset: int = OPSET) -> Any:
-    """An ``onnx_ir.Model``: the method's inputs, then its parameters as inputs that have a value already.
+def build_onnx_model(program: Program, contract: Contract, opset: int = OPSET) -> Any:
+    """Build an ``onnx_ir.Model``: the method's inputs, then its parameters as inputs with a default value.
 
-    Raises ``UnsupportedError``, with the model and line that need it, for an operator that has no ONNX form.
-    """
+    Raises ``UnsupportedError``, with the model and line that need it, for an operator that has no ONNX form."""
     import onnx_ir
     from onnx_ir.passes import common
     from onnxscript import optimizer
 
     with quiet_export(), quiet_logs("torch.onnx", "onnxscript", "onnx_ir"):
         try:
-            made = torch.onnx.export(
+            onnx_program = torch.onnx.export(
                 program.exported,
                 dynamo=True,
                 opset_version=opset,
                 optimize=False,
                 verbose=False,
-                custom_translation_table=float64_precision.translations(),
+                custom_translation_table=float64_precision.make_translations(),
             )
         except torch.onnx.OnnxExporterError as error:
-            raise _no_form(program, error) from error
-    assert made is not None
-    model = made.model
-    _place(model, _origins(made.exported_program))
-    float64_precision.retype(model, made.exported_program)
+            raise _make_unsupported_error(program, error) from error
+    assert onnx_program is not None
+    model = onnx_program.model
+    _set_origins(model, _collect_origins(onnx_program.exported_program))
+    float64_precision.retype_constants_to_float64(model, onnx_program.exported_program)
     common.InlinePass()(model)
     common.ShapeInferencePass()(model)
-    float64_precision.restore(model, made.exported_program)
+    float64_precision.restore_constants(model, onnx_program.exported_program)
     with quiet_logs("torch.onnx", "onnxscript", "onnx_ir"):
         optimizer.fold_constants(model)
-    float64_precision.without_matmul(model)
+    float64_precision.replace_matmul(model)
     float64_precision.keep_small_terms(model)
     for step in (
         common.RemoveUnusedNodesPass(),
@@ -136,28 +134,27 @@ def model_of(program: Program, contract: Contract, opset: int = OPSET) -> Any:
         common.NameFixPass(),
     ):
         step(model)
-    _name(model, program, contract)
+    _set_names(model, program, contract)
     model.metadata_props.clear()
     model.metadata_props[METHOD] = program.method
     model.producer_name, model.producer_version = "torchferry", __version__
     model.graph.name = contract.name
-    for node in float64_precision.every_node(model):
-        kept = {OF: node.metadata_props[OF]} if node.metadata_props.get(OF) else {}
+    for node in float64_precision.iterate_nodes(model):
+        properties = {ORIGIN_KEY: node.metadata_props[ORIGIN_KEY]} if node.metadata_props.get(ORIGIN_KEY) else {}
         node.metadata_props.clear()
-        node.metadata_props.update(kept)
+        node.metadata_props.update(properties)
         node.doc_string = None
-    for value in float64_precision.every_value(model):
+    for value in float64_precision.iterate_values(model):
         value.metadata_props.clear()
         value.doc_string = None
     assert isinstance(model, onnx_ir.Model)
     return model
 
 
-def refuses_empty(models: Mapping[str, Any], contract: Contract) -> str:
-    """What onnxruntime says of an empty batch, where the model itself admits it; empty where it takes it.
+def probe_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
+    """Return onnxruntime's objection to an empty batch if the model itself supports it; empty if there is none.
 
-    onnxruntime (1.31) keeps the dimension of a sum over no elements, and reads a size of 0 in a reshape as another.
-    """
+    onnxruntime (1.31) keeps the dimension of a sum over no elements, and reads a size of 0 in a reshape as another."""
     if 0 not in contract.batch.sizes:
         return ""
     try:
@@ -168,94 +165,100 @@ def refuses_empty(models: Mapping[str, Any], contract: Contract) -> str:
     options: Any = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     for name, model in models.items():
-        taken = [contract.taken(n) for n in contract.methods[name].inputs]
-        sizes = dict.fromkeys(open_sizes(contract.inputs), 0)
-        lead = (0,) if contract.batch.ndim else ()
-        given = {s.name: torch.zeros((*lead, *s.sized(sizes)), dtype=getattr(torch, s.dtype)).numpy() for s in taken}
-        names = names_of(contract, name)[0]
+        input_specs = [contract.input_spec(n) for n in contract.methods[name].inputs]
+        sizes = dict.fromkeys(list_dynamic_sizes(contract.inputs), 0)
+        batch_shape = (0,) if contract.batch.ndim else ()
+        arrays = {
+            s.name: torch.zeros((*batch_shape, *s.resolve_shape(sizes)), dtype=getattr(torch, s.dtype)).numpy()
+            for s in input_specs
+        }
+        names = list_names(contract, name)[0]
         try:
             session = onnxruntime.InferenceSession(onnx_ir.to_proto(model).SerializeToString(), options)
         except Exception:
-            # Not of the batch: the verification says it.
+            # The batch is not the cause: verification reports it.
             return ""
         try:
-            found: Any = session.run(None, dict(zip(names, given.values(), strict=True)))
+            outputs: Any = session.run(None, dict(zip(names, arrays.values(), strict=True)))
         except Exception as error:
-            return f"onnxruntime {onnxruntime.__version__} does not take it ({first_line(error)[:160]})"
-        wanted = [contract.returned(o) for o in contract.methods[name].outputs]
-        if any(v.shape != (*lead, *s.sized(sizes)) for v, s in zip(found, wanted, strict=True)):
+            return f"onnxruntime {onnxruntime.__version__} does not take it ({summarize_error(error)[:160]})"
+        output_specs = [contract.output_spec(o) for o in contract.methods[name].outputs]
+        if any(v.shape != (*batch_shape, *s.resolve_shape(sizes)) for v, s in zip(outputs, output_specs, strict=True)):
             return f"onnxruntime {onnxruntime.__version__} returns another shape"
     return ""
 
 
-def operators(models: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(sorted({f"onnx::{node.op_type}" for model in models for node in float64_precision.every_node(model)}))
+def list_operators(models: Sequence[Any]) -> tuple[str, ...]:
+    """Return the ONNX operators of the models, sorted."""
+    return tuple(
+        sorted({f"onnx::{node.op_type}" for model in models for node in float64_precision.iterate_nodes(model)})
+    )
 
 
-def _origins(exported: Any) -> dict[str, str]:
-    """By the name of a node of the program."""
-    found: dict[str, str] = {}
+def _collect_origins(exported: Any) -> dict[str, str]:
+    """Return the origins by the name of a program's node."""
+    origins: dict[str, str] = {}
     for module in exported.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:
-                found.setdefault(node.name, node.meta.get("custom", {}).get(ORIGIN, ""))
-    return found
+                origins.setdefault(node.name, node.meta.get("custom", {}).get(ORIGIN, ""))
+    return origins
 
 
-def _place(model: Any, origins: Mapping[str, str]) -> None:
-    for node in float64_precision.every_node(model):
+def _set_origins(model: Any, origins: Mapping[str, str]) -> None:
+    for node in float64_precision.iterate_nodes(model):
         match = _NODE.match(node.metadata_props.get(_FX_NODE, ""))
-        node.metadata_props[OF] = origins.get(match[1], "") if match else ""
+        node.metadata_props[ORIGIN_KEY] = origins.get(match[1], "") if match else ""
 
 
-def _name(model: Any, program: Program, contract: Contract) -> None:
-    """The contract's names for what goes in and out, a name for the batch, and none of them for anything else."""
+def _set_names(model: Any, program: Program, contract: Contract) -> None:
+    """Set the contract's names for inputs and outputs, a name for the batch, and other names for everything else."""
     import onnx_ir
 
-    inputs, outputs = names_of(contract, program.method)
-    wanted = [*inputs, *program.parameters]
+    inputs, outputs = list_names(contract, program.method)
+    input_names = [*inputs, *program.parameters]
     graph = model.graph
-    symbols = _symbols(graph.inputs, contract, inputs)
-    own = {*wanted, *outputs}
-    for i, value in enumerate(float64_precision.every_value(model)):
-        if value.name in own:
+    symbols = _map_symbols(graph.inputs, contract, inputs)
+    contract_names = {*input_names, *outputs}
+    for i, value in enumerate(float64_precision.iterate_values(model)):
+        if value.name in contract_names:
             value.name = f"internal_{i}"
         if value.shape is not None:
-            value.shape = onnx_ir.Shape([_dimension(d, symbols) for d in value.shape])
-    for value, name in zip(graph.inputs, wanted, strict=True):
+            value.shape = onnx_ir.Shape([_rename_dimension(d, symbols) for d in value.shape])
+    for value, name in zip(graph.inputs, input_names, strict=True):
         value.name = name
     for value, name in zip(graph.outputs, outputs, strict=True):
         value.name = name
     for value in graph.inputs[len(inputs) :]:
-        held: Any = program.parameters[value.name].numpy()
-        value.const_value = onnx_ir.tensor(held, name=value.name)
+        array: Any = program.parameters[value.name].numpy()
+        value.const_value = onnx_ir.tensor(array, name=value.name)
         graph.register_initializer(value)
 
 
-def _symbols(values: Sequence[Any], contract: Contract, inputs: Sequence[str]) -> dict[str, str]:
-    """torch's names of sizes that are open, by the contract's."""
-    found: dict[str, str] = {}
+def _map_symbols(values: Sequence[Any], contract: Contract, inputs: Sequence[str]) -> dict[str, str]:
+    """Return the contract's names of dynamic sizes by torch's names."""
+    symbols: dict[str, str] = {}
     for value, name in zip(values, inputs, strict=False):
-        lead = ("batch",) if contract.batch.ndim else ()
-        for made, said in zip(value.shape, (*lead, *contract.taken(name).shape), strict=True):
-            if isinstance(said, str):
-                found.setdefault(str(made), said)
-    return found
+        batch_shape = ("batch",) if contract.batch.ndim else ()
+        for size, contract_size in zip(value.shape, (*batch_shape, *contract.input_spec(name).shape), strict=True):
+            if isinstance(contract_size, str):
+                symbols.setdefault(str(size), contract_size)
+    return symbols
 
 
-def _dimension(size: Any, symbols: Mapping[str, str]) -> Any:
+def _rename_dimension(size: Any, symbols: Mapping[str, str]) -> Any:
     return size if isinstance(size, int) else symbols.get(str(size), str(size).replace(" ", ""))
 
 
-def _no_form(program: Program, error: BaseException) -> UnsupportedError:
-    """The operator that torch.onnx has no translation of, with the places in the model that need it."""
-    text = "\n".join(map(str, _chain(error)))
+def _make_unsupported_error(program: Program, error: BaseException) -> UnsupportedError:
+    """Return an error with the operator that torch.onnx cannot translate, and the places in the model that need it."""
+    text = "\n".join(map(str, _iterate_causes(error)))
     match = _TARGET.search(text)
     operator = match[1] if match else ""
     places: dict[str, None] = {}
-    # The operator may come of one that torch takes apart.
-    whole = program.exported.run_decompositions()
-    for module in (*program.exported.graph_module.modules(), *whole.graph_module.modules()):
+    # The operator may come from one that torch decomposes.
+    decomposed = program.exported.run_decompositions()
+    for module in (*program.exported.graph_module.modules(), *decomposed.graph_module.modules()):
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             if operator and str(node.target).startswith(operator.rpartition(".")[0] or operator):
                 places.setdefault(node.meta.get("custom", {}).get(ORIGIN, ""))
@@ -263,13 +266,13 @@ def _no_form(program: Program, error: BaseException) -> UnsupportedError:
         f"method {program.method!r} needs an operator that has no ONNX form",
         check="operators",
         where="; ".join(filter(None, places)),
-        got=operator or first_line(error),
+        got=operator or summarize_error(error),
         expected="operators of the ONNX standard",
         mend="write it with others, or use the .pt",
     )
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__

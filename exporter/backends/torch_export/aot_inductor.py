@@ -12,20 +12,20 @@ from typing import Any
 import torch
 
 from exporter.backends.torch_export.program import ORIGIN, Program, quiet_export, quiet_logs
-from exporter.common.errors import MissingRuntimeError, UnsupportedError, first_line
+from exporter.common.errors import MissingRuntimeError, UnsupportedError, summarize_error
 
-# Of a package, as torch's own loader reads it (torch/csrc/inductor/aoti_package/model_package_loader.cpp).
+# Fixed records of a package, as torch's loader reads it (torch/csrc/inductor/aoti_package/model_package_loader.cpp).
 _FRAME = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little", ".data/version": b"3\n"}
-# One loop over the batch for as many threads as the host gives it when it runs, and no rounding of its own.
+# One loop over the batch with as many threads as the host gives it at run time, and no unsafe rounding.
 _SETTINGS = {"cpp.dynamic_threads": True, "cpp.enable_unsafe_math_opt_flag": False}
 
 
 def require() -> None:
-    """Raises ``MissingRuntimeError`` where there is no compiler."""
+    """Raise ``MissingRuntimeError`` if there is no C++ compiler."""
     from torch._inductor import config
 
-    wanted = config.cpp.cxx[1] if isinstance(config.cpp.cxx, (tuple, list)) else config.cpp.cxx
-    if not (shutil.which(str(wanted)) or shutil.which("g++") or shutil.which("clang++")):
+    compiler = config.cpp.cxx[1] if isinstance(config.cpp.cxx, (tuple, list)) else config.cpp.cxx
+    if not (shutil.which(str(compiler)) or shutil.which("g++") or shutil.which("clang++")):
         raise MissingRuntimeError(
             "a .pt2 is compiled for this machine, and there is no C++ compiler",
             got="neither g++ nor clang++",
@@ -33,19 +33,19 @@ def require() -> None:
         )
 
 
-def compiled(programs: Mapping[str, Program]) -> dict[str, bytes]:
-    """The records of a package. Raises ``UnsupportedError`` for what AOTInductor does not take."""
+def compile_programs(programs: Mapping[str, Program]) -> dict[str, bytes]:
+    """Return the records of a package; raise ``UnsupportedError`` if AOTInductor rejects a program."""
     records = dict(_FRAME)
     with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
-        for method, one in programs.items():
+        for method, program in programs.items():
             package = Path(folder, f"{method}.pt2")
-            _compile(one, package)
-            with zipfile.ZipFile(package) as made:
-                for name in made.namelist():
-                    own = name.partition("/data/aotinductor/model/")[2]
-                    # The sources are of no use to a host, and speak of this machine's folders.
-                    if own and not own.endswith(".cpp"):
-                        records[f"data/aotinductor/{method}/{own}"] = made.read(name)
+            _compile(program, package)
+            with zipfile.ZipFile(package) as package_zip:
+                for name in package_zip.namelist():
+                    model_path = name.partition("/data/aotinductor/model/")[2]
+                    # Sources are of no use to a host, and name this machine's folders.
+                    if model_path and not model_path.endswith(".cpp"):
+                        records[f"data/aotinductor/{method}/{model_path}"] = package_zip.read(name)
     return records
 
 
@@ -63,10 +63,10 @@ def _compile(program: Program, package: Path) -> None:
                 if node.name in str(error)
             }
             raise UnsupportedError(
-                f"AOTInductor does not take method {program.method!r}",
+                f"AOTInductor does not compile method {program.method!r}",
                 check="AOTInductor",
                 where="; ".join(sorted(filter(None, places))[:5]),
-                got=first_line(error),
+                got=summarize_error(error),
                 expected="operators that torch can compile",
                 mend="use the .pt, or the ONNX container",
             ) from error

@@ -1,8 +1,7 @@
-"""Newton's method without anything that follows the data but one loop: ``exporter.newton``'s, element for element.
+"""Newton's method with one loop as its only control flow on data: ``NewtonSolver``'s, element for element.
 
-Where that one leaves elements out that have converged, here they stay as they are until the last one has; each takes
-the same steps, stops by the same rule and has the same status.
-"""
+That one drops elements that have converged; here they stay as they are until the last one has converged; each takes
+the same steps, stops by the same rule and has the same status."""
 
 from __future__ import annotations
 
@@ -16,39 +15,39 @@ from torch._higher_order_ops.while_loop import while_loop_op
 from exporter.model.implicit.newton_solver import CONVERGED, NOT_CONVERGED, NOT_FINITE, SINGULAR
 
 Tensors = tuple[torch.Tensor, ...]
-# Of ``(u, held, constants)``: all that they read is given to them.
+# Functions of ``(u, fixed, constants)``, which are all that they read.
 Residual = Callable[[torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]
 Jacobian = Callable[[torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Loop:
-    """``constants`` are the tensors that residual and Jacobian read, and the settings, which stand there at
-    ``settings``. Without ``searches`` every step is a whole one."""
+class NewtonLoop:
+    """Newton's method in ``while_loop``. ``constants`` are the tensors that residual and Jacobian read, and the
+    settings at the positions ``settings``. Without ``has_line_search`` every step is a full one."""
 
     residual: Residual
     jacobian: Jacobian
     constants: Tensors
     settings: Mapping[str, int]
     strong_wolfe: bool
-    searches: bool
+    has_line_search: bool
     fails_by_nan: bool
     solve_ex: Callable[..., Any] = torch.linalg.solve_ex
 
-    def solve(self, u: torch.Tensor, held: Sequence[torch.Tensor], tangents: bool) -> Tensors:
-        """What ``Newton.forward`` gives: ``u``, ``dr/du``, iterations, norm of the residual, status, factor."""
-        count = len(held)
+    def solve(self, u: torch.Tensor, fixed: Sequence[torch.Tensor], tangents: bool) -> Tensors:
+        """Return what ``NewtonSolver.forward`` does: ``u``, ``dr/du``, iterations, residual norm, status, factor."""
+        count = len(fixed)
 
-        def going_on(*given: torch.Tensor) -> torch.Tensor:
+        def has_active(*given: torch.Tensor) -> torch.Tensor:
             return given[_STATE.index("active")].any()
 
-        def step(*given: torch.Tensor) -> Tensors:
-            state: dict[str, torch.Tensor] = dict(zip(_STATE, given[: len(_STATE)], strict=True))
-            rest = given[len(_STATE) :]
-            return self._step(state, rest[:count], rest[count:])
+        def step(*args: torch.Tensor) -> Tensors:
+            state: dict[str, torch.Tensor] = dict(zip(_STATE, args[: len(_STATE)], strict=True))
+            extra_inputs = args[len(_STATE) :]
+            return self._step(state, extra_inputs[:count], extra_inputs[count:])
 
-        matrix, residual = self.jacobian(u, held, self.constants)
-        first = _norm(residual)
+        matrix, residual = self.jacobian(u, fixed, self.constants)
+        first = _compute_norm(residual)
         counts = torch.zeros_like(first, dtype=torch.int64)
         state: dict[str, torch.Tensor] = {
             "u": u.clone(),
@@ -61,82 +60,84 @@ class Loop:
             "active": torch.ones_like(counts, dtype=torch.bool),
             "count": torch.zeros((), dtype=torch.int64, device=u.device),
         }
-        rest = (*held, *self.constants)
-        found = dict(zip(_STATE, _loop(going_on, step, tuple(state[n] for n in _STATE), rest), strict=True))
-        factor = torch.ones_like(found["norm"])
+        extra_inputs = (*fixed, *self.constants)
+        final_state = dict(
+            zip(_STATE, _while_loop(has_active, step, tuple(state[n] for n in _STATE), extra_inputs), strict=True)
+        )
+        factor = torch.ones_like(final_state["norm"])
         if self.fails_by_nan:
-            factor = torch.where(found["status"] == CONVERGED, factor, float("nan"))
-        matrix = found["matrix"]
-        matrix = self._at_solution(found["u"], held, matrix) if tangents else matrix[:0]
-        return found["u"], matrix, found["iterations"], found["norm"], found["status"], factor
+            factor = torch.where(final_state["status"] == CONVERGED, factor, float("nan"))
+        matrix = final_state["matrix"]
+        matrix = self._compute_solution_jacobian(final_state["u"], fixed, matrix) if tangents else matrix[:0]
+        return final_state["u"], matrix, final_state["iterations"], final_state["norm"], final_state["status"], factor
 
     def _step(
         self,
         state: Mapping[str, torch.Tensor],
-        held: Sequence[torch.Tensor],
+        fixed: Sequence[torch.Tensor],
         constants: Tensors,
     ) -> Tensors:
-        settings = self._set(constants)
+        settings = self._read_settings(constants)
         u, matrix, residual = state["u"], state["matrix"], state["residual"]
         first, active, count = state["first"], state["active"], state["count"]
-        norm = _norm(residual)
+        norm = _compute_norm(residual)
         step, info = self.solve_ex(matrix, -residual)
         finite = torch.isfinite(norm)
-        good = (norm < settings["abs_tol"]) | (norm == 0)
-        good = good | ((norm / first < settings["rel_tol"]) & (count > 0))
+        has_converged = (norm < settings["abs_tol"]) | (norm == 0)
+        has_converged = has_converged | ((norm / first < settings["rel_tol"]) & (count > 0))
         singular = (info != 0) | ~torch.isfinite(step).all(-1)
-        good = good & finite & ~singular
-        ended = active & (good | ~finite | singular | (count >= settings["max_its"]))
-        tried = u + step
-        reached = _norm(self.residual(tried, held, constants))
-        closer = ended & good & (reached <= norm)
-        said = torch.where(singular, SINGULAR, NOT_CONVERGED)
-        said = torch.where(finite, said, NOT_FINITE)
-        said = torch.where(good, CONVERGED, said)
-        left = active & ~ended
-        following = self._searched(u, step, residual, held, constants) if self.searches else tried
-        following = torch.where(left.unsqueeze(-1), following, u)
-        other, rest = self.jacobian(following, held, constants)
-        found = {
-            "u": torch.where(closer.unsqueeze(-1), tried, following),
-            "matrix": torch.where(left.unsqueeze(-1).unsqueeze(-1), other, matrix),
-            "residual": torch.where(left.unsqueeze(-1), rest, residual),
+        has_converged = has_converged & finite & ~singular
+        has_ended = active & (has_converged | ~finite | singular | (count >= settings["max_its"]))
+        trial_u = u + step
+        trial_norm = _compute_norm(self.residual(trial_u, fixed, constants))
+        closer = has_ended & has_converged & (trial_norm <= norm)
+        new_status = torch.where(singular, SINGULAR, NOT_CONVERGED)
+        new_status = torch.where(finite, new_status, NOT_FINITE)
+        new_status = torch.where(has_converged, CONVERGED, new_status)
+        still_active = active & ~has_ended
+        next_u = self._search_line(u, step, residual, fixed, constants) if self.has_line_search else trial_u
+        next_u = torch.where(still_active.unsqueeze(-1), next_u, u)
+        next_matrix, next_residual = self.jacobian(next_u, fixed, constants)
+        new_state = {
+            "u": torch.where(closer.unsqueeze(-1), trial_u, next_u),
+            "matrix": torch.where(still_active.unsqueeze(-1).unsqueeze(-1), next_matrix, matrix),
+            "residual": torch.where(still_active.unsqueeze(-1), next_residual, residual),
             "first": first.clone(),
-            "norm": torch.where(ended, torch.where(closer, reached, norm), state["norm"]),
-            "iterations": torch.where(ended, count, state["iterations"]),
-            "status": torch.where(ended, said, state["status"]),
-            "active": left,
+            "norm": torch.where(has_ended, torch.where(closer, trial_norm, norm), state["norm"]),
+            "iterations": torch.where(has_ended, count, state["iterations"]),
+            "status": torch.where(has_ended, new_status, state["status"]),
+            "active": still_active,
             "count": count + 1,
         }
-        return tuple(found[name] for name in _STATE)
+        return tuple(new_state[name] for name in _STATE)
 
-    def _searched(
+    def _search_line(
         self,
         u: torch.Tensor,
         step: torch.Tensor,
         residual: torch.Tensor,
-        held: Sequence[torch.Tensor],
+        fixed: Sequence[torch.Tensor],
         constants: Tensors,
     ) -> torch.Tensor:
-        """The line search of ``Newton.stepped``, on all elements together: its loop ends when all have decreased, and
-        each goes on with what the others have left it."""
+        """Run the line search of ``NewtonSolver`` on all elements together: its loop ends when all have decreased, and
+        each stops changing once it has."""
         before = (residual * residual).sum(-1)
         along = (residual * step).sum(-1)
         wolfe = self.strong_wolfe
 
-        def going_on(
+        def has_active(
             alpha: torch.Tensor, tried: torch.Tensor, going: torch.Tensor, *rest: torch.Tensor
         ) -> torch.Tensor:
             return going.any()
 
-        def trial(
+        def try_step(
             alpha: torch.Tensor, tried: torch.Tensor, going: torch.Tensor, count: torch.Tensor, *rest: torch.Tensor
         ) -> Tensors:
             u, step, before, along, *given = rest
-            settings = self._set(given[len(held) :])
+            settings = self._read_settings(given[len(fixed) :])
             decrease, least = settings["decrease"], settings["abs_tol"] ** 2
             at = u + alpha.unsqueeze(-1) * step
-            after = self.residual(at, given[: len(held)], given[len(held) :])
+            after = self.residual(at, given[: len(fixed)], given[len(fixed) :])
             reached = (after * after).sum(-1)
             bound = (1.0 - decrease * alpha) * before if wolfe else before + 2.0 * decrease * alpha * along
             stop = (reached <= bound) | (reached <= least)
@@ -150,22 +151,24 @@ class Loop:
             torch.ones_like(before, dtype=torch.bool),
             torch.zeros((), dtype=torch.int64, device=u.device),
         )
-        rest = (u, step, before, along, *held, *constants)
-        return _loop(going_on, trial, carried, rest)[1]
+        rest = (u, step, before, along, *fixed, *constants)
+        return _while_loop(has_active, try_step, carried, rest)[1]
 
-    def _set(self, constants: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: constants[at] for name, at in self.settings.items()}
+    def _read_settings(self, constants: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: constants[index] for name, index in self.settings.items()}
 
-    def _at_solution(self, u: torch.Tensor, held: Sequence[torch.Tensor], before: torch.Tensor) -> torch.Tensor:
-        matrix = self.jacobian(u, held, self.constants)[0]
-        tried, info = self.solve_ex(matrix, torch.ones_like(u))
-        good = (info == 0) & torch.isfinite(tried).all(-1)
-        return torch.where(good.unsqueeze(-1).unsqueeze(-1), matrix, before)
+    def _compute_solution_jacobian(
+        self, u: torch.Tensor, fixed: Sequence[torch.Tensor], fallback: torch.Tensor
+    ) -> torch.Tensor:
+        matrix = self.jacobian(u, fixed, self.constants)[0]
+        trial_solution, info = self.solve_ex(matrix, torch.ones_like(u))
+        is_regular = (info == 0) & torch.isfinite(trial_solution).all(-1)
+        return torch.where(is_regular.unsqueeze(-1).unsqueeze(-1), matrix, fallback)
 
 
-_loop: Any = while_loop_op
+_while_loop: Any = while_loop_op
 _STATE: tuple[str, ...] = ("u", "matrix", "residual", "first", "norm", "iterations", "status", "active", "count")
 
 
-def _norm(residual: torch.Tensor) -> torch.Tensor:
+def _compute_norm(residual: torch.Tensor) -> torch.Tensor:
     return (residual * residual).sum(-1).sqrt()

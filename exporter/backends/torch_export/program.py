@@ -1,4 +1,4 @@
-"""The methods of an archive as programs of ``torch.export``, whose batch stays open."""
+"""Methods of an archive as programs of ``torch.export``, with a dynamic batch size."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torch import nn
 from torch.fx import traceback
 
 from exporter.archive.contract import Contract, Solver
-from exporter.archive.tensor_spec import open_sizes
+from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.torch_export import newton_while_loop
-from exporter.backends.torch_export.graph_interpreter import Interpreter, text_of
-from exporter.common.errors import TorchferryError, UnsupportedError, first_line
+from exporter.backends.torch_export.graph_interpreter import Interpreter, format_origin
+from exporter.common.errors import TorchferryError, UnsupportedError, summarize_error
 from exporter.graph.ir import Node
-from exporter.graph.loading import captured_name
-from exporter.graph.reader import read_apart, settable_names
+from exporter.graph.loading import resolve_captured_method
+from exporter.graph.reader import list_settable_tensors, read_methods
 
-# What a node of a program says of where it came from.
+# Metadata key of a program's node for its origin.
 ORIGIN = "torchferry"
-# Of the examples that are traced: no size of a model's own, and none that torch treats apart.
-ROWS = (11, 13, 17, 19, 23, 29)
-Instead = Mapping[str, Callable[..., Any]]
+# Sizes of traced examples: unlikely sizes of a model, and none that torch specialises.
+EXAMPLE_SIZES = (11, 13, 17, 19, 23, 29)
+Overrides = Mapping[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class Program:
     notes: tuple[str, ...] = ()
 
 
-class Said:
-    """What a run says of itself: where it is, and what it left out. torch.export puts back what else a module has."""
+class RunState:
+    """State of a run: its position, and what it left out. torch.export restores all other attributes of a module."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.place = ""
+        self.location = ""
 
 
-class Method(nn.Module):
-    """Runs a method's captured graph; tensors of the file that cannot be set are buffers."""
+class MethodModule(nn.Module):
+    """Module that runs a method's captured graph; tensors of the file that cannot be set are buffers."""
 
     def __init__(
         self,
@@ -59,119 +59,134 @@ class Method(nn.Module):
         method: str,
         settable: Sequence[str],
         solvers: Sequence[Solver],
-        instead: Instead,
+        overrides: Overrides,
     ) -> None:
         super().__init__()
-        self._instead = instead
+        self._overrides = overrides
         loops = {s.path: functools.reduce(getattr, s.path.split("."), module) for s in solvers}
         parts = {path: [f"{path}.{part}.forward" for part in ("residual", "jacobian")] for path in loops}
-        saved = read_apart(module, [method, *(p for of in parts.values() for p in of)], list(loops))
+        saved = read_methods(
+            module, [method, *(p for part_methods in parts.values() for p in part_methods)], list(loops)
+        )
         used = [key for key in saved.tensors if key in settable]
-        settings = {s.path: {n: f"{s.path}.{n}" for n in _settings(s)} for s in solvers}
-        used += [key for by in settings.values() for key in by.values() if key not in used]
+        settings = {s.path: {n: f"{s.path}.{n}" for n in _list_settings(s)} for s in solvers}
+        used += [key for solver_settings in settings.values() for key in solver_settings.values() if key not in used]
         values = dict(module.named_parameters()) | dict(module.named_buffers())
         self.settable = {key: values[key].detach().clone() for key in used}
         self._saved, self._method, self._loops, self._settings = saved, method, loops, settings
-        # What residual and Jacobian of each loop read.
-        self._reads = {path: list(read_apart(module, names).tensors) for path, names in parts.items()}
-        self._held = {key: f"constant_{i}" for i, key in enumerate(k for k in saved.tensors if k not in used)}
-        for key, place in self._held.items():
-            self.register_buffer(place, saved.tensors[key].detach().clone())
-        self.said = Said()
+        # Tensors that residual and Jacobian of each loop read.
+        self._reads = {path: list(read_methods(module, names).tensors) for path, names in parts.items()}
+        self._constant_names = {key: f"constant_{i}" for i, key in enumerate(k for k in saved.tensors if k not in used)}
+        for key, buffer_name in self._constant_names.items():
+            self.register_buffer(buffer_name, saved.tensors[key].detach().clone())
+        self.run_state = RunState()
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the method on its inputs, followed by the settable tensors."""
         count = len(given) - len(self.settable)
-        tensors = {key: getattr(self, place) for key, place in self._held.items()}
+        tensors = {key: getattr(self, buffer_name) for key, buffer_name in self._constant_names.items()}
         tensors |= dict(zip(self.settable, given[count:], strict=True))
         return tuple(self._run(self._method, given[:count], tensors))
 
     def _run(self, method: str, inputs: Sequence[Any], tensors: Mapping[str, torch.Tensor]) -> Any:
         interpreter = Interpreter(
-            self._saved, tensors, functools.partial(self._solved, tensors), self._within, self._instead
+            self._saved, tensors, functools.partial(self._solve, tensors), self._annotate_node, self._overrides
         )
-        found = interpreter.run(method, inputs)
-        self.said.notes += [note for note in interpreter.notes if note not in self.said.notes]
-        return found
+        result = interpreter.run(method, inputs)
+        self.run_state.notes += [note for note in interpreter.notes if note not in self.run_state.notes]
+        return result
 
-    def _within(self, node: Node) -> contextlib.AbstractContextManager[Any]:
-        self.said.place = f"{node.operator} {text_of(node.origin)}".strip()
-        return traceback.annotate({ORIGIN: text_of(node.origin)})
+    def _annotate_node(self, node: Node) -> contextlib.AbstractContextManager[Any]:
+        self.run_state.location = f"{node.operator} {format_origin(node.origin)}".strip()
+        return traceback.annotate({ORIGIN: format_origin(node.origin)})
 
-    def _solved(self, tensors: Mapping[str, torch.Tensor], path: str, given: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        u, held, tangents = given
+    def _solve(self, tensors: Mapping[str, torch.Tensor], path: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        u, fixed, tangents = args
         loop: Any = self._loops[path]
-        # Each once: torch takes two names of one memory for an alias.
+        # Each once: torch treats two names of one memory as an alias.
         keys = list(dict.fromkeys([*self._reads[path], *self._settings[path].values()]))
 
-        def part(name: str, u: torch.Tensor, held: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]) -> Any:
-            return self._run(f"{path}.{name}.forward", [u, list(held)], dict(zip(keys, constants, strict=True)))
+        def evaluate(
+            name: str, u: torch.Tensor, fixed: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]
+        ) -> Any:
+            return self._run(f"{path}.{name}.forward", [u, list(fixed)], dict(zip(keys, constants, strict=True)))
 
-        made = newton_while_loop.Loop(
-            functools.partial(part, "residual"),
-            functools.partial(part, "jacobian"),
+        solver_loop = newton_while_loop.NewtonLoop(
+            functools.partial(evaluate, "residual"),
+            functools.partial(evaluate, "jacobian"),
             tuple(tensors[key].clone() for key in keys),
             {name: keys.index(key) for name, key in self._settings[path].items()},
             bool(loop.strong_wolfe),
             "trials" in self._settings[path],
             bool(loop.fails_by_nan) or bool(loop.fails_by_raising),
-            self._instead.get("aten::linalg_solve_ex", torch.linalg.solve_ex),
+            self._overrides.get("aten::linalg_solve_ex", torch.linalg.solve_ex),
         )
-        return made.solve(u, [t.clone() for t in held], tangents)
+        return solver_loop.solve(u, [t.clone() for t in fixed], tangents)
 
 
-def _settings(solver: Solver) -> list[str]:
-    """Those that a program has: a line search that the model does without cannot be set either."""
+def _list_settings(solver: Solver) -> list[str]:
+    """Return the settings that a program has: an unused line search cannot be set either."""
     search = ("trials", "cutback", "decrease")
     return [n for n in solver.settings if solver.settings["trials"] > 0 or n not in search]
 
 
-def program(
-    module: torch.jit.ScriptModule, contract: Contract, method: str, instead: Instead = MappingProxyType({})
+def export_program(
+    module: torch.jit.ScriptModule, contract: Contract, method: str, overrides: Overrides = MappingProxyType({})
 ) -> Program:
-    """``instead``: functions in the place of operators that a container does not have, by name.
+    """Export a method as a program; ``overrides`` replace operators that a format does not have, by name.
 
-    Raises ``UnsupportedError``, with model and line, for what has no form outside TorchScript, or fixes the batch.
-    """
-    run = Method(
-        module, captured_name(module, method), sorted(settable_names(contract) or ()), contract.solvers, instead
+    Raises ``UnsupportedError``, with model and line, for what has no form outside TorchScript, or fixes the batch."""
+    method_module = MethodModule(
+        module,
+        resolve_captured_method(module, method),
+        sorted(list_settable_tensors(contract) or ()),
+        contract.solvers,
+        overrides,
     )
-    taken = [contract.taken(name) for name in contract.methods[method].inputs]
-    sizes = dict(zip(open_sizes(contract.inputs), ROWS, strict=False))
-    lead = ROWS[:1] if contract.batch.ndim else ()
-    example = [torch.ones((*lead, *s.sized(sizes)), dtype=getattr(torch, s.dtype)) for s in taken]
+    input_specs = [contract.input_spec(name) for name in contract.methods[method].inputs]
+    sizes = dict(zip(list_dynamic_sizes(contract.inputs), EXAMPLE_SIZES, strict=False))
+    batch_shape = EXAMPLE_SIZES[:1] if contract.batch.ndim else ()
+    example = [torch.ones((*batch_shape, *s.resolve_shape(sizes)), dtype=getattr(torch, s.dtype)) for s in input_specs]
     dynamic: list[dict[int, Any]] = [
-        {i: torch.export.Dim.DYNAMIC for i, d in enumerate((*("batch" for _ in lead), *s.shape)) if isinstance(d, str)}
-        for s in taken
+        {
+            i: torch.export.Dim.DYNAMIC
+            for i, d in enumerate((*("batch" for _ in batch_shape), *s.shape))
+            if isinstance(d, str)
+        }
+        for s in input_specs
     ]
-    dynamic += [{} for _ in run.settable]
+    dynamic += [{} for _ in method_module.settable]
     try:
         with traceback.preserve_node_meta(), quiet_export():
             exported = torch.export.export(
-                run, (*example, *run.settable.values()), dynamic_shapes=(tuple(dynamic),), strict=False
+                method_module,
+                (*example, *method_module.settable.values()),
+                dynamic_shapes=(tuple(dynamic),),
+                strict=False,
             )
     except TorchferryError:
         raise
     except Exception as error:
         raise UnsupportedError(
-            f"torch.export does not take method {method!r}",
+            f"torch.export does not support method {method!r}",
             check="torch.export",
-            where=run.said.place,
-            got=first_line(error),
+            where=method_module.run_state.location,
+            got=summarize_error(error),
             expected="operators whose shapes follow from those of the inputs, and a batch of any size",
         ) from error
-    refuse_bounds(exported, method)
-    return Program(method, exported, run.settable, tuple(run.said.notes))
+    check_bounds(exported, method)
+    return Program(method, exported, method_module.settable, tuple(method_module.run_state.notes))
 
 
-def refuse_bounds(exported: torch.export.ExportedProgram, method: str) -> None:
-    """Raises ``UnsupportedError`` where an open size could not have every value: what torch traced keeps one side of a
-    comparison of sizes. torch itself treats 0 and 1 apart, which is what the batch sizes are checked for."""
-    for symbol, known in exported.range_constraints.items():
-        if known.lower > 2 or known.upper < 2**31:
+def check_bounds(exported: torch.export.ExportedProgram, method: str) -> None:
+    """Raise ``UnsupportedError`` if a dynamic size could not have every value: the trace keeps one side of a comparison
+    of sizes. torch itself specialises 0 and 1, which the checks of batch sizes cover."""
+    for symbol, bounds in exported.range_constraints.items():
+        if bounds.lower > 2 or bounds.upper < 2**31:
             raise UnsupportedError(
                 f"method {method!r} takes only some sizes",
                 check="batch",
-                got=f"{symbol} from {known.lower} to {known.upper}",
+                got=f"{symbol} from {bounds.lower} to {bounds.upper}",
                 expected="operators that take a batch, or an open size, of any size",
                 mend="do not compare sizes, and do not slice beyond what an open size may be",
             )
@@ -179,7 +194,7 @@ def refuse_bounds(exported: torch.export.ExportedProgram, method: str) -> None:
 
 @contextlib.contextmanager
 def quiet_export() -> Iterator[None]:
-    """Without the warnings of torch.export about torch itself."""
+    """Suppress warnings of torch.export about torch itself."""
     with warnings.catch_warnings():
         for text in (r"`isinstance\(treespec, LeafSpec\)` is deprecated",):
             warnings.filterwarnings("ignore", text, FutureWarning)
@@ -188,7 +203,7 @@ def quiet_export() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_logs(*names: str) -> Iterator[None]:
-    """Without what these say of themselves: optional packages, slower ways."""
+    """Suppress these loggers' messages on optional packages and slower ways."""
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""Programs of torch.export in one package, as they are: what torch loads on any machine, without a compiler."""
+"""Programs of torch.export in one package, uncompiled: torch loads it on any machine, without a compiler."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ import torch
 from torch.export.pt2_archive import _package
 
 from exporter.backends.torch_export.program import Program, quiet_export
-from exporter.common.errors import UnsupportedError, first_line
+from exporter.common.errors import UnsupportedError, summarize_error
 
-# Of a node: what speaks of this machine's folders and of how we run graphs.
-_OURS = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn")
+# Node metadata that names this machine's folders and how we run graphs.
+_LOCAL_METADATA = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn")
 
 
-def packaged(programs: Mapping[str, Program]) -> dict[str, bytes]:
-    """The records of a package. Raises ``UnsupportedError`` for a program that torch.export does not write."""
-    for one in programs.values():
-        for module in one.exported.graph_module.modules():
+def package_programs(programs: Mapping[str, Program]) -> dict[str, bytes]:
+    """Return the records of a package; raise ``UnsupportedError`` if torch.export does not write a program."""
+    for program in programs.values():
+        for module in program.exported.graph_module.modules():
             for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-                for name in _OURS:
+                for name in _LOCAL_METADATA:
                     node.meta.pop(name, None)
     buffer = io.BytesIO()
     try:
         with quiet_export():
-            _package.package_pt2(buffer, exported_programs={name: one.exported for name, one in programs.items()})
+            _package.package_pt2(
+                buffer, exported_programs={name: program.exported for name, program in programs.items()}
+            )
     except Exception as error:
         raise UnsupportedError(
             "torch.export does not write this program",
             check="torch.export",
-            got=first_line(error),
+            got=summarize_error(error),
             mend="use the .pt, or another container",
         ) from error
-    with zipfile.ZipFile(buffer) as made:
-        folder = made.namelist()[0].partition("/")[0]
-        records = {name.removeprefix(f"{folder}/"): made.read(name) for name in made.namelist()}
+    with zipfile.ZipFile(buffer) as package_zip:
+        folder = package_zip.namelist()[0].partition("/")[0]
+        records = {name.removeprefix(f"{folder}/"): package_zip.read(name) for name in package_zip.namelist()}
     records.pop(".data/serialization_id", None)
     return records

@@ -1,4 +1,4 @@
-"""TorchScript's operators on numbers and lists, as Python's: sizes of a batch that is open stay what they are."""
+"""TorchScript's operators on numbers and lists, as Python's: dynamic batch sizes stay symbolic."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ def _append(values: list[Any], value: Any) -> list[Any]:
     return values
 
 
-def _set_item(values: list[Any], at: int, value: Any) -> list[Any]:
-    values[at] = value
+def _set_item(values: list[Any], index: int, value: Any) -> list[Any]:
+    values[index] = value
     return values
 
 
-def _changed(values: list[Any], way: str, *given: Any) -> list[Any]:
-    """By Python's method of a list; TorchScript's returns the list."""
-    getattr(values, way)(*given)
+def _call_list_method(values: list[Any], method_name: str, *args: Any) -> list[Any]:
+    """Call Python's method of a list and return the list, as TorchScript's does."""
+    getattr(values, method_name)(*args)
     return values
 
 
-def _not(value: Any) -> Any:
+def _negate(value: Any) -> Any:
     return torch.sym_not(value) if isinstance(value, torch.SymBool) else not value
 
 
-def _bool(value: Any) -> Any:
+def _to_bool(value: Any) -> Any:
     if isinstance(value, (torch.SymBool, torch.Tensor)):
         return value
     return value != 0 if isinstance(value, torch.SymInt) else bool(value)
@@ -40,29 +40,29 @@ def _slice(values: list[Any], start: int | None, stop: int | None, step: int = 1
     return values[start:stop:step]
 
 
-def _integer(value: Any) -> Any:
+def _to_int(value: Any) -> Any:
     return value if isinstance(value, torch.SymInt) else int(value)
 
 
-def _range_length(start: Any, stop: Any, step: int) -> Any:
+def _compute_range_length(start: Any, stop: Any, step: int) -> Any:
     if step == 0:
         raise ValueError("range() arg 3 must not be zero")
     return max(0, (stop - start + step - (1 if step > 0 else -1)) // step)
 
 
-def _smaller(*values: Any) -> Any:
+def _take_min(*values: Any) -> Any:
     return torch.sym_min(*values) if len(values) == 2 else min(*values)
 
 
-def _larger(*values: Any) -> Any:
+def _take_max(*values: Any) -> Any:
     return torch.sym_max(*values) if len(values) == 2 else max(*values)
 
 
-def _same(value: Any, *_: Any) -> Any:
+def _pass_through(value: Any, *_: Any) -> Any:
     return value
 
 
-# By operator without overload; for inputs of which none is a tensor.
+# By operator without overload; for inputs without tensors.
 SCALARS: Mapping[str, Callable[..., Any]] = {
     "aten::add": lambda a, b, alpha=1: a + b if isinstance(a, list) else a + b * alpha,
     "aten::sub": lambda a, b, alpha=1: a - b * alpha,
@@ -81,23 +81,23 @@ SCALARS: Mapping[str, Callable[..., Any]] = {
     "aten::le": operator.le,
     "aten::gt": operator.gt,
     "aten::ge": operator.ge,
-    "aten::__not__": _not,
+    "aten::__not__": _negate,
     "aten::__and__": operator.and_,
     "aten::__or__": operator.or_,
     "aten::__is__": operator.is_,
     "aten::__isnot__": operator.is_not,
     "aten::__contains__": lambda values, value: value in values,
-    "aten::Int": _integer,
-    "aten::IntImplicit": _integer,
-    "aten::ScalarImplicit": _same,
+    "aten::Int": _to_int,
+    "aten::IntImplicit": _to_int,
+    "aten::ScalarImplicit": _pass_through,
     "aten::Float": float,
     "aten::FloatImplicit": float,
-    "aten::Bool": _bool,
-    "aten::extend": lambda values, more: _changed(values, "extend", more),
-    "aten::insert": lambda values, at, value: _changed(values, "insert", at, value),
-    "aten::pop": lambda values, at=-1: values.pop(at),
-    "aten::reverse": lambda values: _changed(values, "reverse"),
-    "aten::clear": lambda values: _changed(values, "clear"),
+    "aten::Bool": _to_bool,
+    "aten::extend": lambda values, more: _call_list_method(values, "extend", more),
+    "aten::insert": lambda values, index, value: _call_list_method(values, "insert", index, value),
+    "aten::pop": lambda values, index=-1: values.pop(index),
+    "aten::reverse": lambda values: _call_list_method(values, "reverse"),
+    "aten::clear": lambda values: _call_list_method(values, "clear"),
     "aten::sqrt": math.sqrt,
     "aten::floor": math.floor,
     "aten::ceil": math.ceil,
@@ -106,18 +106,18 @@ SCALARS: Mapping[str, Callable[..., Any]] = {
     "aten::append": _append,
     "aten::_set_item": _set_item,
     "aten::slice": _slice,
-    "aten::__range_length": _range_length,
-    "aten::__derive_index": lambda at, start, step: start + at * step,
+    "aten::__range_length": _compute_range_length,
+    "aten::__derive_index": lambda index, start, step: start + index * step,
     "aten::format": lambda text, *values: text.format(*values),
-    "aten::detach": _same,
+    "aten::detach": _pass_through,
     "aten::clone": lambda value, *_: value,
-    "aten::to": _same,
-    "prim::min": _smaller,
-    "prim::max": _larger,
-    "prim::NumToTensor": _same,
-    "prim::unchecked_cast": _same,
+    "aten::to": _pass_through,
+    "prim::min": _take_min,
+    "prim::max": _take_max,
+    "prim::NumToTensor": _pass_through,
+    "prim::unchecked_cast": _pass_through,
 }
-# Of lists, which may hold tensors.
+# Operators of lists, which may hold tensors.
 LISTS = frozenset(
     f"aten::{name}"
     for name in (

@@ -1,10 +1,9 @@
-"""Which dimensions of a NEML2 variable are the batch, and which belong to the variable.
+"""Batch dimensions of a NEML2 variable, and dimensions that belong to the variable.
 
 NEML2's tensors are ``(*dynamic batch, *sub-batch, *base)``. Sub-batch and base belong to the variable. So do
 trailing dynamic dimensions over which the model is not independent: it sums over them, or has parameters with a
 batch of their own. They are found by trying: the fewest such dimensions with which the elements of a leading batch
-are independent. Where none work, the shapes are whole and fixed.
-"""
+are independent. Where none work, the full shapes are kept, fixed."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from exporter.frontends.neml2.driver_recording import Call
 from exporter.model.source import Inputs
 
 Shape = tuple[int, ...]
-# Samples for variables of which nothing is recorded. Modified Rodrigues parameters of a rotation below half a turn
+# Samples for variables without recorded values. Modified Rodrigues parameters of a rotation below half a turn
 # have a length below 1 (neml2/types/mrp.py).
 BY_TYPE = {"MRP": Sampling("uniform", -0.4, 0.4), "Quaternion": Sampling("uniform", 0.1, 1.0)}
 Wrap = Callable[[nn.Module, Mapping[str, int]], nn.Module]
@@ -29,6 +28,8 @@ Wrap = Callable[[nn.Module, Mapping[str, int]], nn.Module]
 
 @dataclass(frozen=True)
 class Layout:
+    """Batch and event dimensions of a model's variables, with the recorded calls in that layout."""
+
     inputs: tuple[TensorSpec, ...]
     sub_batch: dict[str, int]
     batch_ndim: int
@@ -36,8 +37,8 @@ class Layout:
     findings: tuple[Finding, ...] = ()
 
 
-def find(model: Any, calls: Sequence[Call], settings: Any, wrap: Wrap) -> Layout:
-    """``calls`` as rows of independent elements, with the shapes that this gives the variables."""
+def infer_layout(model: Any, calls: Sequence[Call], settings: Any, wrap: Wrap) -> Layout:
+    """Infer the layout: ``calls`` as rows of independent elements, with the event shapes of the variables."""
     names = list(model.input_spec)
     types = list(model.input_spec.values())
     if not names:
@@ -45,93 +46,97 @@ def find(model: Any, calls: Sequence[Call], settings: Any, wrap: Wrap) -> Layout
     sub_batch = {n: settings.sub_batch_ndim(n) or 0 for n in names}
     if calls:
         sub_batch = {n: v.sub_batch_ndim for n, v in zip(names, calls[0], strict=True)}
-    own = [tuple(settings.sub_batch_shape(n) or ()) + tuple(t.BASE_SHAPE) for n, t in model.input_spec.items()]
+    event_shapes = [tuple(settings.sub_batch_shape(n) or ()) + tuple(t.BASE_SHAPE) for n, t in model.input_spec.items()]
     if calls:
-        own = [tuple(v.data.shape[len(dynamic_batch(v)) :]) for v in calls[0]]
+        event_shapes = [tuple(v.data.shape[len(get_dynamic_batch(v)) :]) for v in calls[0]]
     module = wrap(model, sub_batch)
-    batches = [torch.broadcast_shapes(*map(dynamic_batch, call)) for call in calls]
+    batches = [torch.broadcast_shapes(*map(get_dynamic_batch, call)) for call in calls]
     longest = max(batches, key=len, default=())
     with torch.no_grad():
-        for extra in _candidates(longest, _parameter_batch(model)):
-            rows = _rows(calls, batches, own, extra)
-            if _independent(module, rows or _sample(own, extra), extra):
-                inputs = _specs(names, types, own, extra)
-                note = _note(extra)
-                return Layout(inputs, sub_batch, 1, rows, note)
+        for extra in _list_candidates(longest, _find_parameter_batch(model)):
+            rows = _flatten_calls(calls, batches, event_shapes, extra)
+            if _is_independent(module, rows or _make_sample(event_shapes, extra), extra):
+                inputs = _make_specs(names, types, event_shapes, extra)
+                findings = _describe_extra(extra)
+                return Layout(inputs, sub_batch, 1, rows, findings)
     if not calls:
-        # Whether elements are independent cannot be told from inputs that were made up; warmup will say.
-        return Layout(_specs(names, types, own, ()), sub_batch, 1, ())
-    whole = tuple(v.data.expand((*batches[0], *shape)).clone() for v, shape in zip(calls[0], own, strict=True))
-    return Layout(_specs(names, types, own, tuple(batches[0])), sub_batch, 0, (whole,))
+        # Made-up inputs cannot show whether elements are independent; warmup will.
+        return Layout(_make_specs(names, types, event_shapes, ()), sub_batch, 1, ())
+    full_call = tuple(
+        v.data.expand((*batches[0], *shape)).clone() for v, shape in zip(calls[0], event_shapes, strict=True)
+    )
+    return Layout(_make_specs(names, types, event_shapes, tuple(batches[0])), sub_batch, 0, (full_call,))
 
 
-def _specs(names: list[str], types: list[Any], own: list[Shape], extra: Shape) -> tuple[TensorSpec, ...]:
+def _make_specs(names: list[str], types: list[Any], event_shapes: list[Shape], extra: Shape) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(n, (*extra, *shape), type=t.__name__, sampling=BY_TYPE.get(t.__name__, Sampling()))
-        for n, t, shape in zip(names, types, own, strict=True)
+        for n, t, shape in zip(names, types, event_shapes, strict=True)
     )
 
 
-def _note(extra: Shape) -> tuple[Finding, ...]:
+def _describe_extra(extra: Shape) -> tuple[Finding, ...]:
     if not extra:
         return ()
     what = f"the last batch dimensions {list(extra)} are part of every variable's shape"
     return (Finding("layout", what, reason="the model is not independent over them"),)
 
 
-def dynamic_batch(value: Any) -> Shape:
-    """The shape of a neml2 tensor without its sub-batch and base dimensions."""
+def get_dynamic_batch(value: Any) -> Shape:
+    """Return the shape of a neml2 tensor without its sub-batch and base dimensions."""
     return tuple(value.data.shape[: value.data.ndim - value.sub_batch_ndim - len(value.BASE_SHAPE)])
 
 
-def _candidates(batch: Shape, parameters: Shape) -> list[Shape]:
-    """No dimension, then ever more trailing ones of what was recorded, then of the parameters' own batch."""
+def _list_candidates(batch: Shape, parameters: Shape) -> list[Shape]:
+    """Return no dimension, then ever more trailing ones of the recorded batch, then of the parameters' own batch."""
     tails = [tuple(shape[len(shape) - i :]) for shape in (batch, parameters) for i in range(len(shape) + 1)]
     return list(dict.fromkeys(tails))
 
 
-def _parameter_batch(model: nn.Module) -> Shape:
-    """The batch of parameters that have one: their leading dimensions before sub-batch and base."""
+def _find_parameter_batch(model: nn.Module) -> Shape:
+    """Return the batch of parameters that have one: their leading dimensions before sub-batch and base."""
     shapes = []
     for module in model.modules():
         types = getattr(module, "_typed_storage_classes", {})
-        sub = getattr(module, "_typed_storage_sub_batch_ndim", {})
+        sub_batch_ndims = getattr(module, "_typed_storage_sub_batch_ndim", {})
         for name, parameter in module._parameters.items():
             if parameter is not None and name in types:
-                own = len(types[name].BASE_SHAPE) + sub.get(name, 0)
-                shapes.append(tuple(parameter.shape[: parameter.ndim - own]))
+                event_ndim = len(types[name].BASE_SHAPE) + sub_batch_ndims.get(name, 0)
+                shapes.append(tuple(parameter.shape[: parameter.ndim - event_ndim]))
     try:
         return tuple(torch.broadcast_shapes(*shapes)) if shapes else ()
     except RuntimeError:
         return ()
 
 
-def _rows(calls: Sequence[Call], batches: Sequence[Shape], own: Sequence[Shape], extra: Shape) -> tuple[Inputs, ...]:
-    """Each call flattened to one leading dimension; calls that cannot be given ``extra`` are left out."""
+def _flatten_calls(
+    calls: Sequence[Call], batches: Sequence[Shape], event_shapes: Sequence[Shape], extra: Shape
+) -> tuple[Inputs, ...]:
+    """Flatten each call to one leading dimension; calls that cannot be given ``extra`` are left out."""
     rows = []
     for call, batch in zip(calls, batches, strict=True):
         try:
-            whole = torch.broadcast_shapes(batch, extra)
+            full_shape = torch.broadcast_shapes(batch, extra)
         except RuntimeError:
             continue
-        if extra and tuple(whole[len(whole) - len(extra) :]) != extra:
+        if extra and tuple(full_shape[len(full_shape) - len(extra) :]) != extra:
             continue
         rows.append(
             tuple(
-                v.data.expand((*whole, *shape)).reshape((-1, *extra, *shape)).to(torch.float64).clone()
-                for v, shape in zip(call, own, strict=True)
+                v.data.expand((*full_shape, *shape)).reshape((-1, *extra, *shape)).to(torch.float64).clone()
+                for v, shape in zip(call, event_shapes, strict=True)
             )
         )
     return tuple(r for r in rows if r[0].shape[0] > 0)
 
 
-def _sample(own: Sequence[Shape], extra: Shape) -> tuple[Inputs, ...]:
+def _make_sample(event_shapes: Sequence[Shape], extra: Shape) -> tuple[Inputs, ...]:
     generator = torch.Generator().manual_seed(0)
-    return (tuple(0.1 + torch.rand((3, *extra, *s), generator=generator, dtype=torch.float64) for s in own),)
+    return (tuple(0.1 + torch.rand((3, *extra, *s), generator=generator, dtype=torch.float64) for s in event_shapes),)
 
 
-def _independent(module: nn.Module, calls: Sequence[Inputs], extra: Shape) -> bool:
-    """Whether a batch of 4 and a batch of 1 give an element the same outputs."""
+def _is_independent(module: nn.Module, calls: Sequence[Inputs], extra: Shape) -> bool:
+    """Return whether a batch of 4 and a batch of 1 give an element the same outputs."""
     if not calls:
         return False
     rows = calls[0]

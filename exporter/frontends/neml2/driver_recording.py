@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from exporter.archive.contract import Finding
-from exporter.common.errors import first_line
+from exporter.common.errors import summarize_error
 
-# One value a model input, as neml2's typed wrappers.
+# One value per model input, in neml2's typed wrappers.
 Call = tuple[Any, ...]
-# The model that a driver drives, and what drives it.
+# The model that a driver drives, and the function that drives it.
 Drive = tuple[nn.Module, Callable[[], Any]]
 
 # A driven model is recorded over its whole history. A part of it is called at every Newton iteration, and a few
@@ -23,8 +23,8 @@ CALLS_OF_DRIVEN, CALLS_OF_PART = 2000, 20
 SECONDS_OF_DRIVEN, SECONDS_OF_PART = 60.0, 3.0
 
 
-class _Enough(Exception):
-    """Ends a drive from within the model; never seen outside this module."""
+class _StopDrive(Exception):
+    """An exception that ends a drive from within the model; it never leaves this module."""
 
 
 class _Recorder:
@@ -32,64 +32,71 @@ class _Recorder:
         self.calls: list[Call] = []
         self._limit, self._stop = limit, stop
 
-    def look_at_the_clock(self, module: nn.Module, args: Call) -> None:
+    def check_time(self, module: nn.Module, args: Call) -> None:
+        """Raise ``_StopDrive`` when the time is over."""
         if self.calls and time.monotonic() > self._stop:
-            raise _Enough
+            raise _StopDrive
 
-    def note(self, module: nn.Module, args: Call) -> None:
-        self.calls.append(tuple(_copy(value) for value in args))
+    def record_call(self, module: nn.Module, args: Call) -> None:
+        """Record one call; raise ``_StopDrive`` at the limit."""
+        self.calls.append(tuple(_copy_value(value) for value in args))
         if len(self.calls) >= self._limit:
-            raise _Enough
-        self.look_at_the_clock(module, args)
+            raise _StopDrive
+        self.check_time(module, args)
 
 
-def record(drives: Sequence[tuple[str, Callable[[], Drive]]], name: str) -> tuple[list[Call], tuple[Finding, ...]]:
-    """Calls of the model ``name`` under each driver, and what cut a driver short.
+def record_driver_calls(
+    drives: Sequence[tuple[str, Callable[[], Drive]]], name: str
+) -> tuple[list[Call], tuple[Finding, ...]]:
+    """Record calls of the model ``name`` under each driver, and what cut a driver short.
 
-    A driver that fails (in an implicit part, for one) is not this model's failure: its calls up to there count.
-    """
+    A driver that fails (in an implicit part, for one) is not this model's failure: its calls up to there count."""
     calls: list[Call] = []
     findings: list[Finding] = []
     for driver, prepare in drives:
         try:
-            driven, run = prepare()
+            driven_model, run = prepare()
         except Exception as error:
-            findings.append(_finding(driver, "it cannot be set up", first_line(error)))
+            findings.append(_make_finding(driver, "it cannot be set up", summarize_error(error)))
             continue
-        found = [m for m in driven.modules() if getattr(m, "_hit_name", None) == name]
-        if not found:
+        matches = [m for m in driven_model.modules() if getattr(m, "_hit_name", None) == name]
+        if not matches:
             continue
-        target = found[0]
-        whole = target is driven
+        target = matches[0]
+        is_driven = target is driven_model
         recorder = _Recorder(
-            CALLS_OF_DRIVEN if whole else CALLS_OF_PART,
-            time.monotonic() + (SECONDS_OF_DRIVEN if whole else SECONDS_OF_PART),
+            CALLS_OF_DRIVEN if is_driven else CALLS_OF_PART,
+            time.monotonic() + (SECONDS_OF_DRIVEN if is_driven else SECONDS_OF_PART),
         )
         hooks = [
-            driven.register_forward_pre_hook(recorder.look_at_the_clock),
-            target.register_forward_pre_hook(recorder.note),
+            driven_model.register_forward_pre_hook(recorder.check_time),
+            target.register_forward_pre_hook(recorder.record_call),
         ]
-        here = recorder.calls
+        driver_calls = recorder.calls
         try:
             with torch.no_grad():
-                for parameter in driven.parameters():
+                for parameter in driven_model.parameters():
                     parameter.requires_grad_(False)
                 run()
-        except _Enough:
-            if whole:
-                findings.append(_finding(driver, f"recorded for {len(here)} calls", "the limit on calls or time"))
+        except _StopDrive:
+            if is_driven:
+                findings.append(
+                    _make_finding(driver, f"recorded for {len(driver_calls)} calls", "the limit on calls or time")
+                )
         except Exception as error:
-            findings.append(_finding(driver, f"it stopped after {len(here)} calls", first_line(error)))
+            findings.append(
+                _make_finding(driver, f"it stopped after {len(driver_calls)} calls", summarize_error(error))
+            )
         finally:
             for hook in hooks:
                 hook.remove()
-        calls += here
+        calls += driver_calls
     return calls, tuple(findings)
 
 
-def _copy(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     return type(value)(value.data.detach().clone(), sub_batch_ndim=value.sub_batch_ndim)
 
 
-def _finding(driver: str, what: str, reason: str) -> Finding:
+def _make_finding(driver: str, what: str, reason: str) -> Finding:
     return Finding("history", f"driver {driver!r}: {what}", reason=reason)

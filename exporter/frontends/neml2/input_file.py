@@ -1,4 +1,4 @@
-"""NEML2 input files. This file and ``neml2_implicit`` are all that imports neml2."""
+"""NEML2 input files. Only this file and ``neml2_implicit`` import neml2."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from exporter.archive.contract import Origin
-from exporter.archive.input_files import Given, as_tensor, ordered
+from exporter.archive.input_files import InputValues, order_inputs, to_tensor
 from exporter.archive.tensor_spec import TensorSpec
-from exporter.common.errors import MissingRuntimeError, SourceError, UsageError, first_line, near
+from exporter.common.errors import MissingRuntimeError, SourceError, UsageError, suggest_names, summarize_error
 from exporter.frontends.neml2 import batch_layout, driver_recording, implicit_models
-from exporter.model.eager.evaluation import inference_conditions
-from exporter.model.eager.warmup import first_run
-from exporter.model.implicit.newton_solver import loops
+from exporter.model.eager.evaluation import eager_context
+from exporter.model.eager.warmup import run_first
+from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Listing, Source
 
 # neml2-run computes in float64 unless told otherwise, and a literal like Scalar([0.1]) follows the default dtype.
@@ -28,7 +28,7 @@ DTYPE = torch.float64
 REFUSED = ("neml2", "nmhit", "pyzag", "exporter", "runtime_checks", "torchferry")
 
 
-class RawTensors(nn.Module):
+class Neml2Module(nn.Module):
     """A neml2 model that takes and returns plain tensors; ``sub_batch`` dimensions belong to a variable's shape."""
 
     def __init__(self, model: nn.Module, sub_batch: Mapping[str, int]) -> None:
@@ -37,57 +37,58 @@ class RawTensors(nn.Module):
         self.sub_batch = dict(sub_batch)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        result = self.model(*self._wrapped(tensors).values())
+        result = self.model(*self._wrap(tensors).values())
         return tuple(v.data for v in (result if isinstance(result, tuple) else (result,)))
 
-    def blocks(self, *tensors: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], dict[tuple[str, str], torch.Tensor]]:
-        """The outputs, and the Jacobian by ``(output, input)`` from the library's own chain rule."""
+    def compute_jacobian_blocks(
+        self, *tensors: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], dict[tuple[str, str], torch.Tensor]]:
+        """Return the outputs, and the Jacobian by ``(output, input)`` from the library's own chain rule."""
         model: Any = self.model
-        outputs, rows = model.jacobian(self._wrapped(tensors))
+        outputs, jacobian = model.jacobian(self._wrap(tensors))
         return tuple(v.data for v in outputs.values()), {
-            (of, by): block.data for of, row in rows.items() for by, block in row.items()
+            (output, wrt): block.data for output, row in jacobian.items() for wrt, block in row.items()
         }
 
-    def _wrapped(self, tensors: tuple[torch.Tensor, ...]) -> dict[str, Any]:
+    def _wrap(self, tensors: tuple[torch.Tensor, ...]) -> dict[str, Any]:
         types: Any = self.model.input_spec
         return {
-            name: kind(tensor, sub_batch_ndim=self.sub_batch.get(name, 0))
-            for (name, kind), tensor in zip(types.items(), tensors, strict=True)
+            name: wrapper(tensor, sub_batch_ndim=self.sub_batch.get(name, 0))
+            for (name, wrapper), tensor in zip(types.items(), tensors, strict=True)
         }
 
 
-def model_names(path: Path) -> list[str]:
-    """Names of all models of an input file, in its order. Raises ``SourceError``."""
-    return _names(_parse(path), "Models")
+def list_model_names(path: Path) -> list[str]:
+    """Return names of all models of an input file, in its order. Raises ``SourceError``."""
+    return _list_names(_parse_input(path), "Models")
 
 
-def driver_models(path: Path) -> list[str]:
-    """Models that a driver of the file names: the ones that the file is about."""
-    root = _parse(path)
-    return [n for n in (_driver_option(root, d, "model") for d in _names(root, "Drivers")) if n]
+def list_driver_models(path: Path) -> list[str]:
+    """Return the models that a driver of the file names: those that the file is about."""
+    root = _parse_input(path)
+    return [n for n in (_read_driver_option(root, d, "model") for d in _list_names(root, "Drivers")) if n]
 
 
-def load(path: Path, name: str, given: Given | None) -> Source:
-    """One model of an input file. Warmup inputs: ``given``, else what the file's drivers feed it.
+def load(path: Path, name: str, inputs: InputValues | None) -> Source:
+    """Load one model of an input file. Warmup inputs: ``inputs``, else those that the file's drivers feed it.
 
     Raises ``SourceError`` for a file that does not parse or a name that is not there, ``UnsupportedError`` for a solver
-    that has no place in a file, ``MissingRuntimeError`` where neml2 is missing.
-    """
-    with _float64():
-        factory, model = _model(path, name)
-        solvers = implicit_models.install(model)
+    that no file can hold, ``MissingRuntimeError`` where neml2 is missing."""
+    with _use_float64():
+        factory, model = _build_model(path, name)
+        solvers = implicit_models.install_solvers(model)
         calls: list[driver_recording.Call]
-        if given is not None:
-            calls, findings = [_given_call(model, given, factory)], ()
+        if inputs is not None:
+            calls, findings = [_make_call(model, inputs, factory)], ()
         else:
-            calls, findings = _recorded(path, name)
-        layout = batch_layout.find(model, calls, factory.settings, RawTensors)
-    raw = RawTensors(model, layout.sub_batch).eval()
+            calls, findings = _record_calls(path, name)
+        layout = batch_layout.infer_layout(model, calls, factory.settings, Neml2Module)
+    raw = Neml2Module(model, layout.sub_batch).eval()
     source = Source(
         name=name,
         module=raw,
-        blocks=raw.blocks,
-        named=model,
+        compute_jacobian_blocks=raw.compute_jacobian_blocks,
+        parameter_module=model,
         inputs=layout.inputs,
         outputs=tuple(TensorSpec(n, type=t.__name__) for n, t in model.output_spec.items()),
         batch_ndim=layout.batch_ndim,
@@ -103,48 +104,51 @@ def load(path: Path, name: str, given: Given | None) -> Source:
             refused_imports=REFUSED,
         ),
     )
-    return _held(source, path, raw) if loops(model) else source
+    return _compare_with_library(source, path, raw) if find_solvers(model) else source
 
 
-def _held(source: Source, path: Path, raw: RawTensors) -> Source:
-    """An implicit model, held against the library's own solver where that runs."""
-    if not built_for_this_torch():
+def _compare_with_library(source: Source, path: Path, raw: Neml2Module) -> Source:
+    """Compare an implicit model with the library's own solver where that runs."""
+    if not check_neml2_abi():
         why = f"neml2 {version()} is not built for torch {torch.__version__}: tools/build_neml2.sh builds it"
-        return dataclasses.replace(source, findings=(*source.findings, implicit_models.not_held(why)))
-    with _float64():
-        _, other = _model(path, source.name)
-        library = RawTensors(other.requires_grad_(False), raw.sub_batch).eval()
-        with inference_conditions(source):
-            inputs = first_run(source, 0).inputs
-            found = implicit_models.held_against(source, library, inputs)
-    return dataclasses.replace(source, findings=(*source.findings, *found))
+        return dataclasses.replace(source, findings=(*source.findings, implicit_models.make_not_compared_finding(why)))
+    with _use_float64():
+        _, other_model = _build_model(path, source.name)
+        library = Neml2Module(other_model.requires_grad_(False), raw.sub_batch).eval()
+        with eager_context(source):
+            inputs = run_first(source, 0).inputs
+            findings = implicit_models.compare_with_library(source, library, inputs)
+    return dataclasses.replace(source, findings=(*source.findings, *findings))
 
 
-def listing(path: Path, name: str) -> Listing:
-    """Names, shapes and types of one model, without running it."""
-    with _float64():
-        factory, model = _model(path, name)
+def build_listing(path: Path, name: str) -> Listing:
+    """Return names, shapes and types of one model, without running it."""
+    with _use_float64():
+        factory, model = _build_model(path, name)
 
-    def specs(types: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
+    def make_specs(types: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
         return tuple(
             TensorSpec(n, (*(factory.settings.sub_batch_shape(n) or ()), *t.BASE_SHAPE), type=t.__name__)
             for n, t in types.items()
         )
 
     parameters = {n: tuple(p.shape) for n, p in model.named_parameters()}
-    kind = type(model).__name__
-    return Listing(name, kind, specs(model.input_spec), specs(model.output_spec), parameters)
+    class_name = type(model).__name__
+    return Listing(name, class_name, make_specs(model.input_spec), make_specs(model.output_spec), parameters)
 
 
-def refuse_unknown(name: str, names: list[str], where: str) -> None:
+def check_known_model(name: str, names: list[str], where: str) -> None:
+    """Raise ``SourceError`` for a name that is not among the models of the file."""
     if name not in names:
-        raise SourceError(f"there is no model {name!r} in the input file", where=where, expected=near(name, names))
+        raise SourceError(
+            f"there is no model {name!r} in the input file", where=where, expected=suggest_names(name, names)
+        )
 
 
 @functools.cache
-def built_for_this_torch() -> bool:
-    """Whether neml2's own Newton solver runs at any batch: it fails where neml2 is built for another torch."""
-    neml2 = _neml2()
+def check_neml2_abi() -> bool:
+    """Return whether neml2's own Newton solver runs at any batch: it fails where neml2 is built for another torch."""
+    neml2 = _import_neml2()
     text = """
     [Models]
       [rate]
@@ -184,30 +188,31 @@ def built_for_this_torch() -> bool:
       []
     []
     """
-    with _float64(), torch.no_grad():
+    with _use_float64(), torch.no_grad():
         model = neml2.load_string(text).get_model("model").requires_grad_(False)
         values = {"x~1": 1.0, "t": 2.0, "t~1": 1.0, "x": 1.0}
-        # What it reads of another torch's memory differs from call to call.
+        # The memory of another torch that it reads differs from call to call.
         for rows in (2, 3, 5, 32, 100, 2, 7, 1000):
             inputs = [t(torch.full((rows,), values[n])) for n, t in model.input_spec.items()]
             try:
                 result = model(*inputs)
             except (IndexError, RuntimeError):
                 return False
-            found = (result[0] if isinstance(result, tuple) else result).data
-            if not torch.allclose(found, torch.full((rows,), 0.5, dtype=DTYPE)):
+            solution = (result[0] if isinstance(result, tuple) else result).data
+            if not torch.allclose(solution, torch.full((rows,), 0.5, dtype=DTYPE)):
                 return False
     return True
 
 
 def version() -> str:
+    """Return the version of the installed neml2."""
     from importlib.metadata import version as installed
 
     return installed("neml2")
 
 
 @contextlib.contextmanager
-def _float64() -> Iterator[None]:
+def _use_float64() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(DTYPE)
     try:
@@ -216,20 +221,20 @@ def _float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _neml2() -> Any:
+def _import_neml2() -> Any:
     try:
         import neml2
     except ImportError as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == "neml2"
         raise MissingRuntimeError(
             f"neml2 {'is not installed' if absent else 'cannot be imported'}, and the model is a NEML2 input file",
-            got=first_line(error),
+            got=summarize_error(error),
             mend='pip install "torchferry[neml2]"',
         ) from None
     return neml2
 
 
-def _parse(path: Path) -> Any:
+def _parse_input(path: Path) -> Any:
     if not path.is_file():
         raise SourceError(
             "there is no such input file",
@@ -237,7 +242,7 @@ def _parse(path: Path) -> Any:
             got="a folder" if path.is_dir() else "no file",
             expected="a NEML2 input file (model.i), or path/to/file.py:factory for a Python model",
         )
-    neml2 = _neml2()
+    neml2 = _import_neml2()
     try:
         factory = neml2.load_input(path)
     except (RuntimeError, ValueError) as error:
@@ -248,7 +253,7 @@ def _parse(path: Path) -> Any:
             got=first.split(": ", 1)[-1][:120] + (f" (and {len(more)} more)" if more else ""),
             expected="a HIT file: [Models] ... [] blocks with name = value lines",
         ) from None
-    if not _sections(factory, "Models"):
+    if not _list_sections(factory, "Models"):
         raise SourceError(
             "the input file has no models",
             where=str(path),
@@ -258,9 +263,9 @@ def _parse(path: Path) -> Any:
     return factory
 
 
-def _model(path: Path, name: str) -> tuple[Any, Any]:
-    factory = _parse(path)
-    refuse_unknown(name, _names(factory, "Models"), str(path))
+def _build_model(path: Path, name: str) -> tuple[Any, Any]:
+    factory = _parse_input(path)
+    check_known_model(name, _list_names(factory, "Models"), str(path))
     try:
         return factory, factory.get_model(name).eval()
     except Exception as error:
@@ -273,72 +278,72 @@ def _model(path: Path, name: str) -> tuple[Any, Any]:
         ) from error
 
 
-def _sections(factory: Any, section: str) -> list[Any]:
+def _list_sections(factory: Any, section: str) -> list[Any]:
     import nmhit
 
-    kind = nmhit.NodeType.Section  # pyright: ignore[reportAttributeAccessIssue]
-    tops = [top for top in factory._root.children(kind) if top.path() == section]
-    return [child for top in tops for child in top.children(kind)]
+    node_type = nmhit.NodeType.Section  # pyright: ignore[reportAttributeAccessIssue]
+    tops = [top for top in factory._root.children(node_type) if top.path() == section]
+    return [child for top in tops for child in top.children(node_type)]
 
 
-def _names(factory: Any, section: str) -> list[str]:
-    found = (node.path().rsplit("/", 1)[-1] for node in _sections(factory, section))
-    return list(dict.fromkeys(found))
+def _list_names(factory: Any, section: str) -> list[str]:
+    names = (node.path().rsplit("/", 1)[-1] for node in _list_sections(factory, section))
+    return list(dict.fromkeys(names))
 
 
-def _driver_option(factory: Any, driver: str, option: str) -> str:
-    for node in _sections(factory, "Drivers"):
+def _read_driver_option(factory: Any, driver: str, option: str) -> str:
+    for node in _list_sections(factory, "Drivers"):
         if node.path().rsplit("/", 1)[-1] == driver:
             return node.param_optional_str(option, "")
     return ""
 
 
-def _recorded(path: Path, name: str) -> Any:
-    """What the file's drivers feed the model ``name``, called by them or from within the model they drive."""
-    neml2 = _neml2()
+def _record_calls(path: Path, name: str) -> Any:
+    """Record the calls of the model ``name`` by the file's drivers, also from within the model that they drive."""
+    neml2 = _import_neml2()
     runs = []
     factory = neml2.load_input(path)
-    for driver in _names(factory, "Drivers"):
-        kind = _driver_option(factory, driver, "type")
-        if kind == "ModelUnitTest":
+    for driver in _list_names(factory, "Drivers"):
+        driver_type = _read_driver_option(factory, driver, "type")
+        if driver_type == "ModelUnitTest":
             unit = functools.partial(neml2.ModelUnitTest.from_file, path, name=driver)
-            runs.append((driver, lambda unit=unit: _unit_test(unit())))
-        elif kind == "TransientDriver":
-            runs.append((driver, functools.partial(_transient, factory, driver)))
-    return driver_recording.record(runs, name)
+            runs.append((driver, lambda unit=unit: _prepare_unit_test(unit())))
+        elif driver_type == "TransientDriver":
+            runs.append((driver, functools.partial(_prepare_transient, factory, driver)))
+    return driver_recording.record_driver_calls(runs, name)
 
 
-def _unit_test(unit: Any) -> driver_recording.Drive:
+def _prepare_unit_test(unit: Any) -> driver_recording.Drive:
     inputs = [unit.inputs[name] for name in unit.model.input_spec]
     return unit.model, lambda: unit.model(*inputs)
 
 
-def _transient(factory: Any, driver: str) -> driver_recording.Drive:
+def _prepare_transient(factory: Any, driver: str) -> driver_recording.Drive:
     transient = factory.get_driver(driver)
-    # The driver is run to listen to it; the file that it would save is not asked for.
+    # The driver runs only to be recorded; the file that it would save is not needed.
     transient.save_as = ""
-    if not built_for_this_torch():
-        implicit_models.install(transient.model)
+    if not check_neml2_abi():
+        implicit_models.install_solvers(transient.model)
     return transient.model, transient.run
 
 
-def _given_call(model: Any, given: Given, factory: Any) -> driver_recording.Call:
-    values = ordered(given, list(model.input_spec))
+def _make_call(model: Any, inputs: InputValues, factory: Any) -> driver_recording.Call:
+    values = order_inputs(inputs, list(model.input_spec))
     call = []
-    for name, kind in model.input_spec.items():
-        tensor = as_tensor(name, values[name], "float64")
-        sub = factory.settings.sub_batch_ndim(name) or 0
-        own = len(kind.BASE_SHAPE)
-        if tuple(tensor.shape[tensor.ndim - own :]) != tuple(kind.BASE_SHAPE) or tensor.ndim < own:
+    for name, wrapper in model.input_spec.items():
+        tensor = to_tensor(name, values[name], "float64")
+        sub_batch_ndim = factory.settings.sub_batch_ndim(name) or 0
+        base_ndim = len(wrapper.BASE_SHAPE)
+        if tuple(tensor.shape[tensor.ndim - base_ndim :]) != tuple(wrapper.BASE_SHAPE) or tensor.ndim < base_ndim:
             raise UsageError(
                 f"input {name!r} has the wrong shape",
                 got=str(list(tensor.shape)),
-                expected=f"[*batch, {', '.join(map(str, kind.BASE_SHAPE))}] for a {kind.__name__}"
-                if own
+                expected=f"[*batch, {', '.join(map(str, wrapper.BASE_SHAPE))}] for a {wrapper.__name__}"
+                if base_ndim
                 else "[*batch]",
             )
-        call.append(kind(tensor, sub_batch_ndim=sub))
-    batches = {name: batch_layout.dynamic_batch(v) for name, v in zip(values, call, strict=True)}
+        call.append(wrapper(tensor, sub_batch_ndim=sub_batch_ndim))
+    batches = {name: batch_layout.get_dynamic_batch(v) for name, v in zip(values, call, strict=True)}
     try:
         torch.broadcast_shapes(*batches.values())
     except RuntimeError:

@@ -1,8 +1,7 @@
-"""Derivatives of eager mode by reverse mode (``torch.autograd.grad``): what is held against the file.
+"""Derivatives of eager mode by reverse mode (``torch.autograd.grad``), the reference for the file.
 
-Row by row of the Jacobian, as in Griewank and Walther, Evaluating Derivatives (2008), section 3.2: a gradient for each
-component of an output, summed over a batch whose elements do not see each other.
-"""
+Row by row of the Jacobian, as in Griewank and Walther, Evaluating Derivatives (2008), section 3.2: one gradient for
+each component of an output, summed over a batch of independent elements."""
 
 from __future__ import annotations
 
@@ -15,19 +14,19 @@ from torch import nn
 
 from exporter.archive.derivative_request import Pair
 from exporter.archive.tensor_spec import FLOATING
-from exporter.common.errors import CaptureError, first_line
+from exporter.common.errors import CaptureError, summarize_error
 from exporter.model.eager.evaluation import evaluate
 from exporter.model.source import Inputs, Source
 
 
-def _real(tensor: torch.Tensor) -> bool:
+def _is_real(tensor: torch.Tensor) -> bool:
     return str(tensor.dtype).removeprefix("torch.") in FLOATING
 
 
 @contextlib.contextmanager
-def asking(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """While this lasts, gradients are recorded and these parameters ask for them."""
-    before = {name: p.requires_grad for name, p in parameters.items()}
+def requires_grad(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Record gradients, and set ``requires_grad`` of these parameters, inside the context."""
+    old_flags = {name: p.requires_grad for name, p in parameters.items()}
     for parameter in parameters.values():
         parameter.requires_grad_(True)
     try:
@@ -35,128 +34,134 @@ def asking(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
             yield
     finally:
         for name, parameter in parameters.items():
-            parameter.requires_grad_(before[name])
+            parameter.requires_grad_(old_flags[name])
 
 
-def parameters_of(source: Source) -> dict[str, nn.Parameter]:
-    """Those of floating dtype, by name; one that is called like an input is left to be the input."""
+def list_differentiable_parameters(source: Source) -> dict[str, nn.Parameter]:
+    """Return the floating parameters by name; a name that is also an input means the input."""
     inputs = {s.name for s in source.inputs}
-    return {n: p for n, p in source.named.named_parameters() if _real(p) and n not in inputs}
+    return {n: p for n, p in source.parameter_module.named_parameters() if _is_real(p) and n not in inputs}
 
 
-def _recorded(source: Source, inputs: Inputs) -> tuple[Inputs, dict[str, torch.Tensor]]:
-    given = tuple(t.detach().clone().requires_grad_(_real(t)) for t in inputs)
-    return given, evaluate(source, given, attached=True)
+def _evaluate_with_grad(source: Source, inputs: Inputs) -> tuple[Inputs, dict[str, torch.Tensor]]:
+    leaves = tuple(t.detach().clone().requires_grad_(_is_real(t)) for t in inputs)
+    return leaves, evaluate(source, leaves, attached=True)
 
 
-def _gradient(
-    output: torch.Tensor, by: Sequence[torch.Tensor], seed: torch.Tensor, name: str
+def _compute_gradient(
+    output: torch.Tensor, wrt: Sequence[torch.Tensor], seed: torch.Tensor, name: str
 ) -> tuple[torch.Tensor | None, ...]:
     if not output.requires_grad:
-        return (None,) * len(by)
+        return (None,) * len(wrt)
     try:
-        return torch.autograd.grad(output, by, seed, retain_graph=True, allow_unused=True)
+        return torch.autograd.grad(output, wrt, seed, retain_graph=True, allow_unused=True)
     except (RuntimeError, NotImplementedError) as error:
         raise CaptureError(
             f"output {name!r} cannot be differentiated",
             check="derivatives",
-            got=first_line(error),
+            got=summarize_error(error),
             expected="operations that torch can differentiate",
-            mend="leave this output out: --derivative OUT:IN, or write the operation with ones that have derivatives",
+            mend="omit this output: --derivative OUT:IN, or use operations that have derivatives",
         ) from error
 
 
-def reached(source: Source, inputs: Inputs) -> frozenset[Pair]:
-    """Pairs of an output and an input or parameter that a gradient connects. Call it under ``inference_conditions``."""
-    parameters = parameters_of(source)
-    found: set[Pair] = set()
-    with asking(parameters):
-        given, outputs = _recorded(source, inputs)
-        names = [s.name for s, t in zip(source.inputs, given, strict=True) if t.requires_grad]
-        leaves = [t for t in given if t.requires_grad]
+def find_nonzero_blocks(source: Source, inputs: Inputs) -> frozenset[Pair]:
+    """Find pairs of an output and an input or parameter that a gradient connects. Call it under ``eager_context``."""
+    parameters = list_differentiable_parameters(source)
+    pairs: set[Pair] = set()
+    with requires_grad(parameters):
+        recorded_inputs, outputs = _evaluate_with_grad(source, inputs)
+        names = [s.name for s, t in zip(source.inputs, recorded_inputs, strict=True) if t.requires_grad]
+        leaves = [t for t in recorded_inputs if t.requires_grad]
         for name, value in outputs.items():
-            if not _real(value):
+            if not _is_real(value):
                 continue
-            gradients = _gradient(value, [*leaves, *parameters.values()], torch.ones_like(value), name)
-            found |= {(name, by) for by, g in zip([*names, *parameters], gradients, strict=True) if g is not None}
-    return frozenset(found)
+            gradients = _compute_gradient(value, [*leaves, *parameters.values()], torch.ones_like(value), name)
+            pairs |= {(name, wrt) for wrt, g in zip([*names, *parameters], gradients, strict=True) if g is not None}
+    return frozenset(pairs)
 
 
-def blocks(source: Source, inputs: Inputs, pairs: Sequence[Pair]) -> dict[Pair, torch.Tensor]:
-    """``(*batch, *out, *by)`` of each pair. Blocks by a parameter take a gradient for each row of the batch."""
-    parameters = {n: p for n, p in parameters_of(source).items() if any(by == n for _, by in pairs)}
+def compute_jacobian_blocks(source: Source, inputs: Inputs, pairs: Sequence[Pair]) -> dict[Pair, torch.Tensor]:
+    """Compute the block ``(*batch, *output, *wrt)`` of each pair.
+
+    Blocks with respect to a parameter take a gradient for each row of the batch."""
+    parameters = {n: p for n, p in list_differentiable_parameters(source).items() if any(wrt == n for _, wrt in pairs)}
     batch = inputs[0].shape[:1] if source.batch_ndim and inputs else torch.Size()
-    found: dict[Pair, torch.Tensor] = {}
-    with asking(parameters):
-        given, outputs = _recorded(source, inputs)
-        leaves = dict(zip((s.name for s in source.inputs), given, strict=True)) | parameters
-        for name in dict.fromkeys(of for of, _ in pairs):
+    blocks_by_pair: dict[Pair, torch.Tensor] = {}
+    with requires_grad(parameters):
+        recorded_inputs, outputs = _evaluate_with_grad(source, inputs)
+        leaves = dict(zip((s.name for s in source.inputs), recorded_inputs, strict=True)) | parameters
+        for name in dict.fromkeys(output for output, _ in pairs):
             value = outputs[name]
             if value.shape[: len(batch)] != batch:
                 value = value.expand(*batch, *value.shape)
-            own = value.shape[len(batch) :]
-            bys = [by for of, by in pairs if of == name]
-            for kind in ([b for b in bys if b not in parameters], [b for b in bys if b in parameters]):
-                rows = _rows(value, len(batch) if kind and kind[0] in parameters else 0, len(batch))
-                made = {by: [] for by in kind}
-                for seed in rows if kind else ():
-                    gradients = _gradient(value, [leaves[by] for by in kind], seed, name)
-                    for by, g in zip(kind, gradients, strict=True):
-                        made[by].append(torch.zeros_like(leaves[by]) if g is None else g)
-                for by, rows_of in made.items():
-                    found[name, by] = _assembled(rows_of, batch, own, leaves[by], by in parameters)
-    return {pair: found[pair].detach() for pair in pairs}
+            event_shape = value.shape[len(batch) :]
+            wrt_names = [wrt for output, wrt in pairs if output == name]
+            for group in ([b for b in wrt_names if b not in parameters], [b for b in wrt_names if b in parameters]):
+                seeds = _iterate_seeds(value, len(batch) if group and group[0] in parameters else 0, len(batch))
+                rows_by_name = {wrt: [] for wrt in group}
+                for seed in seeds if group else ():
+                    gradients = _compute_gradient(value, [leaves[wrt] for wrt in group], seed, name)
+                    for wrt, g in zip(group, gradients, strict=True):
+                        rows_by_name[wrt].append(torch.zeros_like(leaves[wrt]) if g is None else g)
+                for wrt, wrt_rows in rows_by_name.items():
+                    blocks_by_pair[name, wrt] = _assemble_block(
+                        wrt_rows, batch, event_shape, leaves[wrt], wrt in parameters
+                    )
+    return {pair: blocks_by_pair[pair].detach() for pair in pairs}
 
 
-def _rows(value: torch.Tensor, alone: int, lead: int) -> Iterator[torch.Tensor]:
-    """A seed for each component of the output: for all elements of the batch at once, or (``alone``) for each."""
-    count = value[0].numel() if lead and value.shape[0] else 0 if lead else value.numel()
-    elements = range(value.shape[0]) if alone else (slice(None),) if lead else (None,)
+def _iterate_seeds(value: torch.Tensor, separate: int, batch_dims: int) -> Iterator[torch.Tensor]:
+    """Yield a seed for each component of the output: for the whole batch at once, or (``separate``) by element."""
+    count = value[0].numel() if batch_dims and value.shape[0] else 0 if batch_dims else value.numel()
+    elements = range(value.shape[0]) if separate else (slice(None),) if batch_dims else (None,)
     for element in elements:
         for k in range(count):
             seed = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
-            flat = seed.view(value.shape[0], -1) if lead else seed.view(1, -1)
+            flat = seed.view(value.shape[0], -1) if batch_dims else seed.view(1, -1)
             flat[element if element is not None else 0, k] = 1.0
             yield seed
 
 
-def _assembled(
-    rows: list[torch.Tensor], batch: torch.Size, own: torch.Size, leaf: torch.Tensor, parameter: bool
+def _assemble_block(
+    rows: list[torch.Tensor], batch: torch.Size, event_shape: torch.Size, leaf: torch.Tensor, parameter: bool
 ) -> torch.Tensor:
-    own_by = leaf.shape if parameter or not batch else leaf.shape[1:]
+    wrt_shape = leaf.shape if parameter or not batch else leaf.shape[1:]
     if not rows:
-        return leaf.new_zeros((*batch, *own, *own_by))
+        return leaf.new_zeros((*batch, *event_shape, *wrt_shape))
     if parameter or not batch:
-        return torch.stack(rows).reshape((*batch, *own, *own_by))
-    return torch.stack(rows, 1).reshape((*batch, *own, *own_by))
+        return torch.stack(rows).reshape((*batch, *event_shape, *wrt_shape))
+    return torch.stack(rows, 1).reshape((*batch, *event_shape, *wrt_shape))
 
 
-def pushed(
+def compute_jvp(
     source: Source, inputs: Inputs, tangents: Mapping[str, torch.Tensor], outputs: Sequence[str]
 ) -> dict[str, torch.Tensor]:
-    """Tangents of the outputs: the blocks times the tangents of inputs, which have the batch, and of parameters."""
-    found = blocks(source, inputs, [(of, by) for of in outputs for by in tangents])
+    """Compute tangents of outputs from the blocks and tangents of inputs, which have the batch, and parameters."""
+    blocks_by_pair = compute_jacobian_blocks(source, inputs, [(output, wrt) for output in outputs for wrt in tangents])
     names = [s.name for s in source.inputs]
     result: dict[str, torch.Tensor] = {}
-    for (of, by), block in found.items():
-        lead = 1 if source.batch_ndim and by in names else 0
-        own = tangents[by].shape[lead:]
-        out = block.shape[: block.ndim - len(own)]
-        size = math.prod(own)
-        tangent = tangents[by].reshape(*tangents[by].shape[:lead], *[1] * (len(out) - lead), size)
-        term = (block.reshape((*out, size)) * tangent).sum(-1)
-        result[of] = result[of] + term if of in result else term
+    for (output, wrt), block in blocks_by_pair.items():
+        batch_dims = 1 if source.batch_ndim and wrt in names else 0
+        wrt_shape = tangents[wrt].shape[batch_dims:]
+        output_shape = block.shape[: block.ndim - len(wrt_shape)]
+        size = math.prod(wrt_shape)
+        tangent = tangents[wrt].reshape(
+            *tangents[wrt].shape[:batch_dims], *[1] * (len(output_shape) - batch_dims), size
+        )
+        term = (block.reshape((*output_shape, size)) * tangent).sum(-1)
+        result[output] = result[output] + term if output in result else term
     return result
 
 
-def pulled(source: Source, inputs: Inputs, cotangents: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Cotangents of the floating inputs: one gradient."""
-    with asking({}):
-        given, outputs = _recorded(source, inputs)
-        leaves = {s.name: t for s, t in zip(source.inputs, given, strict=True) if t.requires_grad}
+def compute_vjp(source: Source, inputs: Inputs, cotangents: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Compute the cotangents of the floating inputs by one gradient for each output."""
+    with requires_grad({}):
+        recorded_inputs, outputs = _evaluate_with_grad(source, inputs)
+        leaves = {s.name: t for s, t in zip(source.inputs, recorded_inputs, strict=True) if t.requires_grad}
         result = {name: torch.zeros_like(t) for name, t in leaves.items()}
         for name, seed in cotangents.items():
             value = outputs[name].expand(seed.shape)
-            for by, g in zip(leaves, _gradient(value, list(leaves.values()), seed, name), strict=True):
-                result[by] = result[by] + (0.0 if g is None else g)
+            for wrt, g in zip(leaves, _compute_gradient(value, list(leaves.values()), seed, name), strict=True):
+                result[wrt] = result[wrt] + (0.0 if g is None else g)
     return {name: value.detach() for name, value in result.items()}

@@ -1,4 +1,4 @@
-"""Sizes of the batch, or of what is open: which are traced, which eager mode admits, which outputs have."""
+"""Batch sizes and open sizes: the traced ones, those that eager mode accepts, those of the outputs."""
 
 from __future__ import annotations
 
@@ -11,140 +11,149 @@ import torch
 from exporter.archive.contract import Batch
 from exporter.archive.tensor_spec import Shape, TensorSpec, fits_shape
 from exporter.common.errors import CaptureError, WarmupError
-from exporter.common.forking import NotRun, isolated
-from exporter.model.eager.evaluation import evaluate, forward_line
-from exporter.model.eager.input_sampling import Sampler
+from exporter.common.forking import ForkFailedError, run_in_fork
+from exporter.model.eager.evaluation import evaluate, find_forward_line
+from exporter.model.eager.input_sampling import InputSampler
 from exporter.model.source import Source
 
-# The traced size and the one it is compared with: neither may be a dimension of the model.
+# Candidates for the traced size and the one compared with it: neither may be a dimension of the model.
 TRACED_SIZES = (5, 7, 11, 13, 17, 19, 23, 29)
-# For open sizes that must be larger, or divisible: an image that is halved three times.
+# For open sizes that must be larger, or divisible: for example an image that is halved three times.
 LARGER_SIZES = (16, 40, 72, 136)
 PRIME = 13
 LADDER = (0, 1, 2, PRIME, 1000)
-# A batch with more numbers than this in its inputs and outputs is left out of the ladder: 32 MB, and intermediates.
-NUMBERS = 4_000_000
+# The ladder skips batches with more numbers than this in inputs and outputs: 32 MB, and intermediates.
+MAX_NUMBERS = 4_000_000
 
 
-def distinct_sizes(source: Source) -> tuple[int, int]:
-    """Two batch sizes that no dimension of the model has, so that a size that was baked in shows."""
-    taken = _dimensions(source)
-    free = [size for size in TRACED_SIZES if size not in taken]
-    fresh = itertools.count(31, 2)
-    while len(free) < 2:
-        size = next(fresh)
-        free += [size] if size not in taken else []
-    return free[0], free[1]
+def choose_trace_sizes(source: Source) -> tuple[int, int]:
+    """Choose two batch sizes that no dimension of the model has, so that a hard-coded size shows."""
+    dimensions = _collect_dimensions(source)
+    sizes = [size for size in TRACED_SIZES if size not in dimensions]
+    odd_numbers = itertools.count(31, 2)
+    while len(sizes) < 2:
+        size = next(odd_numbers)
+        sizes += [size] if size not in dimensions else []
+    return sizes[0], sizes[1]
 
 
-def admitted_sizes(source: Source, sampler: Sampler) -> tuple[int, int]:
-    """Two choices for the first open size, which others follow, that eager mode admits and that give no size that is a
-    dimension of the model. Raises what eager mode raised where there are none."""
+def probe_trace_sizes(source: Source, sampler: InputSampler) -> tuple[int, int]:
+    """Find two values of the first open size, which others follow, that eager mode accepts and that give no size
+    equal to a dimension of the model. Raises the error of eager mode if there are none."""
     generator = torch.Generator().manual_seed(0)
-    taken = _dimensions(source)
-    # Whole numbers may point at rows: where sizes are as large as those that were given, they still do.
-    given = max((d for t in source.calls[-1] for d in t.shape), default=0) if source.calls else 0
-    larger = [given + 1, 2 * given + 1, 3 * given + 2] if given > 2 else []
-    found: list[int] = []
-    refused: list[WarmupError] = []
+    dimensions = _collect_dimensions(source)
+    # Integer inputs may index rows: they stay valid for sizes as large as those in the recorded calls.
+    largest = max((d for t in source.calls[-1] for d in t.shape), default=0) if source.calls else 0
+    larger = [largest + 1, 2 * largest + 1, 3 * largest + 2] if largest > 2 else []
+    sizes: list[int] = []
+    errors: list[WarmupError] = []
     for size in (*TRACED_SIZES, *LARGER_SIZES, *larger):
-        alike = len(sampler.sizes(size)) > 1 and any(sampler.step(size) == sampler.step(other) for other in found)
-        if alike or taken & set(sampler.sizes(size).values()):
+        is_similar = len(sampler.resolve_sizes(size)) > 1 and any(
+            sampler.compute_size_step(size) == sampler.compute_size_step(previous) for previous in sizes
+        )
+        if is_similar or dimensions & set(sampler.resolve_sizes(size).values()):
             continue
         try:
             evaluate(source, sampler.draw(size, generator))
         except WarmupError as error:
-            refused.append(error)
+            errors.append(error)
             continue
-        found.append(size)
-        if len(found) == 2:
-            return found[0], found[1]
-    if refused:
-        raise refused[0]
-    raise WarmupError(f"model {source.name!r} has every size that it could be traced at as a dimension of its own")
+        sizes.append(size)
+        if len(sizes) == 2:
+            return sizes[0], sizes[1]
+    if errors:
+        raise errors[0]
+    raise WarmupError(f"model {source.name!r} has every size at which it could be traced as a dimension of its own")
 
 
-def _dimensions(source: Source) -> set[int | str]:
-    tensors = [*source.named.parameters(), *source.named.buffers()]
+def _collect_dimensions(source: Source) -> set[int | str]:
+    tensors = [*source.parameter_module.parameters(), *source.parameter_module.buffers()]
     return {d for spec in source.inputs for d in spec.shape} | {d for t in tensors for d in t.shape}
 
 
-def with_open_sizes(
+def infer_dynamic_shape(
     source: Source,
     name: str,
     shapes: Sequence[tuple[int, ...]],
     sizes: Sequence[Mapping[str, int]],
     declared: Shape,
 ) -> Shape:
-    """The shape of an output from its shapes at two choices of the open sizes. Raises ``CaptureError``."""
-    own: list[int | str] = []
-    for at, seen in enumerate(zip(*shapes, strict=True) if len({len(s) for s in shapes}) == 1 else [()]):
-        fits = [n for n in source.sizes if all(d == s[n] for d, s in zip(seen, sizes, strict=False))]
-        wanted = declared[at : at + 1]
-        if not seen or (len(set(seen)) > 1 and not fits):
-            raise _of_its_own(source, name, zip(shapes, sizes, strict=True), f"numbers, or {', '.join(source.sizes)}")
-        own.append(wanted[0] if wanted and wanted[0] in fits else fits[0] if fits else seen[0])
-    return tuple(own)
+    """Infer an output's shape from its shapes at two choices of the open sizes. Raises ``CaptureError``."""
+    shape: list[int | str] = []
+    for axis, dims in enumerate(zip(*shapes, strict=True) if len({len(s) for s in shapes}) == 1 else [()]):
+        names = [n for n in source.sizes if all(d == s[n] for d, s in zip(dims, sizes, strict=False))]
+        declared_dims = declared[axis : axis + 1]
+        if not dims or (len(set(dims)) > 1 and not names):
+            raise _make_size_error(
+                source, name, zip(shapes, sizes, strict=True), f"numbers, or {', '.join(source.sizes)}"
+            )
+        shape.append(
+            declared_dims[0] if declared_dims and declared_dims[0] in names else names[0] if names else dims[0]
+        )
+    return tuple(shape)
 
 
-def hold_sizes(
+def check_output_sizes(
     source: Source, inputs: Sequence[torch.Tensor], specs: Sequence[TensorSpec], outputs: Sequence[torch.Tensor]
 ) -> None:
-    """Raises ``CaptureError`` where an output has other open sizes than ``specs`` say for these inputs."""
-    known: dict[str, int] = {}
+    """Raise ``CaptureError`` if an output has other open sizes than ``specs`` say for these inputs."""
+    known_sizes: dict[str, int] = {}
     for spec, value in zip(source.inputs, inputs, strict=True):
-        fits_shape(value.shape, spec.shape, known)
+        fits_shape(value.shape, spec.shape, known_sizes)
     for spec, value in zip(specs, outputs, strict=True):
-        if not fits_shape(value.shape, spec.shape, known):
+        if not fits_shape(value.shape, spec.shape, known_sizes):
             expected = str(list(spec.shape)).replace("'", "")
-            raise _of_its_own(source, spec.name, [(tuple(value.shape), known)], expected)
+            raise _make_size_error(source, spec.name, [(tuple(value.shape), known_sizes)], expected)
 
 
-def _of_its_own(
-    source: Source, name: str, seen: Iterable[tuple[Sequence[int], Mapping[str, int]]], expected: str
+def _make_size_error(
+    source: Source, name: str, observations: Iterable[tuple[Sequence[int], Mapping[str, int]]], expected: str
 ) -> CaptureError:
     return CaptureError(
         f"output {name!r} of model {source.name!r} has a size that is neither fixed nor an input's",
         check="open sizes",
-        where=forward_line(source),
-        got="; ".join(f"shape {list(shape)} at {text_of(sizes)}" for shape, sizes in seen),
+        where=find_forward_line(source),
+        got="; ".join(f"shape {list(shape)} at {format_sizes(sizes)}" for shape, sizes in observations),
         expected=expected,
-        mend="return a tensor whose sizes are those of inputs",
+        mend="return a tensor whose sizes are sizes of inputs",
     )
 
 
-def text_of(sizes: Mapping[str, int]) -> str:
+def format_sizes(sizes: Mapping[str, int]) -> str:
+    """Format sizes as text."""
     return ", ".join(f"{name} = {size}" for name, size in sizes.items())
 
 
-def admitted_batches(
-    source: Source, sampler: Sampler, outputs: Sequence[TensorSpec], traced: int, generator: torch.Generator
+def probe_batch_sizes(
+    source: Source, sampler: InputSampler, outputs: Sequence[TensorSpec], traced: int, generator: torch.Generator
 ) -> Batch:
-    """The sizes of ``LADDER`` that eager mode itself runs; the archive is held to the same ones."""
-    if not source.varies:
+    """Return the sizes of ``LADDER`` that eager mode itself runs; the archive must run the same ones."""
+    if not source.has_dynamic_size:
         return Batch(0, limits="fixed shapes: the elements of a batch are not independent")
-    lead = "batch" if source.batch_ndim else source.sizes[0]
+    size_name = "batch" if source.batch_ndim else source.sizes[0]
     sizes, limits = [], []
     for size in sorted({*LADDER, traced}):
-        if numbers_at(source, (*source.inputs, *outputs), sampler, size) > NUMBERS:
-            limits.append(f"{lead} {size}: not run, inputs and outputs would hold more than {NUMBERS} numbers")
+        if count_numbers(source, (*source.inputs, *outputs), sampler, size) > MAX_NUMBERS:
+            limits.append(f"{size_name} {size}: not run, inputs and outputs would hold more than {MAX_NUMBERS} numbers")
             continue
         inputs = sampler.draw(size, generator)
         try:
-            if size == 0 and source.differentiates:
-                # Backward formulas of torch's have ended processes there.
-                isolated(evaluate, source, inputs)
+            if size == 0 and source.uses_autograd:
+                # Some of torch's backward formulas crash the process at size 0.
+                run_in_fork(evaluate, source, inputs)
             evaluate(source, inputs)
         except WarmupError as error:
-            limits.append(f"{lead} {size}: {error.details.get('got', error.what)}")
-        except NotRun as error:
-            limits.append(f"{lead} {size}: {error}")
+            limits.append(f"{size_name} {size}: {error.details.get('got', error.what)}")
+        except ForkFailedError as error:
+            limits.append(f"{size_name} {size}: {error}")
         else:
             sizes.append(size)
     return Batch(source.batch_ndim, tuple(sizes), (0, 1, 2) if source.batch_ndim else (), "; ".join(limits))
 
 
-def numbers_at(source: Source, specs: Sequence[TensorSpec], sampler: Sampler, size: int | Mapping[str, int]) -> int:
-    """How many numbers these variables have at a size of the batch, or of the first open size, or at open sizes."""
-    lead = size if source.batch_ndim and isinstance(size, int) else 1
-    return lead * sum(math.prod(spec.sized(sampler.sizes(size))) for spec in specs)
+def count_numbers(
+    source: Source, specs: Sequence[TensorSpec], sampler: InputSampler, size: int | Mapping[str, int]
+) -> int:
+    """Count the numbers in these variables at a size of the batch, or of the first open size, or at open sizes."""
+    batch_size = size if source.batch_ndim and isinstance(size, int) else 1
+    return batch_size * sum(math.prod(spec.resolve_shape(sampler.resolve_sizes(size))) for spec in specs)

@@ -1,4 +1,4 @@
-"""Eager mode, the reference for every number: one way to run a source and to name what it returns."""
+"""Eager mode, the reference for all numbers: evaluation of a source, and the names of its outputs."""
 
 from __future__ import annotations
 
@@ -14,71 +14,69 @@ from torch.backends import opt_einsum
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exporter.archive.tensor_spec import FLOATING
-from exporter.common.errors import CaptureError, TorchferryError, WarmupError, first_line
-from exporter.common.user_code import NOT_THE_USERS
+from exporter.common.errors import CaptureError, TorchferryError, WarmupError, summarize_error
+from exporter.common.user_code import INTERNAL_PATH_PREFIXES
 from exporter.model.source import Inputs, Source
 
 
 @contextlib.contextmanager
-def inference_conditions(source: Source) -> Iterator[None]:
-    """No gradients, no parameter that asks for one, one thread, and the default dtype the source is meant for.
+def eager_context(source: Source) -> Iterator[None]:
+    """Switch off gradients, also of parameters; use one thread and the source's default dtype.
 
     Parameters that require grad make neml2 call an ``autograd.Function``, which a trace cannot hold. A model that
-    takes gradients itself has them on, its parameters as they are, and attention in the form that it is captured in:
-    torch's fused kernels differ in rounding, and belong to a device. All is put back afterwards: the module belongs to
-    the user.
-    """
-    asked = [p for p in source.named.parameters() if p.requires_grad and not source.differentiates]
+    takes gradients itself has them on, its parameters unchanged, and attention in the form that is captured:
+    torch's fused kernels differ in rounding, and belong to a device. All is restored afterwards: the module belongs to
+    the user."""
+    parameters = [p for p in source.parameter_module.parameters() if p.requires_grad and not source.uses_autograd]
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    for parameter in asked:
+    for parameter in parameters:
         parameter.requires_grad_(False)
     torch.set_default_dtype(source.default_dtype)
     torch.set_num_threads(1)
     try:
-        with torch.set_grad_enabled(source.differentiates), gradients_kept(source):
-            with as_captured() if source.differentiates else contextlib.nullcontext():
+        with torch.set_grad_enabled(source.uses_autograd), preserve_grads(source):
+            with deterministic_kernels() if source.uses_autograd else contextlib.nullcontext():
                 yield
     finally:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
-        for parameter in asked:
+        for parameter in parameters:
             parameter.requires_grad_(True)
 
 
 @contextlib.contextmanager
-def as_captured() -> Iterator[None]:
-    """Forms of operations that are the same for every device and size: attention by its formula, sums of products from
-    left to right."""
-    ordered, opt_einsum.enabled = opt_einsum.enabled, False
+def deterministic_kernels() -> Iterator[None]:
+    """Use forms of operations that are the same for every device and size: attention by its formula, sums of products
+    from left to right."""
+    was_enabled, opt_einsum.enabled = opt_einsum.enabled, False
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        opt_einsum.enabled = ordered
+        opt_einsum.enabled = was_enabled
 
 
 @contextlib.contextmanager
-def gradients_kept(source: Source) -> Iterator[None]:
-    """What a model leaves in ``.grad`` of its parameters is gone afterwards; it finds none, and what the user has there
-    is not touched."""
-    before = [(p, p.grad) for p in source.named.parameters() if source.differentiates]
-    for parameter, _ in before:
+def preserve_grads(source: Source) -> Iterator[None]:
+    """Clear ``.grad`` of the parameters for the model and restore the user's afterwards, dropping what the model leaves
+    there."""
+    saved_grads = [(p, p.grad) for p in source.parameter_module.parameters() if source.uses_autograd]
+    for parameter, _ in saved_grads:
         parameter.grad = None
     try:
         yield
     finally:
-        for parameter, gradient in before:
+        for parameter, gradient in saved_grads:
             parameter.grad = gradient
 
 
 def evaluate(source: Source, inputs: Inputs, *, attached: bool = False) -> dict[str, torch.Tensor]:
-    """Outputs by name. Call it under ``inference_conditions``.
+    """Return outputs by name. Call it under ``eager_context``.
 
-    ``attached``: with what autograd keeps of a model that takes gradients itself. What the model raises comes out as
-    ``WarmupError`` with the line that raised it.
-    """
-    if source.differentiates and not attached:
-        # It may ask for gradients by its inputs, which belong to the caller, and return .grad, which it writes to.
+    ``attached``: keep the autograd graph of a model that takes gradients itself. An exception of the model becomes a
+    ``WarmupError`` with the line that raised it."""
+    if source.uses_autograd and not attached:
+        # It may take gradients with respect to its inputs, the caller's own, and return .grad, which it writes.
         outputs = evaluate(source, tuple(t.detach() for t in inputs), attached=True)
         return {name: value.detach().clone() for name, value in outputs.items()}
     try:
@@ -91,36 +89,37 @@ def evaluate(source: Source, inputs: Inputs, *, attached: bool = False) -> dict[
         raise WarmupError(
             f"model {source.name!r} fails in eager mode",
             check="eager mode",
-            where=raised_at(error),
-            got=first_line(error),
+            where=user_traceback_location(error),
+            got=summarize_error(error),
             expected="outputs for inputs " + "; ".join(f"{s.name} {list(t.shape)} {s.dtype}" for s, t in shapes),
-            mend="give inputs that the model is meant for: --inputs FILE, or mend its signature (shapes, dtypes)"
-            + "; a leading batch is implied: batch_ndim=0 where the shapes are whole" * bool(source.batch_ndim)
-            + ("; integers were drawn as 0 and 1: a TensorSpec may say sampling=Sampling('uniform', 0, 10)" * integers),
+            mend="pass inputs in the range the model is made for: --inputs FILE, or fix its signature (shapes, dtypes)"
+            + "; a leading batch dimension is implied: use batch_ndim=0 if the shapes are full"
+            * bool(source.batch_ndim)
+            + ("; integers were drawn as 0 and 1: a TensorSpec may set sampling=Sampling('uniform', 0, 10)" * integers),
         ) from error
-    return flatten(result, source)
+    return normalize_outputs(result, source)
 
 
-def raised_at(error: BaseException) -> str:
-    """``file:line`` of the innermost frame of an exception that is neither torch's nor torchferry's."""
+def user_traceback_location(error: BaseException) -> str:
+    """Return ``file:line`` of the innermost frame of an exception that is neither torch's nor torchferry's."""
     trace, where = error.__traceback__, ""
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not name.startswith(NOT_THE_USERS):
+        if not name.startswith(INTERNAL_PATH_PREFIXES):
             where = f"{name}:{trace.tb_lineno}"
         trace = trace.tb_next
     return where
 
 
-def flatten(result: Any, source: Source) -> dict[str, torch.Tensor]:
-    """A tensor, a tuple, a named tuple or a dict of tensors as a dict; raises ``CaptureError`` for the rest."""
+def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
+    """Return a tensor, a tuple, a named tuple or a dict of tensors as a dict; raise ``CaptureError`` for the rest."""
     declared = [spec.name for spec in source.outputs]
     if isinstance(result, torch.Tensor):
-        named: dict[Any, Any] = {(declared or ["output"])[0]: result}
+        outputs: dict[Any, Any] = {(declared or ["output"])[0]: result}
     elif isinstance(result, Mapping):
-        named = dict(result)
+        outputs = dict(result)
     elif isinstance(result, tuple) and hasattr(result, "_fields"):
-        named = result._asdict()  # pyright: ignore[reportAttributeAccessIssue]
+        outputs = result._asdict()  # pyright: ignore[reportAttributeAccessIssue]
     elif isinstance(result, (tuple, list)):
         names = declared or [f"output_{i}" for i in range(len(result))]
         if len(names) != len(result):
@@ -131,54 +130,58 @@ def flatten(result: Any, source: Source) -> dict[str, torch.Tensor]:
                 expected=f"{len(names)}: {', '.join(names)}",
                 mend="declare every output in the signature, in order",
             )
-        named = dict(zip(names, result, strict=True))
+        outputs = dict(zip(names, result, strict=True))
     else:
-        named = {(declared or ["output"])[0]: result}
-    for name, value in named.items():
+        outputs = {(declared or ["output"])[0]: result}
+    for name, value in outputs.items():
         if not isinstance(value, torch.Tensor) or not isinstance(name, str):
             raise CaptureError(
                 f"model {source.name!r} returns something that is not a tensor",
                 check="outputs",
-                where=f"output {name!r}" + _forward_of(source),
+                where=f"output {name!r}" + _describe_forward_line(source),
                 got=type(value).__name__ if isinstance(name, str) else f"the key {name!r}",
                 expected="a tensor, or a tuple or dict (by name) of tensors",
-                mend="return tensors only; wrap the module in one whose forward picks them out",
+                mend="return tensors only; wrap the module in one whose forward selects them",
             )
         if value.layout != torch.strided:
             raise CaptureError(
                 f"model {source.name!r} returns a sparse tensor",
                 check="outputs",
-                where=f"output {name!r}" + _forward_of(source),
+                where=f"output {name!r}" + _describe_forward_line(source),
                 got=str(value.layout),
                 expected="a dense tensor",
                 mend="return value.to_dense()",
             )
-    if not named:
+    if not outputs:
         raise CaptureError(f"model {source.name!r} returns nothing", check="outputs", expected="at least one tensor")
-    if declared and list(named) != declared:
-        if set(named) != set(declared):
+    if declared and list(outputs) != declared:
+        if set(outputs) != set(declared):
             raise CaptureError(
                 f"model {source.name!r} does not return the outputs that it declares",
                 check="outputs",
-                got=", ".join(named),
+                got=", ".join(outputs),
                 expected=", ".join(declared),
             )
-        named = {name: named[name] for name in declared}
-    return named
+        outputs = {name: outputs[name] for name in declared}
+    return outputs
 
 
-def forward_line(source: Source) -> str:
-    """Where the model's ``forward`` begins: the place of last resort for a finding about the whole."""
-    code = forward_code(source.named)
+def find_forward_line(source: Source) -> str:
+    """Return where the model's ``forward`` begins, the fallback location for a finding about the whole model."""
+    code = get_forward_code(source.parameter_module)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
-def forward_code(module: nn.Module) -> CodeType | None:
-    """Of a function that was made a module, the function's."""
-    own = vars(module).get("forward")
-    return getattr(inspect.unwrap(own) if own is not None else getattr(type(module), "forward", None), "__code__", None)
+def get_forward_code(module: nn.Module) -> CodeType | None:
+    """Return the code of ``forward``; for a module made from a function, the function's."""
+    instance_forward = vars(module).get("forward")
+    return getattr(
+        inspect.unwrap(instance_forward) if instance_forward is not None else getattr(type(module), "forward", None),
+        "__code__",
+        None,
+    )
 
 
-def _forward_of(source: Source) -> str:
-    line = forward_line(source)
+def _describe_forward_line(source: Source) -> str:
+    line = find_forward_line(source)
     return f", of forward at {line}" if line else ""

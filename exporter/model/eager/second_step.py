@@ -1,5 +1,5 @@
-"""The step after one from rest. Where every history variable is zero in what was recorded, as it is in a user's example
-of a first step, no case would show what an implicit model makes of a history."""
+"""A second time step after a first step from rest. If every history variable is zero in the recorded call, as in a
+user's example of a first step, no case would show how an implicit model uses a history."""
 
 from __future__ import annotations
 
@@ -8,66 +8,71 @@ from collections.abc import Mapping
 
 import torch
 
-from exporter.archive.load_history import lag_of
+from exporter.archive.load_history import parse_lag
 from exporter.archive.tensor_spec import FLOATING
 from exporter.model.eager.evaluation import evaluate
-from exporter.model.implicit.implicit_update import newton_info
-from exporter.model.implicit.newton_solver import CONVERGED, loops
+from exporter.model.implicit.implicit_update import collect_newton_info
+from exporter.model.implicit.newton_solver import CONVERGED, find_solvers
 from exporter.model.source import Inputs, Source
 
 
-def continued(source: Source) -> Source:
-    """The source with a second recorded call, if it has one, a batch, Newton loops, and a history of zeros.
+def append_second_step(source: Source) -> Source:
+    """Add a second recorded call to a source with one call, a batch, Newton solvers, and a history of zeros.
 
-    States are what the first step gave; what is prescribed goes on at its rate: ``x + (x - x~1)``. Where some of it has
-    no ``x~1`` there is no rate, and no second call: a step in which nothing moves may stand at a kink, as yielding is.
-    Elements that do not converge in this step, or are not finite, have none, and none has one where the model raises an
-    error. Call it under ``inference_conditions``.
-    """
-    if len(source.calls) != 1 or source.batch_ndim != 1 or not loops(source.named):
+    States are the outputs of the first step; prescribed variables go on at their rate: ``x + (x - x~1)``. If some of
+    them have no ``x~1`` there is no rate, and no second call: a step in which nothing moves may be at a kink, as
+    yielding is. Elements that do not converge in this step, or are not finite, are left out, and no call is added if
+    the model raises an error. Call it under ``eager_context``."""
+    if len(source.calls) != 1 or source.batch_ndim != 1 or not find_solvers(source.parameter_module):
         return source
-    given = dict(zip((s.name for s in source.inputs), source.calls[0], strict=True))
-    old = [s.name for s in source.inputs if lag_of(s.name)[0] != s.name and s.dtype in FLOATING]
+    inputs = dict(zip((s.name for s in source.inputs), source.calls[0], strict=True))
+    lagged_names = [s.name for s in source.inputs if parse_lag(s.name)[0] != s.name and s.dtype in FLOATING]
     try:
-        outputs = _outputs(source, source.calls[0])
-        fed = [n for n in old if lag_of(n)[0] in outputs]
-        prescribed = [s.name for s in source.inputs if s.name not in (*old, *outputs) and s.dtype in FLOATING]
-        if not fed or any(bool(given[n].any()) for n in fed) or any(f"{n}~1" not in given for n in prescribed):
+        outputs = _evaluate_outputs(source, source.calls[0])
+        state_names = [n for n in lagged_names if parse_lag(n)[0] in outputs]
+        prescribed = [s.name for s in source.inputs if s.name not in (*lagged_names, *outputs) and s.dtype in FLOATING]
+        if (
+            not state_names
+            or any(bool(inputs[n].any()) for n in state_names)
+            or any(f"{n}~1" not in inputs for n in prescribed)
+        ):
             return source
-        following = tuple(_next(name, given, outputs) for name in given)
-        good = _solved(source, following)
+        next_inputs = tuple(_advance_variable(name, inputs, outputs) for name in inputs)
+        converged = _find_converged(source, next_inputs)
     except Exception:
-        # Whatever it is that a model raises: it is said of the inputs that were given.
+        # Any error of the model is reported for the given inputs instead.
         return source
-    if not bool(good.any()):
+    if not bool(converged.any()):
         return source
-    return dataclasses.replace(source, calls=(*source.calls, tuple(t[good] for t in following)))
+    return dataclasses.replace(source, calls=(*source.calls, tuple(t[converged] for t in next_inputs)))
 
 
-def _next(name: str, given: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    base, lag = lag_of(name)
-    now, before = given[name], given.get(f"{name}~1")
+def _advance_variable(
+    name: str, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    base, lag = parse_lag(name)
+    now, before = inputs[name], inputs.get(f"{name}~1")
     if base != name:
         earlier = base if lag == 1 else f"{base}~{lag - 1}"
-        following = outputs.get(earlier, given.get(earlier, now))
+        value = outputs.get(earlier, inputs.get(earlier, now))
     elif name in outputs:
-        following = outputs[name]
+        value = outputs[name]
     else:
-        following = now + (now - before) if before is not None and now.is_floating_point() else now
-    return following.to(now.dtype).expand_as(now).clone()
+        value = now + (now - before) if before is not None and now.is_floating_point() else now
+    return value.to(now.dtype).expand_as(now).clone()
 
 
-def _outputs(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
-    found = evaluate(source, tuple(t.clone() for t in inputs))
-    return {name: value.detach().clone() for name, value in found.items()}
+def _evaluate_outputs(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
+    outputs = evaluate(source, tuple(t.clone() for t in inputs))
+    return {name: value.detach().clone() for name, value in outputs.items()}
 
 
-def _solved(source: Source, inputs: Inputs) -> torch.Tensor:
-    """Which elements of the batch have converged, with numbers that are finite."""
+def _find_converged(source: Source, inputs: Inputs) -> torch.Tensor:
+    """Return which elements of the batch have converged with finite numbers."""
     count = inputs[0].shape[0]
-    status = newton_info(source, *(t.clone() for t in inputs))[2].reshape(count, -1)
-    good = (status == CONVERGED).all(1)
-    for value in (*inputs, *_outputs(source, inputs).values()):
+    status = collect_newton_info(source, *(t.clone() for t in inputs))[2].reshape(count, -1)
+    converged = (status == CONVERGED).all(1)
+    for value in (*inputs, *_evaluate_outputs(source, inputs).values()):
         if value.is_floating_point() and value.shape[:1] == (count,):
-            good &= torch.isfinite(value).reshape(count, -1).all(1)
-    return good
+            converged &= torch.isfinite(value).reshape(count, -1).all(1)
+    return converged

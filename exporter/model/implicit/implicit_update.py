@@ -1,11 +1,10 @@
-"""Models that solve a nonlinear system at every call: ``ImplicitUpdate``, and what every such model shares.
+"""Models that solve a nonlinear system at every call: ``ImplicitUpdate``, and the parts that all such models share.
 
-The solution ``u`` of ``r(u, g) = 0`` is found by Newton's method, which is one operation to whatever captures or
-differentiates the model. Its derivatives are those of the implicit function theorem, ``du/dg = -(dr/du)^-1 dr/dg``: the
+The solution ``u`` of ``r(u, g) = 0`` is found by Newton's method, which is one operation to the code that captures or
+differentiates the model. Its derivatives follow from the implicit function theorem, ``du/dg = -(dr/du)^-1 dr/dg``: the
 solution is returned as ``u + (dr/du)^-1 (r - r(u, g))``, where all but the last ``r(u, g)`` are constants, so that the
 value is ``u`` and the derivative that of one Newton step (Simo and Hughes, Computational Inelasticity, 1998, sec. 3.6;
-Blondel et al., Efficient and Modular Implicit Differentiation, 2022, eq. 2).
-"""
+Blondel et al., Efficient and Modular Implicit Differentiation, 2022, eq. 2)."""
 
 from __future__ import annotations
 
@@ -20,79 +19,80 @@ import torch
 from torch import nn
 
 from exporter.archive.tensor_spec import FLOATING, Signature, TensorSpec
-from exporter.common.errors import UsageError, near
-from exporter.common.parameter_swap import moved
-from exporter.model.argument_binding import Bound
-from exporter.model.implicit.newton_solver import Newton, OnFailure, Settings, loops
+from exporter.common.errors import UsageError, suggest_names
+from exporter.common.parameter_swap import swap_parameters
+from exporter.model.argument_binding import BoundForward
+from exporter.model.implicit.newton_solver import NewtonSolver, OnFailure, Settings, find_solvers
 from exporter.model.source import Source
 
 
 @dataclass(frozen=True)
-class Info:
-    """Of one solve, by element: iterations (int64), the norm of the residual, status (int64)."""
+class SolveInfo:
+    """The record of one solve, by element: iterations (int64), norm of the residual, status (int64)."""
 
-    loop: Newton
+    loop: NewtonSolver
     iterations: torch.Tensor
     residual_norm: torch.Tensor
     status: torch.Tensor
 
 
-_LISTENING: ContextVar[list[Info] | None] = ContextVar("torchferry_newton_info", default=None)
+_SOLVE_LISTENER: ContextVar[list[SolveInfo] | None] = ContextVar("torchferry_newton_info", default=None)
 
 
 @contextlib.contextmanager
-def solves() -> Iterator[list[Info]]:
-    """What the solves that are run while this lasts say of themselves, in their order."""
-    found: list[Info] = []
-    token = _LISTENING.set(found)
+def record_solves() -> Iterator[list[SolveInfo]]:
+    """Collect the records of all solves that run inside this context, in order."""
+    infos: list[SolveInfo] = []
+    token = _SOLVE_LISTENER.set(infos)
     try:
-        yield found
+        yield infos
     finally:
-        _LISTENING.reset(token)
+        _SOLVE_LISTENER.reset(token)
 
 
-def newton_info(source: Source, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Iterations, norm of the residual and status of one run; several solves stand in the last dimension."""
-    with solves() as told:
+def collect_newton_info(source: Source, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return iterations, residual norm and status of one run; several solves are stacked in the last dimension."""
+    with record_solves() as infos:
         source.module(*inputs)
-    order = list(loops(source.named).values())
-    found = sorted(told, key=lambda info: order.index(info.loop))
-    parts = zip(*((i.iterations, i.residual_norm.double(), i.status) for i in found), strict=True)
-    return tuple(of[0] if len(of) == 1 else torch.stack(of, -1) for of in parts)
+    order = list(find_solvers(source.parameter_module).values())
+    ordered = sorted(infos, key=lambda info: order.index(info.loop))
+    parts = zip(*((i.iterations, i.residual_norm.double(), i.status) for i in ordered), strict=True)
+    return tuple(part[0] if len(part) == 1 else torch.stack(part, -1) for part in parts)
 
 
 Residual = Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor]
 
 
-def solution(loop: Newton, guess: torch.Tensor, given: Sequence[torch.Tensor], residual: Residual) -> torch.Tensor:
-    """``u`` of shape ``(batch, n)``, with derivatives by what is given and by the parameters of the residual; NaN where
-    ``loop`` is told to say so."""
-    held = loop.held(given)
-    tangents = torch.is_grad_enabled() and any(t.requires_grad for t in held)
-    u, matrix, iterations, norm, status, factor = loop(guess.detach(), [t.detach() for t in held], tangents)
-    listening = _LISTENING.get()
+def solve_implicit(
+    loop: NewtonSolver, guess: torch.Tensor, batch_args: Sequence[torch.Tensor], residual: Residual
+) -> torch.Tensor:
+    """Return ``u`` of shape ``(batch, n)``, with derivatives by ``batch_args`` and by the parameters of the residual;
+    NaN for elements that do not converge if ``loop`` is set to that."""
+    args = loop.collect_args(batch_args)
+    tangents = torch.is_grad_enabled() and any(t.requires_grad for t in args)
+    u, matrix, iterations, norm, status, factor = loop(guess.detach(), [t.detach() for t in args], tangents)
+    listening = _SOLVE_LISTENER.get()
     if listening is not None:
-        listening.append(Info(loop, iterations, norm, status))
+        listening.append(SolveInfo(loop, iterations, norm, status))
     if tangents:
-        rest = residual(u.detach(), held)
-        u = u.detach() + torch.linalg.solve_ex(matrix.detach(), rest.detach() - rest)[0]
+        residual_value = residual(u.detach(), args)
+        u = u.detach() + torch.linalg.solve_ex(matrix.detach(), residual_value.detach() - residual_value)[0]
     return u * factor.detach().unsqueeze(-1)
 
 
 class ImplicitUpdate(nn.Module):
-    """Unknowns that make residuals zero, each element of a batch for itself.
+    """A solver for the unknowns that make residuals zero, for each element of a batch by itself.
 
-    ``residual`` has a ``signature`` (or is wrapped in a ``Part``): it takes the unknowns and what is given, and returns
+    ``residual`` has a ``signature`` (or is wrapped in a ``Part``): it takes the unknowns and other inputs, and returns
     a residual for every unknown, of its shape. ``unknowns`` are names, for which the residual of ``x`` is
     ``x_residual``, or a mapping from unknown to residual. The first guess of ``x`` is what ``predictor`` returns under
-    that name, else the previous value ``x~1`` where that is among the inputs, else an input ``x`` of the update.
+    that name, else the previous value ``x~1`` if that is among the inputs, else an input ``x`` of the update.
 
-    The update takes what is given (and the guesses), and returns the unknowns. An element that does not converge is NaN
-    (``on_failure="nan"``), its last iterate (``"last"``), or an error (``"raise"``).
+    The update takes the other inputs (and the guesses), and returns the unknowns. An element that does not converge is
+    NaN (``on_failure="nan"``), its last iterate (``"last"``), or an error (``"raise"``).
 
     Raises ``UsageError`` for unknowns that the residual does not take, that have no residual, or whose residual has
-    another shape, and for settings with which nothing converges.
-    """
+    another shape, and for settings with which no element converges."""
 
     def __init__(
         self,
@@ -106,84 +106,96 @@ class ImplicitUpdate(nn.Module):
     ) -> None:
         super().__init__()
         self.label = name
-        signature = _signature(residual, "residual")
+        signature = _require_signature(residual, "residual")
         pairs = dict(unknowns) if isinstance(unknowns, Mapping) else {n: f"{n}_residual" for n in unknowns}
-        self._unknowns = _paired(pairs, signature)
+        self._unknowns = _match_unknowns(pairs, signature)
         self._residuals = list(pairs.values())
-        self._returned = [s.name for s in signature.outputs]
-        self._taken = [s.name for s in signature.inputs]
-        self._given = [n for n in self._taken if n not in pairs]
-        foreseen = _signature(predictor, "predictor") if predictor is not None else Signature((), ())
-        self._predicted = [s.name for s in foreseen.outputs]
-        self._foresees = [s.name for s in foreseen.inputs]
-        known = {s.name: s for s in (*signature.inputs, *foreseen.inputs)}
-        self._first = {n: n if n in self._predicted or f"{n}~1" not in known else f"{n}~1" for n in pairs}
-        _refuse_other_guesses(self._unknowns, self._first, known | {s.name: s for s in foreseen.outputs})
-        guesses = [self._first[n] for n in pairs if n not in self._predicted]
-        inputs = dict.fromkeys([*self._given, *guesses, *self._foresees])
-        self.signature = Signature(tuple(known[n] for n in inputs), tuple(self._unknowns.values()))
+        self._output_names = [s.name for s in signature.outputs]
+        self._input_names = [s.name for s in signature.inputs]
+        self._given_names = [n for n in self._input_names if n not in pairs]
+        predictor_signature = _require_signature(predictor, "predictor") if predictor is not None else Signature((), ())
+        self._predictor_outputs = [s.name for s in predictor_signature.outputs]
+        self._predictor_inputs = [s.name for s in predictor_signature.inputs]
+        specs = {s.name: s for s in (*signature.inputs, *predictor_signature.inputs)}
+        self._guess_names = {n: n if n in self._predictor_outputs or f"{n}~1" not in specs else f"{n}~1" for n in pairs}
+        _check_guesses(self._unknowns, self._guess_names, specs | {s.name: s for s in predictor_signature.outputs})
+        guesses = [self._guess_names[n] for n in pairs if n not in self._predictor_outputs]
+        inputs = dict.fromkeys([*self._given_names, *guesses, *self._predictor_inputs])
+        self.signature = Signature(tuple(specs[n] for n in inputs), tuple(self._unknowns.values()))
         self.residual = residual
         self.predictor = predictor
-        self._calls = Bound(residual, self._taken, name), predictor and Bound(predictor, self._foresees, name)
-        self.newton = Newton(
-            self.residuals, self.jacobian, residual, len(self._given), settings or Settings(), on_failure
+        self._calls = (
+            BoundForward(residual, self._input_names, name),
+            predictor and BoundForward(predictor, self._predictor_inputs, name),
+        )
+        self.newton = NewtonSolver(
+            self.residuals, self.jacobian, residual, len(self._given_names), settings or Settings(), on_failure
         )
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        leads = [t.shape[: t.ndim - len(s.shape)] for s, t in zip(self.signature.inputs, inputs, strict=True)]
-        # A capture has one batch, whose size is not a number to it.
-        numbers = all(type(size) is int for lead in leads for size in lead)
-        if any(len(lead) != 1 for lead in leads) or (numbers and len(set(leads)) > 1):
-            return self._of_any_batch(inputs, torch.broadcast_shapes(*leads))
+        batch_shapes = [t.shape[: t.ndim - len(s.shape)] for s, t in zip(self.signature.inputs, inputs, strict=True)]
+        # A capture has one batch dimension, whose size is symbolic.
+        numbers = all(type(size) is int for batch_shape in batch_shapes for size in batch_shape)
+        if any(len(batch_shape) != 1 for batch_shape in batch_shapes) or (numbers and len(set(batch_shapes)) > 1):
+            return self._broadcast_forward(inputs, torch.broadcast_shapes(*batch_shapes))
         values = dict(zip((s.name for s in self.signature.inputs), inputs, strict=True))
-        guess = {n: values[first] for n, first in self._first.items() if first in values}
+        guess = {n: values[guess_name] for n, guess_name in self._guess_names.items() if guess_name in values}
         if self._calls[1]:
-            found = _named(self._calls[1](*(values[n] for n in self._foresees)), self._predicted)
-            guess |= {n: found[n] for n in self._unknowns if n in found}
-        given = [values[n] for n in self._given]
-        u = solution(self.newton, _flat([guess[n] for n in self._unknowns]), given, self.residuals)
+            predictions = _name_outputs(
+                self._calls[1](*(values[n] for n in self._predictor_inputs)), self._predictor_outputs
+            )
+            guess |= {n: predictions[n] for n in self._unknowns if n in predictions}
+        batch_args = [values[n] for n in self._given_names]
+        u = solve_implicit(self.newton, _flatten([guess[n] for n in self._unknowns]), batch_args, self.residuals)
         return tuple(self._split(u).values())
 
-    def _of_any_batch(self, inputs: Sequence[torch.Tensor], lead: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        whole = zip(self.signature.inputs, inputs, strict=True)
-        flat = [t.expand((*lead, *s.fixed)).reshape((-1, *s.fixed)) for s, t in whole]
-        return tuple(v.reshape((*lead, *v.shape[1:])) for v in self.forward(*flat))
+    def _broadcast_forward(
+        self, inputs: Sequence[torch.Tensor], batch_shape: Sequence[int]
+    ) -> tuple[torch.Tensor, ...]:
+        pairs = zip(self.signature.inputs, inputs, strict=True)
+        flat = [t.expand((*batch_shape, *s.static_shape)).reshape((-1, *s.static_shape)) for s, t in pairs]
+        return tuple(v.reshape((*batch_shape, *v.shape[1:])) for v in self.forward(*flat))
 
-    def residuals(self, u: torch.Tensor, held: Sequence[torch.Tensor]) -> torch.Tensor:
-        """``(batch, n)``, in the order of the unknowns. ``held``: what is given, then the residual's parameters."""
-        count = len(self._given)
-        values = dict(zip(self._given, held[:count], strict=True)) | self._split(u)
-        others = dict(zip(self.newton.names, held[count:], strict=True))
-        with moved(self.residual, others):
-            found = _named(self._calls[0](*(values[n] for n in self._taken)), self._returned)
-        return _flat([found[n] for n in self._residuals])
+    def residuals(self, u: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the residuals ``(batch, n)`` in the order of the unknowns. ``args``: other inputs, then parameters."""
+        count = len(self._given_names)
+        values = dict(zip(self._given_names, args[:count], strict=True)) | self._split(u)
+        parameters = dict(zip(self.newton.names, args[count:], strict=True))
+        with swap_parameters(self.residual, parameters):
+            outputs = _name_outputs(self._calls[0](*(values[n] for n in self._input_names)), self._output_names)
+        return _flatten([outputs[n] for n in self._residuals])
 
-    def jacobian(self, u: torch.Tensor, held: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(batch, n, n)``, and the residual: one backward pass of a batch that is repeated for every row."""
-        rows, n = u.shape
-        count = len(self._given)
+    def jacobian(self, u: torch.Tensor, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``(batch, n, n)`` and the residual, by one backward pass of a batch repeated for every row."""
+        batch_size, n = u.shape
+        count = len(self._given_names)
         with torch.enable_grad():
-            tall = _repeated(u.detach(), n).requires_grad_(True)
-            given = [_repeated(t.detach(), n) for t in held[:count]]
-            found = self.residuals(tall, [*given, *(t.detach() for t in held[count:])])
-            seeds = torch.eye(n, dtype=u.dtype, device=u.device).unsqueeze(1).expand(n, rows, n).reshape(n * rows, n)
-            (matrix,) = torch.autograd.grad(found, tall, seeds, allow_unused=True, materialize_grads=True)
-        return matrix.reshape(n, rows, n).movedim(0, 1).contiguous().detach(), found[:rows].detach()
+            tall = _repeat(u.detach(), n).requires_grad_(True)
+            batch_args = [_repeat(t.detach(), n) for t in args[:count]]
+            residual = self.residuals(tall, [*batch_args, *(t.detach() for t in args[count:])])
+            seeds = (
+                torch.eye(n, dtype=u.dtype, device=u.device)
+                .unsqueeze(1)
+                .expand(n, batch_size, n)
+                .reshape(n * batch_size, n)
+            )
+            (matrix,) = torch.autograd.grad(residual, tall, seeds, allow_unused=True, materialize_grads=True)
+        return matrix.reshape(n, batch_size, n).movedim(0, 1).contiguous().detach(), residual[:batch_size].detach()
 
     def _split(self, u: torch.Tensor) -> dict[str, torch.Tensor]:
-        at, found = 0, {}
+        offset, unknowns = 0, {}
         for name, spec in self._unknowns.items():
-            size = math.prod(spec.fixed)
-            found[name] = u[:, at : at + size].reshape(-1, *spec.fixed)
-            at += size
-        return found
+            size = math.prod(spec.static_shape)
+            unknowns[name] = u[:, offset : offset + size].reshape(-1, *spec.static_shape)
+            offset += size
+        return unknowns
 
 
-def _refuse_other_guesses(
-    unknowns: Mapping[str, TensorSpec], first: Mapping[str, str], known: Mapping[str, TensorSpec]
+def _check_guesses(
+    unknowns: Mapping[str, TensorSpec], guess_names: Mapping[str, str], specs: Mapping[str, TensorSpec]
 ) -> None:
     for name, spec in unknowns.items():
-        guess = known[first[name]]
+        guess = specs[guess_names[name]]
         if (guess.shape, guess.dtype) != (spec.shape, spec.dtype):
             raise UsageError(
                 f"the first guess of {name!r} has another shape or dtype",
@@ -194,15 +206,15 @@ def _refuse_other_guesses(
             )
 
 
-def _flat(values: Sequence[torch.Tensor]) -> torch.Tensor:
+def _flatten(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([v.reshape(v.shape[0], math.prod(v.shape[1:])) for v in values], -1)
 
 
-def _repeated(value: torch.Tensor, times: int) -> torch.Tensor:
+def _repeat(value: torch.Tensor, times: int) -> torch.Tensor:
     return value.expand(times, *value.shape).reshape(times * value.shape[0], *value.shape[1:])
 
 
-def _named(result: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
+def _name_outputs(result: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
     if isinstance(result, Mapping):
         missing = [name for name in names if name not in result]
         if missing:
@@ -216,7 +228,7 @@ def _named(result: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
     return dict(zip(names, values, strict=True))
 
 
-def _signature(module: nn.Module, what: str) -> Signature:
+def _require_signature(module: nn.Module, what: str) -> Signature:
     signature = getattr(module, "signature", None)
     if not isinstance(signature, Signature) or not signature.outputs or not signature.batch_ndim:
         raise UsageError(
@@ -228,36 +240,41 @@ def _signature(module: nn.Module, what: str) -> Signature:
     return signature
 
 
-def _paired(pairs: Mapping[str, str], signature: Signature) -> dict[str, TensorSpec]:
-    """The unknowns; raises ``UsageError`` where the system is not one residual for each of them."""
-    taken, returned = ({s.name: s for s in side} for side in (signature.inputs, signature.outputs))
+def _match_unknowns(pairs: Mapping[str, str], signature: Signature) -> dict[str, TensorSpec]:
+    """Return the unknowns' specs; raise ``UsageError`` unless the system has one residual for each unknown."""
+    inputs, outputs = ({s.name: s for s in side} for side in (signature.inputs, signature.outputs))
     if not pairs:
-        raise UsageError("an implicit update has no unknowns", expected=f"some of {', '.join(taken)}")
+        raise UsageError("an implicit update has no unknowns", expected=f"some of {', '.join(inputs)}")
     for unknown, residual in pairs.items():
-        if unknown not in taken:
-            raise UsageError(f"the residual does not take the unknown {unknown!r}", expected=near(unknown, taken))
-        if residual not in returned:
+        if unknown not in inputs:
+            raise UsageError(
+                f"the residual does not take the unknown {unknown!r}", expected=suggest_names(unknown, inputs)
+            )
+        if residual not in outputs:
             raise UsageError(
                 f"the unknown {unknown!r} has no residual",
-                got=f"the residual module returns {', '.join(returned)}",
+                got=f"the residual module returns {', '.join(outputs)}",
                 expected=f"an output {residual!r}",
                 mend="name the residual of each unknown: unknowns={'x': 'name of its residual'}",
             )
-        of, by = taken[unknown], returned[residual]
-        if (of.shape, of.dtype) != (by.shape, by.dtype) or of.dtype not in FLOATING:
+        unknown_spec, residual_spec = inputs[unknown], outputs[residual]
+        if (unknown_spec.shape, unknown_spec.dtype) != (
+            residual_spec.shape,
+            residual_spec.dtype,
+        ) or unknown_spec.dtype not in FLOATING:
             raise UsageError(
                 f"the residual {residual!r} is not one equation for each component of {unknown!r}",
-                got=f"{by.describe()}, and {of.describe()}",
+                got=f"{residual_spec.describe()}, and {unknown_spec.describe()}",
                 expected="one shape and one floating dtype: a square system",
             )
-    unused = [n for n in returned if n not in pairs.values()]
+    unused = [n for n in outputs if n not in pairs.values()]
     if unused or len(set(pairs.values())) < len(pairs):
         raise UsageError(
             "the system is not square",
-            got=f"unknowns {', '.join(pairs)}; residuals {', '.join(returned)}",
+            got=f"unknowns {', '.join(pairs)}; residuals {', '.join(outputs)}",
             expected="one residual for each unknown, and no other output",
-            mend="compute other outputs in a module behind the update: ComposedModel([update, module])",
+            mend="compute other outputs in a module after the update: ComposedModel([update, module])",
         )
-    if len({taken[n].dtype for n in pairs}) > 1:
-        raise UsageError("the unknowns have several dtypes", got=", ".join(taken[n].describe() for n in pairs))
-    return {n: taken[n] for n in pairs}
+    if len({inputs[n].dtype for n in pairs}) > 1:
+        raise UsageError("the unknowns have several dtypes", got=", ".join(inputs[n].describe() for n in pairs))
+    return {n: inputs[n] for n in pairs}

@@ -1,10 +1,9 @@
-"""Newton's method on a batch of independent systems: the one loop that eager mode runs and the file holds.
+"""Newton's method on a batch of independent systems: the one loop that eager mode runs and the file contains.
 
-Every element stands alone: it takes its own steps, stops by its own residual, and leaves the work that is still to be
-done (the systems that have not converged are compacted). After the last iteration comes one more step with the residual
-and Jacobian that are there already, where it leads closer, so that two runs that stop an iteration apart agree far
-below the tolerances.
-"""
+Every element is solved by itself: it takes its own steps, stops by its own residual, and leaves the remaining work
+(the systems that have not converged are compacted). After the last iteration comes one more step with the residual
+and Jacobian that are already computed, if it reduces the residual, so that two runs that stop an iteration apart agree
+far below the tolerances."""
 
 from __future__ import annotations
 
@@ -27,20 +26,20 @@ STATUS = {
     SINGULAR: "the Jacobian is singular",
     NOT_FINITE: "the residual is not finite",
 }
-# What the method returns of an element that has not converged.
+# What the solver returns for an element that has not converged.
 OnFailure = Literal["nan", "last", "raise"]
 ON_FAILURE: tuple[OnFailure, ...] = ("nan", "last", "raise")
 LineSearchKind = Literal["backtracking", "strong wolfe"]
-# More elements are solved slice by slice, whose intermediate values stay in the cache.
+# Larger batches are solved slice by slice, so that intermediate values stay in the cache.
 SLICE = 4096
 
 
 @dataclass(frozen=True)
 class LineSearch:
-    """Steps are cut back by ``cutback`` until the residual has decreased; ``trials`` parts of a step are tried at most,
-    and the last one is taken.
+    """A line search that cuts steps by ``cutback`` until the residual has decreased, with at most ``trials`` trials, of
+    which the last one is taken.
 
-    With ``c`` the constant ``decrease`` and ``alpha`` the part of the step ``s``, it has decreased where ``|r|^2 <=
+    With ``c`` the constant ``decrease`` and ``alpha`` the fraction of the step ``s``, it has decreased if ``|r|^2 <=
     |r_0|^2 + 2 c alpha r_0 . s`` (``backtracking``), or ``|r|^2 <= (1 - c alpha) |r_0|^2`` (``strong wolfe``): the two
     criteria, and their names, of NEML2's ``NewtonWithLineSearch`` (neml2/csrc/aoti/newton.cpp)."""
 
@@ -52,8 +51,8 @@ class LineSearch:
 
 @dataclass(frozen=True)
 class Settings:
-    """An element has converged where ``|r| < abs_tol`` or ``|r| < rel_tol |r_0|``, in the Euclidean norm of its
-    residual; it takes ``max_its`` steps at most."""
+    """The settings of a solver: an element has converged if ``|r| < abs_tol`` or ``|r| < rel_tol |r_0|``, in the
+    Euclidean norm of its residual; it takes at most ``max_its`` steps."""
 
     abs_tol: float = 1e-10
     rel_tol: float = 1e-8
@@ -61,58 +60,59 @@ class Settings:
     line_search: LineSearch | None = None
 
     def __post_init__(self) -> None:
-        """Raises ``UsageError`` for settings with which no element can converge, or that contradict each other."""
+        """Check the settings: ``UsageError`` if no element can converge with them, or if they contradict each other."""
         for name, value in (("abs_tol", self.abs_tol), ("rel_tol", self.rel_tol)):
             if not 0.0 <= value < float("inf"):
-                raise _refused(name, value, "a number that is not negative")
+                raise _settings_error(name, value, "a number that is not negative")
         if self.abs_tol == 0.0 and self.rel_tol == 0.0:
-            raise _refused("abs_tol and rel_tol", 0.0, "one that is above zero: no residual is below zero")
+            raise _settings_error("abs_tol and rel_tol", 0.0, "one that is above zero: no residual is below zero")
         if self.rel_tol >= 1.0:
-            raise _refused("rel_tol", self.rel_tol, "less than 1: every first guess would do")
+            raise _settings_error("rel_tol", self.rel_tol, "less than 1: every first guess would do")
         if self.max_its < 1:
-            raise _refused("max_its", self.max_its, "1 or more")
+            raise _settings_error("max_its", self.max_its, "1 or more")
         search = self.line_search
         if search is not None and search.kind not in ("backtracking", "strong wolfe"):
-            raise _refused("line search", search.kind, "'backtracking' or 'strong wolfe'")
+            raise _settings_error("line search", search.kind, "'backtracking' or 'strong wolfe'")
         if search is not None and (search.trials < 1 or search.cutback <= 1.0 or not 0.0 < search.decrease < 1.0):
-            raise _refused("line search", dataclasses.astuple(search), "trials >= 1, cutback > 1, 0 < decrease < 1")
+            raise _settings_error(
+                "line search", dataclasses.astuple(search), "trials >= 1, cutback > 1, 0 < decrease < 1"
+            )
 
 
-def _refused(name: str, got: object, expected: str) -> UsageError:
-    return UsageError("a Newton solver cannot be set so", where=name, got=str(got), expected=expected)
+def _settings_error(name: str, got: object, expected: str) -> UsageError:
+    return UsageError("a Newton solver has an invalid setting", where=name, got=str(got), expected=expected)
 
 
-class Newton(nn.Module):
-    """Solves ``r(u, held) = 0`` for each element of a batch.
+class NewtonSolver(nn.Module):
+    """A solver of ``r(u, args) = 0`` for each element of a batch.
 
-    ``residual(u, held)`` gives ``r`` of shape ``(batch, n)`` for ``u`` of shape ``(batch, n)``; ``jacobian(u, held)``
-    gives ``dr/du`` of shape ``(batch, n, n)``, and ``r``. ``held`` is a list of tensors: ``given`` ones with the batch,
-    then the parameters of ``owner``, the module that computes the residual. The settings are tensors of the module,
-    which can be set in the file.
+    ``residual(u, args)`` returns ``r`` of shape ``(batch, n)`` for ``u`` of shape ``(batch, n)``; ``jacobian(u, args)``
+    returns ``dr/du`` of shape ``(batch, n, n)``, and ``r``. ``args`` is a list of tensors: ``batched_count`` of them
+    with the batch, then the parameters of ``owner``, the module that computes the residual. The settings are tensors of
+    the module, which can be set in the file.
 
-    ``forward(u, held)`` takes the first guess, and gives ``u``, ``dr/du`` there, iterations (int64), the norm of the
-    residual, status (int64), and a factor that is 1 for what has converged. ``dr/du`` costs one more Jacobian and is
-    empty, of shape ``(0, n, n)``, unless ``tangents`` asks for it. It raises only where ``on_failure`` says so.
-    """
+    ``forward(u, args)`` takes the first guess, and returns ``u``, ``dr/du`` there, iterations (int64), the norm of the
+    residual, status (int64), and a factor that is 1 for converged elements. ``dr/du`` costs one more Jacobian and is
+    empty, of shape ``(0, n, n)``, unless ``tangents`` is true. It raises only if ``on_failure`` is ``"raise"``."""
 
     def __init__(
         self,
         residual: Callable[..., torch.Tensor],
         jacobian: Callable[..., tuple[torch.Tensor, torch.Tensor]],
         owner: nn.Module,
-        given: int,
+        batched_count: int,
         settings: Settings,
         on_failure: OnFailure = "nan",
     ) -> None:
         super().__init__()
-        # What computes the residual is not this module's: it has parameters of its own elsewhere.
+        # The residual's module is not a submodule: its parameters are registered elsewhere.
         names = [name for name, _ in owner.named_parameters()]
         self.__dict__ |= {"residual": residual, "jacobian": jacobian, "owner": owner, "names": names}
-        self.batched = given
+        self.batched = batched_count
         self.slice = SLICE
         search = settings.line_search or LineSearch(trials=0)
         self.strong_wolfe = search.kind == "strong wolfe"
-        self.fail(on_failure)
+        self.set_failure_policy(on_failure)
         for name, value in {
             "abs_tol": settings.abs_tol,
             "rel_tol": settings.rel_tol,
@@ -121,8 +121,8 @@ class Newton(nn.Module):
             "cutback": search.cutback,
             "decrease": search.decrease,
         }.items():
-            kind = torch.int64 if isinstance(value, int) else torch.float64
-            self.register_parameter(name, nn.Parameter(torch.tensor(value, dtype=kind), requires_grad=False))
+            dtype = torch.int64 if isinstance(value, int) else torch.float64
+            self.register_parameter(name, nn.Parameter(torch.tensor(value, dtype=dtype), requires_grad=False))
         mark(self, jit="script")
 
     if TYPE_CHECKING:
@@ -138,34 +138,38 @@ class Newton(nn.Module):
         cutback: torch.Tensor
         decrease: torch.Tensor
 
-    def held(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What is given, and the owner's parameters as they are now."""
+    def collect_args(self, batch_args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return ``batch_args`` and the owner's current parameters."""
         parameters = dict(self.owner.named_parameters())
-        return [*given, *(parameters[name] for name in self.names)]
+        return [*batch_args, *(parameters[name] for name in self.names)]
 
     def __getstate__(self) -> dict[str, Any]:
-        # What stands in for it here has no place in another process.
+        # A forward that is patched in this process is not sent to another.
         return {name: value for name, value in self.__dict__.items() if name != "forward"}
 
-    def shapes(self, u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
-        """What ``forward`` gives, for tensors that have no numbers: one step, which needs none."""
-        matrix, residual = self.jacobian(u, held)
+    def infer_shapes(
+        self, u: torch.Tensor, args: list[torch.Tensor], tangents: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """Run one step, for tensors without data, and return outputs of the shapes that ``forward`` returns."""
+        matrix, residual = self.jacobian(u, args)
         norm = residual.norm(dim=-1)
         counts = torch.zeros_like(norm, dtype=torch.int64)
         step = torch.linalg.solve_ex(matrix, -residual)[0]
         return u + step, matrix if tangents else matrix[:0], counts, norm, counts.clone(), torch.ones_like(norm)
 
-    def settings(self) -> dict[str, float]:
+    def read_settings(self) -> dict[str, float]:
+        """Return the current settings by name."""
         return {name: value.item() for name, value in self.named_parameters()}
 
-    def fails_by(self) -> OnFailure:
+    def get_failure_policy(self) -> OnFailure:
+        """Return the policy for elements that do not converge."""
         return "nan" if self.fails_by_nan else "raise" if self.fails_by_raising else "last"
 
-    def fail(self, on_failure: OnFailure) -> None:
-        """Raises ``UsageError`` for another word than those of ``ON_FAILURE``."""
+    def set_failure_policy(self, on_failure: OnFailure) -> None:
+        """Set the policy for elements that do not converge. Raises ``UsageError`` for words not in ``ON_FAILURE``."""
         if on_failure not in ON_FAILURE:
             raise UsageError(
-                "it is not clear what becomes of what does not converge",
+                "unknown policy for elements that do not converge",
                 where="--on-failure",
                 got=on_failure,
                 expected=", ".join(ON_FAILURE),
@@ -173,52 +177,53 @@ class Newton(nn.Module):
         self.fails_by_nan, self.fails_by_raising = on_failure == "nan", on_failure == "raise"
 
     def forward(
-        self, u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False
+        self, u: torch.Tensor, args: list[torch.Tensor], tangents: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        rows = u.size(0)
-        if rows <= self.slice:
-            found = self.solve(u, held, tangents)
+        batch_size = u.size(0)
+        if batch_size <= self.slice:
+            result = self.solve(u, args, tangents)
         else:
-            parts = [self.solve(u[: self.slice], self.part(held, 0, self.slice), tangents)]
-            for start in range(self.slice, rows, self.slice):
-                stop = min(start + self.slice, rows)
-                parts.append(self.solve(u[start:stop], self.part(held, start, stop), tangents))
-            found = (
+            parts = [self.solve(u[: self.slice], self.part(args, 0, self.slice), tangents)]
+            for start in range(self.slice, batch_size, self.slice):
+                stop = min(start + self.slice, batch_size)
+                parts.append(self.solve(u[start:stop], self.part(args, start, stop), tangents))
+            result = (
                 torch.cat([p[0] for p in parts]),
                 torch.cat([p[1] for p in parts]),
                 torch.cat([p[2] for p in parts]),
                 torch.cat([p[3] for p in parts]),
                 torch.cat([p[4] for p in parts]),
             )
-        status = found[4]
-        factor = torch.ones_like(found[3])
+        status = result[4]
+        factor = torch.ones_like(result[3])
         if self.fails_by_nan:
             factor = torch.where(status == 0, factor, float("nan"))
         if self.fails_by_raising:
             failed = int((status != 0).sum())
             if failed > 0:
-                raise RuntimeError(f"Newton's method did not converge for {failed} of {rows} elements")
-        return found[0], found[1], found[2], found[3], status, factor
+                raise RuntimeError(f"Newton's method did not converge for {failed} of {batch_size} elements")
+        return result[0], result[1], result[2], result[3], status, factor
 
-    def part(self, held: list[torch.Tensor], start: int, stop: int) -> list[torch.Tensor]:
-        return [t[start:stop] if i < self.batched else t for i, t in enumerate(held)]
+    def part(self, args: list[torch.Tensor], start: int, stop: int) -> list[torch.Tensor]:
+        """Return the tensors of the elements from ``start`` to ``stop``."""
+        return [t[start:stop] if i < self.batched else t for i, t in enumerate(args)]
 
     def solve(
-        self, u: torch.Tensor, held: list[torch.Tensor], tangents: bool
+        self, u: torch.Tensor, args: list[torch.Tensor], tangents: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``u``, ``dr/du``, iterations, norm of the residual, status."""
+        """Return ``u``, ``dr/du``, iterations, norm of the residual, status."""
         abs_tol, rel_tol, max_its = float(self.abs_tol), float(self.rel_tol), int(self.max_its)
-        found, of_all = u.clone(), held
-        matrix, residual = self.jacobian(u, held)
-        found_matrix = matrix.clone() if tangents else matrix[:0]
+        solution, all_args = u.clone(), args
+        matrix, residual = self.jacobian(u, args)
+        solution_matrix = matrix.clone() if tangents else matrix[:0]
         first = (residual * residual).sum(-1).sqrt()
-        found_norm = first.clone()
+        solution_norm = first.clone()
         iterations = torch.zeros_like(first, dtype=torch.int64)
         status = torch.zeros_like(iterations)
-        # Where the systems that are still to be solved stand in the batch.
-        at = torch.arange(u.size(0), device=u.device)
+        # The positions in the batch of the systems that are still to be solved.
+        positions = torch.arange(u.size(0), device=u.device)
         count = 0
-        while at.numel() > 0:
+        while positions.numel() > 0:
             norm = (residual * residual).sum(-1).sqrt()
             step, info = torch.linalg.solve_ex(matrix, -residual)
             finite = torch.isfinite(norm)
@@ -226,50 +231,56 @@ class Newton(nn.Module):
             if count > 0:
                 good = good | (norm / first < rel_tol)
             singular = (info != 0) | ~torch.isfinite(step).all(-1)
-            # A solution without a tangent is none: it would be a number in one method and NaN in another.
+            # A solution without a tangent is rejected: it would be a number in one method and NaN in another.
             good = good & finite & ~singular
             ended = good | ~finite | singular
             if count >= max_its:
                 ended = torch.ones_like(ended)
             if bool(ended.any()):
-                which = at[ended]
+                ended_positions = positions[ended]
                 last, least = u[ended], norm[ended]
-                tried = last + step[ended]
-                rest = self.residual(tried, [t[ended] if i < self.batched else t for i, t in enumerate(held)])
-                reached = (rest * rest).sum(-1).sqrt()
-                # Where the Jacobian is nearly singular the last step may lead away.
-                closer = good[ended] & (reached <= least)
-                last, least = torch.where(closer.unsqueeze(-1), tried, last), torch.where(closer, reached, least)
-                found.index_copy_(0, which, last)
-                found_norm.index_copy_(0, which, least)
+                trial = last + step[ended]
+                trial_residual = self.residual(trial, [t[ended] if i < self.batched else t for i, t in enumerate(args)])
+                trial_norm = (trial_residual * trial_residual).sum(-1).sqrt()
+                # If the Jacobian is nearly singular the last step may lead away.
+                closer = good[ended] & (trial_norm <= least)
+                last, least = torch.where(closer.unsqueeze(-1), trial, last), torch.where(closer, trial_norm, least)
+                solution.index_copy_(0, ended_positions, last)
+                solution_norm.index_copy_(0, ended_positions, least)
                 if tangents:
-                    found_matrix.index_copy_(0, which, matrix[ended])
-                iterations.index_fill_(0, which, count)
-                said = torch.where(singular, 2, torch.ones_like(at))
-                said = torch.where(finite, said, 3)
-                status.index_copy_(0, which, torch.where(good, 0, said)[ended])
-                left = ~ended
-                at, u, step, residual, first = at[left], u[left], step[left], residual[left], first[left]
-                held = [t[left] if i < self.batched else t for i, t in enumerate(held)]
-            if at.numel() > 0:
-                u = self.stepped(u, step, residual, held)
-                matrix, residual = self.jacobian(u, held)
+                    solution_matrix.index_copy_(0, ended_positions, matrix[ended])
+                iterations.index_fill_(0, ended_positions, count)
+                failure = torch.where(singular, 2, torch.ones_like(positions))
+                failure = torch.where(finite, failure, 3)
+                status.index_copy_(0, ended_positions, torch.where(good, 0, failure)[ended])
+                active = ~ended
+                positions, u, step, residual, first = (
+                    positions[active],
+                    u[active],
+                    step[active],
+                    residual[active],
+                    first[active],
+                )
+                args = [t[active] if i < self.batched else t for i, t in enumerate(args)]
+            if positions.numel() > 0:
+                u = self.stepped(u, step, residual, args)
+                matrix, residual = self.jacobian(u, args)
                 count += 1
         if tangents:
-            found_matrix = self.at_solution(found, of_all, found_matrix)
-        return found, found_matrix, iterations, found_norm, status
+            solution_matrix = self.at_solution(solution, all_args, solution_matrix)
+        return solution, solution_matrix, iterations, solution_norm, status
 
-    def at_solution(self, u: torch.Tensor, held: list[torch.Tensor], before: torch.Tensor) -> torch.Tensor:
-        """``dr/du`` at ``u``; as it was ``before`` the last step where that led to a point that has none."""
-        matrix = self.jacobian(u, held)[0]
-        tried, info = torch.linalg.solve_ex(matrix, torch.ones_like(u))
-        good = (info == 0) & torch.isfinite(tried).all(-1)
+    def at_solution(self, u: torch.Tensor, args: list[torch.Tensor], before: torch.Tensor) -> torch.Tensor:
+        """Return ``dr/du`` at ``u``; keep ``before``, of the last iterate, where the matrix at ``u`` is singular."""
+        matrix = self.jacobian(u, args)[0]
+        probe, info = torch.linalg.solve_ex(matrix, torch.ones_like(u))
+        good = (info == 0) & torch.isfinite(probe).all(-1)
         return torch.where(good.unsqueeze(-1).unsqueeze(-1), matrix, before)
 
     def stepped(
-        self, u: torch.Tensor, step: torch.Tensor, residual: torch.Tensor, held: list[torch.Tensor]
+        self, u: torch.Tensor, step: torch.Tensor, residual: torch.Tensor, args: list[torch.Tensor]
     ) -> torch.Tensor:
-        """The next iterate: the whole step, or the part of it that the line search settles on."""
+        """Return the next iterate: after the full step, or the fraction of it that the line search accepts."""
         trials = int(self.trials)
         if trials == 0:
             return u + step
@@ -278,19 +289,19 @@ class Newton(nn.Module):
         before = (residual * residual).sum(-1)
         along = (residual * step).sum(-1)
         alpha = torch.ones_like(before)
-        tried = u + step
+        trial = u + step
         for _ in range(trials):
-            tried = u + alpha.unsqueeze(-1) * step
-            after = self.residual(tried, held)
-            reached = (after * after).sum(-1)
+            trial = u + alpha.unsqueeze(-1) * step
+            after = self.residual(trial, args)
+            trial_norm = (after * after).sum(-1)
             bound = (1.0 - decrease * alpha) * before if self.strong_wolfe else before + 2.0 * decrease * alpha * along
-            stop = (reached <= bound) | (reached <= least)
+            stop = (trial_norm <= bound) | (trial_norm <= least)
             if bool(stop.all()):
                 break
             alpha = torch.where(stop, alpha, alpha / cutback)
-        return tried
+        return trial
 
 
-def loops(module: nn.Module) -> dict[str, Newton]:
-    """By path."""
-    return {path: m for path, m in module.named_modules() if isinstance(m, Newton)}
+def find_solvers(module: nn.Module) -> dict[str, NewtonSolver]:
+    """Return the solvers of a module by path."""
+    return {path: m for path, m in module.named_modules() if isinstance(m, NewtonSolver)}

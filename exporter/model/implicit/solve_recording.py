@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import torch
 
-from exporter.common.torch_hooks import called_instead
+from exporter.common.torch_hooks import patch_forward
 from exporter.model.eager.evaluation import evaluate
-from exporter.model.implicit.newton_solver import Newton, loops
+from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.source import Inputs, Source
 
-# What one solve takes: the first guess, and what is held.
-Taken = tuple[torch.Tensor, list[torch.Tensor]]
+# The arguments of one solve: the first guess, and the tensors that are held fixed.
+SolverArguments = tuple[torch.Tensor, list[torch.Tensor]]
 
 
-def calls(source: Source, inputs: Inputs) -> list[tuple[Newton, Taken, tuple[torch.Tensor, ...]]]:
-    """The solves of one run in eager mode, in their order: the loop, what it took and what it gave, with tangents."""
-    found: list[tuple[Newton, Taken, tuple[torch.Tensor, ...]]] = []
+def record_solver_calls(
+    source: Source, inputs: Inputs
+) -> list[tuple[NewtonSolver, SolverArguments, tuple[torch.Tensor, ...]]]:
+    """Record the solves of one eager run, in order: the solver, its arguments and its results, with tangents."""
+    solver_calls: list[tuple[NewtonSolver, SolverArguments, tuple[torch.Tensor, ...]]] = []
 
-    def noting(loop: Newton):
+    def wrap_forward(loop: NewtonSolver):
         forward = loop.forward
 
         def run(u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
             given = u.detach(), [t.detach() for t in held]
             result = forward(u, held, True)
-            found.append((loop, given, tuple(t.detach() for t in result)))
+            solver_calls.append((loop, given, tuple(t.detach() for t in result)))
             return result
 
         return run
 
-    with called_instead({loop: noting(loop) for loop in loops(source.named).values()}):
+    with patch_forward({loop: wrap_forward(loop) for loop in find_solvers(source.parameter_module).values()}):
         evaluate(source, inputs)
-    return found
+    return solver_calls

@@ -1,9 +1,8 @@
-"""Batch sizes that Python reads, and batches that were not traced.
+"""Check of batch sizes that Python reads, and of batches that were not traced.
 
-A size that Python reads is sound where the capture agrees with eager mode on every side of it. Which sizes those are
-is asked of the model: sizes at which the reads give other values, and the neighbours of every literal that a size is
-compared with.
-"""
+A size that Python reads is sound where the capture agrees with eager mode on every side of it. The model itself tells
+which sizes those are: sizes at which the reads give other values, and the neighbours of every literal that a size is
+compared with."""
 
 from __future__ import annotations
 
@@ -14,113 +13,124 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from exporter.archive.contract import Finding
-from exporter.capture.symbolic_guards import COMPARED
-from exporter.common.forking import isolated
-from exporter.model.eager.dynamic_sizes import NUMBERS, numbers_at, text_of
-from exporter.model.eager.evaluation import forward_line, inference_conditions
-from exporter.model.implicit.newton_solver import loops
+from exporter.capture.symbolic_guards import SIZE_COMPARISON
+from exporter.common.forking import run_in_fork
+from exporter.model.eager.dynamic_sizes import MAX_NUMBERS, count_numbers, format_sizes
+from exporter.model.eager.evaluation import eager_context, find_forward_line
+from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs
-from exporter.soundness.check_context import Subject, disagreement, eager, where_runs_part
+from exporter.soundness.check_context import CaptureContext, find_disagreement, locate_divergence, run_eager
 from exporter.soundness.data_dependence import COUNT, SIZE
-from exporter.soundness.run_recording import Recording, record
+from exporter.soundness.run_recording import RunRecording, record_run
 
 CHECK = "batch size"
 SIZES = (1, 2, 0, 3, 4, 8, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048, 4096, 5000)
-# Sizes that literals of the code lead to, and no more.
-LED_TO = 60
+# At most so many sizes are tried because of literals in the code.
+MAX_LITERAL_SIZES = 60
 LARGE = (10_000, 100_000)
-SOLVED = 256
-# A model for which one of the other sizes took longer than this is not run at the large ones.
+MAX_SOLVED_BATCH = 256
+# A model that took longer than this at one of the other sizes is not run at the large ones.
 SECONDS = 0.05
 
 
-def check(subject: Subject) -> list[Finding]:
-    if not subject.source.varies or not subject.source.inputs:
+def check(context: CaptureContext) -> list[Finding]:
+    """Check that the capture agrees with eager mode at other batch sizes and dynamic sizes."""
+    if not context.source.has_dynamic_size or not context.source.inputs:
         return []
-    return isolated(_check, subject)
+    return run_in_fork(_check, context)
 
 
-def _check(subject: Subject) -> list[Finding]:
-    source = subject.source
+def _check(context: CaptureContext) -> list[Finding]:
+    source = context.source
     generator = torch.Generator().manual_seed(0)
-    with inference_conditions(source):
-        traced = subject.draws[0][1]
-        base = record(source, traced)
-        if disagreement(subject, traced):
-            # Not for a size: another check says so.
+    with eager_context(source):
+        traced = context.draws[0][1]
+        base = record_run(source, traced)
+        if find_disagreement(context, traced):
+            # The cause is not a size: another check reports it.
             return []
-        reads = _size_reads(base)
-        tried, literals = set(), _literals(base)
-        wanted = dict.fromkeys([subject.warm.traced_sizes[1], *SIZES, *_around(literals), *LARGE])
-        # Where each element takes iterations, large batches are for the residual, which is judged on its own.
-        most = NUMBERS if not loops(source.named) else SIZES[-1] if reads else SOLVED
-        pending = [n for n in wanted if n <= most]
+        reads = _find_size_reads(base)
+        tried, literals = set(), _find_literals(base)
+        candidates = dict.fromkeys([context.warm.traced_sizes[1], *SIZES, *_list_neighbours(literals), *LARGE])
+        # Where each element takes iterations, large batches are left to the residual, which is checked by itself.
+        max_size = (
+            MAX_NUMBERS if not find_solvers(source.parameter_module) else SIZES[-1] if reads else MAX_SOLVED_BATCH
+        )
+        pending = [n for n in candidates if n <= max_size]
         notes: list[Finding] = []
-        quick = True
+        is_fast = True
         for size in pending:
             if (
                 size in tried
-                or (size == 0 and 0 not in subject.warm.batch.sizes)
-                or _numbers(subject, size) > NUMBERS
-                or (size in LARGE and not quick)
+                or (size == 0 and 0 not in context.warm.batch.sizes)
+                or _count_numbers(context, size) > MAX_NUMBERS
+                or (size in LARGE and not is_fast)
             ):
                 continue
             start = time.perf_counter()
             tried.add(size)
-            inputs = subject.warm.sampler.draw(size, generator)
-            if isinstance(eager(source, inputs), str):
-                # What eager mode refuses is a limit of the model, which warmup writes down.
+            inputs = context.warm.sampler.draw(size, generator)
+            if isinstance(run_eager(source, inputs), str):
+                # A size that eager mode refuses is a limit of the model, which warmup records.
                 continue
-            apart = disagreement(subject, inputs)
-            if apart:
-                return [_unsound(subject, base, inputs, f"{_lead(subject)} {size}", apart)]
+            mismatch = find_disagreement(context, inputs)
+            if mismatch:
+                return [_make_finding(context, base, inputs, f"{_name_batch_size(context)} {size}", mismatch)]
             if reads and size <= SIZES[-1]:
-                # Another way through the code compares with other literals.
-                more = [n for n in _literals(record(source, inputs)) if n not in literals]
-                literals += more
-                pending += [n for n in _around(more) if n <= most][: max(0, LED_TO - len(pending))]
-            quick = quick and time.perf_counter() - start < SECONDS
-        for sizes in _arranged(subject, literals):
-            inputs = subject.warm.sampler.draw(sizes, generator)
-            apart = "" if isinstance(eager(source, inputs), str) else disagreement(subject, inputs)
-            if apart:
-                return [_unsound(subject, base, inputs, text_of(sizes), apart)]
-        far = [n for n in literals if n > most or _numbers(subject, n) > NUMBERS]
-        if far and reads:
+                # Another path through the code compares with other literals.
+                new_literals = [n for n in _find_literals(record_run(source, inputs)) if n not in literals]
+                literals += new_literals
+                pending += [n for n in _list_neighbours(new_literals) if n <= max_size][
+                    : max(0, MAX_LITERAL_SIZES - len(pending))
+                ]
+            is_fast = is_fast and time.perf_counter() - start < SECONDS
+        for sizes in _list_size_combinations(context, literals):
+            inputs = context.warm.sampler.draw(sizes, generator)
+            mismatch = "" if isinstance(run_eager(source, inputs), str) else find_disagreement(context, inputs)
+            if mismatch:
+                return [_make_finding(context, base, inputs, format_sizes(sizes), mismatch)]
+        too_large = [n for n in literals if n > max_size or _count_numbers(context, n) > MAX_NUMBERS]
+        if too_large and reads:
             where = next(iter(reads))[0]
             notes.append(
-                Finding(CHECK, f"a size is compared with {far[0]}", where, reason="larger than any batch that was run")
+                Finding(
+                    CHECK, f"a size is compared with {too_large[0]}", where, reason="larger than any batch that was run"
+                )
             )
-        for where, kind in reads:
+        for where, operation in reads:
             notes.append(
-                Finding(CHECK, f"{kind} reads a size", where, reason="capture and eager mode agree on every side of it")
+                Finding(
+                    CHECK, f"{operation} reads a size", where, reason="capture and eager mode agree on every side of it"
+                )
             )
         return notes
 
 
-def _lead(subject: Subject) -> str:
-    return "batch" if subject.source.batch_ndim else subject.source.sizes[0]
+def _name_batch_size(context: CaptureContext) -> str:
+    return "batch" if context.source.batch_ndim else context.source.sizes[0]
 
 
-def _arranged(subject: Subject, literals: Sequence[int]) -> list[dict[str, int]]:
-    """Several open sizes in other orders, and each but the first at the literals that a size may be compared with."""
-    warm = subject.warm
+def _list_size_combinations(context: CaptureContext, literals: Sequence[int]) -> list[dict[str, int]]:
+    """Return other combinations of the dynamic sizes, and each size but the first at the neighbours of the literals."""
+    warm = context.warm
     size = warm.traced_sizes[0]
-    base = warm.sampler.sizes(size)
-    found = warm.sampler.arrangements(size)
-    found += [{**base, name: n} for name in list(base)[1:] for n in _around(literals)[:LED_TO]]
+    base = warm.sampler.resolve_sizes(size)
+    combinations = warm.sampler.arrange_sizes(size)
+    combinations += [
+        {**base, name: n} for name in list(base)[1:] for n in _list_neighbours(literals)[:MAX_LITERAL_SIZES]
+    ]
     specs = (*warm.source.inputs, *warm.output_specs)
     # A size of 0 that warmup left out may end the process.
     empty = 0 in warm.batch.sizes
     return [
         sizes
-        for sizes in found
-        if (empty or 0 not in sizes.values()) and numbers_at(warm.source, specs, warm.sampler, sizes) <= NUMBERS
+        for sizes in combinations
+        if (empty or 0 not in sizes.values()) and count_numbers(warm.source, specs, warm.sampler, sizes) <= MAX_NUMBERS
     ]
 
 
-def _size_reads(base: Recording) -> dict[tuple[str, str], None]:
-    """Lines that read sizes of inputs and nothing else."""
+def _find_size_reads(base: RunRecording) -> dict[tuple[str, str], None]:
+    """Return the lines that read sizes of inputs and nothing else."""
     return {
         (read.where, read.kind): None
         for read, labels in zip(base.reads, base.origins, strict=True)
@@ -128,45 +138,47 @@ def _size_reads(base: Recording) -> dict[tuple[str, str], None]:
     }
 
 
-def _literals(base: Recording) -> list[int]:
-    """Whole numbers in the run: a threshold for a size is one of them."""
+def _find_literals(base: RunRecording) -> list[int]:
+    """Return the whole numbers in the run: a threshold for a size is one of them."""
     if base.graph is None:
         return []
-    found = re.findall(r"(?:value=\{?|\[value=\{?)(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)", base.graph.str())
-    asked = [read.value for read in base.reads if read.kind == COMPARED]
-    found += [text for value in asked for text in re.findall(r"(?<![\w.])\d+", value)]
-    numbers = {int(float(text)) for text in found if abs(float(text)) < 1e9}
+    texts = re.findall(r"(?:value=\{?|\[value=\{?)(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)", base.graph.str())
+    compared_values = [read.value for read in base.reads if read.kind == SIZE_COMPARISON]
+    texts += [text for value in compared_values for text in re.findall(r"(?<![\w.])\d+", value)]
+    numbers = {int(float(text)) for text in texts if abs(float(text)) < 1e9}
     return sorted(n for n in numbers if n > 2)
 
 
-def _around(literals: Iterable[int]) -> list[int]:
+def _list_neighbours(literals: Iterable[int]) -> list[int]:
     return [n + shift for n in literals for shift in (0, 1, -1)]
 
 
-def _numbers(subject: Subject, size: int) -> int:
-    warm = subject.warm
-    return max(size, numbers_at(warm.source, (*warm.source.inputs, *warm.output_specs), warm.sampler, size))
+def _count_numbers(context: CaptureContext, size: int) -> int:
+    warm = context.warm
+    return max(size, count_numbers(warm.source, (*warm.source.inputs, *warm.output_specs), warm.sampler, size))
 
 
-def _unsound(subject: Subject, base: Recording, inputs: Inputs, there: str, apart: str) -> Finding:
-    source, first = subject.source, subject.warm.traced_sizes[0]
-    kind, lead = "batch" if source.batch_ndim else "open", _lead(subject)
-    other = record(source, inputs)
+def _make_finding(
+    context: CaptureContext, base: RunRecording, inputs: Inputs, size_text: str, mismatch: str
+) -> Finding:
+    source, first = context.source, context.warm.traced_sizes[0]
+    size_type, size_name = "batch" if source.batch_ndim else "open", _name_batch_size(context)
+    other_run = record_run(source, inputs)
     where, what, mend = "", "", "let torch work with the size: x.new_zeros(x.shape[0], 3), x.reshape(x.shape[0], -1)"
-    for a, b in zip(base.reads, other.reads, strict=False):
+    for a, b in zip(base.reads, other_run.reads, strict=False):
         if a != b:
-            where, what = a.where, f"{a.kind} gave {a.value} at {lead} {first} and {b.value} at {there}"
+            where, what = a.where, f"{a.kind} gave {a.value} at {size_name} {first} and {b.value} at {size_text}"
             break
-    asked = bool(where)
+    reads_differ = bool(where)
     if not where:
-        where, what = where_runs_part(source, subject.draws[0][1], inputs)
+        where, what = locate_divergence(source, context.draws[0][1], inputs)
     return Finding(
         CHECK,
-        f"the {kind} size is read into Python, and a trace would keep the one it saw"
-        if asked or not source.differentiates
-        else f"the capture keeps the {kind} size that it saw: a formula or a transform of torch's own writes it",
-        where or forward_line(source),
+        f"the {size_type} size is read into Python, and a trace would keep the value that it saw"
+        if reads_differ or not source.uses_autograd
+        else f"the capture keeps the {size_type} size that it saw: one of torch's own formulas or transforms writes it",
+        where or find_forward_line(source),
         severity="unsound",
-        evidence="; ".join(filter(None, (what, f"at {there}: {apart}"))),
+        evidence="; ".join(filter(None, (what, f"at {size_text}: {mismatch}"))),
         mend=f"{mend}; torch.where instead of a branch",
     )

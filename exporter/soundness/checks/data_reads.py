@@ -1,11 +1,10 @@
-"""Data that Python reads: ``bool()``, ``.item()``, ``.tolist()``, ``numpy()`` and their kin.
+"""Check of data that Python reads: ``bool()``, ``.item()``, ``.tolist()``, ``numpy()`` and the like.
 
-A read is judged by what follows from it. What depends on an input (or on random numbers) is read again with another
-value in its place: where an output changes, or the run fails, a trace would have frozen what the model computes. A
-read of parameters, buffers or constants is sound, and so is one that only reaches a log. A branch is sound, too, where
-inputs that go either way are known and the run that is captured serves all of them (``if mask.any(): x[mask] = ...``,
-captured with some of the mask set).
-"""
+A read is judged by its effect. A value that depends on an input (or on random numbers) is replaced by another one:
+where an output changes, or the run fails, a trace would have frozen what the model computes. A read of parameters,
+buffers or constants is sound, and so is one that only reaches a log. A branch is sound, too, where inputs that go
+either way are known and the run that is captured serves all of them (``if mask.any(): x[mask] = ...``, captured with
+some of the mask set)."""
 
 from __future__ import annotations
 
@@ -16,137 +15,157 @@ import torch
 from torch.jit._fuser import optimized_execution
 
 from exporter.archive.contract import Finding
-from exporter.common.forking import NotRun
-from exporter.model.eager.evaluation import inference_conditions
+from exporter.common.forking import ForkFailedError
+from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import Eager, Outputs, eager, same_outputs, submodules_of_line, unlike
+from exporter.soundness.check_context import (
+    EagerContext,
+    Outputs,
+    describe_mismatch,
+    find_submodules_at_line,
+    outputs_equal,
+    run_eager,
+)
 from exporter.soundness.data_dependence import COUNT, SIZE
-from exporter.soundness.run_recording import Recording, record
+from exporter.soundness.run_recording import RunRecording, record_run
 
 CHECK = "data read"
-BOTH_WAYS = "inputs that go either way are computed alike by the run that is captured"
-# A model with more lines than this that read data is refused at the first of them all the same.
+BOTH_WAYS = "the captured run computes inputs of either branch correctly"
+# Of a model with more lines that read data only the first ones are checked: it is refused at those.
 LINES = 60
 
 
-def check(eager_mode: Eager) -> list[Finding]:
-    return eager_mode.room(_check, [inputs for _, inputs in eager_mode.draws])
+def check(context: EagerContext) -> list[Finding]:
+    """Check the effect of every read of data into Python."""
+    return context.room(_check, [inputs for _, inputs in context.draws])
 
 
 def _check(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
-    with inference_conditions(source):
-        # Without values one recording is like another.
-        bases = [record(source, inputs) for inputs in draws[: 1 if source.differentiates else 2]]
+    with eager_context(source):
+        # Without values all recordings are alike.
+        bases = [record_run(source, inputs) for inputs in draws[: 1 if source.uses_autograd else 2]]
         failed = [base for base in bases if base.graph is None]
         if failed:
-            raise NotRun(failed[0].failure)
+            raise ForkFailedError(failed[0].failure)
         lines: dict[tuple[str, str], frozenset[str]] = {}
         for base in bases:
             for read, origin in zip(base.reads, base.origins, strict=True):
                 key = (read.where, read.kind)
                 lines[key] = lines.get(key, frozenset()) | origin
-        counted = [key for key, labels in lines.items() if _is_count(labels)]
-        moving = _changing(source, draws, counted) if counted else set()
-        found: list[Finding] = []
-        for (where, kind), labels in list(lines.items())[:LINES]:
+        count_lines = [key for key, labels in lines.items() if _is_count(labels)]
+        changing_lines = _find_changing_lines(source, draws, count_lines) if count_lines else set()
+        findings: list[Finding] = []
+        for (where, operation), labels in list(lines.items())[:LINES]:
             origin = [label for label in sorted(labels) if not label.startswith(SIZE)]
             counts = _is_count(labels)
-            if not origin or (counts and (where, kind) not in moving):
+            if not origin or (counts and (where, operation) not in changing_lines):
                 continue
-            told = [i for i in _telling(source, draws, where, kind) if i > 1]
-            candidates = [*zip(draws[:2], bases, strict=True), *((draws[i], record(source, draws[i])) for i in told)]
-            effect = _effect(source, candidates, where, kind)
-            if effect and kind == "bool()" and told and _serves_all(source, bases[0], draws):
+            distinguishing = [i for i in _find_distinguishing_draws(source, draws, where, operation) if i > 1]
+            candidates = [
+                *zip(draws[:2], bases, strict=True),
+                *((draws[i], record_run(source, draws[i])) for i in distinguishing),
+            ]
+            effect = _describe_effect(source, candidates, where, operation)
+            if effect and operation == "bool()" and distinguishing and _serves_all(source, bases[0], draws):
                 effect, reason = "", BOTH_WAYS
             else:
                 reason = "no output depends on what was read"
-            found.append(_finding(source, where, kind, origin, effect, reason))
-        return found
+            findings.append(_make_finding(source, where, operation, origin, effect, reason))
+        return findings
 
 
-def _telling(source: Source, draws: Sequence[Inputs], where: str, kind: str) -> list[int]:
-    """Draws at which this line reads something else than at the draws before; none where it runs a number of times
-    that data decide."""
-    seen: dict[tuple[str, ...], int] = {}
+def _find_distinguishing_draws(source: Source, draws: Sequence[Inputs], where: str, operation: str) -> list[int]:
+    """Return the draws at which this line reads another value than at the draws before.
+
+    There are none where data decide how often the line runs."""
+    first_draws: dict[tuple[str, ...], int] = {}
     counts = set()
     for i, inputs in enumerate(draws):
-        recording = record(source, inputs)
+        recording = record_run(source, inputs)
         if recording.graph is not None:
-            values = tuple(r.value for r in recording.reads if (r.where, r.kind) == (where, kind))
+            values = tuple(r.value for r in recording.reads if (r.where, r.kind) == (where, operation))
             counts.add(len(values))
-            seen.setdefault(values, i)
-    return list(seen.values())[:4] if len(seen) > 1 and len(counts) == 1 else []
+            first_draws.setdefault(values, i)
+    return list(first_draws.values())[:4] if len(first_draws) > 1 and len(counts) == 1 else []
 
 
-def _serves_all(source: Source, base: Recording, draws: Sequence[Inputs]) -> bool:
-    """Whether the run that would be captured gives eager mode's outputs at every draw."""
+def _serves_all(source: Source, base: RunRecording, draws: Sequence[Inputs]) -> bool:
+    """Return whether the run that would be captured gives eager mode's outputs at every draw."""
     replay = torch._C._create_function_from_graph("forward", base.graph)
-    return all(_agrees(replay, inputs, eager(source, inputs)) for inputs in draws)
+    return all(_agrees(replay, inputs, run_eager(source, inputs)) for inputs in draws)
 
 
-def _agrees(replay: Any, inputs: Inputs, wanted: Outputs) -> bool:
-    if isinstance(wanted, str):
-        # What the model refuses, a replay must refuse.
-        wanted = {}
+def _agrees(replay: Any, inputs: Inputs, expected: Outputs) -> bool:
+    if isinstance(expected, str):
+        # A replay must refuse what the model refuses.
+        expected = {}
     try:
         with optimized_execution(False):
             got = replay(*(t.clone() for t in inputs))
     except Exception:
-        return not wanted
-    return bool(wanted) and all(not unlike(a, b) for a, b in zip(got, wanted.values(), strict=False))
+        return not expected
+    return bool(expected) and all(not describe_mismatch(a, b) for a, b in zip(got, expected.values(), strict=False))
 
 
 def _is_count(labels: frozenset[str]) -> bool:
-    """Whether sizes that data decide are all that was read, beside sizes of the inputs."""
+    """Return whether only sizes that data decide were read, beside sizes of the inputs."""
     rest = [label for label in labels if not label.startswith(SIZE)]
     return bool(rest) and all(label.startswith(COUNT) for label in rest)
 
 
-def _changing(source: Source, draws: Sequence[Inputs], lines: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Of these lines those that read other values at other data."""
-    seen: dict[tuple[str, str], set[tuple[str, ...]]] = {line: set() for line in lines}
+def _find_changing_lines(
+    source: Source, draws: Sequence[Inputs], lines: Sequence[tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """Return those of these lines that read other values at other data."""
+    values_by_line: dict[tuple[str, str], set[tuple[str, ...]]] = {line: set() for line in lines}
     for inputs in draws:
-        recording = record(source, inputs)
-        for line, values in seen.items():
+        recording = record_run(source, inputs)
+        for line, values in values_by_line.items():
             values.add(tuple(r.value for r in recording.reads if (r.where, r.kind) == line))
-    return {line for line, values in seen.items() if len(values) > 1}
+    return {line for line, values in values_by_line.items() if len(values) > 1}
 
 
-def _effect(source: Source, bases: Sequence[tuple[Inputs, Recording]], where: str, kind: str) -> str:
-    """What changes when Python is given another value; empty where nothing does."""
+def _describe_effect(source: Source, bases: Sequence[tuple[Inputs, RunRecording]], where: str, operation: str) -> str:
+    """Describe what changes when Python is given another value; empty where nothing does."""
     for inputs, base in bases:
-        at = [i for i, read in enumerate(base.reads) if (read.where, read.kind) == (where, kind)]
-        for position in dict.fromkeys([*at[:1], *at[len(at) // 2 : len(at) // 2 + 1], *at[-1:]]):
+        positions = [i for i, read in enumerate(base.reads) if (read.where, read.kind) == (where, operation)]
+        for position in dict.fromkeys(
+            [*positions[:1], *positions[len(positions) // 2 : len(positions) // 2 + 1], *positions[-1:]]
+        ):
             for index in range(VARIANTS):
                 shown: list[str] = []
 
                 def change(value: Any, index: int = index, shown: list[str] = shown) -> Any:
-                    given = variants(value)[index % len(variants(value))]
-                    shown.append(_short(given))
-                    return given
+                    replacement = make_variants(value)[index % len(make_variants(value))]
+                    shown.append(_shorten(replacement))
+                    return replacement
 
-                run = record(source, inputs, {position: change}, LONGEST)
+                run = record_run(source, inputs, {position: change}, MAX_SECONDS)
                 read = base.reads[position]
                 instead = f"{read.value or 'data'} was read; with {shown[0] if shown else 'another value'} in its place"
                 if run.failure:
                     return f"{instead} the model raises {run.failure}"
-                if not same_outputs(run.outputs, base.outputs):
-                    changed = [n for n in base.outputs if not same_outputs({n: base.outputs[n]}, _only(run.outputs, n))]
+                if not outputs_equal(run.outputs, base.outputs):
+                    changed = [
+                        n
+                        for n in base.outputs
+                        if not outputs_equal({n: base.outputs[n]}, _select_output(run.outputs, n))
+                    ]
                     return f"{instead} {', '.join(f'output {n!r}' for n in changed) or 'the order of outputs'} changes"
     return ""
 
 
-def _only(outputs: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+def _select_output(outputs: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
     return {name: outputs[name]} if name in outputs else {}
 
 
 VARIANTS = 6
-# Seconds; a loop that was given another bound may have no end.
-LONGEST = 2.0
+# A loop that was given another bound may not end.
+MAX_SECONDS = 2.0
 
 
-def variants(value: Any) -> list[Any]:
-    """Other values of the same kind; as many as tell apart what a program may do with it."""
+def make_variants(value: Any) -> list[Any]:
+    """Return other values of the same type, enough to distinguish what a program may do with a value."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
@@ -158,7 +177,7 @@ def variants(value: Any) -> list[Any]:
     if isinstance(value, str):
         return ["another text"]
     if isinstance(value, (list, tuple)):
-        return [type(value)(variants(v)[0] if v is not None else v for v in value), type(value)(reversed(value))]
+        return [type(value)(make_variants(v)[0] if v is not None else v for v in value), type(value)(reversed(value))]
     if isinstance(value, torch.Tensor):
         return [~value] if value.dtype == torch.bool else [value + 1, -value]
     if hasattr(value, "__array__") and hasattr(value, "dtype"):
@@ -166,11 +185,13 @@ def variants(value: Any) -> list[Any]:
     return [value]
 
 
-def _finding(source: Source, where: str, kind: str, origin: Sequence[str], effect: str, reason: str) -> Finding:
-    what = f"{kind} reads data into Python that depend on {', '.join(origin)}"
+def _make_finding(
+    source: Source, where: str, operation: str, origin: Sequence[str], effect: str, reason: str
+) -> Finding:
+    what = f"{operation} reads data into Python that depend on {', '.join(origin)}"
     if not effect:
         return Finding(CHECK, what, where, reason=reason)
-    inside = [path for path in submodules_of_line(source, where) if path]
+    inside = [path for path in find_submodules_at_line(source, where) if path]
     script = f', or torchferry.mark(..., jit="script") for submodule {inside[-1]!r}' if inside else ""
     return Finding(
         CHECK,
@@ -183,6 +204,6 @@ def _finding(source: Source, where: str, kind: str, origin: Sequence[str], effec
     )
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = str(value).replace("\n", " ")
     return text if len(text) < 30 else text[:27] + "..."

@@ -1,59 +1,62 @@
-"""The other floating dtype: the file moves to it by ``.to(dtype)``, and must then compute what the model does there."""
+"""Check of the other floating dtype: the file moves to it by ``.to(dtype)``, and must then agree with the model."""
 
 from __future__ import annotations
 
 import torch
 
 from exporter.archive.contract import Finding
-from exporter.common.forking import isolated
-from exporter.model.eager.evaluation import inference_conditions
+from exporter.common.forking import run_in_fork
+from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs
-from exporter.soundness.check_context import Subject, captured, eager
-from exporter.soundness.execution_paths import where_paths_part
+from exporter.soundness.check_context import CaptureContext, run_captured, run_eager
+from exporter.soundness.execution_paths import locate_path_divergence
 
 CHECK = "dtype"
-_OTHER = {
+_OTHER_DTYPES = {
     torch.float64: (torch.float32, torch.complex128),
     torch.float32: (torch.float64, torch.complex64),
 }
 
 
-def check(subject: Subject) -> list[Finding]:
-    kinds = {t.dtype for t in subject.draws[0][1] if t.is_floating_point()}
-    if len(kinds) != 1 or not kinds <= set(_OTHER):
+def check(context: CaptureContext) -> list[Finding]:
+    """Check that the capture agrees with the model in the other floating dtypes."""
+    dtypes = {t.dtype for t in context.draws[0][1] if t.is_floating_point()}
+    if len(dtypes) != 1 or not dtypes <= set(_OTHER_DTYPES):
         return []
-    return [found for other in _OTHER[kinds.pop()] for found in isolated(_check, subject, other)]
+    return [
+        finding for other_dtype in _OTHER_DTYPES[dtypes.pop()] for finding in run_in_fork(_check, context, other_dtype)
+    ]
 
 
-def _check(subject: Subject, other: torch.dtype) -> list[Finding]:
-    """The process ends with the module in the other dtype."""
-    source = subject.source
-    first = subject.draws[0][1]
-    with inference_conditions(source):
-        moved = _cast(first, other)
+def _check(context: CaptureContext, other_dtype: torch.dtype) -> list[Finding]:
+    """Check one dtype. The process ends with the module in the other dtype."""
+    source = context.source
+    first = context.draws[0][1]
+    with eager_context(source):
+        first_cast = _cast(first, other_dtype)
 
-        def in_other() -> None:
-            _move(source.named, other)
-            eager(source, moved)
+        def run_in_other_dtype() -> None:
+            _move_to_dtype(source.parameter_module, other_dtype)
+            run_eager(source, first_cast)
 
-        where = where_paths_part(lambda: eager(source, first), in_other)
+        where = locate_path_divergence(lambda: run_eager(source, first), run_in_other_dtype)
         if not where:
-            # The code takes the same way.
+            # The code takes the same path.
             return []
-        _move(subject.module, other)
-        for label, inputs in subject.draws[:12]:
-            given = _cast(inputs, other)
-            wanted, got = eager(source, given), captured(subject, given)
-            if isinstance(wanted, str) or isinstance(got, str):
+        _move_to_dtype(context.module, other_dtype)
+        for label, inputs in context.draws[:12]:
+            cast_inputs = _cast(inputs, other_dtype)
+            expected, got = run_eager(source, cast_inputs), run_captured(context, cast_inputs)
+            if isinstance(expected, str) or isinstance(got, str):
                 continue
-            for name, value in wanted.items():
+            for name, value in expected.items():
                 a, b = got[name].to(torch.complex128), value.to(torch.complex128)
                 scale = float(torch.nan_to_num(b.abs()).max()) if b.numel() else 0.0
                 if a.shape == b.shape and not torch.allclose(a, b, rtol=1e-5, atol=1e-5 * scale, equal_nan=True):
                     return [
                         Finding(
                             CHECK,
-                            f"the model computes something else in {str(other).removeprefix('torch.')}",
+                            f"the model computes something else in {str(other_dtype).removeprefix('torch.')}",
                             where,
                             severity="unsound",
                             evidence=f"inputs: {label}: output {name!r} of the capture, moved there, differs by "
@@ -64,7 +67,7 @@ def _check(subject: Subject, other: torch.dtype) -> list[Finding]:
     return []
 
 
-def _move(module: torch.nn.Module, dtype: torch.dtype) -> None:
+def _move_to_dtype(module: torch.nn.Module, dtype: torch.dtype) -> None:
     # Parameters stay real where inputs become complex: that is how such a model is called.
     if not dtype.is_complex:
         module.to(dtype)

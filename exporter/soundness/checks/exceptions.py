@@ -1,8 +1,7 @@
-"""Exceptions as control flow: ``try: cholesky(a) except: ...`` loses its second way in a trace.
+"""Check of exceptions as control flow: ``try: cholesky(a) except: ...`` loses its second way in a trace.
 
-Operations that may fail for what is in their data, inside a ``try`` that catches, are made to fail: where the model
-goes on and returns outputs, a trace would have lost how.
-"""
+Operations that may fail for their data, inside a ``try`` that catches, are made to fail: where the model goes on and
+returns outputs, a trace would have lost how."""
 
 from __future__ import annotations
 
@@ -18,32 +17,33 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from exporter.archive.contract import Finding
-from exporter.model.eager.evaluation import inference_conditions
+from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import Eager, eager
-from exporter.soundness.footprint import is_users
+from exporter.soundness.check_context import EagerContext, run_eager
+from exporter.soundness.footprint import is_user_file
 
 CHECK = "exception"
 _ALGEBRA = re.compile(r"(cholesky|inv|inverse|solve|lstsq|eig|svd|qr|lu|pinv|matrix_power|ldl)")
 _INDEXING = re.compile(r"(__getitem__|index|gather|take|embedding|one_hot|scatter|multinomial|bincount)")
-_NEVER = re.compile(r"_ex$|__setitem__")
-CALLS = 20
-# The stubs of torch.linalg do not know it.
+_NEVER_FAILS = re.compile(r"_ex$|__setitem__")
+MAX_CALLS = 20
+# The stubs of torch.linalg lack this name.
 LinAlgError: type[RuntimeError] = getattr(torch.linalg, "LinAlgError")  # noqa: B009
 
 
-def check(eager_mode: Eager) -> list[Finding]:
-    return eager_mode.room(_check, eager_mode.inputs)
+def check(context: EagerContext) -> list[Finding]:
+    """Check that no exception decides what the model computes."""
+    return context.room(_check, context.inputs)
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
-    with inference_conditions(source):
-        with _Fallible() as seen:
-            if isinstance(eager(source, inputs), str):
+    with eager_context(source):
+        with _FailingCalls() as recorder:
+            if isinstance(run_eager(source, inputs), str):
                 return []
-        for at, (name, where) in enumerate(seen.calls[:CALLS]):
-            with _Fallible(fails=at) as _:
-                outputs = eager(source, inputs)
+        for index, (name, where) in enumerate(recorder.calls[:MAX_CALLS]):
+            with _FailingCalls(fails=index) as _:
+                outputs = run_eager(source, inputs)
             if not isinstance(outputs, str):
                 return [
                     Finding(
@@ -59,8 +59,8 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
     return []
 
 
-class _Fallible(TorchFunctionMode):
-    """Calls inside a ``try`` that catches; the one at ``fails`` raises."""
+class _FailingCalls(TorchFunctionMode):
+    """Calls inside a ``try`` that catches; the one at index ``fails`` raises."""
 
     def __init__(self, fails: int = -1) -> None:
         super().__init__()
@@ -76,39 +76,39 @@ class _Fallible(TorchFunctionMode):
     ) -> Any:
         name = resolve_name(func) or getattr(func, "__name__", "")
         last = name.rpartition(".")[2]
-        kind = LinAlgError if _ALGEBRA.search(name) else IndexError if _INDEXING.search(last) else None
-        if kind is not None and not _NEVER.search(last) and _may_fail(last, args):
-            where = _caught_at()
+        error_type = LinAlgError if _ALGEBRA.search(name) else IndexError if _INDEXING.search(last) else None
+        if error_type is not None and not _NEVER_FAILS.search(last) and _may_fail(last, args):
+            where = _find_catching_line()
             if where:
                 self.calls.append((name, where))
                 if len(self.calls) - 1 == self._fails:
-                    raise kind("made to fail by torchferry's soundness gate")
+                    raise error_type("made to fail by torchferry's soundness gate")
         return func(*args, **(kwargs or {}))
 
 
 def _may_fail(name: str, args: tuple[Any, ...]) -> bool:
-    """Indexing with numbers and slices fails for shapes only, which the contract fixes."""
+    """Return whether a call may fail for its data: indexing with numbers and slices fails for shapes only."""
     return name != "__getitem__" or any(
         isinstance(part, torch.Tensor) and part.dtype != torch.bool
         for part in (args[1] if isinstance(args[1], tuple) else (args[1],))
     )
 
 
-def _caught_at() -> str:
-    """The line of the user's in whose ``try`` the call is made; empty where nothing catches."""
+def _find_catching_line() -> str:
+    """Return the user's line in whose ``try`` the call is made; empty where nothing catches."""
     frame, innermost = sys._getframe(2), ""
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_users(file):
+        if is_user_file(file):
             innermost = innermost or f"{file}:{frame.f_lineno}"
-            if frame.f_lineno in _tried_lines(file):
+            if frame.f_lineno in _find_try_lines(file):
                 return innermost
         frame = frame.f_back
     return ""
 
 
 @functools.cache
-def _tried_lines(file: str) -> frozenset[int]:
+def _find_try_lines(file: str) -> frozenset[int]:
     try:
         tree = ast.parse(Path(file).read_text())
     except (OSError, SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""The same call under other conditions: gradients, default dtype, threads, layouts of memory, inputs that are one."""
+"""Check of the same call under other conditions: gradients, default dtype, threads, memory layouts, aliased inputs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ from typing import Any
 import torch
 
 from exporter.archive.contract import Finding
-from exporter.common.tensors import spread_out, transposed
-from exporter.model.eager.evaluation import flatten, forward_line, inference_conditions
-from exporter.model.function_model import Function
+from exporter.common.tensors import copy_transposed, copy_with_gaps
+from exporter.model.eager.evaluation import eager_context, find_forward_line, normalize_outputs
+from exporter.model.function_model import FunctionModule
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import Eager, Outputs, eager, same_as_one, same_outputs, unlike
-from exporter.soundness.execution_paths import where_paths_part
-from exporter.soundness.footprint import suspect_line
-from exporter.soundness.run_recording import canonical, difference, record
+from exporter.soundness.check_context import (
+    EagerContext,
+    Outputs,
+    alias_inputs,
+    describe_mismatch,
+    outputs_equal,
+    run_eager,
+)
+from exporter.soundness.execution_paths import locate_path_divergence
+from exporter.soundness.footprint import find_suspect_line
+from exporter.soundness.run_recording import canonicalize, find_difference, record_run
 
 GRAD, DTYPE, THREADS, LAYOUT, ALIAS = "grad mode", "default dtype", "threads", "memory layout", "aliasing"
 TRAIN = "train mode"
@@ -28,187 +35,200 @@ _MEND = {
     LAYOUT: "compute the same for every layout: no branch on is_contiguous(), no as_strided",
     ALIAS: "work on copies, and do not compare tensors by identity",
 }
-# Calls that speak of memory and not of values.
-OF_LAYOUT = r"as_strided|stride\(|storage|data_ptr|\bset_\(|is_contiguous"
-_Named = dict[str, torch.Tensor]
+# Calls that concern memory and not values.
+LAYOUT_CALLS = r"as_strided|stride\(|storage|data_ptr|\bset_\(|is_contiguous"
+_NamedTensors = dict[str, torch.Tensor]
 
 
-def check(eager_mode: Eager) -> list[Finding]:
-    return eager_mode.room(_check, eager_mode.inputs)
+def check(context: EagerContext) -> list[Finding]:
+    """Check that outputs do not depend on the conditions of a call."""
+    return context.room(_check, context.inputs)
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
-    with inference_conditions(source):
-        reference = eager(source, inputs)
+    with eager_context(source):
+        reference = run_eager(source, inputs)
         if isinstance(reference, str):
             return []
-        found = []
-        for name, run in _conditions(source, inputs):
+        findings = []
+        for name, run in _iter_conditions(source, inputs):
             try:
                 outputs = run()
             except Exception:
-                # A condition that the model refuses is not one under which it means something else.
+                # A condition that the model refuses does not change what it computes.
                 continue
-            apart = _apart(outputs, reference)
-            if apart and source.differentiates:
-                apart = _apart(outputs, reference, _rounding(source, inputs, reference))
-            if not apart:
+            mismatch = _compare_outputs(outputs, reference)
+            if mismatch and source.uses_autograd:
+                mismatch = _compare_outputs(outputs, reference, _measure_rounding(source, inputs, reference))
+            if not mismatch:
                 continue
-            where = where_paths_part(lambda: eager(source, inputs), run)
+            where = locate_path_divergence(lambda: run_eager(source, inputs), run)
             if not where and name == LAYOUT:
-                where = suspect_line(lambda: eager(source, inputs), OF_LAYOUT)
+                where = find_suspect_line(lambda: run_eager(source, inputs), LAYOUT_CALLS)
             if not where and name == DTYPE:
-                where = _where_dtypes_part(source, inputs)
-            found.append(
+                where = _locate_dtype_divergence(source, inputs)
+            findings.append(
                 Finding(
                     name,
-                    f"outputs depend on {_SAYS[name]}",
-                    where or forward_line(source),
+                    f"outputs depend on {_DESCRIPTIONS[name]}",
+                    where or find_forward_line(source),
                     severity="unsound",
-                    evidence=apart,
+                    evidence=mismatch,
                     mend=_MEND[name],
                 )
             )
-        if isinstance(source.named, Function):
-            return found
+        if isinstance(source.parameter_module, FunctionModule):
+            return findings
         # Last: the process ends in train mode.
-        source.named.train()
-        if not same_outputs(eager(source, inputs), reference):
-            found.append(
-                Finding(TRAIN, "the model computes something else in train mode", reason="it is captured in eval mode")
+        source.parameter_module.train()
+        if not outputs_equal(run_eager(source, inputs), reference):
+            findings.append(
+                Finding(TRAIN, "the model gives other outputs in train mode", reason="it is captured in eval mode")
             )
-        return found
+        return findings
 
 
-_SAYS = {
+_DESCRIPTIONS = {
     GRAD: "whether gradients are recorded",
     DTYPE: "torch's default dtype",
     THREADS: "the thread that calls",
     LAYOUT: "the layout of the inputs in memory",
-    ALIAS: "whether two inputs are one tensor",
+    ALIAS: "whether two inputs are the same tensor",
 }
 
 
-def _conditions(source: Source, inputs: Inputs) -> Iterator[tuple[str, Callable[[], _Named]]]:
-    def plain(*given: torch.Tensor) -> _Named:
-        return {n: v.detach().clone() for n, v in flatten(source.module(*given), source).items()}
+def _iter_conditions(source: Source, inputs: Inputs) -> Iterator[tuple[str, Callable[[], _NamedTensors]]]:
+    def run_model(*given: torch.Tensor) -> _NamedTensors:
+        return {n: v.detach().clone() for n, v in normalize_outputs(source.module(*given), source).items()}
 
-    def copies() -> Inputs:
+    def copy_inputs() -> Inputs:
         return tuple(t.clone() for t in inputs)
 
-    def gradients() -> _Named:
-        with _asking(source), torch.enable_grad():
-            return plain(*(t.requires_grad_(_can_ask(t)) for t in copies()))
+    def run_with_gradients() -> _NamedTensors:
+        with _enable_parameter_grads(source), torch.enable_grad():
+            return run_model(*(t.requires_grad_(_can_require_grad(t)) for t in copy_inputs()))
 
-    def inference() -> _Named:
+    def run_in_inference_mode() -> _NamedTensors:
         with torch.inference_mode():
-            return plain(*copies())
+            return run_model(*copy_inputs())
 
-    def other_dtype() -> _Named:
+    def run_with_other_dtype() -> _NamedTensors:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64 if before == torch.float32 else torch.float32)
         try:
-            return plain(*copies())
+            return run_model(*copy_inputs())
         finally:
             torch.set_default_dtype(before)
 
-    def another_thread() -> _Named:
+    def run_in_thread() -> _NamedTensors:
         result: list[Any] = []
 
         def run() -> None:
-            # The number of threads is a thread's own, and a forked process has one.
+            # Each thread has its own number of threads, and a forked process has one.
             torch.set_num_threads(1)
-            with contextlib.suppress(Exception), torch.set_grad_enabled(source.differentiates):
-                result.append(plain(*copies()))
+            with contextlib.suppress(Exception), torch.set_grad_enabled(source.uses_autograd):
+                result.append(run_model(*copy_inputs()))
 
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
         return result[0]
 
-    if not source.differentiates:
-        yield GRAD, gradients
-        yield GRAD, inference
-    yield DTYPE, other_dtype
-    yield THREADS, another_thread
-    yield LAYOUT, lambda: plain(*map(spread_out, inputs))
-    yield LAYOUT, lambda: plain(*map(transposed, inputs))
-    yield LAYOUT, lambda: plain(*map(_further_on, inputs))
-    shared = same_as_one(inputs)
+    if not source.uses_autograd:
+        yield GRAD, run_with_gradients
+        yield GRAD, run_in_inference_mode
+    yield DTYPE, run_with_other_dtype
+    yield THREADS, run_in_thread
+    yield LAYOUT, lambda: run_model(*map(copy_with_gaps, inputs))
+    yield LAYOUT, lambda: run_model(*map(copy_transposed, inputs))
+    yield LAYOUT, lambda: run_model(*map(_copy_with_offset, inputs))
+    shared = alias_inputs(inputs)
     if shared is not None:
         # Against the same values in tensors of their own.
-        yield ALIAS, lambda: _relative(plain(*shared), plain(*(t.clone() for t in shared)), eager(source, inputs))
+        yield (
+            ALIAS,
+            lambda: _replace_if_equal(
+                run_model(*shared), run_model(*(t.clone() for t in shared)), run_eager(source, inputs)
+            ),
+        )
 
 
-def _where_dtypes_part(source: Source, inputs: Inputs) -> str:
-    before, one = torch.get_default_dtype(), record(source, inputs)
+def _locate_dtype_divergence(source: Source, inputs: Inputs) -> str:
+    before, default_run = torch.get_default_dtype(), record_run(source, inputs)
     torch.set_default_dtype(torch.float64 if before == torch.float32 else torch.float32)
     try:
-        other = record(source, inputs)
+        other_run = record_run(source, inputs)
     finally:
         torch.set_default_dtype(before)
-    if one.graph is None or other.graph is None:
+    if default_run.graph is None or other_run.graph is None:
         return ""
-    return (difference(canonical(one), canonical(other)) or ("",))[0]
+    return (find_difference(canonicalize(default_run), canonicalize(other_run)) or ("",))[0]
 
 
-def _relative(got: _Named, wanted: _Named, reference: Outputs) -> _Named:
-    """``reference`` where the two agree, so that one comparison serves all conditions."""
-    return reference if not _apart(got, wanted) and not isinstance(reference, str) else got
+def _replace_if_equal(got: _NamedTensors, expected: _NamedTensors, reference: Outputs) -> _NamedTensors:
+    """Return ``reference`` where ``got`` and ``expected`` agree, so that one comparison serves all conditions."""
+    return reference if not _compare_outputs(got, expected) and not isinstance(reference, str) else got
 
 
-# Runs at inputs that differ in their last bit, and how far beyond what they show rounding may go.
+# Runs at inputs that differ in their last bit, and the factor by which rounding may exceed what they show.
 ROUNDINGS, FACTOR = 4, 16.0
 
 
-def _rounding(source: Source, inputs: Inputs, reference: _Named) -> dict[str, float]:
-    """By output, how far rounding moves it: a gradient that is zero by symmetry is nothing but rounding."""
+def _measure_rounding(source: Source, inputs: Inputs, reference: _NamedTensors) -> dict[str, float]:
+    """Return by output how far rounding moves it: a gradient that is zero by symmetry is nothing but rounding."""
     generator = torch.Generator().manual_seed(0)
-    found = dict.fromkeys(reference, 0.0)
+    bounds = dict.fromkeys(reference, 0.0)
     for _ in range(ROUNDINGS):
-        moved = tuple(_last_bits(t, generator) if t.is_floating_point() else t for t in inputs)
-        outputs = eager(source, moved)
+        perturbed = tuple(_perturb_last_bits(t, generator) if t.is_floating_point() else t for t in inputs)
+        outputs = run_eager(source, perturbed)
         for name, value in reference.items():
-            other = outputs[name] if not isinstance(outputs, str) else value
-            if value.is_floating_point() and other.shape == value.shape and value.numel():
-                found[name] = max(found[name], FACTOR * float((other - value).abs().max().nan_to_num(0.0, 0.0, 0.0)))
-    return found
+            perturbed_value = outputs[name] if not isinstance(outputs, str) else value
+            if value.is_floating_point() and perturbed_value.shape == value.shape and value.numel():
+                bounds[name] = max(
+                    bounds[name], FACTOR * float((perturbed_value - value).abs().max().nan_to_num(0.0, 0.0, 0.0))
+                )
+    return bounds
 
 
-def _last_bits(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Every number as it is, or the next one up or down."""
+def _perturb_last_bits(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return every number as it is, or the next one up or down."""
     towards = torch.randint(-1, 2, value.shape, generator=generator) * torch.full_like(value, torch.inf)
     return torch.where(towards.isnan(), value, torch.nextafter(value, towards))
 
 
-def _apart(got: _Named, wanted: _Named, allowed: Mapping[str, float] | None = None) -> str:
-    if list(got) != list(wanted):
-        return f"outputs {', '.join(got)} against {', '.join(wanted)}"
-    for name, value in wanted.items():
-        other = got[name]
-        if value.is_floating_point() and other.is_floating_point():
-            other = other.to(value.dtype)
-        found = unlike(other, value)
-        if found and allowed and other.shape == value.shape and float((other - value).abs().max()) <= allowed[name]:
+def _compare_outputs(got: _NamedTensors, expected: _NamedTensors, allowed: Mapping[str, float] | None = None) -> str:
+    if list(got) != list(expected):
+        return f"outputs {', '.join(got)} against {', '.join(expected)}"
+    for name, value in expected.items():
+        actual = got[name]
+        if value.is_floating_point() and actual.is_floating_point():
+            actual = actual.to(value.dtype)
+        mismatch = describe_mismatch(actual, value)
+        if (
+            mismatch
+            and allowed
+            and actual.shape == value.shape
+            and float((actual - value).abs().max()) <= allowed[name]
+        ):
             continue
-        if found:
-            return f"output {name!r}: {found}"
+        if mismatch:
+            return f"output {name!r}: {mismatch}"
     return ""
 
 
-def _further_on(value: torch.Tensor) -> torch.Tensor:
-    """The same values, not at the beginning of their memory."""
+def _copy_with_offset(value: torch.Tensor) -> torch.Tensor:
+    """Return the same values, not at the beginning of their memory."""
     return torch.cat([value.flatten(), value.flatten()])[value.numel() :].view(value.shape)
 
 
-def _can_ask(value: torch.Tensor) -> bool:
+def _can_require_grad(value: torch.Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
 
 
 @contextlib.contextmanager
-def _asking(source: Source) -> Iterator[None]:
-    """Parameters that ask for gradients, as a training loop has them."""
-    parameters = [p for p in source.named.parameters() if _can_ask(p)]
+def _enable_parameter_grads(source: Source) -> Iterator[None]:
+    """Let parameters require gradients, as in a training loop."""
+    parameters = [p for p in source.parameter_module.parameters() if _can_require_grad(p)]
     for parameter in parameters:
         parameter.requires_grad_(True)
     try:

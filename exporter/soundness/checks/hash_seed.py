@@ -1,8 +1,7 @@
-"""A new interpreter with another hash seed: the order of a ``set`` of texts is another one in every process of Python.
+"""Check under another hash seed in a new interpreter: the order of a ``set`` of texts differs from process to process.
 
-Asked only where code that runs builds a set, walks through one that is kept, or calls ``hash``: a new interpreter takes
-seconds. The model goes there by pickle.
-"""
+The check runs only where the code builds a set, iterates over a stored one, or calls ``hash``: a new interpreter takes
+seconds. The model is passed to it by pickle."""
 
 from __future__ import annotations
 
@@ -21,111 +20,116 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from exporter.archive.contract import Finding
-from exporter.common.errors import first_line
-from exporter.common.forking import NotRun
-from exporter.model.eager.evaluation import forward_line, inference_conditions
+from exporter.common.errors import summarize_error
+from exporter.common.forking import ForkFailedError
+from exporter.model.eager.evaluation import eager_context, find_forward_line
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import Eager, Outputs, eager, unlike
-from exporter.soundness.footprint import Footprint, is_users
+from exporter.soundness.check_context import EagerContext, Outputs, describe_mismatch, run_eager
+from exporter.soundness.footprint import Footprint, is_user_file
 
 CHECK = "hash seed"
-# Two texts keep their order at one of them in two: at all of them in 16.
+# Two texts keep their order at one seed with probability 1/2, at all of them with 1/16.
 SEEDS = (1, 2, 3, 4)
 SECONDS = 120.0
 _BUILD = {"BUILD_SET", "SET_ADD", "SET_UPDATE"}
 
 
-def check(eager_mode: Eager) -> list[Finding]:
-    where = eager_mode.room(_lead, eager_mode.inputs)
-    return eager_mode.room(_check, eager_mode.inputs, where) if where else []
+def check(context: EagerContext) -> list[Finding]:
+    """Check that outputs do not depend on the order of a set."""
+    where = context.room(_find_set_line, context.inputs)
+    return context.room(_check, context.inputs, where) if where else []
 
 
-def _lead(source: Source, inputs: Inputs) -> str:
-    """The first line of the code that runs which builds a set, or is of a model that keeps one; empty for none."""
-    with inference_conditions(source), Footprint() as footprint:
-        eager(source, inputs)
-    # What an installed library walks through, or keeps, is its own affair.
+def _find_set_line(source: Source, inputs: Inputs) -> str:
+    """Return the first line of the code that runs which builds a set, or that of a model with one; empty for none."""
+    with eager_context(source), Footprint() as footprint:
+        run_eager(source, inputs)
+    # The sets of an installed library do not count.
     footprint.codes = {c: names for c, names in footprint.codes.items() if "site-packages" not in c.co_filename}
     for code in footprint.codes:
         steps = list(dis.get_instructions(code))
-        builds = [i for i, then in itertools.pairwise(steps) if i.opname in _BUILD or _names_one(i, then)]
+        builds = [i for i, following in itertools.pairwise(steps) if i.opname in _BUILD or _names_set(i, following)]
         if builds:
             line = max((n for start, _, n in code.co_lines() if n and start <= builds[0].offset), default=0)
             return f"{code.co_filename}:{line or code.co_firstlineno}"
-    kept = [label for label, leaf in footprint.state(source.named).items() if _is_set(leaf.fingerprint)]
-    return forward_line(source) if kept else ""
+    set_labels = [
+        label for label, leaf in footprint.read_state(source.parameter_module).items() if _is_set(leaf.fingerprint)
+    ]
+    return find_forward_line(source) if set_labels else ""
 
 
-def _names_one(step: dis.Instruction, then: dis.Instruction) -> bool:
-    """A set by name, or a constant one that is walked through; to ask whether it holds something is another matter."""
-    constant = isinstance(step.argval, frozenset) and then.opname != "CONTAINS_OP"
+def _names_set(step: dis.Instruction, following: dis.Instruction) -> bool:
+    """Return whether a step names a set, or iterates over a constant one; a membership test does not count."""
+    constant = isinstance(step.argval, frozenset) and following.opname != "CONTAINS_OP"
     return step.opname.startswith("LOAD_") and (constant or step.argval in ("set", "frozenset", "hash"))
 
 
 def _is_set(fingerprint: str) -> bool:
-    """As ``footprint.Leaf`` has it."""
+    """Return whether a fingerprint is that of a set, as ``footprint.Leaf`` has it."""
     return bool(re.match(r"(frozen)?set of (?!0|1$)", fingerprint))
 
 
 def _check(source: Source, inputs: Inputs, where: str) -> list[Finding]:
-    with inference_conditions(source):
-        here = eager(source, inputs)
+    with eager_context(source):
+        reference = run_eager(source, inputs)
     try:
-        packed = pickle.dumps((source, inputs))
+        payload = pickle.dumps((source, inputs))
     except Exception as error:
-        raise NotRun(f"a new interpreter cannot be given the model: {first_line(error)}") from None
+        raise ForkFailedError(f"the model cannot be passed to a new interpreter: {summarize_error(error)}") from None
     with tempfile.TemporaryDirectory() as folder:
-        given = Path(folder, "model")
-        given.write_bytes(pickle.dumps((sys.path, _files(source), packed)))
+        model_file = Path(folder, "model")
+        model_file.write_bytes(pickle.dumps((sys.path, _find_module_files(source), payload)))
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            answers = list(pool.map(lambda seed: _ask(given, seed), SEEDS))
-    for seed, there in zip(SEEDS, answers, strict=True):
-        apart = _apart(there, here)
-        if apart:
+            answers = list(pool.map(lambda seed: _run_interpreter(model_file, seed), SEEDS))
+    for seed, outputs in zip(SEEDS, answers, strict=True):
+        mismatch = _compare_outputs(outputs, reference)
+        if mismatch:
             return [
                 Finding(
                     CHECK,
-                    "outputs depend on the order of a set, which is another one in every process",
+                    "outputs depend on the order of a set, which differs from process to process",
                     where,
                     severity="unsound",
-                    evidence=f"with PYTHONHASHSEED={seed}: {apart}",
+                    evidence=f"with PYTHONHASHSEED={seed}: {mismatch}",
                     mend="use a tuple or a dict, or sorted(...); no hash() of a text",
                 )
             ]
     return []
 
 
-def _files(source: Source) -> dict[str, str]:
-    """Modules of the user's that the model's classes come from, by name: they may not be on the search path."""
-    names = {kind.__module__ for m in source.named.modules() for kind in type(m).__mro__}
+def _find_module_files(source: Source) -> dict[str, str]:
+    """Return the user's modules that define the model's classes, by name: they may not be on the search path."""
+    names = {cls.__module__ for m in source.parameter_module.modules() for cls in type(m).__mro__}
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
-    return {name: file for name, file in files.items() if file and is_users(file) and name != "__main__"}
+    return {name: file for name, file in files.items() if file and is_user_file(file) and name != "__main__"}
 
 
-def _ask(given: Path, seed: int) -> Outputs:
-    command = [sys.executable, "-c", f"from {__name__} import answer; answer({str(given)!r}, {seed})"]
+def _run_interpreter(model_file: Path, seed: int) -> Outputs:
+    command = [sys.executable, "-c", f"from {__name__} import answer; answer({str(model_file)!r}, {seed})"]
     environment = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise NotRun(f"a new interpreter came to no end within {SECONDS:g} s") from None
-    if done.returncode:
-        raise NotRun(f"a new interpreter cannot be given the model: {(done.stderr.splitlines() or ['?'])[-1]}")
-    return pickle.loads(given.with_suffix(f".{seed}").read_bytes())
+        raise ForkFailedError(f"a new interpreter did not end within {SECONDS:g} s") from None
+    if process.returncode:
+        raise ForkFailedError(
+            f"the model cannot be passed to a new interpreter: {(process.stderr.splitlines() or ['?'])[-1]}"
+        )
+    return pickle.loads(model_file.with_suffix(f".{seed}").read_bytes())
 
 
-def answer(given: str, seed: int) -> None:
-    """What the new interpreter does."""
-    path, files, packed = pickle.loads(Path(given).read_bytes())
+def answer(model_file: str, seed: int) -> None:
+    """Run the model in the new interpreter and write its outputs beside the model."""
+    path, files, payload = pickle.loads(Path(model_file).read_bytes())
     sys.path[:] = path
-    _load(files)
-    source, inputs = pickle.loads(packed)
-    with inference_conditions(source):
-        outputs = eager(source, inputs)
-    Path(given).with_suffix(f".{seed}").write_bytes(pickle.dumps(outputs))
+    _load_modules(files)
+    source, inputs = pickle.loads(payload)
+    with eager_context(source):
+        outputs = run_eager(source, inputs)
+    Path(model_file).with_suffix(f".{seed}").write_bytes(pickle.dumps(outputs))
 
 
-def _load(files: Mapping[str, str]) -> None:
+def _load_modules(files: Mapping[str, str]) -> None:
     for name, file in files.items():
         try:
             importlib.import_module(name)
@@ -137,9 +141,11 @@ def _load(files: Mapping[str, str]) -> None:
                 spec.loader.exec_module(module)
 
 
-def _apart(there: Outputs, here: Outputs) -> str:
-    if isinstance(there, str) or isinstance(here, str):
-        return "" if isinstance(there, str) and isinstance(here, str) else f"{there} against {here}"[:200]
-    if list(there) != list(here):
-        return f"outputs {', '.join(there)} against {', '.join(here)}"
-    return next((f"output {n!r}: {text}" for n, v in there.items() if (text := unlike(v, here[n]))), "")
+def _compare_outputs(outputs: Outputs, reference: Outputs) -> str:
+    if isinstance(outputs, str) or isinstance(reference, str):
+        return "" if isinstance(outputs, str) and isinstance(reference, str) else f"{outputs} against {reference}"[:200]
+    if list(outputs) != list(reference):
+        return f"outputs {', '.join(outputs)} against {', '.join(reference)}"
+    return next(
+        (f"output {n!r}: {text}" for n, v in outputs.items() if (text := describe_mismatch(v, reference[n]))), ""
+    )

@@ -1,7 +1,6 @@
-"""Hooks of a backward pass that do more than give another gradient: the file would not do it.
+"""Check of backward hooks that do more than give another gradient: the file would not do it.
 
-What a hook computes is captured; what it appends to a list, keeps in a dict, counts or prints is not.
-"""
+The value that a hook computes is captured; what it appends to a list, keeps in a dict, counts or prints is not."""
 
 from __future__ import annotations
 
@@ -12,85 +11,89 @@ from collections.abc import Callable
 from typing import Any
 
 from exporter.archive.contract import Finding
-from exporter.common.autograd_engine import Entry, engine_entered_by
-from exporter.model.eager.evaluation import inference_conditions
+from exporter.common.autograd_engine import Entry, patch_autograd_engine
+from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import Eager, eager
-from exporter.soundness.checks.hidden_state import state_changed
-from exporter.soundness.footprint import Footprint, runs_users
-from exporter.soundness.line_tracing import followed
+from exporter.soundness.check_context import EagerContext, run_eager
+from exporter.soundness.checks.hidden_state import is_state_changed
+from exporter.soundness.footprint import Footprint, runs_user_code
+from exporter.soundness.line_tracing import trace_user_lines
 
 CHECK = "hook"
-# Calls of hooks that are looked at.
-CALLS = 30
+# Calls of hooks that are watched.
+MAX_CALLS = 30
 
 
-def check(eager_mode: Eager) -> list[Finding]:
-    if not eager_mode.source.differentiates:
+def check(context: EagerContext) -> list[Finding]:
+    """Check that hooks of the backward pass have no side effects."""
+    if not context.source.uses_autograd:
         return []
-    return eager_mode.room(_check, eager_mode.inputs, eager_mode.other)
+    return context.room(_check, context.inputs, context.other_inputs)
 
 
-def _check(source: Source, inputs: Inputs, other: Inputs) -> list[Finding]:
-    with inference_conditions(source):
+def _check(source: Source, inputs: Inputs, other_inputs: Inputs) -> list[Finding]:
+    with eager_context(source):
         with Footprint() as footprint:
-            # Twice: what only comes into being with the first call is there before the one that is watched.
+            # Twice: state that the first call creates exists before the call that is watched.
             for _ in range(2):
-                eager(source, inputs)
+                run_eager(source, inputs)
 
-        def state() -> dict[str, str]:
-            return {label: leaf.fingerprint for label, leaf in footprint.state(source.named).items()}
+        def read_fingerprints() -> dict[str, str]:
+            return {label: leaf.fingerprint for label, leaf in footprint.read_state(source.parameter_module).items()}
 
-        # Closures that a call makes for itself are not found any more.
-        state()
-        watch = _Watch(state)
-        # At other inputs: a gradient that is kept is another one then.
-        with engine_entered_by(watch.entry), followed(watch.event):
-            eager(source, other)
+        # Closures that belong to one call are gone afterwards.
+        read_fingerprints()
+        watch = _Watch(read_fingerprints)
+        # At other inputs: a stored gradient changes then.
+        with patch_autograd_engine(watch.wrap_entry), trace_user_lines(watch.trace_event):
+            run_eager(source, other_inputs)
     return watch.findings
 
 
 class _Watch:
-    """Looks at the state before and after each call that torch's engine makes into the user's code."""
+    """A comparison of the state before and after each call that torch's engine makes into the user's code."""
 
     def __init__(self, state: Callable[[], dict[str, str]]) -> None:
         self.findings: list[Finding] = []
-        self._state = state
-        self._inside = False
+        self._read_state = state
+        self._in_engine = False
         self._hook: types.FrameType | None = None
-        self._before: dict[str, str] = {}
+        self._state_before: dict[str, str] = {}
         self._printed, self._stdout = io.StringIO(), sys.stdout
         self._calls = 0
 
-    def entry(self, original: Entry) -> Entry:
+    def wrap_entry(self, original: Entry) -> Entry:
+        """Wrap an entry of torch's engine."""
+
         def run(*args: Any, **kwargs: Any) -> Any:
-            outer, self._inside = self._inside, True
+            outer, self._in_engine = self._in_engine, True
             try:
                 return original(*args, **kwargs)
             finally:
-                self._inside = outer
+                self._in_engine = outer
 
         return run
 
-    def event(self, frame: types.FrameType, kind: str, arg: Any) -> Any:
-        if not self._inside or self._hook not in (None, frame) or not runs_users(frame):
+    def trace_event(self, frame: types.FrameType, event_type: str, arg: Any) -> Any:
+        """Watch the outermost frame of each hook, for ``sys.settrace``."""
+        if not self._in_engine or self._hook not in (None, frame) or not runs_user_code(frame):
             return None
-        if self._hook is None and kind == "call" and self._calls < CALLS:
-            self._hook, self._before = frame, self._state()
+        if self._hook is None and event_type == "call" and self._calls < MAX_CALLS:
+            self._hook, self._state_before = frame, self._read_state()
             self._calls += 1
             self._printed, self._stdout = io.StringIO(), sys.stdout
             sys.stdout = self._printed
-        elif self._hook is frame and kind == "return":
+        elif self._hook is frame and event_type == "return":
             sys.stdout, self._hook = self._stdout, None
-            self._judge(frame)
-        return self.event
+            self._report_changes(frame)
+        return self.trace_event
 
-    def _judge(self, frame: types.FrameType) -> None:
-        after = self._state()
-        moved = [label for label, text in after.items() if state_changed(self._before, {label: text})]
-        said = self._printed.getvalue().strip()
+    def _report_changes(self, frame: types.FrameType) -> None:
+        after = self._read_state()
+        changed = [label for label, text in after.items() if is_state_changed(self._state_before, {label: text})]
+        printed = self._printed.getvalue().strip()
         code = frame.f_code
-        if moved or said:
+        if changed or printed:
             self.findings.append(
                 Finding(
                     CHECK,
@@ -98,8 +101,9 @@ class _Watch:
                     f"{code.co_filename}:{code.co_firstlineno}",
                     severity="unsound",
                     evidence="; ".join(
-                        [f"it changes {', '.join(moved[:3])}"] * bool(moved) + [f"it prints {said[:60]!r}"] * bool(said)
+                        [f"it changes {', '.join(changed[:3])}"] * bool(changed)
+                        + [f"it prints {printed[:60]!r}"] * bool(printed)
                     ),
-                    mend="let the hook return a gradient and nothing else; what it keeps, return from the function",
+                    mend="let the hook return a gradient and nothing else; return what it keeps from the function",
                 )
             )

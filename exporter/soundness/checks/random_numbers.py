@@ -1,4 +1,4 @@
-"""Random numbers that reach an output, from torch, Python or NumPy; with a fixed seed, too."""
+"""Check of random numbers that reach an output, from torch, Python or NumPy; with a fixed seed, too."""
 
 from __future__ import annotations
 
@@ -9,56 +9,58 @@ from typing import Any
 import torch
 
 from exporter.archive.contract import Finding
-from exporter.graph.torch_nodes import location, nodes
-from exporter.model.eager.evaluation import forward_line, inference_conditions
+from exporter.graph.torch_nodes import find_location, iterate_nodes
+from exporter.model.eager.evaluation import eager_context, find_forward_line
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import Eager, Outputs, eager, same_outputs
-from exporter.soundness.culprit_line import line_that
+from exporter.soundness.check_context import EagerContext, Outputs, outputs_equal, run_eager
+from exporter.soundness.culprit_line import find_culprit_line
 from exporter.soundness.data_dependence import RANDOM, is_random
-from exporter.soundness.run_recording import record
+from exporter.soundness.run_recording import record_run
 
 CHECK = "random numbers"
 SEEDS = 24
 _MEND = "draw outside the model and pass the numbers in; F.dropout(x, training=self.training)"
 
 
-def check(eager_mode: Eager) -> list[Finding]:
-    room, inputs = eager_mode.room, eager_mode.inputs
-    found = room(_check, inputs)
-    if found and found[0].severity != "unsound":
-        # Drawn in the first call and kept: a weight that is made when it is first needed.
-        first, other = (room(_first_call_with, inputs, seed) for seed in (1, 2))
-        if not same_outputs(first, other):
-            where = room(_drawing_line, inputs) or forward_line(eager_mode.source)
-            return [_finding(where, "first calls give other outputs with another seed")]
-    return found
+def check(context: EagerContext) -> list[Finding]:
+    """Check that outputs do not depend on random numbers."""
+    room, inputs = context.room, context.inputs
+    findings = room(_check, inputs)
+    if findings and findings[0].severity != "unsound":
+        # Numbers may be drawn in the first call and kept: a weight that is made when it is first needed.
+        first, second = (room(_run_first_call, inputs, seed) for seed in (1, 2))
+        if not outputs_equal(first, second):
+            where = room(_find_drawing_line, inputs) or find_forward_line(context.source)
+            return [_make_finding(where, "first calls give different outputs with different seeds")]
+    return findings
 
 
-def _drawing_line(source: Source, inputs: Inputs) -> str:
-    with inference_conditions(source):
-        return line_that(lambda: eager(source, inputs), _states)
+def _find_drawing_line(source: Source, inputs: Inputs) -> str:
+    with eager_context(source):
+        return find_culprit_line(lambda: run_eager(source, inputs), _read_generator_states)
 
 
-def _first_call_with(source: Source, inputs: Inputs, seed: int) -> Outputs:
-    _seed(seed)
-    with inference_conditions(source):
-        return eager(source, inputs)
+def _run_first_call(source: Source, inputs: Inputs, seed: int) -> Outputs:
+    _seed_generators(seed)
+    with eager_context(source):
+        return run_eager(source, inputs)
 
 
 def draws_random_numbers(source: Source, inputs: Inputs) -> bool:
-    with inference_conditions(source):
-        before = _states()
-        eager(source, inputs)
-        return _states() != before
+    """Return whether a call draws random numbers."""
+    with eager_context(source):
+        before = _read_generator_states()
+        run_eager(source, inputs)
+        return _read_generator_states() != before
 
 
-def _states() -> tuple[Any, ...]:
+def _read_generator_states() -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy")
     arrays = str(numpy.random.get_state()) if numpy is not None else ""
     return bytes(torch.get_rng_state().tolist()), random.getstate(), arrays
 
 
-def _seed(seed: int) -> None:
+def _seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     numpy = sys.modules.get("numpy")
@@ -67,23 +69,25 @@ def _seed(seed: int) -> None:
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
-    with inference_conditions(source):
-        before = _states()
-        first = eager(source, inputs)
-        drawn = _states() != before
-        where = line_that(lambda: eager(source, inputs), _states) if drawn else ""
-        for seed in range(SEEDS if drawn else 0):
-            _seed(seed)
-            if not same_outputs(eager(source, inputs), first):
-                return [_finding(where or forward_line(source), f"other outputs with seed {seed}")]
-        run = record(source, inputs)
+    with eager_context(source):
+        before = _read_generator_states()
+        first = run_eager(source, inputs)
+        draws_numbers = _read_generator_states() != before
+        where = find_culprit_line(lambda: run_eager(source, inputs), _read_generator_states) if draws_numbers else ""
+        for seed in range(SEEDS if draws_numbers else 0):
+            _seed_generators(seed)
+            if not outputs_equal(run_eager(source, inputs), first):
+                return [_make_finding(where or find_forward_line(source), f"outputs differ with seed {seed}")]
+        run = record_run(source, inputs)
         if any(RANDOM in labels for labels in run.labels.values()):
-            node = next(node for node in nodes(run.graph) if is_random(node))
-            return [_finding(location(node) or forward_line(source), f"an output depends on {node.kind()}")]
-        if drawn:
+            node = next(node for node in iterate_nodes(run.graph) if is_random(node))
+            return [
+                _make_finding(find_location(node) or find_forward_line(source), f"an output depends on {node.kind()}")
+            ]
+        if draws_numbers:
             return [Finding(CHECK, "the model draws random numbers", where, reason="no output depends on them")]
     return []
 
 
-def _finding(where: str, evidence: str) -> Finding:
+def _make_finding(where: str, evidence: str) -> Finding:
     return Finding(CHECK, "outputs depend on random numbers", where, severity="unsound", evidence=evidence, mend=_MEND)

@@ -1,36 +1,37 @@
-"""Inputs that nothing depends on, and outputs that depend on no input: said, not refused."""
+"""Report of inputs that nothing depends on, and outputs that depend on no input: these are not refused."""
 
 from __future__ import annotations
 
 from exporter.archive.contract import Finding
-from exporter.model.eager.evaluation import inference_conditions
+from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import Eager
-from exporter.soundness.run_recording import record
+from exporter.soundness.check_context import EagerContext
+from exporter.soundness.run_recording import record_run
 
 INPUT, OUTPUT = "unused input", "constant output"
 
 
-def check(eager_mode: Eager) -> list[Finding]:
-    return eager_mode.room(_check, eager_mode.inputs)
+def check(context: EagerContext) -> list[Finding]:
+    """Report unused inputs and constant outputs."""
+    return context.room(_check, context.inputs)
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
     names = [spec.name for spec in source.inputs]
-    with inference_conditions(source):
-        run = record(source, inputs)
+    with eager_context(source):
+        run = record_run(source, inputs)
     if run.graph is None:
         return []
-    needs = run.labels
-    used = frozenset().union(*needs.values()) if needs else frozenset()
-    found = [
+    output_labels = run.labels
+    used = frozenset().union(*output_labels.values()) if output_labels else frozenset()
+    findings = [
         Finding(INPUT, f"input {name!r} reaches no output", reason="the model takes it and does not use its values")
         for name in names
         if name not in used
     ]
-    found += [
+    findings += [
         Finding(OUTPUT, f"output {name!r} depends on no input's values", reason="it is a constant of the model")
-        for name, labels in needs.items()
+        for name, labels in output_labels.items()
         if not labels & set(names)
     ]
-    return found
+    return findings

@@ -15,7 +15,7 @@
 #include "engine.hpp"
 #include "files.hpp"
 #include "machine.hpp"
-#include "running.hpp"
+#include "call_scope.hpp"
 #include "text.hpp"
 
 namespace torchferry {

@@ -6,7 +6,7 @@
 #include <torch/csrc/jit/passes/freeze_module.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
-#include "running.hpp"
+#include "call_scope.hpp"
 #include "text.hpp"
 
 namespace torchferry {

@@ -15,7 +15,7 @@
 
 #include "descriptors.hpp"
 #include "files.hpp"
-#include "running.hpp"
+#include "call_scope.hpp"
 #include "text.hpp"
 
 namespace torchferry {

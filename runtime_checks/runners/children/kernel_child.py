@@ -1,7 +1,6 @@
 """The process of a kernel: standard library and NumPy, and the kernel's shared object.
 
-Its argument is a JSON file that names the shared object, a file of calls and where results go.
-"""
+Its argument is a JSON file that names the shared object, a file of calls and the result files."""
 
 import json
 import resource
@@ -11,13 +10,13 @@ import types
 import warnings
 
 
-def module(name, path):
-    """A file of torchferry's that needs nothing of it."""
+def load_module_file(name, path):
+    """Load a file of torchferry's that needs nothing else of it."""
     return types.SimpleNamespace(**runpy.run_path(path, run_name=name))
 
 
-def mapped():
-    """Libraries in this process."""
+def list_mapped_libraries():
+    """Return the names of the libraries in this process; None if the system does not list them."""
     try:
         with open("/proc/self/maps") as file:
             paths = {line.split(maxsplit=5)[-1].strip() for line in file if ".so" in line}
@@ -26,38 +25,42 @@ def mapped():
     return {path.rpartition("/")[2] for path in paths}
 
 
-def perform(job, own):
+def perform_job(job, helpers):
+    """Run the calls of a job; write the results and the evidence."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import numpy
 
-    kernel_calls = module("kernel_calls", job["modules"]["kernel_calls"])
+    ctypes_library = load_module_file("kernel_calls", job["modules"]["kernel_calls"])
     described = job["described"]
-    evidence = {"refused": own.try_imports(job["refused"])}
+    evidence = {"refused": helpers.try_imports(job["refused"])}
     results, errors = {}, []
-    before = mapped()
+    before = list_mapped_libraries()
     try:
-        library = kernel_calls.Library(job["library"], described)
+        library = ctypes_library.Library(job["library"], described)
     except (OSError, AttributeError) as error:
         evidence["load_error"] = str(error)
     else:
-        after = mapped()
+        after = list_mapped_libraries()
         evidence["libraries"] = sorted(after - before) if before is not None and after is not None else None
         evidence["methods"] = list(library.functions)
         evidence["parameters"] = [[p["name"], p["shape"], p["dtype"]] for p in described["parameters"]]
         with numpy.load(job["calls"], allow_pickle=False) as loaded:
             arrays = dict(loaded)
         for number, call in enumerate(job["index"]):
-            inputs = [own.restored(arrays[f"{number}/{i}"], strides) for i, strides in enumerate(call["strides"])]
-            held = {name: arrays[f"{number}/parameter/{i}"] for i, name in enumerate(call["parameters"])}
+            strides = call["strides"]
+            inputs = [helpers.restore_strides(arrays[f"{number}/{i}"], s) for i, s in enumerate(strides)]
+            parameters = {name: arrays[f"{number}/parameter/{i}"] for i, name in enumerate(call["parameters"])}
             try:
-                outputs, _ = kernel_calls.flattened_call(library, call["method"], inputs, held)
+                outputs, _ = ctypes_library.call_with_batch(library, call["method"], inputs, parameters)
             except (ValueError, TypeError) as error:
                 errors.append(f"{type(error).__name__}: {error}")
                 continue
             errors.append("")
             results.update({f"{number}/{i}": value for i, value in enumerate(outputs)})
     evidence["errors"] = errors
-    evidence["foreign_modules"] = own.foreign_modules({**job["packages"], "onnx_child": "", "kernel_calls": ""})
+    evidence["foreign_modules"] = helpers.find_foreign_modules(
+        {**job["packages"], "onnx_child": "", "kernel_calls": ""}
+    )
     numpy.savez(job["results"], **results)
     with open(job["evidence"], "w") as file:
         json.dump(evidence, file)
@@ -65,8 +68,8 @@ def perform(job, own):
 
 if __name__ == "__main__":
     with open(sys.argv[1]) as handle:
-        asked = json.load(handle)
-    shared = module("onnx_child", asked["modules"]["onnx_child"])
-    sys.meta_path.insert(0, shared.Only(asked["packages"]))
+        request = json.load(handle)
+    child_helpers = load_module_file("onnx_child", request["modules"]["onnx_child"])
+    sys.meta_path.insert(0, child_helpers.PackageFinder(request["packages"]))
     warnings.simplefilter("ignore")
-    perform(asked, shared)
+    perform_job(request, child_helpers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exporter.archive.derivative_request import Asked, settable_names, wanted
+from exporter.archive.derivative_request import DerivativeRequest, resolve_derivatives, resolve_settable_parameters
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.errors import UsageError
 
@@ -15,14 +15,14 @@ REACHED = {("rate", "low"), ("rate", "a"), ("rate", "a~1"), ("stress", "old/b"),
 
 
 def pairs(*blocks):
-    found, said = wanted(Asked(tuple(blocks)), INPUTS, OUTPUTS, PARAMETERS, REACHED)
+    found, said = resolve_derivatives(DerivativeRequest(tuple(blocks)), INPUTS, OUTPUTS, PARAMETERS, REACHED)
     return found, said
 
 
 def test_all_is_every_block_by_an_input_that_is_not_zero():
     found, said = pairs("all")
     assert found.pairs == (("rate", "a"), ("rate", "a~1"), ("stress", "old/b"))
-    assert found.by_parameters == ()
+    assert found.parameter_pairs == ()
     assert ("rate", "old/b") in found.zeros
     assert all("k" not in pair and "n" not in pair for pair in found.zeros)
     assert any("int64" in f.reason for f in said)
@@ -31,7 +31,7 @@ def test_all_is_every_block_by_an_input_that_is_not_zero():
 def test_globs_and_order():
     found, _ = pairs("*:E", "stress:*", "rate:a~1", "rate:a")
     assert found.pairs == (("rate", "a"), ("rate", "a~1"), ("stress", "old/b"))
-    assert found.by_parameters == (("rate", "E"), ("stress", "E"))
+    assert found.parameter_pairs == (("rate", "E"), ("stress", "E"))
     assert pairs("rate:a*")[0].pairs == (("rate", "a"), ("rate", "a~1"))
 
 
@@ -40,7 +40,7 @@ def test_globs_and_order():
     [
         ("rates:a", "no output matches 'rates'"),
         ("rate:aa", "no input or parameter matches 'aa'"),
-        ("rate", "not an output by an input"),
+        ("rate", "needs an output and an input"),
         ("rate:k", "'k' is int64"),
         ("n:a", "'n' is int64"),
         ("rate:old/b", "'rate' does not depend on 'old/b'"),
@@ -62,14 +62,16 @@ def test_what_bad_requests_get(text, message):
 )
 def test_what_cannot_be_symmetric(text, message):
     with pytest.raises(UsageError, match=message):
-        wanted(Asked(("all", "stress:E"), symmetric=(text,)), INPUTS, OUTPUTS, PARAMETERS, REACHED)
+        resolve_derivatives(
+            DerivativeRequest(("all", "stress:E"), symmetric=(text,)), INPUTS, OUTPUTS, PARAMETERS, REACHED
+        )
 
 
 def test_symmetry_of_a_block_that_was_not_asked_for():
-    asked = Asked(symmetric=("rate:a",))
-    assert asked.derivatives
+    asked = DerivativeRequest(symmetric=("rate:a",))
+    assert asked.has_derivatives
     with pytest.raises(UsageError, match="--derivative"):
-        wanted(asked, INPUTS, OUTPUTS, {}, REACHED)
+        resolve_derivatives(asked, INPUTS, OUTPUTS, {}, REACHED)
 
 
 def test_near_names_are_offered():
@@ -79,15 +81,19 @@ def test_near_names_are_offered():
 
 def test_a_variable_that_is_called_like_a_tangent():
     with pytest.raises(UsageError, match="--rename"):
-        wanted(Asked(("all",)), [TensorSpec("tangent:a")], OUTPUTS, {}, REACHED)
+        resolve_derivatives(DerivativeRequest(("all",)), [TensorSpec("tangent:a")], OUTPUTS, {}, REACHED)
 
 
 def test_settable_parameters():
     known = ["E", "G", "l.weight", "l.bias"]
-    assert settable_names((), ["E", "G"], known) == ("E", "G")
-    assert settable_names(("l.*",), ["E", "l.weight", "l.bias"], known) == ("l.weight", "l.bias")
-    assert settable_names(("l.*",), ["E", "l.weight", "l.bias"], known, {"E"}) == ("E", "l.weight", "l.bias")
+    assert resolve_settable_parameters((), ["E", "G"], known) == ("E", "G")
+    assert resolve_settable_parameters(("l.*",), ["E", "l.weight", "l.bias"], known) == ("l.weight", "l.bias")
+    assert resolve_settable_parameters(("l.*",), ["E", "l.weight", "l.bias"], known, {"E"}) == (
+        "E",
+        "l.weight",
+        "l.bias",
+    )
     with pytest.raises(UsageError, match="no parameter matches 'F'"):
-        settable_names(("F",), known, known)
+        resolve_settable_parameters(("F",), known, known)
     with pytest.raises(UsageError, match="cannot stay settable"):
-        settable_names(("G",), ["E"], known)
+        resolve_settable_parameters(("G",), ["E"], known)

@@ -4,7 +4,7 @@ import numpy
 import pytest
 import torch
 
-from exporter.archive.input_files import match_shapes, read_inputs
+from exporter.archive.input_files import align_inputs, read_inputs
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.errors import UsageError
 
@@ -25,7 +25,7 @@ def write(tmp_path, kind: str):
 
 @pytest.mark.parametrize("kind", ["json", "npz", "pt"])
 def test_three_kinds_of_file(tmp_path, kind):
-    x, t = match_shapes(read_inputs(write(tmp_path, kind)), SPECS, 1)
+    x, t = align_inputs(read_inputs(write(tmp_path, kind)), SPECS, 1)
     assert x.tolist() == X
     assert t.tolist() == [1.0, 1.0]
 
@@ -37,8 +37,8 @@ def test_three_kinds_of_file(tmp_path, kind):
         ({"x": X, "t": 1.0, "T": 1.0}, "not an input: 'T'(.|\n)*did you mean|not an input: 'T'"),
         ({"x": [[1.0, 2.0]], "t": 1.0}, r"'x' has the wrong shape(.|\n)*\[1, 2\](.|\n)*\[batch, 3\]"),
         ({"x": X, "t": [1.0, 2.0, 3.0]}, "different batch sizes"),
-        ({"x": X, "t": torch.tensor([1, 2])}, r"wrong kind(.|\n)*int64(.|\n)*float64"),
-        ({"x": X, "t": torch.tensor([1j, 2j])}, "wrong kind"),
+        ({"x": X, "t": torch.tensor([1, 2])}, r"wrong dtype(.|\n)*int64(.|\n)*float64"),
+        ({"x": X, "t": torch.tensor([1j, 2j])}, "wrong dtype"),
         ({"x": X, "t": "soon"}, "not an array of numbers"),
         ({"x": [[1.0], [2.0, 3.0]], "t": 1.0}, "not an array of numbers"),
         ({"x": [X], "t": 1.0}, "wrong shape"),
@@ -46,21 +46,21 @@ def test_three_kinds_of_file(tmp_path, kind):
 )
 def test_inputs_that_do_not_fit(given, message):
     with pytest.raises(UsageError, match=message):
-        match_shapes(given, SPECS, 1)
+        align_inputs(given, SPECS, 1)
 
 
 def test_fixed_shapes_take_no_batch():
-    (x,) = match_shapes({"x": X}, (TensorSpec("x", (2, 3)),), 0)
+    (x,) = align_inputs({"x": X}, (TensorSpec("x", (2, 3)),), 0)
     assert x.shape == (2, 3)
     with pytest.raises(UsageError, match="wrong shape"):
-        match_shapes({"x": [X]}, (TensorSpec("x", (2, 3)),), 0)
+        align_inputs({"x": [X]}, (TensorSpec("x", (2, 3)),), 0)
 
 
 def test_integers_in_json_for_an_integer_input():
-    (n,) = match_shapes({"n": [1, 2]}, (TensorSpec("n", (), "int64"),), 1)
+    (n,) = align_inputs({"n": [1, 2]}, (TensorSpec("n", (), "int64"),), 1)
     assert n.dtype == torch.int64
     with pytest.raises(UsageError, match="cannot hold"):
-        match_shapes({"n": [1.5]}, (TensorSpec("n", (), "int64"),), 1)
+        align_inputs({"n": [1.5]}, (TensorSpec("n", (), "int64"),), 1)
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", "3"])
@@ -75,7 +75,7 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path):
     with pytest.raises(UsageError, match="no such file"):
         read_inputs(tmp_path / "none.pt")
     (tmp_path / "a.csv").write_text("x")
-    with pytest.raises(UsageError, match="unknown kind"):
+    with pytest.raises(UsageError, match="unknown format"):
         read_inputs(tmp_path / "a.csv")
 
 

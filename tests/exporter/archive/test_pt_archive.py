@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tampering import change_cases, change_contract, rewrite
 
 from exporter.archive import pt_archive
-from exporter.archive.pt_archive import CASES, CONTRACT, GRAPH, MANIFEST, OURS
+from exporter.archive.pt_archive import CASES, CONTRACT, GRAPH, MANIFEST, REQUIRED_RECORDS
 from exporter.common import atomic_files
 from exporter.common.errors import ArchiveError, OutputError, SchemaError
 
 
 def test_the_record_set(eq_path):
     opened = pt_archive.read(eq_path)
-    assert {f"extra/{name}" for name in OURS} <= set(opened.records)
+    assert {f"extra/{name}" for name in REQUIRED_RECORDS} <= set(opened.records)
     assert opened.contract.name == "eq"
     assert "aten::div" in opened.graph
     assert "# forward_batch" in opened.graph
@@ -39,8 +39,9 @@ def test_reading_imports_no_torch(eq_path):
     code = f"""
 import sys
 from pathlib import Path
-from exporter import archive, files
-archive.read(Path({str(eq_path)!r}))
+from exporter.archive import pt_archive
+from exporter.common import atomic_files
+pt_archive.read(Path({str(eq_path)!r}))
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -58,7 +59,7 @@ def _cut(path: Path, size: int) -> None:
         (lambda p: _cut(p, 1000), "damaged"),
         (lambda p: _cut(p, p.stat().st_size - 30), "damaged"),
         (lambda p: p.write_text("a text file\n" * 50), "damaged"),
-        (lambda p: p.unlink(), "no archive"),
+        (lambda p: p.unlink(), "does not exist"),
         (lambda p: (p.unlink(), p.mkdir()), "a folder"),
         (lambda p: rewrite(p, lambda r: r.pop(f"extra/{GRAPH}"), manifest=False), "missing: extra/torchferry/graph"),
         (lambda p: rewrite(p, lambda r: r.pop("constants.pkl"), manifest=False), "missing: constants.pkl"),
@@ -172,7 +173,7 @@ def test_replacing_keeps_the_old_file_on_failure(tmp_path):
     target.write_text("old")
 
     def fails_half_way():
-        with atomic_files.replacing(target) as beside:
+        with atomic_files.atomic_write_path(target) as beside:
             beside.write_text("half")
             raise RuntimeError
 
@@ -184,7 +185,7 @@ def test_replacing_keeps_the_old_file_on_failure(tmp_path):
 
 def test_replacing_replaces_whole(tmp_path):
     target = tmp_path / "new" / "m.pt"
-    with atomic_files.replacing(target) as beside:
+    with atomic_files.atomic_write_path(target) as beside:
         beside.write_text("new")
         assert not target.exists()
     assert target.read_text() == "new"
@@ -194,7 +195,7 @@ def test_replacing_replaces_whole(tmp_path):
 def test_a_link_keeps_pointing_to_the_archive(tmp_path):
     (tmp_path / "real.pt").write_text("old")
     (tmp_path / "link.pt").symlink_to(tmp_path / "real.pt")
-    with atomic_files.replacing(tmp_path / "link.pt") as beside:
+    with atomic_files.atomic_write_path(tmp_path / "link.pt") as beside:
         beside.write_text("new")
     assert (tmp_path / "link.pt").is_symlink()
     assert (tmp_path / "real.pt").read_text() == "new"
@@ -202,13 +203,13 @@ def test_a_link_keeps_pointing_to_the_archive(tmp_path):
 
 def test_a_device_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OutputError, match="no regular file"), atomic_files.replacing(tmp_path / "pipe"):
+    with pytest.raises(OutputError, match="not a regular file"), atomic_files.atomic_write_path(tmp_path / "pipe"):
         pass
 
 
 def test_folders_that_were_made_are_removed_on_failure(tmp_path):
     def fails():
-        with atomic_files.replacing(tmp_path / "a" / "b" / "m.pt"):
+        with atomic_files.atomic_write_path(tmp_path / "a" / "b" / "m.pt"):
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -217,18 +218,21 @@ def test_folders_that_were_made_are_removed_on_failure(tmp_path):
 
 
 def test_output_is_a_folder(tmp_path):
-    with pytest.raises(OutputError, match="a folder"), atomic_files.replacing(tmp_path):
+    with pytest.raises(OutputError, match="a folder"), atomic_files.atomic_write_path(tmp_path):
         pass
 
 
 def test_output_below_a_file(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot be written"), atomic_files.replacing(tmp_path / "file" / "m.pt"):
+    with (
+        pytest.raises(OutputError, match="cannot be written"),
+        atomic_files.atomic_write_path(tmp_path / "file" / "m.pt"),
+    ):
         pass
 
 
 def test_compressed_bombs_are_refused(eq_copy, monkeypatch):
-    monkeypatch.setattr(pt_archive, "LARGEST", 1000)
+    monkeypatch.setattr(pt_archive, "MAX_EXPANDED_BYTES", 1000)
     with pytest.raises(ArchiveError, match="plausible"):
         pt_archive.read(eq_copy)
 
@@ -239,6 +243,9 @@ def test_a_copy_under_another_name_is_the_same_archive(eq_copy):
 
 
 def test_a_name_that_is_too_long_is_said(tmp_path):
-    with pytest.raises(OutputError, match="cannot be written"), atomic_files.replacing(tmp_path / ("m" * 248 + ".pt")):
+    with (
+        pytest.raises(OutputError, match="cannot be written"),
+        atomic_files.atomic_write_path(tmp_path / ("m" * 248 + ".pt")),
+    ):
         pass
     assert not list(tmp_path.iterdir())

@@ -2,7 +2,7 @@ import pytest
 from contracts import contract
 
 from exporter.archive.tensor_spec import TensorSpec
-from exporter.archive.variable_renaming import Rename, renamed
+from exporter.archive.variable_renaming import RenameRule, rename_variables
 from exporter.common.errors import UsageError
 
 
@@ -12,7 +12,7 @@ def slash_contract():
 
 
 def rename(*texts: str):
-    return renamed(slash_contract(), [Rename.parse(t) for t in texts])
+    return rename_variables(slash_contract(), [RenameRule.parse(t) for t in texts])
 
 
 def test_a_pattern_renames_all_that_fit_and_methods_follow():
@@ -29,8 +29,8 @@ def test_the_first_rename_that_fits_counts():
 
 @pytest.mark.parametrize("text", ["a", "a:", ":b", "a:b:c", "a:*"])
 def test_not_understood(text):
-    with pytest.raises(UsageError, match="not understood"):
-        Rename.parse(text)
+    with pytest.raises(UsageError, match="rename is invalid"):
+        RenameRule.parse(text)
 
 
 def test_matches_nothing():
@@ -45,10 +45,10 @@ def test_two_names_become_equal(texts):
 
 
 def test_special_characters_are_themselves():
-    assert Rename.parse("a.b~1:c").apply("aXb~1") is None
-    assert Rename.parse("*/*:*.*").apply("state/a") == "state.a"
+    assert RenameRule.parse("a.b~1:c").apply("aXb~1") is None
+    assert RenameRule.parse("*/*:*.*").apply("state/a") == "state.a"
 
 
 def test_a_rename_that_others_shadow():
-    with pytest.raises(UsageError, match="nothing left to rename"):
+    with pytest.raises(UsageError, match="a rename has no effect"):
         rename("state/a~1:x", "state/a~1:y")

@@ -109,14 +109,14 @@ def test_wide_values_go_in_smaller_slices(tmp_path, without_the_gate):
 
 @pytest.mark.parametrize("method", ["forward", "jacobian", "jvp", "vjp"])
 def test_a_lost_slice_is_seen(method, tmp_path, monkeypatch, without_the_gate):
-    original = batch_chunking.sliced_source
+    original = batch_chunking.emit_chunked_source
 
     def short(name, *given):
         source = original(name, *given)
         rows = given[-1]
         return source.replace(f"tf_rows, {rows})", f"tf_rows - {rows}, {rows})") if name.startswith(method) else source
 
-    monkeypatch.setattr(batch_chunking, "sliced_source", short)
+    monkeypatch.setattr(batch_chunking, "emit_chunked_source", short)
     asked = {"jacobian": {"derivatives": "y:x"}, "jvp": {"jvp": True}, "vjp": {"vjp": True}}.get(method, {})
     with pytest.raises(MismatchError) as caught:
         torchferry.export(Chain(), inputs={"x": X}, output=tmp_path / "chain.pt", **asked)

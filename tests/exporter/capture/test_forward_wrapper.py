@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from exporter.archive.tensor_spec import TensorSpec
-from exporter.capture.forward_wrapper import argument_names, forward_source
+from exporter.capture.forward_wrapper import emit_forward_source, make_argument_names
 
 F = torch.float64
 
@@ -22,7 +22,7 @@ def compiled(batched: bool = True, shape: tuple[int, ...] = (3,)) -> torch.jit.S
     rows = (torch.zeros(5, dtype=F), torch.zeros(5, 3, dtype=F), torch.zeros(5, 3, dtype=F))
     module = torch.jit.trace_module(Axpy(), {"forward_batch": rows})
     specs = [TensorSpec("a~1"), TensorSpec("state/x", shape), TensorSpec("b", shape)]
-    module.define(forward_source(specs, 2, batched))
+    module.define(emit_forward_source(specs, 2, batched))
     return module
 
 
@@ -70,7 +70,7 @@ def test_fixed_shapes_are_whole():
     specs = [TensorSpec("a", (5,)), TensorSpec("x", (5, 3)), TensorSpec("b", (5, 3))]
     rows = (torch.zeros(5, dtype=F), torch.zeros(5, 3, dtype=F), torch.zeros(5, 3, dtype=F))
     module = torch.jit.trace_module(Axpy(), {"forward_batch": rows})
-    module.define(forward_source(specs, 2, batched=False))
+    module.define(emit_forward_source(specs, 2, batched=False))
     assert module(*rows)[0].shape == (5, 3)
     with pytest.raises(torch.jit.Error, match=r"input 0 \(a\): got shape \[6\], expected \[5\]"):
         module(torch.zeros(6, dtype=F), *rows[1:])
@@ -82,13 +82,13 @@ def test_without_inputs():
             return (torch.ones(3),)
 
     module = torch.jit.trace_module(Constant(), {"forward_batch": ()}, check_trace=False)
-    module.define(forward_source([], 1, batched=False))
+    module.define(emit_forward_source([], 1, batched=False))
     assert module()[0].tolist() == [1.0, 1.0, 1.0]
 
 
 @given(st.lists(st.text(min_size=1, max_size=6), max_size=6, unique=True))
 def test_argument_names_are_unique_identifiers(names):
-    made = argument_names(names)
+    made = make_argument_names(names)
     assert len(set(made)) == len(names)
     assert all(name.isidentifier() and name.isascii() for name in made)
 
@@ -105,7 +105,7 @@ def test_awkward_names_compile(names):
 
     rows = tuple(torch.ones(3, 2) for _ in names)
     module = torch.jit.trace_module(Sum(), {"forward_batch": rows})
-    module.define(forward_source(specs, 1, batched=True))
+    module.define(emit_forward_source(specs, 1, batched=True))
     assert module(*(r[0] for r in rows))[0].tolist() == [len(names)] * 2
     with pytest.raises(torch.jit.Error):
         module(*(r[:, :1] for r in rows))

@@ -11,16 +11,16 @@ from training_functions import Detached, check, exported, layer, program_of, tra
 from typer.testing import CliRunner
 
 import torchferry
-from exporter.capture.autograd_detection import as_it_runs
-from exporter.capture.torchscript_writer import torchscript
+from exporter.capture.autograd_detection import detect_inner_autograd
+from exporter.capture.torchscript_writer import emit_torchscript
 from exporter.common.errors import OperatorError, UsageError
 from exporter.frontends import python_factory
 from exporter.graph.origin import AFTER, BACKWARD, FORWARD, HOOK
-from exporter.graph.provenance import captured_methods, captured_steps, opened
-from exporter.model.eager.warmup import first_run
-from exporter.model.function_model import Function
-from runtime_checks.runners.libtorch_runner import Libtorch
-from runtime_checks.verification import examine
+from exporter.graph.provenance import list_captured_methods, list_model_steps, open_archive
+from exporter.model.eager.warmup import run_first
+from exporter.model.function_model import FunctionModule
+from runtime_checks.runners.libtorch_runner import LibtorchRunner
+from runtime_checks.verification import collect_report
 from torchferry.cli.app import app
 
 pytestmark = pytest.mark.usefixtures("without_the_gate")
@@ -32,7 +32,7 @@ def test_a_linear_layer_is_one_graph_for_any_batch(tmp_path):
     function = training()
     one = exported(function, tmp_path / "m.pt")
     check(function, tmp_path / "m.pt", 1, 4, 333)
-    methods = captured_methods(opened(tmp_path / "m.pt").saved)
+    methods = list_captured_methods(open_archive(tmp_path / "m.pt").saved)
     assert list(methods) == ["forward_batch"]
     # No other operation is left out of it: no method that calls autograd.
     assert {s.origin.part for s in methods["forward_batch"]} == {FORWARD, BACKWARD}
@@ -47,7 +47,7 @@ def test_with_a_hook(tmp_path):
     function = training(hook=doubled)
     exported(function, tmp_path / "m.pt")
     check(function, tmp_path / "m.pt", 3, 20)
-    found = captured_steps(opened(tmp_path / "m.pt"))
+    found = list_model_steps(open_archive(tmp_path / "m.pt"))
     hooks = [s for s in found if s.origin.part == HOOK]
     assert [s.operator for s in hooks] == ["aten::mul", "aten::add"]
     line = doubled.__code__.co_firstlineno + 1
@@ -78,7 +78,7 @@ def test_with_a_step_of_an_optimiser(tmp_path):
         losses.append(loss.item())
     torch.testing.assert_close(state["weight"], weight.detach(), rtol=1e-12, atol=1e-14)
     assert losses == sorted(losses, reverse=True)
-    assert AFTER in {s.origin.part for s in captured_steps(opened(tmp_path / "m.pt"))}
+    assert AFTER in {s.origin.part for s in list_model_steps(open_archive(tmp_path / "m.pt"))}
 
 
 def test_across_a_graph_break(tmp_path):
@@ -91,7 +91,7 @@ def test_across_a_graph_break(tmp_path):
     function = training(broken)
     exported(function, tmp_path / "m.pt")
     check(function, tmp_path / "m.pt", 2, 31)
-    assert len(captured_methods(opened(tmp_path / "m.pt").saved)) == 1
+    assert len(list_captured_methods(open_archive(tmp_path / "m.pt").saved)) == 1
 
 
 def test_parameters_are_set_in_loss_and_gradients(tmp_path):
@@ -109,7 +109,7 @@ def test_parameters_are_set_in_loss_and_gradients(tmp_path):
 
 def test_natively(tmp_path):
     exported(f"{ROOT}/examples/train_step.py:loss_and_grad", tmp_path / "m.pt")
-    report = examine(tmp_path / "m.pt", runners=[Libtorch()])
+    report = collect_report(tmp_path / "m.pt", runners=[LibtorchRunner()])
     assert report.passed
     assert {c.check: c.calls for c in report.checks}["stored cases"] >= 3
 
@@ -160,7 +160,7 @@ def test_numbers_have_no_say_in_the_dtype():
         return torch.autograd.grad((torch.rsub(z.double(), 0.1) ** 3).sum(), z)[0]
 
     program = program_of(scaled)
-    unit = torch.jit.CompilationUnit(torchscript(program, "m", ["x"], {}, [(0, 0)]).replace("(self, ", "(", 1))
+    unit = torch.jit.CompilationUnit(emit_torchscript(program, "m", ["x"], {}, [(0, 0)]).replace("(self, ", "(", 1))
     x = torch.rand(4, 3, dtype=F)
     assert torch.equal(unit.m(x)[0], scaled(x))
 
@@ -173,7 +173,7 @@ def test_most_models_take_no_gradients(forward):
         def forward(self, x):
             return forward(x)
 
-    assert not as_it_runs(python_factory.from_module(Plain(), "m", None, "here"), 0).differentiates
+    assert not detect_inner_autograd(python_factory.source_from_module(Plain(), "m", None, "here"), 0).uses_autograd
 
 
 def test_an_optimiser_that_works_on_lists(tmp_path):
@@ -196,7 +196,7 @@ def test_a_matrix_that_cannot_be_factorised_is_an_error_in_the_file():
         return torch.autograd.grad(factor.diagonal().log().sum(), z)[0]
 
     program = program_of(gradient, 40)
-    text = torchscript(program, "m", ["x"], {}, [(0, 0)])
+    text = emit_torchscript(program, "m", ["x"], {}, [(0, 0)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         unit = torch.jit.CompilationUnit(text.replace("(self, ", "(", 1))
@@ -211,6 +211,6 @@ def test_open_sizes_as_large_as_the_model_needs():
         return torch.autograd.grad(image(x).sum(), next(iter(image.parameters())))[0]
 
     gradient.__dict__["signature"] = torchferry.Signature.of({"x": (1, "h", "w")})
-    source = as_it_runs(python_factory.from_module(Function(gradient), "f", None, "here"), 0)
-    assert source.differentiates
-    assert min(first_run(source, 0).sizes) >= 7
+    source = detect_inner_autograd(python_factory.source_from_module(FunctionModule(gradient), "f", None, "here"), 0)
+    assert source.uses_autograd
+    assert min(run_first(source, 0).sizes) >= 7

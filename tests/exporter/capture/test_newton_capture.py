@@ -15,8 +15,8 @@ import torchferry
 from exporter.common.errors import UsageError
 from exporter.model.implicit.newton_solver import CONVERGED, NOT_CONVERGED, NOT_FINITE
 from runtime_checks import native_build
-from runtime_checks.runners.libtorch_runner import Libtorch
-from runtime_checks.verification import examine
+from runtime_checks.runners.libtorch_runner import LibtorchRunner
+from runtime_checks.verification import collect_report
 
 Signature = torchferry.Signature
 
@@ -84,7 +84,7 @@ def test_settings_can_be_set_in_the_file(path):
 
 
 def test_natively(path):
-    report = examine(path, runners=[Libtorch()])
+    report = collect_report(path, runners=[LibtorchRunner()])
     assert report.passed
     assert {"stored cases", "finite differences"} <= {c.check for c in report.checks if c.verdict == "passed"}
 

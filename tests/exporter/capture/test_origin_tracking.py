@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from training_functions import program_of
 
 import torchferry
-from exporter.capture.autograd_detection import as_it_runs
-from exporter.capture.joint_graph import followed
-from exporter.capture.origin_tracking import of_node
-from exporter.capture.symbolic_guards import COMPARED
+from exporter.capture.autograd_detection import detect_inner_autograd
+from exporter.capture.joint_graph import trace_joint_graph
+from exporter.capture.origin_tracking import get_origin
+from exporter.capture.symbolic_guards import SIZE_COMPARISON
 from exporter.frontends import python_factory
 from exporter.graph.origin import AFTER, BACKWARD, FORWARD, HOOK, Origin
-from exporter.model.eager.evaluation import inference_conditions
-from exporter.model.function_model import Function
+from exporter.model.eager.evaluation import eager_context
+from exporter.model.function_model import FunctionModule
 
 F = torch.float64
 
@@ -57,7 +57,7 @@ def test_what_lies_between_two_backward_passes():
         second = torch.autograd.grad((first * z).cos().sum(), z)[0]
         return second * 3
 
-    found = [of_node(n) for n in program_of(two).graph.graph.nodes]
+    found = [get_origin(n) for n in program_of(two).graph.graph.nodes]
     parts = [origin.part for origin in found if origin is not None]
     last = max(i for i, part in enumerate(parts) if part == BACKWARD)
     assert AFTER not in parts[:last]
@@ -74,11 +74,11 @@ def test_what_python_asks_of_sizes_is_noted():
         return torch.autograd.grad((z**2).sum() * factor, z)[0]
 
     asks.__dict__["signature"] = torchferry.Signature.of({"x": ("n", 2)})
-    source = as_it_runs(python_factory.from_module(Function(asks), "asks", None, "here"), 0)
-    assert source.differentiates
-    with inference_conditions(source):
-        program = followed(source, (torch.rand(5, 2, dtype=F),))
-    (read,) = program.compared
-    assert read.kind == COMPARED
+    source = detect_inner_autograd(python_factory.source_from_module(FunctionModule(asks), "asks", None, "here"), 0)
+    assert source.uses_autograd
+    with eager_context(source):
+        program = trace_joint_graph(source, (torch.rand(5, 2, dtype=F),))
+    (read,) = program.size_reads
+    assert read.kind == SIZE_COMPARISON
     assert "> 100 is False" in read.value
     assert read.where.endswith(f"test_origins.py:{asks.__code__.co_firstlineno + 2}")

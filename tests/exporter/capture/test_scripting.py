@@ -48,7 +48,7 @@ def examples():
 
 def test_an_unmarked_loop_on_data_is_refused_and_says_what_to_mark():
     with pytest.raises(UnsoundError, match="submodule 'law'") as caught:
-        findings_of(python_factory.from_module(Model("trace"), "m", examples(), "here"))
+        findings_of(python_factory.source_from_module(Model("trace"), "m", examples(), "here"))
     assert caught.value.details["check"] == "data read"
 
 
@@ -73,7 +73,7 @@ def test_the_gate_still_sees_what_is_around_a_marked_submodule():
             return x if x.max() > 1 else 2 * x
 
     with pytest.raises(UnsoundError) as caught:
-        findings_of(python_factory.from_module(Around(), "m", examples(), "here"))
+        findings_of(python_factory.source_from_module(Around(), "m", examples(), "here"))
     assert caught.value.details["check"] == "data read"
 
 
@@ -90,7 +90,7 @@ def test_hidden_state_in_a_marked_submodule_is_found():
     model = Model()
     model.law = torchferry.mark(Counting(), jit="script")
     with pytest.raises(UnsoundError, match=r"writes to buffer 'law\.calls'"):
-        findings_of(python_factory.from_module(model, "m", examples(), "here"))
+        findings_of(python_factory.source_from_module(model, "m", examples(), "here"))
 
 
 def test_what_torchscript_cannot_read_is_said():
@@ -101,7 +101,7 @@ def test_what_torchscript_cannot_read_is_said():
     model = Model()
     model.law = torchferry.mark(Untyped(), jit="script")
     with pytest.raises(CaptureError, match="cannot compile it") as caught:
-        findings_of(python_factory.from_module(model, "m", examples(), "here"))
+        findings_of(python_factory.source_from_module(model, "m", examples(), "here"))
     assert caught.value.details["check"] == "script"
     assert "test_scripted.py" in caught.value.details["where"]
 
@@ -115,11 +115,11 @@ def test_composed(tmp_path):
     torch.testing.assert_close(load_module(tmp_path / "m.pt")(load)[0], model(load)[0], rtol=1e-13, atol=0)
     law = torchferry.Part(Law(), inputs={"load": (2,)}, outputs={"x": (2,)}, name="law")
     by_name = torchferry.ComposedModel([law, root], jit={"law": "script"})
-    findings_of(python_factory.from_module(by_name, "m", examples(), "here"))
+    findings_of(python_factory.source_from_module(by_name, "m", examples(), "here"))
     one_by_one = torchferry.ComposedModel([law, root], jit=False)
     said = [
         f.what
-        for f in findings_of(python_factory.from_module(one_by_one, "m", examples(), "here"))
+        for f in findings_of(python_factory.source_from_module(one_by_one, "m", examples(), "here"))
         if f.check == "script"
     ]
     assert said == [
@@ -141,6 +141,8 @@ def test_one_by_one_what_torchscript_cannot_read_is_traced():
     tail = torchferry.Part(Untyped(), inputs={"x": (2,)}, outputs={"y": (2,)}, name="tail")
     model = torchferry.ComposedModel([law, tail], jit=False)
     said = [
-        f.what for f in findings_of(python_factory.from_module(model, "m", examples(), "here")) if f.check == "script"
+        f.what
+        for f in findings_of(python_factory.source_from_module(model, "m", examples(), "here"))
+        if f.check == "script"
     ]
     assert said == ["submodule 'law.module' is compiled from its source"]

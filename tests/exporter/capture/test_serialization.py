@@ -16,9 +16,9 @@ from torch import nn
 from torch.jit import _recursive, _state
 
 import torchferry
-from exporter.archive.zip_records import zipped
-from exporter.capture.serialization import packed
-from exporter.common.source_paths import importable, without_folders
+from exporter.archive.zip_records import write_zip
+from exporter.capture.serialization import serialize_module
+from exporter.common.source_paths import importable_path, strip_local_paths
 
 X = torch.linspace(-1, 1, 5, dtype=torch.float64)
 
@@ -48,25 +48,25 @@ def holder() -> Holder:
 
 
 def test_scripted_modules_are_packed_alike_whatever_came_before():
-    first = packed(torch.jit.script(holder()))
+    first = serialize_module(torch.jit.script(holder()))
     torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
     # Compiled anew: every class is one that TorchScript has met.
     _state._clear_class_state()
     _recursive.concrete_type_store = _recursive.ConcreteTypeStore()
     again = torch.jit.script(holder())
     assert "mangle" in again._c._type().qualified_name()  # pyright: ignore[reportAttributeAccessIssue]
-    assert packed(again) == first
+    assert serialize_module(again) == first
 
 
 def test_what_is_packed_computes_the_same_and_knows_its_lines():
     module = torch.jit.script(holder())
-    loaded = torch.jit.load(io.BytesIO(zipped(packed(module))))
+    loaded = torch.jit.load(io.BytesIO(write_zip(serialize_module(module))))
     assert torch.equal(loaded(X), module(X))
     assert torch.equal(loaded(-X), module(-X))
     line = next(i for i, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "if x.dim() > 3:" in text)
     (branch,) = loaded.law.graph.findAllNodes("prim::If")
-    assert f'File "{importable(__file__)}", line {line}' in branch.sourceRange()
-    with pytest.raises(RuntimeError, match=r"test_packing\.py"):
+    assert f'File "{importable_path(__file__)}", line {line}' in branch.sourceRange()
+    with pytest.raises(RuntimeError, match=r"test_serialization\.py"):
         loaded(torch.ones(3, dtype=torch.float64))
 
 
@@ -77,27 +77,27 @@ class Underscores(nn.Module):
         super().__init__()
         self._0 = nn.Parameter(torch.full((5,), 2.0, dtype=torch.float64))
         self._3 = nn.Linear(5, 5).double()
-        self.names = {"_0": 1.0, "_1": 2.0, "__torch__.tests.test_packing.Law": 3.0}
+        self.names = {"_0": 1.0, "_1": 2.0, "__torch__.test_serialization.Law": 3.0}
 
     def forward(self, _1: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         _2 = torch.where(_1 > 0, _1, x)
         if x.dim() > 3:
-            raise ValueError('_1 and __torch__.tests.test_packing.Law it\'s "_4"')
-        return self._3(_2) * self._0 + self.names["_1"] + self.names["__torch__.tests.test_packing.Law"]
+            raise ValueError('_1 and __torch__.test_serialization.Law it\'s "_4"')
+        return self._3(_2) * self._0 + self.names["_1"] + self.names["__torch__.test_serialization.Law"]
 
 
 def test_names_and_texts_of_the_user_stay():
     module = torch.jit.script(Underscores().eval())
-    loaded = torch.jit.load(io.BytesIO(zipped(packed(module))))
+    loaded = torch.jit.load(io.BytesIO(write_zip(serialize_module(module))))
     assert torch.equal(loaded(X, x=-X), module(X, x=-X))
     assert torch.equal(loaded(_1=-X, x=X), module(_1=-X, x=X))
-    with pytest.raises(Exception, match=r"_1 and __torch__\.tests\.test_packing\.Law it's \"_4\""):
+    with pytest.raises(Exception, match=r"_1 and __torch__\.test_serialization\.Law it's \"_4\""):
         loaded(X, X.reshape(1, 1, 1, 5))
-    assert packed(loaded) == packed(module)
+    assert serialize_module(loaded) == serialize_module(module)
 
 
 def test_tensors_stand_on_boundaries():
-    data = zipped(packed(torch.jit.script(holder())))
+    data = write_zip(serialize_module(torch.jit.script(holder())))
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         tensors = [i for i in archive.infolist() if "/data/" in i.filename]
         assert len(tensors) == 4
@@ -156,10 +156,10 @@ def test_no_folder_of_this_machine_is_in_an_archive(tmp_path):
 
 
 def test_places():
-    assert importable(torch.nn.modules.linear.__file__) == "torch/nn/modules/linear.py"
-    assert importable("/nowhere/at/all.py") == "all.py"
-    assert importable("model.py") == "model.py"
-    assert without_folders("in /nowhere/at/all.py:12, and b.py:3") == "in all.py:12, and b.py:3"
+    assert importable_path(torch.nn.modules.linear.__file__) == "torch/nn/modules/linear.py"
+    assert importable_path("/nowhere/at/all.py") == "all.py"
+    assert importable_path("model.py") == "model.py"
+    assert strip_local_paths("in /nowhere/at/all.py:12, and b.py:3") == "in all.py:12, and b.py:3"
 
 
 def test_classes_of_ours_have_a_namespace_that_hangs_on_no_file(tmp_path, without_the_gate):
@@ -169,7 +169,7 @@ def test_classes_of_ours_have_a_namespace_that_hangs_on_no_file(tmp_path, withou
     with zipfile.ZipFile(tmp_path / "m.pt") as archive:
         whole = b"".join(archive.read(name) for name in archive.namelist()) + "".join(archive.namelist()).encode()
     paths = {match.decode() for match in re.findall(rb"__torch__[./]\w+", whole)}
-    assert {path.replace("/", ".") for path in paths} == {"__torch__.torchferry", "__torch__.test_packing"}
+    assert {path.replace("/", ".") for path in paths} == {"__torch__.torchferry", "__torch__.test_serialization"}
 
 
 @pytest.mark.parametrize("name", ["class_paths_of_sources.pt"])

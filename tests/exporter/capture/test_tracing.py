@@ -11,9 +11,9 @@ from project import PLANTED, export_unverified, load_module
 
 import torchferry
 from exporter.capture import constants
-from exporter.capture.value_reads import ReadRecorder
+from exporter.capture.value_reads import ValueReadRecorder
 from exporter.common.errors import CaptureError, MismatchError, OperatorError, UnsoundError, WarmupError
-from exporter.soundness.checked_capture import derived_seed
+from exporter.soundness.checked_capture import derive_seed
 
 F = torch.float64
 
@@ -61,7 +61,7 @@ def lines_of(name: str) -> range:
 def test_what_a_trace_would_lose_is_refused_with_its_line(name, error, message, tmp_path):
     with pytest.raises(error, match=message) as caught:
         export(name, tmp_path)
-    where = re.search(r"planted\.py:(\d+)", str(caught.value))
+    where = re.search(r"planted_models\.py:(\d+)", str(caught.value))
     assert where is not None, str(caught.value)
     assert int(where[1]) in lines_of(name)
     assert list(tmp_path.iterdir()) == []
@@ -72,7 +72,7 @@ def test_what_a_trace_would_lose_is_refused_with_its_line(name, error, message, 
     [
         ("parameter_in_a_list", r"cannot be traced(.|\n)*ModuleList"),
         ("flag_over_the_batch", "'output_1'(.|\n)*does not carry the batch(.|\n)*computed from the inputs"),
-        ("other_shape_than_declared", r"not what its signature declares(.|\n)*\[2\](.|\n)*\[3\]"),
+        ("other_shape_than_declared", r"does not match its signature(.|\n)*\[2\](.|\n)*\[3\]"),
         ("reserved_name", "'layers.class' is a name"),
         ("left_in_train_mode", "train mode(.|\n)*drop"),
         ("not_a_number", "NaN or infinity"),
@@ -163,7 +163,7 @@ def test_another_device_without_one(tmp_path):
 def test_a_constant_that_stays_on_the_cpu_is_found_without_a_gpu(tmp_path):
     with pytest.raises(UnsoundError, match="the CPU is named") as raised:
         export("StaysOnTheCpu", tmp_path)
-    assert "planted.py" in raised.value.details["where"]
+    assert "planted_models.py" in raised.value.details["where"]
     assert not list(tmp_path.iterdir())
 
 
@@ -245,26 +245,26 @@ def test_gradient_flags_and_modes_are_put_back(tmp_path):
     model = planted_models.sound()
     source = __import__("exporter.frontends.resolve", fromlist=["load"]).load(f"{PLANTED}:sound", "sound", None)
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    from exporter.model.eager.warmup import first_run, warm_up
+    from exporter.model.eager.warmup import run_first, warm_up
 
-    warm_up(first_run(source, 0), 0)
+    warm_up(run_first(source, 0), 0)
     assert all(p.requires_grad for p in source.named.parameters())
     assert (torch.get_default_dtype(), torch.get_num_threads()) == (dtype, threads)
     assert model.scale.requires_grad
 
 
 def test_stages_draw_from_seeds_of_their_own():
-    seeds = {derived_seed(s, stage) for s in (0, 1) for stage in ("warmup", "capture", "fresh cases")}
+    seeds = {derive_seed(s, stage) for s in (0, 1) for stage in ("warmup", "capture", "fresh cases")}
     assert len(seeds) == 6
 
 
 def test_the_same_seed_gives_the_same_cases(tmp_path):
-    first = export("sound", tmp_path).case_bytes()
-    assert export("sound", tmp_path).case_bytes() == first
+    first = export("sound", tmp_path).read_case_bytes()
+    assert export("sound", tmp_path).read_case_bytes() == first
 
 
 def test_recorder_sees_data_reads_only_in_eager_mode():
-    with ReadRecorder() as recorder:
+    with ValueReadRecorder() as recorder:
         x = torch.ones(3)
         _ = [x.shape[0], len(x), float(x[0]), bool(x[1] > 0), x.tolist()]
     assert [r.kind for r in recorder.reads] == ["float()", "bool()", ".tolist()"]

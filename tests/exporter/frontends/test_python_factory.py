@@ -8,7 +8,7 @@ from project import PLANTED
 from exporter.archive.input_files import read_inputs
 from exporter.common.errors import SourceError, UsageError
 from exporter.frontends import python_factory, resolve
-from exporter.model.eager.warmup import first_run, warm_up
+from exporter.model.eager.warmup import run_first, warm_up
 
 F = torch.float64
 
@@ -28,12 +28,12 @@ def write(tmp_path, text, name="made.py"):
     [
         (f"{PLANTED}:soundd", "no 'soundd'(.|\n)*did you mean 'sound'"),
         (f"{PLANTED}:not_callable", "not callable"),
-        (f"{PLANTED}:raises", "fails(.|\n)*planted.py:(.|\n)*the factory's own error"),
+        (f"{PLANTED}:raises", "fails(.|\n)*planted_models.py:(.|\n)*the factory's own error"),
         (f"{PLANTED}:no_module", "returns no module(.|\n)*got: dict"),
         (f"{PLANTED}:needs_arguments", "needs arguments(.|\n)*size"),
         ("nowhere.py:make", "no such file"),
-        ("no_such_package.models:make", "no such package"),
-        ("exporter.nothing:make", "no such package or module"),
+        ("no_such_package.models:make", "package or module does not exist"),
+        ("exporter.nothing:make", "package or module does not exist"),
     ],
 )
 def test_factories_that_do_not_work(text, message):
@@ -56,7 +56,7 @@ def test_a_package_module_and_an_instance(tmp_path, monkeypatch):
     write(folder, "from torch import nn\nlayer = nn.Linear(2, 1)\nlayer.train()\n", "nets.py")
     monkeypatch.syspath_prepend(str(tmp_path))
     source = python_factory.load("some_package.nets:layer", {"input": torch.zeros(3, 2)})
-    assert not source.named.training
+    assert not source.parameter_module.training
     assert source.inputs[0].describe() == "input: Tensor[2] float32"
     sys.modules.pop("some_package.nets")
 
@@ -75,7 +75,7 @@ def test_named_tensors_without_anything_of_ours():
     given = {"position": torch.rand(4, 2, dtype=F), "velocity": torch.rand(4, 2, dtype=F)}
     source = load("plain", given)
     assert [s.name for s in source.inputs] == ["position", "velocity"]
-    assert [s.name for s in warm_up(first_run(source, 0), 0).output_specs] == ["kinetic", "turned"]
+    assert [s.name for s in warm_up(run_first(source, 0), 0).output_specs] == ["kinetic", "turned"]
 
 
 def test_example_inputs_on_the_module():
@@ -116,12 +116,12 @@ def test_examples_that_do_not_fit(given, message):
 def test_given_inputs_are_the_warmup_case(tmp_path):
     numpy.savez(tmp_path / "x.npz", x=numpy.array([[1.0, 2.0, 3.0]]))
     source = load("sound", read_inputs(tmp_path / "x.npz"))
-    assert warm_up(first_run(source, 0), 0).inputs[0].tolist() == [[1.0, 2.0, 3.0]]
+    assert warm_up(run_first(source, 0), 0).inputs[0].tolist() == [[1.0, 2.0, 3.0]]
 
 
 def test_model_option_is_for_input_files():
     with pytest.raises(UsageError, match="--model is for input files"):
-        resolve.chosen_models(f"{PLANTED}:sound", ["eq"])
+        resolve.choose_models(f"{PLANTED}:sound", ["eq"])
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_an_edited_file_is_run_again(tmp_path):
     assert python_factory.load(f"{path}:make", {"input": torch.zeros(1, 2)}).origin == first.origin
     path.write_text("from torch import nn\n\ndef make():\n    return nn.Sigmoid()\n")
     second = python_factory.load(f"{path}:make", {"input": torch.zeros(1, 2)})
-    assert type(second.named).__name__ == "Sigmoid"
+    assert type(second.parameter_module).__name__ == "Sigmoid"
     assert second.origin.sha256 != first.origin.sha256
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import torchferry
 from exporter.common.errors import ArchiveError, UsageError
-from exporter.common.torch_hooks import quiet_deprecations
+from exporter.common.torch_hooks import ignore_deprecations
 from torchferry.cli.app import run
 
 ARTIFACTS = ROOT / "artifacts"
@@ -95,7 +95,7 @@ def test_another_operator_at_its_line(made):
     (change,) = [c for c in found.changes.nodes if c.method == "forward_batch"]
     assert "aten::tanh" in change.what
     assert "aten::sin" in change.what
-    assert change.where.startswith("test_difference.py:")
+    assert change.where.startswith("test_archive_diff.py:")
     assert any(line.startswith("graph: forward_batch") for line in found.lines())
 
 
@@ -119,7 +119,7 @@ def test_nan_is_no_small_difference(made):
     module = torch.jit.load(str(other))
     with torch.no_grad():
         module.stiffness.fill_(float("nan"))
-    with quiet_deprecations():
+    with ignore_deprecations():
         torch.jit.save(module, str(other))
     found = torchferry.diff(one, other)
     assert str(found.changes.tensors[0].largest) == "nan"
@@ -131,7 +131,7 @@ def test_nan_is_no_small_difference(made):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308])
 def test_numbers_that_json_does_not_know(value, made, capsys):
     one, other = made(Law(2.0), "one"), made(Law(2.0), "other")
-    with quiet_deprecations():
+    with ignore_deprecations():
         module = torch.jit.load(str(other))
         with torch.no_grad():
             module.stiffness.fill_(value)
@@ -146,7 +146,7 @@ def strangers(tmp_path) -> tuple[Path, Path, Path]:
     paths = []
     for i, activation in enumerate((nn.Tanh(), nn.Tanh(), nn.Sigmoid())):
         torch.manual_seed(0)
-        with quiet_deprecations():
+        with ignore_deprecations():
             torch.jit.script(nn.Sequential(nn.Linear(3, 4), activation)).save(str(tmp_path / f"{i}.pt"))
         paths.append(tmp_path / f"{i}.pt")
     return paths[0], paths[1], paths[2]
@@ -166,7 +166,7 @@ def test_files_of_strangers(strangers):
 
 def test_an_archive_against_a_file_of_a_stranger(made, tmp_path):
     one = made(Law(2.0), "one")
-    with quiet_deprecations():
+    with ignore_deprecations():
         plain = torch.jit.trace(lambda x: (2.0 * x).sin(), X["stretch"])
         torch.jit.save(plain, str(tmp_path / "plain.pt"))
     found = torchferry.diff(one, tmp_path / "plain.pt", run=True)
@@ -176,7 +176,7 @@ def test_an_archive_against_a_file_of_a_stranger(made, tmp_path):
 
 def test_an_error_in_one_of_both_is_a_difference(made, tmp_path):
     one = made(Law(2.0), "one")
-    with quiet_deprecations():
+    with ignore_deprecations():
         torch.jit.save(torch.jit.trace(lambda x: (2.0 * x)[:3].sin(), X["stretch"]), str(tmp_path / "plain.pt"))
     found = torchferry.diff(one, tmp_path / "plain.pt", run=True)
     assert found.verdict == "differs in graph, numbers"
@@ -205,7 +205,7 @@ def test_a_damaged_file(damage, made, tmp_path):
 def test_a_graph_that_is_not_the_contracts(made):
     one = made(Law(2.0), "one")
     rewrite(one, lambda found: found.update({"extra/torchferry/graph.txt": b"# forward()\n"}), manifest=True)
-    with pytest.raises(ArchiveError, match="names another graph"):
+    with pytest.raises(ArchiveError, match="names a different graph"):
         torchferry.diff(one, one)
 
 
@@ -240,7 +240,7 @@ def test_the_graph_command(capsys, tmp_path):
     for arguments, code, said in (
         (["--stage", "fused"], 2, "one of raw, profiling, optimized"),
         (["--method", "vjp"], 2, "there is no method 'vjp'"),
-        (["--inputs", "nothing.pt"], 2, "there is no file of inputs"),
+        (["--inputs", "nothing.pt"], 2, "the input file does not exist"),
         (["--html", str(tmp_path)], 2, "the output is a folder"),
     ):
         assert run(["graph", str(ARTIFACTS / "rates.pt"), *arguments]) == code

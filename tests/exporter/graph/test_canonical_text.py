@@ -12,13 +12,13 @@ from project import export_unverified
 from torch import nn
 
 from exporter.archive import pt_archive
-from exporter.archive.zip_records import zipped
-from exporter.capture.serialization import packed
+from exporter.archive.zip_records import write_zip
+from exporter.capture.serialization import serialize_module
 from exporter.common.errors import ArchiveError
-from exporter.common.torch_hooks import quiet_deprecations
+from exporter.common.torch_hooks import ignore_deprecations
 from exporter.graph import recursion
-from exporter.graph.canonical_text import canonical_text, graph_hash
-from exporter.graph.graph_diff import changes
+from exporter.graph.canonical_text import format_canonical_text, hash_graph_text
+from exporter.graph.graph_diff import diff_graphs
 from exporter.graph.reader import read
 
 
@@ -36,12 +36,12 @@ class Holder(nn.Module):
 
 def text_of(source: str) -> str:
     """Of a module whose methods are these, as its file is read."""
-    with quiet_deprecations():
+    with ignore_deprecations():
         # A class of its own: TorchScript gives modules of one class one set of methods.
         module = torch.jit.script(type("Holder", (Holder,), {})())
         module.define(source)
-        again = torch.jit.load(io.BytesIO(zipped(packed(module))))
-    return canonical_text(read(again))
+        again = torch.jit.load(io.BytesIO(write_zip(serialize_module(module))))
+    return format_canonical_text(read(again))
 
 
 def method(*lines: str, takes: str = "x: Tensor, y: Tensor") -> str:
@@ -178,14 +178,14 @@ def test_sees(name):
 def test_what_it_sees_is_said(name):
     saved = []
     for lines in OTHER[name]:
-        with quiet_deprecations():
+        with ignore_deprecations():
             module = torch.jit.script(type("Holder", (Holder,), {})())
             takes = "l: List[Tensor]" if name == "a list that is given" else "x: Tensor, y: Tensor"
             module.define(method(*lines, takes=takes))
-            saved.append(read(torch.jit.load(io.BytesIO(zipped(packed(module))))))
-    found = changes(*saved)
+            saved.append(read(torch.jit.load(io.BytesIO(write_zip(serialize_module(module))))))
+    found = diff_graphs(*saved)
     assert found.nodes or found.tensors
-    assert not changes(saved[0], saved[0]).nodes
+    assert not diff_graphs(saved[0], saved[0]).nodes
 
 
 def test_a_write_by_another_method():
@@ -227,9 +227,12 @@ class Warning_(nn.Module):
 
 
 def test_warnings_have_no_number_of_their_process():
-    with quiet_deprecations():
+    with ignore_deprecations():
         module = torch.jit.script(Warning_())
-        one, two = (canonical_text(read(torch.jit.load(io.BytesIO(zipped(packed(module)))))) for _ in range(2))
+        one, two = (
+            format_canonical_text(read(torch.jit.load(io.BytesIO(write_zip(serialize_module(module))))))
+            for _ in range(2)
+        )
     assert one == two
     assert "aten::warn('large', 2) !" in one
 
@@ -264,5 +267,5 @@ def test_twenty_exports_have_one_hash(tmp_path, without_the_gate):
     }
     assert len(found) == 1
     last = pt_archive.read(tmp_path / "0.pt")
-    assert graph_hash(last.graph) == last.contract.graph
+    assert hash_graph_text(last.graph) == last.contract.graph
     assert len({(tmp_path / f"{i}.pt").read_bytes() for i in range(20)}) == 1

@@ -10,18 +10,18 @@ import pytest
 from project import ROOT, need
 
 from exporter.common.errors import MissingRuntimeError, OutputError
-from exporter.graph.drawing import INPUT, OUTPUT, picture
-from exporter.graph.executor_stages import stage
+from exporter.graph.drawing import INPUT, OUTPUT, build_drawing
+from exporter.graph.executor_stages import compute_stage
 from exporter.graph.html_view import write_html
-from exporter.graph.loading import opened_file
-from exporter.graph.svg_view import READABLE, open_groups, write_svg
+from exporter.graph.loading import open_file
+from exporter.graph.svg_view import READABLE, choose_open_groups, write_svg
 
 FOLDER = ROOT / "artifacts"
 
 
 def drawn(name: str, method: str = "forward"):
-    one = stage(opened_file(FOLDER / f"{name}.pt"), method, "raw")
-    return picture(one.graph, one.names, one.outputs), one.graph
+    one = compute_stage(open_file(FOLDER / f"{name}.pt"), method, "raw")
+    return build_drawing(one.graph, one.names, one.outputs), one.graph
 
 
 def test_every_operation_is_a_shape_in_the_group_of_its_model():
@@ -74,7 +74,7 @@ def test_an_svg_of_thousands_is_drawn_closed(tmp_path):
     need(shutil.which("dot") is not None, "Graphviz is not installed (apt-get install graphviz)")
     found, _ = drawn("return_map")
     assert write_svg(tmp_path / "m.svg", found, "m") > 0
-    assert len(open_groups(found)) < len(found.groups)
+    assert len(choose_open_groups(found)) < len(found.groups)
     count = (tmp_path / "m.svg").read_text().count('class="node"')
     assert 10 < count <= READABLE
 

@@ -11,24 +11,24 @@ import pytest
 import torch
 from graph_mutations import MUTANTS, graph_of, module_of, saved_of, tensors
 
-from exporter.graph.canonical_text import canonical_text, method_text
-from exporter.graph.graph_diff import Changes, changes
-from exporter.graph.reader import Saved
-from exporter.graph.torch_nodes import nodes
+from exporter.graph.canonical_text import format_canonical_text, format_method
+from exporter.graph.graph_diff import GraphDiff, diff_graphs
+from exporter.graph.reader import SavedGraphs
+from exporter.graph.torch_nodes import iterate_nodes
 
-_ORIGINALS: dict[str, Saved] = {}
+_ORIGINALS: dict[str, SavedGraphs] = {}
 
 
-def original(name: str) -> Saved:
+def original(name: str) -> SavedGraphs:
     return _ORIGINALS.setdefault(name, saved_of(module_of(name), name))
 
 
 @functools.cache
 def original_text(name: str) -> str:
-    return canonical_text(original(name))
+    return format_canonical_text(original(name))
 
 
-def said(found: Changes) -> str:
+def said(found: GraphDiff) -> str:
     return "\n".join(f"{c.method} | {c.module} | {c.kind}: {c.what}" for c in found.nodes)
 
 
@@ -38,8 +38,8 @@ def test_a_change_is_seen_at_its_place(one):
     one.change(graph_of(module, one.path, one.method))
     mutated = saved_of(module, one.archive)
     before = original(one.archive)
-    assert canonical_text(mutated) != original_text(one.archive)
-    found = changes(before, mutated)
+    assert format_canonical_text(mutated) != original_text(one.archive)
+    found = diff_graphs(before, mutated)
     assert not found.tensors
     lines = [c for c in found.nodes if c.method == one.shown_in]
     place = one.path if one.module is None else one.module
@@ -62,8 +62,8 @@ def test_one_ulp_of_one_number_is_seen(name, key):
     with torch.no_grad():
         flat[0] = torch.nextafter(flat[0], flat[0] + 1)
     before, mutated = original(name), saved_of(module, name)
-    assert canonical_text(mutated) != original_text(name)
-    found = changes(before, mutated)
+    assert format_canonical_text(mutated) != original_text(name)
+    found = diff_graphs(before, mutated)
     assert not found.nodes
     (one,) = found.tensors
     assert one.differ == 1
@@ -77,7 +77,7 @@ def test_the_other_zero_is_seen():
     zeros = [v for v in module.state_dict().values() if v.is_floating_point() and bool((v == 0).any())]
     with torch.no_grad():
         zeros[0][zeros[0] == 0] *= -1.0
-    found = changes(before, saved_of(module, "composed"))
+    found = diff_graphs(before, saved_of(module, "composed"))
     assert [t.largest for t in found.tensors] == [0.0]
     assert found.tensors[0].differ > 0
 
@@ -96,10 +96,10 @@ TIMES = {
 
 @pytest.mark.parametrize("name", TIMES)
 def test_saving_again_and_again_is_no_change(name):
-    text = canonical_text(original(name))
+    text = format_canonical_text(original(name))
     module = module_of(name)
     for _ in range(max(TIMES[name], 5)):
-        assert canonical_text(saved_of(module, name)) == text
+        assert format_canonical_text(saved_of(module, name)) == text
 
 
 def test_a_dropped_output_is_seen():
@@ -112,12 +112,12 @@ def test_a_dropped_output_is_seen():
     after = dataclasses.replace(
         before, graphs={**before.graphs, "forward_batch": dataclasses.replace(graph, body=body)}
     )
-    assert canonical_text(after) != canonical_text(before)
-    assert "prim::TupleConstruct: argument 4 to the last: there are 4; there were 5" in said(changes(before, after))
+    assert format_canonical_text(after) != format_canonical_text(before)
+    assert "prim::TupleConstruct: argument 4 to the last: there are 4; there were 5" in said(diff_graphs(before, after))
 
 
 def rename(graph: Any, draw: random.Random) -> None:
-    for node in nodes(graph):
+    for node in iterate_nodes(graph):
         for value in node.outputs():
             value.setDebugName(f"v{draw.randrange(10**9)}")
 
@@ -134,7 +134,7 @@ def reorder(graph: Any, draw: random.Random) -> int:
     """Moves nodes past others where torch's own alias analysis lets them; the number of moves."""
     moves = 0
     for _ in range(12):
-        blocks = [graph, *(b for n in nodes(graph) for b in n.blocks())]
+        blocks = [graph, *(b for n in iterate_nodes(graph) for b in n.blocks())]
         found = [n for n in draw.choice(blocks).nodes() if n.kind() not in ("prim::Constant", "prim::GetAttr")]
         if len(found) < 2:
             continue
@@ -152,7 +152,7 @@ def reorder(graph: Any, draw: random.Random) -> int:
 @pytest.mark.parametrize("name", TIMES)
 def test_names_and_the_order_of_independent_nodes_are_no_change(name):
     draw = random.Random(name)
-    text = canonical_text(original(name))
+    text = format_canonical_text(original(name))
     moves = 0
     for _ in range(TIMES[name]):
         module = module_of(name)
@@ -161,7 +161,7 @@ def test_names_and_the_order_of_independent_nodes_are_no_change(name):
                 graph = child._c._get_method(method).graph
                 moves += reorder(graph, draw)
                 rename(graph, draw)
-        assert canonical_text(saved_of(module, name)) == text
+        assert format_canonical_text(saved_of(module, name)) == text
     assert moves > 20
 
 
@@ -172,7 +172,7 @@ def test_a_method_by_itself_does_not_say_which_tensors():
         for value in module.parameters():
             value.mul_(2)
     doubled, before = saved_of(module, "loss_and_grad"), original("loss_and_grad")
-    assert method_text(doubled.graphs["forward_batch"]) == method_text(before.graphs["forward_batch"])
-    found = changes(before, doubled)
+    assert format_method(doubled.graphs["forward_batch"]) == format_method(before.graphs["forward_batch"])
+    found = diff_graphs(before, doubled)
     assert not found.nodes
     assert len(found.tensors) == len(list(module.parameters()))

@@ -10,8 +10,16 @@ from typer.testing import CliRunner
 
 import torchferry
 from exporter.graph.origin import BACKWARD, FORWARD
-from exporter.graph.provenance import opened
-from exporter.graph.respecialization import CONSTANTS, DTYPE, OPERATIONS, SIZE, STRUCTURE, VARIABLES, reasons
+from exporter.graph.provenance import open_archive
+from exporter.graph.respecialization import (
+    CONSTANTS,
+    DTYPE,
+    OPERATIONS,
+    SIZE,
+    STRUCTURE,
+    VARIABLES,
+    respecialization_reasons,
+)
 from torchferry.cli.app import app
 
 pytestmark = pytest.mark.usefixtures("without_the_gate")
@@ -48,7 +56,7 @@ def test_a_change_of_structure_is_said_with_its_line(plain, tmp_path):
     assert one.reasons
     reason = one.reasons[0]
     assert "MulBackward0" in reason.text
-    assert "training.py" in reason.text
+    assert "training_functions.py" in reason.text
 
 
 def test_other_variables_dtypes_and_constants(tmp_path):
@@ -61,12 +69,12 @@ def test_other_variables_dtypes_and_constants(tmp_path):
         return function
 
     exported(scaled(2.0), tmp_path / "old.pt")
-    old = opened(tmp_path / "old.pt")
+    old = open_archive(tmp_path / "old.pt")
     for at, (function, kind) in enumerate(
         [(scaled(3.0), CONSTANTS), (scaled(2.0, "y"), VARIABLES), (scaled(2.0, dtype="float32"), DTYPE)]
     ):
         exported(function, tmp_path / f"{at}.pt")
-        assert kind in {r.kind for r in reasons(old, opened(tmp_path / f"{at}.pt"))}
+        assert kind in {r.kind for r in respecialization_reasons(old, open_archive(tmp_path / f"{at}.pt"))}
 
 
 def test_the_command_line(plain, tmp_path):

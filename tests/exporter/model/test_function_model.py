@@ -7,7 +7,7 @@ from training_functions import Detached, check, exported, layer, training
 
 import torchferry
 from exporter.common.errors import CaptureError, SourceError, UnsoundError
-from exporter.model.function_model import Function
+from exporter.model.function_model import FunctionModule
 
 F = torch.float64
 
@@ -47,7 +47,7 @@ def test_modules_behind_an_object():
     def function(x):
         return TRAINER.net(x)
 
-    assert {n for n, _ in Function(function).named_parameters()} == {"TRAINER_net.weight", "TRAINER_net.bias"}
+    assert {n for n, _ in FunctionModule(function).named_parameters()} == {"TRAINER_net.weight", "TRAINER_net.bias"}
 
 
 def test_a_factory_and_a_class_that_are_given(tmp_path):
@@ -83,7 +83,7 @@ def test_what_a_function_reads_is_its_own():
     def outer(x, scale=shared):
         return inner(scale(x))
 
-    made = Function(outer)
+    made = FunctionModule(outer)
     assert {n for n, _ in made.named_parameters()} == {
         "scale.weight",
         "scale.bias",
@@ -105,7 +105,7 @@ def test_names_that_a_file_cannot_have():
     def later(x):
         return function(x) if x is None else earlier(x)
 
-    made = Function(later)
+    made = FunctionModule(later)
 
     def earlier(x):
         return x

@@ -22,16 +22,16 @@ from torch import nn
 import torchferry
 from exporter.archive.contract import Finding
 from exporter.common.errors import UnsoundError, UsageError
-from exporter.common.forking import NotRun, isolated
+from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.frontends import python_factory
-from exporter.model.eager.evaluation import inference_conditions
+from exporter.model.eager.evaluation import eager_context
 from exporter.soundness import gate
 from exporter.soundness.checks import data_reads
 from exporter.soundness.clean_room import CleanRoom
-from exporter.soundness.execution_paths import path_of
+from exporter.soundness.execution_paths import trace_path
 from exporter.soundness.footprint import Footprint
 from exporter.soundness.gate import Allowance
-from exporter.soundness.run_recording import record
+from exporter.soundness.run_recording import record_run
 from torchferry.cli.app import run
 
 HAZARDS = Path(__file__).with_name("hazards")
@@ -43,7 +43,7 @@ def model_of(function) -> nn.Module:
 
 
 def source_for(model: nn.Module):
-    return python_factory.from_module(model, "m", None, "here")
+    return python_factory.source_from_module(model, "m", None, "here")
 
 
 def test_an_allowed_finding_is_in_the_contract_with_its_reason(tmp_path, capsys):
@@ -133,7 +133,7 @@ def test_the_users_process_is_left_as_it_was():
 
 def test_a_check_that_cannot_run_says_so(monkeypatch):
     def broken(_):
-        raise NotRun("planted")
+        raise ForkFailedError("planted")
 
     monkeypatch.setitem(gate._BEFORE, "data read", broken)
     found = [f for f in findings_of(source_for(planted_models.sound())) if f.severity == "not run"]
@@ -155,15 +155,15 @@ def _changes(source, value: float) -> float:
 
 
 def test_runs_apart():
-    with pytest.raises(NotRun, match=r"no end within 0\.2 s"):
-        isolated(_sleeps, seconds=0.2)
-    with pytest.raises(NotRun, match="was ended"):
-        isolated(_dies)
+    with pytest.raises(ForkFailedError, match=r"no end within 0\.2 s"):
+        run_in_fork(_sleeps, seconds=0.2)
+    with pytest.raises(ForkFailedError, match="was killed"):
+        run_in_fork(_dies)
     source = source_for(planted_models.sound())
     with CleanRoom(source) as room:
         assert room(_changes, 2.0) == 12.0
         assert room(_changes, 2.0) == 12.0
-        scale = dict(source.named.named_parameters())["scale"]
+        scale = dict(source.parameter_module.named_parameters())["scale"]
         scale.data.zero_()
         assert room(_changes, 1.0) == 6.0
     assert float(scale.detach().sum()) == 0.0
@@ -179,8 +179,8 @@ def test_a_read_is_followed_through_views_and_writes_in_place():
         return x * 2 if bool(column.max() > 100.0) else x * self.scale
 
     source = source_for(model_of(function))
-    with inference_conditions(source):
-        run = record(source, (torch.rand(5, 3, dtype=F),))
+    with eager_context(source):
+        run = record_run(source, (torch.rand(5, 3, dtype=F),))
     data, size, parameter, written = run.origins
     # A tensor of zeros has the size of x and none of its data; a dimension that is turned round is a size.
     assert "x" not in data
@@ -235,7 +235,7 @@ def test_the_second_opinion_decides_nothing():
 
 def test_train_mode_is_said():
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
-    found = findings_of(python_factory.from_module(model, "m", {"input": torch.rand(4, 3)}, "here"))
+    found = findings_of(python_factory.source_from_module(model, "m", {"input": torch.rand(4, 3)}, "here"))
     assert "eval mode" in next(f for f in found if f.check == "train mode").reason
     assert not [f for f in findings_of(source_for(planted_models.sound())) if f.check == "train mode"]
 
@@ -332,7 +332,7 @@ def test_what_a_garbage_collection_calls_is_no_part_of_a_run():
 
     gc.callbacks.append(called)
     try:
-        steps = path_of(run)
+        steps = trace_path(run)
         with Footprint() as footprint:
             run()
         gc.collect()

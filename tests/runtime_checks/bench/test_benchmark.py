@@ -16,11 +16,11 @@ from tampering import change_cases
 from exporter.common.errors import MismatchError, UsageError
 from runtime_checks.bench import benchmark as whole
 from runtime_checks.bench import report
-from runtime_checks.bench.benchmark import Bench, bench
-from runtime_checks.bench.candidates import Candidate, rows_of
-from runtime_checks.bench.cold_start import cold
-from runtime_checks.bench.steady_state import bandwidth, steady
-from runtime_checks.containers import read
+from runtime_checks.bench.benchmark import BenchmarkResult, run_benchmark
+from runtime_checks.bench.candidates import Candidate, collect_rows
+from runtime_checks.bench.cold_start import measure_cold_start
+from runtime_checks.bench.steady_state import measure_bandwidth, measure_throughput
+from runtime_checks.containers import open_container
 from torchferry.cli.app import run
 
 ROBERTSON = ROOT / "artifacts" / "robertson.pt"
@@ -36,13 +36,13 @@ def sleeping(seconds: float, threads: int):
 
 
 @pytest.fixture(scope="module")
-def found() -> Bench:
-    return bench([ROBERTSON], batches=[1, 64])
+def found() -> BenchmarkResult:
+    return run_benchmark([ROBERTSON], batches=[1, 64])
 
 
 def test_a_file_beside_itself(tmp_path):
     other = Path(shutil.copy(ROBERTSON, tmp_path / "other.pt"))
-    both = bench([ROBERTSON, other], batches=[1000])
+    both = run_benchmark([ROBERTSON, other], batches=[1000])
     one, two = both.timings
     assert 0.5 < one.median / two.median < 2.0
     assert one.low <= one.median <= one.high
@@ -51,7 +51,7 @@ def test_a_file_beside_itself(tmp_path):
 
 def test_the_median_is_that_of_a_call():
     calls = {label: sleeping(seconds, 1) for label, seconds in (("short", 1e-3), ("long", 3e-3))}
-    short, long = steady(calls, "forward", (torch.ones(2, dtype=F),), 2)
+    short, long = measure_throughput(calls, "forward", (torch.ones(2, dtype=F),), 2)
     assert 1.0e6 < short.median < 2.5e6
     assert 3.0e6 < long.median < 5.0e6
 
@@ -69,13 +69,13 @@ def ending(threads: int):
 
 
 def test_a_process_that_ends_early_says_so():
-    contract = read(ROBERTSON).contract
-    rows = rows_of(read(ROBERTSON).cases(), contract, "forward")
-    assert "ended early" in cold(Candidate("ends", ending), "forward", rows, [1], 1, 60.0).error
+    contract = open_container(ROBERTSON).contract
+    rows = collect_rows(open_container(ROBERTSON).cases(), contract, "forward")
+    assert "ended early" in measure_cold_start(Candidate("ends", ending), "forward", rows, [1], 1, 60.0).error
 
 
 def test_memory_bandwidth_is_that_of_this_decade():
-    assert 1e9 < bandwidth(size=2**24) < 1e13
+    assert 1e9 < measure_bandwidth(size=2**24) < 1e13
 
 
 def test_other_numbers_are_not_compared(tmp_path):
@@ -83,20 +83,20 @@ def test_other_numbers_are_not_compared(tmp_path):
     wrong = Path(shutil.copy(ROBERTSON, tmp_path / "wrong.pt"))
     change_cases(wrong, lambda tensors: tensors["warmup/forward/out/0"].mul_(1.001))
     with pytest.raises(MismatchError, match="is not compared"):
-        bench([wrong, ROBERTSON], batches=[16])
+        run_benchmark([wrong, ROBERTSON], batches=[16])
 
 
 def test_other_contracts_are_not_compared():
     with pytest.raises(UsageError, match="one contract"):
-        bench([ROBERTSON, ROOT / "artifacts" / "rates.pt"], batches=[1])
+        run_benchmark([ROBERTSON, ROOT / "artifacts" / "rates.pt"], batches=[1])
 
 
 def test_two_files_of_one_name_are_two_candidates(tmp_path):
     (tmp_path / "other").mkdir()
     other = Path(shutil.copy(ROBERTSON, tmp_path / "other"))
-    assert len(bench([ROBERTSON, other], batches=[8]).candidates) == 2
+    assert len(run_benchmark([ROBERTSON, other], batches=[8]).candidates) == 2
     with pytest.raises(UsageError, match="named twice"):
-        bench([other, other], batches=[8])
+        run_benchmark([other, other], batches=[8])
 
 
 def test_another_model_in_eager_mode_is_none_of_these_files():
@@ -104,12 +104,12 @@ def test_another_model_in_eager_mode_is_none_of_these_files():
         return lambda method, inputs: []
 
     with pytest.raises(UsageError, match="is not the model"):
-        bench([ROBERTSON], others=[Candidate("other", nothing)], batches=[8])
+        run_benchmark([ROBERTSON], others=[Candidate("other", nothing)], batches=[8])
 
 
 def test_too_little_memory_is_said_and_the_rest_is_timed(monkeypatch):
-    monkeypatch.setattr(whole, "_free", lambda: 2.0**24)
-    found = bench([ROBERTSON], batches=[1, 10_000_000])
+    monkeypatch.setattr(whole, "_read_free_memory", lambda: 2.0**24)
+    found = run_benchmark([ROBERTSON], batches=[1, 10_000_000])
     assert found.batches == (1,)
     assert any("10,000,000: left out" in note for note in found.notes)
 
@@ -123,9 +123,9 @@ def test_a_candidate_that_runs_out_of_memory_is_left_out_of_that_batch():
 
         return call
 
-    found = bench([ROBERTSON], others=[Candidate("small", small)], batches=[4, 16])
-    assert found.of("small", 16) is None
-    assert found.of("small", 4) is not None
+    found = run_benchmark([ROBERTSON], others=[Candidate("small", small)], batches=[4, 16])
+    assert found.find_timing("small", 16) is None
+    assert found.find_timing("small", 4) is not None
     assert any("too little memory" in note for note in found.notes)
 
 
@@ -137,7 +137,7 @@ def test_a_candidate_that_runs_out_of_memory_is_left_out_of_that_batch():
         (["robertson.pt", "--batch", "0"], "numbers from 1 on"),
         (["robertson.pt", "--batch", "many"], "a batch is no number"),
         (["robertson.pt", "--threads", "0"], "numbers from 1 on"),
-        (["robertson.pt", "--batch", "1", "--plot", "a.png"], "no kind of picture"),
+        (["robertson.pt", "--batch", "1", "--plot", "a.png"], "no picture format"),
         (["robertson.pt", "rates.pt"], "one contract"),
     ],
 )
@@ -166,7 +166,7 @@ def test_the_command_beside_eager_mode(tmp_path, capsys, neml2):
 
 
 def test_the_report_has_every_figure(found):
-    labels = dict(report.rows(found))
+    labels = dict(report.iterate_rows(found))
     assert set(labels) == {"torchferry .pt (robertson.pt)", "memory traffic alone"}
     assert all(len(cells) == 2 for cells in labels.values())
-    assert report.time_text(1234.0) == "1.23 us"
+    assert report.format_time(1234.0) == "1.23 us"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_build import CLIENTS
+from project import MODELS
 
 import torchferry
 from exporter.archive import pt_archive
@@ -15,11 +15,10 @@ from exporter.common.errors import MissingRuntimeError, UsageError
 from runtime_checks.checks import devices
 from runtime_checks.checks.expectation import Expectation
 from runtime_checks.runners.base import Call
-from runtime_checks.runners.libtorch_runner import Libtorch
-from runtime_checks.runners.python_runner import IsolatedPython
-from runtime_checks.verification import examine
+from runtime_checks.runners.libtorch_runner import LibtorchRunner
+from runtime_checks.runners.python_runner import PythonRunner
+from runtime_checks.verification import collect_report
 
-MODELS = CLIENTS / "models.py"
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 
 
@@ -38,7 +37,7 @@ def elastic(tmp_path_factory) -> Path:
 
 def test_what_a_device_adds_to_the_calls(elastic):
     opened = pt_archive.read(elastic)
-    planned = devices.on_device(opened.contract, opened.cases())
+    planned = devices.plan_device_checks(opened.contract, opened.cases())
     labels = {(p.check, p.label) for p in planned if isinstance(p, Expectation)}
     assert labels >= {
         (devices.MOVED, "warmup"),
@@ -49,7 +48,7 @@ def test_what_a_device_adds_to_the_calls(elastic):
     assert [t.shape[0] for t in large.call.inputs] == [100_000] * 3
 
 
-@pytest.mark.parametrize("runner", [IsolatedPython(), Libtorch()], ids=["python", "libtorch"])
+@pytest.mark.parametrize("runner", [PythonRunner(), LibtorchRunner()], ids=["python", "libtorch"])
 def test_an_archive_that_was_moved_gives_the_same_numbers(elastic, runner):
     """The way from the CPU to a device, with the CPU as the device."""
     opened = pt_archive.read(elastic)
@@ -66,11 +65,11 @@ class Elsewhere:
     name, device = "here", "cuda"
 
     def run(self, path, contract, calls):
-        return IsolatedPython().run(path, contract, calls)
+        return PythonRunner().run(path, contract, calls)
 
 
 def test_an_input_that_is_taken_from_anywhere_is_found(elastic):
-    report = examine(elastic, runners=[Elsewhere()])
+    report = collect_report(elastic, runners=[Elsewhere()])
     failed = [c for c in report.checks if c.verdict == "failed"]
     assert [c.check for c in failed] == [devices.MISPLACED]
     assert "it ran instead of an error about the device" in failed[0].detail
@@ -92,12 +91,12 @@ def test_a_device_that_is_not_there(elastic, runtime, tmp_path):
 def test_the_harness_without_a_gpu(elastic):
     contract = pt_archive.read(elastic).contract
     with pytest.raises(MissingRuntimeError, match="libtorch"):
-        Libtorch(device="cuda").run(elastic, contract, [])
+        LibtorchRunner(device="cuda").run(elastic, contract, [])
 
 
 def test_load_names_the_input_on_the_wrong_device(elastic):
     model = torchferry.load(elastic)
-    values = {s.name: torch.zeros(2, *s.fixed, dtype=torch.float64) for s in contract_inputs(model)}
+    values = {s.name: torch.zeros(2, *s.static_shape, dtype=torch.float64) for s in contract_inputs(model)}
     assert set(model.call("forward", values)) == {"force", "pushed", "energy"}
     values["v"] = values["v"].to("meta")
     with pytest.raises(UsageError, match="'v' is on the wrong device"):

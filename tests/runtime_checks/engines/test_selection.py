@@ -18,7 +18,7 @@ from tampering import rewrite
 import torchferry
 from exporter.archive import kernel_container, pt_archive
 from exporter.common.errors import UsageError
-from runtime_checks.engines.engines import Kernel, Script
+from runtime_checks.engines.engines import Kernel, TorchScriptEngine
 from torchferry.cli.app import run
 
 F = torch.float64
@@ -41,7 +41,7 @@ def inputs(rows: int = 9) -> list[torch.Tensor]:
 def says(path: Path, text: str) -> None:
     with pytest.warns(torchferry.EngineWarning, match=text):
         model = torchferry.load(path, engine="kernel")
-    assert isinstance(model.engine, Script)
+    assert isinstance(model.engine, TorchScriptEngine)
     model(*inputs())
 
 
@@ -65,7 +65,7 @@ def test_it_runs_the_archive(where, request):
 
 
 def test_the_default_stays_torchscript(carrying):
-    assert isinstance(torchferry.load(carrying).engine, Script)
+    assert isinstance(torchferry.load(carrying).engine, TorchScriptEngine)
 
 
 def test_without_a_kernel(tmp_path):
@@ -99,7 +99,7 @@ def test_with_other_variables(carrying):
         whole = json.loads(found[name])
         whole.pop("sha256")
         whole["methods"]["forward"]["inputs"].reverse()
-        found[name] = json.dumps({**whole, "sha256": kernel_container._seal(whole)}).encode()
+        found[name] = json.dumps({**whole, "sha256": kernel_container._compute_seal(whole)}).encode()
 
     rewrite(carrying, change, manifest=True)
     says(carrying, "other variables or methods")

@@ -33,7 +33,7 @@ def built(folder: Path, to: Path, change: Callable[[dict[str, str]], None] = lam
     to.mkdir(parents=True)
     for name, text in files.items():
         (to / name).write_text(text)
-    name = kernel_container.described(folder)["name"]
+    name = kernel_container.read_manifest(folder)["name"]
     sources = [str(to / f) for f in (f"{name}.c", f"{name}_shared.c") if f in files]
     flags = [
         "-Wl,-Bsymbolic",
@@ -46,7 +46,7 @@ def built(folder: Path, to: Path, change: Callable[[dict[str, str]], None] = lam
         "-march=native",
     ]
     library = to / f"lib{name}.so"
-    subprocess.run([*compilation.compiler(), *flags, *sources, "-o", str(library), "-lm"], check=True)
+    subprocess.run([*compilation.find_compiler(), *flags, *sources, "-o", str(library), "-lm"], check=True)
     return library
 
 
@@ -80,7 +80,7 @@ def test_both_interfaces(solid, library, folders, shared, tmp_path):
 
 
 def test_the_folder_builds_a_shared_object_that_loads(solid, tmp_path):
-    cmake, ninja = native_build.tool("cmake"), native_build.tool("ninja", needed=False)
+    cmake, ninja = native_build.find_tool("cmake"), native_build.find_tool("ninja", needed=False)
     options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
     folder = solid.with_suffix("")
     native_build.run_tool([cmake, "-S", str(folder), "-B", str(tmp_path), "-DBUILD_SHARED_LIBS=ON", *options])
@@ -149,7 +149,7 @@ def test_a_shared_object_of_something_else(tmp_path):
 
 def test_python_takes_its_folder_instead(library):
     for use in (torchferry.load, torchferry.verify):
-        with pytest.raises(ArchiveError, match="a shared object is no archive"):
+        with pytest.raises(ArchiveError, match="a shared object is not an archive"):
             use(library)
 
 
@@ -161,7 +161,7 @@ def test_the_folder_itself(solid):
 
 def test_functions_of_the_same_names_elsewhere(library, solid, tmp_path):
     """What a host links, or has loaded before, does not stand in the place of a kernel's own functions."""
-    name = kernel_container.described(solid.with_suffix(""))["name"]
+    name = kernel_container.read_manifest(solid.with_suffix(""))["name"]
     files = [str(library.with_name(f"{name}{end}.c")) for end in ("", "_shared")]
     unbound = tmp_path / "unbound.so"
     subprocess.run(["cc", *compilation.FLAGS, *files, "-o", str(unbound), "-lm"], check=True)
@@ -201,7 +201,7 @@ def test_python_and_the_native_runtime_build_one_kernel(carrying, tmp_path):
         files = pt_archive.read(carrying).kernel()
         sources = {name: data for name, data in files.items() if name != kernel_container.MANIFEST}
         ordered = {n: sources[n] for n in sorted(sources, key=lambda n: not n.endswith(".c"))}
-        assert compilation.built(ordered) == first / "kernel.so"
+        assert compilation.compile_kernel(ordered) == first / "kernel.so"
 
 
 def stays(path: Path, said: str, **environment: str) -> None:

@@ -15,7 +15,7 @@ from exporter.archive import pt_archive
 from exporter.common.errors import MissingRuntimeError
 from runtime_checks import native_build
 from runtime_checks.runners.base import Call
-from runtime_checks.runners.libtorch_runner import Libtorch
+from runtime_checks.runners.libtorch_runner import LibtorchRunner
 
 SANITIZERS = "address,undefined"
 
@@ -91,7 +91,8 @@ def agreement(path: Path) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]
     opened = pt_archive.read(path)
     generator = torch.Generator().manual_seed(7)
     inputs = tuple(
-        torch.rand(23, *spec.fixed, dtype=torch.float64, generator=generator) + 0.5 for spec in opened.contract.inputs
+        torch.rand(23, *spec.static_shape, dtype=torch.float64, generator=generator) + 0.5
+        for spec in opened.contract.inputs
     )
     return inputs, list(load_module(path)(*inputs))
 
@@ -107,7 +108,7 @@ def test_c_fortran_and_the_harness_agree_with_python(name, clients, archives, tm
     code, out, text = run(clients / "call_raw", path, "23", stdin=bits(inputs))
     assert code == 0, text
     assert out == bits(expected)
-    (result,) = Libtorch().run(path, pt_archive.read(path).contract, [Call("forward", inputs)]).results
+    (result,) = LibtorchRunner().run(path, pt_archive.read(path).contract, [Call("forward", inputs)]).results
     assert bits(result.outputs) == bits(expected)
     need_fortran()
     (tmp_path / "in").write_bytes(bits(map(fortran_order, inputs)))
@@ -130,7 +131,7 @@ def test_no_compiler_is_a_runtime_that_is_not_there(monkeypatch, tmp_path):
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(Path(shutil.which("g++") or "/usr/bin/g++").parent))
-    monkeypatch.setattr(native_build, "tool", lambda name, needed=True: "/bin/false")
+    monkeypatch.setattr(native_build, "find_tool", lambda name, needed=True: "/bin/false")
     with pytest.raises(MissingRuntimeError, match="could not be built"):
         native_build.build()
     assert not [p for p in (tmp_path / "native").iterdir() if p.is_dir()]

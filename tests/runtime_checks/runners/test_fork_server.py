@@ -20,7 +20,7 @@ from exporter.archive import pt_archive
 from exporter.common.errors import RunError
 from runtime_checks.runners import fork_server
 from runtime_checks.runners.base import Call
-from runtime_checks.runners.python_runner import IsolatedPython
+from runtime_checks.runners.python_runner import PythonRunner
 
 F = torch.float64
 X = torch.linspace(0, 1, 4, dtype=F)
@@ -38,7 +38,7 @@ def path(tmp_path):
 
 def run(path, **limits):
     opened = pt_archive.read(path)
-    (result,) = IsolatedPython(**limits).run(path, opened.contract, [Call("forward", (X,))]).results
+    (result,) = PythonRunner(**limits).run(path, opened.contract, [Call("forward", (X,))]).results
     assert torch.equal(result.outputs[0], 2 * X)
 
 
@@ -55,7 +55,7 @@ def alone(monkeypatch):
 
 @pytest.mark.usefixtures("alone")
 def test_runs_have_one_server_and_it_ends_with_them(path):
-    with fork_server.shared() as server, fork_server.shared() as inner:
+    with fork_server.shared_fork_server() as server, fork_server.shared_fork_server() as inner:
         assert inner is server
         run(path)
         first = number(server)
@@ -66,7 +66,7 @@ def test_runs_have_one_server_and_it_ends_with_them(path):
 
 
 def test_another_is_started_where_it_has_ended_or_the_environment_is_another(path, monkeypatch):
-    with fork_server.shared() as server:
+    with fork_server.shared_fork_server() as server:
         run(path)
         first = number(server)
         os.kill(first, signal.SIGKILL)
@@ -80,7 +80,7 @@ def test_another_is_started_where_it_has_ended_or_the_environment_is_another(pat
 
 
 def test_what_a_run_does_to_its_process_is_gone_with_it(path):
-    with fork_server.shared():
+    with fork_server.shared_fork_server():
         with pytest.raises(RunError, match="ended early"):
             run(path, memory=2**26)
         run(path)
@@ -88,7 +88,7 @@ def test_what_a_run_does_to_its_process_is_gone_with_it(path):
 
 def test_a_server_that_does_not_start(path, alone, monkeypatch):
     """It says why."""
-    monkeypatch.setattr(fork_server, "_packages", dict)
+    monkeypatch.setattr(fork_server, "_find_packages", dict)
     with pytest.raises(RunError, match=r"ended early(.|\n)*No module named 'torch'"):
         run(path)
 
@@ -101,7 +101,7 @@ def test_an_interrupt_leaves_no_answer_behind(path, monkeypatch):
         wait(*given)
         raise KeyboardInterrupt
 
-    with fork_server.shared():
+    with fork_server.shared_fork_server():
         monkeypatch.setattr(fork_server.multiprocessing.connection, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(path, memory=2**26)
@@ -110,7 +110,7 @@ def test_an_interrupt_leaves_no_answer_behind(path, monkeypatch):
 
 
 def test_threads_take_turns(path):
-    with fork_server.shared() as server, ThreadPoolExecutor(4) as threads:
+    with fork_server.shared_fork_server() as server, ThreadPoolExecutor(4) as threads:
         contexts = [contextvars.copy_context() for _ in range(6)]
         for done in [threads.submit(context.run, run, path) for context in contexts]:
             done.result()
@@ -119,10 +119,10 @@ def test_threads_take_turns(path):
 
 HOST = """
 import sys
-from runtime_checks.runners import forkserver
-with forkserver.shared() as server:
+from runtime_checks.runners import fork_server
+with fork_server.shared_fork_server() as server:
     job = {"said": sys.argv[1], "archive": sys.argv[2], "holds": "graphs", "device": "cpu", "memory": 2**34}
-    server._started()
+    server._ensure_started()
     print(server._process.pid, flush=True)
     print(server.run({**job, "seconds": 100, "refused": ["this"]}, 100.0))
 """

@@ -20,8 +20,8 @@ from exporter.common.errors import ArchiveError, MismatchError, MissingRuntimeEr
 from runtime_checks import native_build
 from runtime_checks.runners import selection
 from runtime_checks.runners.base import Call
-from runtime_checks.runners.libtorch_runner import Libtorch
-from runtime_checks.verification import examine, verify
+from runtime_checks.runners.libtorch_runner import LibtorchRunner
+from runtime_checks.verification import collect_report, verify
 
 
 def harness(path: Path, *arguments: str) -> tuple[int, dict]:
@@ -64,10 +64,10 @@ def test_the_harness_finds_a_changed_case(elastic, change, output):
     assert {c["output"] for c in failed} == {output}
     assert failed[0]["worst"]
     assert set(failed[0]["inputs"]) == {"F", "v", "s"}
-    report = examine(elastic, runners=[Libtorch()])
+    report = collect_report(elastic, runners=[LibtorchRunner()])
     assert {c.check for c in report.checks if c.verdict == "failed"} >= {"native comparison", "stored cases"}
     with pytest.raises(MismatchError, match=r"force|energy"):
-        verify(elastic, runners=[Libtorch()])
+        verify(elastic, runners=[LibtorchRunner()])
 
 
 def test_the_harness_finds_swapped_outputs_of_one_shape(tmp_path, neml2):
@@ -187,7 +187,7 @@ def test_the_exit_codes_of_the_harness(tmp_path):
 
 
 def test_one_report_for_all_runtimes(archives):
-    runners = selection.runners("python,libtorch")
+    runners = selection.select_runners("python,libtorch")
     report = verify(archives["elastic"], runners=runners)
     assert [leg.name for leg in report.legs] == ["python, cpu", "libtorch, cpu"]
     isolation = [c.verdict for c in report.checks if c.check == "source library absent"]
@@ -198,7 +198,7 @@ def test_one_report_for_all_runtimes(archives):
 def test_a_python_in_the_harness_process_is_found(archives, monkeypatch):
     """The library that this test asks to be absent is one that the harness needs."""
     contract = pt_archive.read(archives["elastic"]).contract
-    run = Libtorch().run(archives["elastic"], contract, [])
+    run = LibtorchRunner().run(archives["elastic"], contract, [])
     assert run.evidence["foreign_objects"] == []
     code, report = harness(archives["elastic"], "--absent=torch_cpu")
     assert code == 5
@@ -212,7 +212,7 @@ def test_a_call_that_raises_is_that_calls_error(archives):
     contract = pt_archive.read(archives["picks"]).contract
     table = torch.rand(2, 3, dtype=torch.float64)
     calls = [Call("forward", (table, torch.tensor([0, index]))) for index in (1, 9, 2)]
-    results = Libtorch().run(archives["picks"], contract, calls).results
+    results = LibtorchRunner().run(archives["picks"], contract, calls).results
     assert [bool(r.error) for r in results] == [False, True, False]
     assert "out of bounds" in results[1].error
     assert torch.equal(results[2].outputs[0], table[[0, 1], [0, 2]])
@@ -220,23 +220,23 @@ def test_a_call_that_raises_is_that_calls_error(archives):
 
 def test_names_and_devices_that_are_none():
     with pytest.raises(UsageError, match="julia"):
-        selection.runners("python,julia")
+        selection.select_runners("python,julia")
     with pytest.raises(UsageError, match="tpu"):
-        selection.runners("python", "tpu")
+        selection.select_runners("python", "tpu")
     with pytest.raises(UsageError, match="no runtime"):
-        selection.runners(",", "cpu")
+        selection.select_runners(",", "cpu")
     with pytest.raises(UsageError, match="does not run"):
-        selection.runners("python", container="onnx")
-    assert [r.name for r in selection.runners("", "cpu")] == ["python"]
+        selection.select_runners("python", container="onnx")
+    assert [r.name for r in selection.select_runners("", "cpu")] == ["python"]
     with pytest.raises(MissingRuntimeError, match="cuda:55"):
-        selection.runners("python", "cuda:55")
-    assert selection.not_checked(["cuda"]) == ()
-    assert "not checked on this machine" in selection.not_checked(["cpu"])[0]
+        selection.select_runners("python", "cuda:55")
+    assert selection.list_unchecked_devices(["cuda"]) == ()
+    assert "not checked on this machine" in selection.list_unchecked_devices(["cpu"])[0]
 
 
 def test_a_damaged_archive_is_damaged_for_libtorch_too(damaged):
     with pytest.raises(ArchiveError):
-        verify(damaged / "flipped.pt", runners=[Libtorch()])
+        verify(damaged / "flipped.pt", runners=[LibtorchRunner()])
 
 
 def test_memory_that_is_kept_is_not_fetched_again():

@@ -8,14 +8,14 @@ from contracts import archived
 from project import load_module
 
 from exporter.archive import pt_archive
-from exporter.archive.cases import Case
-from exporter.capture.serialization import packed
+from exporter.archive.cases import ReferenceCase
+from exporter.capture.serialization import serialize_module
 from exporter.common.errors import RunError
 from runtime_checks.runners import python_runner
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.fork_server import TORCH_AND_ITS_OWN
-from runtime_checks.runners.python_runner import IsolatedPython
-from runtime_checks.verification import examine
+from runtime_checks.runners.python_runner import PythonRunner
+from runtime_checks.verification import collect_report
 
 F = torch.float64
 X = torch.linspace(0, 1, 4, dtype=F)
@@ -38,7 +38,7 @@ def path(tmp_path):
 
 def run(path, *inputs, **limits):
     opened = pt_archive.read(path)
-    return IsolatedPython(**limits).run(path, opened.contract, [Call("forward", (x,)) for x in inputs])
+    return PythonRunner(**limits).run(path, opened.contract, [Call("forward", (x,)) for x in inputs])
 
 
 def test_outputs_are_those_of_the_module(path):
@@ -81,11 +81,11 @@ def test_memory_is_bounded(path):
 
 def test_a_very_large_graph_runs_unoptimised(path, monkeypatch):
     assert run(path, X).evidence["optimised"] is True
-    monkeypatch.setattr(python_runner, "LARGEST_OPTIMISED", 3)
+    monkeypatch.setattr(python_runner, "MAX_OPTIMISED_NODES", 3)
     done = run(path, X)
     assert done.evidence["optimised"] is False
     assert torch.equal(done.results[0].outputs[0], load_module(path)(X)[0])
-    report = examine(path)
+    report = collect_report(path)
     assert {c.check: c.verdict for c in report.checks}["optimising executor"] == "not run"
 
 
@@ -104,7 +104,13 @@ def test_an_operator_of_the_source_library_does_not_load(tmp_path, path):
 
     module = torch.jit.trace(Twice(), (X,))
     made = pt_archive.read(path).contract
-    pt_archive.write(tmp_path / "twice.pt", packed(module), made, [Case("one", "forward", (X,), (2 * X,))], "graph")
+    pt_archive.write(
+        tmp_path / "twice.pt",
+        serialize_module(module),
+        made,
+        [ReferenceCase("one", "forward", (X,), (2 * X,))],
+        "graph",
+    )
     # It loads here, where planted is imported
     load_module(tmp_path / "twice.pt")
     with pytest.raises(RunError, match=r"does not load(.|\n)*planted::twice|does not load"):
@@ -114,5 +120,11 @@ def test_an_operator_of_the_source_library_does_not_load(tmp_path, path):
 def test_a_bare_tensor_is_not_a_tuple(tmp_path, path):
     module = torch.jit.trace(torch.nn.Tanh(), (X,))
     made = pt_archive.read(path).contract
-    pt_archive.write(tmp_path / "bare.pt", packed(module), made, [Case("one", "forward", (X,), (X.tanh(),))], "graph")
+    pt_archive.write(
+        tmp_path / "bare.pt",
+        serialize_module(module),
+        made,
+        [ReferenceCase("one", "forward", (X,), (X.tanh(),))],
+        "graph",
+    )
     assert "instead of a tuple" in run(tmp_path / "bare.pt", X).results[0].error

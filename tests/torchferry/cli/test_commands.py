@@ -57,8 +57,8 @@ BAD_EXPORTS = [
     ([RATES], 2, "several models"),
     ([RATES, "--model", "eq", "--rename", "x:y"], 2, "matches no variable"),
     ([RATES, "--model", "eq", "--rename", "a~1:a"], 2, "two names equal"),
-    ([RATES, "--model", "eq", "--rename", "a"], 2, "not understood"),
-    ([RATES, "--model", "eq", "--inputs", "none.pt"], 2, "no file of inputs"),
+    ([RATES, "--model", "eq", "--rename", "a"], 2, "rename is invalid"),
+    ([RATES, "--model", "eq", "--inputs", "none.pt"], 2, "input file does not exist"),
     ([f"{PLANTED}:none"], 2, "no 'none'"),
     ([f"{PLANTED}:not_callable"], 2, "not callable"),
     ([f"{PLANTED}:raises"], 2, "the factory's own error"),
@@ -125,7 +125,7 @@ def test_integer_or_complex_inputs_where_a_float_is_needed(kind, capfd, tmp_path
     values["a"] = torch.ones(2, dtype=kind)
     torch.save(values, tmp_path / "inputs.pt")
     assert run(["export", str(RATES), "--model", "eq", "--inputs", str(tmp_path / "inputs.pt")]) == 2
-    assert "wrong kind" in capfd.readouterr().err
+    assert "wrong dtype" in capfd.readouterr().err
 
 
 def test_export_verify_inspect(capfd):
@@ -241,7 +241,7 @@ def test_a_mismatch_at_export_leaves_no_file(monkeypatch, capfd):
 
     monkeypatch.setattr(checked_capture, "capture", faulty)
     # The parameter is the user's own tensor: cases were made before the fault and must be made after it too.
-    stored = pipeline.stored_cases
+    stored = pipeline.make_stored_cases
 
     def before(warm, seed):
         with torch.no_grad():
@@ -252,7 +252,7 @@ def test_a_mismatch_at_export_leaves_no_file(monkeypatch, capfd):
             with torch.no_grad():
                 warm.source.named.scale.mul_(1 + 1e-6)
 
-    monkeypatch.setattr(pipeline, "stored_cases", before)
+    monkeypatch.setattr(pipeline, "make_stored_cases", before)
     assert run(["export", f"{PLANTED}:sound", "-o", "sound.pt"]) == 5
     assert "does not agree with eager mode" in capfd.readouterr().err
     assert left_behind() == []
@@ -310,7 +310,9 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(exporter.archive.pt_archive, "read", bug)
     with pytest.raises(ZeroDivisionError):
         run(["inspect", "eq.pt"])
-    code = "import exporter.archive as a, sys\na.read = lambda p: 1 / 0\nfrom exporter.cli.app import main\nmain()"
+    code = (
+        "import exporter.archive.pt_archive as a\na.read = lambda p: 1 / 0\nfrom torchferry.cli.app import main\nmain()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, "inspect", "eq.pt"],
         capture_output=True,

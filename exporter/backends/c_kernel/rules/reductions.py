@@ -1,4 +1,4 @@
-"""Rows of operators that take many numbers to one: sums, norms, products of matrices."""
+"""Lowering rules of reductions: sums, norms, products of matrices."""
 
 from __future__ import annotations
 
@@ -9,166 +9,188 @@ from typing import Any
 
 import torch
 
-from exporter.backends.c_kernel.dtype_promotion import as_terms, result_dtype, scaled_by
+from exporter.backends.c_kernel.dtype_promotion import add_scaled, cast_to_symbol, infer_dtype
 from exporter.backends.c_kernel.expression_graph import BOOL
 from exporter.backends.c_kernel.registry import Rule, lowers
-from exporter.backends.c_kernel.symbolic_tensor import Lowering, Symbol, kind_of
+from exporter.backends.c_kernel.symbolic_tensor import SymbolicDispatch, SymbolicTensor, get_dtype_name
 
 
-def _reduced(symbol: Symbol, dims: Any, *, keep: bool, fold: Callable[[list[int]], int], dtype: torch.dtype) -> Symbol:
+def _reduce(
+    symbol: SymbolicTensor, dims: Any, *, keepdim: bool, fold: Callable[[list[int]], int], dtype: torch.dtype
+) -> SymbolicTensor:
     ids = symbol.ids
     if dims is None or dims == []:
         dims = list(range(ids.ndim))
     dims = [d % max(ids.ndim, 1) for d in ([dims] if isinstance(dims, int) else dims)]
-    left = [d for d in range(ids.ndim) if d not in dims]
-    moved = ids.permute(*left, *dims) if ids.ndim else ids
-    lead = [ids.shape[d] for d in left]
-    rows = moved.reshape(*lead, -1) if ids.ndim else ids.reshape(1)
-    flat = rows.reshape(-1, rows.shape[-1]).tolist()
-    shape = [1 if d in dims else ids.shape[d] for d in range(ids.ndim)] if keep else lead
-    return Symbol(torch.tensor([fold(one) for one in flat], dtype=torch.int64).reshape(shape), dtype)
+    outer_dims = [d for d in range(ids.ndim) if d not in dims]
+    permuted = ids.permute(*outer_dims, *dims) if ids.ndim else ids
+    outer_shape = [ids.shape[d] for d in outer_dims]
+    grouped = permuted.reshape(*outer_shape, -1) if ids.ndim else ids.reshape(1)
+    flat = grouped.reshape(-1, grouped.shape[-1]).tolist()
+    shape = [1 if d in dims else ids.shape[d] for d in range(ids.ndim)] if keepdim else outer_shape
+    return SymbolicTensor(torch.tensor([fold(numbers) for numbers in flat], dtype=torch.int64).reshape(shape), dtype)
 
 
-def reduction(op: str, empty: float | None) -> Rule:
-    def row(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:
-        dtype = result_dtype(lowering, func, args, kwargs)
-        kind = kind_of(dtype, lowering.terms.origin)
+def lower_reduction(op: str, empty: float | None) -> Rule:
+    """Make the rule of a reduction by the operation ``op``; ``empty`` is the result of no numbers."""
+
+    def lower(lowering: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
+        dtype = infer_dtype(lowering, func, args, kwargs)
+        kind = get_dtype_name(dtype, lowering.graph.origin)
         dims = args[1] if len(args) > 1 else kwargs.get("dim")
         keep = bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False))
-        terms = lowering.terms
-        # Its derivative is shared by all that are largest, which no pair knows of.
+        terms = lowering.graph
+        # All largest numbers share the derivative, which a pair of them does not know.
         extra = ("of many",) if op in ("max", "min") else ()
 
         def fold(numbers: list[int]) -> int:
             if not numbers:
-                return terms.constant(empty or 0.0, kind)
-            whole = functools.reduce(lambda a, b: terms.make(op, (a, b), kind, extra), numbers)
-            count = terms.constant(float(len(numbers)), kind)
-            return terms.make("div", (whole, count), kind) if func.overloadpacket.__name__ == "mean" else whole
+                return terms.add_constant(empty or 0.0, kind)
+            whole = functools.reduce(lambda a, b: terms.add(op, (a, b), kind, extra), numbers)
+            count = terms.add_constant(float(len(numbers)), kind)
+            return terms.add("div", (whole, count), kind) if func.overloadpacket.__name__ == "mean" else whole
 
-        return _reduced(as_terms(lowering, args[0], dtype), dims, keep=keep, fold=fold, dtype=dtype)
+        return _reduce(cast_to_symbol(lowering, args[0], dtype), dims, keepdim=keep, fold=fold, dtype=dtype)
 
-    return row
+    return lower
 
 
-def accumulated(op: str) -> Rule:
-    def row(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:
-        dtype = result_dtype(lowering, func, args, kwargs)
-        kind = kind_of(dtype, lowering.terms.origin)
-        ids = as_terms(lowering, args[0], dtype).ids.movedim(args[1], -1).clone()
+def lower_cumulative(op: str) -> Rule:
+    """Make the rule of a cumulative sum or product."""
+
+    def lower(lowering: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
+        dtype = infer_dtype(lowering, func, args, kwargs)
+        kind = get_dtype_name(dtype, lowering.graph.origin)
+        ids = cast_to_symbol(lowering, args[0], dtype).ids.movedim(args[1], -1).clone()
         for i in range(1, ids.shape[-1]):
             pairs = zip(ids[..., i - 1].reshape(-1).tolist(), ids[..., i].reshape(-1).tolist(), strict=True)
-            made = [lowering.terms.make(op, pair, kind) for pair in pairs]
+            made = [lowering.graph.add(op, pair, kind) for pair in pairs]
             ids[..., i] = torch.tensor(made, dtype=torch.int64).reshape(ids.shape[:-1])
-        return Symbol(ids.movedim(-1, args[1]), dtype)
+        return SymbolicTensor(ids.movedim(-1, args[1]), dtype)
 
-    return row
+    return lower
 
 
 @lowers("linalg_vector_norm")
-def norm(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:
+def lower_norm(dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
+    """Lower a Euclidean norm."""
     order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
     if float(order) != 2.0:
-        raise lowering.refused(f"a norm of order {order}", "the Euclidean norm")
+        raise dispatch.unsupported_error(f"a norm of order {order}", "the Euclidean norm")
     dtype = args[0].dtype
-    kind = kind_of(dtype, lowering.terms.origin)
-    terms = lowering.terms
+    dtype_name = get_dtype_name(dtype, dispatch.graph.origin)
+    graph = dispatch.graph
 
     def fold(numbers: list[int]) -> int:
-        squares = [terms.make("mul", (i, i), kind) for i in numbers]
-        whole = functools.reduce(lambda a, b: terms.make("add", (a, b), kind), squares)
-        return terms.make("sqrt", (whole,), kind, ("norm",))
+        squares = [graph.add("mul", (i, i), dtype_name) for i in numbers]
+        total = functools.reduce(lambda a, b: graph.add("add", (a, b), dtype_name), squares)
+        return graph.add("sqrt", (total,), dtype_name, ("norm",))
 
     dims = args[2] if len(args) > 2 else kwargs.get("dim")
-    keep = bool(args[3] if len(args) > 3 else kwargs.get("keepdim", False))
-    return _reduced(lowering.symbol(args[0]), dims, keep=keep, fold=fold, dtype=dtype)
+    keepdim = bool(args[3] if len(args) > 3 else kwargs.get("keepdim", False))
+    return _reduce(dispatch.to_symbol(args[0]), dims, keepdim=keepdim, fold=fold, dtype=dtype)
 
 
-def product(lowering: Lowering, a: Symbol, b: Symbol) -> Symbol:
-    """``bmm`` of ``(..., m, k)`` and ``(..., k, n)``."""
+def multiply_matrices(dispatch: SymbolicDispatch, a: SymbolicTensor, b: SymbolicTensor) -> SymbolicTensor:
+    """Lower ``bmm`` of ``(..., m, k)`` and ``(..., k, n)``."""
     dtype = torch.promote_types(a.dtype, b.dtype)
-    kind = kind_of(dtype, lowering.terms.origin)
-    terms = lowering.terms
-    *lead, m, k = a.ids.shape
+    dtype_name = get_dtype_name(dtype, dispatch.graph.origin)
+    graph = dispatch.graph
+    *batch_shape, m, k = a.ids.shape
     n = b.ids.shape[-1]
     left, right = a.ids.reshape(-1, m, k).tolist(), b.ids.reshape(-1, k, n).tolist()
-    found = []
+    nodes = []
     for x, y in zip(left, right, strict=True):
         for row in x:
             for j in range(n):
-                parts = [terms.make("mul", (row[i], y[i][j]), kind) for i in range(k)]
-                zero = terms.constant(0, kind)
-                found.append(functools.reduce(lambda p, q: terms.make("add", (p, q), kind), parts) if parts else zero)
-    return Symbol(torch.tensor(found, dtype=torch.int64).reshape(*lead, m, n), dtype)
+                products = [graph.add("mul", (row[i], y[i][j]), dtype_name) for i in range(k)]
+                zero = graph.add_constant(0, dtype_name)
+                nodes.append(
+                    functools.reduce(lambda p, q: graph.add("add", (p, q), dtype_name), products) if products else zero
+                )
+    return SymbolicTensor(torch.tensor(nodes, dtype=torch.int64).reshape(*batch_shape, m, n), dtype)
 
 
 @lowers("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "baddbmm")
-def multiplied(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:
-    """``mm``, ``bmm``, ``mv``, ``dot``, and ``addmm``, ``baddbmm`` with what they add."""
+def lower_matmul(
+    dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> SymbolicTensor:
+    """Lower ``mm``, ``bmm``, ``mv``, ``dot``, and ``addmm``, ``baddbmm`` with what they add."""
     name = func.overloadpacket.__name__
     adds = name in ("addmm", "baddbmm", "addmv")
-    first, second = (lowering.symbol(v) for v in (args[1:3] if adds else args[:2]))
+    first, second = (dispatch.to_symbol(v) for v in (args[1:3] if adds else args[:2]))
     vector = name in ("mv", "dot", "vdot", "addmv")
-    left = Symbol(first.ids[None], first.dtype) if first.ids.ndim == 1 else first
-    right = Symbol(second.ids[:, None], second.dtype) if vector else second
-    found = product(lowering, left, right)
+    left = SymbolicTensor(first.ids[None], first.dtype) if first.ids.ndim == 1 else first
+    right = SymbolicTensor(second.ids[:, None], second.dtype) if vector else second
+    result = multiply_matrices(dispatch, left, right)
     if vector:
-        found = Symbol(found.ids[..., 0], found.dtype)
+        result = SymbolicTensor(result.ids[..., 0], result.dtype)
     if first.ids.ndim == 1:
-        found = Symbol(found.ids[0], found.dtype)
+        result = SymbolicTensor(result.ids[0], result.dtype)
     if not adds:
-        return found
-    kind = kind_of(found.dtype, lowering.terms.origin)
-    alpha, beta = (lowering.terms.constant(kwargs.get(n, 1), kind) for n in ("alpha", "beta"))
+        return result
+    dtype_name = get_dtype_name(result.dtype, dispatch.graph.origin)
+    alpha, beta = (dispatch.graph.add_constant(kwargs.get(n, 1), dtype_name) for n in ("alpha", "beta"))
 
     def add(x: int, y: int) -> int:
-        terms = lowering.terms
-        return terms.make("add", (scaled_by(terms, kind, y, beta), scaled_by(terms, kind, x, alpha)), kind)
+        graph = dispatch.graph
+        return graph.add(
+            "add", (add_scaled(graph, dtype_name, y, beta), add_scaled(graph, dtype_name, x, alpha)), dtype_name
+        )
 
-    return lowering.each(add, found.dtype, found, lowering.symbol(args[0]))
+    return dispatch.map_elements(add, result.dtype, result, dispatch.to_symbol(args[0]))
 
 
 @lowers("linalg_cross")
-def cross(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:
+def lower_cross(
+    dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> SymbolicTensor:
+    """Lower a cross product along a dimension."""
     dim = kwargs.get("dim", args[2] if len(args) > 2 else -1)
     dtype = args[0].dtype
-    kind = kind_of(dtype, lowering.terms.origin)
-    a, b = (i.movedim(dim, 0) for i in torch.broadcast_tensors(*(lowering.symbol(v).ids for v in args[:2])))
+    dtype_name = get_dtype_name(dtype, dispatch.graph.origin)
+    a, b = (i.movedim(dim, 0) for i in torch.broadcast_tensors(*(dispatch.to_symbol(v).ids for v in args[:2])))
 
-    def part(i: int, j: int) -> torch.Tensor:
+    def compute_component(i: int, j: int) -> torch.Tensor:
         def one(p: int, q: int, r: int, s: int) -> int:
-            terms = lowering.terms
-            return terms.make("sub", (terms.make("mul", (p, q), kind), terms.make("mul", (r, s), kind)), kind)
+            terms = dispatch.graph
+            return terms.add(
+                "sub", (terms.add("mul", (p, q), dtype_name), terms.add("mul", (r, s), dtype_name)), dtype_name
+            )
 
-        return lowering.each(one, dtype, *(Symbol(v, dtype) for v in (a[i], b[j], a[j], b[i]))).ids
+        return dispatch.map_elements(one, dtype, *(SymbolicTensor(v, dtype) for v in (a[i], b[j], a[j], b[i]))).ids
 
-    return Symbol(torch.stack([part(1, 2), part(2, 0), part(0, 1)]).movedim(0, dim), dtype)
+    return SymbolicTensor(
+        torch.stack([compute_component(1, 2), compute_component(2, 0), compute_component(0, 1)]).movedim(0, dim), dtype
+    )
 
 
-def truths(op: str) -> Rule:
-    def row(lowering: Lowering, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Symbol:
-        terms = lowering.terms
+def lower_any_all(op: str) -> Rule:
+    """Make the rule of ``any`` (``or``) or ``all`` (``and``)."""
+
+    def lower(lowering: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
+        terms = lowering.graph
         dims = args[1] if len(args) > 1 else kwargs.get("dim")
         keep = bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False))
 
         def fold(numbers: list[int]) -> int:
-            rows = functools.reduce(lambda found, i: found | terms.rows[i], numbers, 0)
+            rows = functools.reduce(lambda found, i: found | terms.batch_rows[i], numbers, 0)
             if rows & (rows - 1):
-                return terms.mixed("any" if op == "or" else "all")
-            return functools.reduce(lambda a, b: terms.make(op, (a, b), BOOL), numbers)
+                return terms.add_mixed("any" if op == "or" else "all")
+            return functools.reduce(lambda a, b: terms.add(op, (a, b), BOOL), numbers)
 
-        of = lowering.cast(lowering.symbol(args[0]), torch.bool)
-        return _reduced(of, dims, keep=keep, fold=fold, dtype=torch.bool)
+        of = lowering.cast(lowering.to_symbol(args[0]), torch.bool)
+        return _reduce(of, dims, keepdim=keep, fold=fold, dtype=torch.bool)
 
-    return row
+    return lower
 
 
-lowers("sum")(reduction("add", 0.0))
-lowers("mean")(reduction("add", math.nan))
-lowers("prod")(reduction("mul", 1.0))
-lowers("amax")(reduction("max", None))
-lowers("amin")(reduction("min", None))
-lowers("any")(truths("or"))
-lowers("all")(truths("and"))
-lowers("cumsum")(accumulated("add"))
-lowers("cumprod")(accumulated("mul"))
+lowers("sum")(lower_reduction("add", 0.0))
+lowers("mean")(lower_reduction("add", math.nan))
+lowers("prod")(lower_reduction("mul", 1.0))
+lowers("amax")(lower_reduction("max", None))
+lowers("amin")(lower_reduction("min", None))
+lowers("any")(lower_any_all("or"))
+lowers("all")(lower_any_all("and"))
+lowers("cumsum")(lower_cumulative("add"))
+lowers("cumprod")(lower_cumulative("mul"))

@@ -75,7 +75,7 @@ def test_cmake_builds_installs_and_tests_it(folders, tmp_path, openmp):
         f"cmake_minimum_required(VERSION 3.18)\nproject(host LANGUAGES C)\nfind_package({name} REQUIRED)\n"
         f"add_executable(host main.c)\ntarget_link_libraries(host PRIVATE {name}::{name})\n"
     )
-    cmake = native_build.tool("cmake")
+    cmake = native_build.find_tool("cmake")
     build, prefix = tmp_path / "build", tmp_path / "prefix"
     for step in (
         [
@@ -209,7 +209,7 @@ class TestCompilers:
 
     def test_once(self, folders, monkeypatch):
         torchferry.load(folders["robertson"])
-        monkeypatch.setattr(compilation, "_compiled", None)
+        monkeypatch.setattr(compilation, "_run_compiler", None)
         torchferry.load(folders["robertson"])
 
     def test_a_cache_that_was_changed(self, folders, tmp_path):

@@ -18,11 +18,11 @@ from torch import nn
 import torchferry
 from exporter.archive import kernel_container, pt_archive
 from exporter.backends.c_kernel import direction_batching
-from exporter.backends.c_kernel.c_source import source
+from exporter.backends.c_kernel.c_source import generate_sources
 from exporter.backends.c_kernel.expression_graph import COLUMNS
-from exporter.backends.c_kernel.lowering import Lowered
+from exporter.backends.c_kernel.lowering import ArchiveLowering
 from exporter.common.errors import MismatchError
-from exporter.graph.loading import loaded
+from exporter.graph.loading import load_module
 from runtime_checks.report import FAILED
 
 F = torch.float64
@@ -64,10 +64,10 @@ def chain(tmp_path_factory) -> Path:
 
 def groups(path: Path) -> list[int]:
     """How many there are of each loop over directions."""
-    lowered = Lowered(loaded(path), pt_archive.read(path).contract)
+    lowered = ArchiveLowering(load_module(path), pt_archive.read(path).contract)
     for method in sorted(lowered._contract.methods, key=lambda name: name != "forward"):
-        lowered.method(method)
-    return [len(t.extra[0].groups) for t in lowered.terms.terms if t.op == COLUMNS]
+        lowered.lower_method(method)
+    return [len(t.extra[0].groups) for t in lowered.graph.nodes if t.op == COLUMNS]
 
 
 def given_for(path: Path, rows: int) -> dict[str, numpy.ndarray]:
@@ -110,9 +110,9 @@ def test_directions_that_do_not_meet_are_taken_at_once(chain, tmp_path):
 
 def test_a_loop_is_shorter_than_terms_for_each(chain, monkeypatch):
     opened = pt_archive.read(chain)
-    each = source(loaded(chain), opened.contract).operations
+    each = generate_sources(load_module(chain), opened.contract).operations
     monkeypatch.setattr(direction_batching, "MANY", 0)
-    loop = source(loaded(chain), opened.contract).operations
+    loop = generate_sources(load_module(chain), opened.contract).operations
     assert loop["jacobian"] < 0.6 * each["jacobian"]
 
 
@@ -161,6 +161,6 @@ def test_columns_that_change_places_are_caught(chain, tmp_path):
 
 @given(st.lists(st.integers(0, 2**9 - 1), min_size=1, max_size=9))
 def test_groups_hold_each_direction_once_and_never_two_of_a_number(depends):
-    found = direction_batching.grouped(depends, 9)
+    found = direction_batching.group_directions(depends, 9)
     assert sorted(k for group in found for k in group) == list(range(9))
     assert all((bits & sum(1 << k for k in group)).bit_count() <= 1 for bits in depends for group in found)

@@ -133,7 +133,7 @@ def test_it_is_caught(faulty, fault, tmp_path):
     assert failed & checks, failed
 
 
-@pytest.mark.skipif("avx" not in target_machine.instructions(), reason="gcc has other code for this processor")
+@pytest.mark.skipif("avx" not in target_machine.read_instruction_sets(), reason="gcc has other code for this processor")
 def test_numbers_that_change_their_places_wrongly(faulty, tmp_path):
     folder = Path(shutil.copytree(faulty["perzyna"], tmp_path / "perzyna"))
     resealed(folder, edit(".c", r"low = \{0, 1, 4, 5\}", "low = {0, 1, 5, 4}"))

@@ -18,10 +18,10 @@ import torchferry
 from exporter.archive import pt_archive
 from exporter.archive.contract import block_name
 from exporter.backends.c_kernel import forward_mode
-from exporter.backends.c_kernel.expression_graph import BOOL, F64, LU, SOLVED, Terms
-from exporter.backends.c_kernel.lowering import Lowered
+from exporter.backends.c_kernel.expression_graph import BOOL, F64, LU, SOLVED, ExprGraph
+from exporter.backends.c_kernel.lowering import ArchiveLowering
 from exporter.backends.c_kernel.names import PARAMETER
-from exporter.graph.loading import loaded
+from exporter.graph.loading import load_module
 
 ARTIFACTS = ROOT / "artifacts"
 UNARY = ("neg", "sqrt", "exp", "expm1", "log", "log10", "log2", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
@@ -35,17 +35,17 @@ def close(got: numpy.ndarray, wanted: numpy.ndarray) -> bool:
     return got.shape == wanted.shape and numpy.allclose(got, wanted, rtol=1e-9, atol=1e-11 * largest, equal_nan=True)
 
 
-def leaves() -> tuple[Terms, list[int]]:
-    terms = Terms()
-    return terms, [terms.leaf("x", k, F64, 1) for k in range(LEAVES)]
+def leaves() -> tuple[ExprGraph, list[int]]:
+    terms = ExprGraph()
+    return terms, [terms.add_leaf("x", k, F64, 1) for k in range(LEAVES)]
 
 
-def agrees(terms: Terms, by: list[int], ends: list[int], numbers: list[float]) -> bool:
+def agrees(terms: ExprGraph, by: list[int], ends: list[int], numbers: list[float]) -> bool:
     """Our tangents, computed by CasADi, against those that it makes of ``ends`` itself."""
     symbols = [casadi.MX.sym(f"x{k}") for k in range(len(by))]
     known: dict[int, Any] = dict(zip(by, symbols, strict=True))
     wanted = casadi.jacobian(Oracle(terms, {}, known).of(ends), casadi.vertcat(*symbols))
-    own = forward_mode.matrix(terms, {}, ends, by)
+    own = forward_mode.build_jacobian(terms, {}, ends, by)
     got = Oracle(terms, {}, known).of(own)
     found = values(symbols, got, numbers).reshape(len(ends), len(by))
     return close(found, values(symbols, casadi.densify(wanted), numbers))
@@ -54,7 +54,7 @@ def agrees(terms: Terms, by: list[int], ends: list[int], numbers: list[float]) -
 @pytest.mark.parametrize("op", [*UNARY, *BINARY])
 def test_each_rule(op):
     terms, x = leaves()
-    end = terms.make(op, x[: 1 if op in UNARY else 2], F64)
+    end = terms.add(op, x[: 1 if op in UNARY else 2], F64)
     assert agrees(terms, x, [end], [0.3, 0.7, 0.4])
     assert agrees(terms, x, [end], [0.9, 0.2, 0.4])
 
@@ -62,7 +62,7 @@ def test_each_rule(op):
 def test_a_rule_that_is_wrong_is_seen(monkeypatch):
     monkeypatch.setitem(forward_mode.PARTIALS, "cos", forward_mode.PARTIALS["sin"])
     terms, x = leaves()
-    assert not agrees(terms, x, [terms.make("cos", x[:1], F64)], [0.3, 0.7, 0.4])
+    assert not agrees(terms, x, [terms.add("cos", x[:1], F64)], [0.3, 0.7, 0.4])
 
 
 @st.composite
@@ -76,16 +76,16 @@ def graphs(draw) -> list[tuple[str, list[int]]]:
     return made
 
 
-def made(terms: Terms, op: str, args: list[int]) -> int:
+def made(terms: ExprGraph, op: str, args: list[int]) -> int:
     if op != "where":
-        return terms.make(op, args, F64)
-    return terms.make("where", (terms.make("lt", args[:2], BOOL), *args[2:]), F64)
+        return terms.add(op, args, F64)
+    return terms.add("where", (terms.add("lt", args[:2], BOOL), *args[2:]), F64)
 
 
 def alone(op: str, args: list[float]) -> tuple[float, bool]:
     """What an operation gives, and whether it is smooth there, and so flat that rounding stays small."""
-    terms = Terms()
-    leaves = [terms.leaf("x", k, F64, 1) for k in range(len(args))]
+    terms = ExprGraph()
+    leaves = [terms.add_leaf("x", k, F64, 1) for k in range(len(args))]
     symbols = [casadi.MX.sym(f"x{k}") for k in range(len(args))]
     column = Oracle(terms, {}, dict(zip(leaves, symbols, strict=True))).of([made(terms, op, leaves)])
     slope = values(symbols, casadi.densify(casadi.jacobian(column, casadi.vertcat(*symbols))), args)
@@ -112,10 +112,10 @@ def test_random_graphs(graph, numbers):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_linear_systems(transposed):
     terms, x = leaves()
-    entries = [terms.make("add", (x[0], terms.constant(2.0, F64)), F64), terms.make("mul", (x[0], x[1]), F64),
-               terms.make("sin", x[2:], F64), terms.make("exp", x[1:2], F64)]  # fmt: skip
-    factors = terms.make(LU, entries, F64, (2,))
-    ends = terms.picks(SOLVED, (factors, x[1], x[2]), (2, transposed), [F64, F64])
+    entries = [terms.add("add", (x[0], terms.add_constant(2.0, F64)), F64), terms.add("mul", (x[0], x[1]), F64),
+               terms.add("sin", x[2:], F64), terms.add("exp", x[1:2], F64)]  # fmt: skip
+    factors = terms.add(LU, entries, F64, (2,))
+    ends = terms.unpack(SOLVED, (factors, x[1], x[2]), (2, transposed), [F64, F64])
     assert agrees(terms, x, ends, [0.3, 0.7, 0.4])
 
 
@@ -126,15 +126,15 @@ def test_models_as_they_are_compiled(name, tmp_path):
     torchferry.convert(path, tmp_path / "kernel", to="c")
     kernel = torchferry.load(tmp_path / "kernel")
     contract = pt_archive.read(path).contract
-    lowered = Lowered(loaded(path), contract)
-    forward = lowered.method("forward")
-    terms = forward.terms
+    lowered = ArchiveLowering(load_module(path), contract)
+    forward = lowered.lower_method("forward")
+    terms = forward.graph
     case = next(c for c in pt_archive.read(path).cases() if c.method == "forward" and c.name.startswith("batch_7"))
     names = contract.methods["forward"].inputs
     inputs = {n: v.numpy() for n, v in zip(names, case.inputs, strict=True)}
     blocks = kernel.call("jacobian", inputs)
     symbols, numbers, known = [], [], {}
-    for i, term in enumerate(terms.terms):
+    for i, term in enumerate(terms.nodes):
         if term.op != "leaf" or not (term.extra[2] == 1 or term.extra[0].startswith(PARAMETER)):
             continue
         of, place, _ = term.extra

@@ -16,7 +16,7 @@ from torch import nn
 import torchferry
 from exporter.archive import kernel_container
 from exporter.backends.c_kernel import function_merging
-from exporter.backends.c_kernel.function_merging import Part, joined
+from exporter.backends.c_kernel.function_merging import Part, merge_functions
 from exporter.common.errors import MismatchError
 from runtime_checks.report import FAILED
 
@@ -132,7 +132,7 @@ def test_every_call_does_what_its_function_did(drawn):
     calls = "".join(f"  TF_({part.function})(f, g);\n" for part in parts)
     alike_before, function_merging.WORTH = function_merging.WORTH, 1
     try:
-        whole = joined([*parts, Part("m", "m_body", calls)])
+        whole = merge_functions([*parts, Part("m", "m_body", calls)])
     finally:
         function_merging.WORTH = alike_before
     texts = dict(

@@ -139,7 +139,7 @@ def test_models_that_are_no_umat(tmp_path, capsys, umat):
     perzyna = tmp_path / "perzyna"
     assert run(["convert", str(ROOT / "artifacts" / "perzyna.pt"), "--to", "c", "-o", str(perzyna)]) == 0
     assert run(["umat", str(perzyna), "--stress", "stress_residual", "--strain", "stress"]) == 2
-    assert "what Abaqus does not give" in capsys.readouterr().err
+    assert "that Abaqus does not provide" in capsys.readouterr().err
     assert not list(perzyna.glob("*.f90"))
     assert run(["umat", str(umat), "--strain", "stain"]) == 2
 

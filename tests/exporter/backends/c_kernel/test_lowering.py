@@ -7,11 +7,11 @@ import torch
 from project import ROOT, export_unverified
 
 from exporter.archive import pt_archive
-from exporter.backends.c_kernel.c_source import source
-from exporter.backends.c_kernel.lowering import Lowered
-from exporter.backends.c_kernel.schedule import reached
+from exporter.backends.c_kernel.c_source import generate_sources
+from exporter.backends.c_kernel.lowering import ArchiveLowering
+from exporter.backends.c_kernel.schedule import reachable_nodes
 from exporter.common.errors import UnsupportedError
-from exporter.graph.loading import loaded
+from exporter.graph.loading import load_module
 from torchferry.cli.app import run
 
 ARTIFACTS = ROOT / "artifacts"
@@ -40,13 +40,13 @@ def make():
 
 def lowered(name: str, method: str = "forward"):
     path = ARTIFACTS / f"{name}.pt"
-    made = Lowered(loaded(path), pt_archive.read(path).contract)
-    forward = made.method("forward")
-    return forward if method == "forward" else made.method(method)
+    made = ArchiveLowering(load_module(path), pt_archive.read(path).contract)
+    forward = made.lower_method("forward")
+    return forward if method == "forward" else made.lower_method(method)
 
 
 def count(function) -> int:
-    return len(reached(function.terms, [i for output in function.outputs for i in output], ()))
+    return len(reachable_nodes(function.terms, [i for output in function.outputs for i in output], ()))
 
 
 def written(tmp_path, body: str):
@@ -70,7 +70,7 @@ def export(tmp_path, without_the_gate):
 
 
 def lower(opened):
-    return source(loaded(opened.path), opened.contract)
+    return generate_sources(load_module(opened.path), opened.contract)
 
 
 def test_a_residual_and_its_derivatives():
@@ -88,7 +88,7 @@ def test_derivatives_are_of_whatever_costs_less():
 
 def test_parameters_are_arguments():
     function = lowered("robertson")
-    leaves = {t.extra[0] for t in function.terms.terms if t.op == "leaf"}
+    leaves = {t.extra[0] for t in function.graph.nodes if t.op == "leaf"}
     assert "parameter:k" in leaves
 
 

@@ -20,7 +20,7 @@ from exporter.archive import kernel_container
 from exporter.backends.c_kernel.c_source import NEAR
 from exporter.common.errors import ArchiveError, UsageError
 from runtime_checks.kernels.ctypes_library import Array
-from runtime_checks.runners.kernel_runner import library
+from runtime_checks.runners.kernel_runner import build_library
 from torchferry.cli.app import run
 
 F = torch.float64
@@ -64,7 +64,7 @@ class Raw:
 
     def __init__(self, folder: Path) -> None:
         opened = kernel_container.read(folder)
-        self.function = getattr(ctypes.CDLL(str(library(opened))), f"{opened.name}_forward")
+        self.function = getattr(ctypes.CDLL(str(build_library(opened))), f"{opened.name}_forward")
         self.function.argtypes = [ctypes.c_ssize_t, *[ctypes.c_void_p] * 5]
 
     def __call__(self, count: int, inputs, outputs) -> int:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_host import Direct
 
-from exporter.backends.c_kernel.register_copies import MANY, copied
+from exporter.backends.c_kernel.register_copies import MANY, emit_copies
 
 F = torch.float64
 
@@ -41,14 +41,14 @@ def test_every_number_gets_to_its_row(runs, first):
         values += [what] * count if start is None else [f"f->d[{start + k}][l]" for k in range(count)]
     rows = range(first, first + len(values))
     wanted = {row: value for row, value in zip(rows, values, strict=True) if value != f"f->d[{row}][l]"}
-    assert done(copied("d", rows, values), "d") == wanted
+    assert done(emit_copies("d", rows, values), "d") == wanted
 
 
 def test_long_runs_are_loops():
-    zeros = copied("d", range(10_000), ["0.0"] * 10_000)
+    zeros = emit_copies("d", range(10_000), ["0.0"] * 10_000)
     assert len(zeros.splitlines()) < 10
-    assert len(copied("d", range(MANY - 1), ["0.0"] * (MANY - 1)).splitlines()) > MANY
-    assert copied("d", range(3, 90), [f"f->d[{row}][l]" for row in range(3, 90)]) == ""
+    assert len(emit_copies("d", range(MANY - 1), ["0.0"] * (MANY - 1)).splitlines()) > MANY
+    assert emit_copies("d", range(3, 90), [f"f->d[{row}][l]" for row in range(3, 90)]) == ""
 
 
 def test_rows_of_all_kinds():

@@ -20,7 +20,7 @@ from exporter.backends.c_kernel import c_source
 from exporter.backends.c_kernel.table_lookup import SHORT
 from exporter.common.errors import MismatchError, UnsupportedError
 from runtime_checks.report import FAILED
-from runtime_checks.runners.kernel_runner import library
+from runtime_checks.runners.kernel_runner import build_library
 
 F = torch.float64
 # Between the bounds, at them, outside of them, and no number.
@@ -172,7 +172,7 @@ def test_a_long_table_is_not_on_the_stack(factor, count, monkeypatch, tmp_path):
     """One of parameters is read in its place, one that is computed is in the caller's workspace."""
     monkeypatch.setattr(c_source, "STACK", 8_000)
     kernel, model = exported(Long(factor, count), tmp_path / "long", derivatives=())
-    workspace = kernel_container.described(tmp_path / "long")["workspace"]["forward"]
+    workspace = kernel_container.read_manifest(tmp_path / "long")["workspace"]["forward"]
     assert bool(workspace) == (factor != 1.0)
     for rows in (1, len(POINTS)):
         (same,) = kernel.call("forward", {"x": POINTS[:rows].numpy()}).values()
@@ -214,7 +214,7 @@ def test_an_output_in_the_place_of_a_table(tmp_path):
     """Its numbers are read while outputs are written."""
     exported(Long(1.0, 40_000), tmp_path / "long", derivatives=())
     opened = kernel_container.read(tmp_path / "long")
-    function = getattr(ctypes.CDLL(str(library(opened))), f"{opened.name}_forward")
+    function = getattr(ctypes.CDLL(str(build_library(opened))), f"{opened.name}_forward")
     function.argtypes = [ctypes.c_ssize_t, *[ctypes.c_void_p] * 5]
     values, x, y = numpy.linspace(-1.0, 1.0, 40_000), numpy.zeros(4), numpy.zeros(4)
 

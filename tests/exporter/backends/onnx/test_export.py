@@ -58,7 +58,7 @@ def resealed(path: Path, change: Callable[[dict], object] = lambda whole: None) 
     whole.pop("sha256")
     whole["files"] = {name: hashlib.sha256(path.with_name(name).read_bytes()).hexdigest() for name in whole["files"]}
     change(whole)
-    whole["sha256"] = onnx_container._seal(whole)
+    whole["sha256"] = onnx_container._compute_seal(whole)
     place.write_text(json.dumps(whole))
 
 
@@ -81,8 +81,8 @@ def _archive(factory: str, folder: Path) -> Path:
 
 
 def test_without_the_care_for_digits_they_are_lost_and_it_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer.float64_precision, "translations", dict)
-    monkeypatch.setattr(writer.float64_precision, "restore", lambda *_: None)
+    monkeypatch.setattr(writer.float64_precision, "make_translations", dict)
+    monkeypatch.setattr(writer.float64_precision, "restore_constants", lambda *_: None)
     with pytest.raises(MismatchError, match="does not agree"):
         torchferry.convert(_archive("digits", tmp_path))
     assert not list(tmp_path.glob("*.onnx*"))
@@ -194,7 +194,7 @@ def test_a_model_that_the_standards_checker_refuses(copy):
     def cut(model) -> None:
         model.graph.node[0].op_type = "NoSuchOperator"
 
-    with pytest.raises(ArchiveError, match="onnxruntime does not take the model"):
+    with pytest.raises(ArchiveError, match="onnxruntime does not accept the model"):
         torchferry.verify(changed(copy, cut))
 
 
@@ -302,7 +302,7 @@ def test_formats_do_not_take_each_others_place(tmp_path, output):
     ("formats_asked", "output"), [("onnx", "m.pt2"), ("pt", "m.onnx"), ("onnx", "m"), ("pt,onnx", "m.pt2")]
 )
 def test_a_name_of_another_format(tmp_path, formats_asked, output):
-    with pytest.raises(UsageError, match="not of the format"):
+    with pytest.raises(UsageError, match="does not fit the format"):
         torchferry.export(f"{MODELS}:rounded", output=tmp_path / output, formats=formats_asked)
     assert not list(tmp_path.iterdir())
 
@@ -326,7 +326,7 @@ def test_unbatched_scalars_are_loaded(tmp_path):
 
 def test_other_commands_say_what_it_is(rounded, capsys):
     assert run(["inspect", str(rounded)]) == 4
-    assert "an ONNX container is no archive" in capsys.readouterr().err
+    assert "an ONNX container is not an archive" in capsys.readouterr().err
 
 
 def test_a_branch_on_data_is_refused_with_its_line(tmp_path):

@@ -22,7 +22,7 @@ from exporter.archive.pt_archive import MACHINE, PARAMETERS
 from exporter.backends.torch_export import aot_inductor
 from exporter.common.errors import ArchiveError, MismatchError, RunError, UsageError
 from runtime_checks import native_build
-from runtime_checks.engines.engines import Compiled, Script
+from runtime_checks.engines.engines import AotInductorEngine, TorchScriptEngine
 from runtime_checks.engines.selection import EngineWarning
 from torchferry.cli.app import run
 
@@ -211,7 +211,7 @@ def beside(copy) -> Path:
 
 def test_as_the_engine_of_the_archive(beside):
     model = torchferry.load(beside, engine="pt2")
-    assert isinstance(model.engine, Compiled)
+    assert isinstance(model.engine, AotInductorEngine)
     torch.testing.assert_close(model(y(7))[0], torchferry.load(beside)(y(7))[0], rtol=1e-14, atol=0.0)
 
 
@@ -283,6 +283,6 @@ def test_an_engine_that_is_not_fit_is_said_and_not_used(beside, change, said):
     change(beside.with_suffix(".pt2"))
     with pytest.warns(EngineWarning, match=said):
         model = torchferry.load(beside, engine="pt2")
-    assert isinstance(model.engine, Script)
+    assert isinstance(model.engine, TorchScriptEngine)
     with pytest.raises(UsageError, match="no such engine"):
         torchferry.load(beside, engine="pt3")

@@ -10,8 +10,8 @@ from torch import nn
 
 from exporter.backends.torch_export.graph_interpreter import Interpreter
 from exporter.common.errors import UnsupportedError
-from exporter.common.torch_hooks import quiet_deprecations
-from exporter.graph.reader import APART, read_apart
+from exporter.common.torch_hooks import ignore_deprecations
+from exporter.graph.reader import APART, read_methods
 
 F = torch.float64
 
@@ -25,7 +25,7 @@ class Held(nn.Module):
 
 def scripted(body: str) -> torch.jit.ScriptModule:
     # A class of its own: TorchScript gives modules of one class one set of methods.
-    with quiet_deprecations():
+    with ignore_deprecations():
         module = torch.jit.script(type("Own", (Held,), {})())
         text = textwrap.indent(textwrap.dedent(body).strip(), "    ")
         module.define(f"def forward(self, x: Tensor, y: Tensor) -> Tuple[Tensor]:\n{text}\n")
@@ -33,7 +33,7 @@ def scripted(body: str) -> torch.jit.ScriptModule:
 
 
 def interpreted(module: torch.jit.ScriptModule, *inputs: torch.Tensor) -> torch.Tensor:
-    saved = read_apart(module, ["forward"])
+    saved = read_methods(module, ["forward"])
     (found,) = Interpreter(saved, saved.tensors, lambda *_: None).run("forward", [t.clone() for t in inputs])
     return found
 
@@ -126,7 +126,7 @@ def test_what_follows_the_data_is_refused(body, what):
 def test_an_error_of_the_data_is_noted():
     body = "if bool((x > 100).any()):\n    raise ValueError('too large')\nreturn (x,)"
     module = scripted(body)
-    saved = read_apart(module, ["forward"])
+    saved = read_methods(module, ["forward"])
     interpreter = Interpreter(saved, saved.tensors, lambda *_: None)
     assert torch.equal(interpreter.run("forward", [X, Y])[0], X)
     assert interpreter.notes == ["an error that depends on the data is not raised"]
@@ -134,8 +134,8 @@ def test_an_error_of_the_data_is_noted():
 
 def test_operators_can_be_replaced():
     module = scripted("return (torch.tan(x),)")
-    saved = read_apart(module, ["forward"])
-    interpreter = Interpreter(saved, saved.tensors, lambda *_: None, instead={"aten::tan": torch.neg})
+    saved = read_methods(module, ["forward"])
+    interpreter = Interpreter(saved, saved.tensors, lambda *_: None, overrides={"aten::tan": torch.neg})
     assert torch.equal(interpreter.run("forward", [X, Y])[0], -X)
 
 
@@ -148,9 +148,9 @@ def test_submodules_that_are_read_apart_are_the_callers():
         def forward(self, x, y):
             return (self.inner(x) + y,)
 
-    with quiet_deprecations():
+    with ignore_deprecations():
         module = torch.jit.script(Outer())
-    saved = read_apart(module, ["forward"], ["inner"])
+    saved = read_methods(module, ["forward"], ["inner"])
     assert any(node.kind == APART for node in saved.graphs["forward"])
     seen = []
 

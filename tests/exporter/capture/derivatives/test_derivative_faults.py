@@ -7,17 +7,17 @@ import torch
 from torch import nn
 
 from exporter.archive import derivative_request, pt_archive
-from exporter.archive.derivative_request import Asked
+from exporter.archive.derivative_request import DerivativeRequest
 from exporter.capture import constants, derivative_methods, jacobian_source, settable_parameters
 from exporter.frontends import python_factory
-from exporter.soundness.checked_capture import Clock
+from exporter.soundness.checked_capture import Stopwatch
 from runtime_checks.checks import derivative_consistency, finite_differences
 from runtime_checks.runners.base import Call
-from runtime_checks.runners.libtorch_runner import Libtorch
-from runtime_checks.runners.python_runner import IsolatedPython
-from runtime_checks.verification import examine
+from runtime_checks.runners.libtorch_runner import LibtorchRunner
+from runtime_checks.runners.python_runner import PythonRunner
+from runtime_checks.verification import collect_report
 from torchferry import Signature
-from torchferry.pipeline import export_source
+from torchferry.pipeline import run_export_stages
 
 F = torch.float64
 # No verification, no announcement.
@@ -39,20 +39,20 @@ class Square(nn.Module):
         return torch.tanh(self.l(x)) * self.E + z**2, torch.sin(z) * x
 
 
-def failed(path, asked=Asked(("all",)), model=None, runners=()):  # noqa: B008
-    source = python_factory.from_module(model or Square(), "m", None, "here")
-    export_source(source, path, (), 0, *NOTHING, Clock(), asked=asked)
-    return {c.check for c in examine(path, runners=runners).checks if c.verdict == "failed"}
+def failed(path, asked=DerivativeRequest(("all",)), model=None, runners=()):  # noqa: B008
+    source = python_factory.source_from_module(model or Square(), "m", None, "here")
+    run_export_stages(source, path, (), 0, *NOTHING, Stopwatch(), derivative_request=asked)
+    return {c.check for c in collect_report(path, runners=runners).checks if c.verdict == "failed"}
 
 
 def test_without_a_fault_nothing_fails(tmp_path):
-    assert failed(tmp_path / "m.pt", Asked(("all", "*:E"), jvp=True, vjp=True)) == set()
+    assert failed(tmp_path / "m.pt", DerivativeRequest(("all", "*:E"), jvp=True, vjp=True)) == set()
 
 
 def edited(monkeypatch, edit):
     """The text of the method ``jacobian`` with something else in it."""
-    written = jacobian_source.jacobian_source
-    monkeypatch.setattr(derivative_methods, "jacobian_source", lambda *a, **k: edit(written(*a, **k)))
+    written = jacobian_source.emit_jacobian_source
+    monkeypatch.setattr(derivative_methods, "emit_jacobian_source", lambda *a, **k: edit(written(*a, **k)))
 
 
 def first_block(text: str, change: str) -> str:
@@ -99,12 +99,12 @@ def test_blocks_in_the_wrong_order(tmp_path, monkeypatch):
 
 
 def test_a_block_that_is_declared_zero_and_is_not(tmp_path, monkeypatch):
-    reached = derivative_request._without
+    reached = derivative_request._explain_missing
 
     def forget(output, by, kinds, known):
         return "forgotten" if (output, by) == ("u", "z") else reached(output, by, kinds, known)
 
-    monkeypatch.setattr(derivative_request, "_without", forget)
+    monkeypatch.setattr(derivative_request, "_explain_missing", forget)
     assert failed(tmp_path / "m.pt") == {finite_differences.ZEROS}
 
 
@@ -128,16 +128,18 @@ def test_a_stale_parameter(tmp_path, monkeypatch):
 def test_libtorch_finds_them_too(tmp_path, monkeypatch):
     """A wrong sign, and a parameter that only ``forward`` reads; the harness sets parameters and puts them back."""
     edited(monkeypatch, lambda text: first_block(text, ".neg()"))
-    assert finite_differences.CHECK in failed(tmp_path / "sign.pt", runners=[Libtorch()])
+    assert finite_differences.CHECK in failed(tmp_path / "sign.pt", runners=[LibtorchRunner()])
     monkeypatch.undo()
     stale(monkeypatch)
-    assert failed(tmp_path / "stale.pt", runners=[Libtorch()]) == {finite_differences.PARAMETERS}
+    assert failed(tmp_path / "stale.pt", runners=[LibtorchRunner()]) == {finite_differences.PARAMETERS}
 
 
-@pytest.mark.parametrize("runner", [IsolatedPython(), Libtorch()], ids=lambda r: r.name)
+@pytest.mark.parametrize("runner", [PythonRunner(), LibtorchRunner()], ids=lambda r: r.name)
 def test_a_call_with_other_parameters_leaves_none_behind(tmp_path, runner):
     path = tmp_path / "m.pt"
-    export_source(python_factory.from_module(Square(), "m", None, "here"), path, (), 0, *NOTHING, Clock())
+    run_export_stages(
+        python_factory.source_from_module(Square(), "m", None, "here"), path, (), 0, *NOTHING, Stopwatch()
+    )
     contract = pt_archive.read(path).contract
     inputs = (torch.rand(2, 3, dtype=F), torch.rand(2, 3, dtype=F))
     other = Call("forward", inputs, parameters={"E": torch.tensor(5.0, dtype=F)})
@@ -151,7 +153,7 @@ def test_a_call_with_other_parameters_leaves_none_behind(tmp_path, runner):
 
 def test_a_product_that_is_not_that_of_the_blocks(tmp_path, monkeypatch):
     edited(monkeypatch, lambda text: first_block(text, ".neg()"))
-    assert derivative_consistency.PRODUCTS in failed(tmp_path / "m.pt", Asked(("all",), jvp=True, vjp=True))
+    assert derivative_consistency.PRODUCTS in failed(tmp_path / "m.pt", DerivativeRequest(("all",), jvp=True, vjp=True))
 
 
 def test_newton_finds_a_wrong_jacobian(tmp_path, monkeypatch):
@@ -215,7 +217,7 @@ class Potential(nn.Module):
 
 
 def test_a_block_that_has_no_potential(tmp_path):
-    asked = Asked(("all",), symmetric=("g:x",))
+    asked = DerivativeRequest(("all",), symmetric=("g:x",))
     assert failed(tmp_path / "m.pt", asked, Potential(0.0)) == set()
     assert failed(tmp_path / "skew.pt", asked, Potential(1e-6)) == {derivative_consistency.SYMMETRY}
 
@@ -232,9 +234,9 @@ def test_a_model_in_float32_that_says_float64(tmp_path):
 
 
 def examine_of(path, model):
-    source = python_factory.from_module(model, "m", None, "here")
-    export_source(source, path, (), 0, *NOTHING, Clock(), asked=Asked(("all",)))
-    return examine(path)
+    source = python_factory.source_from_module(model, "m", None, "here")
+    run_export_stages(source, path, (), 0, *NOTHING, Stopwatch(), derivative_request=DerivativeRequest(("all",)))
+    return collect_report(path)
 
 
 def newton_of(path, model):

@@ -13,11 +13,11 @@ from project import RATES
 
 import torchferry
 from exporter.archive import pt_archive
-from exporter.archive.cases import Case
+from exporter.archive.cases import ReferenceCase
 from exporter.common.errors import CaptureError, MismatchError
 from exporter.model.implicit.newton_solver import SLICE
 from runtime_checks.checks import autograd, finite_differences
-from runtime_checks.runners.base import Result
+from runtime_checks.runners.base import CallResult
 
 F = torch.float64
 
@@ -153,13 +153,15 @@ def test_a_block_that_is_wrong_on_one_side_of_a_kink(tmp_path, left):
     """All points of the cases lie on the kink itself, where any number may stand in the block."""
     torchferry.export(derivative_models.Kinked(), output=tmp_path / "k.pt", derivatives="all")
     contract, zeros = pt_archive.read(tmp_path / "k.pt").contract, torch.zeros(3, 2, dtype=F)
-    (probe,) = finite_differences.probes(contract, [Case("warmup", "forward", (zeros,), (zeros[:, 0],))], {})
+    (probe,) = finite_differences.plan_difference_probes(
+        contract, [ReferenceCase("warmup", "forward", (zeros,), (zeros[:, 0],))], {}
+    )
 
     def answer(call):
         (x,) = call.inputs
         y = x.abs().sum(-1)
         block = torch.where(x > 0, 1.0, torch.where(x < 0, left, 0.0)).to(F)
-        return Result((y, block) if call.method == "jacobian" else (y,))
+        return CallResult((y, block) if call.method == "jacobian" else (y,))
 
     results = [answer(call) for call in probe.calls]
     assert probe.judge(results).verdict == "passed"

@@ -10,9 +10,9 @@ import torchferry
 from exporter.common.errors import CaptureError, MissingRuntimeError, SourceError, UnsupportedError, UsageError
 from exporter.frontends import resolve
 from exporter.frontends.neml2 import implicit_models
-from exporter.model.eager.evaluation import inference_conditions
-from exporter.model.eager.recorded_history import recorded
-from exporter.model.eager.warmup import first_run, warm_up
+from exporter.model.eager.evaluation import eager_context
+from exporter.model.eager.recorded_history import record_load_history
+from exporter.model.eager.warmup import run_first, warm_up
 from runtime_checks import load_history as histories
 from torchferry.cli.app import app
 from torchferry.pipeline import show
@@ -163,9 +163,9 @@ def test_input_files_that_do_not_work(tmp_path, text, message):
 
 def test_no_file_and_a_folder(tmp_path):
     with pytest.raises(SourceError, match="no file"):
-        sources().model_names(tmp_path / "none.i")
+        sources().list_model_names(tmp_path / "none.i")
     with pytest.raises(SourceError, match="a folder"):
-        sources().model_names(tmp_path)
+        sources().list_model_names(tmp_path)
 
 
 def test_a_model_that_is_not_there():
@@ -175,13 +175,13 @@ def test_a_model_that_is_not_there():
 
 def test_several_models_and_none_named():
     with pytest.raises(UsageError, match=r"several models(.|\n)*rate_a, rate_b, rate_c, eq"):
-        resolve.chosen_models(str(RATES), [])
+        resolve.choose_models(str(RATES), [])
 
 
 def test_neml2_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "neml2", None)
     with pytest.raises(MissingRuntimeError, match=r'pip install "torchferry\[neml2\]"'):
-        sources().model_names(RATES)
+        sources().list_model_names(RATES)
 
 
 def test_a_unit_test_driver_gives_the_warmup_inputs(tmp_path):
@@ -279,8 +279,8 @@ def test_implicit_models(tmp_path, monkeypatch):
     """With neml2's own solver where that runs, and without it."""
     path = write(tmp_path, IMPLICIT)
     found = said_of_the_solver(sources().load(path, "model", None))
-    assert (found.severity == "sound") == sources().built_for_this_torch()
-    monkeypatch.setattr(sources(), "built_for_this_torch", lambda: False)
+    assert (found.severity == "sound") == sources().check_neml2_abi()
+    monkeypatch.setattr(sources(), "check_neml2_abi", lambda: False)
     found = said_of_the_solver(sources().load(path, "model", None))
     assert found.severity == "not run"
     assert "not built for torch" in found.reason
@@ -297,13 +297,13 @@ def test_a_solver_that_finds_something_else(tmp_path, monkeypatch):
     """The control of what holds the solution against the library's: its model is another one."""
     path = write(tmp_path, IMPLICIT)
     other = write(tmp_path / "other", IMPLICIT.replace("weights = '-1'", "weights = '-1.000001'"))
-    built = sources()._model
+    built = sources()._build_model
     source = sources().load(path, "model", None)
-    library = sources().RawTensors(built(other, "model")[1].requires_grad_(False), {}).eval()
-    if not sources().built_for_this_torch():
-        implicit_models.install(library.model)
-    with inference_conditions(source), pytest.raises(CaptureError, match="not solved as neml2 solves it"):
-        implicit_models.held_against(source, library, first_run(source, 0).inputs)
+    library = sources().Neml2Module(built(other, "model")[1].requires_grad_(False), {}).eval()
+    if not sources().check_neml2_abi():
+        implicit_models.install_solvers(library.model)
+    with eager_context(source), pytest.raises(CaptureError, match="not solved as neml2 solves it"):
+        implicit_models.compare_with_library(source, library, run_first(source, 0).inputs)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_a_solver_that_finds_something_else(tmp_path, monkeypatch):
     [
         ("type = Newton", "type = Newton\nmax_its = 1", UsageError, "max_its"),
         ("type = Newton", "type = Newton\nrel_tol = 2.0", UsageError, "rel_tol"),
-        ("solver = 'newton'", "solver = 'newton'\nmax_substepping_level = 2", UnsupportedError, "smaller ones"),
+        ("solver = 'newton'", "solver = 'newton'\nmax_substepping_level = 2", UnsupportedError, "no substeps"),
         ("unknowns = 'x'", "unknowns = 'y'", SourceError, "y"),
     ],
 )
@@ -346,10 +346,10 @@ def test_parameters_are_settable_by_their_dotted_name(tmp_path):
 def test_given_inputs_for_a_neml2_model():
     given = {n: [1.0, 2.0] for n in ("a", "a~1", "t", "b", "b~1", "c", "c~1")} | {"t~1": [0.0, 0.5]}
     source = sources().load(RATES, "eq", given)
-    assert warm_up(first_run(source, 0), 0).inputs[3].tolist() == [0.0, 0.5]
+    assert warm_up(run_first(source, 0), 0).inputs[3].tolist() == [0.0, 0.5]
     with pytest.raises(UsageError, match="missing: 't~1'"):
         sources().load(RATES, "eq", {k: v for k, v in given.items() if k != "t~1"})
-    with pytest.raises(UsageError, match="wrong kind"):
+    with pytest.raises(UsageError, match="wrong dtype"):
         sources().load(RATES, "eq", given | {"a": torch.tensor([1, 2])})
 
 
@@ -369,12 +369,12 @@ def test_the_history_of_a_driver(tmp_path):
     torch.testing.assert_close(held["expected/x"], held["initial/x~1"] / factors.cumprod(0), rtol=1e-10, atol=0)
     opened = export_unverified(str(path), tmp_path / "m.pt", "model")
     history = histories.read(tmp_path / "h.pt", opened.contract)
-    histories.hold(opened.contract, history, histories.run(torchferry.load(opened.path), history))
+    histories.check_history(opened.contract, history, histories.run(torchferry.load(opened.path), history))
 
 
 def test_calls_that_are_no_history(tmp_path):
     source = sources().load(write(tmp_path, IMPLICIT), "model", None)
     with pytest.raises(UsageError, match=r"not one history(.|\n)*step 2(.|\n)*'t~1'"):
-        recorded(dataclasses.replace(source, calls=(*source.calls[:2], *source.calls[:2])))
+        record_load_history(dataclasses.replace(source, calls=(*source.calls[:2], *source.calls[:2])))
     with pytest.raises(UsageError, match="1 recorded steps"):
-        recorded(dataclasses.replace(source, calls=source.calls[:1]))
+        record_load_history(dataclasses.replace(source, calls=source.calls[:1]))

@@ -11,10 +11,10 @@ from torch import nn
 import torchferry
 from exporter.archive.tensor_spec import TensorSpec, fits_shape
 from exporter.common.errors import CaptureError, UnsoundError, UsageError
-from exporter.model.eager.input_sampling import Sampler
+from exporter.model.eager.input_sampling import InputSampler
 from runtime_checks import native_build
-from runtime_checks.runners.libtorch_runner import Libtorch
-from runtime_checks.verification import examine
+from runtime_checks.runners.libtorch_runner import LibtorchRunner
+from runtime_checks.verification import collect_report
 
 F = torch.float64
 PAIRS = torchferry.Signature.of({"x": ("n", 3), "y": ("m", 3), "w": ("n",)}, {"d": ("n", "m"), "energy": ()})
@@ -62,7 +62,7 @@ def test_sizes_that_do_not_agree(pairs):
 
 
 def test_verified_natively(pairs):
-    report = examine(pairs, runners=[Libtorch()])
+    report = collect_report(pairs, runners=[LibtorchRunner()])
     assert report.passed
     assert {c.check for c in report.checks if c.verdict == "passed"} >= {"stored cases", "memory layouts"}
 
@@ -138,12 +138,12 @@ class Swapped(Pairs):
 def test_a_size_that_a_trace_would_keep(tmp_path):
     with pytest.raises(UnsoundError, match="open size is read into Python") as caught:
         torchferry.export(Baked(), output=tmp_path / "m.pt")
-    assert "test_open_sizes.py" in caught.value.details["where"]
+    assert "test_dynamic_sizes.py" in caught.value.details["where"]
     assert not (tmp_path / "m.pt").exists()
 
 
 @pytest.mark.parametrize(
-    ("model", "text"), [(Doubled, "neither fixed nor an input's"), (Swapped, "not what its signature declares")]
+    ("model", "text"), [(Doubled, "neither fixed nor an input's"), (Swapped, "does not match its signature")]
 )
 def test_outputs_of_other_sizes(tmp_path, model, text):
     with pytest.raises(CaptureError, match=text):
@@ -160,7 +160,7 @@ def test_derivatives_have_no_shape(tmp_path):
     [
         ({"x": ("n", 3)}, {"y": ("k",)}, None, "no input has"),
         ({"x": ("n", 3)}, {"y": ()}, 1, "open sizes and a batch"),
-        ({"x": ("2n",)}, {}, None, "no name"),
+        ({"x": ("2n",)}, {}, None, "not an identifier"),
     ],
 )
 def test_signatures_that_say_nothing(inputs, outputs, ndim, text):
@@ -179,7 +179,7 @@ def test_recorded_inputs_are_drawn_at_other_sizes():
     rows = (torch.arange(4, dtype=F)[:, None].expand(4, 3), torch.arange(4, dtype=F))
     fixed = torchferry.Sampling("fixed")
     specs = (TensorSpec("x", ("n", 3), sampling=fixed), TensorSpec("w", ("n",), sampling=fixed))
-    x, w = Sampler(specs, 0, rows).draw(9, torch.Generator().manual_seed(0))
+    x, w = InputSampler(specs, 0, rows).draw(9, torch.Generator().manual_seed(0))
     assert x.shape == (9, 3)
     assert torch.equal(x[:, 0], w)
     assert len(w.unique()) > 1

@@ -10,10 +10,10 @@ from project import ROOT
 
 import torchferry
 from exporter.frontends import resolve
-from exporter.frontends.python_factory import from_module
-from exporter.model.eager.evaluation import evaluate, inference_conditions
-from exporter.model.eager.second_step import continued
-from exporter.model.eager.warmup import first_run
+from exporter.frontends.python_factory import source_from_module
+from exporter.model.eager.evaluation import eager_context, evaluate
+from exporter.model.eager.second_step import append_second_step
+from exporter.model.eager.warmup import run_first
 from exporter.model.source import Source
 
 F = torch.float64
@@ -30,8 +30,8 @@ def return_map() -> Source:
 
 
 def after(source: Source) -> Source:
-    with inference_conditions(source):
-        return continued(source)
+    with eager_context(source):
+        return append_second_step(source)
 
 
 def named(source: Source, at: int) -> dict[str, torch.Tensor]:
@@ -41,7 +41,7 @@ def named(source: Source, at: int) -> dict[str, torch.Tensor]:
 def test_states_are_those_of_the_step_before_and_the_rate_goes_on(return_map):
     found = after(return_map)
     first, second = named(found, 0), named(found, 1)
-    with inference_conditions(return_map):
+    with eager_context(return_map):
         solved = evaluate(return_map, found.calls[0])
     for state in ("stress", "ep"):
         assert torch.equal(second[f"{state}~1"], solved[state])
@@ -51,7 +51,7 @@ def test_states_are_those_of_the_step_before_and_the_rate_goes_on(return_map):
 
 def test_cases_have_a_history(return_map):
     """Of elements at rest as well."""
-    inputs = dict(zip((s.name for s in return_map.inputs), first_run(return_map, 0).inputs, strict=True))
+    inputs = dict(zip((s.name for s in return_map.inputs), run_first(return_map, 0).inputs, strict=True))
     moved = inputs["strain~1"].any(1)
     assert bool(moved.any())
     assert not bool(moved.all())
@@ -122,10 +122,10 @@ def test_a_history_of_two_steps():
         "t": torch.full((4,), 3.0, dtype=F),
         "t~1": zeros + 2.0,
     }
-    source = from_module(model, "two_steps", given, "two_steps")
+    source = source_from_module(model, "two_steps", given, "two_steps")
     found = after(source)
     first, second = named(found, 0), named(found, 1)
-    with inference_conditions(source):
+    with eager_context(source):
         solved = evaluate(source, found.calls[0])["x"]
     assert torch.equal(second["x~1"], solved)
     assert torch.equal(second["x~2"], first["x~1"])

@@ -18,7 +18,7 @@ from exporter.model.implicit.newton_solver import (
     NOT_FINITE,
     SINGULAR,
     LineSearch,
-    Newton,
+    NewtonSolver,
     Settings,
 )
 
@@ -36,7 +36,7 @@ def arctan(settings: Settings | None = None, on_failure: Any = "nan"):
         rows[:, 0, 0], rows[:, 1, 1] = 1 / (1 + u[:, 0] ** 2), 1.0
         return rows, residual(u, held)
 
-    return Newton(residual, jacobian, nn.Module(), 1, settings or Settings(), on_failure)
+    return NewtonSolver(residual, jacobian, nn.Module(), 1, settings or Settings(), on_failure)
 
 
 def run(loop, guess, given):
@@ -94,7 +94,9 @@ def test_a_last_step_that_leads_away_is_not_taken():
     def residual(u, held):
         return u**3 - held[0][:, None]
 
-    loop = Newton(residual, lambda u, held: (3 * u[:, :, None] ** 2, residual(u, held)), nn.Module(), 1, Settings())
+    loop = NewtonSolver(
+        residual, lambda u, held: (3 * u[:, :, None] ** 2, residual(u, held)), nn.Module(), 1, Settings()
+    )
     u, _, _, norm, status, _ = loop(torch.full((1, 1), 1e-8, dtype=F), [torch.full((1,), 1e-11, dtype=F)])
     assert (status, u) == (CONVERGED, 1e-8)
     assert norm < 1e-10
@@ -110,7 +112,7 @@ def flat(at_solution):
         slope = torch.where(u == held[0][:, None], at_solution, torch.full_like(u, 2.0))
         return slope[:, :, None], residual(u, held)
 
-    return Newton(residual, jacobian, nn.Module(), 1, Settings(abs_tol=1e-3))
+    return NewtonSolver(residual, jacobian, nn.Module(), 1, Settings(abs_tol=1e-3))
 
 
 @pytest.mark.parametrize("at_solution", [0.0, float("nan")])

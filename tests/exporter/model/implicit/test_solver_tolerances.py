@@ -63,13 +63,13 @@ def kinked():
 
 def changed(monkeypatch, by):
     """The first block, ``d p / d e``, with ``by`` added."""
-    written = jacobian_source.jacobian_source
+    written = jacobian_source.emit_jacobian_source
 
     def edit(*args, **more):
         head, returned = written(*args, **more).rsplit("return (", 1)
         return f"{head}return ({returned.replace('3])', f'3]).add({by})', 1)}"
 
-    monkeypatch.setattr(derivative_methods, "jacobian_source", edit)
+    monkeypatch.setattr(derivative_methods, "emit_jacobian_source", edit)
 
 
 @pytest.mark.usefixtures("without_the_gate")

@@ -14,7 +14,7 @@ import torchferry
 from exporter.archive.contract import Bounds
 from exporter.backends.c_kernel.forward_mode import NoRuleError
 from exporter.common.errors import UnsupportedError
-from runtime_checks.comparison import compare
+from runtime_checks.comparison import compare_tensors
 
 F = torch.float64
 
@@ -145,7 +145,7 @@ def numbers(rows: int) -> torch.Tensor:
 def agree(got, wanted, names) -> list[str]:
     # torch's functions know no denormals.
     bounds = Bounds(ULPS * 2.3e-16, 0.0, 1e-320)
-    verdicts = {n: compare(g, w, bounds) for n, g, w in zip(names, got, wanted, strict=True)}
+    verdicts = {n: compare_tensors(g, w, bounds) for n, g, w in zip(names, got, wanted, strict=True)}
     return [f"{n}: {c.reason}: got {c.got}, expected {c.expected}" for n, c in verdicts.items() if not c.passed]
 
 
@@ -193,7 +193,7 @@ def test_derivatives_are_autograds():
         wanted = [torch.stack(parts) for parts in zip(*each, strict=True)]
         bounds = Bounds(1e-13, 1e-14)
         for name, got, right in zip(kept, kernel(x), wanted, strict=True):
-            assert compare(got, right, bounds).passed, name
+            assert compare_tensors(got, right, bounds).passed, name
 
 
 def test_whole_numbers():
@@ -221,7 +221,7 @@ def test_single_precision():
     functions = {n: ANY[n] for n in ("add", "div", "exp", "tanh", "clamp", "sum", "matmul")}
     kernel = Direct(together(functions), {"x": x[:1]})
     for name, got, wanted in zip(functions, kernel(x), together(functions)(x), strict=True):
-        assert compare(got, wanted, Bounds(1e-6, 1e-7)).passed, name
+        assert compare_tensors(got, wanted, Bounds(1e-6, 1e-7)).passed, name
 
 
 def test_the_side_that_is_not_taken_does_not_leak():
@@ -285,7 +285,7 @@ def test_random_graphs(data):
     got, wanted = Direct(function, {"x": x[:1]})(x), function(x)
     # Errors of functions are carried on by what follows.
     for g, w in zip(got, wanted, strict=True):
-        assert compare(g, w, Bounds(1e-9, 1e-11)).passed
+        assert compare_tensors(g, w, Bounds(1e-9, 1e-11)).passed
 
 
 def test_derivatives_at_kinks():
