@@ -115,7 +115,7 @@ def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Cal
     specs = archive.contract.outputs
 
     def outputs(rows: int) -> list[numpy.ndarray]:
-        return [numpy.zeros((rows, *s.fixed)) for s in specs]
+        return [numpy.zeros((rows, *s.static_shape)) for s in specs]
 
     def hold(found: list[numpy.ndarray], rows: int, what: str) -> None:
         for value, wanted in zip(found, archive(*inputs(name, names, rows)), strict=True):

@@ -147,7 +147,7 @@ def test_a_golden_of_a_newer_schema_is_refused_by_name(held):
     change_contract(held.path / "goldens" / "test_spring" / "test_spring.pt", lambda raw: raw.update(schema=7))
     code, said = pytest_in(held, "test_spring.py::test_spring")
     assert code == 1
-    assert "the archive is of schema 7" in said
+    assert "the archive has schema 7" in said
     assert "goldens/test_spring/test_spring.pt" in said
 
 

@@ -149,7 +149,7 @@ def _dies() -> None:
 
 
 def _changes(source, value: float) -> float:
-    scale = source.named.scale
+    scale = source.parameter_module.scale
     scale.data.mul_(value)
     return float(scale.detach().sum())
 

@@ -46,7 +46,7 @@ def lowered(name: str, method: str = "forward"):
 
 
 def count(function) -> int:
-    return len(reachable_nodes(function.terms, [i for output in function.outputs for i in output], ()))
+    return len(reachable_nodes(function.graph, [i for output in function.outputs for i in output], ()))
 
 
 def written(tmp_path, body: str):

@@ -84,7 +84,7 @@ def test_blocks_are_those_of_eager_mode(name, tmp_path):
     loaded = torchferry.load(tmp_path / "m.pt")
     generator = torch.Generator().manual_seed(4)
     lead = (4,) if loaded.contract.batch.ndim else ()
-    inputs = [torch.rand((*lead, *s.fixed), generator=generator, dtype=F) for s in loaded.contract.inputs]
+    inputs = [torch.rand((*lead, *s.static_shape), generator=generator, dtype=F) for s in loaded.contract.inputs]
     model.requires_grad_(False)
     wanted = torch.autograd.functional.jacobian(lambda *given: tuple_of(model(*given)), tuple(inputs))
     spec = loaded.contract.methods["jacobian"]
