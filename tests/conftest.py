@@ -22,7 +22,7 @@ FACTORIES = {"elastic": "Elastic", "single": "Single", "picks": "picks", "whole"
 
 # A fork costs by what its process holds: what forks most goes first, while that is little. The longest test goes before
 # all, so that nobody waits for it at the end.
-FIRST = ("test_code_blocks.py::test_bash", "test_hazards.py", "test_gate.py")
+FIRST = ("test_code_blocks.py::test_blocks", "test_hazards.py", "test_gate.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,69 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
+import house
 import pytest
 from project import ROOT
 
-# A package imports lower floors only, and itself.
-FLOORS = {
-    "exporter.common": 1,
-    "exporter.archive": 2,
-    "exporter.graph": 3,
-    "exporter.model": 3,
-    "runtime_checks": 3,
-    "exporter.backends": 4,
-    "exporter.capture": 4,
-    "exporter.frontends": 4,
-    "exporter.soundness": 5,
-    "torchferry": 6,
-    "exporter.__main__": 7,
-}
-# The side that sees only the file sees what a file is, and nothing else of the exporter.
-OF_FILES = ("exporter.common", "exporter.archive")
-NEML2 = "exporter/frontends/neml2/"
-FILES = sorted(
-    path for package in ("exporter", "runtime_checks", "torchferry") for path in ROOT.glob(f"{package}/**/*.py")
-)
-
-
-def imports(text: str) -> set[str]:
-    """Every module that a file imports, inside functions too; ``from a import b`` counts as a and a.b."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide where a name comes from"
-            module = node.module or ""
-            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
-    return found
-
-
-def package_of(module: str) -> str | None:
-    return next((name for name in FLOORS if f"{module}.".startswith(f"{name}.")), None)
-
-
-def broken_rules(path: str, text: str) -> list[str]:
-    modules = imports(text)
-    own = package_of(path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
-    rules = [m for m in modules if m.partition(".")[0] in ("neml2", "nmhit") and not path.startswith(NEML2)]
-    if path == "exporter/archive/contract.py":
-        rules += [m for m in modules if m.partition(".")[0] in ("torch", "pathlib", "zipfile", "os", "io")]
-    for module in modules:
-        other = package_of(module)
-        if other is None or other == own:
-            continue
-        if own is None or FLOORS[other] >= FLOORS[own] or (own == "runtime_checks" and other not in OF_FILES):
-            rules.append(module)
-    return rules
+FILES = house.list_files()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_rules_hold(path: Path):
-    assert broken_rules(path.relative_to(ROOT).as_posix(), path.read_text()) == []
+    assert house.find_broken_rules(path.relative_to(ROOT).as_posix(), path.read_text()) == []
 
 
 @pytest.mark.parametrize(
@@ -85,56 +34,77 @@ def test_rules_hold(path: Path):
     ],
 )
 def test_a_planted_import_is_seen(path, line):
-    assert broken_rules(path, line)
+    assert house.find_broken_rules(path, line)
 
 
 def test_allowed_imports_are_allowed():
-    assert broken_rules("runtime_checks/verification.py", "from exporter.archive import pt_archive") == []
-    assert broken_rules("torchferry/cli/verify.py", "import runtime_checks.verification, exporter.capture") == []
-    assert broken_rules("exporter/frontends/neml2/input_file.py", "import neml2") == []
-
-
-def circles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """Files that import each other, by taking away again and again what nobody imports or what imports nobody."""
-    left = {name: set(targets) for name, targets in edges.items()}
-    while True:
-        imported = set().union(*left.values()) if left else set()
-        ends = {name for name, targets in left.items() if not targets & set(left) or name not in imported}
-        if not ends:
-            return [sorted(left)] if left else []
-        left = {name: targets - ends for name, targets in left.items() if name not in ends}
-
-
-def test_no_circle():
-    modules = {
-        p.relative_to(ROOT).as_posix().removesuffix(".py").removesuffix("/__init__").replace("/", "."): p for p in FILES
-    }
-    edges = {}
-    for name, path in modules.items():
-        seen = imports(path.read_text()) & set(modules) - {name}
-        # ``from a import b`` is an import of a.b where that is a module.
-        edges[name] = {m for m in seen if not any(other.startswith(f"{m}.") for other in seen)}
-    assert circles(edges) == []
+    assert house.find_broken_rules("runtime_checks/verification.py", "from exporter.archive import pt_archive") == []
+    assert (
+        house.find_broken_rules("torchferry/cli/verify.py", "import runtime_checks.verification, exporter.capture")
+        == []
+    )
+    assert house.find_broken_rules("exporter/frontends/neml2/input_file.py", "import neml2") == []
 
 
 def test_a_planted_circle_is_seen():
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
+    assert house.find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["b", "c"]
 
 
-def test_no_file_lies_loose():
-    assert {p.name for p in ROOT.glob("exporter/*.py")} == {"__init__.py", "__main__.py"}
+@pytest.mark.parametrize(
+    "name", ["divided", "_held", "called_instead", "standing_in", "read_now_given", "written_back"]
+)
+def test_bare_participles_are_seen(name):
+    assert house.is_participle(name) == (name != "read_now_given")
+
+
+@pytest.mark.parametrize("name", ["lower_div", "read", "embed", "need", "__enter__", "gradients_kept", "string"])
+def test_other_names_are_none(name):
+    assert not house.is_participle(name)
+
+
+def test_docstrings_that_start_with_a_verb():
+    assert house.starts_with_verb("Return the outputs.")
+    assert not any(
+        map(house.starts_with_verb, ["The outputs.", "Whether it holds.", "Of a block.", "Raises an error."])
+    )
+
+
+@pytest.mark.parametrize("measure", [name for name, (_, _, is_held) in house.measure().items() if is_held])
+def test_the_house_is_as_it_is_drawn(measure):
+    """What ``make lint`` holds: no loose file, no circle, no arrow back up, verbs."""
+    assert house.measure()[measure][1] == []
+
+
+def test_planted_faults_are_measured(tmp_path):
+    folder = tmp_path / "exporter" / "common"
+    folder.mkdir(parents=True)
+    (tmp_path / "exporter" / "loose.py").write_text("")
+    lines = "\n".join(f"    x{i} = {i}" for i in range(70))
+    (folder / "a.py").write_text(
+        f'import exporter.archive.b\n\n\ndef divided(a, b, c, d, e, f, g, h, i):\n    """The sum."""\n{lines}\n'
+    )
+    (tmp_path / "exporter" / "archive").mkdir()
+    (tmp_path / "exporter" / "archive" / "b.py").write_text("import exporter.common.a\n")
+    counts = {name: len(places) for name, (_, places, _) in house.measure(tmp_path).items()}
+    assert counts == {
+        "floors": 0,
+        "loose files in exporter/": 1,
+        "files in a circle": 2,
+        "imports of a floor that is not lower": 1,
+        "functions named by a bare participle": 1,
+        "lines of the longest function": 1,
+        "parameters of the function with most": 1,
+        "public docstrings that start with a verb": 1,
+        "lines of the longest file": 0,
+        "lines of Python": 0,
+    }
 
 
 def test_the_isolated_process_imports_nothing_of_ours():
     text = (ROOT / "runtime_checks/runners/children/torch_child.py").read_text()
-    tops = {name.partition(".")[0] for name in imports(text)}
+    tops = {name.partition(".")[0] for name in house.list_imports(text)}
     usual = {"functools", "importlib", "io", "json", "os", "re", "resource", "select", "signal", "sys", "traceback"}
     assert tops == {*usual, "warnings", "zipfile", "torch"}
-
-
-def test_files_stay_small():
-    long = {p.name: n for p in FILES if (n := len(p.read_text().splitlines())) > 600}
-    assert long == {}
 
 
 def test_tests_stand_where_the_code_stands():

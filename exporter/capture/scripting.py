@@ -108,11 +108,11 @@ def make_opaque(module: nn.Module, quietly: Callable[[], Any]) -> Callable[..., 
     def call_opaque(*inputs: Any) -> Any:
         lengths = [len(x) if isinstance(x, list) else None for x in inputs]
 
-        def unpacked(*flat: Any) -> Any:
+        def call_unflattened(*flat: Any) -> Any:
             rest = iter(flat)
             return run(*(next(rest) if n is None else [next(rest) for _ in range(n)] for n in lengths))
 
         # The tracer does not look inside lists.
-        return _OpaqueCall.apply(unpacked, *(t for x in inputs for t in (x if isinstance(x, list) else [x])))
+        return _OpaqueCall.apply(call_unflattened, *(t for x in inputs for t in (x if isinstance(x, list) else [x])))
 
     return call_opaque

@@ -1,9 +1,10 @@
-"""README's blocks, run in order in one folder, as a reader would."""
+"""The blocks of README and of every page, run in order in one folder, as a reader would."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +12,40 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 from native_build import SOLVERS, need_fortran
-from project import RATES, ROOT, export_unverified
+from project import RATES, ROOT, export_unverified, need
 
 from runtime_checks import native_build
 
 pytestmark = pytest.mark.usefixtures("neml2")
 
 
-def blocks() -> list[tuple[str, str]]:
-    tokens = MarkdownIt().parse((ROOT / "README.md").read_text())
+README = ROOT / "README.md"
+# Pages of results are tables of figures; they show no blocks to run.
+PAGES = [README, *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "results")]
+# The first line of a block that is a file, in the comments of its language.
+NAMED = re.compile(r"(?:#|//|/\*|!) file: (\S+)")
+# A block that calls one of these programs is skipped where it is missing, and the blocks after it run.
+PROGRAMS = {
+    "dot": (re.compile(r"--svg\b"), "Graphviz draws SVG pictures"),
+    "cc": (re.compile(r"\bcc\b"), "a C compiler"),
+    "c++": (re.compile(r"\b(?:c\+\+|g\+\+)(?=\s)"), "a C++ compiler"),
+    "gfortran": (re.compile(r"\bgfortran\b|ENABLE_FORTRAN|Fortran"), "a Fortran compiler"),
+    "clang": (re.compile(r"\bclang\b"), "clang"),
+}
+
+
+def blocks(path: Path = README) -> list[tuple[str, str]]:
+    tokens = MarkdownIt().parse(path.read_text())
     return [(t.info, t.content) for t in tokens if t.type == "fence"]
+
+
+def is_run(info: str, text: str) -> bool:
+    return info in ("bash", "python") or bool(NAMED.match(text))
+
+
+def missing_program(text: str) -> str:
+    """The program that a block of bash needs and this machine lacks."""
+    return next((name for name, (use, _) in PROGRAMS.items() if use.search(text) and shutil.which(name) is None), "")
 
 
 def run(command: list[str], folder: Path, text: str = "") -> str:
@@ -33,26 +58,50 @@ def run(command: list[str], folder: Path, text: str = "") -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    binary = tmp_path / "torchferry"
-    binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m exporter "$@"\n')
-    binary.chmod(0o755)
+    for name in ("examples", "artifacts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for name, module in (("torchferry", "exporter"), ("pytest", "pytest")):
+        binary = tmp_path / "bin" / name
+        binary.parent.mkdir(exist_ok=True)
+        binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        binary.chmod(0o755)
     return tmp_path
 
 
-def test_bash_and_python_blocks_run_in_order(folder):
-    ran = 0
-    for info, text in blocks():
-        if info == "bash":
-            run(["bash", "-euc", f'export PATH="{folder}:$PATH"\n{text}'], folder)
-        elif info == "python" and (name := re.match(r"# file: (\S+)", text)):
-            (folder / name[1]).write_text(text)
-        elif info == "python":
-            run([sys.executable, "-W", "error", "-W", "ignore:`torch.jit", "-"], folder, text)
+def run_block(info: str, text: str, folder: Path) -> None:
+    if name := NAMED.match(text):
+        (folder / name[1]).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name[1]).write_text(text)
+    elif info == "bash":
+        run(["bash", "-euc", f'export PATH="{folder}/bin:$PATH"\n{text}'], folder)
+    elif info == "python":
+        run([sys.executable, "-W", "error", "-W", "ignore:`torch.jit", "-"], folder, text)
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if any(is_run(*b) for b in blocks(p))], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_blocks_run_in_order(page, folder):
+    """As a reader would; a block that needs a program that is not here is skipped alone, with its reason."""
+    skipped = []
+    for info, text in blocks(page):
+        program = missing_program(text) if info == "bash" else ""
+        if program:
+            skipped.append(f"{program} is not installed ({PROGRAMS[program][1]})")
         else:
-            continue
-        ran += 1
-    assert ran >= 7
+            run_block(info, text, folder)
+    need(not skipped, "; ".join(skipped))
+
+
+def test_a_block_that_fails_is_seen(folder):
+    with pytest.raises(AssertionError, match="no-such-file"):
+        run_block("bash", "torchferry inspect no-such-file.pt", folder)
+
+
+def test_a_program_that_is_not_here_is_named(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert missing_program("torchferry graph eq.pt --svg eq.svg") == "dot"
+    assert missing_program("torchferry graph eq.pt") == ""
 
 
 def without_numbers(line: str) -> str:
@@ -63,7 +112,7 @@ def test_the_demo_prints_what_the_readme_shows(folder):
     recipe = (ROOT / "Makefile").read_text().split("demo: .venv/installed\n")[1].split("\n\n")[0]
     commands = [line.strip().replace("$(BIN)/", "").replace("$$", "$") for line in recipe.splitlines()]
     assert commands[0].startswith("torchferry export")
-    printed = "".join(run(["bash", "-euc", f'export PATH="{folder}:$PATH"\n{c}'], folder) for c in commands)
+    printed = "".join(run(["bash", "-euc", f'export PATH="{folder}/bin:$PATH"\n{c}'], folder) for c in commands)
     lines = [without_numbers(line) for line in printed.splitlines()]
     (shown,) = [text for info, text in blocks() if info == "text demo"]
     for line in filter(None, map(without_numbers, shown.splitlines())):
@@ -73,10 +122,11 @@ def test_the_demo_prints_what_the_readme_shows(folder):
     assert all(len(row) == 2 and row[1] > 0 for row in last)
 
 
-def test_the_graphs_are_what_the_readme_shows(folder):
+def test_the_graphs_are_what_the_page_shows(folder):
     """The lines of each listing, and no operation that it leaves out."""
     export_unverified(str(RATES), folder / "eq.pt", "eq")
-    found = [(info.removeprefix("text "), text) for info, text in blocks() if info.startswith("text graph")]
+    page = ROOT / "docs" / "guides" / "compare-archives.md"
+    found = [(info.removeprefix("text "), text) for info, text in blocks(page) if info.startswith("text graph")]
     assert len(found) == 2
     for command, text in found:
         printed = run([sys.executable, "-m", "exporter", *command.split()], folder)
@@ -151,10 +201,10 @@ def test_the_native_blocks_build_and_give_the_numbers(language, main, target, tm
     assert (rate, heat) == pytest.approx((-2.0, 3.5 * 2.0), rel=1e-15)
 
 
-def test_every_exit_code_is_in_the_readme():
+def test_every_exit_code_is_documented():
     from exporter.common import errors
 
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
     codes = {
         e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.TorchferryError)
     }

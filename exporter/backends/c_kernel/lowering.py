@@ -169,7 +169,7 @@ class ArchiveLowering:
         outputs = []
         for name, value in zip(self._contract.methods[method].outputs, results, strict=True):
             spec = self._contract.output_spec(name)
-            if value.factorised is not None:
+            if value.factored_matrix is not None:
                 raise self._dispatch.unsupported_error("the factors of a matrix as an output")
             typed = self._dispatch.cast(value, getattr(torch, spec.dtype))
             if any(self.graph[i].op == MIXED for i in typed.ids.reshape(-1).tolist()):

@@ -44,7 +44,7 @@ class SymbolicTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, ids: torch.Tensor, dtype: torch.dtype) -> SymbolicTensor:
         symbol = torch.Tensor._make_wrapper_subclass(cls, ids.shape, strides=ids.stride(), dtype=dtype)  # pyright: ignore[reportAttributeAccessIssue]
-        symbol.ids, symbol.factorised = ids, None
+        symbol.ids, symbol.factored_matrix = ids, None
         return symbol
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:

@@ -51,7 +51,7 @@ def test_with_a_hook(tmp_path):
     hooks = [s for s in found if s.origin.part == HOOK]
     assert [s.operator for s in hooks] == ["aten::mul", "aten::add"]
     line = doubled.__code__.co_firstlineno + 1
-    assert {(s.origin.of, s.origin.where) for s in hooks} == {("doubled", f"test_backward.py:{line}")}
+    assert {(s.origin.of, s.origin.where) for s in hooks} == {("doubled", f"test_joint_graph.py:{line}")}
     linear = [s for s in found if s.origin.of == "AddmmBackward0"]
     assert linear
     assert {s.origin.module for s in linear} == {"model"}

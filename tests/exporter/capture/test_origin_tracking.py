@@ -28,7 +28,7 @@ origins = st.one_of(
 
 @given(origins)
 def test_origins_round_trip(origin):
-    assert Origin.parse(origin.text()) == origin
+    assert Origin.parse(origin.to_text()) == origin
 
 
 @pytest.mark.parametrize("text", ["", "a comment", "forwards | a | b", "forward | a"])
@@ -63,7 +63,7 @@ def test_what_lies_between_two_backward_passes():
     assert AFTER not in parts[:last]
     assert parts[last + 1 :].count(AFTER) == len(parts) - last - 1 >= 1
     assert FORWARD in parts[parts.index(BACKWARD) :]
-    assert {o.of for o in found if o is not None and "test_origins.py:" in o.where and "Doubled" in o.of}
+    assert {o.of for o in found if o is not None and "test_origin_tracking.py:" in o.where and "Doubled" in o.of}
     assert HOOK not in parts
 
 
@@ -81,4 +81,4 @@ def test_what_python_asks_of_sizes_is_noted():
     (read,) = program.size_reads
     assert read.kind == SIZE_COMPARISON
     assert "> 100 is False" in read.value
-    assert read.where.endswith(f"test_origins.py:{asks.__code__.co_firstlineno + 2}")
+    assert read.where.endswith(f"test_origin_tracking.py:{asks.__code__.co_firstlineno + 2}")

@@ -103,7 +103,7 @@ def test_what_torchscript_cannot_read_is_said():
     with pytest.raises(CaptureError, match="cannot compile it") as caught:
         findings_of(python_factory.source_from_module(model, "m", examples(), "here"))
     assert caught.value.details["check"] == "script"
-    assert "test_scripted.py" in caught.value.details["where"]
+    assert "test_scripting.py" in caught.value.details["where"]
 
 
 def test_composed(tmp_path):

@@ -45,7 +45,7 @@ def lower_to_op(op: str, *, to_bool: bool = False) -> Rule:
 
 def lower_reversed_comparison(op: str) -> Rule:
     """Make the rule of a comparison that is ``op`` with its arguments exchanged."""
-    return lower_elementwise(lambda graph, dtype, a, b: graph.make(op, (b, a), BOOL), compares=True)
+    return lower_elementwise(lambda graph, dtype, a, b: graph.add(op, (b, a), BOOL), compares=True)
 
 
 def lower_logical(op: str) -> Rule:
@@ -59,7 +59,7 @@ def lower_logical(op: str) -> Rule:
 
 def lower_bitwise(op: str) -> Rule:
     """Make the rule of a bitwise operator, which is a logical one of booleans."""
-    return lower_elementwise(lambda graph, dtype, *args: graph.make(op if dtype == BOOL else f"bit_{op}", args, dtype))
+    return lower_elementwise(lambda graph, dtype, *args: graph.add(op if dtype == BOOL else f"bit_{op}", args, dtype))
 
 
 def lower_add_sub(op: str) -> Rule:
@@ -247,7 +247,7 @@ def _add_relu(graph: ExprGraph, dtype: str, x: int) -> int:
 
 
 def _lower_predicate(op: str) -> Rule:
-    return lower_elementwise(lambda graph, dtype, x: graph.make(op, (x,), BOOL), compares=True)
+    return lower_elementwise(lambda graph, dtype, x: graph.add(op, (x,), BOOL), compares=True)
 
 
 UNARY = (
@@ -261,8 +261,8 @@ _ELEMENTWISE: dict[str, Rule] = {
     **{name: lower_to_op(name) for name in UNARY},
     "sgn": lower_to_op("sign"),
     "reciprocal": lower_elementwise(_add_reciprocal),
-    "rsqrt": lower_elementwise(lambda t, k, x: _add_reciprocal(t, k, t.make("sqrt", (x,), k))),
-    "square": lower_elementwise(lambda t, k, x: t.make("mul", (x, x), k)),
+    "rsqrt": lower_elementwise(lambda t, k, x: _add_reciprocal(t, k, t.add("sqrt", (x,), k))),
+    "square": lower_elementwise(lambda t, k, x: t.add("mul", (x, x), k)),
     "sigmoid": lower_elementwise(_add_sigmoid),
     "relu": lower_elementwise(_add_relu),
     "mul": lower_to_op("mul"),
@@ -293,7 +293,7 @@ _ELEMENTWISE: dict[str, Rule] = {
     "bitwise_and": lower_bitwise("and"),
     "bitwise_or": lower_bitwise("or"),
     "bitwise_xor": lower_bitwise("xor"),
-    "bitwise_not": lower_elementwise(lambda t, k, x: t.make("not" if k == BOOL else "bit_not", (x,), k)),
+    "bitwise_not": lower_elementwise(lambda t, k, x: t.add("not" if k == BOOL else "bit_not", (x,), k)),
     "isnan": _lower_predicate("isnan"),
     "isinf": _lower_predicate("isinf"),
     "isfinite": _lower_predicate("isfinite"),
