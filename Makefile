@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: demo demo-fem test lint bench coverage artifacts cuda-check clean
+.PHONY: demo demo-fem test test-all lint docs bench coverage artifacts cuda-check clean
 
 demo: .venv/installed
 	$(BIN)/torchferry export examples/rates/model.i --model eq -o out/eq.pt --timings
@@ -21,22 +21,31 @@ demo-fem: .venv/installed
 test: lint .venv/neml2
 	$(BIN)/python -m pytest -n $(JOBS) --dist load --maxschedchunk 4
 
+# The long sweeps that `make test` leaves out.
+test-all: test
+	$(BIN)/python -m pytest -n $(JOBS) -m thorough
+
 lint: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright --level error
+	$(BIN)/python tools/house.py --check
+
+# The documentation site, in out/site: strict, and no network to build or to read it.
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # benchmarks/results.md: files, eager mode, traces and onnxruntime beside each other, in some minutes.
 bench: .venv/neml2
 	$(BIN)/python benchmarks/suite.py
 
-# docs/coverage.md, over folders of input files: make coverage FOLDERS="models regression"
+# docs/results/neml2-coverage.md, over folders of input files: make coverage FOLDERS="models regression"
 coverage: .venv/installed
-	$(BIN)/torchferry sweep $(FOLDERS) -o out/coverage --jobs 2 --coverage docs/coverage.md
+	$(BIN)/torchferry sweep $(FOLDERS) -o out/coverage --jobs 2 --coverage docs/results/neml2-coverage.md
 
 # The reference archives that have changed, and the table of artifacts/README.md.
 artifacts: .venv/neml2
-	CI= $(BIN)/python -m pytest -q tests/test_artifacts.py -k fresh_export --torchferry-update
+	CI= $(BIN)/python -m pytest -q tests/integration/test_artifacts.py -k fresh_export --torchferry-update
 	$(BIN)/python artifacts/models.py
 
 .venv/installed: pyproject.toml

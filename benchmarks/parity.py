@@ -1,6 +1,6 @@
-"""What one model keeps in each container: the table of the README, each cell of it measured.
+"""What one model keeps in each container: the table of docs/guides/formats.md, each cell of it measured.
 
-    python benchmarks/parity.py            # prints it, and puts it into README.md
+    python benchmarks/parity.py            # prints it, and puts it into the page
 
 The model is the return map of examples/return_map.py with its consistent tangent; a network stands for float32.
 """
@@ -111,7 +111,7 @@ def main() -> None:
     lines.append(f"| a network in float32, relative | {' | '.join(in_float32)} |")
     table = "\n".join(lines) + "\n"
     print(table)
-    place = ROOT / "README.md"
+    place = ROOT / "docs" / "guides" / "formats.md"
     text = place.read_text()
     head, _, rest = text.partition(START)
     place.write_text(head + START + table + END + rest.partition(END)[2])

@@ -1,6 +1,6 @@
-"""docs/soundness.md: each class of hazard, what torch says of it, and what torchferry says.
+"""docs/results/soundness.md: each class of hazard, what torch says of it, and what torchferry says.
 
-python benchmarks/soundness_table.py > docs/soundness.md
+python benchmarks/soundness_table.py > docs/results/soundness.md
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def command(
 
       torchferry sweep models/ -o archives/ --jobs 2
 
-      torchferry sweep models/ regression/ -o archives/ --coverage docs/coverage.md
+      torchferry sweep models/ regression/ -o archives/ --coverage docs/results/neml2-coverage.md
 
       torchferry sweep models/ -o archives/ --derivative all --runtime python,libtorch
     """

@@ -1,0 +1,89 @@
+"""The wheel as a new user installs it: alone and with each extra, every command that the extra is for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from project import ROOT
+
+pytestmark = pytest.mark.thorough
+
+SPRING = """import torch
+from torch import nn
+
+
+class Spring(nn.Module):
+    def forward(self, stretch, stiffness):
+        return {"force": stiffness * stretch}
+
+
+def make_model():
+    x = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    return Spring(), {"stretch": x, "stiffness": 100 * x}
+"""
+# Every environment can do these.
+ALWAYS = (
+    "export spring.py:make_model --derivative force:stretch -o spring.pt",
+    "verify spring.pt",
+    "inspect spring.pt",
+    "check spring.py:make_model",
+    "graph spring.pt",
+    "diff spring.pt spring.pt",
+    "convert spring.pt --to c -o kernel",
+)
+# What an extra adds; where it is missing, the message names it.
+EXTRAS = {
+    "neml2": "export model.i --model eq -o eq.pt",
+    "onnx": "convert spring.pt --to onnx -o spring.onnx",
+    "plot": "bench spring.pt --batch 1 --plot spring.svg",
+    "native": "verify spring.pt --runtime libtorch",
+}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    # Built from a copy: setuptools would leave its build folder in the checkout.
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(folder / "source")], check=True)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(folder / "source")]
+    subprocess.run(command, check=True, capture_output=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.mark.parametrize("extra", ["", *EXTRAS])
+def test_installed_with_one_extra(wheel, extra, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    binary = tmp_path / "venv" / "bin"
+    wanted = f"{wheel}[{extra}]" if extra else str(wheel)
+    subprocess.run([str(binary / "python"), "-m", "pip", "install", "-q", wanted], check=True, capture_output=True)
+    (tmp_path / "spring.py").write_text(SPRING)
+    (tmp_path / "model.i").write_text((ROOT / "examples" / "rates" / "model.i").read_text())
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment["PATH"] = f"{binary}{os.pathsep}{environment['PATH']}"
+
+    def run(command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(binary / "torchferry"), *command.split()],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+
+    for command in ALWAYS:
+        done = run(command)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    for name, command in EXTRAS.items():
+        done = run(command)
+        if name == extra:
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        elif name != "native":
+            # CMake may be on the machine without the extra.
+            assert done.returncode != 0, command
+            assert f"torchferry[{name}]" in done.stderr, done.stderr
