@@ -269,7 +269,7 @@ class Tenth(nn.Module):
 
 
 def line_of(model: type[nn.Module]) -> str:
-    return f"test_newton.py:{inspect.getsourcelines(model.forward)[1] + 1}"
+    return f"test_newton_loop.py:{inspect.getsourcelines(model.forward)[1] + 1}"
 
 
 def test_lines_of_the_residual_are_said(tmp_path):
