@@ -243,7 +243,7 @@ def test_a_picture(made, tmp_path):
     for curve, name, message in (
         ("z", "p.svg", "no variable 'z'"),
         ("x[0]", "p.svg", "no such"),
-        ("x", "p.xy", "kind"),
+        ("x", "p.xy", "format"),
     ):
         (tmp_path / name).unlink(missing_ok=True)
         said = CliRunner().invoke(app, [*command, str(tmp_path / name), "--curve", curve])
