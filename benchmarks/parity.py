@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 import torchferry
-from exporter.archive.formats import SUFFIXES
+from exporter.archive.formats import FORMATS
 from runtime_checks.report import PASSED, Report
 
 ROOT = Path(__file__).parents[1]
-FORMATS = {"pt": "python,libtorch", "onnx": "onnxruntime", "pt2": "aoti,libtorch", "program": "program"}
+RUNTIMES = {"pt": "python,libtorch", "onnx": "onnxruntime", "pt2": "aoti,libtorch", "program": "program"}
 NEEDS = {
     "pt": "libtorch",
     "onnx": "onnxruntime, no torch",
@@ -39,7 +39,7 @@ def made(source: str | nn.Module, folder: Path, **given) -> dict[str, tuple[torc
         one = torchferry.convert(first.path, to=kind)
         found[kind] = (one.contract, one.report, time.perf_counter() - start, one.path)
     return {
-        kind: (contract, torchferry.verify(path, runtimes=FORMATS[kind]), seconds, path)
+        kind: (contract, torchferry.verify(path, runtimes=RUNTIMES[kind]), seconds, path)
         for kind, (contract, _, seconds, path) in found.items()
     }
 
@@ -102,7 +102,7 @@ def main() -> None:
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 2))
         single = made(network, Path(folder), inputs={"input": torch.linspace(-1, 1, 12).reshape(4, 3)})
-    heads = " | ".join(f"`{SUFFIXES[kind]}`" for kind in columns)
+    heads = " | ".join(f"`{FORMATS[kind].suffix}`" for kind in columns)
     lines = [f"| | {heads} |", "| --- |" + " --- |" * len(columns)]
     lines += [f"| {name} | {' | '.join(of[i] for of in columns.values())} |" for i, name in enumerate(ROWS)]
     in_float32 = (

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from exporter.archive import kernel_container, onnx_container, pt_archive
-from exporter.archive.formats import infer_format
+from exporter.archive.formats import FORMATS, infer_format
 from exporter.archive.kernel_container import KernelFiles
 from exporter.archive.onnx_container import OnnxFiles
 from exporter.archive.pt_archive import Archive
@@ -25,9 +24,7 @@ Container = Archive | OnnxFiles | KernelFiles | EmbeddedKernel
 
 def open_container(path: Path) -> Container:
     """Read a file, checked against its digests. Raise ``ArchiveError`` if parts are missing, damaged or not ours."""
-    if infer_file_format(path) == "c":
-        return kernel_container.read(path)
-    return onnx_container.read(path) if infer_file_format(path) == "onnx" else pt_archive.read(path)
+    return FORMATS[infer_file_format(path)].read(path)
 
 
 def select_for_runtime(opened: Container, runtime: str) -> Container:

@@ -15,6 +15,7 @@ from tampering import change_contract
 
 import torchferry
 from exporter.soundness import gate
+from runtime_checks.file_verifier import FileVerifier
 from runtime_checks.runners import fork_server
 
 FACTORIES = {"elastic": "Elastic", "single": "Single", "picks": "picks", "whole": "Whole", "conjugate": "Conjugate"}
@@ -46,6 +47,12 @@ def without_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tested elsewhere, and takes seconds for each model."""
     monkeypatch.setattr(gate, "_BEFORE", {})
     monkeypatch.setattr(gate, "_AFTER", {})
+
+
+@pytest.fixture
+def without_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of the stages before it."""
+    monkeypatch.setattr(FileVerifier, "verify", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="session")

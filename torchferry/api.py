@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,14 @@ import torch
 from torch import nn
 
 from exporter import __version__
-from exporter.archive import formats as _kinds
 from exporter.archive.contract import Contract, Finding
 from exporter.archive.derivative_request import DerivativeRequest
-from exporter.archive.formats import KERNEL
+from exporter.archive.formats import path_for_format, resolve_formats
 from exporter.archive.kernel_container import is_kernel
 from exporter.archive.tensor_spec import Sampling, Signature, TensorSpec
-from exporter.backends import convert as _convert
-from exporter.backends.convert import Converted
-from exporter.backends.onnx.export import OPSET
+from exporter.archive.variable_renaming import RenameRule
+from exporter.backends.backend import OPSET, WriteOptions
+from exporter.backends.registry import BACKENDS
 from exporter.common.errors import (
     ArchiveError,
     CaptureError,
@@ -29,28 +27,33 @@ from exporter.common.errors import (
     UnsoundError,
     UsageError,
 )
-from exporter.graph.archive_diff import Difference
-from exporter.graph.archive_diff import diff_archives as _difference
+from exporter.graph.archive_diff import Difference, diff_archives
 from exporter.model.composition import ComposedModel, Part
 from exporter.model.function_model import declare
 from exporter.model.implicit.implicit_update import ImplicitUpdate
 from exporter.model.implicit.newton_solver import LineSearch, OnFailure, Settings
 from exporter.model.jit_marks import mark
 from exporter.model.source import Listing
-from runtime_checks import containers as _container
+from exporter.soundness.checked_capture import CaptureOptions
+from exporter.soundness.gate import Allowance
+from runtime_checks.containers import infer_file_format
 from runtime_checks.engines.selection import EngineWarning
-from runtime_checks.envelope import OutsideEnvelopeWarning, check_envelope_mode
+from runtime_checks.envelope import OutsideEnvelopeWarning
+from runtime_checks.file_verifier import FileVerifier
 from runtime_checks.kernels.numpy_kernel import Kernel
 from runtime_checks.model import Model
 from runtime_checks.model import load as _load
-from runtime_checks.output_agreement import compare_outputs as _numbers
+from runtime_checks.options import MEMORY_LIMIT, TIME_LIMIT, VerifyOptions
+from runtime_checks.output_agreement import compare_outputs
 from runtime_checks.report import Report
-from runtime_checks.runners import fork_server as _forkserver
-from runtime_checks.runners import selection as _choose
-from runtime_checks.runners.selection import MEMORY_LIMIT, TIME_LIMIT
-from runtime_checks.verification import verify as _verify
+from runtime_checks.runners.fork_server import shared_fork_server
+from torchferry import conversion as _conversion
 from torchferry import pipeline as _pipeline
-from torchferry.pipeline import Checked, Exported
+from torchferry import soundness_check as _soundness_check
+from torchferry.conversion import Converted
+from torchferry.options import ExportOptions, select_archive_runtimes
+from torchferry.pipeline import Exported
+from torchferry.soundness_check import Checked
 
 __all__ = [
     "ArchiveError",
@@ -146,52 +149,28 @@ def export(
     Settings of torch are changed during the export and restored: one export at a time in a process. Raises the errors
     of ``exporter.common.errors``."""
     blocks = (derivatives,) if isinstance(derivatives, str) else tuple(derivatives)
-    derivative_request = DerivativeRequest(blocks, jvp, vjp, tuple(parameters), differentiable, tuple(symmetric))
     output_path = Path(output) if output is not None else None
-    format_names = _convert.resolve_formats([formats] if isinstance(formats, str) else formats, output_path)
-    _convert.require(format_names)
-    limits: Any = {"time_limit": time_limit, "memory_limit": memory_limit, "announce": progress}
-    runners = _choose.select_runners(_select_archive_runtimes(runtimes, format_names), devices, **limits)
-    container_runners = {
-        f: _choose.select_runners((), devices, **limits, container=f) for f in format_names if f != "pt"
-    }
-    names = list(dict.fromkeys(runner.device for runner in runners))
-    notes = _choose.list_unchecked_devices(names)
-    with _forkserver.shared_fork_server():
-        return _pipeline.export(
-            source,
-            models=models,
-            output=output_path,
-            renames=renames,
-            inputs=Path(inputs) if isinstance(inputs, str) else inputs,
-            seed=seed,
-            devices=names,
-            allow=allow,
-            derivative_request=derivative_request,
-            against=Path(against) if against is not None else None,
-            on_failure=on_failure,
-            containers=_pipeline.OutputFormats(
-                format_names, opset, functools.partial(_verify_container, container_runners, notes)
-            ),
-            verify=lambda path, final, fresh: _verify(path, fresh=fresh, runners=runners, shown_as=final, notes=notes),
+    format_names = resolve_formats([formats] if isinstance(formats, str) else formats, output_path)
+    verify_options = VerifyOptions(runtimes, devices, time_limit, memory_limit, progress=progress)
+    options = ExportOptions(
+        models=tuple(models),
+        output=output_path,
+        formats=format_names,
+        renames=tuple(map(RenameRule.parse, renames)),
+        inputs=Path(inputs) if isinstance(inputs, str) else inputs,
+        against=Path(against) if against is not None else None,
+        on_failure=on_failure,
+        capture=CaptureOptions(
+            seed,
+            tuple(map(Allowance.parse, allow)),
+            DerivativeRequest(blocks, jvp, vjp, tuple(parameters), differentiable, tuple(symmetric)),
             announce=announce or (lambda listing: None),
-        )
-
-
-def _select_archive_runtimes(runtimes: str | Sequence[str], formats: Sequence[str]) -> list[str]:
-    """Return the runtimes that run the archive itself: a kernel runs in its own, whether that is named or not."""
-    names = _choose.split_names(runtimes)
-    if "c" in names and "c" not in formats:
-        mend = "add --format pt,c, or leave out c"
-        raise UsageError("runtime 'c' runs kernels, and none is written", where="--runtime", got="c", mend=mend)
-    return [name for name in names if name != "c"]
-
-
-def _verify_container(
-    runners: Mapping[str, Sequence[Any]], notes: Sequence[str], path: Path, final: Path, fresh: Sequence[Any]
-) -> Report:
-    format_name = KERNEL if is_kernel(path) else _container.infer_file_format(final)
-    return _verify(path, fresh=fresh, runners=runners[format_name], shown_as=final, notes=notes)
+        ),
+        write=WriteOptions(opset),
+        verify=select_archive_runtimes(verify_options, format_names),
+    )
+    with shared_fork_server():
+        return _pipeline.export(source, options)
 
 
 def convert(
@@ -212,20 +191,16 @@ def convert(
     ``UnsupportedError`` (a ``CaptureError``) if the container cannot represent the model, ``MismatchError``, and
     ``MissingRuntimeError`` if a package is missing."""
     source = Path(path)
-    (format_name,) = _convert.resolve_formats([to], None)
-    if format_name == "pt":
-        expected = "onnx, pt2, program, c"
+    (format_name,) = resolve_formats([to], None)
+    if format_name not in BACKENDS:
+        expected = ", ".join(BACKENDS)
         raise UsageError("an archive is converted to another container", where="--to", got=to, expected=expected)
-    _convert.require([format_name])
-    runners = _choose.select_runners(
-        (), devices, time_limit=time_limit, memory_limit=memory_limit, container=format_name
-    )
-    notes = _choose.list_unchecked_devices([runner.device for runner in runners])
-    output_path = Path(output) if output is not None else _kinds.path_for_format(source, format_name)
-    verify_output = functools.partial(_verify_container, {format_name: runners}, notes)
-    return _convert.convert(
-        source, output_path, format_name, opset=opset, finite_math=finite_math, verify=verify_output
-    )
+    output_path = Path(output) if output is not None else path_for_format(source, format_name)
+    options = WriteOptions(opset, finite_math)
+    verify_options = VerifyOptions((), devices, time_limit, memory_limit)
+    BACKENDS[format_name].require()
+    verifier = FileVerifier(verify_options, [format_name])
+    return _conversion.convert(source, output_path, BACKENDS[format_name], options, verifier)
 
 
 def check(
@@ -241,8 +216,9 @@ def check(
 
     ``second_opinion`` also asks ``torch.export``. Raises ``UnsoundError``, whose ``findings`` say what a capture would
     lose, and the other errors of ``export``."""
+    options = CaptureOptions(seed, tuple(map(Allowance.parse, allow)), second_opinion=second_opinion)
     path = Path(inputs) if isinstance(inputs, str) else inputs
-    return _pipeline.check(source, models=models, inputs=path, seed=seed, allow=allow, second_opinion=second_opinion)
+    return _soundness_check.check(source, models=models, inputs=path, options=options)
 
 
 def verify(
@@ -259,16 +235,9 @@ def verify(
 
     ``envelope`` (``error``, ``warn`` or ``off``) applies to stored inputs outside the range of values that was checked.
     Raises ``MismatchError``, ``ArchiveError``, and ``MissingRuntimeError`` for a missing runtime or device."""
-    runners = _choose.select_runners(
-        runtimes,
-        devices,
-        time_limit=time_limit,
-        memory_limit=memory_limit,
-        container=_container.infer_file_format(Path(path)),
-        announce=progress,
-    )
-    notes = _choose.list_unchecked_devices([runner.device for runner in runners])
-    return _verify(Path(path), runners=runners, notes=notes, envelope=check_envelope_mode(envelope))
+    options = VerifyOptions(runtimes, devices, time_limit, memory_limit, envelope, progress)
+    format_name = infer_file_format(Path(path))
+    return FileVerifier(options, [format_name]).verify(Path(path), format_name)
 
 
 def diff(one: str | Path, other: str | Path, *, run: bool = False) -> Difference:
@@ -278,9 +247,9 @@ def diff(one: str | Path, other: str | Path, *, run: bool = False) -> Difference
     ``ArchiveError`` for a file that is damaged or not TorchScript, ``UsageError`` if no case is known to run."""
 
     def run_both(a: Any, b: Any, cases: Any) -> Any:
-        return _numbers((a.file.path, a.contract), (b.file.path, b.contract), cases)
+        return compare_outputs((a.file.path, a.contract), (b.file.path, b.contract), cases)
 
-    return _difference(Path(one), Path(other), run_both if run else None)
+    return diff_archives(Path(one), Path(other), run_both if run else None)
 
 
 def load(

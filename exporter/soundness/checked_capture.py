@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,53 +33,61 @@ from exporter.soundness import gate
 from exporter.soundness.clean_room import CleanRoom
 from exporter.soundness.gate import Allowance
 
-# Called for each model once its inputs and outputs are known, before it is captured.
-Announce = Callable[[Listing], Any]
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """How a model is captured: the ``seed`` of all random draws, the ``allowances`` of findings, the requested
+    derivatives, whether ``torch.export`` is asked too (``second_opinion``), and who is told of the model's inputs and
+    outputs before it is captured (``announce``)."""
+
+    seed: int = 0
+    allowances: tuple[Allowance, ...] = ()
+    derivative_request: DerivativeRequest | None = None
+    second_opinion: bool = False
+    announce: Callable[[Listing], Any] = lambda listing: None
+
+    def for_residual(self) -> CaptureOptions:
+        """Return the options for the residual of an implicit update, which is captured as a model of its own."""
+        return CaptureOptions(self.seed, self.allowances)
 
 
 def checked_capture(
-    source: Source,
-    seed: int,
-    allowances: Sequence[Allowance] = (),
-    announce: Announce = lambda listing: None,
-    clock: Stopwatch | None = None,
-    *,
-    opinion: bool = False,
-    asked: DerivativeRequest | None = None,
+    source: Source, options: CaptureOptions, clock: Stopwatch
 ) -> tuple[Warmup, CaptureResult, tuple[Finding, ...]]:
     """Warm up, check and capture a model. Raises ``UnsoundError`` and related errors.
 
     The residual of an implicit update is checked first, as a model of its own; afterwards a solve is one operation."""
-    clock = clock or Stopwatch()
-    captured_solvers, solver_findings = _capture_solvers(source, seed, allowances, clock)
+    seed, request = options.seed, options.derivative_request
+    captured_solvers, solver_findings = _capture_solvers(source, options, clock)
     with newton_capture.replace_solvers(captured_solvers), CleanRoom(source) as room:
         with clock("warmup"):
             first = run_first(source, derive_seed(seed, "warmup"))
-        if asked is not None:
+        if request is not None:
             # A misspelt name is reported before the gate, which takes seconds.
             derivative_request.validate_names(
-                asked, [s.name for s in source.inputs], list(first.outputs), list(_list_own_parameters(source))
+                request, [s.name for s in source.inputs], list(first.outputs), list(_list_own_parameters(source))
             )
         with clock("soundness"):
             room.import_alike()
             findings, draws = gate.check_before_capture(
-                first, room, derive_seed(seed, "gate"), allowances, opinion=opinion
+                first, room, derive_seed(seed, "gate"), options.allowances, second_opinion=options.second_opinion
             )
         with clock("warmup"):
             warm = warm_up(first, derive_seed(seed, "more warmup"))
-        announce(summarize_model(warm))
-        derivatives, derivative_findings = resolve_model_derivatives(warm, asked)
+        options.announce(summarize_model(warm))
+        derivatives, derivative_findings = resolve_model_derivatives(warm, request)
         with clock("capture"):
             captured = capture(warm, draws[0][1], derive_seed(seed, "capture"), derivatives, captured_solvers)
         with clock("soundness"):
-            findings = gate.check_after_capture(warm, captured, draws, findings, allowances)
+            findings = gate.check_after_capture(warm, captured, draws, findings, options.allowances)
     return warm, captured, (*solver_findings, *findings, *derivative_findings)
 
 
 def _capture_solvers(
-    source: Source, seed: int, allowances: Sequence[Allowance], clock: Stopwatch
+    source: Source, options: CaptureOptions, clock: Stopwatch
 ) -> tuple[Mapping[str, newton_capture.CapturedSolver], tuple[Finding, ...]]:
     """Return the captured solvers of the model by path, and the findings about their residuals."""
+    seed = options.seed
     captured_solvers: dict[str, newton_capture.CapturedSolver] = {}
     solver_findings: list[Finding] = []
     solvers = find_solvers(source.parameter_module)
@@ -119,7 +128,7 @@ def _capture_solvers(
         part = detect_inner_autograd(
             _build_residual_source(source, path, loop, calls[path]), derive_seed(seed, "warmup")
         )
-        warm, _, findings = checked_capture(part, seed, allowances, clock=clock)
+        warm, _, findings = checked_capture(part, options.for_residual(), clock)
         with clock("capture"), eager_context(source), ignore_deprecations():
             captured_solvers[path] = newton_capture.capture_solver(path, loop, warm.inputs)
             newton_capture.check_own_parameters(path, captured_solvers[path], source.parameter_module)
@@ -189,10 +198,10 @@ def _list_own_parameters(source: Source) -> dict[str, nn.Parameter]:
 
 
 def resolve_model_derivatives(
-    warm: Warmup, asked: DerivativeRequest | None
+    warm: Warmup, request: DerivativeRequest | None
 ) -> tuple[ResolvedDerivatives | None, tuple[Finding, ...]]:
     """Resolve the requested derivatives of a warmed-up model; return them and the findings about them."""
-    if asked is None or not asked.has_derivatives:
+    if request is None or not request.has_derivatives:
         return None, ()
     with eager_context(warm.source):
         pairs = find_nonzero_blocks(warm.source, warm.inputs)
@@ -216,7 +225,7 @@ def resolve_model_derivatives(
         )
     specs = warm.source.inputs, warm.output_specs
     return derivative_request.resolve_derivatives(
-        asked, *specs, parameters, pairs, uses_autograd=warm.source.uses_autograd
+        request, *specs, parameters, pairs, uses_autograd=warm.source.uses_autograd
     )
 
 

@@ -98,13 +98,13 @@ def check_before_capture(
     first: FirstRun,
     room: CleanRoom,
     seed: int,
-    allowed: Sequence[Allowance] = (),
+    allowances: Sequence[Allowance] = (),
     *,
-    opinion: bool = False,
+    second_opinion: bool = False,
 ) -> tuple[tuple[Finding, ...], Draws]:
     """Run the checks of eager mode; return their findings and the draws, the first of which is to be traced.
 
-    ``opinion`` asks ``torch.export``, too, which takes some seconds. Raises ``UnsoundError``."""
+    ``second_opinion`` asks ``torch.export``, too, which takes some seconds. Raises ``UnsoundError``."""
     generator = torch.Generator().manual_seed(seed)
     traced, other_size = first.sizes
     probes = draw_probe_inputs(first.sampler, traced, generator)
@@ -116,12 +116,12 @@ def check_before_capture(
     except ForkFailedError as error:
         findings.append(_make_not_run_finding(data_reads.CHECK, f"inputs for every branch: {error}"))
     context = EagerContext(first.source, probes, first.sampler.draw(other_size, generator), room)
-    if opinion:
+    if second_opinion:
         findings += _run_check(torch_export_opinion.CHECK, torch_export_opinion.check, context)
     for name, check in _BEFORE.items():
         findings += _run_check(name, check, context)
-        require_sound(first.source.name, findings, allowed)
-    return apply_allowances(findings, allowed), probes
+        require_sound(first.source.name, findings, allowances)
+    return apply_allowances(findings, allowances), probes
 
 
 def check_after_capture(
@@ -129,15 +129,15 @@ def check_after_capture(
     captured: CaptureResult,
     probes: Draws,
     before: Sequence[Finding] = (),
-    allowed: Sequence[Allowance] = (),
+    allowances: Sequence[Allowance] = (),
 ) -> tuple[Finding, ...]:
     """Check the capture against the model; ``before`` are earlier findings. Raises ``UnsoundError``."""
     context = CaptureContext(warm, captured.module, probes, captured.tracer_warnings)
     findings = [*before, *captured.findings]
     for name, check in _AFTER.items():
         findings += _run_check(name, check, context)
-        require_sound(warm.source.name, findings, allowed)
-    return apply_allowances(findings, allowed)
+        require_sound(warm.source.name, findings, allowances)
+    return apply_allowances(findings, allowances)
 
 
 def _run_check(name: str, check: Callable[[_Context], list[Finding]], context: _Context) -> list[Finding]:
@@ -151,18 +151,18 @@ def _make_not_run_finding(name: str, why: str) -> Finding:
     return Finding(name, "the check could not run", reason=why, severity="not run")
 
 
-def apply_allowances(findings: Sequence[Finding], allowed: Sequence[Allowance]) -> tuple[Finding, ...]:
+def apply_allowances(findings: Sequence[Finding], allowances: Sequence[Allowance]) -> tuple[Finding, ...]:
     """Return the findings without repetition, unsound ones as allowed with the user's reason."""
-    reasons = {a.check: a.reason for a in allowed}
+    reasons = {a.check: a.reason for a in allowances}
     return tuple(
         dataclasses.replace(f, severity="allowed", reason=reasons[f.check]) if f.severity == "unsound" else f
         for f in dict.fromkeys(findings)
     )
 
 
-def require_sound(name: str, findings: Sequence[Finding], allowed: Sequence[Allowance]) -> None:
+def require_sound(name: str, findings: Sequence[Finding], allowances: Sequence[Allowance]) -> None:
     """Raise ``UnsoundError`` for the first finding that is unsound and not allowed."""
-    allowed_checks = {a.check for a in allowed}
+    allowed_checks = {a.check for a in allowances}
     unsound = [f for f in findings if f.severity == "unsound" and f.check not in allowed_checks]
     if not unsound:
         return

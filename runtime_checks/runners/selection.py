@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from exporter.archive.formats import FORMATS
 from exporter.common.errors import MissingRuntimeError, UsageError, suggest_names
 from runtime_checks import native_build
+from runtime_checks.options import VerifyOptions
 from runtime_checks.runners import onnxruntime_runner
 from runtime_checks.runners.base import Runner
 from runtime_checks.runners.kernel_runner import KernelRunner
@@ -16,65 +18,43 @@ from runtime_checks.runners.onnxruntime_runner import OnnxRuntimeRunner
 from runtime_checks.runners.package_runner import PackageRunner
 from runtime_checks.runners.python_runner import PROGRAMS, PythonRunner
 
-RUNTIMES = ("python", "libtorch", "onnxruntime", "aoti", "program", "c")
-# The runtimes of each format, the usual one first.
-CONTAINERS = {
-    "pt": ("python", "libtorch", "c"),
-    "onnx": ("onnxruntime",),
-    "pt2": ("aoti", "libtorch"),
-    "program": ("program",),
-    "c": ("c",),
+# What makes the runner of a runtime from a limit of seconds, one of bytes, and a device.
+RUNTIMES: dict[str, Callable[[float, float, str], Runner]] = {
+    "python": PythonRunner,
+    "libtorch": lambda seconds, memory, device: LibtorchRunner(seconds, device),
+    "onnxruntime": lambda seconds, memory, device: OnnxRuntimeRunner(seconds, device),
+    "aoti": lambda seconds, memory, device: PackageRunner(PythonRunner(seconds, memory, device)),
+    "program": lambda seconds, memory, device: PythonRunner(seconds, memory, device, "program", holds=PROGRAMS),
+    "c": lambda seconds, memory, device: KernelRunner(seconds, device),
 }
 ON_CPU = ("program", "c")
-TIME_LIMIT, MEMORY_LIMIT = 600.0, 16.0
 
 
-def select_runners(
-    runtimes: str | Sequence[str] = (),
-    devices: str | Sequence[str] = "cpu",
-    *,
-    time_limit: float = TIME_LIMIT,
-    memory_limit: float = MEMORY_LIMIT,
-    container: str = "pt",
-    announce: Callable[[str], None] = lambda text: None,
-) -> tuple[Runner, ...]:
-    """Return a runner for each runtime on each device; ``"python,libtorch"`` is the same as ``["python", "libtorch"]``.
+def select_runners(options: VerifyOptions, format_name: str = "pt") -> tuple[Runner, ...]:
+    """Return a runner for each runtime on each device; without a name it is the usual one for the format.
 
-    Without a name it is the usual one for the format ``container``.
-
-    ``time_limit`` in seconds, ``memory_limit`` in GiB. The harness is built here if it is needed, which ``announce``
-    is told. Raise ``UsageError`` for an unknown name, ``MissingRuntimeError`` for a runtime that is not here."""
-    takes = CONTAINERS[container]
-    names, places = split_names(runtimes or takes[:1]), split_names(devices)
+    The harness is built here if it is needed, which ``options.progress`` is told. Raise ``UsageError`` for an unknown
+    name, ``MissingRuntimeError`` for a runtime that is not here."""
+    takes = FORMATS[format_name].runtimes
+    names = options.runtime_names if options.runtimes else takes[:1]
     for name in names:
         if name not in RUNTIMES:
             raise UsageError(f"there is no runtime {name!r}", where="--runtime", expected=suggest_names(name, RUNTIMES))
         if name not in takes:
             raise UsageError(
-                f"runtime {name!r} does not run .{container} files", where="--runtime", expected=", ".join(takes)
+                f"runtime {name!r} does not run .{format_name} files", where="--runtime", expected=", ".join(takes)
             )
-    for place in places:
-        _check_device(place, names)
+    for device in options.device_names:
+        _check_device(device, names)
     if "libtorch" in names:
-        native_build.build(announce=announce)
-    selected: list[Runner] = []
-    for place in places:
-        for name in names:
-            if name == "python":
-                selected.append(PythonRunner(time_limit, memory_limit * 2**30, place))
-            elif name == "program":
-                selected.append(PythonRunner(time_limit, memory_limit * 2**30, place, name, holds=PROGRAMS))
-            elif name == "aoti":
-                selected.append(PackageRunner(PythonRunner(time_limit, memory_limit * 2**30, place)))
-            elif name == "c":
-                selected.append(KernelRunner(time_limit, place))
-            elif name == "onnxruntime":
-                selected.append(OnnxRuntimeRunner(time_limit, place))
-            else:
-                selected.append(LibtorchRunner(time_limit, place))
-    if not selected:
+        native_build.build(announce=options.progress)
+    memory = options.memory_limit * 2**30
+    runners = tuple(
+        RUNTIMES[name](options.time_limit, memory, device) for device in options.device_names for name in names
+    )
+    if not runners:
         raise UsageError("no runtime is named", where="--runtime, --device", expected="python, libtorch; cpu, cuda")
-    return tuple(selected)
+    return runners
 
 
 def list_unchecked_devices(devices: Sequence[str]) -> tuple[str, ...]:
@@ -83,12 +63,6 @@ def list_unchecked_devices(devices: Sequence[str]) -> tuple[str, ...]:
         return ()
     why = "there is a GPU: request it with --device cpu,cuda" if torch.cuda.is_available() else "there is no GPU"
     return (f"cuda: not checked on this machine ({why})",)
-
-
-def split_names(names: str | Sequence[str]) -> list[str]:
-    """Split names at commas, each name once."""
-    parts = names.split(",") if isinstance(names, str) else names
-    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
 def _check_device(name: str, runtimes: Sequence[str]) -> None:

@@ -19,9 +19,10 @@ import torchferry
 from exporter.archive.derivative_request import DerivativeRequest
 from exporter.capture import derivative_methods, jacobian_source
 from exporter.frontends import resolve
-from exporter.soundness.checked_capture import Stopwatch
+from exporter.soundness.checked_capture import CaptureOptions, Stopwatch
 from runtime_checks import native_build
-from torchferry.pipeline import run_export_stages
+from torchferry.options import ExportOptions
+from torchferry.pipeline import write_archive
 
 SOURCE = f"{SOLVERS / 'robertson.py'}:make_model"
 RADAU = SOLVERS / "robertson_scipy.py"
@@ -55,16 +56,8 @@ def transposed(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(derivative_methods, "emit_jacobian_source", turn)
     path = tmp_path / "transposed.pt"
     source = resolve.load(SOURCE, "make_model", None)
-    run_export_stages(
-        source,
-        path,
-        (),
-        0,
-        lambda *_: None,
-        lambda _: None,
-        Stopwatch(),
-        derivative_request=DerivativeRequest(("rate:y",)),
-    )
+    options = ExportOptions(capture=CaptureOptions(derivative_request=DerivativeRequest(("rate:y",))))
+    write_archive(source, path, options, Stopwatch())
 
     def turn_cases(cases):
         for name, value in cases.items():

@@ -14,7 +14,7 @@ from exporter.archive.tensor_spec import Signature, TensorSpec
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.frontends import python_factory
 from exporter.model.source import Source
-from exporter.soundness.checked_capture import checked_capture
+from exporter.soundness.checked_capture import CaptureOptions, Stopwatch, checked_capture
 from exporter.soundness.gate import Allowance
 
 
@@ -43,4 +43,4 @@ def source_of(path: Path, kind: str) -> Source:
 def findings_of(source: Source, *allowed: str) -> tuple[Finding, ...]:
     """What the gate says of a model that it lets pass; else its error is raised."""
     source = detect_inner_autograd(source, 0)
-    return checked_capture(source, 0, [Allowance.parse(text) for text in allowed])[2]
+    return checked_capture(source, CaptureOptions(allowances=tuple(map(Allowance.parse, allowed))), Stopwatch())[2]

@@ -13,7 +13,8 @@ from exporter.archive import pt_archive
 from exporter.archive.pt_archive import Archive
 from exporter.frontends import resolve
 from exporter.soundness.checked_capture import Stopwatch
-from torchferry.pipeline import run_export_stages
+from torchferry.options import ExportOptions
+from torchferry.pipeline import write_archive
 
 ROOT = Path(__file__).parents[2]
 ARTIFACTS = ROOT / "artifacts"
@@ -35,7 +36,7 @@ def export_unverified(source: str, path: Path, model: str = "", **given: object)
     """All stages up to the file, without the fresh process: for tests of those stages."""
     name = resolve.choose_models(source, [model] if model else [])[0]
     loaded = resolve.load(source, name, given or None)
-    run_export_stages(loaded, path, (), 0, lambda *_: None, lambda _: None, Stopwatch())
+    write_archive(loaded, path, ExportOptions(), Stopwatch())
     return pt_archive.read(path)
 
 

@@ -49,6 +49,7 @@ def command(
     from runtime_checks.bench import report
     from runtime_checks.bench.benchmark import run_benchmark
     from runtime_checks.bench.candidates import Candidate
+    from runtime_checks.options import VerifyOptions
     from runtime_checks.runners import selection
     from torchferry.eager_reference import make_eager_call
 
@@ -56,7 +57,7 @@ def command(
     if plot is not None:
         report.check_picture_path(plot)
     if device != "cpu":
-        selection.select_runners(devices=device)
+        selection.select_runners(VerifyOptions(devices=device))
     try:
         batches = [int(n.replace("_", "")) for n in batch.split(",") if n.strip()]
     except ValueError:

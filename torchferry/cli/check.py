@@ -38,9 +38,9 @@ def command(
 
       torchferry check net.py:make_model --allow 'data read:the branch is never taken in this solver'
     """
-    from torchferry import pipeline
+    import torchferry
 
-    reports = pipeline.check(
+    reports = torchferry.check(
         source, models=model or [], inputs=inputs, seed=seed, allow=allow or [], second_opinion=second_opinion
     )
     if json:

@@ -30,9 +30,9 @@ def command(
 
       torchferry show net.py:make_model --json
     """
-    from torchferry import pipeline
+    from torchferry import soundness_check
 
-    listings = pipeline.show(source, models=model or [], inputs=inputs)
+    listings = soundness_check.show(source, models=model or [], inputs=inputs)
     if json:
         print_json([dataclasses.asdict(listing) for listing in listings])
         return

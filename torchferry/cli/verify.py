@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -41,17 +41,13 @@ def command(
       torchferry verify eq.pt --runtime python,libtorch --device cpu,cuda
     """
     from runtime_checks.containers import infer_file_format
-    from runtime_checks.envelope import check_envelope_mode
+    from runtime_checks.file_verifier import FileVerifier
+    from runtime_checks.options import VerifyOptions
     from runtime_checks.report import render
-    from runtime_checks.runners import selection
-    from runtime_checks.verification import collect_report
 
-    mode = check_envelope_mode(envelope)
-    limits: Any = {"time_limit": time_limit, "memory_limit": memory_limit, "announce": err.print}
-    runners = selection.select_runners(runtime, device, container=infer_file_format(path), **limits)
-    report = collect_report(
-        path, runners=runners, notes=selection.list_unchecked_devices([r.device for r in runners]), envelope=mode
-    )
+    options = VerifyOptions(runtime, device, time_limit, memory_limit, envelope, err.print)
+    format_name = infer_file_format(path)
+    report = FileVerifier(options, [format_name]).collect_report(path, format_name)
     if report.passed and json:
         print_json(report.as_dict())
     if not json:

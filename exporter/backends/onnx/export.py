@@ -20,9 +20,6 @@ from exporter.backends.onnx.gaussian_elimination import LINEAR_ALGEBRA
 from exporter.backends.torch_export.program import ORIGIN, Program, quiet_export, quiet_logs
 from exporter.common.errors import MissingRuntimeError, UnsupportedError, summarize_error
 
-# torch's own translations are written for it; every runtime since 2023 has it.
-OPSET = 18
-OPSETS = range(18, 24)
 # Metadata keys of a model, and of a node.
 CONTRACT, METHOD, ORIGIN_KEY = "torchferry.contract", "torchferry.method", "torchferry.origin"
 # Dtypes of onnxruntime, by their names in the contract.
@@ -89,7 +86,7 @@ def list_names(contract: Contract, method: str) -> tuple[tuple[str, ...], tuple[
     return spec.inputs, tuple(outputs)
 
 
-def build_onnx_model(program: Program, contract: Contract, opset: int = OPSET) -> Any:
+def build_onnx_model(program: Program, contract: Contract, opset: int) -> Any:
     """Build an ``onnx_ir.Model``: the method's inputs, then its parameters as inputs with a default value.
 
     Raises ``UnsupportedError``, with the model and line that need it, for an operator that has no ONNX form."""

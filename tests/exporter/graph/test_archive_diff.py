@@ -43,11 +43,9 @@ X = {"stretch": torch.linspace(0.1, 1.0, 5, dtype=F)}
 
 
 @pytest.fixture
-def made(tmp_path, without_the_gate):
-    from torchferry import pipeline
-
+def made(tmp_path, without_the_gate, without_verification):
     def export(model: nn.Module, name: str) -> Path:
-        pipeline.export(model, inputs=X, output=tmp_path / f"{name}.pt", verify=lambda *_: None)
+        torchferry.export(model, inputs=X, output=tmp_path / f"{name}.pt")
         return tmp_path / f"{name}.pt"
 
     return export

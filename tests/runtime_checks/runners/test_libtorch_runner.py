@@ -18,6 +18,7 @@ from tampering import change_cases, change_contract, rewrite
 from exporter.archive import pt_archive
 from exporter.common.errors import ArchiveError, MismatchError, MissingRuntimeError, UsageError
 from runtime_checks import native_build
+from runtime_checks.options import VerifyOptions
 from runtime_checks.runners import selection
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.libtorch_runner import LibtorchRunner
@@ -187,7 +188,7 @@ def test_the_exit_codes_of_the_harness(tmp_path):
 
 
 def test_one_report_for_all_runtimes(archives):
-    runners = selection.select_runners("python,libtorch")
+    runners = selection.select_runners(VerifyOptions("python,libtorch"))
     report = verify(archives["elastic"], runners=runners)
     assert [leg.name for leg in report.legs] == ["python, cpu", "libtorch, cpu"]
     isolation = [c.verdict for c in report.checks if c.check == "source library absent"]
@@ -220,16 +221,16 @@ def test_a_call_that_raises_is_that_calls_error(archives):
 
 def test_names_and_devices_that_are_none():
     with pytest.raises(UsageError, match="julia"):
-        selection.select_runners("python,julia")
+        selection.select_runners(VerifyOptions("python,julia"))
     with pytest.raises(UsageError, match="tpu"):
-        selection.select_runners("python", "tpu")
+        selection.select_runners(VerifyOptions("python", "tpu"))
     with pytest.raises(UsageError, match="no runtime"):
-        selection.select_runners(",", "cpu")
+        selection.select_runners(VerifyOptions(",", "cpu"))
     with pytest.raises(UsageError, match="does not run"):
-        selection.select_runners("python", container="onnx")
-    assert [r.name for r in selection.select_runners("", "cpu")] == ["python"]
+        selection.select_runners(VerifyOptions("python"), "onnx")
+    assert [r.name for r in selection.select_runners(VerifyOptions("", "cpu"))] == ["python"]
     with pytest.raises(MissingRuntimeError, match="cuda:55"):
-        selection.select_runners("python", "cuda:55")
+        selection.select_runners(VerifyOptions("python", "cuda:55"))
     assert selection.list_unchecked_devices(["cuda"]) == ()
     assert "not checked on this machine" in selection.list_unchecked_devices(["cpu"])[0]
 

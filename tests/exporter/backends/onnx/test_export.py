@@ -17,7 +17,8 @@ from project import ROOT, export_unverified
 
 import torchferry
 from exporter.archive import onnx_container
-from exporter.backends import convert as formats
+from exporter.backends.backend import OPSET
+from exporter.backends.onnx import backend as onnx_backend
 from exporter.backends.onnx import export as writer
 from exporter.common.errors import ArchiveError, MismatchError, MissingRuntimeError, UnsupportedError, UsageError
 from runtime_checks.report import FAILED
@@ -93,7 +94,7 @@ def test_the_file_is_of_its_users(rounded):
     assert [i.name for i in model.graph.input] == ["halves", "count", "x"]
     assert [o.name for o in model.graph.output] == ["rounded", "quotient", "gate", "difference"]
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
-    assert [(o.domain, o.version) for o in model.opset_import] == [("", writer.OPSET)]
+    assert [(o.domain, o.version) for o in model.opset_import] == [("", OPSET)]
     said = {p.key: p.value for p in model.metadata_props}
     assert json.loads(said[writer.CONTRACT])["name"] == "rounded"
     places = {p.value for node in model.graph.node for p in node.metadata_props}
@@ -225,7 +226,7 @@ def test_a_manifest_cannot_speak_of_other_folders(copy):
 
 
 def test_large_tensors_stand_beside_and_are_pinned(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "LARGEST_INSIDE", 40)
+    monkeypatch.setattr(onnx_backend, "LARGEST_INSIDE", 40)
     path = converted("digits", tmp_path)
     data = onnx_container.data_path(path)
     assert data.exists()

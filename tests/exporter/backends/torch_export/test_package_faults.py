@@ -11,8 +11,8 @@ import torch
 from project import ROOT, export_unverified
 
 import torchferry
-from exporter.archive.formats import SUFFIXES
-from exporter.backends import convert as formats
+from exporter.archive.formats import FORMATS
+from exporter.backends.torch_export import archive_programs
 from exporter.backends.torch_export.program import Program
 from exporter.common.errors import MismatchError
 from runtime_checks.report import FAILED
@@ -22,7 +22,7 @@ MODELS = ROOT / "tests" / "support" / "onnx_models.py"
 
 def edited(edit: Callable[[Any, Any], object]) -> Callable[..., Program]:
     """The writer's program, changed as a faulty writer would."""
-    original = formats.export_program
+    original = archive_programs.export_program
 
     def program(*given: Any) -> Program:
         made = original(*given)
@@ -79,16 +79,16 @@ def rounded(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("kind", ["pt2", "program"])
 @pytest.mark.parametrize("fault", [perturb, half_away_from_zero, by_tanh, truncate, swap])
 def test_planted_faults(fault, kind, rounded, tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "export_program", edited(fault))
+    monkeypatch.setattr(archive_programs, "export_program", edited(fault))
     with pytest.raises(MismatchError) as caught:
-        torchferry.convert(rounded, tmp_path / f"m{SUFFIXES[kind]}", to=kind)
+        torchferry.convert(rounded, tmp_path / f"m{FORMATS[kind].suffix}", to=kind)
     assert "stored cases" in {c.check for c in caught.value.report.checks if c.verdict == FAILED}
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["pt2", "program"])
 def test_a_fixed_batch(kind, rounded, tmp_path, monkeypatch):
-    original = formats.export_program
+    original = archive_programs.export_program
 
     def program(*given: Any) -> Program:
         made = original(*given)
@@ -96,7 +96,7 @@ def test_a_fixed_batch(kind, rounded, tmp_path, monkeypatch):
         fixed = torch.export.export(made.exported.module(), tuple(example), strict=False)
         return Program(made.method, fixed, made.parameters)
 
-    monkeypatch.setattr(formats, "export_program", program)
+    monkeypatch.setattr(archive_programs, "export_program", program)
     with pytest.raises(MismatchError) as caught:
-        torchferry.convert(rounded, tmp_path / f"m{SUFFIXES[kind]}", to=kind)
+        torchferry.convert(rounded, tmp_path / f"m{FORMATS[kind].suffix}", to=kind)
     assert "batch sizes" in {c.check for c in caught.value.report.checks if c.verdict == FAILED}

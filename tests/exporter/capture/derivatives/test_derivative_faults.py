@@ -10,18 +10,17 @@ from exporter.archive import derivative_request, pt_archive
 from exporter.archive.derivative_request import DerivativeRequest
 from exporter.capture import constants, derivative_methods, jacobian_source, settable_parameters
 from exporter.frontends import python_factory
-from exporter.soundness.checked_capture import Stopwatch
+from exporter.soundness.checked_capture import CaptureOptions, Stopwatch
 from runtime_checks.checks import derivative_consistency, finite_differences
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.libtorch_runner import LibtorchRunner
 from runtime_checks.runners.python_runner import PythonRunner
 from runtime_checks.verification import collect_report
 from torchferry import Signature
-from torchferry.pipeline import run_export_stages
+from torchferry.options import ExportOptions
+from torchferry.pipeline import write_archive
 
 F = torch.float64
-# No verification, no announcement.
-NOTHING = (lambda *_: None, lambda _: None)
 
 
 class Square(nn.Module):
@@ -41,7 +40,8 @@ class Square(nn.Module):
 
 def failed(path, asked=DerivativeRequest(("all",)), model=None, runners=()):  # noqa: B008
     source = python_factory.source_from_module(model or Square(), "m", None, "here")
-    run_export_stages(source, path, (), 0, *NOTHING, Stopwatch(), derivative_request=asked)
+    options = ExportOptions(capture=CaptureOptions(derivative_request=asked))
+    write_archive(source, path, options, Stopwatch())
     return {c.check for c in collect_report(path, runners=runners).checks if c.verdict == "failed"}
 
 
@@ -137,9 +137,8 @@ def test_libtorch_finds_them_too(tmp_path, monkeypatch):
 @pytest.mark.parametrize("runner", [PythonRunner(), LibtorchRunner()], ids=lambda r: r.name)
 def test_a_call_with_other_parameters_leaves_none_behind(tmp_path, runner):
     path = tmp_path / "m.pt"
-    run_export_stages(
-        python_factory.source_from_module(Square(), "m", None, "here"), path, (), 0, *NOTHING, Stopwatch()
-    )
+    source = python_factory.source_from_module(Square(), "m", None, "here")
+    write_archive(source, path, ExportOptions(), Stopwatch())
     contract = pt_archive.read(path).contract
     inputs = (torch.rand(2, 3, dtype=F), torch.rand(2, 3, dtype=F))
     other = Call("forward", inputs, parameters={"E": torch.tensor(5.0, dtype=F)})
@@ -235,7 +234,8 @@ def test_a_model_in_float32_that_says_float64(tmp_path):
 
 def examine_of(path, model):
     source = python_factory.source_from_module(model, "m", None, "here")
-    run_export_stages(source, path, (), 0, *NOTHING, Stopwatch(), derivative_request=DerivativeRequest(("all",)))
+    options = ExportOptions(capture=CaptureOptions(derivative_request=DerivativeRequest(("all",))))
+    write_archive(source, path, options, Stopwatch())
     return collect_report(path)
 
 

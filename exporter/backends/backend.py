@@ -1,0 +1,53 @@
+"""What a backend is: it writes an archive as a container of another format, and the caller verifies that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from exporter.archive.contract import Contract
+from exporter.archive.formats import Format
+from exporter.archive.pt_archive import Archive
+from exporter.common.errors import UsageError
+
+# torch's own translations to ONNX are written for the first; every runtime since 2023 has it.
+OPSET = 18
+OPSETS = range(18, 24)
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """How containers are written: ``opset`` is ONNX's version of operators; ``finite_math`` lets a kernel take
+    ``0 * x`` for 0; ``kernel_files`` are the kernel's files by name, if they exist already."""
+
+    opset: int = OPSET
+    finite_math: bool = False
+    kernel_files: Mapping[str, bytes] | None = None
+
+    def __post_init__(self) -> None:
+        if self.opset not in OPSETS:
+            expected = f"{OPSETS[0]} to {OPSETS[-1]}"
+            raise UsageError("this opset is not supported", where="--opset", got=str(self.opset), expected=expected)
+
+
+class Backend(Protocol):
+    """A writer of one format. Its module stands in a folder of its own, and ``registry.BACKENDS`` holds it by name."""
+
+    @property
+    def format(self) -> Format: ...
+
+    def require(self) -> None:
+        """Raise ``MissingRuntimeError`` if a package or program that the format needs is missing."""
+        ...
+
+    def write(
+        self, opened: Archive, output: Path, options: WriteOptions
+    ) -> AbstractContextManager[tuple[Path, Contract]]:
+        """Write the container to a temporary place, and yield its path and contract for the caller to verify.
+
+        It replaces what is at ``output`` only if the caller's block succeeds; a failure leaves or changes no file.
+        Raises ``UnsupportedError``, with the model and line in the way, if the format cannot express the archive."""
+        ...

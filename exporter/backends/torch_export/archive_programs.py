@@ -1,0 +1,56 @@
+"""The programs of an archive's methods, and the contract that holds for containers made from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import MappingProxyType
+
+import torch
+
+from exporter.archive.cases import ReferenceCase, supports_case
+from exporter.archive.contract import Batch, Contract, Finding
+from exporter.archive.pt_archive import Archive
+from exporter.backends.torch_export.program import Overrides, Program, export_program
+from exporter.graph.loading import load_module
+
+
+def export_programs(
+    opened: Archive, overrides: Overrides = MappingProxyType({})
+) -> tuple[dict[str, Program], dict[str, torch.Tensor], Contract]:
+    """Return the programs by method, the tensors settable in any of them, and the contract that holds for them."""
+    module = load_module(opened.path)
+    programs = {name: export_program(module, opened.contract, name, overrides) for name in opened.contract.methods}
+    parameters = {n: t for method_program in programs.values() for n, t in method_program.parameters.items()}
+    return programs, parameters, _adapt_contract(opened.contract, programs, parameters)
+
+
+def select_cases(opened: Archive, contract: Contract) -> list[ReferenceCase]:
+    """Return the archive's cases that a container with this contract can run."""
+    return [case for case in opened.cases() if supports_case(contract, case)]
+
+
+def _adapt_contract(contract: Contract, programs: dict[str, Program], parameters: dict[str, torch.Tensor]) -> Contract:
+    notes = dict.fromkeys(note for method_program in programs.values() for note in method_program.notes)
+    unsettable = [p.name for p in contract.parameters if p.name not in parameters]
+    findings = [Finding("container", note, reason="the container raises no errors") for note in notes]
+    if unsettable:
+        what = f"not settable here: {', '.join(unsettable)}"
+        findings.append(Finding("container", what, reason="no method reads it, or the solver does without it"))
+    solvers = tuple(
+        dataclasses.replace(
+            s,
+            settings={n: v for n, v in s.settings.items() if f"{s.path}.{n}" in parameters},
+            on_failure="nan" if s.on_failure == "raise" else s.on_failure,
+        )
+        for s in contract.solvers
+    )
+    batch = contract.batch
+    return dataclasses.replace(
+        contract,
+        batch=Batch(batch.ndim, batch.sizes, (1,) if batch.ndim else batch.ranks, batch.limits),
+        parameters=tuple(p for p in contract.parameters if p.name in parameters),
+        findings=(*contract.findings, *findings),
+        devices=("cpu",),
+        differentiable=False,
+        solvers=solvers,
+    )

@@ -1,0 +1,56 @@
+"""Verification of files by options: runners are chosen once, for every format, before anything long runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from exporter.archive.cases import ReferenceCase
+from runtime_checks import verification
+from runtime_checks.options import VerifyOptions
+from runtime_checks.report import Report
+from runtime_checks.runners.selection import list_unchecked_devices, select_runners
+
+
+class FileVerifier:
+    """A verifier of files of some formats. Raises the errors of ``select_runners`` when it is made.
+
+    The runtimes of ``options`` are those of the first format; the others run in their usual one."""
+
+    def __init__(self, options: VerifyOptions, formats: Sequence[str] = ("pt",)) -> None:
+        self._options = options
+        self._runners = {
+            name: select_runners(options if name == formats[0] else options.with_runtimes(()), name) for name in formats
+        }
+        self._notes = list_unchecked_devices(options.device_names)
+
+    def collect_report(
+        self,
+        path: Path,
+        format_name: str,
+        *,
+        fresh: Sequence[ReferenceCase] | None = None,
+        shown_as: Path | None = None,
+    ) -> Report:
+        """Run every check on the file, which the report shows as ``shown_as``; a mismatch is in the report."""
+        return verification.collect_report(
+            path,
+            fresh=fresh,
+            runners=self._runners[format_name],
+            shown_as=shown_as,
+            notes=self._notes,
+            envelope=self._options.envelope,
+        )
+
+    def verify(
+        self,
+        path: Path,
+        format_name: str,
+        *,
+        fresh: Sequence[ReferenceCase] | None = None,
+        shown_as: Path | None = None,
+    ) -> Report:
+        """Run every check as ``collect_report`` does, and raise a failed one as ``MismatchError``."""
+        report = self.collect_report(path, format_name, fresh=fresh, shown_as=shown_as)
+        report.raise_if_failed()
+        return report

@@ -1,0 +1,101 @@
+"""The contract of a captured model: what the file promises to whoever loads it."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Sequence
+
+import torch
+
+from exporter import __version__
+from exporter.archive import derivative_request
+from exporter.archive.cases import ReferenceCase
+from exporter.archive.contract import (
+    NEWTON_OUTPUTS,
+    SCHEMA,
+    Contract,
+    CreatedWith,
+    Envelope,
+    Finding,
+    MethodSpec,
+    ParameterSpec,
+    Range,
+    Solver,
+    Tolerance,
+)
+from exporter.archive.derivative_request import DerivativeRequest
+from exporter.archive.tensor_spec import TensorSpec
+from exporter.capture.tracing import CaptureResult
+from exporter.common.source_paths import strip_local_paths
+from exporter.model.eager.case_generation import METHOD
+from exporter.model.eager.warmup import Warmup
+from exporter.model.implicit.newton_solver import find_solvers
+from exporter.model.implicit.solver_tolerances import solver_tolerances
+
+
+def build_contract(
+    warm: Warmup,
+    captured: CaptureResult,
+    findings: tuple[Finding, ...],
+    envelope: Envelope,
+    devices: Sequence[str],
+    request: DerivativeRequest | None,
+) -> Contract:
+    """Build the contract of a captured model."""
+    source = warm.source
+    outputs = warm.output_specs
+    parameter_names = [name for name, _ in source.parameter_module.named_parameters()]
+    wrt_names = {o[1] for m in captured.methods.values() for o in m.outputs if not isinstance(o, str)}
+    wrt_names -= {s.name for s in source.inputs}
+    solvers = find_solvers(source.parameter_module)
+    shape = () if len(solvers) == 1 else (len(solvers),)
+    settable = derivative_request.resolve_settable_parameters(
+        request.parameters if request else (), captured.parameters, parameter_names, wrt_names
+    )
+    return Contract(
+        schema=SCHEMA,
+        name=source.name,
+        source=source.origin,
+        created_with=CreatedWith(__version__, torch.__version__, platform.python_version()),
+        inputs=source.inputs,
+        outputs=outputs,
+        batch=warm.batch,
+        methods={
+            METHOD: MethodSpec(tuple(s.name for s in source.inputs), tuple(s.name for s in outputs)),
+            **captured.methods,
+        },
+        parameters=tuple(
+            ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
+            for name, p in source.parameter_module.named_parameters()
+            if name in settable
+        ),
+        tolerance=solver_tolerances(warm, captured.methods) if solvers else Tolerance(),
+        devices=tuple(devices),
+        operators=captured.operators,
+        findings=tuple(map(_strip_finding_paths, (*warm.findings, *findings))),
+        envelope=envelope,
+        differentiable=request is not None and request.differentiable,
+        solvers=tuple(Solver(path, loop.read_settings(), loop.get_failure_policy()) for path, loop in solvers.items()),
+        info=tuple(TensorSpec(n, shape, d) for n, d in NEWTON_OUTPUTS.items()) if solvers else (),
+    )
+
+
+def _strip_finding_paths(finding: Finding) -> Finding:
+    """Return the finding without local folders in its texts: a file must not name the folders it was made in."""
+    texts = {f.name: strip_local_paths(getattr(finding, f.name)) for f in dataclasses.fields(finding)}
+    return Finding(**texts)  # pyright: ignore[reportArgumentType]
+
+
+def compute_envelope(specs: Sequence[TensorSpec], cases: Sequence[ReferenceCase]) -> Envelope:
+    """Return the range of finite values that each real input had in these cases."""
+    values = {}
+    for i, spec in enumerate(specs):
+        samples = [case.inputs[i].flatten() for case in cases]
+        if spec.dtype == "bool" or spec.dtype.startswith("complex"):
+            continue
+        numbers = torch.cat([t.to(torch.float64) for t in samples]) if samples else torch.empty(0)
+        finite = numbers[torch.isfinite(numbers)]
+        if finite.numel():
+            values[spec.name] = Range(float(finite.min()), float(finite.max()))
+    return Envelope(values, tuple(dict.fromkeys(spec.dtype for spec in specs)))

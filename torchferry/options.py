@@ -1,0 +1,58 @@
+"""What an export is asked to do, as one value: built by the API, passed whole to the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporter.archive.formats import check_suffix
+from exporter.archive.input_files import InputValues
+from exporter.archive.variable_renaming import RenameRule
+from exporter.backends.backend import WriteOptions
+from exporter.common.errors import UsageError
+from exporter.model.implicit.newton_solver import OnFailure
+from exporter.soundness.checked_capture import CaptureOptions
+from runtime_checks.options import VerifyOptions
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """``models`` of the source, written to ``output`` in the ``formats``: a file, or a folder for several models.
+
+    ``renames`` are rules for names in the contract, ``inputs`` a file of warmup inputs or a dict by name, ``against``
+    an earlier archive; ``on_failure`` overrides what an implicit model returns for elements that do not converge.
+    ``capture``, ``write`` and ``verify`` are the options of these stages. Raises ``UsageError`` for what contradicts
+    itself."""
+
+    models: tuple[str, ...] = ()
+    output: Path | None = None
+    formats: tuple[str, ...] = ("pt",)
+    renames: tuple[RenameRule, ...] = ()
+    inputs: Path | InputValues | None = None
+    against: Path | None = None
+    on_failure: OnFailure | None = None
+    capture: CaptureOptions = field(default_factory=CaptureOptions)
+    write: WriteOptions = field(default_factory=WriteOptions)
+    verify: VerifyOptions = field(default_factory=VerifyOptions)
+
+    def __post_init__(self) -> None:
+        if self.against is not None and "pt" not in self.formats:
+            raise UsageError("--against compares archives only", where="--against", expected="pt among the formats")
+        output = self.output
+        if output is not None and not output.is_dir() and not str(output).endswith("/") and len(self.models) < 2:
+            check_suffix(output, self.formats)
+
+    @property
+    def container_formats(self) -> tuple[str, ...]:
+        """Return the formats that are written from the archive."""
+        return tuple(name for name in self.formats if name != "pt")
+
+
+def select_archive_runtimes(options: VerifyOptions, formats: Sequence[str]) -> VerifyOptions:
+    """Return the options for the archive itself: a kernel runs in its own runtime, whether that is named or not."""
+    names = options.runtime_names
+    if "c" in names and "c" not in formats:
+        mend = "add --format pt,c, or leave out c"
+        raise UsageError("runtime 'c' runs kernels, and none is written", where="--runtime", got="c", mend=mend)
+    return options.with_runtimes([name for name in names if name != "c"])

@@ -1,0 +1,83 @@
+"""The soundness gate alone, and the listing of a model: nothing is written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from exporter.archive.contract import Finding
+from exporter.archive.input_files import InputValues, read_inputs
+from exporter.capture.autograd_detection import detect_inner_autograd
+from exporter.frontends import resolve
+from exporter.frontends.neml2 import input_file
+from exporter.model.eager.warmup import run_first, warm_up
+from exporter.model.source import Listing
+from exporter.soundness import gate
+from exporter.soundness.checked_capture import (
+    CaptureOptions,
+    Stopwatch,
+    checked_capture,
+    derive_seed,
+    summarize_model,
+)
+from torchferry.sources import resolve_sources
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A model that passed the soundness gate, with the findings about it.
+
+    ``checks`` are the checks that ran, ``not_run`` those that could not run."""
+
+    name: str
+    findings: tuple[Finding, ...]
+    checks: tuple[str, ...]
+    not_run: tuple[str, ...]
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values."""
+        return dataclasses.asdict(self) | {"sound": True}
+
+
+def check(
+    source: str | nn.Module | Callable[..., Any],
+    *,
+    models: Sequence[str] = (),
+    inputs: Path | InputValues | None = None,
+    options: CaptureOptions,
+) -> list[Checked]:
+    """Run the soundness gate alone for the models that ``export`` would export, and raise the same errors."""
+    reports = []
+    # The user's own module is put back into its previous mode.
+    modes = {m: m.training for m in source.modules()} if isinstance(source, nn.Module) else {}
+    for load in resolve_sources(source, models, inputs):
+        clock = Stopwatch()
+        try:
+            marked_source = detect_inner_autograd(load(), derive_seed(options.seed, "warmup"))
+            _, _, findings = checked_capture(marked_source, options, clock)
+        finally:
+            for module, training in modes.items():
+                module.training = training
+        not_run = tuple(f.check for f in findings if f.severity == "not run")
+        ran = tuple(name for name in gate.RUNS if name not in not_run)
+        reports.append(Checked(marked_source.name, findings, ran, not_run, round(sum(clock.seconds.values()), 3)))
+    return reports
+
+
+def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None) -> list[Listing]:
+    """Return name, inputs and outputs of the chosen models; of all models of an input file if none is chosen.
+
+    An input file is only read. A Python model is run, as its outputs need not be declared."""
+    if resolve.is_python(source):
+        (name,) = resolve.choose_models(source, models)
+        seed = derive_seed(0, "warmup")
+        model_source = detect_inner_autograd(resolve.load(source, name, read_inputs(inputs) if inputs else None), seed)
+        return [summarize_model(warm_up(run_first(model_source, seed), derive_seed(0, "more warmup")))]
+    path = Path(source)
+    return [input_file.build_listing(path, name) for name in models or input_file.list_model_names(path)]
