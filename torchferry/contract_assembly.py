@@ -26,7 +26,7 @@ from exporter.archive.contract import (
 )
 from exporter.archive.derivative_request import DerivativeRequest
 from exporter.archive.tensor_spec import TensorSpec
-from exporter.capture.tracing import CaptureResult
+from exporter.capture.passes import CaptureResult
 from exporter.common.source_paths import strip_local_paths
 from exporter.model.eager.case_generation import METHOD
 from exporter.model.eager.warmup import Warmup

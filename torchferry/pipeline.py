@@ -20,8 +20,8 @@ from exporter.archive.variable_renaming import rename_variables
 from exporter.backends.c_kernel.package import package_kernel
 from exporter.backends.registry import BACKENDS
 from exporter.capture.autograd_detection import detect_inner_autograd
+from exporter.capture.passes import CaptureResult
 from exporter.capture.serialization import serialize_module
-from exporter.capture.tracing import CaptureResult
 from exporter.common.atomic_files import atomic_write_path
 from exporter.common.errors import UnsupportedError, UsageError
 from exporter.common.torch_hooks import ignore_deprecations

@@ -71,16 +71,9 @@ def resolve_derivatives(
     A glob selects pairs that have a derivative, and reports the others. Raises ``UsageError`` for names that match
     nothing, and for an exact pair that has no derivative: integers, two dtypes, an output independent of the input."""
     dtypes = {**parameters, **{s.name: s.dtype for s in (*inputs, *outputs)}}
-    for name in (s.name for s in (*inputs, *outputs)):
-        if name.startswith((TANGENT, COTANGENT)):
-            raise UsageError(
-                f"the name of variable {name!r} is reserved for derivatives",
-                expected=f"a name that does not begin with {TANGENT!r} or {COTANGENT!r}",
-                mend="rename it: --rename OLD:NEW",
-            )
+    _check_reserved_names([s.name for s in (*inputs, *outputs)])
     outs, ins = [s.name for s in outputs], [s.name for s in inputs]
-    selected: dict[Pair, None] = {}
-    omitted: dict[Pair, str] = {}
+    selected, omitted = {}, {}
     for text, exact, output, name in validate_names(request, ins, outs, list(parameters)):
         why = _explain_missing(output, name, dtypes, nonzero_pairs)
         if why and exact:
@@ -121,6 +114,16 @@ def resolve_derivatives(
         ),
         findings,
     )
+
+
+def _check_reserved_names(names: Sequence[str]) -> None:
+    for name in names:
+        if name.startswith((TANGENT, COTANGENT)):
+            raise UsageError(
+                f"the name of variable {name!r} is reserved for derivatives",
+                expected=f"a name that does not begin with {TANGENT!r} or {COTANGENT!r}",
+                mend="rename it: --rename OLD:NEW",
+            )
 
 
 def validate_names(

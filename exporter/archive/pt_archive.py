@@ -210,6 +210,37 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
             got=f"{sum(sizes.values())} bytes",
             expected=f"at most {MAX_EXPANDED_BYTES}",
         )
+    for name, digest in _read_manifest(archive, folder, sizes, where).items():
+        if hashlib.sha256(archive.read(f"{folder}/{name}")).hexdigest() != digest:
+            raise ArchiveError(
+                "a record of the archive was changed",
+                where=f"{where}, record {name}",
+                got="bytes whose sha256 is not the manifest's",
+                mend="copy it again, or export it again",
+            )
+    _check_seal(path)
+    if any(name.startswith((COMPILED, PROGRAMS)) for name in sizes) and f"data/{PARAMETERS}" not in sizes:
+        raise ArchiveError(
+            "this package has no parameters",
+            where=where,
+            expected=f"the record data/{PARAMETERS}",
+            mend="convert it again",
+        )
+    contract = contract_from_json(archive.read(f"{folder}/extra/{CONTRACT}"), where)
+    graph = archive.read(f"{folder}/extra/{GRAPH}")
+    if contract.graph and hashlib.sha256(graph).hexdigest() != contract.graph:
+        raise ArchiveError(
+            "the contract names a different graph than the archive contains",
+            where=f"{where}, field graph",
+            got=contract.graph,
+            expected=f"the sha256 of the record extra/{GRAPH}",
+            mend="export the model again",
+        )
+    return Archive(path, contract, sizes, graph.decode())
+
+
+def _read_manifest(archive: zipfile.ZipFile, folder: str, sizes: Mapping[str, int], where: str) -> dict[str, str]:
+    """Return the digests by record; raise ``ArchiveError`` if the archive does not have exactly those records."""
     missing = [name for name in REQUIRED_RECORDS if not sizes.keys() & {*_list_record_names(name)}]
     if len(missing) == len(REQUIRED_RECORDS):
         torchscript = "constants.pkl" in sizes or "data.pkl" in sizes
@@ -241,40 +272,19 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
             ),
             mend="export it again",
         )
-    for name, digest in manifest.items():
-        if hashlib.sha256(archive.read(f"{folder}/{name}")).hexdigest() != digest:
-            raise ArchiveError(
-                "a record of the archive was changed",
-                where=f"{where}, record {name}",
-                got="bytes whose sha256 is not the manifest's",
-                mend="copy it again, or export it again",
-            )
+    return manifest
+
+
+def _check_seal(path: Path) -> None:
+    """Check the digest at the end of the file, which holds the bytes between the records too."""
     data = path.read_bytes()
     if not data[:-64].endswith(SEAL) or hashlib.sha256(data[:-64]).hexdigest().encode() != data[-64:]:
         raise ArchiveError(
             "a byte between the records of the archive was changed",
-            where=where,
+            where=str(path),
             got="bytes whose sha256 is not the one at the end of the file",
             mend="copy it again, or export it again",
         )
-    if any(name.startswith((COMPILED, PROGRAMS)) for name in sizes) and f"data/{PARAMETERS}" not in sizes:
-        raise ArchiveError(
-            "this package has no parameters",
-            where=where,
-            expected=f"the record data/{PARAMETERS}",
-            mend="convert it again",
-        )
-    contract = contract_from_json(archive.read(f"{folder}/extra/{CONTRACT}"), where)
-    graph = archive.read(f"{folder}/extra/{GRAPH}")
-    if contract.graph and hashlib.sha256(graph).hexdigest() != contract.graph:
-        raise ArchiveError(
-            "the contract names a different graph than the archive contains",
-            where=f"{where}, field graph",
-            got=contract.graph,
-            expected=f"the sha256 of the record extra/{GRAPH}",
-            mend="export the model again",
-        )
-    return Archive(path, contract, sizes, graph.decode())
 
 
 def _list_record_names(name: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from exporter.archive.contract import Contract, MethodSpec, block_name, strip_prefix
@@ -45,36 +45,7 @@ def rename_variables(contract: Contract, renames: Sequence[RenameRule]) -> Contr
     Raises ``UsageError`` for a rule that matches nothing and for one that makes two names equal."""
     if not renames:
         return contract
-    names = list(dict.fromkeys(s.name for s in (*contract.inputs, *contract.outputs)))
-    new_names: dict[str, str] = {}
-    for rename in renames:
-        matches = {name: new_name for name in names if (new_name := rename.apply(name)) is not None}
-        if not matches:
-            raise UsageError(
-                "a rename matches no variable",
-                where=f"--rename {rename.old}:{rename.new}",
-                expected=suggest_names(rename.old, names),
-            )
-        if not any(name not in new_names for name in matches):
-            raise UsageError(
-                "a rename has no effect: earlier renames took all of its variables",
-                where=f"--rename {rename.old}:{rename.new}",
-                got=", ".join(map(repr, matches)),
-                mend="drop it, or put it first",
-            )
-        for name, new_name in matches.items():
-            new_names.setdefault(name, new_name)
-    old_names_by_new: dict[str, list[str]] = {}
-    for name in names:
-        old_names_by_new.setdefault(new_names.get(name, name), []).append(name)
-    for new_name, old_names in old_names_by_new.items():
-        if len(old_names) > 1:
-            raise UsageError(
-                "renaming makes two names equal",
-                where=", ".join(f"--rename {r.old}:{r.new}" for r in renames),
-                got=f"{' and '.join(map(repr, old_names))} would both be {new_name!r}",
-                expected="a different name for every variable",
-            )
+    new_names = _choose_new_names(renames, dict.fromkeys(s.name for s in (*contract.inputs, *contract.outputs)))
 
     def map_name(name: str) -> str:
         variable = strip_prefix(name)
@@ -110,3 +81,37 @@ def rename_variables(contract: Contract, renames: Sequence[RenameRule]) -> Contr
             outputs={blocks.get(k) or map_name(k): v for k, v in contract.tolerance.outputs.items()},
         ),
     )
+
+
+def _choose_new_names(renames: Sequence[RenameRule], names: Collection[str]) -> dict[str, str]:
+    """Return the new names of the variables that a rule matches, by their old names."""
+    new_names: dict[str, str] = {}
+    for rename in renames:
+        matches = {name: new_name for name in names if (new_name := rename.apply(name)) is not None}
+        if not matches:
+            raise UsageError(
+                "a rename matches no variable",
+                where=f"--rename {rename.old}:{rename.new}",
+                expected=suggest_names(rename.old, names),
+            )
+        if not any(name not in new_names for name in matches):
+            raise UsageError(
+                "a rename has no effect: earlier renames took all of its variables",
+                where=f"--rename {rename.old}:{rename.new}",
+                got=", ".join(map(repr, matches)),
+                mend="drop it, or put it first",
+            )
+        for name, new_name in matches.items():
+            new_names.setdefault(name, new_name)
+    old_names_by_new: dict[str, list[str]] = {}
+    for name in names:
+        old_names_by_new.setdefault(new_names.get(name, name), []).append(name)
+    for new_name, old_names in old_names_by_new.items():
+        if len(old_names) > 1:
+            raise UsageError(
+                "renaming makes two names equal",
+                where=", ".join(f"--rename {r.old}:{r.new}" for r in renames),
+                got=f"{' and '.join(map(repr, old_names))} would both be {new_name!r}",
+                expected="a different name for every variable",
+            )
+    return new_names

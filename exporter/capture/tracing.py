@@ -1,16 +1,11 @@
-"""Capture of a warmed-up model by ``torch.jit.trace``. The soundness gate decides whether the trace lost meaning.
-
-The model is traced twice: the first trace shows which tensors are its constants, and the second, which is kept, reads
-them from buffers."""
+"""Traces of a warmed-up model by ``torch.jit.trace``."""
 
 from __future__ import annotations
 
-import functools
 import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,142 +13,29 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from exporter.archive.contract import NEWTON_OUTPUTS, Finding, MethodSpec
-from exporter.archive.derivative_request import ResolvedDerivatives
-from exporter.archive.method_names import METHOD, NEWTON_INFO
-from exporter.capture import constants, derivative_plan, module_tree, newton_capture
-from exporter.capture.batch_chunking import add_chunked_method, is_chunkable
+from exporter.archive.method_names import METHOD
+from exporter.capture import module_tree, newton_capture
 from exporter.capture.custom_functions import inline_custom_functions
-from exporter.capture.derivative_methods import define_derivative_methods
-from exporter.capture.forward_wrapper import emit_forward_source, make_argument_names
-from exporter.capture.joint_graph import list_program_constants, trace_joint_graph
-from exporter.capture.operator_rewrites import eliminate_common_subexpressions, list_operators, rewrite_operators
-from exporter.capture.scripting import compile_submodule, find_marked_modules, scripting_findings
-from exporter.capture.settable_parameters import find_settable_parameters
-from exporter.capture.torchscript_writer import emit_torchscript, find_varying_sizes
+from exporter.capture.scripting import compile_submodule, find_marked_modules
 from exporter.capture.value_reads import ValueReadRecorder, fresh_constants
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
-from exporter.common.torch_hooks import ignore_deprecations, patch_forward
+from exporter.common.torch_hooks import patch_forward
 from exporter.common.user_code import user_source_location
 from exporter.model.eager.evaluation import (
-    eager_context,
     evaluate,
     find_forward_line,
     normalize_outputs,
     user_traceback_location,
 )
 from exporter.model.eager.warmup import Warmup
-from exporter.model.implicit.implicit_update import collect_newton_info
 from exporter.model.source import Inputs
 
 # Calls of a submodule with more calls than this are inlined.
 MAX_SUBMODULE_CALLS = 8
 
 
-@dataclass(frozen=True)
-class CaptureResult:
-    """The module to save, the operators that it calls, the parameters that can be set, and the findings.
-
-    ``tracer_warnings`` are those of torch's tracer, as ``(user's line, text)``: hints, not verdicts."""
-
-    module: torch.jit.ScriptModule
-    operators: tuple[str, ...]
-    parameters: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    tracer_warnings: tuple[tuple[str, str], ...] = ()
-    methods: Mapping[str, MethodSpec] = field(default_factory=dict)
-
-
 # The function to trace and its inputs, by method name.
 Methods = Mapping[str, tuple[module_tree.Run, Inputs]]
-
-
-def capture(
-    warm: Warmup,
-    inputs: Inputs,
-    seed: int,
-    resolved_derivatives: ResolvedDerivatives | None = None,
-    solves: Mapping[str, newton_capture.CapturedSolver] | None = None,
-) -> CaptureResult:
-    """Trace the module to save at ``inputs``, and inspect its constants.
-
-    ``resolved_derivatives`` are those to be defined; ``solves``: the solvers of implicit updates, by path.
-
-    Raises ``CaptureError`` if there is no trace, or if an output without a batch depends on the inputs;
-    ``OperatorError`` for an operator of a source library."""
-    source, solves = warm.source, solves or {}
-    generator = torch.Generator().manual_seed(seed)
-    with eager_context(source), ignore_deprecations():
-        inlined = find_repeated_submodules(warm)
-        plan = (
-            derivative_plan.plan_derivatives(warm, resolved_derivatives, inputs)
-            if resolved_derivatives
-            else derivative_plan.DerivativePlan(ResolvedDerivatives())
-        )
-        program = trace_joint_graph(source, inputs, warm.constant) if source.uses_autograd else None
-        methods = {METHOD: (_make_forward_run(warm), inputs)} if program is None else {}
-        if solves:
-            methods[NEWTON_INFO] = (functools.partial(collect_newton_info, source), inputs)
-        first, warned = trace_recording_warnings(warm, {**methods, **plan.traced_methods}, inlined, solves)
-        if program is None:
-            check_constant_outputs(warm, first)
-        constants.pin_numbers(first)
-        constants.fold_copies(first)
-        all_constants = [
-            *constants.locate_constants(first),
-            *(list_program_constants(source, program) if program else ()),
-        ]
-        findings = constants.find_lost_precision(all_constants, [spec.dtype for spec in source.inputs])
-        # The second trace would repeat the warnings.
-        warnings.simplefilter("ignore", TracerWarning)
-        buffers = constants.collect_distinct_constants(first)
-        places = constants.Places(source.parameter_module, buffers.setdefault("", []))
-        program_constants = program.constants if program is not None else {}
-        for value in (*program_constants.values(), *plan.list_constants(bool(source.batch_ndim))):
-            places.make_room(value)
-        module = _trace(warm, {**methods, **plan.traced_methods}, buffers, inlined, solves)
-        constants.pin_numbers(module)
-        constants.fold_copies(module)
-        constants.lift_constants(module)
-        constants.pin_dtypes(module)
-        constants.follow_inputs(module)
-        findings += [
-            *constants.find_fixed_devices(module),
-            *scripting_findings([path for path in find_marked_modules(source.parameter_module) if path not in solves]),
-        ]
-        if program is not None:
-            names = make_argument_names([s.name for s in source.inputs])
-            expressions = {target: places.format_expression(value) for target, value in program_constants.items()}
-            varying = find_varying_sizes(source.inputs, bool(source.batch_ndim))
-            module.define(emit_torchscript(program, METHOD, names, expressions, varying))
-            check_constant_outputs(warm, module)
-        rewrite_operators(module)
-        list_operators(module)
-        contiguous = warm.contiguous or program is not None
-        inner = METHOD
-        # A Newton solver has its own slices.
-        if is_chunkable(warm) and not solves:
-            names = make_argument_names([s.name for s in source.inputs])
-            inner = add_chunked_method(module, "forward", inner, names, len(warm.output_specs))
-        forward_options = (source.inputs, len(warm.output_specs), bool(source.batch_ndim), contiguous)
-        module.define(emit_forward_source(*forward_options, inner=inner))
-        method_specs = define_derivative_methods(warm, plan, module, places.format_expression)
-        if solves:
-            method_specs["newton_info"] = MethodSpec(tuple(s.name for s in source.inputs), tuple(NEWTON_OUTPUTS))
-            info_options = (source.inputs, len(NEWTON_OUTPUTS), bool(source.batch_ndim), contiguous)
-            module.define(emit_forward_source(*info_options, name="newton_info", inner=NEWTON_INFO))
-        rewrite_operators(module)
-        eliminate_common_subexpressions(module)
-        blocks = (
-            [o for o in method_specs["jacobian"].outputs if not isinstance(o, str)]
-            if "jacobian" in method_specs
-            else []
-        )
-        # Random samples may not converge.
-        parameters, frozen = find_settable_parameters(
-            warm, module, warm.inputs if solves else inputs, generator, blocks
-        )
-    return CaptureResult(module, list_operators(module), parameters, (*findings, *frozen), tuple(warned), method_specs)
 
 
 def check_constant_outputs(warm: Warmup, module: torch.jit.ScriptModule) -> None:
@@ -165,7 +47,7 @@ def check_constant_outputs(warm: Warmup, module: torch.jit.ScriptModule) -> None
     graph_outputs = list(next(iter(graph.outputs())).node().inputs())
     input_names = {value.debugName() for value in list(graph.inputs())[1:]}
     for spec, constant, value in zip(warm.output_specs, warm.constant, graph_outputs, strict=True):
-        # _trace expands such an output to the batch, with sizes that do come from an input.
+        # trace_methods expands such an output to the batch, with sizes that do come from an input.
         if constant and _reaches(next(iter(value.node().inputs())), input_names, set()):
             raise CaptureError(
                 f"output {spec.name!r} of model {warm.source.name!r} does not carry the batch",
@@ -230,13 +112,14 @@ def trace_recording_warnings(
         warnings.simplefilter("always", TracerWarning)
         warnings.showwarning = show
         with ValueReadRecorder():
-            module = _trace(warm, methods, {}, inlined, solves)
+            module = trace_methods(warm, methods, {}, inlined, solves)
     for message, category, filename, lineno in other_warnings:
         warnings.warn_explicit(message, category, filename, lineno)
     return module, list(dict.fromkeys(caught))
 
 
-def _make_forward_run(warm: Warmup) -> module_tree.Run:
+def make_forward_run(warm: Warmup) -> module_tree.Run:
+    """Return the model as a function of tensors that returns a tuple; constant outputs are expanded to the batch."""
     source = warm.source
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -252,13 +135,14 @@ def _make_forward_run(warm: Warmup) -> module_tree.Run:
     return run
 
 
-def _trace(
+def trace_methods(
     warm: Warmup,
     methods: Methods,
     buffers: Mapping[str, Sequence[torch.Tensor]],
     inlined: set[nn.Module],
     solves: Mapping[str, newton_capture.CapturedSolver],
 ) -> torch.jit.ScriptModule:
+    """Trace the methods into one module, which reads its constants from ``buffers``; marked modules are scripted."""
     source = warm.source
     modules = find_marked_modules(source.parameter_module)
     scripted = {

@@ -19,7 +19,7 @@ from exporter.archive.derivative_request import DerivativeRequest, ResolvedDeriv
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.capture import newton_capture
 from exporter.capture.autograd_detection import detect_inner_autograd
-from exporter.capture.tracing import CaptureResult, capture
+from exporter.capture.passes import CaptureResult, capture
 from exporter.common.errors import UnsupportedError, UsageError
 from exporter.common.forking import run_in_fork
 from exporter.common.torch_hooks import ignore_deprecations

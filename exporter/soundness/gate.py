@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from exporter.archive.contract import Finding
-from exporter.capture.tracing import CaptureResult
+from exporter.capture.passes import CaptureResult
 from exporter.common.errors import UnsoundError, UsageError, suggest_names
 from exporter.common.forking import ForkFailedError
 from exporter.model.eager.warmup import FirstRun, Warmup

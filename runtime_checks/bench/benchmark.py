@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,38 +91,30 @@ def run_benchmark(
     rows = collect_rows(containers.open_container(paths[0]).cases(), contract, method)
     batches = sorted(set(batches)) if rows.batched else [1]
     labels = make_labels(paths)
-    candidates = [
-        *(make_file_candidate(path, label, device) for path, label in zip(paths, labels, strict=True)),
-        *others,
-    ]
+    candidates = [make_file_candidate(path, label, device) for path, label in zip(paths, labels, strict=True)]
+    candidates += others
     notes: list[str] = []
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        cold_batches = [b for b in batches if rows.count_bytes(b) < 2**28][:6] or batches[:1]
-        colds = []
+    with use_threads(threads):
+        colds, cold_batches = [], [b for b in batches if rows.count_bytes(b) < 2**28][:6] or batches[:1]
         for candidate in candidates if device == "cpu" else ():
             progress(f"{candidate.label}: a fresh process")
             colds.append(measure_cold_start(candidate, method, rows, cold_batches, threads, time_limit))
         calls = {candidate.label: candidate.open(threads) for candidate in candidates}
         timings: list[Timing] = []
         launched: dict[str, int] = {}
-        with torch.no_grad():
-            speed = measure_bandwidth(device)
-            for batch in batches:
-                needed = _estimate_memory(colds, rows.count_bytes(batch), batch)
-                if needed > SHARE * _read_free_memory():
-                    notes.append(f"batch {batch:,}: left out, as it takes about {needed / 2**30:.1f} GiB")
-                    continue
-                progress(f"batch {batch:,}")
-                inputs, expected = rows.take(batch)
-                inputs = tuple(t.to(device) for t in inputs)
-                ready = _select_ready(calls, contract, method, inputs, expected, batch, notes)
-                if device != "cpu":
-                    launched = {label: count_kernel_launches(call, method, inputs) for label, call in ready.items()}
-                timings += measure_throughput(ready, method, inputs, batch, device=device)
-    finally:
-        torch.set_num_threads(before)
+        speed = measure_bandwidth(device)
+        for batch in batches:
+            needed = _estimate_memory(colds, rows.count_bytes(batch), batch)
+            if needed > SHARE * _read_free_memory():
+                notes.append(f"batch {batch:,}: left out, as it takes about {needed / 2**30:.1f} GiB")
+                continue
+            progress(f"batch {batch:,}")
+            inputs, expected = rows.take(batch)
+            inputs = tuple(t.to(device) for t in inputs)
+            ready = _select_ready(calls, contract, method, inputs, expected, batch, notes)
+            if device != "cpu":
+                launched = {label: count_kernel_launches(call, method, inputs) for label, call in ready.items()}
+            timings += measure_throughput(ready, method, inputs, batch, device=device)
     return BenchmarkResult(
         model=contract.name,
         method=method,
@@ -135,6 +128,18 @@ def run_benchmark(
         kernels=launched,
         notes=tuple(notes),
     )
+
+
+@contextlib.contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Run the block with this number of torch's threads, and without gradients."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _select_ready(

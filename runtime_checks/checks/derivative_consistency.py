@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -66,42 +66,41 @@ def derivative_product_checks(contract: Contract, cases: Sequence[ReferenceCase]
         by_method = {c.method: r.outputs for c, r in zip(calls, results, strict=True)}
         pushed = _select_products(contract, "jvp", by_method)
         pulled = _select_products(contract, "vjp", by_method)
-        wrong = []
+        pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         if pushed and pulled:
-            jvp_side = sum(
-                (_dot(seeds[n], pushed[n], batch_ndim) for n in seeds if n in pushed), torch.zeros(batch_shape)
-            )
-            vjp_side = sum(
-                (_dot(pulled[n], tangents[n], batch_ndim) for n in tangents if n in pulled), torch.zeros(batch_shape)
-            )
-            wrong += _describe_mismatch(
-                contract, "vjp against jvp", torch.as_tensor(jvp_side), torch.as_tensor(vjp_side), values
-            )
+            zeros = torch.zeros(batch_shape)
+            jvp_side = sum((_dot(seeds[n], pushed[n], batch_ndim) for n in seeds if n in pushed), zeros)
+            vjp_side = sum((_dot(pulled[n], tangents[n], batch_ndim) for n in tangents if n in pulled), zeros)
+            pairs["vjp against jvp"] = torch.as_tensor(jvp_side), torch.as_tensor(vjp_side)
         if "jacobian" in by_method and _has_all_blocks(contract):
-            blocks = {
-                o: v
-                for o, v in zip(methods["jacobian"].outputs, by_method["jacobian"], strict=True)
-                if not isinstance(o, str)
-            }
-            for output, value in pushed.items():
-                terms = [
-                    _apply(b, tangents[i], batch_ndim) for (o, i), b in blocks.items() if o == output and i in tangents
-                ]
-                wrong += _describe_mismatch(
-                    contract, f"jvp of {output!r} against the blocks", value, _sum_terms(terms, value), values
-                )
-            for wrt, value in pulled.items():
-                terms = [
-                    _apply_transpose(b, seeds[o], batch_ndim) for (o, i), b in blocks.items() if i == wrt and o in seeds
-                ]
-                wrong += _describe_mismatch(
-                    contract, f"vjp by {wrt!r} against the blocks", value, _sum_terms(terms, value), values
-                )
+            results_by_name = zip(methods["jacobian"].outputs, by_method["jacobian"], strict=True)
+            blocks = {o: v for o, v in results_by_name if not isinstance(o, str)}
+            pairs |= _pair_with_blocks(blocks, pushed, tangents, pulled, seeds, batch_ndim)
+        wrong = [text for name, (a, b) in pairs.items() for text in _describe_mismatch(contract, name, a, b, values)]
         if wrong:
             return CheckResult(PRODUCTS, FAILED, len(calls), "; ".join(wrong))
         return CheckResult(PRODUCTS, PASSED, len(calls), ", ".join(by_method))
 
     return [Probe(tuple(calls), judge)]
+
+
+def _pair_with_blocks(
+    blocks: Mapping[tuple[str, str], torch.Tensor],
+    pushed: Mapping[str, torch.Tensor],
+    tangents: Mapping[str, torch.Tensor],
+    pulled: Mapping[str, torch.Tensor],
+    seeds: Mapping[str, torch.Tensor],
+    batch_ndim: int,
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Pair each product of ``jvp`` and ``vjp`` with the same product by the blocks."""
+    pairs = {}
+    for output, value in pushed.items():
+        terms = [_apply(b, tangents[i], batch_ndim) for (o, i), b in blocks.items() if o == output and i in tangents]
+        pairs[f"jvp of {output!r} against the blocks"] = value, _sum_terms(terms, value)
+    for wrt, value in pulled.items():
+        terms = [_apply_transpose(b, seeds[o], batch_ndim) for (o, i), b in blocks.items() if i == wrt and o in seeds]
+        pairs[f"vjp by {wrt!r} against the blocks"] = value, _sum_terms(terms, value)
+    return pairs
 
 
 def _select_products(contract: Contract, method: str, results: dict[str, Tensors]) -> dict[str, torch.Tensor]:

@@ -254,13 +254,8 @@ class NewtonSolver(nn.Module):
                 failure = torch.where(finite, failure, 3)
                 status.index_copy_(0, ended_positions, torch.where(good, 0, failure)[ended])
                 active = ~ended
-                positions, u, step, residual, first = (
-                    positions[active],
-                    u[active],
-                    step[active],
-                    residual[active],
-                    first[active],
-                )
+                positions, u, step = positions[active], u[active], step[active]
+                residual, first = residual[active], first[active]
                 args = [t[active] if i < self.batched else t for i, t in enumerate(args)]
             if positions.numel() > 0:
                 u = self.stepped(u, step, residual, args)

@@ -57,7 +57,6 @@ def _check(context: CaptureContext) -> list[Finding]:
             MAX_NUMBERS if not find_solvers(source.parameter_module) else SIZES[-1] if reads else MAX_SOLVED_BATCH
         )
         pending = [n for n in candidates if n <= max_size]
-        notes: list[Finding] = []
         is_fast = True
         for size in pending:
             if (
@@ -90,20 +89,17 @@ def _check(context: CaptureContext) -> list[Finding]:
             if mismatch:
                 return [_make_finding(context, base, inputs, format_sizes(sizes), mismatch)]
         too_large = [n for n in literals if n > max_size or _count_numbers(context, n) > MAX_NUMBERS]
-        if too_large and reads:
-            where = next(iter(reads))[0]
-            notes.append(
-                Finding(
-                    CHECK, f"a size is compared with {too_large[0]}", where, reason="larger than any batch that was run"
-                )
-            )
-        for where, operation in reads:
-            notes.append(
-                Finding(
-                    CHECK, f"{operation} reads a size", where, reason="capture and eager mode agree on every side of it"
-                )
-            )
-        return notes
+        return _make_notes(list(reads), too_large)
+
+
+def _make_notes(reads: Sequence[tuple[str, str]], too_large: Sequence[int]) -> list[Finding]:
+    """Make the notes of a model that reads sizes, and agrees at every size that was run."""
+    notes: list[Finding] = []
+    if too_large and reads:
+        what, reason = f"a size is compared with {too_large[0]}", "larger than any batch that was run"
+        notes.append(Finding(CHECK, what, reads[0][0], reason=reason))
+    reason = "capture and eager mode agree on every side of it"
+    return notes + [Finding(CHECK, f"{operation} reads a size", where, reason=reason) for where, operation in reads]
 
 
 def _name_batch_size(context: CaptureContext) -> str:

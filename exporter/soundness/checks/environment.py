@@ -52,97 +52,85 @@ def _make_raiser(error: Exception) -> Callable[[Any], Any]:
     return answer
 
 
+def _flip(value: Any) -> bool:
+    return not value
+
+
+def _shift_years(value: float) -> float:
+    return value + 98_765_432.1
+
+
+def _say_elsewhere(_: Any) -> str:
+    return "elsewhere"
+
+
+_NO_FILE = (_make_raiser(OSError("no such file")),)
+_TORCH = "a setting of torch"
+# What is asked about, its owner, the names of the functions, and the answers to try in their place.
+_PROBES: tuple[tuple[str, Any, str, tuple[Callable[[Any], Any], ...]], ...] = (
+    (
+        "a clock",
+        time,
+        "time perf_counter monotonic process_time",
+        (_shift_years, lambda v: v + 9_876_543_210.1, lambda _: 0.0),
+    ),
+    ("a clock", time, "time_ns perf_counter_ns monotonic_ns", (lambda v: v + 98_765_432_100_000_000,)),
+    ("a clock", time, "localtime gmtime", (lambda _: time.struct_time((1999, 12, 31, 23, 59, 59, 4, 365, 0)),)),
+    ("a clock", time, "strftime", (lambda _: "1999-12-31",)),
+    ("the environment", os._Environ, "__getitem__", (lambda _: "1", lambda _: "0", _make_raiser(KeyError("?")))),
+    ("the environment", os._Environ, "__contains__", (_flip,)),
+    ("a clock", time, "ctime", (lambda _: "Fri Dec 31 23:59:59 1999",)),
+    ("the environment", os._Environ, "__len__", (lambda v: v + 1000,)),
+    ("the environment", os._Environ, "__iter__", (lambda _: iter(()),)),
+    ("the host", sys, "getrecursionlimit", (lambda v: v + 1000,)),
+    ("a file", os, "stat", _NO_FILE),
+    ("a file", os, "scandir", (_make_raiser(OSError("no such folder")),)),
+    ("the host", os, "getpid", (lambda v: v + 4242,)),
+    ("the host", os, "getcwd", (lambda _: "/elsewhere",)),
+    ("the host", os, "cpu_count", (lambda _: 4097,)),
+    ("the host", os, "uname", (lambda _: os.uname_result(("Else", "elsewhere", "0", "0", "none")),)),
+    ("the host", socket, "gethostname", (_say_elsewhere,)),
+    ("the host", platform, "node", (_say_elsewhere,)),
+    ("the host", platform, "system", (lambda _: "Elsewhere",)),
+    ("the host", platform, "machine", (_say_elsewhere,)),
+    ("the host", getpass, "getuser", (lambda _: "nobody-else",)),
+    ("a file", builtins, "open", _NO_FILE),
+    ("a file", io, "open", _NO_FILE),
+    ("for a module", builtins, "__import__", (_make_raiser(ImportError("no such module")),)),
+    ("a file", os, "listdir", (lambda _: [],)),
+    ("a file", os.path, "exists isfile isdir", (_flip,)),
+    ("a file", pathlib.Path, "exists is_file is_dir", (_flip,)),
+    ("a file", os.path, "getmtime", (_shift_years,)),
+    ("random numbers", random, "random uniform", (lambda _: 0.0, lambda _: 1 - 2**-53)),
+    (_TORCH, torch, "is_grad_enabled is_inference_mode_enabled", (_flip,)),
+    (_TORCH, torch, "get_num_threads", (lambda v: v + 7,)),
+    (_TORCH, torch, "get_default_dtype", (lambda v: torch.float64 if v == torch.float32 else torch.float32,)),
+    (_TORCH, torch, "are_deterministic_algorithms_enabled is_anomaly_enabled", (_flip,)),
+    (_TORCH, torch, "is_deterministic_algorithms_warn_only_enabled", (_flip,)),
+    (_TORCH, torch, "get_float32_matmul_precision", (lambda _: "medium", lambda _: "high")),
+    (_TORCH, torch, "get_default_device", (lambda _: torch.device("meta"),)),
+    (_TORCH, torch.distributed, "is_initialized", (_flip,)),
+    ("a setting of logging", logging.Logger, "isEnabledFor", (_flip,)),
+    (_TORCH, torch.cuda, "is_available", (_flip,)),
+    (_TORCH, torch.cuda, "device_count", (lambda v: v + 1,)),
+    (_TORCH, torch.jit, "is_tracing is_scripting", (_flip,)),
+    (_TORCH, torch.compiler, "is_compiling", (_flip,)),
+    (_TORCH, torch, "is_autocast_enabled", (_flip,)),
+)
+
+
 def _list_environment_probes() -> list[EnvironmentProbe]:
-    def shift_years(value: float) -> float:
-        return value + 98_765_432.1
-
-    def shift_centuries(value: float) -> float:
-        return value + 9_876_543_210.1
-
-    probes = [
-        *(
-            EnvironmentProbe("a clock", time, n, (shift_years, shift_centuries, lambda _: 0.0))
-            for n in ("time", "perf_counter", "monotonic", "process_time")
-        ),
-        *(
-            EnvironmentProbe("a clock", time, n, (lambda v: v + 98_765_432_100_000_000,))
-            for n in ("time_ns", "perf_counter_ns", "monotonic_ns")
-        ),
-        *(
-            EnvironmentProbe("a clock", time, n, (lambda _: time.struct_time((1999, 12, 31, 23, 59, 59, 4, 365, 0)),))
-            for n in ("localtime", "gmtime")
-        ),
-        EnvironmentProbe("a clock", time, "strftime", (lambda _: "1999-12-31",)),
-        EnvironmentProbe(
-            "the environment", os._Environ, "__getitem__", (lambda _: "1", lambda _: "0", _make_raiser(KeyError("?")))
-        ),
-        EnvironmentProbe("the environment", os._Environ, "__contains__", (lambda v: not v,)),
-        EnvironmentProbe("a clock", time, "ctime", (lambda _: "Fri Dec 31 23:59:59 1999",)),
-        EnvironmentProbe("the environment", os._Environ, "__len__", (lambda v: v + 1000,)),
-        EnvironmentProbe("the environment", os._Environ, "__iter__", (lambda _: iter(()),)),
-        EnvironmentProbe("the host", sys, "getrecursionlimit", (lambda v: v + 1000,)),
-        EnvironmentProbe("a file", os, "stat", (_make_raiser(OSError("no such file")),)),
-        EnvironmentProbe("a file", os, "scandir", (_make_raiser(OSError("no such folder")),)),
-        EnvironmentProbe("the host", os, "getpid", (lambda v: v + 4242,)),
-        EnvironmentProbe("the host", os, "getcwd", (lambda _: "/elsewhere",)),
-        EnvironmentProbe("the host", os, "cpu_count", (lambda _: 4097,)),
-        EnvironmentProbe(
-            "the host", os, "uname", (lambda _: os.uname_result(("Else", "elsewhere", "0", "0", "none")),)
-        ),
-        EnvironmentProbe("the host", socket, "gethostname", (lambda _: "elsewhere",)),
-        EnvironmentProbe("the host", platform, "node", (lambda _: "elsewhere",)),
-        EnvironmentProbe("the host", platform, "system", (lambda _: "Elsewhere",)),
-        EnvironmentProbe("the host", platform, "machine", (lambda _: "elsewhere",)),
-        EnvironmentProbe("the host", getpass, "getuser", (lambda _: "nobody-else",)),
-        EnvironmentProbe("a file", builtins, "open", (_make_raiser(OSError("no such file")),)),
-        EnvironmentProbe("a file", io, "open", (_make_raiser(OSError("no such file")),)),
-        EnvironmentProbe("for a module", builtins, "__import__", (_make_raiser(ImportError("no such module")),)),
-        EnvironmentProbe("a file", os, "listdir", (lambda _: [],)),
-        *(EnvironmentProbe("a file", os.path, n, (lambda v: not v,)) for n in ("exists", "isfile", "isdir")),
-        *(EnvironmentProbe("a file", pathlib.Path, n, (lambda v: not v,)) for n in ("exists", "is_file", "is_dir")),
-        EnvironmentProbe("a file", os.path, "getmtime", (shift_years,)),
-        *(
-            EnvironmentProbe("random numbers", random, n, (lambda _: 0.0, lambda _: 1 - 2**-53))
-            for n in ("random", "uniform")
-        ),
-        EnvironmentProbe("a setting of torch", torch, "is_grad_enabled", (lambda v: not v,)),
-        EnvironmentProbe("a setting of torch", torch, "is_inference_mode_enabled", (lambda v: not v,)),
-        EnvironmentProbe("a setting of torch", torch, "get_num_threads", (lambda v: v + 7,)),
-        EnvironmentProbe(
-            "a setting of torch",
-            torch,
-            "get_default_dtype",
-            (lambda v: torch.float64 if v == torch.float32 else torch.float32,),
-        ),
-        *(
-            EnvironmentProbe("a setting of torch", torch, n, (lambda v: not v,))
-            for n in (
-                "are_deterministic_algorithms_enabled",
-                "is_anomaly_enabled",
-                "is_deterministic_algorithms_warn_only_enabled",
-            )
-        ),
-        EnvironmentProbe(
-            "a setting of torch", torch, "get_float32_matmul_precision", (lambda _: "medium", lambda _: "high")
-        ),
-        EnvironmentProbe("a setting of torch", torch, "get_default_device", (lambda _: torch.device("meta"),)),
-        EnvironmentProbe("a setting of torch", torch.distributed, "is_initialized", (lambda v: not v,)),
-        EnvironmentProbe("a setting of logging", logging.Logger, "isEnabledFor", (lambda v: not v,)),
-        EnvironmentProbe("a setting of torch", torch.cuda, "is_available", (lambda v: not v,)),
-        EnvironmentProbe("a setting of torch", torch.cuda, "device_count", (lambda v: v + 1,)),
-        EnvironmentProbe("a setting of torch", torch.jit, "is_tracing", (lambda v: not v,)),
-        EnvironmentProbe("a setting of torch", torch.jit, "is_scripting", (lambda v: not v,)),
-        EnvironmentProbe("a setting of torch", torch.compiler, "is_compiling", (lambda v: not v,)),
-        EnvironmentProbe("a setting of torch", torch, "is_autocast_enabled", (lambda v: not v,)),
-    ]
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        probes += [
-            EnvironmentProbe("random numbers", numpy.random, n, (lambda v: v * 0.0, lambda v: v * 0.0 + 0.999999))
-            for n in ("rand", "random", "random_sample", "uniform")
-        ]
+    table = list(_PROBES)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        answers = (lambda v: v * 0.0, lambda v: v * 0.0 + 0.999999)
+        table.append(("random numbers", numpy.random, "rand random random_sample uniform", answers))
     # Some builds of torch lack some functions.
-    return [q for q in probes if hasattr(q.owner, q.name)]
+    return [
+        EnvironmentProbe(what, owner, name, answers)
+        for what, owner, names, answers in table
+        for name in names.split()
+        if hasattr(owner, name)
+    ]
 
 
 def check(context: EagerContext) -> list[Finding]:

@@ -269,11 +269,70 @@ def call_package(module, method, *inputs):
     return module.run(method, inputs)
 
 
+class JobCalls:
+    """The calls of a job, run one after the other on a module."""
+
+    def __init__(self, job, module, optimised):
+        import torch
+
+        self.job, self.module, self.optimised = job, module, optimised
+        self.device = torch.device(job["device"])
+        self.parameters = dict(module.named_parameters())
+        self.moved = None
+
+    def run(self, call):
+        """Run one call; return its outputs, or the error that it raised."""
+        import torch
+
+        method, inputs, dtype, from_cpu, left_on_cpu, names, values, seeds, wrt = call
+        torch.set_default_dtype(getattr(torch, dtype))
+        placed = [x if i == left_on_cpu else copy_to_device(self.device, x) for i, x in enumerate(inputs)]
+        before = {name: self.parameters[name].detach().clone() for name in names}
+        try:
+            set_parameters(self.parameters, dict(zip(names, values, strict=True)))
+            outputs = self.compute(self.choose_function(method, from_cpu), placed, seeds, wrt)
+            return {"outputs": [t.cpu().clone() for t in outputs], "error": ""}
+        except Exception as error:
+            return {"outputs": [], "error": describe_error(error)}
+        finally:
+            set_parameters(self.parameters, before)
+
+    def choose_function(self, method, from_cpu):
+        """Return the function to call: of the module, or of one that was loaded on the CPU and then moved."""
+        import torch
+
+        if from_cpu and self.moved is None:
+            self.moved = torch.jit.load(self.job["archive"], map_location="cpu").eval().to(self.device)
+        if isinstance(self.module, PackageModule):
+            return functools.partial(call_package, self.module, method)
+        return getattr(self.moved if from_cpu else self.module, method)
+
+    def compute(self, function, placed, seeds, wrt):
+        """Return the outputs as a tuple of tensors on the device; raise if they are not."""
+        import torch
+        from torch.jit._fuser import optimized_execution
+
+        with torch.inference_mode(not seeds), optimized_execution(self.optimised):
+            if seeds:
+                leaves = [self.parameters[name] for name in wrt]
+                seeds = [copy_to_device(self.device, s) for s in seeds]
+                outputs = run_with_gradients(function, placed, seeds, leaves)
+            else:
+                outputs = function(*placed)
+        if self.job["any_outputs"]:
+            outputs = flatten_tensors(outputs)
+        if not isinstance(outputs, tuple):
+            raise TypeError(f"{type(outputs).__name__} returned instead of a tuple")
+        for i, t in enumerate(outputs):
+            if t.device.type != self.device.type:
+                raise ValueError(f"output {i} is on device {t.device} instead of {self.device}")
+        return outputs
+
+
 def perform_job(job):
     """Run the calls of a job; write the results and the evidence."""
     set_limits(job)
     import torch
-    from torch.jit._fuser import optimized_execution
 
     torch.set_default_dtype(torch.float32)
     torch.set_num_threads(1)
@@ -296,39 +355,9 @@ def perform_job(job):
         evidence["methods"] = module.methods if compiled else list(module._c._method_names())
         evidence["nodes"] = 0 if compiled else count_graph_nodes(module)
         evidence["optimised"] = evidence["nodes"] <= job["largest_optimised"]
-        device = torch.device(job["device"])
-        moved = None
-        parameters = dict(module.named_parameters())
+        calls = JobCalls(job, module, evidence["optimised"])
         for call in torch.load(job["calls"], weights_only=True):
-            method, inputs, dtype, from_cpu, left_on_cpu, names, values, seeds, wrt = call
-            torch.set_default_dtype(getattr(torch, dtype))
-            placed = [x if i == left_on_cpu else copy_to_device(device, x) for i, x in enumerate(inputs)]
-            before = {name: parameters[name].detach().clone() for name in names}
-            try:
-                set_parameters(parameters, dict(zip(names, values, strict=True)))
-                if from_cpu and moved is None:
-                    moved = torch.jit.load(job["archive"], map_location="cpu").eval().to(device)
-                if compiled:
-                    run = functools.partial(call_package, module, method)
-                else:
-                    run = getattr(moved if from_cpu else module, method)
-                with torch.inference_mode(not seeds), optimized_execution(evidence["optimised"]):
-                    if seeds:
-                        leaves = [parameters[name] for name in wrt]
-                        outputs = run_with_gradients(run, placed, [copy_to_device(device, s) for s in seeds], leaves)
-                    else:
-                        outputs = run(*placed)
-                if job["any_outputs"]:
-                    outputs = flatten_tensors(outputs)
-                if not isinstance(outputs, tuple):
-                    raise TypeError(f"{type(outputs).__name__} returned instead of a tuple")
-                for i, t in enumerate(outputs):
-                    if t.device.type != device.type:
-                        raise ValueError(f"output {i} is on device {t.device} instead of {device}")
-                results.append({"outputs": [t.cpu().clone() for t in outputs], "error": ""})
-            except Exception as error:
-                results.append({"outputs": [], "error": describe_error(error)})
-            set_parameters(parameters, before)
+            results.append(calls.run(call))
     evidence["foreign_modules"] = find_foreign_modules(job["packages"])
     torch.save(results, job["results"])
     with open(job["evidence"], "w") as file:
