@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch.jit._trace import TracerWarning
-from torch.overrides import TorchFunctionMode
 
-from exporter.common.torch_hooks import pause_tracing
+from exporter.common.torch_hooks import FunctionHook, pause_tracing
 from exporter.common.user_code import user_source_location
 
 _T = torch.Tensor
@@ -149,19 +148,12 @@ class ValueReadRecorder:
         return method
 
 
-class _FunctionReadMode(TorchFunctionMode):
+class _FunctionReadMode(FunctionHook):
     def __init__(self, recorder: ValueReadRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         recorder = self._recorder
         if recorder.is_reading:
             return func(*args, **kwargs)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 # Deprecation messages of torch.jit (DeprecationWarning up to torch 2.13, FutureWarning from 2.14).
 DEPRECATIONS = r"`torch\.jit\.\w+` is (deprecated|not supported in Python 3\.14)"
@@ -33,6 +34,23 @@ def pause_tracing(state: Any) -> Iterator[None]:
         yield
     finally:
         set_tracing_state(state)
+
+
+class FunctionHook(TorchFunctionMode):
+    """A mode that hands each call of a torch function to ``intercept``, one frame above."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return self.intercept(func, args, kwargs or {})
+
+    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of the call."""
+        raise NotImplementedError
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from exporter.archive.tensor_spec import fits_shape
 from exporter.common.errors import ArchiveError, MissingRuntimeError, RunError, UsageError, summarize_error
 from runtime_checks.kernels import compilation
 from runtime_checks.kernels.ctypes_library import Library
-from runtime_checks.runners.children.torch_child import count_graph_nodes, load_compiled_calls, load_program_calls
+from runtime_checks.runners.children.package_loading import count_graph_nodes, load_compiled_calls, load_program_calls
 
 Tensors = Sequence[torch.Tensor]
 

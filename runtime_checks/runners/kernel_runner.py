@@ -14,7 +14,6 @@ from runtime_checks.kernels import compilation, ctypes_library
 from runtime_checks.kernels.embedded import EmbeddedKernel
 from runtime_checks.runners.array_files import find_package_folders, run_child
 from runtime_checks.runners.base import Call, Run, RunnerVerdict
-from runtime_checks.runners.children import onnx_child
 from runtime_checks.runners.subprocesses import check_limits
 
 CHILD = Path(__file__).with_name("children") / "kernel_child.py"
@@ -48,7 +47,7 @@ class KernelRunner:
         job = {
             "library": str(shared_object),
             "described": opened.manifest,
-            "modules": {"onnx_child": onnx_child.__file__, "kernel_calls": ctypes_library.__file__},
+            "ctypes_library": ctypes_library.__file__,
             "packages": packages,
             "refused": sorted(source),
         }

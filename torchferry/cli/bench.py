@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from torchferry.cli.options import JsonOption
 from torchferry.cli.output import err, out, print_json
 
 
@@ -27,7 +28,7 @@ def command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     plot: Annotated[Path | None, typer.Option(help="Draw throughput against the batch: .svg or .html.")] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds for the fresh process of each candidate.")] = 300.0,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures for machines.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Time files of one contract side by side, in rounds in which each has its turn.
 

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from torchferry.cli.options import AllowOption, InputsOption, JsonOption, ModelOption, SeedOption, SourceArgument
 from torchferry.cli.output import out, print_findings, print_json
 
 
 def command(
-    source: Annotated[
-        str,
-        typer.Argument(help="model.i, path/to/file.py:factory or package.module:factory", metavar="SOURCE"),
-    ],
-    model: Annotated[
-        list[str] | None, typer.Option(help="A model of the input file; give it again for several.")
-    ] = None,
-    inputs: Annotated[Path | None, typer.Option(help="Warmup inputs by variable name: .pt, .npz or .json.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
-    allow: Annotated[list[str] | None, typer.Option(help="CHECK:REASON lets a finding pass.")] = None,
+    source: SourceArgument,
+    model: ModelOption = None,
+    inputs: InputsOption = None,
+    seed: SeedOption = 0,
+    allow: AllowOption = None,
     second_opinion: Annotated[
         bool, typer.Option("--second-opinion", help="Also ask torch.export; its answer decides nothing.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the findings for machines.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Run the soundness gate alone: would a capture of the model keep its meaning?
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torchferry.cli.options import JsonOption
 from torchferry.cli.output import err, print_compatibility, print_json
 
 
@@ -16,7 +17,7 @@ def command(
     any_build: Annotated[
         bool, typer.Option("--any-build", help="Accept a GPU build if there is no CPU build: gigabytes.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print it for machines.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Check archives under other versions of torch, each in an environment of its own, kept in the cache.
 

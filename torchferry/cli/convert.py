@@ -7,23 +7,31 @@ from typing import Annotated
 
 import typer
 
+from torchferry.cli.options import (
+    ArchiveArgument,
+    DeviceOption,
+    JsonOption,
+    MemoryLimitOption,
+    OpsetOption,
+    TimeLimitOption,
+)
 from torchferry.cli.output import count_bytes, out, print_json
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="An archive.", metavar="ARCHIVE")],
+    path: ArchiveArgument,
     to: Annotated[str, typer.Option(help="The container to write: onnx, pt2, program or c.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Default: the archive's name with the container's suffix.")
     ] = None,
-    opset: Annotated[int, typer.Option(help="ONNX's version of operators.")] = 18,
+    opset: OpsetOption = 18,
     finite_math: Annotated[
         bool, typer.Option("--finite-math", help="For a kernel: 0 * x is 0, whatever x is.")
     ] = False,
-    device: Annotated[str, typer.Option(help="Where it is verified: cpu, cuda, or several.")] = "cpu",
-    time_limit: Annotated[float, typer.Option(help="Seconds for the process that verifies.")] = 600.0,
-    memory_limit: Annotated[float, typer.Option(help="GiB for the process that verifies.")] = 16.0,
-    json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,
+    device: DeviceOption = "cpu",
+    time_limit: TimeLimitOption = 600.0,
+    memory_limit: MemoryLimitOption = 16.0,
+    json: JsonOption = False,
 ) -> None:
     """Write an archive as another container, from the file alone, and verify that.
 

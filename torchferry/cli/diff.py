@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torchferry.cli.options import JsonOption
 from torchferry.cli.output import print_difference, print_json
 
 
@@ -16,7 +17,7 @@ def command(
     run: Annotated[
         bool, typer.Option("--run", help="Run both on the stored cases of either, and compare the outputs.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print it for machines.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Compare two files: contract, graphs, constants and, with --run, outputs. Ends with a verdict.
 

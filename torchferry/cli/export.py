@@ -8,6 +8,20 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from torchferry.cli.options import (
+    AllowOption,
+    DerivativeOption,
+    DeviceOption,
+    InputsOption,
+    JsonOption,
+    MemoryLimitOption,
+    ModelOption,
+    OpsetOption,
+    RuntimeOption,
+    SeedOption,
+    SourceArgument,
+    TimeLimitOption,
+)
 from torchferry.cli.output import count_bytes, err, out, print_json, print_listing, print_timings
 
 if TYPE_CHECKING:
@@ -15,13 +29,8 @@ if TYPE_CHECKING:
 
 
 def command(
-    source: Annotated[
-        str,
-        typer.Argument(help="model.i, path/to/file.py:factory or package.module:factory", metavar="SOURCE"),
-    ],
-    model: Annotated[
-        list[str] | None, typer.Option(help="A model of the input file; give it again for several.")
-    ] = None,
+    source: SourceArgument,
+    model: ModelOption = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The archive, or a folder for several models. Default: NAME.pt"),
@@ -30,16 +39,10 @@ def command(
         list[str] | None,
         typer.Option(help="OLD:NEW names of variables in the contract; * matches any text."),
     ] = None,
-    inputs: Annotated[Path | None, typer.Option(help="Warmup inputs by variable name: .pt, .npz or .json.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(help="CHECK:REASON lets a finding of the soundness gate pass; every report shows it."),
-    ] = None,
-    derivative: Annotated[
-        list[str] | None,
-        typer.Option(help="OUT:IN block of the Jacobian, by an input or a parameter; globs; or all."),
-    ] = None,
+    inputs: InputsOption = None,
+    seed: SeedOption = 0,
+    allow: AllowOption = None,
+    derivative: DerivativeOption = None,
     jvp: Annotated[bool, typer.Option("--jvp", help="Add the method jvp: Jacobian times vector.")] = False,
     vjp: Annotated[bool, typer.Option("--vjp", help="Add the method vjp: vector times Jacobian.")] = False,
     differentiable: Annotated[
@@ -65,13 +68,13 @@ def command(
             help="Containers to write: pt, onnx, pt2, program, c, or pt,onnx. Default: by --output's suffix, else pt."
         ),
     ] = None,
-    opset: Annotated[int, typer.Option(help="ONNX's version of operators.")] = 18,
-    runtime: Annotated[str, typer.Option(help="Where the archive is verified: python, libtorch, or both.")] = "python",
-    device: Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")] = "cpu",
-    time_limit: Annotated[float, typer.Option(help="Seconds for the process that verifies.")] = 600.0,
-    memory_limit: Annotated[float, typer.Option(help="GiB for the process that verifies.")] = 16.0,
+    opset: OpsetOption = 18,
+    runtime: RuntimeOption = "python",
+    device: DeviceOption = "cpu",
+    time_limit: TimeLimitOption = 600.0,
+    memory_limit: MemoryLimitOption = 16.0,
     timings: Annotated[bool, typer.Option("--timings", help="Print the seconds of each stage.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Export models to verified archives.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from torchferry.cli.options import JsonOption
 from torchferry.cli.output import out, print_json, print_passes, print_rows
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def command(
     inputs: Annotated[
         Path | None, typer.Option(help="Inputs by name to run it on: .pt, .npz or .json. Default: a stored case.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print it for machines.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Print or draw the graph of a saved method, each operation with its submodule and line of source.
 

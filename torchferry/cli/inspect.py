@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from exporter.archive import pt_archive
+from torchferry.cli.options import ArchiveArgument, JsonOption
 from torchferry.cli.output import print_archive, print_autograd, print_json
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="An archive.", metavar="ARCHIVE")],
+    path: ArchiveArgument,
     autograd: Annotated[
         bool, typer.Option("--autograd", help="Print the backward passes in it, each operation with its origin.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print it for machines.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Print an archive's contract, methods, records and sizes, without running torch.
 

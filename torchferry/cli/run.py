@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from exporter.common.errors import UsageError
+from torchferry.cli.options import ArchiveArgument, JsonOption
 from torchferry.cli.output import err, out, print_json
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="An archive.", metavar="ARCHIVE")],
+    path: ArchiveArgument,
     history: Annotated[Path, typer.Option(help="Prescribed inputs, initial state, expected outputs: a .pt file.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where the outputs of every step go: a .pt file.")
@@ -25,7 +26,7 @@ def command(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")] = "cpu",
-    json: Annotated[bool, typer.Option("--json", help="Print the result for machines.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Run a load history through an archive, its states fed back from step to step.
 

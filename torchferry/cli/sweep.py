@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from torchferry.cli.options import DerivativeOption, JsonOption, RuntimeOption, SeedOption
 from torchferry.cli.output import err, out
 
 if TYPE_CHECKING:
@@ -22,16 +23,14 @@ def command(
     folders: Annotated[list[Path], typer.Argument(help="Folders with input files.", metavar="FOLDER...")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the archives and report.json.")],
     jobs: Annotated[int, typer.Option(help="Number of processes.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
-    derivative: Annotated[
-        list[str] | None, typer.Option(help="OUT:IN blocks of the Jacobian in every archive, as in export.")
-    ] = None,
-    runtime: Annotated[str, typer.Option(help="Where each is verified: python, libtorch, or both.")] = "python",
+    seed: SeedOption = 0,
+    derivative: DerivativeOption = None,
+    runtime: RuntimeOption = "python",
     coverage: Annotated[
         Path | None,
         typer.Option(help="Also write the figures and reasons as a Markdown page.", dir_okay=False, writable=True),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Export and verify every model of every input file below some folders.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from torchferry.cli.options import DeviceOption, JsonOption, MemoryLimitOption, TimeLimitOption
 from torchferry.cli.output import err, out, print_json
 
 
@@ -16,13 +17,13 @@ def command(
         str,
         typer.Option(help="Where it runs: python, libtorch, several; c: the kernel in it. Default: the usual one."),
     ] = "",
-    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1, or several.")] = "cpu",
-    time_limit: Annotated[float, typer.Option(help="Seconds for the process that runs it.")] = 600.0,
-    memory_limit: Annotated[float, typer.Option(help="GiB for the process that runs it.")] = 16.0,
+    device: DeviceOption = "cpu",
+    time_limit: TimeLimitOption = 600.0,
+    memory_limit: MemoryLimitOption = 16.0,
     envelope: Annotated[
         str, typer.Option(help="Stored inputs outside the range of values that was checked: error, warn or off.")
     ] = "off",
-    json: Annotated[bool, typer.Option("--json", help="Print the report for machines.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Check an archive: its records, and its numbers in a fresh process without the source library.
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from exporter.archive.contract import Finding, Tolerance
 from exporter.common.errors import CaptureError, UnsupportedError, UsageError, summarize_error
 from exporter.common.parameter_swap import swap_parameters
+from exporter.common.torch_hooks import FunctionHook
 from exporter.model.implicit.implicit_update import solve_implicit
 from exporter.model.implicit.newton_solver import LineSearch, LineSearchKind, NewtonSolver, Settings, find_solvers
 from exporter.model.implicit.solve_recording import record_solver_calls
@@ -200,13 +200,13 @@ def _flatten_batch(value: torch.Tensor) -> torch.Tensor:
     return value if value.ndim == 2 else value.reshape(-1, value.shape[-1])
 
 
-class _NonRaisingSolve(TorchFunctionMode):
+class _NonRaisingSolve(FunctionHook):
     """A mode in which a singular system gives values that are not finite, in its own element."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def intercept(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is torch.linalg.solve:
-            return torch.linalg.solve_ex(*args, **(kwargs or {}))[0]
-        return func(*args, **(kwargs or {}))
+            return torch.linalg.solve_ex(*args, **kwargs)[0]
+        return func(*args, **kwargs)
 
 
 def _read_settings(path: str, solver: Any) -> Settings:

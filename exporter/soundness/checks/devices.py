@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from exporter.archive.contract import Finding
 from exporter.common.forking import ForkFailedError
-from exporter.common.torch_hooks import patch_forward
+from exporter.common.torch_hooks import FunctionHook, patch_forward
 from exporter.common.user_code import user_source_location
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.implicit.newton_solver import find_solvers
@@ -41,35 +40,29 @@ def _queries_device(source: Source, inputs: Inputs) -> bool:
     return bool(recorder.queries)
 
 
-class _DeviceQueries(TorchFunctionMode):
+class _DeviceQueries(FunctionHook):
     """Lines that query a tensor's device, and lines that name a device."""
 
     def __init__(self) -> None:
         super().__init__()
         self.queries: list[tuple[str, str]] = []
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
         if name == "__get__":
             name = getattr(getattr(func, "__self__", None), "__name__", "")
         # Only queries by the user's own lines count, not those of torch's layers.
-        caller = sys._getframe(1)
+        caller = sys._getframe(2)
         if is_user_file(caller.f_code.co_filename):
             if name in _QUERY_NAMES:
                 self.queries.append(("asks for the device", user_source_location()))
-            devices = [v for v in (*(kwargs or {}).values(), *args[1:]) if isinstance(v, torch.device)]
-            devices += [v for k, v in (kwargs or {}).items() if k == "device" and isinstance(v, str)]
+            devices = [v for v in (*kwargs.values(), *args[1:]) if isinstance(v, torch.device)]
+            devices += [v for k, v in kwargs.items() if k == "device" and isinstance(v, str)]
             devices += [v for v in args[1:2] if name == "to" and isinstance(v, str)]
             devices += [name] if name in ("cpu", "cuda") else []
             for device in devices:
                 self.queries.append((f"names {str(device).split(':')[0]}", user_source_location()))
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class _Operations(TorchDispatchMode):

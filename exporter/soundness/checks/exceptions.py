@@ -9,14 +9,15 @@ import ast
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import resolve_name
 
 from exporter.archive.contract import Finding
+from exporter.common.torch_hooks import FunctionHook
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import EagerContext, run_eager
@@ -59,7 +60,7 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
     return []
 
 
-class _FailingCalls(TorchFunctionMode):
+class _FailingCalls(FunctionHook):
     """Calls inside a ``try`` that catches; the one at index ``fails`` raises."""
 
     def __init__(self, fails: int = -1) -> None:
@@ -67,13 +68,7 @@ class _FailingCalls(TorchFunctionMode):
         self.calls: list[tuple[str, str]] = []
         self._fails = fails
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         name = resolve_name(func) or getattr(func, "__name__", "")
         last = name.rpartition(".")[2]
         error_type = LinAlgError if _ALGEBRA.search(name) else IndexError if _INDEXING.search(last) else None
@@ -83,7 +78,7 @@ class _FailingCalls(TorchFunctionMode):
                 self.calls.append((name, where))
                 if len(self.calls) - 1 == self._fails:
                     raise error_type("made to fail by torchferry's soundness gate")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _may_fail(name: str, args: tuple[Any, ...]) -> bool:
@@ -96,7 +91,7 @@ def _may_fail(name: str, args: tuple[Any, ...]) -> bool:
 
 def _find_catching_line() -> str:
     """Return the user's line in whose ``try`` the call is made; empty where nothing catches."""
-    frame, innermost = sys._getframe(2), ""
+    frame, innermost = sys._getframe(3), ""
     while frame is not None:
         file = frame.f_code.co_filename
         if is_user_file(file):

@@ -3,6 +3,7 @@
 Its argument is a JSON file that names the shared object, a file of calls and the result files."""
 
 import json
+import os
 import resource
 import runpy
 import sys
@@ -10,9 +11,13 @@ import types
 import warnings
 
 
-def load_module_file(name, path):
-    """Load a file of torchferry's that needs nothing else of it."""
-    return types.SimpleNamespace(**runpy.run_path(path, run_name=name))
+def load_file(path):
+    """Load a file that needs nothing else of torchferry, which cannot be imported here."""
+    return types.SimpleNamespace(**runpy.run_path(path))
+
+
+isolation = load_file(os.path.join(os.path.dirname(__file__), "isolation.py"))
+strided_arrays = load_file(os.path.join(os.path.dirname(__file__), "strided_arrays.py"))
 
 
 def list_mapped_libraries():
@@ -25,14 +30,14 @@ def list_mapped_libraries():
     return {path.rpartition("/")[2] for path in paths}
 
 
-def perform_job(job, helpers):
+def perform_job(job):
     """Run the calls of a job; write the results and the evidence."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import numpy
 
-    ctypes_library = load_module_file("kernel_calls", job["modules"]["kernel_calls"])
+    ctypes_library = load_file(job["ctypes_library"])
     described = job["described"]
-    evidence = {"refused": helpers.try_imports(job["refused"])}
+    evidence = {"refused": isolation.try_imports(job["refused"])}
     results, errors = {}, []
     before = list_mapped_libraries()
     try:
@@ -48,7 +53,7 @@ def perform_job(job, helpers):
             arrays = dict(loaded)
         for number, call in enumerate(job["index"]):
             strides = call["strides"]
-            inputs = [helpers.restore_strides(arrays[f"{number}/{i}"], s) for i, s in enumerate(strides)]
+            inputs = [strided_arrays.restore_strides(arrays[f"{number}/{i}"], s) for i, s in enumerate(strides)]
             parameters = {name: arrays[f"{number}/parameter/{i}"] for i, name in enumerate(call["parameters"])}
             try:
                 outputs, _ = ctypes_library.call_with_batch(library, call["method"], inputs, parameters)
@@ -58,9 +63,7 @@ def perform_job(job, helpers):
             errors.append("")
             results.update({f"{number}/{i}": value for i, value in enumerate(outputs)})
     evidence["errors"] = errors
-    evidence["foreign_modules"] = helpers.find_foreign_modules(
-        {**job["packages"], "onnx_child": "", "kernel_calls": ""}
-    )
+    evidence["foreign_modules"] = isolation.find_foreign_modules(job["packages"], __file__)
     numpy.savez(job["results"], **results)
     with open(job["evidence"], "w") as file:
         json.dump(evidence, file)
@@ -69,7 +72,6 @@ def perform_job(job, helpers):
 if __name__ == "__main__":
     with open(sys.argv[1]) as handle:
         request = json.load(handle)
-    child_helpers = load_module_file("onnx_child", request["modules"]["onnx_child"])
-    sys.meta_path.insert(0, child_helpers.PackageFinder(request["packages"]))
+    isolation.guard_imports(request["packages"])
     warnings.simplefilter("ignore")
-    perform_job(request, child_helpers)
+    perform_job(request)

@@ -3,67 +3,22 @@
 Its argument is a JSON file that names the container's models, a file of calls and the result files: outputs, and the
 evidence of isolation and of the soundness of the models."""
 
-import importlib
-import importlib.machinery
 import json
+import os
 import resource
+import runpy
 import sys
+import types
 import warnings
 
 
-class PackageFinder:
-    """A meta path finder: some packages from their folders, every other name refused by an error."""
-
-    def __init__(self, packages):
-        self.packages = packages
-
-    def find_spec(self, name, path=None, target=None):
-        """Return the spec of an allowed module, None for a standard one. Raise ``ModuleNotFoundError`` for others."""
-        top = name.partition(".")[0]
-        if top in sys.stdlib_module_names:
-            return None
-        if top in self.packages:
-            places = path if path is not None else [self.packages[top]]
-            return importlib.machinery.PathFinder.find_spec(name, places, target)
-        raise ModuleNotFoundError(f"{name!r} cannot be imported: this process has onnxruntime and NumPy", name=name)
+def load_file(path):
+    """Load a file that needs nothing else of torchferry, which cannot be imported here."""
+    return types.SimpleNamespace(**runpy.run_path(path))
 
 
-def try_imports(names):
-    """Try to import each name; return ``imported`` or the error by name."""
-    outcome = {}
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            outcome[name] = f"{type(error).__name__}: {error}"
-        else:
-            outcome[name] = "imported"
-    return outcome
-
-
-def find_foreign_modules(packages):
-    """Return the loaded modules that are neither standard nor of an allowed package."""
-    allowed = {*sys.stdlib_module_names, *packages, "__main__"}
-    foreign = []
-    for name, module in sys.modules.items():
-        if name.partition(".")[0] not in allowed and getattr(module, "__file__", None) not in (None, __file__):
-            foreign.append(name)
-    return sorted(foreign)
-
-
-def restore_strides(value, strides):
-    """Return the value with the strides, in elements, that the caller's tensor had."""
-    import numpy
-
-    extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, strides, strict=True)) if value.size else 0
-    memory = numpy.zeros(max(extent, 1), value.dtype)
-    steps = [s * value.itemsize for s in strides]
-    view = numpy.lib.stride_tricks.as_strided(memory, value.shape, steps)
-    if value.size:
-        # An expanded dimension is one element.
-        once = tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)
-        view[once] = value[once]
-    return view
+isolation = load_file(os.path.join(os.path.dirname(__file__), "isolation.py"))
+strided_arrays = load_file(os.path.join(os.path.dirname(__file__), "strided_arrays.py"))
 
 
 def describe_model_errors(path):
@@ -108,7 +63,7 @@ def perform_job(job):
     import onnxruntime
 
     evidence = {
-        "refused": try_imports(job["refused"]),
+        "refused": isolation.try_imports(job["refused"]),
         "onnxruntime": onnxruntime.__version__,
         "providers": onnxruntime.get_available_providers(),
     }
@@ -137,7 +92,7 @@ def perform_job(job):
         errors = []
         for number, call in enumerate(job["index"]):
             feed = {
-                name: restore_strides(arrays[f"{number}/{i}"], strides)
+                name: strided_arrays.restore_strides(arrays[f"{number}/{i}"], strides)
                 for i, (name, strides) in enumerate(zip(call["names"], call["strides"], strict=True))
             }
             feed |= {name: arrays[f"{number}/parameter/{i}"] for i, name in enumerate(call["parameters"])}
@@ -155,7 +110,7 @@ def perform_job(job):
         evidence["errors"] = errors
     except StopIteration:
         pass
-    evidence["foreign_modules"] = find_foreign_modules(job["packages"])
+    evidence["foreign_modules"] = isolation.find_foreign_modules(job["packages"], __file__)
     numpy.savez(job["results"], **results)
     with open(job["evidence"], "w") as file:
         json.dump(evidence, file)
@@ -164,6 +119,6 @@ def perform_job(job):
 if __name__ == "__main__":
     with open(sys.argv[1]) as handle:
         request = json.load(handle)
-    sys.meta_path.insert(0, PackageFinder(request["packages"]))
+    isolation.guard_imports(request["packages"])
     warnings.simplefilter("ignore")
     perform_job(request)

@@ -7,43 +7,24 @@ its output before an early end, and the evidence of isolation: the outcome of im
 path, foreign modules (none)."""
 
 import functools
-import importlib
-import importlib.machinery
 import json
 import os
-import re
+import runpy
 import select
 import signal
 import sys
 import traceback
+import types
 import warnings
 
 
-def is_standard(name):
-    """Return whether a top-level module belongs to the standard library."""
-    # The module with sysconfig's data is named after the machine.
-    return name in sys.stdlib_module_names or name.startswith("_sysconfigdata_")
+def load_file(path):
+    """Load a file that needs nothing else of torchferry, which cannot be imported here."""
+    return types.SimpleNamespace(**runpy.run_path(path))
 
 
-# Records of a package that hold the bytes of tensors; those of other names torch unpickles.
-TENSORS = re.compile(r"(weight|tensor)_\d+$")
-
-
-class TorchOnlyFinder:
-    """A meta path finder: the standard library, and torch's own packages from their folders. No other name is found."""
-
-    def __init__(self, packages):
-        self.packages = packages
-
-    def find_spec(self, name, path=None, target=None):
-        """Return the spec of an allowed module, else None."""
-        top = name.partition(".")[0]
-        if is_standard(top):
-            return importlib.machinery.PathFinder.find_spec(name, path, target)
-        if top in self.packages:
-            places = path if path is not None else [self.packages[top]]
-            return importlib.machinery.PathFinder.find_spec(name, places, target)
-        return None
+isolation = load_file(os.path.join(os.path.dirname(__file__), "isolation.py"))
+package_loading = load_file(os.path.join(os.path.dirname(__file__), "package_loading.py"))
 
 
 def lower_limit(name, value):
@@ -66,50 +47,11 @@ def set_limits(job):
     lower_limit("RLIMIT_CORE", 0)
 
 
-def try_imports(names):
-    """Try to import each name; return ``imported`` or the error by name."""
-    outcome = {}
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            outcome[name] = f"{type(error).__name__}: {error}"
-        else:
-            outcome[name] = "imported"
-    return outcome
-
-
-def find_foreign_modules(packages):
-    """Return the loaded modules that are neither standard nor of an allowed package."""
-    allowed = {*packages, "__main__"}
-    return sorted(
-        name
-        for name, module in sys.modules.items()
-        if not is_standard(top := name.partition(".")[0])
-        and top not in allowed
-        and getattr(module, "__file__", None) not in (None, __file__)
-    )
-
-
 def describe_error(error):
     """Return the last line of an error: a TorchScript error has its message there, after the traceback."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     lines = [line for line in lines if not (".py(" in line and "): " in line)]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
-
-
-def count_nodes(block):
-    """Count the nodes of a block and of its inner blocks."""
-    count = 0
-    for node in block.nodes():
-        count += 1 + sum(map(count_nodes, node.blocks()))
-    return count
-
-
-def count_graph_nodes(module):
-    """Count the nodes of all methods of a module."""
-    graphs = (child._c._get_method(name).graph for child in module.modules() for name in child._c._method_names())
-    return sum(map(count_nodes, graphs))
 
 
 def copy_to_device(device, value):
@@ -188,7 +130,7 @@ class PackageModule:
             method: {n: t.to(self.device) for n, t in values.items()} for method, values in parameters.items()
         }
         self.methods = list(parameters)
-        load = load_compiled_calls if job["holds"] == "code" else load_program_calls
+        load = package_loading.load_compiled_calls if job["holds"] == "code" else package_loading.load_program_calls
         self.calls = load(job["archive"], self.methods)
 
     def named_parameters(self):
@@ -206,53 +148,6 @@ class PackageModule:
         """Run a method and return its outputs as a tuple."""
         arguments = [x.contiguous() for x in inputs] + list(self.method_parameters[method].values())
         return tuple(self.calls[method](arguments))
-
-
-def load_compiled_calls(archive, methods):
-    """Load the compiled methods of a package as callables by name."""
-    import torch
-
-    loader = getattr(torch._C, "_aoti").AOTIModelPackageLoader  # noqa: B009
-    return {m: loader(archive, m, False, 1, -1).boxed_run for m in methods}
-
-
-def load_program_calls(archive, methods):
-    """Load the programs of a package as callables by name."""
-    from torch.export.pt2_archive._package import load_pt2
-
-    check_no_pickles(archive)
-    programs = load_pt2(archive).exported_programs
-    return {m: functools.partial(call_module, programs[m].module()) for m in methods}
-
-
-def check_no_pickles(archive):
-    """Raise ``ValueError`` for a record that is a pickle, which torch would run; torchferry writes tensors there."""
-    import io
-    import zipfile
-
-    import torch
-
-    with zipfile.ZipFile(archive) as file:
-        for name in file.namelist():
-            _, _, record = name.partition("/")
-            if record.startswith("data/sample_inputs/"):
-                torch.load(io.BytesIO(file.read(name)), weights_only=True)
-            elif record.startswith(("data/weights/", "data/constants/")):
-                if name.endswith("_config.json"):
-                    entries = json.loads(file.read(name)).get("config", {}).values()
-                    has_pickle = any(
-                        entry.get("use_pickle") or not TENSORS.match(entry["path_name"]) for entry in entries
-                    )
-                else:
-                    # Without a configuration torch reads NAME.pt, whole.
-                    has_pickle = record.endswith(".pt")
-                if has_pickle:
-                    raise ValueError(f"record {name} is or names a pickle, which torchferry does not write")
-
-
-def call_module(module, inputs):
-    """Call a module with a list of inputs."""
-    return module(*inputs)
 
 
 def load_module(job):
@@ -337,7 +232,7 @@ def perform_job(job):
     torch.set_default_dtype(torch.float32)
     torch.set_num_threads(1)
     evidence = {
-        "refused": try_imports(job["refused"]),
+        "refused": isolation.try_imports(job["refused"]),
         "sys_path": sys.path,
         "torch": torch.__version__,
         "default_dtype": str(torch.get_default_dtype()),
@@ -353,12 +248,12 @@ def perform_job(job):
         ]
         compiled = isinstance(module, PackageModule)
         evidence["methods"] = module.methods if compiled else list(module._c._method_names())
-        evidence["nodes"] = 0 if compiled else count_graph_nodes(module)
+        evidence["nodes"] = 0 if compiled else package_loading.count_graph_nodes(module)
         evidence["optimised"] = evidence["nodes"] <= job["largest_optimised"]
         calls = JobCalls(job, module, evidence["optimised"])
         for call in torch.load(job["calls"], weights_only=True):
             results.append(calls.run(call))
-    evidence["foreign_modules"] = find_foreign_modules(job["packages"])
+    evidence["foreign_modules"] = isolation.find_foreign_modules(job["packages"], __file__)
     torch.save(results, job["results"])
     with open(job["evidence"], "w") as file:
         json.dump(evidence, file)
@@ -398,9 +293,7 @@ def wait_for_job(number):
 def serve():
     """Fork a process for each job from standard input and print its exit code."""
     packages = json.loads(sys.argv[1])
-    # Replaces the finder that searches the whole path.
-    sys.meta_path.remove(importlib.machinery.PathFinder)
-    sys.meta_path.append(TorchOnlyFinder(packages))
+    isolation.guard_imports(packages)
     warnings.simplefilter("ignore")
     import torch  # noqa: F401
 
