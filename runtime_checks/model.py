@@ -25,9 +25,16 @@ from runtime_checks.envelope import OFF, check_envelope, check_envelope_mode
 
 
 class Model:
-    """A loaded archive. ``model(a, b)`` is ``forward``; ``model.call("forward", {"a": a})`` goes by name.
+    """A loaded archive: ``model(a, b)`` is ``forward``, ``model.call("forward", {"a": a})`` goes by name.
 
-    ``module`` is the TorchScript module itself, for whatever torch can do with it; compiled code and ONNX have none.
+    Inputs have the shape ``(*batch, *shape)`` of the contract; outputs are a tuple in the contract's order.
+
+    Example:
+        ```python
+        model = torchferry.load("spring.pt")
+        (force,) = model(stretch)
+        force = model.call("forward", {"stretch": stretch})["force"]
+        ```
     """
 
     def __init__(

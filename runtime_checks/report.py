@@ -57,7 +57,22 @@ class RuntimeReport:
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a verification. ``notes`` say what this machine could not check."""
+    """The report of a verification.
+
+    Attributes:
+        archive: The file.
+        model: The model's name.
+        legs: A report for each runtime on each device: checks, errors of each output, evidence of the process.
+        findings: What the soundness gate noted.
+        seconds: Seconds by stage.
+        notes: What this machine could not check.
+
+    Example:
+        ```python
+        report = torchferry.verify("spring.pt")
+        assert report.passed and max(o.comparison.max_abs for o in report.outputs) < 1e-12
+        ```
+    """
 
     archive: str
     model: str

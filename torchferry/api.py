@@ -123,31 +123,58 @@ def export(
 ) -> list[Exported]:
     """Export models of an input file, of a Python factory, or a module; verify each file before it appears.
 
-    The same as ``torchferry export``; a module is put into eval mode, and ``inputs`` may be a dict of example tensors
-    by name. ``runtimes`` and ``devices`` say where it is verified; ``time_limit`` (seconds) and ``memory_limit`` (GiB)
-    bound the process that verifies; ``announce`` is called with name, inputs and outputs of each model before it is
-    captured, ``progress`` with the progress of a build of the native library; ``allow`` lets findings of the soundness
-    gate pass, each as ``CHECK:REASON``.
+    The same as ``torchferry export``. A module is put into eval mode. Settings of torch are changed during the export
+    and restored: one export at a time in a process.
 
-    ``derivatives`` are blocks of the Jacobian, each ``"OUT:BY"`` with globs, or ``"all"``: the file then has a method
-    ``jacobian``, which returns the outputs and then blocks of shape ``(*batch, *out, *by)``. ``jvp`` and ``vjp``
-    add the methods of that name. ``parameters`` (globs) are those that stay settable, by default all that can.
-    ``differentiable``: torch's autograd through the loaded file is compared with eager mode's, too (and ``vjp`` is
-    added); ``symmetric`` blocks, each ``"OUT:IN"``, are second derivatives of a potential, and checked as such.
+    Args:
+        source: An input file (``"model.i"``), a factory (``"file.py:factory"``, ``"package.module:factory"``), a
+            module, or a function of tensors.
+        models: Names of models of the input file; by default its only one.
+        output: The file, or a folder for several models; by default ``NAME.pt`` in the current folder.
+        renames: Rules ``"OLD:NEW"`` for names of variables in the contract; ``*`` matches any text.
+        inputs: A file of warmup inputs (``.pt``, ``.npz``, ``.json``), or a dict of example tensors by name, each of
+            shape ``(*batch, *shape)``.
+        seed: The seed of all random draws.
+        runtimes: Where the archive is verified: ``"python"``, ``"libtorch"``, or both.
+        devices: On what it is verified: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or several.
+        allow: Findings of the soundness gate that may pass, each as ``"CHECK:REASON"``.
+        derivatives: Blocks of the Jacobian, each ``"OUT:BY"`` with globs, or ``"all"``: the file then has a method
+            ``jacobian``, which returns the outputs and then blocks of shape ``(*batch, *out, *by)``.
+        jvp: Whether to add the method ``jvp``, Jacobian times tangents.
+        vjp: Whether to add the method ``vjp``, cotangents times Jacobian.
+        parameters: Globs of the parameters that stay settable; by default all that can.
+        differentiable: Whether torch's autograd through the loaded file is compared with eager mode's; adds ``vjp``.
+        symmetric: Blocks ``"OUT:IN"`` that are second derivatives of a potential, and are checked as such.
+        against: An earlier archive of the model: each result's ``reasons`` say why the new one is another
+            specialisation (a static size, the structure of the backward pass, ...), and are empty if the earlier one
+            serves as well.
+        on_failure: What an element of an implicit model becomes that does not converge: ``"nan"``, ``"last"`` (its
+            last iterate) or ``"raise"`` (an error for the whole batch); by default the model's own setting, else
+            ``"nan"``.
+        formats: ``"pt"``, ``"onnx"``, ``"pt2"``, ``"program"`` and ``"c"`` (a folder of C sources); by default what
+            the output's suffix says. Each is verified where it runs.
+        opset: ONNX's version of operators.
+        time_limit: Seconds for the process that verifies.
+        memory_limit: GiB for the process that verifies.
+        announce: Called with name, inputs and outputs of each model before it is captured.
+        progress: Called with texts on the build of the native library.
 
-    ``on_failure`` is for implicit models: an element that does not converge becomes ``"nan"``, ``"last"`` (its last
-    iterate) or ``"raise"`` (an error for the whole batch); by default the model's own setting, else ``"nan"``.
+    Returns:
+        One ``Exported`` for each model: path, contract, report, seconds by stage.
 
-    ``formats`` are containers, ``"pt"``, ``"onnx"``, ``"pt2"``, ``"program"`` and ``"c"`` (a folder of C sources), by
-    default what the output's suffix says; each is verified where it runs (``opset`` is ONNX's version of operators),
-    and ``runtimes`` are those of the archive.
+    Raises:
+        UsageError: An argument contradicts itself or names what is not there.
+        UnsoundError: A capture would lose something that the model does; ``findings`` say what and where.
+        CaptureError: The model has no capture, or a format cannot express it.
+        MismatchError: The file does not agree with eager mode.
+        MissingRuntimeError: A package, a runtime or a device is missing.
 
-    ``against`` is an earlier archive of the model: each result's ``reasons`` say why the new one is another
-    specialisation (a static size, the structure of the backward pass, ...), and are empty if the earlier one serves
-    as well.
-
-    Settings of torch are changed during the export and restored: one export at a time in a process. Raises the errors
-    of ``exporter.common.errors``."""
+    Example:
+        ```python
+        (result,) = torchferry.export("spring.py:make_model", output="spring.pt", derivatives="force:stretch")
+        print(result.path, result.report.passed)
+        ```
+    """
     blocks = (derivatives,) if isinstance(derivatives, str) else tuple(derivatives)
     output_path = Path(output) if output is not None else None
     format_names = resolve_formats([formats] if isinstance(formats, str) else formats, output_path)
@@ -186,10 +213,29 @@ def convert(
 ) -> Converted:
     """Write an archive as another container, from the file alone, verified first; as ``torchferry convert``.
 
-    ``output`` is by default the archive's name with the container's suffix; ``opset`` is ONNX's version of operators;
-    ``finite_math`` lets a kernel take ``0 * x`` for 0, which is wrong if ``x`` is infinite or NaN. Raises
-    ``UnsupportedError`` (a ``CaptureError``) if the container cannot represent the model, ``MismatchError``, and
-    ``MissingRuntimeError`` if a package is missing."""
+    Args:
+        path: The archive.
+        output: The container; by default the archive's name with the container's suffix.
+        to: ``"onnx"``, ``"pt2"``, ``"program"`` or ``"c"``.
+        opset: ONNX's version of operators.
+        finite_math: Whether a kernel may take ``0 * x`` for 0, which is wrong if ``x`` is infinite or NaN.
+        devices: On what it is verified.
+        time_limit: Seconds for the process that verifies.
+        memory_limit: GiB for the process that verifies.
+
+    Returns:
+        The container's path, its contract and the report of its verification.
+
+    Raises:
+        UnsupportedError: The container cannot represent the model (a ``CaptureError``).
+        MismatchError: The container's numbers differ.
+        MissingRuntimeError: A package is missing.
+
+    Example:
+        ```python
+        torchferry.convert("spring.pt", "spring_kernel", to="c")
+        ```
+    """
     source = Path(path)
     (format_name,) = resolve_formats([to], None)
     if format_name not in BACKENDS:
@@ -214,8 +260,26 @@ def check(
 ) -> list[Checked]:
     """Run the soundness gate alone, as ``torchferry check`` does; nothing is written.
 
-    ``second_opinion`` also asks ``torch.export``. Raises ``UnsoundError``, whose ``findings`` say what a capture would
-    lose, and the other errors of ``export``."""
+    Args:
+        source: As in ``export``.
+        models: As in ``export``.
+        inputs: As in ``export``.
+        seed: The seed of all random draws.
+        allow: Findings that may pass, each as ``"CHECK:REASON"``.
+        second_opinion: Whether to ask ``torch.export`` too; its answer decides nothing.
+
+    Returns:
+        One ``Checked`` for each model: findings, the checks that ran, and those that could not.
+
+    Raises:
+        UnsoundError: A capture would lose something; ``findings`` say what. The other errors are those of ``export``.
+
+    Example:
+        ```python
+        (report,) = torchferry.check("spring.py:make_model")
+        print(report.checks, report.not_run)
+        ```
+    """
     options = CaptureOptions(seed, tuple(map(Allowance.parse, allow)), second_opinion=second_opinion)
     path = Path(inputs) if isinstance(inputs, str) else inputs
     return _soundness_check.check(source, models=models, inputs=path, options=options)
@@ -231,20 +295,57 @@ def verify(
     envelope: str = "off",
     progress: Callable[[str], Any] = lambda text: None,
 ) -> Report:
-    """Check an archive, or an ONNX container, in fresh processes without its source library, as ``torchferry verify``.
+    """Check a file in fresh processes without its source library, as ``torchferry verify`` does.
 
-    ``envelope`` (``error``, ``warn`` or ``off``) applies to stored inputs outside the range of values that was checked.
-    Raises ``MismatchError``, ``ArchiveError``, and ``MissingRuntimeError`` for a missing runtime or device."""
+    Args:
+        path: An archive, or a container of another format.
+        runtimes: Where it runs: ``"python"``, ``"libtorch"``, ``"c"`` (the kernel in an archive); by default the usual
+            one.
+        devices: On what: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or several.
+        time_limit: Seconds for each process.
+        memory_limit: GiB for each process.
+        envelope: What becomes of stored inputs outside the range of values that was checked: ``"error"``, ``"warn"`` or
+            ``"off"``.
+        progress: Called with texts on the build of the native library.
+
+    Returns:
+        The report, with every check that ran and the errors of each output.
+
+    Raises:
+        MismatchError: A number differs from eager mode's.
+        ArchiveError: The file is damaged.
+        MissingRuntimeError: A runtime or a device is missing.
+
+    Example:
+        ```python
+        report = torchferry.verify("spring.pt", runtimes="python,libtorch")
+        ```
+    """
     options = VerifyOptions(runtimes, devices, time_limit, memory_limit, envelope, progress)
     format_name = infer_file_format(Path(path))
     return FileVerifier(options, [format_name]).verify(Path(path), format_name)
 
 
 def diff(one: str | Path, other: str | Path, *, run: bool = False) -> Difference:
-    """Compare two archives, or any TorchScript files, as ``torchferry diff`` does; ``verdict`` sums it up in a line.
+    """Compare two archives, or any TorchScript files, as ``torchferry diff`` does.
 
-    ``run`` runs both on the stored cases of either, in fresh processes, and compares the outputs. Raises
-    ``ArchiveError`` for a file that is damaged or not TorchScript, ``UsageError`` if no case is known to run."""
+    Args:
+        one: The first file.
+        other: The second file.
+        run: Whether to run both on the stored cases of either, in fresh processes, and compare the outputs.
+
+    Returns:
+        The difference of graphs, contracts and outputs; ``verdict`` sums it up in a line.
+
+    Raises:
+        ArchiveError: A file is damaged or not TorchScript.
+        UsageError: ``run`` is asked for, and no case is known to run.
+
+    Example:
+        ```python
+        print(torchferry.diff("old.pt", "new.pt").verdict)
+        ```
+    """
 
     def run_both(a: Any, b: Any, cases: Any) -> Any:
         return compare_outputs((a.file.path, a.contract), (b.file.path, b.contract), cases)
@@ -260,8 +361,32 @@ def load(
     threads: int = 1,
     engine: str = "torchscript",
 ) -> Any:
-    """Load an archive as a ``Model``, as ``runtime_checks.model.load`` does, or a kernel's folder as a ``Kernel``: it
-    takes NumPy arrays, needs no torch, and has no options."""
+    """Load an archive as a ``Model``, or a kernel's folder as a ``Kernel``.
+
+    Args:
+        path: An archive, a package (``.pt2``), an ONNX container, or a kernel's folder.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        envelope: What becomes of a call with inputs outside the range of values that was checked: ``"off"`` lets it
+            pass, ``"warn"`` gives an ``OutsideEnvelopeWarning``, ``"error"`` raises ``UsageError``.
+        threads: Threads of onnxruntime; torch's are the process's own.
+        engine: What runs an archive: ``"torchscript"``; ``"pt2"``, the package beside it; ``"kernel"``, the C sources
+            that it carries or that lie beside it, built by this machine's compiler. Both have to pass the archive's
+            cases here first; otherwise an ``EngineWarning`` says why, and TorchScript runs it.
+
+    Returns:
+        A ``Model``, which takes tensors; or a ``Kernel``, which takes NumPy arrays, needs no torch, and has no options.
+
+    Raises:
+        ArchiveError: The file is damaged.
+        RunError: The code was compiled for another machine.
+        UsageError: A kernel's folder is loaded with options.
+
+    Example:
+        ```python
+        model = torchferry.load("spring.pt")
+        (force,) = model(torch.rand(1000, dtype=torch.float64))
+        ```
+    """
     if not is_kernel(Path(path)):
         return _load(path, device, envelope=envelope, threads=threads, engine=engine)
     if (str(device), envelope, threads, engine) != ("cpu", "off", 1, "torchscript"):

@@ -18,7 +18,13 @@ from runtime_checks.report import Report
 
 @dataclass(frozen=True)
 class Converted:
-    """A container that was written and verified."""
+    """A container that was written and verified.
+
+    Attributes:
+        path: The container.
+        contract: What it promises; less than the archive where the format holds less.
+        report: The report of its verification.
+    """
 
     path: Path
     contract: Contract

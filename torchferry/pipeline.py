@@ -44,16 +44,22 @@ from torchferry.sources import apply_failure_policy, resolve_sources
 
 @dataclass(frozen=True)
 class Exported:
-    """One verified archive; without ``pt`` among the formats it is deleted, and ``path`` is the first container.
-    ``seconds`` are by stage, in order."""
+    """One verified archive and what is known of it.
+
+    Attributes:
+        path: The archive; without ``pt`` among the formats it is deleted, and this is the first container.
+        contract: What the file promises: variables, shapes, methods, tolerances.
+        report: The report of its verification.
+        seconds: Seconds by stage, in order.
+        containers: The other containers that were written from the archive.
+        reasons: Why it is another specialisation than an earlier export; None if it was not compared with one.
+    """
 
     path: Path
     contract: Contract
     report: Report
     seconds: dict[str, float] = field(default_factory=dict)
-    # The other containers written from the archive.
     containers: tuple[Converted, ...] = ()
-    # Why it is another specialisation than an earlier export; None if it was not compared with one.
     reasons: tuple[Reason, ...] | None = None
 
 

@@ -32,7 +32,13 @@ from torchferry.sources import resolve_sources
 class Checked:
     """A model that passed the soundness gate, with the findings about it.
 
-    ``checks`` are the checks that ran, ``not_run`` those that could not run."""
+    Attributes:
+        name: The model's name.
+        findings: What the checks noted, each with its reason.
+        checks: The checks that ran.
+        not_run: The checks that could not run.
+        seconds: Seconds of the gate and the capture.
+    """
 
     name: str
     findings: tuple[Finding, ...]

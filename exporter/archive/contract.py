@@ -143,9 +143,16 @@ class Tolerance:
 class Finding:
     """The result of one check.
 
-    ``severity``: ``unsound`` keeps the model from being exported; ``sound`` passed for this ``reason``;
-    ``allowed`` is unsound and was allowed by the user, with the user's reason; ``not run`` is a check that could not
-    run. ``where`` is file and line of the user's source; ``evidence`` what was observed there; ``mend`` what to do."""
+    Attributes:
+        check: The check's name.
+        what: What was found.
+        where: File and line of the user's source.
+        reason: Why it is sound, why the user allowed it, or why the check could not run.
+        severity: ``unsound`` keeps the model from being exported; ``sound`` passed for the ``reason``; ``allowed`` is
+            unsound and was allowed by the user; ``not run`` is a check that could not run.
+        evidence: What was observed there.
+        mend: What to do.
+    """
 
     check: str
     what: str
@@ -189,7 +196,20 @@ class CreatedWith:
 
 @dataclass(frozen=True)
 class Contract:
-    """The contract of an archive, stored as ``contract.json``."""
+    """The contract of an archive, stored as ``contract.json``; the reference page of the schema names every field.
+
+    Attributes:
+        name: The model's name.
+        inputs: Specs of the inputs of ``forward``, in its order.
+        outputs: Specs of its outputs.
+        batch: The number of batch dimensions, and the sizes that were checked.
+        methods: Inputs and outputs of each method by name.
+        parameters: The parameters that can be set.
+        tolerance: The tolerances of each output.
+        envelope: The range of values of each input that was checked.
+        findings: What the soundness gate noted.
+        graph: The hash of the canonical text of the graphs.
+    """
 
     schema: int
     name: str

@@ -20,13 +20,23 @@ DTYPES = (*FLOATING, "int64", "int32", "int16", "int8", "uint8", "bool", "comple
 
 @dataclass(frozen=True)
 class Sampling:
-    """The way in which inputs of one variable are drawn.
+    """The way in which inputs of one variable are drawn for checks and cases.
 
-    ``recorded``: a row of warmup, times ``1 + spread * u``, plus ``spread * scale * u``, with ``u`` uniform
-    in [-1, 1) and ``scale`` the largest recorded magnitude; rows of all variables are picked together.
-    ``blended``: a row of warmup, moved towards another one by up to a quarter of the way, which keeps what holds
-    on the line between them (time goes on, a state is admissible). ``uniform``: in [low, high). ``fixed``: the recorded
-    rows as they are (integers, booleans, ``spread`` 0)."""
+    Attributes:
+        kind: ``recorded``: a row of warmup, times ``1 + spread * u``, plus ``spread * scale * u``, with ``u`` uniform
+            in [-1, 1) and ``scale`` the largest recorded magnitude; rows of all variables are picked together.
+            ``blended``: a row of warmup, moved towards another one by up to a quarter of the way, which keeps what
+            holds on the line between them (time goes on, a state is admissible). ``uniform``: in [low, high).
+            ``fixed``: the recorded rows as they are (integers, booleans, ``spread`` 0).
+        low: The lower bound of ``uniform``.
+        high: The upper bound of ``uniform``, not reached.
+        spread: The relative width of ``recorded``.
+
+    Example:
+        ```python
+        TensorSpec("temperature", (), sampling=Sampling("uniform", 250.0, 350.0))
+        ```
+    """
 
     kind: Literal["recorded", "blended", "uniform", "fixed"] = "uniform"
     low: float = -1.0
@@ -37,9 +47,24 @@ class Sampling:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One variable. ``shape`` is its own shape, without the batch dimensions that come before it.
+    """One variable of a model.
 
-    A size with a name is open: it may differ in every call, and is the same for all variables that use the name."""
+    Attributes:
+        name: The variable's name.
+        shape: Its own shape, without the batch dimensions that come before it. A size with a name is open: it may
+            differ in every call, and is the same for all variables that use the name.
+        dtype: The dtype's name in torch.
+        type: The type's name in the source library; ``Tensor`` for plain tensors.
+        sampling: The way in which values are drawn.
+
+    Raises:
+        UsageError: The dtype is unknown, or the name of an open size is not an identifier.
+
+    Example:
+        ```python
+        TensorSpec("positions", ("n", 3), "float32")
+        ```
+    """
 
     name: str
     shape: Shape = ()
@@ -96,8 +121,15 @@ def fits_shape(got: Sequence[int], shape: Shape, known_sizes: dict[str, int]) ->
 class Signature:
     """The variables of a torch module, declared by its author as ``module.signature``.
 
-    ``batch_ndim`` is 1 if every tensor has a leading batch dimension over independent elements, 0 if the shapes are
-    full: fixed, except for sizes with names. An output's open sizes are sizes of inputs."""
+    Attributes:
+        inputs: The variables that ``forward`` takes, in its order.
+        outputs: The variables that it returns; none if a run is to say them.
+        batch_ndim: 1 if every tensor has a leading batch dimension over independent elements, 0 if the shapes are full:
+            fixed, except for sizes with names. An output's open sizes are sizes of inputs.
+
+    Raises:
+        UsageError: There are both open sizes and a batch, or an output has an open size that no input has.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...] = ()
@@ -127,9 +159,23 @@ class Signature:
         dtype: str = "float64",
         batch_ndim: int | None = None,
     ) -> Signature:
-        """Build a signature from event shapes by name: ``Signature.of({"strain": (6,)}, {"stress": (6,)})``.
+        """Build a signature from shapes of one element by name.
 
-        ``Signature.of({"x": ("n", 3)}, {"loss": ()})`` has an open size and, as it must then, no batch."""
+        Args:
+            inputs: Shapes, or specs, by name in the order of ``forward``.
+            outputs: Shapes, or specs, by name.
+            dtype: The dtype of variables that are given by their shape.
+            batch_ndim: By default 1, and 0 where a size is open.
+
+        Returns:
+            The signature.
+
+        Example:
+            ```python
+            Signature.of({"strain": (6,)}, {"stress": (6,)})
+            Signature.of({"x": ("n", 3)}, {"loss": ()})  # an open size, and no batch
+            ```
+        """
 
         def make_specs(by_name: Mapping[str, Sequence[int | str] | TensorSpec]) -> tuple[TensorSpec, ...]:
             return tuple(

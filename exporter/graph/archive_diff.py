@@ -62,7 +62,18 @@ class ContractChange:
 
 @dataclass(frozen=True)
 class Difference:
-    """The differences of file ``other`` from file ``one``. ``numbers`` are the compared outputs, None if not run."""
+    """The differences of file ``other`` from file ``one``.
+
+    Attributes:
+        one: The first file.
+        other: The second file.
+        same_bytes: Whether the files are equal byte for byte.
+        contract: The changes of the contract.
+        notes: What could not be compared.
+        graphs: The hashes of both graphs.
+        changes: The changes of the graphs.
+        numbers: The compared outputs; None if the files were not run.
+    """
 
     one: Path
     other: Path

@@ -23,9 +23,19 @@ __all__ = ["ComposedModel", "ImplicitUpdate", "Part"]
 class Part(nn.Module):
     """A module with names for its inputs and outputs, for modules that do not declare a ``signature`` themselves.
 
-    ``Part(nn.Linear(3, 2), inputs={"x": (3,)}, outputs={"y": (2,)}, name="layer")``: event shapes, without the
-    batch dimension. ``module`` is called with the inputs in this order. ``jit="script"`` compiles it from its source
-    instead of tracing it, for control flow on data."""
+    Args:
+        module: The module; it is called with the inputs in the order of ``inputs``.
+        inputs: Shapes of one element by name, without the batch dimension.
+        outputs: Shapes of one element by name.
+        name: The label in messages; by default the module's class.
+        dtype: The dtype of variables that are given by their shape.
+        jit: ``"script"`` compiles the module from its source instead of tracing it, for control flow on data.
+
+    Example:
+        ```python
+        Part(nn.Linear(3, 2), inputs={"x": (3,)}, outputs={"y": (2,)}, name="layer", dtype="float32")
+        ```
+    """
 
     def __init__(
         self,
@@ -50,17 +60,27 @@ class Part(nn.Module):
 class ComposedModel(nn.Module):
     """A model composed of modules by variable name, evaluated in the order of their dependencies.
 
-    Each module carries a ``signature`` (or is wrapped in a ``Part``). Variables that no module provides are the inputs,
-    in the order of their first use; variables that no module consumes, and ``additional_outputs``, are the outputs. The
-    order of ``modules`` does not affect the result. Evaluation order: the topological sort of the standard library's
-    ``graphlib``.
+    Variables that no module provides are the inputs, in the order of their first use; variables that no module
+    consumes, and ``additional_outputs``, are the outputs. The order of ``modules`` does not affect the result.
+    Evaluation order: the topological sort of the standard library's ``graphlib``.
 
-    ``jit`` says by module name which modules are compiled from their source (``"script"``) instead of traced;
-    ``jit=False`` treats each module by itself: it is compiled if TorchScript can read its source, and traced otherwise,
-    so that one module that cannot be traced does not cost the rest.
+    Args:
+        modules: Modules that carry a ``signature``, or are wrapped in a ``Part``.
+        name: The model's name.
+        additional_outputs: Variables that are outputs although a module consumes them.
+        jit: By module name, which modules are compiled from their source (``"script"``) instead of traced. ``False``
+            treats each module by itself: it is compiled if TorchScript can read its source, and traced otherwise, so
+            that one module that cannot be traced does not cost the rest.
 
-    Raises ``UsageError`` naming modules and variable for a cycle, for two producers of one name, and for a shape or
-    dtype that does not fit."""
+    Raises:
+        UsageError: A cycle, two producers of one name, or a shape or dtype that does not fit; modules and variable are
+            named.
+
+    Example:
+        ```python
+        ComposedModel([Elasticity(), Hardening()], name="material", additional_outputs=["elastic_strain"])
+        ```
+    """
 
     def __init__(
         self,

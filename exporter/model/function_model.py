@@ -63,9 +63,24 @@ def declare(
     dtype: str = "float64",
     batch_ndim: int | None = None,
 ) -> Callable[[AnyFunction], AnyFunction]:
-    """Declare what a function of tensors takes and returns: ``@declare({"x": ("n", 3)}, {"loss": ()})``.
+    """Declare what a function of tensors takes and returns; a module has an attribute ``signature`` instead.
 
-    The arguments are those of ``Signature.of``; a module has an attribute ``signature`` instead."""
+    Args:
+        inputs: As for ``Signature.of``.
+        outputs: As for ``Signature.of``.
+        dtype: As for ``Signature.of``.
+        batch_ndim: As for ``Signature.of``.
+
+    Returns:
+        A decorator that returns the function itself, with its signature.
+
+    Example:
+        ```python
+        @declare({"x": ("n", 3)}, {"loss": ()})
+        def loss(x):
+            return (x**2).sum()
+        ```
+    """
     signature = Signature.of(inputs, outputs, dtype=dtype, batch_ndim=batch_ndim)
 
     def set_on(function: AnyFunction) -> AnyFunction:

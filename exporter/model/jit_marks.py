@@ -14,9 +14,23 @@ EITHER = "either"
 
 
 def mark(module: nn.Module, *, jit: Literal["script", "trace"]) -> nn.Module:
-    """Set how a submodule is captured, and return it: ``self.law = torchferry.mark(Law(), jit="script")``.
+    """Set how a submodule is captured, and return it.
 
-    Raises ``UsageError`` for another word."""
+    Args:
+        module: The submodule.
+        jit: ``"script"`` compiles it from its source, ``"trace"`` records one run of it.
+
+    Returns:
+        The same module.
+
+    Raises:
+        UsageError: ``jit`` is another word.
+
+    Example:
+        ```python
+        self.law = torchferry.mark(Law(), jit="script")
+        ```
+    """
     if jit not in ("script", "trace"):
         raise UsageError("a submodule has an unknown mark", got=f"jit={jit!r}", expected="'script' or 'trace'")
     setattr(module, _MARK, jit)

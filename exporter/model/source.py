@@ -54,7 +54,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Listing:
-    """The description of one model that ``torchferry show`` prints."""
+    """The description of one model that ``torchferry show`` prints.
+
+    Attributes:
+        name: The model's name.
+        kind: Its class or type.
+        inputs: Its inputs.
+        outputs: Its outputs.
+        parameters: Shapes of the parameters by name.
+        batch_ndim: The number of batch dimensions: 1, or 0 for whole shapes.
+    """
 
     name: str
     kind: str

@@ -17,12 +17,22 @@ if TYPE_CHECKING:
 
 
 class Kernel:
-    """The model in a kernel's folder. ``kernel.forward(strain=..., ...)`` returns the outputs by name, ``kernel(a, b)``
-    a tuple of those of ``forward``; inputs have any number of batch dimensions, which broadcast, and any strides.
+    """The model in a kernel's folder: ``kernel.forward(strain=..., ...)`` by name, ``kernel(a, b)`` a tuple.
 
-    Names that are not Python identifiers are passed to ``call``, or spelled as in the kernel's header. ``status``
-    holds, for the last call, 0 for each element that has converged, and is 0 for models that solve nothing. Raises
-    ``ArchiveError`` for a folder that was changed, ``MissingRuntimeError`` without NumPy or a C compiler."""
+    Inputs have any number of batch dimensions, which broadcast, and any strides. Names that are not Python identifiers
+    are passed to ``call``, or spelled as in the kernel's header. ``status`` holds, for the last call, 0 for each
+    element that has converged, and is 0 for models that solve nothing.
+
+    Raises:
+        ArchiveError: The folder was changed.
+        MissingRuntimeError: NumPy or a C compiler is missing.
+
+    Example:
+        ```python
+        kernel = torchferry.load("spring_kernel")
+        force = kernel.forward(stretch=numpy.linspace(0.1, 1.0, 1000))["force"]
+        ```
+    """
 
     def __init__(self, path: Path) -> None:
         files = kernel_container.read(path)

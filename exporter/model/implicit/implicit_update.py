@@ -83,16 +83,29 @@ def solve_implicit(
 class ImplicitUpdate(nn.Module):
     """A solver for the unknowns that make residuals zero, for each element of a batch by itself.
 
-    ``residual`` has a ``signature`` (or is wrapped in a ``Part``): it takes the unknowns and other inputs, and returns
-    a residual for every unknown, of its shape. ``unknowns`` are names, for which the residual of ``x`` is
-    ``x_residual``, or a mapping from unknown to residual. The first guess of ``x`` is what ``predictor`` returns under
-    that name, else the previous value ``x~1`` if that is among the inputs, else an input ``x`` of the update.
+    The update takes the other inputs (and the guesses), and returns the unknowns. The first guess of ``x`` is what
+    ``predictor`` returns under that name, else the previous value ``x~1`` if that is among the inputs, else an input
+    ``x`` of the update.
 
-    The update takes the other inputs (and the guesses), and returns the unknowns. An element that does not converge is
-    NaN (``on_failure="nan"``), its last iterate (``"last"``), or an error (``"raise"``).
+    Args:
+        residual: A module with a ``signature`` (or a ``Part``): it takes the unknowns and other inputs, and returns a
+            residual for every unknown, of its shape.
+        unknowns: Names, for which the residual of ``x`` is ``x_residual``, or a mapping from unknown to residual.
+        predictor: A module that returns first guesses.
+        settings: Tolerances, the limit of steps and the line search.
+        on_failure: What an element becomes that does not converge: NaN (``"nan"``), its last iterate (``"last"``), or
+            an error for the whole batch (``"raise"``).
+        name: The update's name in a composition.
 
-    Raises ``UsageError`` for unknowns that the residual does not take, that have no residual, or whose residual has
-    another shape, and for settings with which no element converges."""
+    Raises:
+        UsageError: The residual does not take an unknown, an unknown has no residual or one of another shape, or no
+            element converges with the settings.
+
+    Example:
+        ```python
+        ImplicitUpdate(Residual(), ["plastic_strain"], settings=Settings(abs_tol=1e-12))
+        ```
+    """
 
     def __init__(
         self,

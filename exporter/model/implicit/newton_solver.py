@@ -36,12 +36,23 @@ SLICE = 4096
 
 @dataclass(frozen=True)
 class LineSearch:
-    """A line search that cuts steps by ``cutback`` until the residual has decreased, with at most ``trials`` trials, of
-    which the last one is taken.
+    """A line search that cuts steps by ``cutback`` until the residual has decreased.
 
     With ``c`` the constant ``decrease`` and ``alpha`` the fraction of the step ``s``, it has decreased if ``|r|^2 <=
     |r_0|^2 + 2 c alpha r_0 . s`` (``backtracking``), or ``|r|^2 <= (1 - c alpha) |r_0|^2`` (``strong wolfe``): the two
-    criteria, and their names, of NEML2's ``NewtonWithLineSearch`` (neml2/csrc/aoti/newton.cpp)."""
+    criteria, and their names, of NEML2's ``NewtonWithLineSearch`` (neml2/csrc/aoti/newton.cpp).
+
+    Attributes:
+        kind: The criterion.
+        trials: The largest number of trials, of which the last one is taken.
+        cutback: What a step is divided by.
+        decrease: The constant of the criterion.
+
+    Example:
+        ```python
+        Settings(line_search=LineSearch("strong wolfe", trials=5))
+        ```
+    """
 
     kind: LineSearchKind = "backtracking"
     trials: int = 10
@@ -51,8 +62,21 @@ class LineSearch:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a solver: an element has converged if ``|r| < abs_tol`` or ``|r| < rel_tol |r_0|``, in the
-    Euclidean norm of its residual; it takes at most ``max_its`` steps."""
+    """The settings of a solver.
+
+    An element has converged if ``|r| < abs_tol`` or ``|r| < rel_tol |r_0|``, in the Euclidean norm of its residual.
+
+    Attributes:
+        abs_tol: The tolerance of the residual, in its unit.
+        rel_tol: The tolerance relative to the residual of the first guess.
+        max_its: The largest number of steps.
+        line_search: The line search; none takes full steps.
+
+    Example:
+        ```python
+        Settings(abs_tol=1e-12, rel_tol=0.0, max_its=50)
+        ```
+    """
 
     abs_tol: float = 1e-10
     rel_tol: float = 1e-8
