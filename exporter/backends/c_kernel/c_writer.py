@@ -13,6 +13,7 @@ from exporter.backends.c_kernel.expression_graph import (
     I64,
     LU,
     NEWTON,
+    PARAMETER,
     READ,
     SEVERAL,
     SOLVED,
@@ -31,7 +32,6 @@ from exporter.backends.c_kernel.frame_layout import (
 )
 from exporter.backends.c_kernel.function_merging import Part, merge_functions
 from exporter.backends.c_kernel.lowering import LoweredMethod
-from exporter.backends.c_kernel.names import PARAMETER
 from exporter.backends.c_kernel.register_copies import emit_copies
 from exporter.backends.c_kernel.schedule import (
     CALLS,

@@ -30,6 +30,8 @@ SEVERAL = (LU, SOLVED, NEWTON, COLUMNS)
 # The number of a table at an index, and the count of those below a number: the table is the arguments after the first.
 READ, SEARCHED = "read", "searched"
 TABLES = (READ, SEARCHED)
+# Leaves of parameters have this before their name; inputs go by their own names.
+PARAMETER = "parameter:"
 # More nodes than this take minutes to lower, and a compiler longer.
 MOST = 400_000
 
@@ -42,6 +44,11 @@ class ExprNode:
     args: tuple[int, ...]
     extra: tuple[Any, ...]
     dtype: str
+
+
+def leaf_name(parameter: str) -> str:
+    """Return the leaf name of a parameter."""
+    return PARAMETER + parameter
 
 
 def too_big_error(where: str, got: str, expected: str) -> UnsupportedError:

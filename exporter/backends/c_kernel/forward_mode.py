@@ -7,132 +7,30 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from exporter.archive.contract import TANGENT, Contract, strip_prefix
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.backends.c_kernel import direction_batching, table_lookup
+from exporter.backends.c_kernel.derivative_rules import FLAT, NoRuleError, differentiate_operation
+from exporter.backends.c_kernel.expression import Expr
 from exporter.backends.c_kernel.expression_graph import (
-    BOOL,
     COLUMNS,
     F64,
     LU,
     NEWTON,
     READ,
     REAL,
-    SEARCHED,
     SOLVED,
     ExprGraph,
+    leaf_name,
 )
-from exporter.backends.c_kernel.names import leaf_name
 from exporter.backends.c_kernel.newton_loop import NewtonLoop, find_loop_nodes
 from exporter.backends.c_kernel.schedule import reachable_nodes
 
 Direction = Hashable
 # The tangents of a node, by the directions that it depends on.
 Tangent = dict[Direction, int]
-# Returns the partial derivatives by the arguments, as nodes; None for an argument without influence.
-Partials = Callable[[ExprGraph, str, int, Sequence[int]], Sequence[int | None]]
-
-
-class NoRuleError(Exception):
-    """An operation that has no derivative rule."""
-
-
-def _lift(function: Callable[[Callable[..., int], Callable[[float], int], int, int], int]) -> Partials:
-    def differentiate(graph: ExprGraph, dtype: str, output: int, args: Sequence[int]) -> list[int | None]:
-        def make(op: str, *operands: int) -> int:
-            return graph.add(op, operands, dtype)
-
-        return [function(make, lambda value: graph.add_constant(value, dtype), output, args[0])]
-
-    return differentiate
-
-
-def _differentiate_sqrt(graph: ExprGraph, dtype: str, output: int, args: Sequence[int]) -> list[int | None]:
-    """Differentiate a square root; the derivative of a norm is 0 where the norm is."""
-    zero = graph.add_constant(0.0, dtype)
-    slope = graph.add("div", (graph.add_constant(0.5, dtype), output), dtype)
-    if graph[output].extra != ("norm",):
-        return [slope]
-    return [graph.add("where", (graph.add("eq", (output, zero), BOOL), zero, slope), dtype)]
-
-
-def _differentiate_pow(graph: ExprGraph, dtype: str, output: int, args: Sequence[int]) -> list[int | None]:
-    """Differentiate as torch's pow_backward (torch/csrc/autograd/FunctionsManual.cpp): 0 by the exponent at base 0."""
-    base, exponent = args
-    unit, zero = graph.add_constant(1.0, dtype), graph.add_constant(0.0, dtype)
-    lower = graph.add("pow", (base, graph.add("sub", (exponent, unit), dtype)), dtype)
-    by_base = graph.add("mul", (exponent, lower), dtype)
-    if graph.constant_value(exponent) == 0.0:
-        by_base = zero
-    elif graph.constant_value(exponent) is None:
-        never = graph.add("eq", (exponent, zero), BOOL)
-        by_base = graph.add("where", (never, zero, by_base), dtype)
-    at_zero = graph.add("and", (graph.add("eq", (base, zero), BOOL), graph.add("le", (zero, exponent), BOOL)), BOOL)
-    by_exponent = graph.add("mul", (output, graph.add("log", (base,), dtype)), dtype)
-    return [by_base, graph.add("where", (at_zero, zero, by_exponent), dtype)]
-
-
-def _differentiate_extremum(graph: ExprGraph, dtype: str, output: int, args: Sequence[int]) -> list[int | None]:
-    """Differentiate ``max``, ``min``: half by each of two equal ones; a bound of ``clamp`` does not count where met."""
-    a, b = args
-    if graph[output].extra == ("of many",):
-        raise NoRuleError("amax, amin")
-    smaller = graph[output].op == "min"
-    below = graph.add("lt", (a, b), BOOL)
-    above = graph.add("lt", (b, a), BOOL)
-    takes_a, takes_b = (below, above) if smaller else (above, below)
-    unit, zero = graph.add_constant(1.0, dtype), graph.add_constant(0.0, dtype)
-    tie = unit if graph[output].extra else graph.add_constant(0.5, dtype)
-    at_tie = zero if graph[output].extra else tie
-    by_a = graph.add("where", (takes_a, unit, graph.add("where", (takes_b, zero, tie), dtype)), dtype)
-    by_b = graph.add("where", (takes_b, unit, graph.add("where", (takes_a, zero, at_tie), dtype)), dtype)
-    return [by_a, by_b]
-
-
-def _differentiate_div(graph: ExprGraph, dtype: str, output: int, args: Sequence[int]) -> list[int | None]:
-    by_a = graph.add("div", (graph.add_constant(1.0, dtype), args[1]), dtype)
-    return [by_a, graph.add("neg", (graph.add("div", (output, args[1]), dtype),), dtype)]
-
-
-def _differentiate_atan2(graph: ExprGraph, dtype: str, output: int, args: Sequence[int]) -> list[int | None]:
-    y, x = args
-    square = graph.add("add", (graph.add("mul", (x, x), dtype), graph.add("mul", (y, y), dtype)), dtype)
-    return [graph.add("div", (x, square), dtype), graph.add("neg", (graph.add("div", (y, square), dtype),), dtype)]
-
-
-PARTIALS: dict[str, Partials] = {
-    "sqrt": _differentiate_sqrt,
-    "exp": _lift(lambda make, n, y, x: y),
-    "exp2": _lift(lambda make, n, y, x: make("mul", y, n(math.log(2.0)))),
-    "expm1": _lift(lambda make, n, y, x: make("add", y, n(1.0))),
-    "log": _lift(lambda make, n, y, x: make("div", n(1.0), x)),
-    "log2": _lift(lambda make, n, y, x: make("div", n(1.0 / math.log(2.0)), x)),
-    "log10": _lift(lambda make, n, y, x: make("div", n(1.0 / math.log(10.0)), x)),
-    "log1p": _lift(lambda make, n, y, x: make("div", n(1.0), make("add", x, n(1.0)))),
-    "sin": _lift(lambda make, n, y, x: make("cos", x)),
-    "cos": _lift(lambda make, n, y, x: make("neg", make("sin", x))),
-    "tan": _lift(lambda make, n, y, x: make("add", n(1.0), make("mul", y, y))),
-    "asin": _lift(lambda make, n, y, x: make("div", n(1.0), make("sqrt", make("sub", n(1.0), make("mul", x, x))))),
-    "acos": _lift(lambda make, n, y, x: make("div", n(-1.0), make("sqrt", make("sub", n(1.0), make("mul", x, x))))),
-    "atan": _lift(lambda make, n, y, x: make("div", n(1.0), make("add", n(1.0), make("mul", x, x)))),
-    "sinh": _lift(lambda make, n, y, x: make("cosh", x)),
-    "cosh": _lift(lambda make, n, y, x: make("sinh", x)),
-    "tanh": _lift(lambda make, n, y, x: make("sub", n(1.0), make("mul", y, y))),
-    "abs": _lift(lambda make, n, y, x: make("sign", x)),
-    "erf": _lift(
-        lambda make, n, y, x: make("mul", n(2.0 / math.sqrt(math.pi)), make("exp", make("neg", make("mul", x, x))))
-    ),
-    "pow": _differentiate_pow,
-    "div": _differentiate_div,
-    "atan2": _differentiate_atan2,
-    "max": _differentiate_extremum,
-    "min": _differentiate_extremum,
-}
-# Piecewise constant operations: their derivative is zero wherever it exists.
-FLAT = {"floor", "ceil", "trunc", "round", "sign", "div_floor", "div_trunc", "lt", "le", "eq", "ne", "and", "or", "xor",
-        "not", "isnan", "isinf", "isfinite", "const", "leaf", "singular", SEARCHED}  # fmt: skip
 
 
 class ForwardMode:
@@ -177,24 +75,17 @@ class ForwardMode:
                 d: table_lookup.read_sparse_table(graph, [t.get(d) for t in tangents[1:]], node.args[0])
                 for d in directions
             }
-        if node.op == "mul":
-            partials: Sequence[int | None] = [node.args[1], node.args[0]]
-        elif node.extra == ("sigmoid",):
+        if node.extra == ("sigmoid",):
             # Where the exponential is infinite the chain rule would give 0 times infinity.
             raise NoRuleError("sigmoid")
-        elif node.op == "div" and not tangents[1]:
+        if node.op == "div" and not tangents[1]:
             return {d: make("div", (t, node.args[1]), dtype) for d, t in tangents[0].items()}
-        elif node.op in PARTIALS:
-            partials = PARTIALS[node.op](graph, dtype, i, node.args)
-        else:
-            raise NoRuleError(node.op)
+        partials = differentiate_operation(node.op, Expr(graph, i), [Expr(graph, a) for a in node.args])
         return {d: self._apply_chain_rule(partials, [t.get(d) for t in tangents], dtype) for d in directions}
 
-    def _apply_chain_rule(self, partials: Sequence[int | None], tangents: Sequence[int | None], dtype: str) -> int:
+    def _apply_chain_rule(self, partials: Sequence[int], tangents: Sequence[int | None], dtype: str) -> int:
         products = [
-            self.graph.add("mul", (p, t), dtype)
-            for p, t in zip(partials, tangents, strict=True)
-            if t is not None and p is not None
+            self.graph.add("mul", (p, t), dtype) for p, t in zip(partials, tangents, strict=True) if t is not None
         ]
         total = products[0]
         for product in products[1:]:

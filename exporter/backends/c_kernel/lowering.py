@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from exporter.archive.contract import TANGENT, Contract, Solver
 from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.c_kernel import forward_mode
-from exporter.backends.c_kernel.expression_graph import COLUMNS, F64, I64, MIXED, NEWTON, ExprGraph
-from exporter.backends.c_kernel.names import leaf_name
+from exporter.backends.c_kernel.derivative_rules import NoRuleError
+from exporter.backends.c_kernel.expression_graph import COLUMNS, F64, I64, MIXED, NEWTON, ExprGraph, leaf_name
 from exporter.backends.c_kernel.newton_loop import NewtonLoop, find_loop_inputs, find_loop_nodes
 from exporter.backends.c_kernel.rules.linear_systems import NO_ERRORS
 from exporter.backends.c_kernel.schedule import reachable_nodes
@@ -113,7 +113,7 @@ class ArchiveLowering:
             return None
         try:
             return forward_mode.build_derivatives(self.graph, self.loops, self._contract, method, forward)
-        except forward_mode.NoRuleError:
+        except NoRuleError:
             return None
 
     def _list_needed(self, outputs: Sequence[Sequence[int]]) -> list[int]:
@@ -330,7 +330,7 @@ class ArchiveLowering:
         """Return the matrix as captured, or by forward mode: the one with fewer operations."""
         try:
             forward_matrix = forward_mode.build_jacobian(self.graph, self.loops, residual, unknowns)
-        except forward_mode.NoRuleError:
+        except NoRuleError:
             return run_captured()
         if any(self.graph[i].op == COLUMNS for i in find_loop_nodes(self.graph, forward_matrix, index)):
             return forward_matrix

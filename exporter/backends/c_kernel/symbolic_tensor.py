@@ -14,6 +14,7 @@ from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from exporter.backends.c_kernel.expression import Expr
 from exporter.backends.c_kernel.expression_graph import DTYPES, ExprGraph
 from exporter.backends.c_kernel.registry import RULES
 from exporter.common.errors import UnsupportedError
@@ -118,6 +119,14 @@ class SymbolicDispatch(TorchDispatchMode):
         lists = [i.reshape(-1).tolist() for i in ids]
         nodes = [function(*operands) for operands in zip(*lists, strict=True)]
         return SymbolicTensor(torch.tensor(nodes, dtype=torch.int64).reshape(ids[0].shape), dtype)
+
+    def map_expressions(
+        self, formula: Callable[..., Expr], dtype: torch.dtype, *symbols: SymbolicTensor
+    ) -> SymbolicTensor:
+        """Apply a formula of expressions element by element, with broadcasting."""
+        # An unknown dtype is an error also where there are no elements.
+        get_dtype_name(dtype, self.graph.origin)
+        return self.map_elements(lambda *nodes: formula(*(Expr(self.graph, i) for i in nodes)).index, dtype, *symbols)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

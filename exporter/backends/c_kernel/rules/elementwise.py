@@ -1,4 +1,4 @@
-"""Lowering rules of elementwise operators, and the table of all rules. Semantics are torch's on the CPU."""
+"""Lowering rules of elementwise operators. Semantics are torch's on the CPU."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 
 import torch
 
-from exporter.backends.c_kernel.dtype_promotion import add_scaled, cast_to_symbol, infer_dtype, promote_dtypes
-from exporter.backends.c_kernel.expression_graph import BOOL, REAL, ExprGraph
+from exporter.backends.c_kernel.dtype_promotion import cast_to_symbol, infer_dtype, promote_dtypes
+from exporter.backends.c_kernel.expression import Expr, exp, sqrt, where
+from exporter.backends.c_kernel.expression_graph import BOOL, REAL
 from exporter.backends.c_kernel.registry import Rule, lowers
-from exporter.backends.c_kernel.symbolic_tensor import SymbolicDispatch, SymbolicTensor, get_dtype_name
+from exporter.backends.c_kernel.symbolic_tensor import SymbolicDispatch, SymbolicTensor
 
-# Makes a node from the graph, the dtype that the operator computes in, and the arguments' nodes.
-ScalarRule = Callable[..., int]
+# The formula of one element: takes and returns expressions.
+Formula = Callable[..., Expr]
 
 
-def lower_elementwise(function: ScalarRule, *, compares: bool = False) -> Rule:
-    """Make the rule that applies ``function(graph, dtype, *arguments)`` to each element, also of plain numbers."""
+def lower_elementwise(formula: Formula, *, compares: bool = False) -> Rule:
+    """Make the rule that applies a formula to each element, also of plain numbers; one that compares gives booleans."""
 
     def lower(lowering: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
         further = [f"{n}={v}" for n, v in kwargs.items() if v is not None and n != "dtype"]
@@ -27,124 +28,81 @@ def lower_elementwise(function: ScalarRule, *, compares: bool = False) -> Rule:
         dtype = infer_dtype(lowering, func, args, kwargs)
         values = [v for v in args if isinstance(v, (torch.Tensor, int, float, bool))]
         inner = promote_dtypes(values) if compares else dtype
-        kind = get_dtype_name(inner, lowering.graph.origin)
-        given = [cast_to_symbol(lowering, v, inner) for v in values]
-        return lowering.map_elements(functools.partial(function, lowering.graph, kind), dtype, *given)
+        return lowering.map_expressions(formula, dtype, *(cast_to_symbol(lowering, v, inner) for v in values))
 
     return lower
 
 
-def lower_to_op(op: str, *, to_bool: bool = False) -> Rule:
-    """Make the rule of an operator that is one operation."""
+def elementwise(*names: str, compares: bool = False) -> Callable[[Formula], Formula]:
+    """Register a formula of one element as the rule of operators: ``@elementwise("square")``."""
 
-    def add_node(graph: ExprGraph, dtype: str, *args: int) -> int:
-        return graph.add(op, args, BOOL if to_bool else dtype)
+    def register(formula: Formula) -> Formula:
+        lowers(*names)(lower_elementwise(formula, compares=compares))
+        return formula
 
-    return lower_elementwise(add_node, compares=to_bool)
-
-
-def lower_reversed_comparison(op: str) -> Rule:
-    """Make the rule of a comparison that is ``op`` with its arguments exchanged."""
-    return lower_elementwise(lambda graph, dtype, a, b: graph.add(op, (b, a), BOOL), compares=True)
+    return register
 
 
-def lower_logical(op: str) -> Rule:
-    """Make the rule of a logical operator; a number is true where it is not zero."""
+@lowers("add", "sub", "rsub")
+def lower_add(dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
+    """Lower ``add.Tensor(self, other, *, alpha=1)``, ``sub.Tensor``, ``rsub.Tensor``: self plus alpha times other."""
+    dtype = infer_dtype(dispatch, func, args, kwargs)
+    name = func.overloadpacket.__name__
+    first, second, *rest = args
+    alpha = rest[0] if rest else kwargs.get("alpha", 1)
+    a, b = cast_to_symbol(dispatch, first, dtype), cast_to_symbol(dispatch, second, dtype)
 
-    def add_node(graph: ExprGraph, dtype: str, *args: int) -> int:
-        return graph.add(op, [graph.add("cast", (a,), BOOL) for a in args], BOOL)
+    def combine(x: Expr, y: Expr) -> Expr:
+        x, y = (y, x) if name == "rsub" else (x, y)
+        scaled = y if alpha == 1 else y * alpha
+        return x + scaled if name == "add" else x - scaled
 
-    return lower_elementwise(add_node, compares=True)
-
-
-def lower_bitwise(op: str) -> Rule:
-    """Make the rule of a bitwise operator, which is a logical one of booleans."""
-    return lower_elementwise(lambda graph, dtype, *args: graph.add(op if dtype == BOOL else f"bit_{op}", args, dtype))
-
-
-def lower_add_sub(op: str) -> Rule:
-    """Make the rule of ``add`` or ``sub`` with torch's factor ``alpha``."""
-
-    def lower(lowering: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
-        dtype = infer_dtype(lowering, func, args, kwargs)
-        kind = get_dtype_name(dtype, lowering.graph.origin)
-        first, second, *rest = args
-        alpha = rest[0] if rest else kwargs.get("alpha", 1)
-        a, b = cast_to_symbol(lowering, first, dtype), cast_to_symbol(lowering, second, dtype)
-        factor = lowering.graph.add_constant(alpha, kind)
-        a, b = (b, a) if op == "rsub" else (a, b)
-
-        def function(x: int, y: int) -> int:
-            if op == "rsub":
-                return lowering.graph.add("sub", (x, add_scaled(lowering.graph, kind, y, factor)), kind)
-            return lowering.graph.add(op, (x, add_scaled(lowering.graph, kind, y, factor)), kind)
-
-        return lowering.map_elements(function, dtype, a, b)
-
-    return lower
+    return dispatch.map_expressions(combine, dtype, a, b)
 
 
 @lowers("div")
 def lower_div(dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
-    """Lower a division, in any rounding mode."""
+    """Lower ``div.Tensor_mode(self, other, *, rounding_mode)`` and ``div.Tensor``."""
     dtype = infer_dtype(dispatch, func, args, kwargs)
-    dtype_name = get_dtype_name(dtype, dispatch.graph.origin)
     mode = kwargs.get("rounding_mode")
     a, b = (cast_to_symbol(dispatch, v, dtype) for v in args[:2])
 
-    def add_node(x: int, y: int) -> int:
-        graph = dispatch.graph
-        if mode is None:
-            return graph.add("div", (x, y), dtype_name)
-        if dtype_name not in REAL:
-            return graph.add(f"div_{mode}", (x, y), dtype_name)
-        return (
-            graph.add(mode, (graph.add("div", (x, y), dtype_name),), dtype_name)
-            if mode == "trunc"
-            else _add_floor_divide(graph, dtype_name, x, y)
-        )
+    def divide(x: Expr, y: Expr) -> Expr:
+        if mode == "trunc" and x.dtype in REAL:
+            return (x / y).apply("trunc")
+        return x / y if mode is None else x.apply(f"div_{mode}", y)
 
-    return dispatch.map_elements(add_node, dtype, a, b)
+    return dispatch.map_expressions(divide, dtype, a, b)
 
 
-def _add_floor_divide(graph: ExprGraph, dtype: str, x: int, y: int) -> int:
-    """Add a division like c10::div_floor_floating (c10/util/generic_math.h)."""
-    return graph.add("div_floor", (x, y), dtype)
-
-
-def lower_pow(graph: ExprGraph, dtype: str, base: int, exponent: int) -> int:
-    """Lower a power as torch does for one number as exponent (aten/src/ATen/native/cpu/PowKernel.cpp)."""
-    value = graph.constant_value(exponent)
-    if dtype in REAL and value is not None:
-        unit = graph.add_constant(1.0, dtype)
-        square = functools.partial(graph.add, "mul", (base, base), dtype)
-        special_cases: dict[float, Callable[[], int]] = {
-            0.5: lambda: graph.add("sqrt", (base,), dtype),
+def raise_to_power(base: Expr, exponent: Expr) -> Expr:
+    """Return a power as torch does for one number as exponent (aten/src/ATen/native/cpu/PowKernel.cpp)."""
+    if base.dtype in REAL and exponent.constant is not None:
+        special_cases: dict[float, Callable[[], Expr]] = {
+            0.0: lambda: base.match(1.0),
+            0.5: lambda: sqrt(base),
             1.0: lambda: base,
-            2.0: square,
-            3.0: lambda: graph.add("mul", (square(), base), dtype),
-            -0.5: lambda: graph.add("div", (unit, graph.add("sqrt", (base,), dtype)), dtype),
-            -1.0: lambda: graph.add("div", (unit, base), dtype),
-            -2.0: lambda: graph.add("div", (unit, square()), dtype),
+            2.0: lambda: base * base,
+            3.0: lambda: base * base * base,
+            -0.5: lambda: 1.0 / sqrt(base),
+            -1.0: lambda: 1.0 / base,
+            -2.0: lambda: 1.0 / (base * base),
         }
-        if value in special_cases:
-            return special_cases[value]()
-        if value == 0.0:
-            return unit
-    return _add_pow(graph, dtype, base, exponent)
+        if exponent.constant in special_cases:
+            return special_cases[exponent.constant]()
+    return raise_to_any_power(base, exponent)
+
+
+def raise_to_any_power(base: Expr, exponent: Expr) -> Expr:
+    """Return torch's general power."""
+    return base**exponent if base.dtype in REAL else base.apply("pow_int", exponent)
 
 
 @lowers("pow")
-def lower_tensor_pow(
-    dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> SymbolicTensor:
-    """Lower a power; a tensor of exponents is torch's general power for each, whatever their values."""
-    add_node = lower_pow if not isinstance(args[1], torch.Tensor) else _add_pow
-    return lower_elementwise(add_node)(dispatch, func, args, kwargs)
-
-
-def _add_pow(graph: ExprGraph, dtype: str, base: int, exponent: int) -> int:
-    return graph.add("pow" if dtype in REAL else "pow_int", (base, exponent), dtype)
+def lower_pow(dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
+    """Lower ``pow``; a tensor of exponents is torch's general power for each, whatever their values."""
+    formula = raise_to_any_power if isinstance(args[1], torch.Tensor) else raise_to_power
+    return lower_elementwise(formula)(dispatch, func, args, kwargs)
 
 
 @lowers("where")
@@ -154,13 +112,12 @@ def lower_where(
     """Lower ``where``."""
     condition, first, second = args
     dtype = promote_dtypes([first, second])
-    dtype_name = get_dtype_name(dtype, dispatch.graph.origin)
     operands = [
         cast_to_symbol(dispatch, condition, torch.bool),
         cast_to_symbol(dispatch, first, dtype),
         cast_to_symbol(dispatch, second, dtype),
     ]
-    return dispatch.map_elements(lambda c, a, b: dispatch.graph.add("where", (c, a, b), dtype_name), dtype, *operands)
+    return dispatch.map_expressions(where, dtype, *operands)
 
 
 @lowers("masked_fill")
@@ -171,13 +128,12 @@ def lower_masked_fill(
     value = args[2]
     dtype = args[0].dtype
     filler = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
-    dtype_name = get_dtype_name(dtype, dispatch.graph.origin)
     operands = [
         cast_to_symbol(dispatch, args[1], torch.bool),
         cast_to_symbol(dispatch, filler, dtype),
         cast_to_symbol(dispatch, args[0], dtype),
     ]
-    return dispatch.map_elements(lambda c, a, b: dispatch.graph.add("where", (c, a, b), dtype_name), dtype, *operands)
+    return dispatch.map_expressions(where, dtype, *operands)
 
 
 @lowers("clamp", "clamp_min", "clamp_max")
@@ -193,13 +149,12 @@ def lower_clamp(
     if name == "clamp_max":
         bounds = [None, args[1] if len(args) > 1 else kwargs.get("max")]
     dtype = infer_dtype(dispatch, func, args, kwargs)
-    dtype_name = get_dtype_name(dtype, dispatch.graph.origin)
     result = cast_to_symbol(dispatch, args[0], dtype)
     for op, bound in zip(("max", "min"), bounds, strict=True):
         if bound is not None:
             limit = cast_to_symbol(dispatch, bound, dtype)
-            result = dispatch.map_elements(
-                lambda x, y, op=op: dispatch.graph.add(op, (x, y), dtype_name, ("clamp",)), dtype, result, limit
+            result = dispatch.map_expressions(
+                lambda x, y, op=op: x.apply(op, y, extra=("clamp",)), dtype, result, limit
             )
     return result
 
@@ -230,24 +185,46 @@ def lower_item(dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwarg
     raise dispatch.unsupported_error("a number that is read while the model runs", "numbers that stay in tensors")
 
 
-def _add_reciprocal(graph: ExprGraph, dtype: str, x: int) -> int:
-    return graph.add("div", (graph.add_constant(1.0, dtype), x), dtype)
+@elementwise("reciprocal")
+def invert(x: Expr) -> Expr:
+    """Lower ``reciprocal(self)``."""
+    return 1.0 / x
 
 
-def _add_sigmoid(graph: ExprGraph, dtype: str, x: int) -> int:
-    unit = graph.add_constant(1.0, dtype)
-    exponential = graph.add("exp", (graph.add("neg", (x,), dtype),), dtype)
-    return graph.add("div", (unit, graph.add("add", (unit, exponential), dtype)), dtype, ("sigmoid",))
+@elementwise("rsqrt")
+def invert_root(x: Expr) -> Expr:
+    """Lower ``rsqrt(self)``."""
+    return 1.0 / sqrt(x)
 
 
-def _add_relu(graph: ExprGraph, dtype: str, x: int) -> int:
-    """Add a node that is flat at 0, as torch's own derivative is."""
-    zero = graph.add_constant(0, dtype)
-    return graph.add("where", (graph.add("le", (x, zero), BOOL), zero, x), dtype)
+@elementwise("square")
+def multiply_by_itself(x: Expr) -> Expr:
+    """Lower ``square(self)``."""
+    return x * x
 
 
-def _lower_predicate(op: str) -> Rule:
-    return lower_elementwise(lambda graph, dtype, x: graph.add(op, (x,), BOOL), compares=True)
+@elementwise("sigmoid")
+def evaluate_sigmoid(x: Expr) -> Expr:
+    """Lower ``sigmoid(self)``; the node says what it is, as the chain rule would give 0 times infinity in it."""
+    return x.match(1.0).apply("div", 1.0 + exp(-x), extra=("sigmoid",))
+
+
+@elementwise("relu")
+def rectify(x: Expr) -> Expr:
+    """Lower ``relu(self)``; flat at 0, as torch's own derivative is."""
+    return where(x <= 0, 0, x)
+
+
+@elementwise("gt", compares=True)
+def is_greater(a: Expr, b: Expr) -> Expr:
+    """Lower ``gt(self, other)``."""
+    return b < a
+
+
+@elementwise("ge", compares=True)
+def is_greater_or_equal(a: Expr, b: Expr) -> Expr:
+    """Lower ``ge(self, other)``."""
+    return b <= a
 
 
 UNARY = (
@@ -255,48 +232,38 @@ UNARY = (
     "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "floor", "ceil", "trunc", "round", "sign", "erf", "erfc", "exp2",
     "lgamma",
 )  # fmt: skip
+# Operators that are one operation of a kernel, by torch's names.
+_SAME = {
+    **dict.fromkeys(UNARY),
+    "sgn": "sign", "mul": None, "multiply": "mul", "floor_divide": "div_floor", "remainder": None, "fmod": None,
+    "atan2": None, "hypot": None, "copysign": None, "maximum": "max", "minimum": "min", "fmax": None, "fmin": None,
+}  # fmt: skip
+_PREDICATES = ("lt", "le", "eq", "ne", "isnan", "isinf", "isfinite")
+_LOGICAL = ("and", "or", "xor", "not")
 
-# Operators that are one function of each element.
-_ELEMENTWISE: dict[str, Rule] = {
-    **{name: lower_to_op(name) for name in UNARY},
-    "sgn": lower_to_op("sign"),
-    "reciprocal": lower_elementwise(_add_reciprocal),
-    "rsqrt": lower_elementwise(lambda t, k, x: _add_reciprocal(t, k, t.add("sqrt", (x,), k))),
-    "square": lower_elementwise(lambda t, k, x: t.add("mul", (x, x), k)),
-    "sigmoid": lower_elementwise(_add_sigmoid),
-    "relu": lower_elementwise(_add_relu),
-    "mul": lower_to_op("mul"),
-    "multiply": lower_to_op("mul"),
-    "add": lower_add_sub("add"),
-    "sub": lower_add_sub("sub"),
-    "rsub": lower_add_sub("rsub"),
-    "floor_divide": lower_elementwise(_add_floor_divide),
-    "remainder": lower_to_op("remainder"),
-    "fmod": lower_to_op("fmod"),
-    "atan2": lower_to_op("atan2"),
-    "hypot": lower_to_op("hypot"),
-    "copysign": lower_to_op("copysign"),
-    "maximum": lower_to_op("max"),
-    "minimum": lower_to_op("min"),
-    "fmax": lower_to_op("fmax"),
-    "fmin": lower_to_op("fmin"),
-    "lt": lower_to_op("lt", to_bool=True),
-    "le": lower_to_op("le", to_bool=True),
-    "gt": lower_reversed_comparison("lt"),
-    "ge": lower_reversed_comparison("le"),
-    "eq": lower_to_op("eq", to_bool=True),
-    "ne": lower_to_op("ne", to_bool=True),
-    "logical_and": lower_logical("and"),
-    "logical_or": lower_logical("or"),
-    "logical_xor": lower_logical("xor"),
-    "logical_not": lower_logical("not"),
-    "bitwise_and": lower_bitwise("and"),
-    "bitwise_or": lower_bitwise("or"),
-    "bitwise_xor": lower_bitwise("xor"),
-    "bitwise_not": lower_elementwise(lambda t, k, x: t.add("not" if k == BOOL else "bit_not", (x,), k)),
-    "isnan": _lower_predicate("isnan"),
-    "isinf": _lower_predicate("isinf"),
-    "isfinite": _lower_predicate("isfinite"),
-}
-for _name, _rule in _ELEMENTWISE.items():
-    lowers(_name)(_rule)
+
+def _apply(op: str, x: Expr, *others: Expr) -> Expr:
+    return x.apply(op, *others)
+
+
+def _compare(op: str, x: Expr, *others: Expr) -> Expr:
+    return x.apply(op, *others, dtype=BOOL)
+
+
+def _combine_truth(op: str, x: Expr, *others: Expr) -> Expr:
+    """Return a logical operation; a number is true where it is not zero."""
+    return x.cast(BOOL).apply(op, *(other.cast(BOOL) for other in others))
+
+
+def _combine_bits(op: str, x: Expr, *others: Expr) -> Expr:
+    """Return a bitwise operation, which is a logical one of booleans."""
+    return x.apply(op if x.dtype == BOOL else f"bit_{op}", *others)
+
+
+for _name, _op in _SAME.items():
+    elementwise(_name)(functools.partial(_apply, _op or _name))
+for _name in _PREDICATES:
+    elementwise(_name, compares=True)(functools.partial(_compare, _name))
+for _name in _LOGICAL:
+    elementwise(f"logical_{_name}", compares=True)(functools.partial(_combine_truth, _name))
+    elementwise(f"bitwise_{_name}")(functools.partial(_combine_bits, _name))

@@ -17,10 +17,9 @@ from project import ROOT
 import torchferry
 from exporter.archive import pt_archive
 from exporter.archive.contract import block_name
-from exporter.backends.c_kernel import forward_mode
-from exporter.backends.c_kernel.expression_graph import BOOL, F64, LU, SOLVED, ExprGraph
+from exporter.backends.c_kernel import derivative_rules, forward_mode
+from exporter.backends.c_kernel.expression_graph import BOOL, F64, LU, PARAMETER, SOLVED, ExprGraph
 from exporter.backends.c_kernel.lowering import ArchiveLowering
-from exporter.backends.c_kernel.names import PARAMETER
 from exporter.graph.loading import load_module
 
 ARTIFACTS = ROOT / "artifacts"
@@ -60,7 +59,7 @@ def test_each_rule(op):
 
 
 def test_a_rule_that_is_wrong_is_seen(monkeypatch):
-    monkeypatch.setitem(forward_mode.PARTIALS, "cos", forward_mode.PARTIALS["sin"])
+    monkeypatch.setitem(derivative_rules.DERIVATIVES, "cos", derivative_rules.DERIVATIVES["sin"])
     terms, x = leaves()
     assert not agrees(terms, x, [terms.add("cos", x[:1], F64)], [0.3, 0.7, 0.4])
 

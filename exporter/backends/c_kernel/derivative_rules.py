@@ -1,0 +1,204 @@
+"""Partial derivatives of operations, each written as its formula. At kinks the values are those of torch's autograd."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from exporter.backends.c_kernel.expression import Expr, exp, log, sqrt, where
+from exporter.backends.c_kernel.expression_graph import SEARCHED
+
+# Takes the output and the arguments of an operation; returns the derivatives by the arguments.
+DerivativeRule = Callable[..., "Expr | Sequence[Expr | float]"]
+DERIVATIVES: dict[str, DerivativeRule] = {}
+# Piecewise constant operations: their derivative is zero wherever it exists.
+FLAT = {"floor", "ceil", "trunc", "round", "sign", "div_floor", "div_trunc", "lt", "le", "eq", "ne", "and", "or", "xor",
+        "not", "isnan", "isinf", "isfinite", "const", "leaf", "singular", SEARCHED}  # fmt: skip
+
+
+class NoRuleError(Exception):
+    """An operation that has no derivative rule."""
+
+
+def differentiates(*ops: str) -> Callable[[DerivativeRule], DerivativeRule]:
+    """Register the derivative of operations: ``@differentiates("exp")``.
+
+    Raises:
+        ValueError: an operation has a rule already.
+    """
+
+    def register(rule: DerivativeRule) -> DerivativeRule:
+        for op in ops:
+            if op in DERIVATIVES:
+                raise ValueError(f"{op} has two derivative rules")
+            DERIVATIVES[op] = rule
+        return rule
+
+    return register
+
+
+def differentiate_operation(op: str, y: Expr, args: Sequence[Expr]) -> list[int]:
+    """Return the derivatives of the output ``y`` by the arguments. Raises ``NoRuleError``."""
+    if op not in DERIVATIVES:
+        raise NoRuleError(op)
+    partials = DERIVATIVES[op](y, *args)
+    return [y.match(p).index for p in ([partials] if isinstance(partials, Expr) else partials)]
+
+
+@differentiates("sqrt")
+def differentiate_sqrt(y: Expr, x: Expr) -> Expr:
+    """Differentiate a square root; the derivative of a norm is 0 where the norm is."""
+    slope = 0.5 / y
+    return where(y.equals(0.0), 0.0, slope) if y.graph[y.index].extra == ("norm",) else slope
+
+
+@differentiates("exp")
+def differentiate_exp(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``exp(x)``."""
+    return y
+
+
+@differentiates("exp2")
+def differentiate_exp2(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``2 ** x``."""
+    return y * math.log(2.0)
+
+
+@differentiates("expm1")
+def differentiate_expm1(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``exp(x) - 1``."""
+    return y + 1.0
+
+
+@differentiates("log")
+def differentiate_log(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``log(x)``."""
+    return 1.0 / x
+
+
+@differentiates("log2")
+def differentiate_log2(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``log2(x)``."""
+    return 1.0 / math.log(2.0) / x
+
+
+@differentiates("log10")
+def differentiate_log10(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``log10(x)``."""
+    return 1.0 / math.log(10.0) / x
+
+
+@differentiates("log1p")
+def differentiate_log1p(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``log(1 + x)``."""
+    return 1.0 / (x + 1.0)
+
+
+@differentiates("sin")
+def differentiate_sin(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``sin(x)``."""
+    return x.apply("cos")
+
+
+@differentiates("cos")
+def differentiate_cos(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``cos(x)``."""
+    return -x.apply("sin")
+
+
+@differentiates("tan")
+def differentiate_tan(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``tan(x)``."""
+    return 1.0 + y * y
+
+
+@differentiates("asin")
+def differentiate_asin(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``asin(x)``."""
+    return 1.0 / sqrt(1.0 - x * x)
+
+
+@differentiates("acos")
+def differentiate_acos(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``acos(x)``."""
+    return -1.0 / sqrt(1.0 - x * x)
+
+
+@differentiates("atan")
+def differentiate_atan(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``atan(x)``."""
+    return 1.0 / (1.0 + x * x)
+
+
+@differentiates("sinh")
+def differentiate_sinh(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``sinh(x)``."""
+    return x.apply("cosh")
+
+
+@differentiates("cosh")
+def differentiate_cosh(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``cosh(x)``."""
+    return x.apply("sinh")
+
+
+@differentiates("tanh")
+def differentiate_tanh(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``tanh(x)``."""
+    return 1.0 - y * y
+
+
+@differentiates("abs")
+def differentiate_abs(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``abs(x)``: 0 at 0."""
+    return x.apply("sign")
+
+
+@differentiates("erf")
+def differentiate_erf(y: Expr, x: Expr) -> Expr:
+    """Differentiate ``erf(x)``."""
+    return 2.0 / math.sqrt(math.pi) * exp(-(x * x))
+
+
+@differentiates("pow")
+def differentiate_pow(y: Expr, base: Expr, exponent: Expr) -> list[Expr | float]:
+    """Differentiate as torch's pow_backward (torch/csrc/autograd/FunctionsManual.cpp): 0 by the exponent at base 0."""
+    by_base: Expr | float = exponent * base ** (exponent - 1.0)
+    if exponent.constant == 0.0:
+        by_base = 0.0
+    elif exponent.constant is None:
+        by_base = where(exponent.equals(0.0), 0.0, by_base)
+    at_zero = base.equals(0.0) & (exponent >= 0.0)
+    return [by_base, where(at_zero, 0.0, y * log(base))]
+
+
+@differentiates("mul")
+def differentiate_mul(y: Expr, a: Expr, b: Expr) -> list[Expr]:
+    """Differentiate ``a * b``."""
+    return [b, a]
+
+
+@differentiates("div")
+def differentiate_div(y: Expr, a: Expr, b: Expr) -> list[Expr]:
+    """Differentiate ``a / b``."""
+    return [1.0 / b, -(y / b)]
+
+
+@differentiates("atan2")
+def differentiate_atan2(y: Expr, a: Expr, b: Expr) -> list[Expr]:
+    """Differentiate ``atan2(a, b)``."""
+    square = b * b + a * a
+    return [b / square, -(a / square)]
+
+
+@differentiates("max", "min")
+def differentiate_extremum(y: Expr, a: Expr, b: Expr) -> list[Expr]:
+    """Differentiate ``max``, ``min``: half by each of two equal ones; a bound of ``clamp`` does not count where met."""
+    node = y.graph[y.index]
+    if node.extra == ("of many",):
+        raise NoRuleError("amax, amin")
+    takes_a, takes_b = (a < b, b < a) if node.op == "min" else (b < a, a < b)
+    is_clamp = bool(node.extra)
+    by_a = where(takes_a, 1.0, where(takes_b, y.match(0.0), 1.0 if is_clamp else 0.5))
+    by_b = where(takes_b, 1.0, where(takes_a, y.match(0.0), 0.0 if is_clamp else 0.5))
+    return [by_a, by_b]
