@@ -76,7 +76,7 @@ def test_planted_faults_are_measured(tmp_path):
     folder = tmp_path / "exporter" / "common"
     folder.mkdir(parents=True)
     (tmp_path / "exporter" / "loose.py").write_text("")
-    lines = "\n".join(f"    x{i} = {i}" for i in range(70))
+    lines = "    import shutil\n" + "\n".join(f"    x{i} = {i}" for i in range(70))
     (folder / "a.py").write_text(
         f'import exporter.archive.b\n\n\ndef divided(a, b, c, d, e, f, g, h, i):\n    """The sum."""\n{lines}\n'
     )
@@ -88,6 +88,7 @@ def test_planted_faults_are_measured(tmp_path):
         "loose files in exporter/": 1,
         "files in a circle": 2,
         "imports of a floor that is not lower": 1,
+        "imports inside functions of light modules": 1,
         "functions named by a bare participle": 1,
         "lines of the longest function": 1,
         "parameters of the function with most": 1,

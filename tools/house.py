@@ -32,6 +32,22 @@ FLOORS = {
 # The side that sees only the file sees what a file is, and nothing else of the exporter.
 OF_FILES = ("exporter.common", "exporter.archive")
 NEML2 = "exporter/frontends/neml2/"
+# Libraries that are optional, or take long to import; resource is not on every system.
+HEAVY = (
+    "torch",
+    "numpy",
+    "neml2",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "onnxruntime",
+    "matplotlib",
+    "nmhit",
+    "rich",
+    "resource",
+)
+BRINGS_NUMPY = ("runtime_checks.kernels.ctypes_library",)
+PACKAGES = ("exporter", "runtime_checks", "torchferry")
 LINES_OF_FILE = 600
 LINES_OF_FUNCTION = 60
 PARAMETERS = 8
@@ -83,8 +99,7 @@ class Function:
 
 def list_files(root: Path = ROOT) -> list[Path]:
     """List the Python files of the three packages."""
-    packages = ("exporter", "runtime_checks", "torchferry")
-    return sorted(path for package in packages for path in root.glob(f"{package}/**/*.py"))
+    return sorted(path for package in PACKAGES for path in root.glob(f"{package}/**/*.py"))
 
 
 def list_imports(text: str) -> set[str]:
@@ -195,6 +210,24 @@ def read_functions(path: Path, root: Path = ROOT) -> Iterator[Function]:
     yield from walk(ast.parse(path.read_text()), True, nested=False)
 
 
+def find_inner_imports(path: Path, root: Path = ROOT) -> list[str]:
+    """List imports inside functions that are for no heavy library; in ``torchferry`` our own modules bring torch."""
+    where = path.relative_to(root).as_posix()
+    inner = []
+    for function in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        for node in ast.walk(function):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for module in modules:
+                is_heavy = module.partition(".")[0] in HEAVY or module in BRINGS_NUMPY
+                is_lazy = where.startswith("torchferry/") and module.partition(".")[0] in PACKAGES
+                if not is_heavy and not is_lazy:
+                    inner.append(f"{where}:{node.lineno} {module}")
+    return inner
+
+
 def measure(root: Path = ROOT) -> dict[str, tuple[str, list[str]]]:
     """Return per measure its figure, and the places that break it."""
     files = list_files(root)
@@ -211,6 +244,7 @@ def measure(root: Path = ROOT) -> dict[str, tuple[str, list[str]]]:
     participles = [f"{f.where} {f.name}" for f in functions if is_participle(f.name) and not f.is_property]
     longest, most = max(own, key=lambda f: f.lines), max(own, key=lambda f: f.parameters)
     too_long = [f"{f.where} {f.name}: {f.lines} lines" for f in own if f.lines > LINES_OF_FUNCTION]
+    inner = sorted({place for path in files for place in find_inner_imports(path, root)})
     too_many = [f"{f.where} {f.name}: {f.parameters} parameters" for f in own if f.parameters > PARAMETERS]
     documented = [f for f in functions if f.is_public and f.docstring]
     no_verb = [
@@ -226,6 +260,7 @@ def measure(root: Path = ROOT) -> dict[str, tuple[str, list[str]]]:
         "loose files in exporter/": (str(len(loose)), loose),
         "files in a circle": (str(len(circle)), circle),
         "imports of a floor that is not lower": (str(len(back)), back),
+        "imports inside functions of light modules": (str(len(inner)), inner),
         "functions named by a bare participle": (str(len(participles)), participles),
         "lines of the longest function": (f"{longest.lines} ({longest.name})", too_long),
         "parameters of the function with most": (f"{most.parameters} ({most.name})", too_many),

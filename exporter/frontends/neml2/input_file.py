@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -206,9 +207,7 @@ def check_neml2_abi() -> bool:
 
 def version() -> str:
     """Return the version of the installed neml2."""
-    from importlib.metadata import version as installed
-
-    return installed("neml2")
+    return importlib.metadata.version("neml2")
 
 
 @contextlib.contextmanager

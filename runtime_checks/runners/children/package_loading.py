@@ -3,8 +3,10 @@
 ``torch_child.py`` runs it by its path, engines import it. It needs the standard library and torch."""
 
 import functools
+import io
 import json
 import re
+import zipfile
 
 # Records of a package that hold the bytes of tensors; those of other names torch unpickles.
 TENSORS = re.compile(r"(weight|tensor)_\d+$")
@@ -43,9 +45,6 @@ def load_program_calls(archive, methods):
 
 def check_no_pickles(archive):
     """Raise ``ValueError`` for a record that is a pickle, which torch would run; torchferry writes tensors there."""
-    import io
-    import zipfile
-
     import torch
 
     with zipfile.ZipFile(archive) as file:

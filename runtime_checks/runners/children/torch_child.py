@@ -7,6 +7,7 @@ its output before an early end, and the evidence of isolation: the outcome of im
 path, foreign modules (none)."""
 
 import functools
+import io
 import json
 import os
 import runpy
@@ -16,6 +17,7 @@ import sys
 import traceback
 import types
 import warnings
+import zipfile
 
 
 def load_file(path):
@@ -115,9 +117,6 @@ class PackageModule:
     and dense memory."""
 
     def __init__(self, job):
-        import io
-        import zipfile
-
         import torch
 
         if job["guarded"]:
