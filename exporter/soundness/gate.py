@@ -174,7 +174,7 @@ def require_sound(name: str, findings: Sequence[Finding], allowances: Sequence[A
         where=first.where,
         got=first.evidence + (f" (also: {'; '.join(others)})" if others else ""),
         expected="a forward that is captured completely",
-        mend=f"{first.mend}; or --allow '{first.check}:REASON', which every report will show",
+        mend=f"{first.mend}; or " * bool(first.mend) + f"--allow '{first.check}:REASON', which every report will show",
     )
     error.findings = (*unsound, *(f for f in findings if f not in unsound))
     raise error

@@ -46,7 +46,7 @@ class PythonRunner:
                 Path(folder, name) for name in ("calls.pt", "results.pt", "evidence.json", "said.txt")
             )
             write_calls(calls, calls_file)
-            source = {contract.source.library, *contract.source.refused_imports} if contract else set()
+            source = {contract.source.library, *contract.source.refused_imports} - {""} if contract else set()
             job: dict[str, object] = {
                 "archive": str(path.resolve()),
                 "device": self.device,

@@ -1,5 +1,6 @@
 """The fresh process: what it can import, what bounds it, what it says when the archive does not run."""
 
+import dataclasses
 import time
 
 import pytest
@@ -47,6 +48,12 @@ def test_outputs_are_those_of_the_module(path):
     module = load_module(path)
     for result, given in zip(done.results, (X, X, X[:0], X[0].expand(4)), strict=True):
         assert torch.equal(result.outputs[0], module(given)[0])
+
+
+def test_a_source_of_no_library_refuses_nothing(path):
+    contract = pt_archive.read(path).contract
+    contract = dataclasses.replace(contract, source=dataclasses.replace(contract.source, library=""))
+    assert PythonRunner().run(path, contract, [Call("forward", (X,))]).evidence["refused"] == {}
 
 
 def test_the_source_library_cannot_be_imported(path):
