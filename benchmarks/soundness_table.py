@@ -26,7 +26,8 @@ HAZARDS = ROOT / "tests" / "exporter" / "soundness" / "hazards"
 HEAD = """# What a trace loses, and who says so
 
 `torch.jit.trace` with its own `check_trace` on the model's examples, and `torchferry check` on the same model. Written
-by `benchmarks/soundness_table.py`; the models are in `tests/exporter/soundness/hazards/`, each with a sound twin that passes.
+by `benchmarks/soundness_table.py`; the models are in `tests/exporter/soundness/hazards/`, each with a sound twin that
+passes.
 
 | hazard | torch says | torchferry refuses by |
 | --- | --- | --- |"""

@@ -52,7 +52,9 @@ def test_outputs_are_those_of_the_module(path):
 
 def test_a_source_of_no_library_refuses_nothing(path):
     contract = pt_archive.read(path).contract
-    contract = dataclasses.replace(contract, source=dataclasses.replace(contract.source, library=""))
+    contract = dataclasses.replace(
+        contract, source=dataclasses.replace(contract.source, library="", refused_imports=())
+    )
     assert PythonRunner().run(path, contract, [Call("forward", (X,))]).evidence["refused"] == {}
 
 
