@@ -97,31 +97,39 @@ class Report:
         return bool(self.checks) and all(leg.checks and _has_no_failure(leg) for leg in self.legs)
 
     def raise_if_failed(self) -> None:
-        """Raise ``MismatchError``, which carries this report, if a check failed."""
-        if self.passed:
-            return
+        """Raise ``MismatchError``, which carries this report, if a check failed or a runtime made none."""
+        if not self.passed:
+            error = self._describe_failure()
+            error.report = self
+            raise error
+
+    def _describe_failure(self) -> MismatchError:
         failed = [c for c in self.checks if c.verdict == FAILED]
         worst = [o for o in self.outputs if not o.comparison.passed]
-        only_invariance = all(c.check in INVARIANCES for c in failed)
+        if not failed:
+            silent = "; ".join(leg.name for leg in self.legs if not leg.checks) or "no runtime ran"
+            return MismatchError(
+                f"nothing was checked of {self.model!r}",
+                where=self.archive,
+                got=f"no check: {silent}",
+                expected="at least one check for each runtime",
+                mend="ask for a runtime that this machine has",
+            )
         what = f"archive of {self.model!r} does not agree with eager mode"
-        if only_invariance:
+        mend = "the inputs of the worst element are in the report (--json); look at the model's own code there"
+        if all(c.check in INVARIANCES for c in failed):
             what = f"the rows of a batch of {self.model!r} depend on each other"
+            mend = "declare batch_ndim=0 in the signature: the shapes are then whole"
         elif not worst:
             what = f"archive of {self.model!r} fails the check {failed[0].check!r}"
-        error = MismatchError(
+        values = [(o, o.comparison) for o in worst[:3]]
+        return MismatchError(
             what,
             where=f"check {failed[0].check!r}: {failed[0].detail}" + "".join(f"; also {c.check!r}" for c in failed[1:]),
-            got="; ".join(
-                f"{o.output!r} at {o.at} {list(o.comparison.worst)}: {o.comparison.got or o.comparison.reason}"
-                for o in worst[:3]
-            ),
-            expected="; ".join(f"{o.comparison.expected}" for o in worst[:3] if o.comparison.expected),
-            mend="declare batch_ndim=0 in the signature: the shapes are then whole"
-            if only_invariance
-            else "the inputs of the worst element are in the report (--json); look at the model's own code there",
+            got="; ".join(f"{o.output!r} at {o.at} {list(c.worst)}: {c.got or c.reason}" for o, c in values),
+            expected="; ".join(f"{c.expected}" for _, c in values if c.expected),
+            mend=mend,
         )
-        error.report = self
-        raise error
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report JSON-ready: numbers that JSON cannot hold are given as text."""

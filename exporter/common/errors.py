@@ -121,7 +121,7 @@ class RunError(ArchiveError):
 
 
 class MismatchError(TorchferryError):
-    """Numbers differ. ``report`` is the whole report of the verification."""
+    """Numbers differ. ``report`` is the whole report where a verification found it, and None elsewhere."""
 
     exit_code = 5
     report: Any = None

@@ -1,0 +1,44 @@
+import pytest
+import torch
+
+from exporter.archive.contract import Bounds
+from exporter.common.errors import MismatchError
+from runtime_checks.comparison import compare_tensors
+from runtime_checks.report import FAILED, PASSED, CheckResult, OutputResult, Report, RuntimeReport
+
+
+def make_report(*legs):
+    """Build a report of a model named "spring" from (checks, outputs) of each runtime."""
+    reports = tuple(RuntimeReport(f"runtime {i}", "cpu", c, o, {}) for i, (c, o) in enumerate(legs))
+    return Report("spring.pt", "spring", reports, (), {})
+
+
+def test_a_report_whose_runtimes_pass_raises_nothing():
+    report = make_report(((CheckResult("batches", PASSED, 3),), ()))
+    assert report.passed
+    report.raise_if_failed()
+
+
+@pytest.mark.parametrize(
+    ("legs", "named"),
+    [([], "no runtime ran"), ([((CheckResult("batches", PASSED),), ()), ((), ())], "runtime 1, cpu")],
+)
+def test_a_report_without_a_check_is_an_error_that_names_the_runtime(legs, named):
+    report = make_report(*legs)
+    assert not report.passed
+    with pytest.raises(MismatchError, match="nothing was checked of 'spring'") as error:
+        report.raise_if_failed()
+    assert named in error.value.details["got"]
+    assert error.value.report is report
+
+
+def test_a_failed_check_is_an_error_with_the_worst_elements_and_the_report():
+    got, expected = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])
+    worst = OutputResult("force", compare_tensors(got, expected, Bounds(0.0, 0.0)), "batch 2")
+    report = make_report(((CheckResult("batches", FAILED, 1, "batch 2"), CheckResult("seeds", FAILED)), (worst,)))
+    with pytest.raises(MismatchError, match="does not agree with eager mode") as error:
+        report.raise_if_failed()
+    assert error.value.details["where"] == "check 'batches': batch 2; also 'seeds'"
+    assert error.value.details["got"] == "'force' at batch 2 [1]: 2.0"
+    assert error.value.details["expected"] == "3.0"
+    assert error.value.report is report
