@@ -17,7 +17,6 @@ from collections.abc import Iterator
 import torch
 
 from exporter.graph.torch_nodes import iterate_nodes
-from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import Draws, run_eager
 from exporter.soundness.data_dependence import SIZE
@@ -36,22 +35,21 @@ def search_branch_inputs(source: Source, probes: Draws) -> Draws:
     if source.uses_autograd:
         # A branch on data is refused where tensors have no values.
         return ()
-    with eager_context(source):
-        runs = [record_run(source, inputs) for _, inputs in probes[:2]]
-        if not any(map(_find_read_lines, runs)):
-            return ()
-        start = time.perf_counter()
-        # A fault on a path may show at some inputs only.
-        path_counts = Counter(dict.fromkeys((_hash_path(source, inputs) for _, inputs in probes), MAX_PER_PATH))
-        new_draws: list[tuple[str, Inputs]] = []
-        for label, inputs in _iter_candidates(probes[0][1], _find_comparison_numbers(source, runs)):
-            if len(new_draws) == MAX_DRAWS or time.perf_counter() - start > SECONDS:
-                break
-            path = _hash_path(source, inputs)
-            if path_counts[path] < MAX_PER_PATH and not isinstance(run_eager(source, inputs), str):
-                path_counts[path] += 1
-                new_draws.append((label, inputs))
-        return tuple(new_draws)
+    runs = [record_run(source, inputs) for _, inputs in probes[:2]]
+    if not any(map(_find_read_lines, runs)):
+        return ()
+    start = time.perf_counter()
+    # A fault on a path may show at some inputs only.
+    path_counts = Counter(dict.fromkeys((_hash_path(source, inputs) for _, inputs in probes), MAX_PER_PATH))
+    new_draws: list[tuple[str, Inputs]] = []
+    for label, inputs in _iter_candidates(probes[0][1], _find_comparison_numbers(source, runs)):
+        if len(new_draws) == MAX_DRAWS or time.perf_counter() - start > SECONDS:
+            break
+        path = _hash_path(source, inputs)
+        if path_counts[path] < MAX_PER_PATH and not isinstance(run_eager(source, inputs), str):
+            path_counts[path] += 1
+            new_draws.append((label, inputs))
+    return tuple(new_draws)
 
 
 def _find_read_lines(run: RunRecording) -> list[str]:
@@ -68,26 +66,23 @@ def _hash_path(source: Source, inputs: Inputs) -> int:
 
 def _find_comparison_numbers(source: Source, runs: list[RunRecording]) -> list[float]:
     """Return the numbers that a read may be compared with, those nearest to it first."""
-    numbers: dict[float, None] = {}
+    numbers: list[float] = []
     for where in dict.fromkeys(line for run in runs for line in _find_read_lines(run)):
         file, _, line = where.rpartition(":")
         for number in range(int(line), int(line) + LINES):
-            texts = _NUMBER.findall(linecache.getline(file, number).split("#")[0])
-            numbers.update(dict.fromkeys(map(float, texts)))
+            numbers += map(float, _NUMBER.findall(linecache.getline(file, number).split("#")[0]))
     for module in source.parameter_module.modules():
         if is_user_file(get_class_file(type(module))):
             attributes = [*vars(module).values(), *(p.item() for p in module.parameters(False) if p.numel() == 1)]
-            numbers.update(
-                {float(v): None for v in attributes if isinstance(v, (int, float)) and not isinstance(v, bool)}
-            )
+            numbers += [float(v) for v in attributes if isinstance(v, (int, float)) and not isinstance(v, bool)]
     for run in runs:
         for node in iterate_nodes(run.graph) if run.graph is not None else ():
             if node.kind() == "prim::Constant" and not node.mustBeNone():
                 value = node.output().toIValue()
                 value = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
                 if isinstance(value, float):
-                    numbers[value] = None
-    return [n for n in numbers if math.isfinite(n) and n][:MAX_NUMBERS]
+                    numbers.append(value)
+    return [n for n in dict.fromkeys(numbers) if math.isfinite(n) and n][:MAX_NUMBERS]
 
 
 def _iter_candidates(first: Inputs, numbers: list[float]) -> Iterator[tuple[str, Inputs]]:
@@ -104,10 +99,8 @@ def _iter_candidates(first: Inputs, numbers: list[float]) -> Iterator[tuple[str,
     generator = torch.Generator().manual_seed(0)
     for _ in range(RANDOM if real else 0):
         scale, shift = (10.0 ** (6 * torch.rand(2, generator=generator, dtype=torch.float64) - 3)).tolist()
-        yield (
-            f"times {scale:g}, and {shift:g} more",
-            tuple(t * scale + shift if i in real else t for i, t in enumerate(first)),
-        )
+        candidate = tuple(t * scale + shift if i in real else t for i, t in enumerate(first))
+        yield f"times {scale:g}, and {shift:g} more", candidate
 
 
 _TRANSFORMS = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.jit._fuser import optimized_execution
 
+from exporter.archive.contract import Finding
 from exporter.archive.method_names import METHOD
 from exporter.common.errors import TorchferryError, summarize_error
 from exporter.common.tensors import all_close, bitwise_equal, is_finite
@@ -55,6 +56,11 @@ class CaptureContext:
     def source(self) -> Source:
         """Return the source of the model."""
         return self.warm.source
+
+
+def make_refusal(check: str, what: str, where: str, evidence: str, mend: str) -> Finding:
+    """Return an unsound finding, which keeps the model from being exported."""
+    return Finding(check, what, where, severity="unsound", evidence=evidence, mend=mend)
 
 
 # Calls that copy values without the tracer's notice.
@@ -107,21 +113,11 @@ def find_disagreement(context: CaptureContext, inputs: Inputs, *, as_they_are: b
         return f"the capture raises {got}, eager mode gives numbers"
     constant = dict(zip(expected, context.warm.constant, strict=True))
     for name, value in expected.items():
-        full_value = value.expand((inputs[0].shape[0], *value.shape)) if constant[name] else value
-        if lenient and not all(map(is_finite, inputs)):
+        a, b = got[name], value.expand((inputs[0].shape[0], *value.shape)) if constant[name] else value
+        if lenient and not all(map(is_finite, inputs)) and torch.equal(a.isfinite(), b.isfinite()):
             # torch has two formulas for some gradients, which differ at NaN and infinity.
-            finite_mask = torch.isfinite(full_value) & torch.isfinite(got[name])
-            if got[name].shape == full_value.shape and torch.equal(
-                torch.isfinite(full_value), torch.isfinite(got[name])
-            ):
-                mismatch = describe_mismatch(
-                    torch.where(finite_mask, got[name], 0), torch.where(finite_mask, full_value, 0)
-                )
-            else:
-                mismatch = describe_mismatch(got[name], full_value)
-        else:
-            mismatch = describe_mismatch(got[name], full_value)
-        if mismatch:
+            a, b = (torch.where(t.isfinite(), t, 0) for t in (a, b))
+        if mismatch := describe_mismatch(a, b):
             return f"output {name!r}: the capture gives {mismatch} in eager mode"
     return ""
 
@@ -153,10 +149,8 @@ def outputs_equal(a: Outputs, b: Outputs) -> bool:
 def describe_difference(got: Outputs, expected: Outputs) -> str:
     """Describe the difference between two calls, bitwise; empty where there is none."""
     if isinstance(got, str) or isinstance(expected, str):
-        if isinstance(got, str) and isinstance(expected, str):
-            return ""
         shown = [value if isinstance(value, str) else "numbers" for value in (got, expected)]
-        return " against ".join(shown)
+        return "" if isinstance(got, str) and isinstance(expected, str) else " against ".join(shown)
     if list(got) != list(expected):
         return f"outputs {', '.join(got)} against {', '.join(expected)}"
     for name, value in got.items():
@@ -183,8 +177,7 @@ def locate_divergence(source: Source, first: Inputs, second: Inputs) -> tuple[st
     where, what = find_difference(canonicalize(first_run), canonicalize(second_run)) or ("", "")
     if not what:
         return find_suspect_line(lambda: run_eager(source, first), _UNTRACED_CALLS), ""
-    plain = locate_value_divergence(lambda: record_run(source, first), lambda: record_run(source, second))
-    place = plain or where
+    place = locate_value_divergence(lambda: record_run(source, first), lambda: record_run(source, second)) or where
     # A line in a graph's text is not the user's.
     return "" if place.startswith("<") else place, what
 
@@ -194,8 +187,7 @@ def find_submodules_at_line(source: Source, where: str) -> Iterator[str]:
     file, _, line = where.rpartition(":")
     for path, module in source.parameter_module.named_modules():
         code = get_forward_code(module)
-        if code is None or code.co_filename != file or not line.isdigit():
-            continue
-        lines = [n for _, _, n in code.co_lines() if n]
-        if lines and min(lines) <= int(line) <= max(lines):
-            yield path
+        if code is not None and code.co_filename == file and line.isdigit():
+            lines = [n for _, _, n in code.co_lines() if n]
+            if lines and min(lines) <= int(line) <= max(lines):
+                yield path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -46,10 +47,6 @@ class CaptureOptions:
     second_opinion: bool = False
     announce: Callable[[Listing], Any] = lambda listing: None
 
-    def for_residual(self) -> CaptureOptions:
-        """Return the options for the residual of an implicit update, which is captured as a model of its own."""
-        return CaptureOptions(self.seed, self.allowances)
-
 
 def checked_capture(
     source: Source, options: CaptureOptions, clock: Stopwatch
@@ -90,45 +87,32 @@ def _capture_solvers(
     seed = options.seed
     captured_solvers: dict[str, newton_capture.CapturedSolver] = {}
     solver_findings: list[Finding] = []
-    solvers = find_solvers(source.parameter_module)
-    if not solvers:
+    if not (solvers := find_solvers(source.parameter_module)):
         return captured_solvers, ()
     if source.uses_autograd:
-        raise UnsupportedError(
-            "a model that takes gradients itself holds an implicit update",
-            where=", ".join(solvers),
-            expected="gradients inside the residual, or --derivative for those of the update",
-        )
+        what = "a model that takes gradients itself holds an implicit update"
+        expected = "gradients inside the residual, or --derivative for those of the update"
+        raise UnsupportedError(what, where=", ".join(solvers), expected=expected)
     if not source.batch_ndim:
-        raise UnsupportedError(
-            "an implicit update needs a batch, and the model has whole shapes",
-            where=", ".join(solvers),
-            expected="a batch of independent elements: a signature of one element's shapes, batch_ndim=1",
-        )
+        what = "an implicit update needs a batch, and the model has whole shapes"
+        expected = "a batch of independent elements: a signature of one element's shapes, batch_ndim=1"
+        raise UnsupportedError(what, where=", ".join(solvers), expected=expected)
     for path, loop in solvers.items():
         if find_solvers(loop.owner):
-            raise UnsupportedError(
-                "an implicit update is part of the residual of another",
-                where=path,
-                expected="updates one after the other",
-                mend="make the inner unknowns unknowns of the outer system",
-            )
+            what = "an implicit update is part of the residual of another"
+            mend = "make the inner unknowns unknowns of the outer system"
+            raise UnsupportedError(what, where=path, expected="updates one after the other", mend=mend)
     with clock("warmup"):
         inputs, calls = run_in_fork(_record_first_calls, source, derive_seed(seed, "warmup"))
     for path, loop in solvers.items():
         if path not in calls:
             raise UnsupportedError("an implicit update is not called", where=path, mend="leave it out of the model")
         if len(calls[path]) > 2:
-            raise UnsupportedError(
-                "an implicit update is called more than once in a run",
-                where=path,
-                got=f"{len(calls[path]) // 2} calls",
-                expected="an update of its own for each",
-            )
-        part = detect_inner_autograd(
-            _build_residual_source(source, path, loop, calls[path]), derive_seed(seed, "warmup")
-        )
-        warm, _, findings = checked_capture(part, options.for_residual(), clock)
+            what, got = "an implicit update is called more than once in a run", f"{len(calls[path]) // 2} calls"
+            raise UnsupportedError(what, where=path, got=got, expected="an update of its own for each")
+        residual = _build_residual_source(source, path, loop, calls[path])
+        part = detect_inner_autograd(residual, derive_seed(seed, "warmup"))
+        warm, _, findings = checked_capture(part, CaptureOptions(seed, options.allowances), clock)
         with clock("capture"), eager_context(source), ignore_deprecations():
             captured_solvers[path] = newton_capture.capture_solver(path, loop, warm.inputs)
             newton_capture.check_own_parameters(path, captured_solvers[path], source.parameter_module)
@@ -153,37 +137,26 @@ def _record_first_calls(source: Source, seed: int) -> tuple[Inputs, dict[str, li
         for loop, (guess, args), (u, *_) in record_solver_calls(source, inputs):
             batch_args = args[: loop.batched]
             if guess.shape[0] != inputs[0].shape[0]:
-                raise UnsupportedError(
-                    "an implicit update has another batch than the model",
-                    where=paths[loop],
-                    got=f"{guess.shape[0]} systems for {inputs[0].shape[0]} elements",
-                    expected="one system for each element",
-                    mend="solve one system for each element, or export the update alone",
-                )
+                what, expected = "an implicit update has another batch than the model", "one system for each element"
+                got = f"{guess.shape[0]} systems for {inputs[0].shape[0]} elements"
+                mend = "solve one system for each element, or export the update alone"
+                raise UnsupportedError(what, where=paths[loop], got=got, expected=expected, mend=mend)
             calls_by_path.setdefault(paths[loop], []).extend([(guess, *batch_args), (u, *batch_args)])
     return inputs, calls_by_path
 
 
-class _ResidualFunction:
-    """A function of ``(u, *batch_args)`` that returns the residual with the current parameters."""
-
-    def __init__(self, loop: NewtonSolver) -> None:
-        self._loop = loop
-
-    def __call__(self, u: torch.Tensor, *batch_args: torch.Tensor) -> torch.Tensor:
-        return self._loop.residual(u, self._loop.collect_args(batch_args))
+def _compute_residual(loop: NewtonSolver, u: torch.Tensor, *batch_args: torch.Tensor) -> torch.Tensor:
+    """Return the residual with the current parameters."""
+    return loop.residual(u, loop.collect_args(batch_args))
 
 
 def _build_residual_source(source: Source, path: str, loop: NewtonSolver, calls: Sequence[Inputs]) -> Source:
-    names = ["unknowns", *(f"given_{i}" for i in range(loop.batched))]
+    named_calls = zip(["unknowns", *(f"given_{i}" for i in range(loop.batched))], calls[0], strict=True)
     return Source(
         name=f"{path}.residual",
-        module=_ResidualFunction(loop),
+        module=functools.partial(_compute_residual, loop),
         parameter_module=loop.owner,
-        inputs=tuple(
-            TensorSpec(n, tuple(t.shape[1:]), str(t.dtype).removeprefix("torch."))
-            for n, t in zip(names, calls[0], strict=True)
-        ),
+        inputs=tuple(TensorSpec(n, tuple(t.shape[1:]), str(t.dtype).removeprefix("torch.")) for n, t in named_calls),
         outputs=(TensorSpec("residual"),),
         origin=source.origin,
         calls=tuple(calls),
@@ -207,40 +180,25 @@ def resolve_model_derivatives(
         pairs = find_nonzero_blocks(warm.source, warm.inputs)
     parameters = {n: str(p.dtype).removeprefix("torch.") for n, p in _list_own_parameters(warm.source).items()}
     if warm.source.sizes:
-        raise UsageError(
-            "derivatives of a model with open sizes have no shape",
-            got=f"open sizes {', '.join(warm.source.sizes)}",
-            expected="fixed shapes, or a batch of independent elements",
-            mend="take the derivatives in the function itself: torch.autograd.grad, and return them",
-        )
-    last_iterate_paths = [
-        path for path, loop in find_solvers(warm.source.parameter_module).items() if loop.get_failure_policy() == "last"
-    ]
+        what, got = "derivatives of a model with open sizes have no shape", f"open sizes {', '.join(warm.source.sizes)}"
+        expected = "fixed shapes, or a batch of independent elements"
+        mend = "take the derivatives in the function itself: torch.autograd.grad, and return them"
+        raise UsageError(what, got=got, expected=expected, mend=mend)
+    solvers = find_solvers(warm.source.parameter_module)
+    last_iterate_paths = [path for path, loop in solvers.items() if loop.get_failure_policy() == "last"]
     if last_iterate_paths:
-        raise UsageError(
-            "an element that has not converged would get a tangent like any other",
-            where=", ".join(last_iterate_paths),
-            got="--on-failure last, and derivatives",
-            expected="--on-failure nan or raise",
-        )
-    specs = warm.source.inputs, warm.output_specs
-    return derivative_request.resolve_derivatives(
-        request, *specs, parameters, pairs, uses_autograd=warm.source.uses_autograd
-    )
+        what = "an element that has not converged would get a tangent like any other"
+        where, got = ", ".join(last_iterate_paths), "--on-failure last, and derivatives"
+        raise UsageError(what, where=where, got=got, expected="--on-failure nan or raise")
+    model = (warm.source.inputs, warm.output_specs, parameters, pairs)
+    return derivative_request.resolve_derivatives(request, *model, uses_autograd=warm.source.uses_autograd)
 
 
 def summarize_model(warm: Warmup) -> Listing:
     """Return name, type, inputs, outputs and parameters of a warmed-up model."""
-    model = warm.source.parameter_module
-    parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    return Listing(
-        warm.source.name,
-        type(model).__name__,
-        warm.source.inputs,
-        warm.output_specs,
-        parameters,
-        warm.source.batch_ndim,
-    )
+    source, kind = warm.source, type(warm.source.parameter_module).__name__
+    parameters = {name: tuple(p.shape) for name, p in source.parameter_module.named_parameters()}
+    return Listing(source.name, kind, source.inputs, warm.output_specs, parameters, source.batch_ndim)
 
 
 def derive_seed(seed: int, stage: str) -> int:

@@ -13,13 +13,13 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from exporter.capture.custom_functions import find_bound_applies
 from exporter.capture.scripting import find_marked_modules
 from exporter.common.errors import MissingRuntimeError, TorchferryError
 from exporter.common.forking import ForkFailedError, fork, run_in_fork, silence_child
+from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Source
 
 # Packages that torch imports when they are first needed.
@@ -37,11 +37,8 @@ class CleanRoom:
         find_marked_modules(source.parameter_module)
         self._pipe, child_pipe = multiprocessing.connection.Pipe()
         if not hasattr(os, "fork"):
-            raise MissingRuntimeError(
-                "the soundness gate runs the model in forked processes, which this system does not have",
-                got=sys.platform,
-                expected="Linux or macOS",
-            )
+            what = "the soundness gate runs the model in forked processes, which this system does not have"
+            raise MissingRuntimeError(what, got=sys.platform, expected="Linux or macOS")
         self._pid = fork()
         if self._pid == 0:
             # A process group of its own, so that the processes that it forked end with it.
@@ -51,16 +48,14 @@ class CleanRoom:
         child_pipe.close()
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run ``function(source, *args)``, a function of a module, with arguments that can be pickled."""
+        """Run ``function(source, *args)`` of a module under ``eager_context``, with arguments that can be pickled."""
         try:
             self._pipe.send_bytes(pickle.dumps((function, args)))
-            status, value = pickle.loads(self._pipe.recv_bytes())
+            error, value = pickle.loads(self._pipe.recv_bytes())
         except (EOFError, BrokenPipeError):
             raise ForkFailedError("the process from before the first call was ended") from None
-        if status == "raised":
-            raise value
-        if status == "failed":
-            raise ForkFailedError(value)
+        if error is not None:
+            raise error
         return value
 
     def import_alike(self) -> None:
@@ -72,9 +67,7 @@ class CleanRoom:
     def __enter__(self) -> CleanRoom:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._pipe.close()
         # Its current work is not needed any more.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -95,11 +88,10 @@ def _serve(pipe: Any, source: Source) -> None:
                         importlib.import_module(name)
                 continue
             try:
-                answer: tuple[str, Any] = ("value", run_in_fork(function, source, *args))
-            except ForkFailedError as error:
-                answer = ("failed", str(error))
-            except TorchferryError as error:
-                answer = ("raised", error)
+                with eager_context(source):
+                    answer: tuple[Exception | None, Any] = (None, run_in_fork(function, source, *args))
+            except (ForkFailedError, TorchferryError) as error:
+                answer = (error, None)
             pipe.send_bytes(pickle.dumps(answer))
     finally:
         os._exit(0)

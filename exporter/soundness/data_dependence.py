@@ -6,6 +6,7 @@ result may contain too much, never too little: it is a hint for a check that run
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,10 +36,10 @@ class Dependence:
     elements are positive), and ``random numbers``."""
 
     def __init__(self, graph: Any, names: Sequence[str]) -> None:
-        self._data: dict[str, frozenset[str]] = {}
-        self._shape: dict[str, frozenset[str]] = {}
+        self._data: dict[str, frozenset[str]] = defaultdict(frozenset)
+        self._shape: dict[str, frozenset[str]] = defaultdict(frozenset)
+        self._write_labels: dict[str, frozenset[str]] = defaultdict(frozenset)
         self._base: dict[str, str] = {}
-        self._write_labels: dict[str, frozenset[str]] = {}
         for value, name in zip(graph.inputs(), names, strict=False):
             self._data[value.debugName()] = frozenset({name})
             self._shape[value.debugName()] = frozenset({SIZE + name})
@@ -48,9 +49,7 @@ class Dependence:
     def find_labels(self, values: Iterable[Any], *, size: bool = False) -> frozenset[str]:
         """Return the labels that these values (or their sizes) depend on."""
         names = [value.debugName() for value in values]
-        return _merge_labels(
-            (self._shape.get(n, frozenset()) for n in names) if size else map(self._find_data_labels, names)
-        )
+        return _merge_labels(self._shape[n] if size else self._find_data_labels(n) for n in names)
 
     def _find_root(self, name: str) -> str:
         while name in self._base:
@@ -58,19 +57,16 @@ class Dependence:
         return name
 
     def _find_data_labels(self, name: str) -> frozenset[str]:
-        return self._data.get(name, frozenset()) | self._write_labels.get(self._find_root(name), frozenset())
+        return self._data[name] | self._write_labels[self._find_root(name)]
 
     def _visit(self, node: Any) -> None:
         operator, inputs = node.kind(), list(node.inputs())
         names = [value.debugName() for value in inputs]
-        tensors = [n for n, v in zip(names, inputs, strict=True) if _holds_tensors(v)]
-        numbers = [n for n in names if n not in tensors]
-        data = _merge_labels(map(self._find_data_labels, names))
-        shape = _merge_labels(self._shape.get(n, frozenset()) for n in names) | _merge_labels(
-            map(self._find_data_labels, numbers)
-        )
+        numbers = [n for n, v in zip(names, inputs, strict=True) if not _holds_tensors(v)]
+        data, sizes = _merge_labels(map(self._find_data_labels, names)), _merge_labels(self._shape[n] for n in names)
+        shape = sizes | _merge_labels(map(self._find_data_labels, numbers))
         if operator in _SIZES:
-            data, shape = _merge_labels(self._shape.get(n, frozenset()) for n in names), frozenset()
+            data, shape = sizes, frozenset()
         elif _SHAPE_ONLY.fullmatch(operator):
             data = _merge_labels(map(self._find_data_labels, names[1:]))
         elif _is_sized_by_data(node, operator, inputs):
@@ -83,8 +79,7 @@ class Dependence:
         if not names:
             return
         if _IN_PLACE.fullmatch(operator):
-            root = self._find_root(names[0])
-            self._write_labels[root] = self._write_labels.get(root, frozenset()) | data
+            self._write_labels[self._find_root(names[0])] |= data
         if _IN_PLACE.fullmatch(operator) or _VIEWS.fullmatch(operator):
             for value in node.outputs():
                 if self._find_root(value.debugName()) != self._find_root(names[0]):
@@ -105,8 +100,8 @@ def is_random(node: Any) -> bool:
         for name, value in zip(names, node.inputs(), strict=False)
         if value.node().kind() == "prim::Constant"
     }
-    off = [settings.get("train"), settings.get("training")]
-    return not any(value is False for value in off) and settings.get("dropout_p", settings.get("p")) != 0.0
+    is_off = settings.get("train") is False or settings.get("training") is False
+    return not is_off and settings.get("dropout_p", settings.get("p")) != 0.0
 
 
 def _is_sized_by_data(node: Any, operator: str, inputs: list[Any]) -> bool:

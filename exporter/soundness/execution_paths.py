@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import itertools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +19,7 @@ MAX_STEPS = 200_000
 
 @dataclass(frozen=True)
 class Step:
-    """An instruction.
-
-    At the first of a line also the numbers and texts that its frame's variables hold, and the line that ran before it.
-    """
+    """An instruction; at the first of a line also the plain values of its frame's variables, and the line before it."""
 
     code: types.CodeType
     instruction: int
@@ -37,8 +35,7 @@ class Step:
     @property
     def is_branch(self) -> bool:
         """Return whether this is a conditional jump, and not the end of a loop."""
-        names = {i.offset: i.opname for i in dis.get_instructions(self.code)}
-        return "JUMP" in names.get(self.instruction, "")
+        return any("JUMP" in i.opname for i in dis.get_instructions(self.code) if i.offset == self.instruction)
 
 
 def trace_path(run: Callable[[], Any], *, plain: bool = False) -> list[Step]:
@@ -55,19 +52,14 @@ def trace_path(run: Callable[[], Any], *, plain: bool = False) -> list[Step]:
         if kind == "opcode":
             steps.append(Step(frame.f_code, frame.f_lasti, frame.f_lineno))
         elif kind in ("line", "return") and plain:
-            steps.append(
-                Step(frame.f_code, -1, frame.f_lineno, _format_plain_values(frame.f_locals), last.get(frame, 0))
-            )
+            values = repr([(name, value) for name, value in frame.f_locals.items() if _is_plain(value)])
+            steps.append(Step(frame.f_code, -1, frame.f_lineno, values, last.get(frame, 0)))
             last[frame] = frame.f_lineno
         return trace_event
 
     with trace_user_lines(trace_event), contextlib.suppress(Exception):
         run()
     return steps
-
-
-def _format_plain_values(variables: dict[str, Any]) -> str:
-    return repr([(name, value) for name, value in variables.items() if _is_plain(value)])
 
 
 def _is_plain(value: Any) -> bool:
@@ -78,13 +70,12 @@ def _is_plain(value: Any) -> bool:
 
 def find_divergence(first: Callable[[], Any], second: Callable[[], Any]) -> Step | None:
     """Return the last step that two runs share; None where they took the same path."""
-    first_path, second_path = trace_path(first), trace_path(second)
     last: Step | None = None
-    for a, b in zip(first_path, second_path, strict=False):
+    for a, b in itertools.zip_longest(trace_path(first), trace_path(second)):
         if a != b:
             return last
         last = a
-    return last if len(first_path) != len(second_path) else None
+    return None
 
 
 def raises_in_user_code(run: Callable[[], Any]) -> bool:

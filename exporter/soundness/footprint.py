@@ -6,6 +6,7 @@ arguments, attributes of classes. A leaf of it has a label, a way to read it and
 
 from __future__ import annotations
 
+import ast
 import collections
 import copy
 import functools
@@ -18,8 +19,9 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ DEPTH, LEAVES = 5, 4000
 # How far a count is advanced; the size of the largest tensor or array that may be a count.
 FAR, SMALL = 1000, 16
 _NON_USER_MODULES = frozenset({"exporter", "runtime_checks", "torchferry", "torch", *sys.stdlib_module_names})
+_PYTHON_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, property, classmethod, staticmethod)
 _INTERNALS = frozenset(vars(nn.Module()))
 
 
@@ -95,6 +98,10 @@ class Footprint:
                 leaves.setdefault(name, leaf)
         return leaves
 
+    def read_fingerprints(self, module: nn.Module) -> dict[str, str]:
+        """Return the fingerprint of every leaf by label."""
+        return {label: leaf.fingerprint for label, leaf in self.read_state(module).items()}
+
     def _iter_roots(self, module: nn.Module) -> Iterator[tuple[str, Any, Callable[[Any], Any] | None]]:
         for path, child in module.named_modules():
             for name, value in list(vars(child).items()):
@@ -133,18 +140,16 @@ class Footprint:
             # One code object may belong to several functions, each with its own closure.
             name = function.__qualname__
             name_counts[name] += 1
-            yield from _iter_function_state(
-                function, name if name_counts[name] == 1 else f"{name} ({name_counts[name]})"
-            )
+            unique_name = name if name_counts[name] == 1 else f"{name} ({name_counts[name]})"
+            yield from _iter_function_state(function, unique_name)
 
     def _find_functions(self) -> list[types.FunctionType]:
         """Return the functions that were made of the code that ran: memory is searched when there is new code."""
         if self._searched_count != len(self.codes):
             self._searched_count = len(self.codes)
             referrers = gc.get_referrers(*self.codes) if self.codes else []
-            self._function_cache = [
-                f for f in referrers if isinstance(f, types.FunctionType) and f.__code__ in self.codes
-            ]
+            functions = (f for f in referrers if isinstance(f, types.FunctionType))
+            self._function_cache = [f for f in functions if f.__code__ in self.codes]
         return self._function_cache
 
 
@@ -167,26 +172,22 @@ def _iter_function_state(
             yield f"attribute {key!r} of function {name}", value, functools.partial(setattr, function, key)
 
 
+@functools.cache
+def parse_file(file: str) -> ast.Module:
+    """Return the syntax tree of a file; an empty one where it cannot be read."""
+    try:
+        return ast.parse(Path(file).read_text())
+    except (OSError, SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
 def get_class_file(cls: type) -> str:
     """Return the file that defines a class, or ``<frozen`` where there is none."""
     return getattr(sys.modules.get(cls.__module__), "__file__", None) or "<frozen"
 
 
 def _is_code(value: Any) -> bool:
-    return isinstance(
-        value,
-        (
-            types.FunctionType,
-            types.BuiltinFunctionType,
-            types.MethodType,
-            type,
-            property,
-            classmethod,
-            staticmethod,
-            torch.jit.ScriptFunction,
-            functools._lru_cache_wrapper,
-        ),
-    )
+    return isinstance(value, (*_PYTHON_CODE, type, torch.jit.ScriptFunction, functools._lru_cache_wrapper))
 
 
 def _iter_leaves(
@@ -289,9 +290,7 @@ def make_other_values(value: Any) -> list[Any]:
         return [value | {("far", i): last for i in range(FAR)}]
     if isinstance(value, set):
         return [value | set(range(10**6, 10**6 + FAR))]
-    if isinstance(value, collections.deque) and value:
-        return [[*value, *(copy.copy(value[-1]) for _ in range(FAR))]]
-    if isinstance(value, list) and value:
+    if isinstance(value, (collections.deque, list)) and value:
         return [[*value, *(copy.copy(value[-1]) for _ in range(FAR))]]
     return []
 
@@ -300,7 +299,12 @@ def find_suspect_line(run: Callable[[], Any], pattern: str) -> str:
     """Return ``file:line`` of the first line of the code that ran with a call of this type; else empty."""
     with Footprint() as footprint:
         run()
-    for code in footprint.codes:
+    return find_matching_line(footprint.codes, pattern)
+
+
+def find_matching_line(codes: Iterable[types.CodeType], pattern: str) -> str:
+    """Return ``file:line`` of the first line of this code that matches, comments aside; else empty."""
+    for code in codes:
         for line in sorted({n for _, _, n in code.co_lines() if n}):
             if re.search(pattern, linecache.getline(code.co_filename, line).split("#")[0]):
                 return f"{code.co_filename}:{line}"

@@ -39,38 +39,20 @@ from exporter.soundness.probe_inputs import Draws, draw_probe_inputs, find_timel
 _Context = TypeVar("_Context", EagerContext, CaptureContext)
 
 # Checks of eager mode, before a capture of it can mean anything.
+_EAGER_CHECKS = (
+    random_numbers, environment, hidden_state, settings, hash_seed, execution_context,
+    hooks, exceptions, devices, data_reads, batch_ranks, unused_variables,
+)  # fmt: skip
 _BEFORE: Mapping[str, Callable[[EagerContext], list[Finding]]] = {
-    random_numbers.CHECK: random_numbers.check,
-    environment.CHECK: environment.check,
-    hidden_state.CHECK: hidden_state.check,
-    settings.CHECK: settings.check,
-    hash_seed.CHECK: hash_seed.check,
-    execution_context.GRAD: execution_context.check,
-    hooks.CHECK: hooks.check,
-    exceptions.CHECK: exceptions.check,
-    devices.CHECK: devices.check,
-    data_reads.CHECK: data_reads.check,
-    batch_ranks.CHECK: batch_ranks.check,
-    unused_variables.INPUT: unused_variables.check,
+    module.CHECK: module.check for module in _EAGER_CHECKS
 }
 # Checks of a capture against eager mode.
 _AFTER: Mapping[str, Callable[[CaptureContext], list[Finding]]] = {
-    batch_sizes.CHECK: batch_sizes.check,
-    input_values.CHECK: input_values.check,
-    dtypes.CHECK: dtypes.check,
+    module.CHECK: module.check for module in (batch_sizes, input_values, dtypes)
 }
 RUNS = (*_BEFORE, *_AFTER)
 # Names of findings; one run may look for several faults.
-CHECKS = (
-    *RUNS,
-    hidden_state.WRITES,
-    execution_context.DTYPE,
-    execution_context.THREADS,
-    execution_context.LAYOUT,
-    execution_context.ALIAS,
-    unused_variables.OUTPUT,
-    "precision",
-)
+CHECKS = (*RUNS, hidden_state.WRITES, *execution_context.OTHER_CHECKS, unused_variables.OUTPUT, "precision")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,24 +65,16 @@ class Allowance:
     @classmethod
     def parse(cls, text: str) -> Allowance:
         """Read ``CHECK:REASON``. Raises ``UsageError``."""
-        check, colon, reason = text.partition(":")
+        check, _, reason = text.partition(":")
         if check not in CHECKS or not reason.strip():
-            raise UsageError(
-                "the allowance is not clear",
-                where=f"--allow {text!r}",
-                got=f"check {check!r}" + ("" if colon and reason.strip() else " without a reason"),
-                expected=f"CHECK:REASON, CHECK {suggest_names(check, CHECKS)}",
-            )
+            got = f"check {check!r}" + ("" if reason.strip() else " without a reason")
+            expected = f"CHECK:REASON, CHECK {suggest_names(check, CHECKS)}"
+            raise UsageError("the allowance is not clear", where=f"--allow {text!r}", got=got, expected=expected)
         return cls(check, reason.strip())
 
 
 def check_before_capture(
-    first: FirstRun,
-    room: CleanRoom,
-    seed: int,
-    allowances: Sequence[Allowance] = (),
-    *,
-    second_opinion: bool = False,
+    first: FirstRun, room: CleanRoom, seed: int, allowances: Sequence[Allowance], *, second_opinion: bool
 ) -> tuple[tuple[Finding, ...], Draws]:
     """Run the checks of eager mode; return their findings and the draws, the first of which is to be traced.
 
@@ -125,11 +99,7 @@ def check_before_capture(
 
 
 def check_after_capture(
-    warm: Warmup,
-    captured: CaptureResult,
-    probes: Draws,
-    before: Sequence[Finding] = (),
-    allowances: Sequence[Allowance] = (),
+    warm: Warmup, captured: CaptureResult, probes: Draws, before: Sequence[Finding], allowances: Sequence[Allowance]
 ) -> tuple[Finding, ...]:
     """Check the capture against the model; ``before`` are earlier findings. Raises ``UnsoundError``."""
     context = CaptureContext(warm, captured.module, probes, captured.tracer_warnings)

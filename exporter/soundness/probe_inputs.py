@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 
 from exporter.common.forking import time_limit
-from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.input_sampling import InputSampler
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import Draws, alias_inputs, run_eager
@@ -23,17 +22,15 @@ def draw_probe_inputs(sampler: InputSampler, size: int, generator: torch.Generat
     probes: list[tuple[str, Inputs]] = [("other values", sampler.draw(size, generator))]
 
     def add(label: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        probes.append(
-            (
-                label,
-                tuple(change(t).to(t.dtype) if _is_real_or_complex(t) else replace_discrete(label, t) for t in first),
-            )
-        )
+        discrete = [not t.is_floating_point() and not t.is_complex() for t in first]
+        pairs = zip(first, discrete, strict=True)
+        probes.append((label, tuple(replace_discrete(label, t) if d else change(t).to(t.dtype) for t, d in pairs)))
 
     def replace_discrete(label: str, value: torch.Tensor) -> torch.Tensor:
         """Replace masks by all, none or some; whole numbers by others of the model's inputs, as they may be indices."""
         if not value.numel() or label not in ("zeros", "ones", "mixed signs", "whole numbers", "spread"):
-            return _shuffle_rows(value, generator)
+            # The rows in another order, whatever they index.
+            return value[torch.randperm(value.shape[0], generator=generator)] if value.ndim else value
         if label in ("zeros", "ones"):
             low = label == "zeros"
             number = not low if value.dtype == torch.bool else int(value.min() if low else value.max())
@@ -66,28 +63,16 @@ def draw_probe_inputs(sampler: InputSampler, size: int, generator: torch.Generat
 def find_timely_labels(source: Source, probes: Draws) -> list[str]:
     """Return labels of the draws at which eager mode ends in good time: data may decide the number of steps."""
     labels = []
-    with eager_context(source):
+    start = time.perf_counter()
+    run_eager(source, probes[0][1])
+    seconds = max(SECONDS, 50 * (time.perf_counter() - start))
+    for label, inputs in probes:
         start = time.perf_counter()
-        run_eager(source, probes[0][1])
-        seconds = max(SECONDS, 50 * (time.perf_counter() - start))
-        for label, inputs in probes:
-            start = time.perf_counter()
-            with contextlib.suppress(TimeoutError), time_limit(seconds):
-                run_eager(source, inputs)
-            if label == probes[0][0] or time.perf_counter() - start < seconds:
-                labels.append(label)
+        with contextlib.suppress(TimeoutError), time_limit(seconds):
+            run_eager(source, inputs)
+        if label == probes[0][0] or time.perf_counter() - start < seconds:
+            labels.append(label)
     return labels
-
-
-def _is_real_or_complex(value: torch.Tensor) -> bool:
-    return value.dtype.is_floating_point or value.dtype.is_complex
-
-
-def _shuffle_rows(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return the rows in another order, whatever they index."""
-    if value.ndim == 0:
-        return value
-    return value[torch.randperm(value.shape[0], generator=generator)]
 
 
 def _set_row(value: torch.Tensor, index: int, number: float) -> torch.Tensor:

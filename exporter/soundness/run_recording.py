@@ -105,9 +105,8 @@ def _record_with_backward(source: Source, inputs: Inputs) -> RunRecording:
         graph = getattr(torch.jit.CompilationUnit(text.replace("(self, ", "(", 1)), METHOD).graph
     (returned,) = graph.outputs()
     dependence = Dependence(graph, names)
-    labels = {
-        name: dependence.find_labels([value]) for name, value in zip(outputs, returned.node().inputs(), strict=True)
-    }
+    values = zip(outputs, returned.node().inputs(), strict=True)
+    labels = {name: dependence.find_labels([value]) for name, value in values}
     sizes = frozenset(SIZE + spec.name for spec in source.inputs)
     return RunRecording(outputs, program.size_reads, (sizes,) * len(program.size_reads), graph, labels)
 
@@ -175,14 +174,11 @@ def find_difference(a: list[tuple[_Operation, str]], b: list[tuple[_Operation, s
         if row == other_row:
             continue
         if row[0] == other_row[0]:
-            parts = [
-                f"{p[1]} against {q[1]}"
-                for p, q in zip(row[2], other_row[2], strict=False)
-                if p != q and p[0] == q[0] == "constant"
-            ]
+            operands = zip(row[2], other_row[2], strict=False)
+            parts = [f"{p[1]} against {q[1]}" for p, q in operands if p != q and p[0] == q[0] == "constant"]
             return where or other_where or last, f"{row[0]}: {', '.join(parts) or 'other operands'}"
         return other_where or where or last, f"{row[0]} against {other_row[0]}"
-    if len(a) != len(b):
-        longer = a if len(a) > len(b) else b
-        return longer[min(len(a), len(b))][1] or last, f"{len(a)} operations against {len(b)}"
-    return None
+    if len(a) == len(b):
+        return None
+    longer = max(a, b, key=len)
+    return longer[min(len(a), len(b))][1] or last, f"{len(a)} operations against {len(b)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -19,11 +19,21 @@ from exporter.model.eager.dynamic_sizes import MAX_NUMBERS, count_numbers, forma
 from exporter.model.eager.evaluation import eager_context, find_forward_line
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs
-from exporter.soundness.check_context import CaptureContext, find_disagreement, locate_divergence, run_eager
+from exporter.soundness.check_context import (
+    CaptureContext,
+    find_disagreement,
+    locate_divergence,
+    make_refusal,
+    run_eager,
+)
 from exporter.soundness.data_dependence import COUNT, SIZE
 from exporter.soundness.run_recording import RunRecording, record_run
 
 CHECK = "batch size"
+_MEND = (
+    "let torch work with the size: x.new_zeros(x.shape[0], 3), x.reshape(x.shape[0], -1); "
+    "torch.where instead of a branch"
+)
 SIZES = (1, 2, 0, 3, 4, 8, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048, 4096, 5000)
 # At most so many sizes are tried because of literals in the code.
 MAX_LITERAL_SIZES = 60
@@ -53,9 +63,8 @@ def _check(context: CaptureContext) -> list[Finding]:
         tried, literals = set(), _find_literals(base)
         candidates = dict.fromkeys([context.warm.traced_sizes[1], *SIZES, *_list_neighbours(literals), *LARGE])
         # Where each element takes iterations, large batches are left to the residual, which is checked by itself.
-        max_size = (
-            MAX_NUMBERS if not find_solvers(source.parameter_module) else SIZES[-1] if reads else MAX_SOLVED_BATCH
-        )
+        solved_size = SIZES[-1] if reads else MAX_SOLVED_BATCH
+        max_size = solved_size if find_solvers(source.parameter_module) else MAX_NUMBERS
         pending = [n for n in candidates if n <= max_size]
         is_fast = True
         for size in pending:
@@ -79,9 +88,8 @@ def _check(context: CaptureContext) -> list[Finding]:
                 # Another path through the code compares with other literals.
                 new_literals = [n for n in _find_literals(record_run(source, inputs)) if n not in literals]
                 literals += new_literals
-                pending += [n for n in _list_neighbours(new_literals) if n <= max_size][
-                    : max(0, MAX_LITERAL_SIZES - len(pending))
-                ]
+                neighbours = [n for n in _list_neighbours(new_literals) if n <= max_size]
+                pending += neighbours[: max(0, MAX_LITERAL_SIZES - len(pending))]
             is_fast = is_fast and time.perf_counter() - start < SECONDS
         for sizes in _list_size_combinations(context, literals):
             inputs = context.warm.sampler.draw(sizes, generator)
@@ -108,21 +116,13 @@ def _name_batch_size(context: CaptureContext) -> str:
 
 def _list_size_combinations(context: CaptureContext, literals: Sequence[int]) -> list[dict[str, int]]:
     """Return other combinations of the dynamic sizes, and each size but the first at the neighbours of the literals."""
-    warm = context.warm
-    size = warm.traced_sizes[0]
-    base = warm.sampler.resolve_sizes(size)
-    combinations = warm.sampler.arrange_sizes(size)
-    combinations += [
-        {**base, name: n} for name in list(base)[1:] for n in _list_neighbours(literals)[:MAX_LITERAL_SIZES]
-    ]
-    specs = (*warm.source.inputs, *warm.output_specs)
+    sampler, size = context.warm.sampler, context.warm.traced_sizes[0]
+    base, neighbours = sampler.resolve_sizes(size), _list_neighbours(literals)[:MAX_LITERAL_SIZES]
+    combinations = [*sampler.arrange_sizes(size), *({**base, name: n} for name in list(base)[1:] for n in neighbours)]
     # A size of 0 that warmup left out may end the process.
-    empty = 0 in warm.batch.sizes
-    return [
-        sizes
-        for sizes in combinations
-        if (empty or 0 not in sizes.values()) and count_numbers(warm.source, specs, warm.sampler, sizes) <= MAX_NUMBERS
-    ]
+    empty = 0 in context.warm.batch.sizes
+    allowed = [sizes for sizes in combinations if empty or 0 not in sizes.values()]
+    return [sizes for sizes in allowed if _count_numbers(context, sizes) <= MAX_NUMBERS]
 
 
 def _find_size_reads(base: RunRecording) -> dict[tuple[str, str], None]:
@@ -149,9 +149,9 @@ def _list_neighbours(literals: Iterable[int]) -> list[int]:
     return [n + shift for n in literals for shift in (0, 1, -1)]
 
 
-def _count_numbers(context: CaptureContext, size: int) -> int:
-    warm = context.warm
-    return max(size, count_numbers(warm.source, (*warm.source.inputs, *warm.output_specs), warm.sampler, size))
+def _count_numbers(context: CaptureContext, size: int | Mapping[str, int]) -> int:
+    warm, batch_size = context.warm, size if isinstance(size, int) else 0
+    return max(batch_size, count_numbers(warm.source, (*warm.source.inputs, *warm.output_specs), warm.sampler, size))
 
 
 def _make_finding(
@@ -160,21 +160,16 @@ def _make_finding(
     source, first = context.source, context.warm.traced_sizes[0]
     size_type, size_name = "batch" if source.batch_ndim else "open", _name_batch_size(context)
     other_run = record_run(source, inputs)
-    where, what, mend = "", "", "let torch work with the size: x.new_zeros(x.shape[0], 3), x.reshape(x.shape[0], -1)"
+    where, cause = "", ""
     for a, b in zip(base.reads, other_run.reads, strict=False):
         if a != b:
-            where, what = a.where, f"{a.kind} gave {a.value} at {size_name} {first} and {b.value} at {size_text}"
+            where, cause = a.where, f"{a.kind} gave {a.value} at {size_name} {first} and {b.value} at {size_text}"
             break
-    reads_differ = bool(where)
+    what = f"the {size_type} size is read into Python, and a trace would keep the value that it saw"
     if not where:
-        where, what = locate_divergence(source, context.draws[0][1], inputs)
-    return Finding(
-        CHECK,
-        f"the {size_type} size is read into Python, and a trace would keep the value that it saw"
-        if reads_differ or not source.uses_autograd
-        else f"the capture keeps the {size_type} size that it saw: one of torch's own formulas or transforms writes it",
-        where or find_forward_line(source),
-        severity="unsound",
-        evidence="; ".join(filter(None, (what, f"at {size_text}: {mismatch}"))),
-        mend=f"{mend}; torch.where instead of a branch",
-    )
+        where, cause = locate_divergence(source, context.draws[0][1], inputs)
+        if source.uses_autograd:
+            writer = "one of torch's own formulas or transforms writes it"
+            what = f"the capture keeps the {size_type} size that it saw: {writer}"
+    evidence = "; ".join(filter(None, (cause, f"at {size_text}: {mismatch}")))
+    return make_refusal(CHECK, what, where or find_forward_line(source), evidence, _MEND)

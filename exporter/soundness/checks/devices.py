@@ -6,6 +6,7 @@ not. Where the code neither names a device nor queries one, the check has nothin
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -17,14 +18,14 @@ from exporter.archive.contract import Finding
 from exporter.common.forking import ForkFailedError
 from exporter.common.torch_hooks import FunctionHook, patch_forward
 from exporter.common.user_code import user_source_location
-from exporter.model.eager.evaluation import eager_context
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import EagerContext, run_eager
+from exporter.soundness.check_context import EagerContext, make_refusal, run_eager
 from exporter.soundness.execution_paths import find_divergence
 from exporter.soundness.footprint import is_user_file
 
 CHECK = "device"
+_MEND = "make tensors with device=x.device, or as buffers in __init__; no branch on the device"
 _QUERY_NAMES = ("is_cuda", "device", "is_cpu", "get_device", "is_mps", "is_meta", "is_xpu")
 
 
@@ -35,7 +36,7 @@ def check(context: EagerContext) -> list[Finding]:
 
 
 def _queries_device(source: Source, inputs: Inputs) -> bool:
-    with eager_context(source), _DeviceQueries() as recorder:
+    with _DeviceQueries() as recorder:
         run_eager(source, inputs)
     return bool(recorder.queries)
 
@@ -74,11 +75,7 @@ class _Operations(TorchDispatchMode):
         self.queries: list[tuple[str, str]] = []
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         # A query for a device is no computation, and constants without dimensions may stay where they are.
         if "prim.device" not in str(func):
@@ -87,8 +84,7 @@ class _Operations(TorchDispatchMode):
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
-    solves = patch_forward({loop: loop.infer_shapes for loop in find_solvers(source.parameter_module).values()})
-    with eager_context(source), solves:
+    with patch_forward({loop: loop.infer_shapes for loop in find_solvers(source.parameter_module).values()}):
         on_cpu, failed_cpu = _record_operations(source, inputs, "cpu")
         on_gpu, failed = _record_operations(source, inputs, "cuda")
         if failed_cpu:
@@ -96,39 +92,16 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
         for query, where in on_gpu.queries:
             # With every input on a GPU, a CPU in the code was not the device of an input.
             if query == "names cpu":
-                return [
-                    _make_finding("a device is fixed in the code", where, "the code names the CPU; inputs are on a GPU")
-                ]
+                evidence = "the code names the CPU; inputs are on a GPU"
+                return [make_refusal(CHECK, "a device is fixed in the code", where, evidence, _MEND)]
         if not failed:
-            step = find_divergence(
-                lambda: _record_operations(source, inputs, "cpu"), lambda: _record_operations(source, inputs, "cuda")
-            )
+            runs = [functools.partial(_record_operations, source, inputs, device) for device in ("cpu", "cuda")]
+            step = find_divergence(*runs)
             if step and step.is_branch and on_cpu.calls != on_gpu.calls:
                 pairs = zip(on_cpu.calls, on_gpu.calls, strict=False)
                 first = next((f"{a}, and on a GPU {b}" for a, b in pairs if a != b), "more operations on one of them")
-                return [_make_finding("what is computed depends on the device", step.where, first)]
+                return [make_refusal(CHECK, "what is computed depends on the device", step.where, first, _MEND)]
     return []
-
-
-def _make_finding(what: str, where: str, evidence: str) -> Finding:
-    return Finding(
-        CHECK,
-        what,
-        where,
-        severity="unsound",
-        evidence=evidence,
-        mend="make tensors with device=x.device, or as buffers in __init__; no branch on the device",
-    )
-
-
-def _move_to_fake(source: Source, inputs: Inputs, device: str) -> tuple[Any, Inputs]:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    mode = FakeTensorMode()
-    with mode:
-        fake_inputs = tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in inputs)
-        _move_parameters(source, device)
-    return mode, fake_inputs
 
 
 def _move_parameters(source: Source, device: str) -> None:
@@ -141,17 +114,18 @@ def _move_parameters(source: Source, device: str) -> None:
                     continue
                 if id(value) not in replacements:
                     empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-                    replacements[id(value)] = (
-                        torch.nn.Parameter(empty, requires_grad=False)
-                        if isinstance(value, torch.nn.Parameter)
-                        else empty
-                    )
+                    is_parameter = isinstance(value, torch.nn.Parameter)
+                    replacements[id(value)] = torch.nn.Parameter(empty, False) if is_parameter else empty
                 tensors[name] = replacements[id(value)]  # pyright: ignore[reportArgumentType]
 
 
 def _record_operations(source: Source, inputs: Inputs, device: str) -> tuple[_Operations, str]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     saved = [(m, copy.copy(m._parameters), copy.copy(m._buffers)) for m in source.parameter_module.modules()]
-    mode, fake_inputs = _move_to_fake(source, inputs, device)
+    with FakeTensorMode() as mode:
+        fake_inputs = tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in inputs)
+        _move_parameters(source, device)
     operations = _Operations()
     try:
         with mode, operations, _DeviceQueries() as device_queries:

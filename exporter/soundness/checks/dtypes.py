@@ -8,14 +8,12 @@ from exporter.archive.contract import Finding
 from exporter.common.forking import run_in_fork
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs
-from exporter.soundness.check_context import CaptureContext, run_captured, run_eager
+from exporter.soundness.check_context import CaptureContext, make_refusal, run_captured, run_eager
 from exporter.soundness.execution_paths import locate_path_divergence
 
 CHECK = "dtype"
-_OTHER_DTYPES = {
-    torch.float64: (torch.float32, torch.complex128),
-    torch.float32: (torch.float64, torch.complex64),
-}
+_MEND = "compute the same for every dtype, with torch.finfo(x.dtype) kept in __init__"
+_OTHER_DTYPES = {torch.float64: (torch.float32, torch.complex128), torch.float32: (torch.float64, torch.complex64)}
 
 
 def check(context: CaptureContext) -> list[Finding]:
@@ -23,9 +21,7 @@ def check(context: CaptureContext) -> list[Finding]:
     dtypes = {t.dtype for t in context.draws[0][1] if t.is_floating_point()}
     if len(dtypes) != 1 or not dtypes <= set(_OTHER_DTYPES):
         return []
-    return [
-        finding for other_dtype in _OTHER_DTYPES[dtypes.pop()] for finding in run_in_fork(_check, context, other_dtype)
-    ]
+    return [finding for dtype in _OTHER_DTYPES[dtypes.pop()] for finding in run_in_fork(_check, context, dtype)]
 
 
 def _check(context: CaptureContext, other_dtype: torch.dtype) -> list[Finding]:
@@ -53,17 +49,10 @@ def _check(context: CaptureContext, other_dtype: torch.dtype) -> list[Finding]:
                 a, b = got[name].to(torch.complex128), value.to(torch.complex128)
                 scale = float(torch.nan_to_num(b.abs()).max()) if b.numel() else 0.0
                 if a.shape == b.shape and not torch.allclose(a, b, rtol=1e-5, atol=1e-5 * scale, equal_nan=True):
-                    return [
-                        Finding(
-                            CHECK,
-                            f"the model computes something else in {str(other_dtype).removeprefix('torch.')}",
-                            where,
-                            severity="unsound",
-                            evidence=f"inputs: {label}: output {name!r} of the capture, moved there, differs by "
-                            f"{float(torch.nan_to_num((a - b).abs()).max()):.3g}",
-                            mend="compute the same for every dtype, with torch.finfo(x.dtype) kept in __init__",
-                        )
-                    ]
+                    what = f"the model computes something else in {str(other_dtype).removeprefix('torch.')}"
+                    gap = float(torch.nan_to_num((a - b).abs()).max())
+                    evidence = f"inputs: {label}: output {name!r} of the capture, moved there, differs by {gap:.3g}"
+                    return [make_refusal(CHECK, what, where, evidence, _MEND)]
     return []
 
 

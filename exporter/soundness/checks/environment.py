@@ -25,12 +25,12 @@ from typing import Any
 import torch
 
 from exporter.archive.contract import Finding
-from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import EagerContext, outputs_equal, run_eager
+from exporter.soundness.check_context import EagerContext, make_refusal, outputs_equal, run_eager
 from exporter.soundness.footprint import STDLIB, Footprint, is_user_file
 
 CHECK = "outside world"
+_MEND = "ask in __init__, or make the answer an input of the model"
 # Queries while Python imports, warns or logs are not the model's.
 _IGNORED_MODULES = ("importlib", "linecache", "warnings", "traceback", "logging", "tokenize", "inspect")
 
@@ -65,15 +65,11 @@ def _say_elsewhere(_: Any) -> str:
 
 
 _NO_FILE = (_make_raiser(OSError("no such file")),)
+_OTHER_TIMES = (_shift_years, lambda v: v + 9_876_543_210.1, lambda _: 0.0)
 _TORCH = "a setting of torch"
 # What is asked about, its owner, the names of the functions, and the answers to try in their place.
 _PROBES: tuple[tuple[str, Any, str, tuple[Callable[[Any], Any], ...]], ...] = (
-    (
-        "a clock",
-        time,
-        "time perf_counter monotonic process_time",
-        (_shift_years, lambda v: v + 9_876_543_210.1, lambda _: 0.0),
-    ),
+    ("a clock", time, "time perf_counter monotonic process_time", _OTHER_TIMES),
     ("a clock", time, "time_ns perf_counter_ns monotonic_ns", (lambda v: v + 98_765_432_100_000_000,)),
     ("a clock", time, "localtime gmtime", (lambda _: time.struct_time((1999, 12, 31, 23, 59, 59, 4, 365, 0)),)),
     ("a clock", time, "strftime", (lambda _: "1999-12-31",)),
@@ -139,63 +135,47 @@ def check(context: EagerContext) -> list[Finding]:
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
-    with eager_context(source):
-        with Footprint() as footprint:
-            run_eager(source, inputs)
-        namespaces = {id(space): space for space in footprint.codes.values()}.values()
-        probes = _list_environment_probes()
-        queries: dict[int, str] = {}
-        with contextlib.ExitStack() as stack:
-            for i, probe in enumerate(probes):
-                stack.enter_context(_intercept(probe, namespaces, lambda v: v, queries, i))
-            stack.enter_context(_replace_clock_classes(namespaces, None, queries))
-            first = run_eager(source, inputs)
-            again = run_eager(source, inputs)
-        findings = []
-        for i, where in queries.items():
-            topic = probes[i].topic if i >= 0 else "a clock"
-            # An answer that changes by itself, with an effect, needs no other answer.
-            effect = "" if outputs_equal(first, again) else "equal calls give different outputs"
-            for answer in probes[i].answers if i >= 0 else (lambda v: v,):
-                if effect:
-                    break
-                with (
-                    _intercept(probes[i], namespaces, answer, {}, i)
-                    if i >= 0
-                    else _replace_clock_classes(namespaces, datetime.datetime(1999, 12, 31, 23, 59, 59), {})
-                ):
-                    outputs = run_eager(source, inputs)
-                # A model that needs a module does not compute something else without it.
-                if not outputs_equal(outputs, first) and not (topic == "for a module" and isinstance(outputs, str)):
-                    effect = f"the model raises {outputs}" if isinstance(outputs, str) else "outputs change"
-            name = f"{probes[i].owner.__name__}.{probes[i].name}" if i >= 0 else "datetime"
-            what = f"the model asks {topic}: {name}"
+    with Footprint() as footprint:
+        run_eager(source, inputs)
+    namespaces = {id(space): space for space in footprint.codes.values()}.values()
+    probes = _list_environment_probes()
+    queries: dict[int, str] = {}
+    with contextlib.ExitStack() as stack:
+        for i, probe in enumerate(probes):
+            stack.enter_context(_intercept(probe, namespaces, lambda v: v, queries, i))
+        stack.enter_context(_replace_clock_classes(namespaces, None, queries))
+        first = run_eager(source, inputs)
+        again = run_eager(source, inputs)
+    findings = []
+    for i, where in queries.items():
+        topic = probes[i].topic if i >= 0 else "a clock"
+        # An answer that changes by itself, with an effect, needs no other answer.
+        effect = "" if outputs_equal(first, again) else "equal calls give different outputs"
+        for answer in probes[i].answers if i >= 0 else (lambda v: v,):
             if effect:
-                evidence = f"with another answer {effect}" if effect.startswith(("the", "out")) else effect
-                findings.append(_make_finding(what, where, evidence))
-            else:
-                findings.append(Finding(CHECK, what, where, reason="no output depends on the answer"))
-        return sorted(findings, key=lambda f: f.severity != "unsound")
-
-
-def _make_finding(what: str, where: str, evidence: str) -> Finding:
-    return Finding(
-        CHECK,
-        what,
-        where,
-        severity="unsound",
-        evidence=evidence,
-        mend="ask in __init__, or make the answer an input of the model",
-    )
+                break
+            with (
+                _intercept(probes[i], namespaces, answer, {}, i)
+                if i >= 0
+                else _replace_clock_classes(namespaces, datetime.datetime(1999, 12, 31, 23, 59, 59), {})
+            ):
+                outputs = run_eager(source, inputs)
+            # A model that needs a module does not compute something else without it.
+            if not outputs_equal(outputs, first) and not (topic == "for a module" and isinstance(outputs, str)):
+                effect = f"the model raises {outputs}" if isinstance(outputs, str) else "outputs change"
+        name = f"{probes[i].owner.__name__}.{probes[i].name}" if i >= 0 else "datetime"
+        what = f"the model asks {topic}: {name}"
+        if effect:
+            evidence = f"with another answer {effect}" if effect.startswith(("the", "out")) else effect
+            findings.append(make_refusal(CHECK, what, where, evidence, _MEND))
+        else:
+            findings.append(Finding(CHECK, what, where, reason="no output depends on the answer"))
+    return sorted(findings, key=lambda f: f.severity != "unsound")
 
 
 @contextlib.contextmanager
 def _intercept(
-    probe: EnvironmentProbe,
-    namespaces: Any,
-    answer: Callable[[Any], Any],
-    queries: dict[int, str],
-    index: int,
+    probe: EnvironmentProbe, namespaces: Any, answer: Callable[[Any], Any], queries: dict[int, str], index: int
 ) -> Iterator[None]:
     """Intercept the probed function and change its result where the user's code called it."""
     original = getattr(probe.owner, probe.name)
@@ -210,8 +190,7 @@ def _intercept(
             value = original(*args, **kwargs)
         except KeyError:
             # A variable that is not set: the other answer sets it.
-            value = answer("")
-            if value == "":
+            if (value := answer("")) == "":
                 raise
             return value
         return answer(value)
@@ -247,13 +226,7 @@ def _replace_clock_classes(namespaces: Any, now: datetime.datetime | None, queri
             _record_clock_query(queries)
             return now.replace(tzinfo=tz) if now else datetime_datetime.now(tz)
 
-        @classmethod
-        def utcnow(cls) -> Any:
-            return cls.now()
-
-        @classmethod
-        def today(cls) -> Any:
-            return cls.now()
+        utcnow = today = now
 
     datetime_datetime, datetime_date = datetime.datetime, datetime.date
     replaced = [
@@ -276,8 +249,7 @@ def _replace_clock_classes(namespaces: Any, now: datetime.datetime | None, queri
 
 
 def _record_clock_query(queries: dict[int, str]) -> None:
-    where = _find_asking_line()
-    if where:
+    if where := _find_asking_line():
         queries.setdefault(-1, where)
 
 

@@ -10,7 +10,6 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +17,12 @@ from torch.overrides import resolve_name
 
 from exporter.archive.contract import Finding
 from exporter.common.torch_hooks import FunctionHook
-from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import EagerContext, run_eager
-from exporter.soundness.footprint import is_user_file
+from exporter.soundness.check_context import EagerContext, make_refusal, run_eager
+from exporter.soundness.footprint import is_user_file, parse_file
 
 CHECK = "exception"
+_MEND = "compute both ways and pick by torch.where: torch.linalg.cholesky_ex and inv_ex return whether they failed"
 _ALGEBRA = re.compile(r"(cholesky|inv|inverse|solve|lstsq|eig|svd|qr|lu|pinv|matrix_power|ldl)")
 _INDEXING = re.compile(r"(__getitem__|index|gather|take|embedding|one_hot|scatter|multinomial|bincount)")
 _NEVER_FAILS = re.compile(r"_ex$|__setitem__")
@@ -38,25 +37,15 @@ def check(context: EagerContext) -> list[Finding]:
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
-    with eager_context(source):
-        with _FailingCalls() as recorder:
-            if isinstance(run_eager(source, inputs), str):
-                return []
-        for index, (name, where) in enumerate(recorder.calls[:MAX_CALLS]):
-            with _FailingCalls(fails=index) as _:
-                outputs = run_eager(source, inputs)
-            if not isinstance(outputs, str):
-                return [
-                    Finding(
-                        CHECK,
-                        "an exception decides what is computed",
-                        where,
-                        severity="unsound",
-                        evidence=f"where {name} fails, the model goes on another way and returns outputs",
-                        mend="compute both ways and pick by torch.where: torch.linalg.cholesky_ex and inv_ex return "
-                        "whether they failed",
-                    )
-                ]
+    with _FailingCalls() as recorder:
+        if isinstance(run_eager(source, inputs), str):
+            return []
+    for index, (name, where) in enumerate(recorder.calls[:MAX_CALLS]):
+        with _FailingCalls(fails=index):
+            outputs = run_eager(source, inputs)
+        if not isinstance(outputs, str):
+            evidence = f"where {name} fails, the model goes on another way and returns outputs"
+            return [make_refusal(CHECK, "an exception decides what is computed", where, evidence, _MEND)]
     return []
 
 
@@ -104,12 +93,8 @@ def _find_catching_line() -> str:
 
 @functools.cache
 def _find_try_lines(file: str) -> frozenset[int]:
-    try:
-        tree = ast.parse(Path(file).read_text())
-    except (OSError, SyntaxError, ValueError):
-        return frozenset()
     lines: set[int] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(parse_file(file)):
         if isinstance(node, ast.Try) and node.handlers:
             for statement in node.body:
                 lines.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))

@@ -11,14 +11,14 @@ import torch
 
 from exporter.archive.contract import Finding
 from exporter.common.tensors import copy_transposed, copy_with_gaps
-from exporter.model.eager.evaluation import eager_context, find_forward_line, normalize_outputs
+from exporter.model.eager.evaluation import find_forward_line, normalize_outputs
 from exporter.model.function_model import FunctionModule
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import (
     EagerContext,
-    Outputs,
     alias_inputs,
     describe_mismatch,
+    make_refusal,
     outputs_equal,
     run_eager,
 )
@@ -26,14 +26,19 @@ from exporter.soundness.execution_paths import locate_path_divergence
 from exporter.soundness.footprint import find_suspect_line
 from exporter.soundness.run_recording import canonicalize, find_difference, record_run
 
-GRAD, DTYPE, THREADS, LAYOUT, ALIAS = "grad mode", "default dtype", "threads", "memory layout", "aliasing"
+CHECK = "grad mode"
+OTHER_CHECKS = DTYPE, THREADS, LAYOUT, ALIAS = "default dtype", "threads", "memory layout", "aliasing"
 TRAIN = "train mode"
-_MEND = {
-    GRAD: "compute the same with and without gradients",
-    DTYPE: "make tensors with dtype=x.dtype, or as buffers in __init__",
-    THREADS: "keep no state of a thread",
-    LAYOUT: "compute the same for every layout: no branch on is_contiguous(), no as_strided",
-    ALIAS: "work on copies, and do not compare tensors by identity",
+# What outputs may depend on, and how to mend it.
+_CONDITIONS = {
+    CHECK: ("whether gradients are recorded", "compute the same with and without gradients"),
+    DTYPE: ("torch's default dtype", "make tensors with dtype=x.dtype, or as buffers in __init__"),
+    THREADS: ("the thread that calls", "keep no state of a thread"),
+    LAYOUT: (
+        "the layout of the inputs in memory",
+        "compute the same for every layout: no branch on is_contiguous(), no as_strided",
+    ),
+    ALIAS: ("whether two inputs are the same tensor", "work on copies, and do not compare tensors by identity"),
 }
 # Calls that concern memory and not values.
 LAYOUT_CALLS = r"as_strided|stride\(|storage|data_ptr|\bset_\(|is_contiguous"
@@ -46,55 +51,37 @@ def check(context: EagerContext) -> list[Finding]:
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
-    with eager_context(source):
-        reference = run_eager(source, inputs)
-        if isinstance(reference, str):
-            return []
-        findings = []
-        for name, run in _iter_conditions(source, inputs):
-            try:
-                outputs = run()
-            except Exception:
-                # A condition that the model refuses does not change what it computes.
-                continue
-            mismatch = _compare_outputs(outputs, reference)
-            if mismatch and source.uses_autograd:
-                mismatch = _compare_outputs(outputs, reference, _measure_rounding(source, inputs, reference))
-            if not mismatch:
-                continue
-            where = locate_path_divergence(lambda: run_eager(source, inputs), run)
-            if not where and name == LAYOUT:
-                where = find_suspect_line(lambda: run_eager(source, inputs), LAYOUT_CALLS)
-            if not where and name == DTYPE:
-                where = _locate_dtype_divergence(source, inputs)
-            findings.append(
-                Finding(
-                    name,
-                    f"outputs depend on {_DESCRIPTIONS[name]}",
-                    where or find_forward_line(source),
-                    severity="unsound",
-                    evidence=mismatch,
-                    mend=_MEND[name],
-                )
-            )
-        if isinstance(source.parameter_module, FunctionModule):
-            return findings
-        # Last: the process ends in train mode.
-        source.parameter_module.train()
-        if not outputs_equal(run_eager(source, inputs), reference):
-            findings.append(
-                Finding(TRAIN, "the model gives other outputs in train mode", reason="it is captured in eval mode")
-            )
+    reference = run_eager(source, inputs)
+    if isinstance(reference, str):
+        return []
+    findings = []
+    for name, run in _iter_conditions(source, inputs):
+        try:
+            outputs = run()
+        except Exception:
+            # A condition that the model refuses does not change what it computes.
+            continue
+        mismatch = _compare_outputs(outputs, reference)
+        if mismatch and source.uses_autograd:
+            mismatch = _compare_outputs(outputs, reference, _measure_rounding(source, inputs, reference))
+        if not mismatch:
+            continue
+        where = locate_path_divergence(lambda: run_eager(source, inputs), run)
+        if not where and name == LAYOUT:
+            where = find_suspect_line(lambda: run_eager(source, inputs), LAYOUT_CALLS)
+        if not where and name == DTYPE:
+            where = _locate_dtype_divergence(source, inputs)
+        condition, mend = _CONDITIONS[name]
+        where = where or find_forward_line(source)
+        findings.append(make_refusal(name, f"outputs depend on {condition}", where, mismatch, mend))
+    if isinstance(source.parameter_module, FunctionModule):
         return findings
-
-
-_DESCRIPTIONS = {
-    GRAD: "whether gradients are recorded",
-    DTYPE: "torch's default dtype",
-    THREADS: "the thread that calls",
-    LAYOUT: "the layout of the inputs in memory",
-    ALIAS: "whether two inputs are the same tensor",
-}
+    # Last: the process ends in train mode.
+    source.parameter_module.train()
+    if not outputs_equal(run_eager(source, inputs), reference):
+        what = "the model gives other outputs in train mode"
+        findings.append(Finding(TRAIN, what, reason="it is captured in eval mode"))
+    return findings
 
 
 def _iter_conditions(source: Source, inputs: Inputs) -> Iterator[tuple[str, Callable[[], _NamedTensors]]]:
@@ -135,8 +122,8 @@ def _iter_conditions(source: Source, inputs: Inputs) -> Iterator[tuple[str, Call
         return result[0]
 
     if not source.uses_autograd:
-        yield GRAD, run_with_gradients
-        yield GRAD, run_in_inference_mode
+        yield CHECK, run_with_gradients
+        yield CHECK, run_in_inference_mode
     yield DTYPE, run_with_other_dtype
     yield THREADS, run_in_thread
     yield LAYOUT, lambda: run_model(*map(copy_with_gaps, inputs))
@@ -144,13 +131,14 @@ def _iter_conditions(source: Source, inputs: Inputs) -> Iterator[tuple[str, Call
     yield LAYOUT, lambda: run_model(*map(_copy_with_offset, inputs))
     shared = alias_inputs(inputs)
     if shared is not None:
-        # Against the same values in tensors of their own.
-        yield (
-            ALIAS,
-            lambda: _replace_if_equal(
-                run_model(*shared), run_model(*(t.clone() for t in shared)), run_eager(source, inputs)
-            ),
-        )
+
+        def run_with_shared_inputs() -> _NamedTensors:
+            # Against the same values in tensors of their own; equal ones count as the outputs of the other conditions.
+            got, expected = run_model(*shared), run_model(*(t.clone() for t in shared))
+            reference = run_eager(source, inputs)
+            return reference if not _compare_outputs(got, expected) and not isinstance(reference, str) else got
+
+        yield ALIAS, run_with_shared_inputs
 
 
 def _locate_dtype_divergence(source: Source, inputs: Inputs) -> str:
@@ -163,11 +151,6 @@ def _locate_dtype_divergence(source: Source, inputs: Inputs) -> str:
     if default_run.graph is None or other_run.graph is None:
         return ""
     return (find_difference(canonicalize(default_run), canonicalize(other_run)) or ("",))[0]
-
-
-def _replace_if_equal(got: _NamedTensors, expected: _NamedTensors, reference: Outputs) -> _NamedTensors:
-    """Return ``reference`` where ``got`` and ``expected`` agree, so that one comparison serves all conditions."""
-    return reference if not _compare_outputs(got, expected) and not isinstance(reference, str) else got
 
 
 # Runs at inputs that differ in their last bit, and the factor by which rounding may exceed what they show.
@@ -184,9 +167,8 @@ def _measure_rounding(source: Source, inputs: Inputs, reference: _NamedTensors) 
         for name, value in reference.items():
             perturbed_value = outputs[name] if not isinstance(outputs, str) else value
             if value.is_floating_point() and perturbed_value.shape == value.shape and value.numel():
-                bounds[name] = max(
-                    bounds[name], FACTOR * float((perturbed_value - value).abs().max().nan_to_num(0.0, 0.0, 0.0))
-                )
+                gap = float((perturbed_value - value).abs().max().nan_to_num(0.0, 0.0, 0.0))
+                bounds[name] = max(bounds[name], FACTOR * gap)
     return bounds
 
 
@@ -203,15 +185,9 @@ def _compare_outputs(got: _NamedTensors, expected: _NamedTensors, allowed: Mappi
         actual = got[name]
         if value.is_floating_point() and actual.is_floating_point():
             actual = actual.to(value.dtype)
-        mismatch = describe_mismatch(actual, value)
-        if (
-            mismatch
-            and allowed
-            and actual.shape == value.shape
-            and float((actual - value).abs().max()) <= allowed[name]
-        ):
-            continue
-        if mismatch:
+        if mismatch := describe_mismatch(actual, value):
+            if allowed and actual.shape == value.shape and float((actual - value).abs().max()) <= allowed[name]:
+                continue
             return f"output {name!r}: {mismatch}"
     return ""
 

@@ -15,8 +15,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import types
-from collections.abc import Mapping
 from pathlib import Path
 
 from exporter.archive.contract import Finding
@@ -24,7 +22,7 @@ from exporter.common.errors import summarize_error
 from exporter.common.forking import ForkFailedError
 from exporter.model.eager.evaluation import eager_context, find_forward_line
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import EagerContext, Outputs, describe_mismatch, run_eager
+from exporter.soundness.check_context import EagerContext, Outputs, describe_mismatch, make_refusal, run_eager
 from exporter.soundness.footprint import Footprint, is_user_file
 
 CHECK = "hash seed"
@@ -42,7 +40,7 @@ def check(context: EagerContext) -> list[Finding]:
 
 def _find_set_line(source: Source, inputs: Inputs) -> str:
     """Return the first line of the code that runs which builds a set, or that of a model with one; empty for none."""
-    with eager_context(source), Footprint() as footprint:
+    with Footprint() as footprint:
         run_eager(source, inputs)
     # The sets of an installed library do not count.
     footprint.codes = {c: names for c, names in footprint.codes.items() if "site-packages" not in c.co_filename}
@@ -52,10 +50,9 @@ def _find_set_line(source: Source, inputs: Inputs) -> str:
         if builds:
             line = max((n for start, _, n in code.co_lines() if n and start <= builds[0].offset), default=0)
             return f"{code.co_filename}:{line or code.co_firstlineno}"
-    set_labels = [
-        label for label, leaf in footprint.read_state(source.parameter_module).items() if _is_set(leaf.fingerprint)
-    ]
-    return find_forward_line(source) if set_labels else ""
+    # The fingerprint of a set, as ``footprint.Leaf`` has it.
+    fingerprints = footprint.read_fingerprints(source.parameter_module).values()
+    return find_forward_line(source) if any(re.match(r"(frozen)?set of (?!0|1$)", f) for f in fingerprints) else ""
 
 
 def _names_set(step: dis.Instruction, following: dis.Instruction) -> bool:
@@ -64,14 +61,8 @@ def _names_set(step: dis.Instruction, following: dis.Instruction) -> bool:
     return step.opname.startswith("LOAD_") and (constant or step.argval in ("set", "frozenset", "hash"))
 
 
-def _is_set(fingerprint: str) -> bool:
-    """Return whether a fingerprint is that of a set, as ``footprint.Leaf`` has it."""
-    return bool(re.match(r"(frozen)?set of (?!0|1$)", fingerprint))
-
-
 def _check(source: Source, inputs: Inputs, where: str) -> list[Finding]:
-    with eager_context(source):
-        reference = run_eager(source, inputs)
+    reference = run_eager(source, inputs)
     try:
         payload = pickle.dumps((source, inputs))
     except Exception as error:
@@ -84,16 +75,9 @@ def _check(source: Source, inputs: Inputs, where: str) -> list[Finding]:
     for seed, outputs in zip(SEEDS, answers, strict=True):
         mismatch = _compare_outputs(outputs, reference)
         if mismatch:
-            return [
-                Finding(
-                    CHECK,
-                    "outputs depend on the order of a set, which differs from process to process",
-                    where,
-                    severity="unsound",
-                    evidence=f"with PYTHONHASHSEED={seed}: {mismatch}",
-                    mend="use a tuple or a dict, or sorted(...); no hash() of a text",
-                )
-            ]
+            what = "outputs depend on the order of a set, which differs from process to process"
+            mend = "use a tuple or a dict, or sorted(...); no hash() of a text"
+            return [make_refusal(CHECK, what, where, f"with PYTHONHASHSEED={seed}: {mismatch}", mend)]
     return []
 
 
@@ -112,9 +96,8 @@ def _run_interpreter(model_file: Path, seed: int) -> Outputs:
     except subprocess.TimeoutExpired:
         raise ForkFailedError(f"a new interpreter did not end within {SECONDS:g} s") from None
     if process.returncode:
-        raise ForkFailedError(
-            f"the model cannot be passed to a new interpreter: {(process.stderr.splitlines() or ['?'])[-1]}"
-        )
+        last_line = (process.stderr.splitlines() or ["?"])[-1]
+        raise ForkFailedError(f"the model cannot be passed to a new interpreter: {last_line}")
     return pickle.loads(model_file.with_suffix(f".{seed}").read_bytes())
 
 
@@ -122,23 +105,18 @@ def answer(model_file: str, seed: int) -> None:
     """Run the model in the new interpreter and write its outputs beside the model."""
     path, files, payload = pickle.loads(Path(model_file).read_bytes())
     sys.path[:] = path
-    _load_modules(files)
-    source, inputs = pickle.loads(payload)
-    with eager_context(source):
-        outputs = run_eager(source, inputs)
-    Path(model_file).with_suffix(f".{seed}").write_bytes(pickle.dumps(outputs))
-
-
-def _load_modules(files: Mapping[str, str]) -> None:
     for name, file in files.items():
         try:
             importlib.import_module(name)
         except ImportError:
             spec = importlib.util.spec_from_file_location(name, file)
             if spec is not None and spec.loader is not None:
-                module: types.ModuleType = importlib.util.module_from_spec(spec)
-                sys.modules[name] = module
+                sys.modules[name] = module = importlib.util.module_from_spec(spec)
                 spec.loader.exec_module(module)
+    source, inputs = pickle.loads(payload)
+    with eager_context(source):
+        outputs = run_eager(source, inputs)
+    Path(model_file).with_suffix(f".{seed}").write_bytes(pickle.dumps(outputs))
 
 
 def _compare_outputs(outputs: Outputs, reference: Outputs) -> str:
@@ -146,6 +124,5 @@ def _compare_outputs(outputs: Outputs, reference: Outputs) -> str:
         return "" if isinstance(outputs, str) and isinstance(reference, str) else f"{outputs} against {reference}"[:200]
     if list(outputs) != list(reference):
         return f"outputs {', '.join(outputs)} against {', '.join(reference)}"
-    return next(
-        (f"output {n!r}: {text}" for n, v in outputs.items() if (text := describe_mismatch(v, reference[n]))), ""
-    )
+    mismatches = ((name, describe_mismatch(value, reference[name])) for name, value in outputs.items())
+    return next((f"output {name!r}: {text}" for name, text in mismatches if text), "")

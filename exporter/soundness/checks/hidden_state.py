@@ -17,7 +17,7 @@ import torch
 from exporter.archive.contract import Finding
 from exporter.model.eager.evaluation import eager_context, find_forward_line
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import EagerContext, Outputs, describe_difference, outputs_equal, run_eager
+from exporter.soundness.check_context import EagerContext, describe_difference, make_refusal, outputs_equal, run_eager
 from exporter.soundness.checks.random_numbers import draws_random_numbers
 from exporter.soundness.culprit_line import find_culprit_line
 from exporter.soundness.footprint import Footprint, Leaf, make_other_values
@@ -25,6 +25,8 @@ from exporter.soundness.run_recording import digest
 
 CHECK, WRITES = "hidden state", "side effect"
 REPEATS, SECONDS = 60, 0.25
+_MEND = "make the state an input and an output of the model, or compute it in __init__"
+_MEND_WRITES = "work on a copy (x = x.clone(), no inplace=True on an input); return state instead of storing it"
 
 
 def check(context: EagerContext) -> list[Finding]:
@@ -39,18 +41,17 @@ def check(context: EagerContext) -> list[Finding]:
     if room(draws_random_numbers, draws[0]):
         # Two runs differ by themselves then, and another check reports it.
         return findings
-    first_outputs = [room(_run_first_call, inputs) for inputs in draws]
+    first_outputs = [room(run_eager, inputs) for inputs in draws]
     findings += room(_compare_with_first_calls, draws, first_outputs) or room(_check_counters, draws)
-    first = findings[0] if findings else None
-    if first is not None and first.severity == "unsound":
-        where = room(_find_first_write, draws) or first.where
-        return [dataclasses.replace(first, where=where), *findings[1:]]
+    if findings and findings[0].severity == "unsound":
+        where = room(_find_first_write, draws) or findings[0].where
+        return [dataclasses.replace(findings[0], where=where), *findings[1:]]
     return findings
 
 
 def _find_first_write(source: Source, draws: Sequence[Inputs]) -> str:
     """Return the first line that changes state, from the state before the first call."""
-    with eager_context(source), Footprint() as footprint:
+    with Footprint() as footprint:
 
         def read_fingerprints() -> dict[str, str]:
             gradients = {
@@ -58,9 +59,7 @@ def _find_first_write(source: Source, draws: Sequence[Inputs]) -> str:
                 for name, p in source.parameter_module.named_parameters()
                 if p.grad is not None
             }
-            return {
-                n: leaf.fingerprint for n, leaf in footprint.read_state(source.parameter_module).items()
-            } | gradients
+            return footprint.read_fingerprints(source.parameter_module) | gradients
 
         return find_culprit_line(
             lambda: [run_eager(source, inputs) for inputs in draws], read_fingerprints, is_state_changed
@@ -76,31 +75,16 @@ def is_state_changed(before: dict[str, str], after: dict[str, str]) -> bool:
     )
 
 
-def _run_first_call(source: Source, inputs: Inputs) -> Outputs:
-    with eager_context(source):
-        return run_eager(source, inputs)
-
-
 def _find_writes(source: Source, inputs: Inputs) -> list[Finding]:
     """Return a finding for every write to what the caller or the file owns."""
-    with eager_context(source):
-        copies = tuple(t.clone() for t in inputs)
-        before = {label: _fingerprint_tensor(value) for label, value in _collect_owned_tensors(source, copies).items()}
-        if any(isinstance(run_eager(source, copies, as_they_are=True), str) for _ in range(2)):
-            return []
-        after = {label: _fingerprint_tensor(value) for label, value in _collect_owned_tensors(source, copies).items()}
-        touched = [label for label in dict.fromkeys([*before, *after]) if before.get(label) != after.get(label)]
-        return [
-            Finding(
-                WRITES,
-                f"the model writes to {label}",
-                find_forward_line(source),
-                severity="unsound",
-                evidence="it has another value, or was written in place, after a call",
-                mend="work on a copy (x = x.clone(), no inplace=True on an input); return state instead of storing it",
-            )
-            for label in touched
-        ]
+    copies = tuple(t.clone() for t in inputs)
+    before = {label: _fingerprint_tensor(value) for label, value in _collect_owned_tensors(source, copies).items()}
+    if any(isinstance(run_eager(source, copies, as_they_are=True), str) for _ in range(2)):
+        return []
+    after = {label: _fingerprint_tensor(value) for label, value in _collect_owned_tensors(source, copies).items()}
+    touched = [label for label in dict.fromkeys([*before, *after]) if before.get(label) != after.get(label)]
+    where, evidence = find_forward_line(source), "it has another value, or was written in place, after a call"
+    return [make_refusal(WRITES, f"the model writes to {n}", where, evidence, _MEND_WRITES) for n in touched]
 
 
 def _find_writing_line(source: Source, inputs: Inputs, label: str) -> str:
@@ -111,12 +95,11 @@ def _find_writing_line(source: Source, inputs: Inputs, label: str) -> str:
         held = _collect_owned_tensors(source, copies).get(label)
         return held is not None and _fingerprint_tensor(held)
 
-    with eager_context(source):
-        return find_culprit_line(lambda: [run_eager(source, copies, as_they_are=True) for _ in range(2)], read_content)
+    return find_culprit_line(lambda: [run_eager(source, copies, as_they_are=True) for _ in range(2)], read_content)
 
 
 def _collect_owned_tensors(source: Source, tensors: Inputs) -> dict[str, torch.Tensor]:
-    entries = [*(("input", s.name, t) for s, t in zip(source.inputs, tensors, strict=True))]
+    entries = [("input", s.name, t) for s, t in zip(source.inputs, tensors, strict=True)]
     entries += [("parameter", *p) for p in source.parameter_module.named_parameters()]
     entries += [("buffer", *b) for b in source.parameter_module.named_buffers()]
     return {f"{role} {name!r}": value for role, name, value in entries}
@@ -129,89 +112,73 @@ def _fingerprint_tensor(value: torch.Tensor) -> tuple[int, str]:
 
 def _compare_with_first_calls(source: Source, draws: Sequence[Inputs], first_outputs: Sequence[Any]) -> list[Finding]:
     """Compare outputs of later calls with those of first calls."""
-    with eager_context(source):
-
-        def make_findings(what: str, evidence: str) -> list[Finding]:
-            return [_make_finding(source, what, evidence, "")]
-
-        order = [0, 0, *range(len(draws)), *reversed(range(len(draws))), 0]
-        for i in order:
-            mismatch = describe_difference(run_eager(source, draws[i]), first_outputs[i])
-            if mismatch:
-                return make_findings("a call gives other outputs than it gives as the first call", mismatch)
-        # A solver writes the next state where the last one was.
-        memory = tuple(t.clone() for t in draws[0])
-        run_eager(source, memory, as_they_are=True)
-        for target, new in zip(memory, draws[1], strict=True):
-            if target.shape == new.shape:
-                target.copy_(new)
-        later = run_eager(source, memory, as_they_are=True)
-        if all(t.shape == new.shape for t, new in zip(memory, draws[1], strict=True)) and not outputs_equal(
-            later, first_outputs[1]
-        ):
-            return make_findings(
-                "overwritten inputs give the old outputs", describe_difference(later, first_outputs[1])
-            )
-        start, count = time.perf_counter(), 0
-        while count < REPEATS and (time.perf_counter() - start < SECONDS or count < 3):
-            count += 1
-            if not outputs_equal(run_eager(source, draws[0]), first_outputs[0]):
-                return make_findings("equal calls give different outputs", f"after {count + len(order)} calls")
+    order = [0, 0, *range(len(draws)), *reversed(range(len(draws))), 0]
+    for i in order:
+        mismatch = describe_difference(run_eager(source, draws[i]), first_outputs[i])
+        if mismatch:
+            return [_make_finding(source, "a call gives other outputs than it gives as the first call", mismatch)]
+    # A solver writes the next state where the last one was.
+    memory = tuple(t.clone() for t in draws[0])
+    run_eager(source, memory, as_they_are=True)
+    for target, new in zip(memory, draws[1], strict=True):
+        if target.shape == new.shape:
+            target.copy_(new)
+    later = run_eager(source, memory, as_they_are=True)
+    mismatch = describe_difference(later, first_outputs[1])
+    if mismatch and all(t.shape == new.shape for t, new in zip(memory, draws[1], strict=True)):
+        return [_make_finding(source, "overwritten inputs give the old outputs", mismatch)]
+    start, count = time.perf_counter(), 0
+    while count < REPEATS and (time.perf_counter() - start < SECONDS or count < 3):
+        count += 1
+        if not outputs_equal(run_eager(source, draws[0]), first_outputs[0]):
+            evidence = f"after {count + len(order)} calls"
+            return [_make_finding(source, "equal calls give different outputs", evidence)]
     return []
 
 
 def _check_counters(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
     """Set state that changes from call to call to other values, and compare outputs."""
+    # Gradients that this call leaves are cleared.
     with eager_context(source), Footprint() as footprint:
         run_eager(source, draws[0])
-    with eager_context(source):
-        states: list[Mapping[str, Leaf]] = []
-        for inputs in (draws[0], draws[0], draws[1], draws[-1], draws[0]):
-            reference = run_eager(source, inputs)
-            states.append(footprint.read_state(source.parameter_module))
-        changing = [
-            label
-            for label in dict.fromkeys(label for state in states for label in state)
-            if len({state[label].fingerprint if label in state else "" for state in states[:-1]}) > 1
-        ]
-        harmless = []
-        for label in changing:
-            leaf = states[-1].get(label)
-            if leaf is None or leaf.put is None:
-                continue
-            put = leaf.put
-            for value in make_other_values(leaf.value):
-                with contextlib.suppress(IndexError, KeyError, AttributeError):
-                    # The container may have changed meanwhile.
-                    put(value)
-                outputs = run_eager(source, draws[0])
-                if not outputs_equal(outputs, reference):
-                    where = _find_writer_line(source, draws[0], footprint, label)
-                    what = f"{label} changes from call to call, and outputs depend on it"
-                    evidence = f"with {str(value)[:40]!r} in it: {describe_difference(outputs, reference)}"
-                    return [_make_finding(source, what, evidence, where)]
-            harmless.append(label)
-        if not harmless:
-            return []
-        where = _find_writer_line(source, draws[0], footprint, harmless[0])
-        text = f"changes from call to call: {', '.join(harmless[:5])}"
-        return [Finding(CHECK, text, where, reason="no output depends on it; the file does not keep it")]
+    states: list[Mapping[str, Leaf]] = []
+    for inputs in (draws[0], draws[0], draws[1], draws[-1], draws[0]):
+        reference = run_eager(source, inputs)
+        states.append(footprint.read_state(source.parameter_module))
+    changing = [
+        label
+        for label in dict.fromkeys(label for state in states for label in state)
+        if len({state[label].fingerprint if label in state else "" for state in states[:-1]}) > 1
+    ]
+    harmless = []
+    for label in changing:
+        leaf = states[-1].get(label)
+        if leaf is None or (put := leaf.put) is None:
+            continue
+        for value in make_other_values(leaf.value):
+            with contextlib.suppress(IndexError, KeyError, AttributeError):
+                # The container may have changed meanwhile.
+                put(value)
+            outputs = run_eager(source, draws[0])
+            if not outputs_equal(outputs, reference):
+                where = _find_writer_line(source, draws[0], footprint, label)
+                what = f"{label} changes from call to call, and outputs depend on it"
+                evidence = f"with {str(value)[:40]!r} in it: {describe_difference(outputs, reference)}"
+                return [_make_finding(source, what, evidence, where)]
+        harmless.append(label)
+    if not harmless:
+        return []
+    where = _find_writer_line(source, draws[0], footprint, harmless[0])
+    text = f"changes from call to call: {', '.join(harmless[:5])}"
+    return [Finding(CHECK, text, where, reason="no output depends on it; the file does not keep it")]
 
 
 def _find_writer_line(source: Source, inputs: Inputs, footprint: Footprint, label: str) -> str:
-    def read_fingerprint() -> str:
-        leaf = footprint.read_state(source.parameter_module).get(label)
-        return leaf.fingerprint if leaf else ""
-
-    return find_culprit_line(lambda: run_eager(source, inputs), read_fingerprint)
-
-
-def _make_finding(source: Source, what: str, evidence: str, where: str) -> Finding:
-    return Finding(
-        CHECK,
-        what,
-        where or find_forward_line(source),
-        severity="unsound",
-        evidence=evidence,
-        mend="make the state an input and an output of the model, or compute it in __init__",
+    module = source.parameter_module
+    return find_culprit_line(
+        lambda: run_eager(source, inputs), lambda: footprint.read_fingerprints(module).get(label, "")
     )
+
+
+def _make_finding(source: Source, what: str, evidence: str, where: str = "") -> Finding:
+    return make_refusal(CHECK, what, where or find_forward_line(source), evidence, _MEND)

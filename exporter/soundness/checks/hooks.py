@@ -4,6 +4,7 @@ The value that a hook computes is captured; what it appends to a list, keeps in 
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 import types
@@ -12,41 +13,35 @@ from typing import Any
 
 from exporter.archive.contract import Finding
 from exporter.common.autograd_engine import Entry, patch_autograd_engine
-from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import EagerContext, run_eager
+from exporter.soundness.check_context import EagerContext, make_refusal, run_eager
 from exporter.soundness.checks.hidden_state import is_state_changed
 from exporter.soundness.footprint import Footprint, runs_user_code
 from exporter.soundness.line_tracing import trace_user_lines
 
 CHECK = "hook"
+_MEND = "let the hook return a gradient and nothing else; return what it keeps from the function"
 # Calls of hooks that are watched.
 MAX_CALLS = 30
 
 
 def check(context: EagerContext) -> list[Finding]:
     """Check that hooks of the backward pass have no side effects."""
-    if not context.source.uses_autograd:
-        return []
-    return context.room(_check, context.inputs, context.other_inputs)
+    return context.room(_check, context.inputs, context.other_inputs) if context.source.uses_autograd else []
 
 
 def _check(source: Source, inputs: Inputs, other_inputs: Inputs) -> list[Finding]:
-    with eager_context(source):
-        with Footprint() as footprint:
-            # Twice: state that the first call creates exists before the call that is watched.
-            for _ in range(2):
-                run_eager(source, inputs)
-
-        def read_fingerprints() -> dict[str, str]:
-            return {label: leaf.fingerprint for label, leaf in footprint.read_state(source.parameter_module).items()}
-
-        # Closures that belong to one call are gone afterwards.
-        read_fingerprints()
-        watch = _Watch(read_fingerprints)
-        # At other inputs: a stored gradient changes then.
-        with patch_autograd_engine(watch.wrap_entry), trace_user_lines(watch.trace_event):
-            run_eager(source, other_inputs)
+    with Footprint() as footprint:
+        # Twice: state that the first call creates exists before the call that is watched.
+        for _ in range(2):
+            run_eager(source, inputs)
+    read_fingerprints = functools.partial(footprint.read_fingerprints, source.parameter_module)
+    # Closures that belong to one call are gone afterwards.
+    read_fingerprints()
+    watch = _Watch(read_fingerprints)
+    # At other inputs: a stored gradient changes then.
+    with patch_autograd_engine(watch.wrap_entry), trace_user_lines(watch.trace_event):
+        run_eager(source, other_inputs)
     return watch.findings
 
 
@@ -93,17 +88,9 @@ class _Watch:
         changed = [label for label, text in after.items() if is_state_changed(self._state_before, {label: text})]
         printed = self._printed.getvalue().strip()
         code = frame.f_code
-        if changed or printed:
-            self.findings.append(
-                Finding(
-                    CHECK,
-                    f"hook {code.co_name!r} of the backward pass does more than give a gradient",
-                    f"{code.co_filename}:{code.co_firstlineno}",
-                    severity="unsound",
-                    evidence="; ".join(
-                        [f"it changes {', '.join(changed[:3])}"] * bool(changed)
-                        + [f"it prints {printed[:60]!r}"] * bool(printed)
-                    ),
-                    mend="let the hook return a gradient and nothing else; return what it keeps from the function",
-                )
-            )
+        effects = [f"it changes {', '.join(changed[:3])}"] * bool(changed)
+        effects += [f"it prints {printed[:60]!r}"] * bool(printed)
+        if effects:
+            what = f"hook {code.co_name!r} of the backward pass does more than give a gradient"
+            where = f"{code.co_filename}:{code.co_firstlineno}"
+            self.findings.append(make_refusal(CHECK, what, where, "; ".join(effects), _MEND))

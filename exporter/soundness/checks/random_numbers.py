@@ -10,9 +10,9 @@ import torch
 
 from exporter.archive.contract import Finding
 from exporter.graph.torch_nodes import find_location, iterate_nodes
-from exporter.model.eager.evaluation import eager_context, find_forward_line
+from exporter.model.eager.evaluation import find_forward_line
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import EagerContext, Outputs, outputs_equal, run_eager
+from exporter.soundness.check_context import EagerContext, Outputs, make_refusal, outputs_equal, run_eager
 from exporter.soundness.culprit_line import find_culprit_line
 from exporter.soundness.data_dependence import RANDOM, is_random
 from exporter.soundness.run_recording import record_run
@@ -36,22 +36,19 @@ def check(context: EagerContext) -> list[Finding]:
 
 
 def _find_drawing_line(source: Source, inputs: Inputs) -> str:
-    with eager_context(source):
-        return find_culprit_line(lambda: run_eager(source, inputs), _read_generator_states)
+    return find_culprit_line(lambda: run_eager(source, inputs), _read_generator_states)
 
 
 def _run_first_call(source: Source, inputs: Inputs, seed: int) -> Outputs:
     _seed_generators(seed)
-    with eager_context(source):
-        return run_eager(source, inputs)
+    return run_eager(source, inputs)
 
 
 def draws_random_numbers(source: Source, inputs: Inputs) -> bool:
     """Return whether a call draws random numbers."""
-    with eager_context(source):
-        before = _read_generator_states()
-        run_eager(source, inputs)
-        return _read_generator_states() != before
+    before = _read_generator_states()
+    run_eager(source, inputs)
+    return _read_generator_states() != before
 
 
 def _read_generator_states() -> tuple[Any, ...]:
@@ -63,31 +60,27 @@ def _read_generator_states() -> tuple[Any, ...]:
 def _seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed)
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
-    with eager_context(source):
-        before = _read_generator_states()
-        first = run_eager(source, inputs)
-        draws_numbers = _read_generator_states() != before
-        where = find_culprit_line(lambda: run_eager(source, inputs), _read_generator_states) if draws_numbers else ""
-        for seed in range(SEEDS if draws_numbers else 0):
-            _seed_generators(seed)
-            if not outputs_equal(run_eager(source, inputs), first):
-                return [_make_finding(where or find_forward_line(source), f"outputs differ with seed {seed}")]
-        run = record_run(source, inputs)
-        if any(RANDOM in labels for labels in run.labels.values()):
-            node = next(node for node in iterate_nodes(run.graph) if is_random(node))
-            return [
-                _make_finding(find_location(node) or find_forward_line(source), f"an output depends on {node.kind()}")
-            ]
-        if draws_numbers:
-            return [Finding(CHECK, "the model draws random numbers", where, reason="no output depends on them")]
+    before = _read_generator_states()
+    first = run_eager(source, inputs)
+    draws_numbers = _read_generator_states() != before
+    where = _find_drawing_line(source, inputs) if draws_numbers else ""
+    for seed in range(SEEDS if draws_numbers else 0):
+        _seed_generators(seed)
+        if not outputs_equal(run_eager(source, inputs), first):
+            return [_make_finding(where or find_forward_line(source), f"outputs differ with seed {seed}")]
+    run = record_run(source, inputs)
+    if any(RANDOM in labels for labels in run.labels.values()):
+        node = next(node for node in iterate_nodes(run.graph) if is_random(node))
+        return [_make_finding(find_location(node) or find_forward_line(source), f"an output depends on {node.kind()}")]
+    if draws_numbers:
+        return [Finding(CHECK, "the model draws random numbers", where, reason="no output depends on them")]
     return []
 
 
 def _make_finding(where: str, evidence: str) -> Finding:
-    return Finding(CHECK, "outputs depend on random numbers", where, severity="unsound", evidence=evidence, mend=_MEND)
+    return make_refusal(CHECK, "outputs depend on random numbers", where, evidence, _MEND)

@@ -10,21 +10,19 @@ import ast
 import contextvars
 import functools
 import importlib.util
-import linecache
 import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from exporter.archive.contract import Finding
-from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import EagerContext, outputs_equal, run_eager
-from exporter.soundness.footprint import Footprint, is_user_file, make_other_values
+from exporter.soundness.check_context import EagerContext, make_refusal, outputs_equal, run_eager
+from exporter.soundness.footprint import Footprint, find_matching_line, is_user_file, make_other_values, parse_file
 
 CHECK = "settings"
+_MEND = "take the setting in __init__, or make it an input of the model"
 # Names in ``sys``, each with another value.
 _SYS_VALUES = {"platform": "elsewhere", "argv": ["elsewhere"], "byteorder": "other"}
 
@@ -48,26 +46,29 @@ def check(context: EagerContext) -> list[Finding]:
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
     findings = []
-    with eager_context(source):
-        with Footprint() as footprint:
-            first = run_eager(source, inputs)
-        # Internal state of an installed library is no setting: neml2 counts how deep it is in a call.
-        footprint.codes = {c: space for c, space in footprint.codes.items() if "site-packages" not in c.co_filename}
-        if isinstance(first, str):
-            return []
-        for setting in (
-            *_iter_context_settings(footprint),
-            *_iter_sys_settings(footprint),
-            *_iter_user_settings(footprint, source),
-        ):
-            for other_value in setting.others:
-                setting.put(other_value)
-                changed = not outputs_equal(run_eager(source, inputs), first)
-                setting.put(setting.value)
-                if changed:
-                    evidence = f"{setting.setter}; with {str(other_value)[:40]!r} in it outputs change"
-                    findings.append(_make_finding(setting.what, _find_line(footprint, setting.word), evidence))
-                    break
+    with Footprint() as footprint:
+        first = run_eager(source, inputs)
+    # Internal state of an installed library is no setting: neml2 counts how deep it is in a call.
+    footprint.codes = {c: space for c, space in footprint.codes.items() if "site-packages" not in c.co_filename}
+    if isinstance(first, str):
+        return []
+    found = [
+        *_iter_context_settings(footprint),
+        *_iter_sys_settings(footprint),
+        *_iter_user_settings(footprint, source),
+    ]
+    for setting in found:
+        for other_value in setting.others:
+            setting.put(other_value)
+            changed = not outputs_equal(run_eager(source, inputs), first)
+            setting.put(setting.value)
+            if changed:
+                evidence = f"{setting.setter}; with {str(other_value)[:40]!r} in it outputs change"
+                what, word = f"the model reads a setting: {setting.what}", setting.word
+                codes = [code for code in footprint.codes if word in (*code.co_names, *code.co_consts)]
+                where = find_matching_line(codes, rf"\b{re.escape(word)}\b")
+                findings.append(make_refusal(CHECK, what, where, evidence, _MEND))
+                break
     return findings
 
 
@@ -104,9 +105,8 @@ def _iter_user_settings(footprint: Footprint, source: Source) -> Iterator[Settin
     ran = {(code.co_filename, code.co_name, code.co_firstlineno) for code in footprint.codes}
     setters: dict[str, str] = {}
     for file in _find_files(footprint):
-        setters.update(
-            {stored: setter for stored, setter, line in _find_setters(file) if (file, setter, line) not in ran}
-        )
+        new_setters = (row for row in _find_setters(file) if (file, *row[1:]) not in ran)
+        setters.update((stored, setter) for stored, setter, _ in new_setters)
     if not setters:
         return
     for label, leaf in footprint.read_state(source.parameter_module).items():
@@ -133,23 +133,15 @@ def _find_files(footprint: Footprint) -> set[str]:
 
 @functools.cache
 def _find_imported_modules(file: str, package: str) -> frozenset[str]:
-    nodes = [n for n in ast.walk(_parse_file(file)) if isinstance(n, ast.ImportFrom)]
+    nodes = [n for n in ast.walk(parse_file(file)) if isinstance(n, ast.ImportFrom)]
     names = ("." * n.level + (n.module or "") for n in nodes)
     return frozenset(importlib.util.resolve_name(n, package) for n in names if package or not n.startswith("."))
 
 
 @functools.cache
-def _parse_file(file: str) -> ast.Module:
-    try:
-        return ast.parse(Path(file).read_text())
-    except (OSError, SyntaxError, ValueError):
-        return ast.Module([], [])
-
-
-@functools.cache
 def _find_setters(file: str) -> tuple[tuple[str, str, int], ...]:
     """Return ``(target, function, its first line)`` for the functions of a file that set something of the file's."""
-    tree = _parse_file(file)
+    tree = parse_file(file)
     at_import = {
         node.value.func.id
         for node in tree.body
@@ -205,24 +197,3 @@ def _split_target(target: ast.expr) -> tuple[str, str]:
             attribute = target.attr
         target = target.value
     return (target.id, attribute) if isinstance(target, ast.Name) else ("", "")
-
-
-def _find_line(footprint: Footprint, name: str) -> str:
-    """Return the first line of the code that ran that names it."""
-    for code in footprint.codes:
-        if name in (*code.co_names, *code.co_consts):
-            for line in sorted({n for _, _, n in code.co_lines() if n}):
-                if re.search(rf"\b{re.escape(name)}\b", linecache.getline(code.co_filename, line).split("#")[0]):
-                    return f"{code.co_filename}:{line}"
-    return ""
-
-
-def _make_finding(what: str, where: str, evidence: str) -> Finding:
-    return Finding(
-        CHECK,
-        f"the model reads a setting: {what}",
-        where,
-        severity="unsound",
-        evidence=evidence,
-        mend="take the setting in __init__, or make it an input of the model",
-    )

@@ -45,35 +45,21 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
         try:
             torch.export.export(_ExportWrapper(source), inputs, dynamic_shapes=shapes, strict=False)
         except Exception as error:
-            text = str(error)
-            return [
-                Finding(
-                    CHECK,
-                    f"torch.export does not capture the model: {_extract_gist(text) or summarize_error(error)}",
-                    _find_user_line(text),
-                    reason="an opinion beside the gate's own checks, which decide",
-                )
-            ]
+            gist = _extract_gist(str(error)) or summarize_error(error)
+            what, where = f"torch.export does not capture the model: {gist}", _find_user_line(str(error))
+            return [Finding(CHECK, what, where, reason="an opinion beside the gate's own checks, which decide")]
     sizes = "for every batch size from 2" if source.batch_ndim else "at these shapes"
     return [Finding(CHECK, f"torch.export captures the model as one program {sizes}", reason="it agrees")]
 
 
 def _extract_gist(text: str) -> str:
     """Return the part of torch's message that names what was specialised, or which branch it could not decide."""
-    for pattern in (
-        r"You marked [^\n]*",
-        r"Could not guard on[^\n]*",
-        r"Could not extract[^\n]*",
-        r"- Not all values of[^\n]*",
-    ):
-        match = re.search(pattern, text)
-        if match:
+    for beginning in ("You marked ", "Could not guard on", "Could not extract", "- Not all values of"):
+        if match := re.search(rf"{beginning}[^\n]*", text):
             return match[0].strip("- ").strip()[:300]
     return ""
 
 
 def _find_user_line(text: str) -> str:
-    locations = [
-        f"{file}:{line}" for file, line in re.findall(r'File "([^"]+)", line (\d+)', text) if is_user_file(file)
-    ]
-    return locations[-1] if locations else ""
+    places = re.findall(r'File "([^"]+)", line (\d+)', text)
+    return next((f"{file}:{line}" for file, line in reversed(places) if is_user_file(file)), "")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from exporter.archive.contract import Finding
-from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import EagerContext
 from exporter.soundness.run_recording import record_run
 
-INPUT, OUTPUT = "unused input", "constant output"
+CHECK, OUTPUT = "unused input", "constant output"
 
 
 def check(context: EagerContext) -> list[Finding]:
@@ -18,20 +17,18 @@ def check(context: EagerContext) -> list[Finding]:
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
     names = [spec.name for spec in source.inputs]
-    with eager_context(source):
-        run = record_run(source, inputs)
+    run = record_run(source, inputs)
     if run.graph is None:
         return []
-    output_labels = run.labels
-    used = frozenset().union(*output_labels.values()) if output_labels else frozenset()
+    used = frozenset().union(*run.labels.values())
     findings = [
-        Finding(INPUT, f"input {name!r} reaches no output", reason="the model takes it and does not use its values")
+        Finding(CHECK, f"input {name!r} reaches no output", reason="the model takes it and does not use its values")
         for name in names
         if name not in used
     ]
     findings += [
         Finding(OUTPUT, f"output {name!r} depends on no input's values", reason="it is a constant of the model")
-        for name, labels in output_labels.items()
+        for name, labels in run.labels.items()
         if not labels & set(names)
     ]
     return findings
