@@ -34,13 +34,12 @@ def pack_cases(cases: Sequence[ReferenceCase]) -> bytes:
     """Serialize ``"<case>/<method>/in/<i>"`` and ``".../out/<i>"`` with ``torch.save``, as contiguous copies."""
     import torch
 
-    tensors: dict[str, torch.Tensor] = {}
-    for case in cases:
-        for side, values in (("in", case.inputs), ("out", case.outputs)):
-            for i, value in enumerate(values):
-                tensors[f"{case.name}/{case.method}/{side}/{i}"] = value.detach().clone(
-                    memory_format=torch.contiguous_format
-                )
+    tensors = {
+        f"{case.name}/{case.method}/{side}/{i}": value.detach().clone(memory_format=torch.contiguous_format)
+        for case in cases
+        for side, values in (("in", case.inputs), ("out", case.outputs))
+        for i, value in enumerate(values)
+    }
     buffer = io.BytesIO()
     torch.save(tensors, buffer)
     return buffer.getvalue()
@@ -65,11 +64,9 @@ def cases_from_tensors(tensors: Any, contract: Contract, where: str) -> tuple[Re
         isinstance(v, torch.Tensor) and _CASE_KEY.fullmatch(str(k)) for k, v in tensors.items()
     )
     if not is_valid:
-        raise ArchiveError(
-            "the stored cases are not tensors by name",
-            where=where,
-            expected='a dict of "<case>/<method>/in/<i>" and ".../out/<i>" to tensors',
-        )
+        what = "the stored cases are not tensors by name"
+        expected = 'a dict of "<case>/<method>/in/<i>" and ".../out/<i>" to tensors'
+        raise ArchiveError(what, where=where, expected=expected)
     groups: dict[tuple[str, str], dict[tuple[str, int], torch.Tensor]] = {}
     for key, value in tensors.items():
         case, method, side, index = key.rsplit("/", 3)
@@ -77,12 +74,8 @@ def cases_from_tensors(tensors: Any, contract: Contract, where: str) -> tuple[Re
     cases = []
     for (name, method), values in groups.items():
         spec = contract.methods.get(method)
-        expected = (
-            {("in", i) for i in range(len(spec.inputs))} | {("out", i) for i in range(len(spec.outputs))}
-            if spec
-            else set()
-        )
-        if spec is None or set(values) != expected:
+        counts = {"in": len(spec.inputs), "out": len(spec.outputs)} if spec else {}
+        if spec is None or set(values) != {(side, i) for side, count in counts.items() for i in range(count)}:
             raise ArchiveError(
                 f"case {name!r} does not fit the contract",
                 where=where,
@@ -107,29 +100,22 @@ def _check_case(
     """Raise ``ArchiveError`` if a case's tensors have other shapes or dtypes than the contract says."""
     batches = set()
     sizes: dict[str, int] = {}
-    input_specs = [contract.input_spec(name) for name in method.inputs]
-    output_specs = [contract.output_spec(name) for name in method.outputs]
-    for names, values, specs in ((method.inputs, inputs, input_specs), (method.outputs, outputs, output_specs)):
-        for name, value, spec in zip(names, values, specs, strict=True):
-            batch_ndim = value.ndim - len(spec.shape)
-            got = f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-            if (
-                batch_ndim != contract.batch.ndim
-                or not fits_shape(value.shape[batch_ndim:], spec.shape, sizes)
-                or f"torch.{spec.dtype}" != str(value.dtype)
-            ):
-                raise ArchiveError(
-                    "a case does not fit the contract",
-                    where=f"{where}, {name!r}",
-                    got=got,
-                    expected=f"{['batch'] * contract.batch.ndim + list(spec.shape)} {spec.dtype}".replace("'", ""),
-                    mend="export the model again",
-                )
-            batches.add(tuple(value.shape[:batch_ndim]))
+    specs = [*map(contract.input_spec, method.inputs), *map(contract.output_spec, method.outputs)]
+    for name, value, spec in zip((*method.inputs, *method.outputs), (*inputs, *outputs), specs, strict=True):
+        batch_ndim, dtype = value.ndim - len(spec.shape), str(value.dtype).removeprefix("torch.")
+        fits = batch_ndim == contract.batch.ndim and fits_shape(value.shape[batch_ndim:], spec.shape, sizes)
+        if not fits or spec.dtype != dtype:
+            raise ArchiveError(
+                "a case does not fit the contract",
+                where=f"{where}, {name!r}",
+                got=f"{list(value.shape)} {dtype}",
+                expected=f"{['batch'] * contract.batch.ndim + list(spec.shape)} {spec.dtype}".replace("'", ""),
+                mend="export the model again",
+            )
+        batches.add(tuple(value.shape[:batch_ndim]))
     if len(batches) > 1:
-        raise ArchiveError(
-            "a case has tensors of different batches", where=where, got=", ".join(map(str, sorted(batches)))
-        )
+        what = "a case has tensors of different batches"
+        raise ArchiveError(what, where=where, got=", ".join(map(str, sorted(batches))))
 
 
 def supports_case(contract: Contract, case: ReferenceCase) -> bool:

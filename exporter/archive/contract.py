@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from exporter.archive.tensor_spec import STRICT, Signature, TensorSpec
+from exporter.archive.tensor_spec import Signature, StrictlyRead, TensorSpec
 from exporter.common.errors import ArchiveError, SchemaError, UsageError
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Origin:
+class Origin(StrictlyRead):
     """The source of the model; ``sha256`` is the digest of the input file."""
 
     kind: str
@@ -28,11 +28,10 @@ class Origin:
     model: str
     sha256: str
     refused_imports: tuple[str, ...] = ()
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(StrictlyRead):
     """``ndim`` 1: independent elements, any number of leading dimensions; 0: full shapes, fixed but for open sizes.
 
     ``sizes`` (of the batch, or of the first open size) and ``ranks`` are those that verification ran; ``limits`` says
@@ -42,7 +41,6 @@ class Batch:
     sizes: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
     limits: str = ""
-    __pydantic_config__ = STRICT
 
 
 # Prefixes of variable names: what ``jvp`` pushes forward, and what ``vjp`` pulls back.
@@ -50,7 +48,7 @@ TANGENT, COTANGENT = "tangent:", "cotangent:"
 
 
 @dataclass(frozen=True)
-class MethodSpec:
+class MethodSpec(StrictlyRead):
     """Names of a method's inputs and outputs, in call order.
 
     A Jacobian block is ``(output, input)`` or ``(output, parameter)``; ``tangent:a`` and ``cotangent:a`` have the shape
@@ -63,7 +61,6 @@ class MethodSpec:
     how: str = ""
     zeros: tuple[tuple[str, str], ...] = ()
     symmetric: tuple[tuple[str, str], ...] = ()
-    __pydantic_config__ = STRICT
 
 
 def block_name(output: str, wrt: str) -> str:
@@ -77,17 +74,16 @@ def strip_prefix(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class ParameterSpec:
+class ParameterSpec(StrictlyRead):
     """A tensor that can be changed in place after loading; ``name`` is its attribute path in the file."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
-class Solver:
+class Solver(StrictlyRead):
     """An implicit update in the file. ``settings`` are tensors at ``path`` that can be set like parameters;
     ``on_failure`` says what an element that does not converge becomes: ``nan``, its ``last`` iterate, or an error
     (``raise``)."""
@@ -95,7 +91,6 @@ class Solver:
     path: str
     settings: dict[str, float]
     on_failure: str
-    __pydantic_config__ = STRICT
 
 
 # Outputs of ``newton_info``, for each solve.
@@ -103,17 +98,16 @@ NEWTON_OUTPUTS = {"iterations": "int64", "residual_norm": "float64", "status": "
 
 
 @dataclass(frozen=True)
-class Bounds:
+class Bounds(StrictlyRead):
     """Tolerances of one output or dtype. ``floor`` is the rounding error of a derivative that is zero."""
 
     rtol: float
     atol: float
     floor: float = 0.0
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
-class Tolerance:
+class Tolerance(StrictlyRead):
     """An output passes where ``|a - b| <= atol * max|b| + rtol * |b| + floor``.
 
     ``outputs`` overrides ``dtypes`` by name; the name of a block is ``d OUTPUT / d INPUT``.
@@ -130,7 +124,6 @@ class Tolerance:
         }
     )
     outputs: dict[str, Bounds] = field(default_factory=dict)
-    __pydantic_config__ = STRICT
 
     def bounds(self, output: str | tuple[str, str], dtype: str) -> Bounds:
         """Return the bounds of an output: exact for integers and booleans; a block without bounds has the output's."""
@@ -140,7 +133,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(StrictlyRead):
     """The result of one check.
 
     Attributes:
@@ -161,41 +154,37 @@ class Finding:
     severity: Literal["unsound", "sound", "allowed", "not run"] = "sound"
     evidence: str = ""
     mend: str = ""
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
-class Range:
+class Range(StrictlyRead):
     """A closed interval: both ends are included."""
 
     low: float
     high: float
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
-class Envelope:
+class Envelope(StrictlyRead):
     """The checked range: finite values of each real input over all cases and fresh inputs, by name; the dtypes.
 
     Batch sizes and numbers of batch dimensions are in ``Batch``, devices in ``Contract.devices``."""
 
     values: dict[str, Range] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ()
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
-class CreatedWith:
+class CreatedWith(StrictlyRead):
     """Versions of the software that wrote the archive."""
 
     torchferry: str
     torch: str
     python: str
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
-class Contract:
+class Contract(StrictlyRead):
     """The contract of an archive, stored as ``contract.json``; the reference page of the schema names every field.
 
     Attributes:
@@ -232,7 +221,6 @@ class Contract:
     info: tuple[TensorSpec, ...] = ()
     # sha256 of the canonical text of the graphs (``exporter.graph.canonical``): identifies what the file computes.
     graph: str = ""
-    __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         for role, specs in (("input", self.inputs), ("output", (*self.outputs, *self.info))):
@@ -247,22 +235,15 @@ class Contract:
         for method, spec in self.methods.items():
             unknown = [n for n in spec.inputs if strip_prefix(n) not in (outs if n.startswith(COTANGENT) else ins)]
             for output in spec.outputs:
-                output_name, wrt = (output, None) if isinstance(output, str) else output
-                unknown += (
-                    []
-                    if strip_prefix(output_name) in (ins if output_name.startswith(COTANGENT) else outs)
-                    else [output_name]
-                )
+                name, wrt = (output, None) if isinstance(output, str) else output
+                unknown += [] if strip_prefix(name) in (ins if name.startswith(COTANGENT) else outs) else [name]
                 unknown += [] if wrt is None or wrt in wrt_names else [wrt]
-            unknown += [output_name for output_name, _ in spec.zeros if output_name not in outs] + [
-                wrt for _, wrt in spec.zeros if wrt not in wrt_names
-            ]
-            unknown += [output_name for output_name, wrt in spec.symmetric if (output_name, wrt) not in spec.outputs]
+            unknown += [output for output, _ in spec.zeros if output not in outs]
+            unknown += [wrt for _, wrt in spec.zeros if wrt not in wrt_names]
+            unknown += [pair[0] for pair in spec.symmetric if pair not in spec.outputs]
             if unknown:
-                raise UsageError(
-                    f"method {method!r} refers to variables that are not in the contract",
-                    got=", ".join(map(repr, unknown)),
-                )
+                what = f"method {method!r} refers to variables that are not in the contract"
+                raise UsageError(what, got=", ".join(map(repr, unknown)))
 
     def input_spec(self, name: str) -> TensorSpec:
         """Return the spec of a method's input: an input, its tangent, or the cotangent of an output."""
@@ -273,10 +254,9 @@ class Contract:
         """Return the spec of a method's output: an output, its tangent, the cotangent of an input, or a Jacobian
         block, which has the output's shape followed by the input's or parameter's."""
         if not isinstance(output, str):
-            spec, wrt_specs = self.output_spec(output[0]), (*self.inputs, *self.parameters)
-            return dataclasses.replace(
-                spec, shape=(*spec.shape, *next(s.shape for s in wrt_specs if s.name == output[1]))
-            )
+            spec = self.output_spec(output[0])
+            wrt = next(s for s in (*self.inputs, *self.parameters) if s.name == output[1])
+            return dataclasses.replace(spec, shape=(*spec.shape, *wrt.shape))
         specs = self.inputs if output.startswith(COTANGENT) else (*self.outputs, *self.info)
         return next(s for s in specs if s.name == strip_prefix(output))
 
@@ -298,13 +278,10 @@ def contract_from_json(text: str | bytes, where: str) -> Contract:
     if isinstance(schema, int) and schema != SCHEMA:
         writer = raw.get("created_with") or {}
         version = writer.get("torchferry", "unknown") if isinstance(writer, dict) else "unknown"
-        raise SchemaError(
-            f"the archive has schema {schema}",
-            where=where,
-            got=f"schema {schema}, written by torchferry {version}",
-            expected=f"schema {SCHEMA}",
-            mend=f"read it with torchferry {version} or newer, or export the model again with this version",
-        )
+        what = f"the archive has schema {schema}"
+        got = f"schema {schema}, written by torchferry {version}"
+        mend = f"read it with torchferry {version} or newer, or export the model again with this version"
+        raise SchemaError(what, where=where, got=got, expected=f"schema {SCHEMA}", mend=mend)
     try:
         return _ADAPTER.validate_json(text)
     except ValidationError as error:

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from exporter.archive.contract import COTANGENT, TANGENT, Finding
+from exporter.archive.contract import COTANGENT, TANGENT, Finding, block_name
 from exporter.archive.tensor_spec import FLOATING, TensorSpec
 from exporter.common.errors import UsageError, suggest_names
 
@@ -52,6 +52,7 @@ _KEEP = (
     "keep the graph of the gradient that the model computes: torch.autograd.grad(..., create_graph=True), for the "
     "input itself and not for x.detach()"
 )
+_CONSTANT = "a constant in the capture: the model reads it through .data, .item(), NumPy or a cache made of it"
 
 
 def resolve_derivatives(
@@ -71,8 +72,12 @@ def resolve_derivatives(
     A glob selects pairs that have a derivative, and reports the others. Raises ``UsageError`` for names that match
     nothing, and for an exact pair that has no derivative: integers, two dtypes, an output independent of the input."""
     dtypes = {**parameters, **{s.name: s.dtype for s in (*inputs, *outputs)}}
-    _check_reserved_names([s.name for s in (*inputs, *outputs)])
     outs, ins = [s.name for s in outputs], [s.name for s in inputs]
+    reserved = [name for name in (*ins, *outs) if name.startswith((TANGENT, COTANGENT))]
+    if reserved:
+        what = f"the name of variable {reserved[0]!r} is reserved for derivatives"
+        expected = f"a name that does not begin with {TANGENT!r} or {COTANGENT!r}"
+        raise UsageError(what, expected=expected, mend="rename it: --rename OLD:NEW")
     selected, omitted = {}, {}
     for text, exact, output, name in validate_names(request, ins, outs, list(parameters)):
         why = _explain_missing(output, name, dtypes, nonzero_pairs)
@@ -98,32 +103,16 @@ def resolve_derivatives(
         )
     order = {pair: i for i, pair in enumerate((o, i) for o in outs for i in (*ins, *parameters))}
     pairs = sorted(selected, key=order.__getitem__)
-    findings = tuple(
-        Finding(CHECK, f"no block d {output} / d {wrt}", reason=why) for (output, wrt), why in omitted.items()
+    findings = tuple(Finding(CHECK, f"no block {block_name(*p)}", reason=why) for p, why in omitted.items())
+    resolved = ResolvedDerivatives(
+        tuple(p for p in pairs if p[1] in ins),
+        tuple(p for p in pairs if p[1] not in ins),
+        request.jvp,
+        request.vjp or request.differentiable,
+        tuple(p for p in sorted(omitted, key=order.__getitem__) if _is_real(p, dtypes)),
+        _resolve_symmetric_pairs(request, pairs, outputs, inputs),
     )
-    return (
-        ResolvedDerivatives(
-            tuple(p for p in pairs if p[1] in ins),
-            tuple(p for p in pairs if p[1] not in ins),
-            request.jvp,
-            request.vjp or request.differentiable,
-            tuple(p for p in sorted(omitted, key=order.__getitem__) if _is_real(p, dtypes)),
-            _resolve_symmetric_pairs(
-                request, pairs, {s.name: s.static_shape for s in outputs}, {s.name: s.static_shape for s in inputs}
-            ),
-        ),
-        findings,
-    )
-
-
-def _check_reserved_names(names: Sequence[str]) -> None:
-    for name in names:
-        if name.startswith((TANGENT, COTANGENT)):
-            raise UsageError(
-                f"the name of variable {name!r} is reserved for derivatives",
-                expected=f"a name that does not begin with {TANGENT!r} or {COTANGENT!r}",
-                mend="rename it: --rename OLD:NEW",
-            )
+    return resolved, findings
 
 
 def validate_names(
@@ -143,13 +132,11 @@ def validate_names(
 
 
 def _resolve_symmetric_pairs(
-    request: DerivativeRequest,
-    pairs: Sequence[Pair],
-    outs: Mapping[str, tuple[int, ...]],
-    ins: Mapping[str, tuple[int, ...]],
+    request: DerivativeRequest, pairs: Sequence[Pair], outputs: Sequence[TensorSpec], inputs: Sequence[TensorSpec]
 ) -> tuple[Pair, ...]:
     """Return the symmetric blocks; raises ``UsageError`` for a block that is not in the file, or not square."""
     symmetric_pairs = []
+    outs, ins = ({s.name: s.static_shape for s in specs} for specs in (outputs, inputs))
     for text in request.symmetric:
         pair = next((p for p in pairs if ":".join(p) == text), None)
         if pair is None:
@@ -193,18 +180,12 @@ def _split_pair(text: str, outs: Sequence[str], wrt_names: Sequence[str]) -> Pai
             if wrt in wrt_names or fnmatch.filter(wrt_names, wrt):
                 return output, wrt
             if wrt.count(":") and any(wrt.partition(":")[0] == name for name in wrt_names):
-                raise UsageError(
-                    "second derivatives are not exported",
-                    where=f"--derivative {text!r}",
-                    expected="OUTPUT:INPUT, one input",
-                    mend="export the first derivative; for an output that is itself a gradient it is the second one",
-                )
+                what = "second derivatives are not exported"
+                mend = "export the first derivative; for an output that is itself a gradient it is the second one"
+                raise UsageError(what, where=f"--derivative {text!r}", expected="OUTPUT:INPUT, one input", mend=mend)
     if not splits:
-        raise UsageError(
-            "a derivative needs an output and an input",
-            where=f"--derivative {text!r}",
-            expected="OUTPUT:INPUT, each a name or a glob, or all",
-        )
+        what = "a derivative needs an output and an input"
+        raise UsageError(what, where=f"--derivative {text!r}", expected="OUTPUT:INPUT, each a name or a glob, or all")
     return splits[0]
 
 
@@ -212,9 +193,8 @@ def _match_names(pattern: str, names: Sequence[str], text: str, role: str) -> li
     # ``a~1`` is a name before it is a pattern, and so is one with brackets.
     matches = [pattern] if pattern in names else [n for n in names if fnmatch.fnmatchcase(n, pattern)]
     if not matches:
-        raise UsageError(
-            f"no {role} matches {pattern!r}", where=f"--derivative {text!r}", expected=suggest_names(pattern, names)
-        )
+        what = f"no {role} matches {pattern!r}"
+        raise UsageError(what, where=f"--derivative {text!r}", expected=suggest_names(pattern, names))
     return matches
 
 
@@ -227,29 +207,22 @@ def resolve_settable_parameters(
     that matches no parameter, or one that is a constant of the capture."""
     unavailable = [name for name in names if name in differentiated and name not in alive]
     if unavailable:
-        raise UsageError(
-            f"a block with respect to parameter {unavailable[0]!r} cannot be computed",
-            got="a constant in the capture: the model reads it through .data, .item(), NumPy or a cache made of it",
-            expected="a parameter that outputs and blocks are computed with",
-            mend="leave it out of --derivative, or compute with the parameter itself in forward",
-        )
+        what = f"a block with respect to parameter {unavailable[0]!r} cannot be computed"
+        mend = "leave it out of --derivative, or compute with the parameter itself in forward"
+        expected = "a parameter that outputs and blocks are computed with"
+        raise UsageError(what, got=_CONSTANT, expected=expected, mend=mend)
     if not globs:
         return tuple(alive)
     selected: set[str] = set(differentiated)
     for glob in globs:
         matches = [n for n in names if n == glob or fnmatch.fnmatchcase(n, glob)]
         if not matches:
-            raise UsageError(
-                f"no parameter matches {glob!r}", where=f"--parameter {glob!r}", expected=suggest_names(glob, names)
-            )
+            what = f"no parameter matches {glob!r}"
+            raise UsageError(what, where=f"--parameter {glob!r}", expected=suggest_names(glob, names))
         dead = [n for n in matches if n not in alive]
         if dead and (glob in dead or len(dead) == len(matches)):
-            raise UsageError(
-                f"parameter {dead[0]!r} cannot stay settable",
-                where=f"--parameter {glob!r}",
-                got="a constant in the capture: the model reads it through .data, .item(), NumPy or a cache made of it",
-                expected=suggest_names(dead[0], alive) if alive else "a parameter that the capture reads",
-                mend="compute with the parameter itself in forward",
-            )
+            what, mend = f"parameter {dead[0]!r} cannot stay settable", "compute with the parameter itself in forward"
+            expected = suggest_names(dead[0], alive) if alive else "a parameter that the capture reads"
+            raise UsageError(what, where=f"--parameter {glob!r}", got=_CONSTANT, expected=expected, mend=mend)
         selected.update(matches)
     return tuple(n for n in alive if n in selected)

@@ -78,12 +78,8 @@ def check_suffix(output: Path, formats: Sequence[str]) -> None:
     if suffix_format is None and KERNEL in formats:
         return
     if suffix_format not in formats and (suffix_format is not None or "pt" not in formats) and not output.is_dir():
-        raise UsageError(
-            "the output's name does not fit the format",
-            where=str(output),
-            got=(FORMATS[suffix_format].suffix or "a kernel's folder")
-            if suffix_format
-            else output.suffix or "no suffix",
-            expected=" or ".join(FORMATS[name].suffix or "a folder" for name in formats),
-            mend="name the output accordingly, or ask for its format with --format",
-        )
+        got = (FORMATS[suffix_format].suffix or "a kernel's folder") if suffix_format else output.suffix or "no suffix"
+        what = "the output's name does not fit the format"
+        expected = " or ".join(FORMATS[name].suffix or "a folder" for name in formats)
+        mend = "name the output accordingly, or ask for its format with --format"
+        raise UsageError(what, where=str(output), got=got, expected=expected, mend=mend)

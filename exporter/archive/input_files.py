@@ -20,6 +20,10 @@ def read_inputs(path: Path) -> InputValues:
     """Read values by name: tensors from ``.pt`` and ``.npz``, nested lists of numbers from JSON."""
     if not path.is_file():
         raise UsageError("the input file does not exist", where=f"--inputs {path}", got="no such file")
+    if path.suffix not in (".pt", ".npz", ".json"):
+        expected = ".pt (torch.save of a dict), .npz (numpy.savez) or .json"
+        what = "the input file has an unknown format"
+        raise UsageError(what, where=f"--inputs {path}", got=repr(path.suffix), expected=expected)
     try:
         if path.suffix == ".npz":
             import numpy
@@ -28,32 +32,17 @@ def read_inputs(path: Path) -> InputValues:
                 values: Any = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
         elif path.suffix == ".json":
             values = json.loads(path.read_text())
-        elif path.suffix == ".pt":
-            values = torch.load(path, weights_only=True)
         else:
-            raise UsageError(
-                "the input file has an unknown format",
-                where=f"--inputs {path}",
-                got=repr(path.suffix),
-                expected=".pt (torch.save of a dict), .npz (numpy.savez) or .json",
-            )
-    except UsageError:
-        raise
+            values = torch.load(path, weights_only=True)
     except ImportError as error:
         raise UsageError("numpy is needed to read .npz files", got=str(error), mend="pip install numpy") from None
     except Exception as error:
-        raise UsageError(
-            "the input file cannot be read",
-            where=f"--inputs {path}",
-            got=summarize_error(error),
-            expected="a dict of tensors, arrays or nested lists by variable name",
-        ) from None
+        what = "the input file cannot be read"
+        expected = "a dict of tensors, arrays or nested lists by variable name"
+        raise UsageError(what, where=f"--inputs {path}", got=summarize_error(error), expected=expected) from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise UsageError(
-            "the input file does not contain a dict by variable name",
-            where=f"--inputs {path}",
-            got=type(values).__name__,
-        )
+        what = "the input file does not contain a dict by variable name"
+        raise UsageError(what, where=f"--inputs {path}", got=type(values).__name__)
     return values
 
 
@@ -62,16 +51,10 @@ def order_inputs(inputs: InputValues, names: Sequence[str]) -> dict[str, Any]:
     missing = [name for name in names if name not in inputs]
     extra = [name for name in inputs if name not in names]
     if missing or extra:
+        sides = (("missing", missing), ("not an input", extra))
         raise UsageError(
             "the inputs do not match those of the model",
-            got="; ".join(
-                text
-                for text in (
-                    "missing: " + ", ".join(map(repr, missing)) if missing else "",
-                    "not an input: " + ", ".join(map(repr, extra)) if extra else "",
-                )
-                if text
-            ),
+            got="; ".join(f"{side}: {', '.join(map(repr, listed))}" for side, listed in sides if listed),
             expected=suggest_names(extra[0], names) if extra else f"all of {', '.join(map(repr, names))}",
         )
     return {name: inputs[name] for name in names}
@@ -82,12 +65,9 @@ def to_tensor(name: str, value: Any, dtype: str) -> torch.Tensor:
     target_dtype: torch.dtype = getattr(torch, dtype)
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
-            raise UsageError(
-                f"input {name!r} is a sparse tensor",
-                got=str(value.layout),
-                expected="a dense tensor: exported models accept strided memory only",
-                mend="pass value.to_dense(), or its indices and values as separate inputs",
-            )
+            expected = "a dense tensor: exported models accept strided memory only"
+            mend = "pass value.to_dense(), or its indices and values as separate inputs"
+            raise UsageError(f"input {name!r} is a sparse tensor", got=str(value.layout), expected=expected, mend=mend)
         tensor = value.detach().cpu()
     else:
         # JSON has one number type: 1 is a valid float, like 1.0
@@ -102,12 +82,9 @@ def to_tensor(name: str, value: Any, dtype: str) -> torch.Tensor:
         return tensor.to(target_dtype)
     dtype_classes = [(t.is_floating_point, t.is_complex) for t in (tensor.dtype, target_dtype)]
     if dtype_classes[0] != dtype_classes[1] or (dtype not in FLOATING and tensor.dtype != target_dtype):
-        raise UsageError(
-            f"input {name!r} has the wrong dtype",
-            got=str(tensor.dtype).removeprefix("torch."),
-            expected=dtype,
-            mend=f"convert it: value.to(torch.{dtype})",
-        )
+        what = f"input {name!r} has the wrong dtype"
+        got = str(tensor.dtype).removeprefix("torch.")
+        raise UsageError(what, got=got, expected=dtype, mend=f"convert it: value.to(torch.{dtype})")
     return tensor.to(target_dtype)
 
 
@@ -137,10 +114,7 @@ def align_inputs(inputs: InputValues, specs: Sequence[TensorSpec], batch_ndim: i
         return tuple(tensors)
     wide = {size for size in batch_sizes.values() if size != 1}
     if len(wide) > 1:
-        raise UsageError(
-            "the inputs have different batch sizes",
-            got=", ".join(f"{name!r}: {size}" for name, size in batch_sizes.items()),
-            expected="one batch size for all (or 1)",
-        )
+        got = ", ".join(f"{name!r}: {size}" for name, size in batch_sizes.items())
+        raise UsageError("the inputs have different batch sizes", got=got, expected="one batch size for all (or 1)")
     size = wide.pop() if wide else 1
     return tuple(t.expand(size, *spec.static_shape).clone() for t, spec in zip(tensors, specs, strict=True))

@@ -28,6 +28,7 @@ FORMAT = "torchferry kernel 1"
 MANIFEST, CONTRACT, CASES = "manifest.json", "contract.json", "cases.txt"
 HEAD = "torchferry cases 1"
 _NUMBERS_PER_LINE = 8
+_COPY_ADVICE = "copy the folder again, or export the model again"
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ class KernelFiles:
 
     def sources(self) -> dict[str, bytes]:
         """Return the compiler's input by file name, the file to be compiled first."""
-        names = (f"{self.name}.c", f"{self.name}.h", f"{self.name}_lanes.h")
-        return {name: (self.path / name).read_bytes() for name in names}
+        return {name: (self.path / name).read_bytes() for name in _list_sources(self.name)}
 
     def cases(self) -> tuple[ReferenceCase, ...]:
         """Return the stored cases."""
@@ -90,8 +90,7 @@ def derive_kernel_contract(contract: Contract, notes: Sequence[str] = ()) -> Con
         devices=("cpu",),
         differentiable=False,
         solvers=tuple(
-            dataclasses.replace(s, on_failure="nan" if s.on_failure == "raise" else s.on_failure)
-            for s in contract.solvers
+            dataclasses.replace(s, on_failure=s.on_failure.replace("raise", "nan")) for s in contract.solvers
         ),
     )
 
@@ -161,32 +160,31 @@ def _compute_seal(content: Mapping[str, Any]) -> str:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest and check it against its own digest. Raises ``ArchiveError``."""
     if not is_kernel(path):
-        raise ArchiveError(
-            "this folder does not contain a kernel",
-            where=str(path),
-            got="a folder without manifest.json" if path.is_dir() else "no such folder",
-            expected="a folder that `torchferry export --format c` wrote",
-        )
+        got = "a folder without manifest.json" if path.is_dir() else "no such folder"
+        expected = "a folder that `torchferry export --format c` wrote"
+        raise ArchiveError("this folder does not contain a kernel", where=str(path), got=got, expected=expected)
     return parse_manifest((path / MANIFEST).read_bytes(), path / MANIFEST)
 
 
 def parse_manifest(data: bytes, where: Path) -> dict[str, Any]:
     """Parse a manifest and check it against its own digest. Raises ``ArchiveError``."""
+    got = "a text that does not match its own sha256, or another format"
     try:
         content = json.loads(data)
         expected_seal = content.pop("sha256")
         is_valid = content["format"] == FORMAT and expected_seal == _compute_seal(content)
         is_valid = is_valid and all(Path(n).name == n for n in content["files"])
-        is_valid = is_valid and {
-            CONTRACT,
-            CASES,
-            *(f"{content['name']}{suffix}" for suffix in (".c", ".h", "_lanes.h")),
-        } <= set(content["files"])
+        if is_valid and {CONTRACT, CASES, *_list_sources(content["name"])} <= set(content["files"]):
+            return content
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise _make_damaged_error(where, summarize_error(error)) from None
-    if not is_valid:
-        raise _make_damaged_error(where, "a text that does not match its own sha256, or another format")
-    return content
+        got = summarize_error(error)
+    what, expected = "the kernel's manifest is damaged", f"a manifest written by torchferry: {FORMAT}"
+    raise ArchiveError(what, where=str(where), got=got, expected=expected, mend=_COPY_ADVICE)
+
+
+def _list_sources(name: str) -> tuple[str, str, str]:
+    """Return the names of the kernel's sources, the file to be compiled first."""
+    return f"{name}.c", f"{name}.h", f"{name}_lanes.h"
 
 
 def read(path: Path) -> KernelFiles:
@@ -195,34 +193,13 @@ def read(path: Path) -> KernelFiles:
     for name, expected_digest in content["files"].items():
         file = path / name
         if not file.is_file():
-            raise ArchiveError(
-                "a file of the kernel is missing",
-                where=str(file),
-                expected=f"the files listed in {MANIFEST}",
-                mend=_COPY_ADVICE,
-            )
+            what = "a file of the kernel is missing"
+            raise ArchiveError(what, where=str(file), expected=f"the files listed in {MANIFEST}", mend=_COPY_ADVICE)
         if hashlib.sha256(file.read_bytes()).hexdigest() != expected_digest:
-            raise ArchiveError(
-                "a file of the kernel was changed",
-                where=str(file),
-                got=f"bytes whose sha256 is not the one in {MANIFEST}",
-                mend=_COPY_ADVICE,
-            )
+            got = f"bytes whose sha256 is not the one in {MANIFEST}"
+            raise ArchiveError("a file of the kernel was changed", where=str(file), got=got, mend=_COPY_ADVICE)
     contract = contract_from_json((path / CONTRACT).read_bytes(), str(path / CONTRACT))
     return KernelFiles(path, contract, content["name"], content["files"], content["workspace"], content)
-
-
-_COPY_ADVICE = "copy the folder again, or export the model again"
-
-
-def _make_damaged_error(where: Path, got: str) -> ArchiveError:
-    return ArchiveError(
-        "the kernel's manifest is damaged",
-        where=str(where),
-        got=got,
-        expected=f"a manifest written by torchferry: {FORMAT}",
-        mend=_COPY_ADVICE,
-    )
 
 
 def pack_text_cases(
@@ -237,13 +214,10 @@ def pack_text_cases(
         lines += [f"parameter {_get_dtype_name(value)} {value.numel()} {_quote(name)}", *_format_numbers(value)]
     for case in cases:
         spec = contract.methods[case.method]
-        values = case.inputs or case.outputs
-        shape = (
-            contract.input_spec(spec.inputs[0]) if case.inputs else contract.output_spec(spec.outputs[0])
-        ).static_shape
-        rows = values[0].numel() // max(prod(shape), 1) if contract.batch.ndim else 1
-        if contract.batch.ndim and not prod(shape):
-            rows = values[0].shape[0]
+        value = (case.inputs or case.outputs)[0]
+        first = contract.input_spec(spec.inputs[0]) if case.inputs else contract.output_spec(spec.outputs[0])
+        count = prod(first.static_shape)
+        rows = (value.numel() // count if count else value.shape[0]) if contract.batch.ndim else 1
         lines.append(f"case {rows} {case.method} {_quote(case.name)}")
         for value in case.inputs:
             lines += [f"in {_get_dtype_name(value)} {value.numel()}", *_format_numbers(value)]
@@ -276,8 +250,7 @@ def _read_cases(path: Path, contract: Contract) -> tuple[dict[str, torch.Tensor]
     tensors: dict[str, torch.Tensor] = {}
     parameters: dict[str, torch.Tensor] = {}
     shapes = {p.name: p.shape for p in contract.parameters}
-    case, rows, positions = "", 0, {"in": 0, "out": 0}
-    method = ""
+    case, method, rows, positions = "", "", 0, {"in": 0, "out": 0}
     try:
         if next(lines) != HEAD:
             raise ValueError(f"the first line is not {HEAD!r}")
@@ -295,13 +268,13 @@ def _read_cases(path: Path, contract: Contract) -> tuple[dict[str, torch.Tensor]
                 name = urllib.parse.unquote(words[3])
                 parameters[name] = value.reshape(shapes[name])
                 continue
-            spec = contract.methods[method]
+            names = contract.methods[method]
             index = positions[side]
-            value_spec = (
-                contract.input_spec(spec.inputs[index]) if side == "in" else contract.output_spec(spec.outputs[index])
+            spec = (
+                contract.input_spec(names.inputs[index]) if side == "in" else contract.output_spec(names.outputs[index])
             )
             batch_shape = (rows,) if contract.batch.ndim else ()
-            tensors[f"{case}/{method}/{side}/{index}"] = value.reshape((*batch_shape, *value_spec.static_shape))
+            tensors[f"{case}/{method}/{side}/{index}"] = value.reshape((*batch_shape, *spec.static_shape))
             positions[side] = index + 1
     except (ValueError, IndexError, KeyError, StopIteration, RuntimeError) as error:
         raise ArchiveError("the cases cannot be read", where=str(path), got=summarize_error(error)) from None

@@ -55,9 +55,8 @@ def run_steps(
             s.name: prescribed[s.name] if s.name in prescribed else _get_lagged_value(history, past_steps, step, s.name)
             for s in inputs
         }
-        batch_shape = torch.broadcast_shapes(
-            *(tensors[s.name].shape[: tensors[s.name].ndim - len(s.shape)] for s in inputs)
-        )
+        batch_shapes = (tensors[s.name].shape[: tensors[s.name].ndim - len(s.shape)] for s in inputs)
+        batch_shape = torch.broadcast_shapes(*batch_shapes)
         try:
             outputs = call({s.name: tensors[s.name].expand(*batch_shape, *s.static_shape) for s in inputs})
         except RuntimeError as error:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 METHOD = "forward_batch"
-
 BLOCKS, TANGENTS, COTANGENTS = "blocks_batch", "tangents_batch", "cotangents_batch"
-
 BY_PARAMETERS = "by_parameters_batch"
-
 JVP, VJP, JACOBIAN = "jvp_batch", "vjp_batch", "jacobian_batch"
-
 ROWS, EVERY = "rows_batch", "every_block_batch"
-
 NEWTON_INFO, SOLVED = "newton_info_batch", "solved_batch"
 
 _PUBLIC = ("forward", "jacobian", "jvp", "vjp", "newton_info")

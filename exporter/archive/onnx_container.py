@@ -26,6 +26,7 @@ FORMAT = "torchferry onnx 1"
 SUFFIX = ".onnx"
 MAIN = "forward"
 _PARAMETER = "parameter/"
+_COPY_ADVICE = "copy it again, or export the model again"
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,8 @@ def build_manifest(
         "files": {file.name: compute_digest(file) for file in files},
         "contract": dataclasses.asdict(contract),
     }
-    sealed_content = {**content, "sha256": _compute_seal(content)}
-    return json.dumps(sealed_content, indent=1, ensure_ascii=False, allow_nan=False).encode()
+    content["sha256"] = _compute_seal(content)
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode()
 
 
 def _compute_seal(content: Mapping[str, Any]) -> str:
@@ -126,13 +127,10 @@ def read(path: Path) -> OnnxFiles:
     if not path.is_file():
         raise ArchiveError("the ONNX container does not exist", where=str(path), got="no such file")
     if not where.is_file():
-        raise ArchiveError(
-            "an ONNX file lacks the files that torchferry wrote beside it",
-            where=str(path),
-            got=f"no {where.name}",
-            expected=f"{where.name} and {cases_path(path).name} in the same folder",
-            mend="copy them too; or make the file with `torchferry export --format onnx`",
-        )
+        what = "an ONNX file lacks the files that torchferry wrote beside it"
+        expected = f"{where.name} and {cases_path(path).name} in the same folder"
+        mend = "copy them too; or make the file with `torchferry export --format onnx`"
+        raise ArchiveError(what, where=str(path), got=f"no {where.name}", expected=expected, mend=mend)
     try:
         content = json.loads(where.read_bytes())
         expected_seal = content.pop("sha256")
@@ -157,12 +155,8 @@ def read(path: Path) -> OnnxFiles:
                 mend="copy it too, or export the model again",
             )
         if compute_digest(file) != expected_digest:
-            raise ArchiveError(
-                "a file of the ONNX container was changed",
-                where=str(file),
-                got=f"bytes whose sha256 is not the one in {where.name}",
-                mend="copy it again, or export the model again",
-            )
+            got = f"bytes whose sha256 is not the one in {where.name}"
+            raise ArchiveError("a file of the ONNX container was changed", where=str(file), got=got, mend=_COPY_ADVICE)
     contract = contract_from_json(json.dumps(content["contract"]), str(where))
     return OnnxFiles(
         path,
@@ -176,22 +170,16 @@ def read(path: Path) -> OnnxFiles:
 
 
 def _make_damaged_error(where: Path, got: str) -> ArchiveError:
-    return ArchiveError(
-        "the ONNX container's manifest is damaged",
-        where=str(where),
-        got=got,
-        expected=f"a manifest written by torchferry: {FORMAT}",
-        mend="copy it again, or export the model again",
-    )
+    what, expected = "the ONNX container's manifest is damaged", f"a manifest written by torchferry: {FORMAT}"
+    return ArchiveError(what, where=str(where), got=got, expected=expected, mend=_COPY_ADVICE)
 
 
 def _read_arrays(path: Path) -> dict[str, torch.Tensor]:
     try:
         import numpy
     except ImportError as error:
-        raise MissingRuntimeError(
-            "numpy is needed to read an ONNX container", got=str(error), mend="pip install numpy"
-        ) from None
+        what = "numpy is needed to read an ONNX container"
+        raise MissingRuntimeError(what, got=str(error), mend="pip install numpy") from None
     import torch
 
     where = cases_path(path)

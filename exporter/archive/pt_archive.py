@@ -46,8 +46,6 @@ REQUIRED_RECORDS = (CONTRACT, CASES, GRAPH, MANIFEST)
 SEAL = b"torchferry sha256 "
 # A zip of a few kB can expand to terabytes; no torchferry archive comes near this size.
 MAX_EXPANDED_BYTES = 16 * 2**30
-
-
 # torch's optimising executor takes time with the square of a graph's size: minutes for an unrolled iteration of
 # 125,000 nodes. Graphs of more nodes than this run as they are, and reports say so.
 MAX_OPTIMISED_NODES = 20_000
@@ -118,24 +116,16 @@ def write(
 ) -> None:
     """Write to ``path`` the module's records as ``packing.serialize_module`` returns them, ours, and extra ones.
     For a file that appears only when it is complete, see ``files.atomic_write_path``."""
-
-    own_records = {
-        CONTRACT: contract.to_json().encode(),
-        CASES: pack_cases(cases),
-        GRAPH: graph.encode(),
-        **extra_records,
-    }
+    texts = {CONTRACT: contract.to_json().encode(), CASES: pack_cases(cases), GRAPH: graph.encode()}
     placed = {
         _list_record_names(name)[0] if PARAMETERS in extra_records else f"extra/{name}": data
-        for name, data in own_records.items()
+        for name, data in {**texts, **extra_records}.items()
     }
     buffer = io.BytesIO(write_zip({**records, **placed}))
     with zipfile.ZipFile(buffer, "a") as archive:
-        manifest = {
-            name.removeprefix(f"{FOLDER}/"): hashlib.sha256(archive.read(name)).hexdigest()
-            for name in archive.namelist()
-        }
-        write_record(archive, f"{FOLDER}/extra/{MANIFEST}", _encode_manifest(manifest))
+        digests = {name: hashlib.sha256(archive.read(name)).hexdigest() for name in archive.namelist()}
+        manifest = _encode_manifest({name.removeprefix(f"{FOLDER}/"): digest for name, digest in digests.items()})
+        write_record(archive, f"{FOLDER}/extra/{MANIFEST}", manifest)
     try:
         path.write_bytes(buffer.getvalue())
         seal(path)
@@ -158,19 +148,13 @@ def read(path: Path) -> Archive:
     does not know; ``SchemaError`` for another schema."""
     where = str(path)
     if not path.is_file():
-        raise ArchiveError(
-            "the archive does not exist",
-            where=where,
-            got="a folder" if path.is_dir() else "no such file",
-            expected="a .pt file that torchferry wrote",
-        )
+        what = "the archive does not exist"
+        got = "a folder" if path.is_dir() else "no such file"
+        raise ArchiveError(what, where=where, got=got, expected="a .pt file that torchferry wrote")
     if path.suffix == ".onnx":
-        raise ArchiveError(
-            "an ONNX container is not an archive",
-            where=where,
-            expected="a .pt that torchferry wrote",
-            mend="use torchferry verify, bench or load, which accept it",
-        )
+        what = "an ONNX container is not an archive"
+        mend = "use torchferry verify, bench or load, which accept it"
+        raise ArchiveError(what, where=where, expected="a .pt that torchferry wrote", mend=mend)
     if path.stat().st_size == 0:
         raise ArchiveError("the archive is empty", where=where, got="0 bytes", mend="export it again")
     try:
@@ -204,12 +188,9 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
     if len(sizes) != len(names):
         raise ArchiveError("a record stands in the archive twice", where=where)
     if sum(sizes.values()) > MAX_EXPANDED_BYTES:
-        raise ArchiveError(
-            "the archive's records expand to an implausible size",
-            where=where,
-            got=f"{sum(sizes.values())} bytes",
-            expected=f"at most {MAX_EXPANDED_BYTES}",
-        )
+        what = "the archive's records expand to an implausible size"
+        got = f"{sum(sizes.values())} bytes"
+        raise ArchiveError(what, where=where, got=got, expected=f"at most {MAX_EXPANDED_BYTES}")
     for name, digest in _read_manifest(archive, folder, sizes, where).items():
         if hashlib.sha256(archive.read(f"{folder}/{name}")).hexdigest() != digest:
             raise ArchiveError(
@@ -220,22 +201,15 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
             )
     _check_seal(path)
     if any(name.startswith((COMPILED, PROGRAMS)) for name in sizes) and f"data/{PARAMETERS}" not in sizes:
-        raise ArchiveError(
-            "this package has no parameters",
-            where=where,
-            expected=f"the record data/{PARAMETERS}",
-            mend="convert it again",
-        )
+        what = "this package has no parameters"
+        raise ArchiveError(what, where=where, expected=f"the record data/{PARAMETERS}", mend="convert it again")
     contract = contract_from_json(archive.read(f"{folder}/extra/{CONTRACT}"), where)
     graph = archive.read(f"{folder}/extra/{GRAPH}")
     if contract.graph and hashlib.sha256(graph).hexdigest() != contract.graph:
-        raise ArchiveError(
-            "the contract names a different graph than the archive contains",
-            where=f"{where}, field graph",
-            got=contract.graph,
-            expected=f"the sha256 of the record extra/{GRAPH}",
-            mend="export the model again",
-        )
+        what = "the contract names a different graph than the archive contains"
+        expected = f"the sha256 of the record extra/{GRAPH}"
+        mend = "export the model again"
+        raise ArchiveError(what, where=f"{where}, field graph", got=contract.graph, expected=expected, mend=mend)
     return Archive(path, contract, sizes, graph.decode())
 
 
@@ -243,35 +217,28 @@ def _read_manifest(archive: zipfile.ZipFile, folder: str, sizes: Mapping[str, in
     """Return the digests by record; raise ``ArchiveError`` if the archive does not have exactly those records."""
     missing = [name for name in REQUIRED_RECORDS if not sizes.keys() & {*_list_record_names(name)}]
     if len(missing) == len(REQUIRED_RECORDS):
-        torchscript = "constants.pkl" in sizes or "data.pkl" in sizes
-        raise (ForeignError if torchscript else ArchiveError)(
-            "this file is not a torchferry archive",
-            where=where,
-            got="a TorchScript or other zip file without torchferry's records"
-            if torchscript
-            else "a zip file with other content",
-            expected=f"the record extra/{CONTRACT} and its companions",
-            mend="make it with `torchferry export`",
-        )
+        what, mend = "this file is not a torchferry archive", "make it with `torchferry export`"
+        error, got = ArchiveError, "a zip file with other content"
+        if "constants.pkl" in sizes or "data.pkl" in sizes:
+            error, got = ForeignError, "a TorchScript or other zip file without torchferry's records"
+        raise error(what, where=where, got=got, expected=f"the record extra/{CONTRACT} and its companions", mend=mend)
     manifest_bytes = archive.read(f"{folder}/extra/{MANIFEST}") if MANIFEST not in missing else b"{}"
-    manifest = _parse_manifest(manifest_bytes, where)
+    try:
+        manifest = json.loads(manifest_bytes)
+        # Only one spelling is valid: otherwise a changed byte between two tokens would pass unnoticed.
+        is_canonical = isinstance(manifest, dict) and _encode_manifest(manifest) == manifest_bytes
+    except ValueError:
+        is_canonical, manifest = False, {}
+    if not is_canonical:
+        raise ArchiveError("the manifest is damaged", where=where, mend="export it again")
     listed = {*manifest, f"extra/{MANIFEST}"}
     if missing or set(sizes) != listed:
         absent = sorted({f"extra/{name}" for name in missing} | (listed - set(sizes)))
         added = sorted(set(sizes) - listed) if not missing else []
-        raise ArchiveError(
-            "the archive does not have the records that its manifest names",
-            where=where,
-            got="; ".join(
-                text
-                for text in (
-                    f"missing: {', '.join(absent)}" if absent else "",
-                    f"added: {', '.join(added)}" if added else "",
-                )
-                if text
-            ),
-            mend="export it again",
-        )
+        what = "the archive does not have the records that its manifest names"
+        sides = (("missing", absent), ("added", added))
+        got = "; ".join(f"{side}: {', '.join(records)}" for side, records in sides if records)
+        raise ArchiveError(what, where=where, got=got, mend="export it again")
     return manifest
 
 
@@ -279,12 +246,9 @@ def _check_seal(path: Path) -> None:
     """Check the digest at the end of the file, which holds the bytes between the records too."""
     data = path.read_bytes()
     if not data[:-64].endswith(SEAL) or hashlib.sha256(data[:-64]).hexdigest().encode() != data[-64:]:
-        raise ArchiveError(
-            "a byte between the records of the archive was changed",
-            where=str(path),
-            got="bytes whose sha256 is not the one at the end of the file",
-            mend="copy it again, or export it again",
-        )
+        what = "a byte between the records of the archive was changed"
+        got = "bytes whose sha256 is not the one at the end of the file"
+        raise ArchiveError(what, where=str(path), got=got, mend="copy it again, or export it again")
 
 
 def _list_record_names(name: str) -> tuple[str, ...]:
@@ -298,38 +262,19 @@ def _check_record_names(names: Sequence[str], where: str) -> None:
     for name in names:
         parts = name.replace("\\", "/").split("/")
         if name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name:
-            raise ArchiveError(
-                "a record's name leads out of the archive",
-                where=where,
-                got=repr(name),
-                expected="names below one folder",
-                mend="do not load this file: nothing that torchferry writes has such names",
-            )
+            what = "a record's name leads out of the archive"
+            mend = "do not load this file: nothing that torchferry writes has such names"
+            raise ArchiveError(what, where=where, got=repr(name), expected="names below one folder", mend=mend)
 
 
 def _find_folder(names: Sequence[str], path: Path) -> str:
     folders = {name.split("/", 1)[0] for name in names}
     if len(folders) != 1 or any("/" not in name for name in names):
-        raise ArchiveError(
-            "this file is not a TorchScript archive",
-            where=str(path),
-            got=f"a zip file with {len(folders)} top folders",
-            expected="one top folder, as torch.jit.save writes it",
-        )
+        what = "this file is not a TorchScript archive"
+        got = f"a zip file with {len(folders)} top folders"
+        raise ArchiveError(what, where=str(path), got=got, expected="one top folder, as torch.jit.save writes it")
     return folders.pop()
 
 
 def _encode_manifest(manifest: Mapping[str, str]) -> bytes:
     return json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _parse_manifest(data: bytes, where: str) -> dict[str, str]:
-    try:
-        manifest = json.loads(data)
-        # Only one spelling is valid: otherwise a changed byte between two tokens would pass unnoticed.
-        is_canonical = isinstance(manifest, dict) and _encode_manifest(manifest) == data
-    except ValueError:
-        is_canonical, manifest = False, {}
-    if not is_canonical:
-        raise ArchiveError("the manifest is damaged", where=where, mend="export it again")
-    return manifest

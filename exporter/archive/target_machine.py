@@ -35,13 +35,8 @@ class TargetMachine:
 
 def current_machine(torch_version: str, device: str) -> TargetMachine:
     """Describe this machine."""
-    return TargetMachine(
-        platform.system(),
-        platform.machine(),
-        read_instruction_sets(),
-        torch_version.partition("+")[0],
-        device.partition(":")[0],
-    )
+    release, kind = torch_version.partition("+")[0], device.partition(":")[0]
+    return TargetMachine(platform.system(), platform.machine(), read_instruction_sets(), release, kind)
 
 
 def read_instruction_sets() -> tuple[str, ...]:
@@ -66,12 +61,8 @@ def machine_from_json(data: bytes, where: str) -> TargetMachine:
 
 def check_compatible(compiled: TargetMachine, current: TargetMachine, where: str) -> None:
     """Raise ``RunError`` if code compiled for one machine does not run on this one."""
-    differences = []
-    for attribute in ("system", "processor", "device"):
-        if getattr(compiled, attribute) != getattr(current, attribute):
-            differences.append(
-                (f"{attribute} {getattr(current, attribute)}", f"{attribute} {getattr(compiled, attribute)}")
-            )
+    attributes = ((name, getattr(current, name), getattr(compiled, name)) for name in ("system", "processor", "device"))
+    differences = [(f"{name} {got}", f"{name} {expected}") for name, got, expected in attributes if got != expected]
     missing = sorted(set(compiled.instructions) - set(current.instructions))
     if missing and not differences:
         differences.append((f"a processor without {', '.join(missing)}", "those instructions"))

@@ -11,15 +11,20 @@ from pydantic import ConfigDict
 
 from exporter.common.errors import UsageError
 
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 # The sizes of a tensor: numbers, and names of open sizes, which may differ in every call.
 Shape = tuple[int | str, ...]
 DTYPES = (*FLOATING, "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128")
 
 
+class StrictlyRead:
+    """Holds fields that are read from JSON without conversions, and without fields that it does not know."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(StrictlyRead):
     """The way in which inputs of one variable are drawn for checks and cases.
 
     Attributes:
@@ -42,11 +47,10 @@ class Sampling:
     low: float = -1.0
     high: float = 1.0
     spread: float = 0.0
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(StrictlyRead):
     """One variable of a model.
 
     Attributes:
@@ -71,22 +75,15 @@ class TensorSpec:
     dtype: str = "float64"
     type: str = "Tensor"
     sampling: Sampling = field(default_factory=Sampling)
-    __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise UsageError(
-                f"variable {self.name!r} has an unknown dtype",
-                got=repr(self.dtype),
-                expected=f"one of {', '.join(DTYPES)}",
-            )
+            what = f"variable {self.name!r} has an unknown dtype"
+            raise UsageError(what, got=repr(self.dtype), expected=f"one of {', '.join(DTYPES)}")
         unfit = [d for d in self.shape if isinstance(d, str) and not d.isidentifier()]
         if unfit:
-            raise UsageError(
-                f"variable {self.name!r} has a size whose name is not an identifier",
-                got=repr(unfit[0]),
-                expected="an integer, or an identifier for an open size: 'n'",
-            )
+            what = f"variable {self.name!r} has a size whose name is not an identifier"
+            raise UsageError(what, got=repr(unfit[0]), expected="an integer, or an identifier for an open size: 'n'")
 
     @property
     def static_shape(self) -> tuple[int, ...]:
@@ -179,10 +176,8 @@ class Signature:
 
         def make_specs(by_name: Mapping[str, Sequence[int | str] | TensorSpec]) -> tuple[TensorSpec, ...]:
             return tuple(
-                dataclasses.replace(shape, name=name)
-                if isinstance(shape, TensorSpec)
-                else TensorSpec(name, tuple(shape), dtype)
-                for name, shape in by_name.items()
+                dataclasses.replace(of, name=name) if isinstance(of, TensorSpec) else TensorSpec(name, tuple(of), dtype)
+                for name, of in by_name.items()
             )
 
         input_specs, output_specs = make_specs(inputs), make_specs(outputs or {})

@@ -23,11 +23,8 @@ class RenameRule:
         """Parse ``OLD:NEW``. Raises ``UsageError``."""
         old, colon, new = text.partition(":")
         if not colon or not old or not new or ":" in new or new.count("*") > old.count("*"):
-            raise UsageError(
-                "a rename is invalid",
-                where=f"--rename {text!r}",
-                expected="OLD:NEW with one colon, as 'state/*~1:old_state/*', and no more * in NEW than in OLD",
-            )
+            expected = "OLD:NEW with one colon, as 'state/*~1:old_state/*', and no more * in NEW than in OLD"
+            raise UsageError("a rename is invalid", where=f"--rename {text!r}", expected=expected)
         return cls(old, new)
 
     def apply(self, name: str) -> str | None:
@@ -68,18 +65,15 @@ def rename_variables(contract: Contract, renames: Sequence[RenameRule]) -> Contr
 
     pairs = (o for spec in contract.methods.values() for o in spec.outputs if not isinstance(o, str))
     blocks = {block_name(*p): block_name(*map_block(*p)) for p in pairs}
+    ranges = {map_name(n): r for n, r in contract.envelope.values.items()}
+    bounds = {blocks.get(k) or map_name(k): v for k, v in contract.tolerance.outputs.items()}
     return dataclasses.replace(
         contract,
-        envelope=dataclasses.replace(
-            contract.envelope, values={map_name(n): r for n, r in contract.envelope.values.items()}
-        ),
+        envelope=dataclasses.replace(contract.envelope, values=ranges),
         inputs=tuple(dataclasses.replace(s, name=map_name(s.name)) for s in contract.inputs),
         outputs=tuple(dataclasses.replace(s, name=map_name(s.name)) for s in contract.outputs),
         methods={name: map_method(spec) for name, spec in contract.methods.items()},
-        tolerance=dataclasses.replace(
-            contract.tolerance,
-            outputs={blocks.get(k) or map_name(k): v for k, v in contract.tolerance.outputs.items()},
-        ),
+        tolerance=dataclasses.replace(contract.tolerance, outputs=bounds),
     )
 
 
@@ -88,19 +82,12 @@ def _choose_new_names(renames: Sequence[RenameRule], names: Collection[str]) -> 
     new_names: dict[str, str] = {}
     for rename in renames:
         matches = {name: new_name for name in names if (new_name := rename.apply(name)) is not None}
+        where = f"--rename {rename.old}:{rename.new}"
         if not matches:
-            raise UsageError(
-                "a rename matches no variable",
-                where=f"--rename {rename.old}:{rename.new}",
-                expected=suggest_names(rename.old, names),
-            )
+            raise UsageError("a rename matches no variable", where=where, expected=suggest_names(rename.old, names))
         if not any(name not in new_names for name in matches):
-            raise UsageError(
-                "a rename has no effect: earlier renames took all of its variables",
-                where=f"--rename {rename.old}:{rename.new}",
-                got=", ".join(map(repr, matches)),
-                mend="drop it, or put it first",
-            )
+            what = "a rename has no effect: earlier renames took all of its variables"
+            raise UsageError(what, where=where, got=", ".join(map(repr, matches)), mend="drop it, or put it first")
         for name, new_name in matches.items():
             new_names.setdefault(name, new_name)
     old_names_by_new: dict[str, list[str]] = {}

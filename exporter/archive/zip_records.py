@@ -9,12 +9,9 @@ import zipfile
 from collections.abc import Mapping
 
 FOLDER = "archive"
-
 _SERIAL = ".data/serialization_id"
-
 # Tensors start at multiples of this many bytes, as torch writes them.
 _ALIGNMENT = 64
-
 _HEADER_SIZE = 30  # bytes of a zip's local header, before the name
 
 

@@ -15,20 +15,25 @@ from exporter.common.errors import SourceError
 Parameter = inspect.Parameter
 
 
-def list_argument_names(module: nn.Module) -> list[str]:
-    """Return the names that ``forward`` accepts as keywords; none for ``*args`` and for compiled modules."""
+NAMED_KINDS = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+def _read_parameters(module: nn.Module) -> list[Parameter]:
+    """Return the parameters of ``forward``; none for compiled modules."""
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
+        return list(inspect.signature(module.forward).parameters.values())
     except ValueError:
         return []
-    return [p.name for p in parameters if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
+
+
+def list_argument_names(module: nn.Module) -> list[str]:
+    """Return the names that ``forward`` accepts as keywords; none for ``*args`` and for compiled modules."""
+    return [p.name for p in _read_parameters(module) if p.kind in NAMED_KINDS]
 
 
 def list_required_names(module: nn.Module) -> list[str]:
     """Return the names of ``list_argument_names`` that have no default."""
-    names = list_argument_names(module)
-    parameters = inspect.signature(module.forward).parameters if names else {}
-    return [n for n in names if parameters[n].default is Parameter.empty]
+    return [p.name for p in _read_parameters(module) if p.kind in NAMED_KINDS and p.default is Parameter.empty]
 
 
 class BoundForward:
@@ -41,8 +46,10 @@ class BoundForward:
     def __init__(self, module: nn.Module, variables: Sequence[str], label: str) -> None:
         self._module = module
         arguments = list_argument_names(module)
+        kinds = {p.name: p.kind for p in _read_parameters(module)}
+        takes_any = Parameter.VAR_KEYWORD in kinds.values() and Parameter.VAR_POSITIONAL not in kinds.values()
         matching = [name for name in variables if name in arguments]
-        by_name = len(matching) == len(variables) or _has_var_keyword(module)
+        by_name = len(matching) == len(variables) or takes_any
         misplaced = [name for name in matching if arguments.index(name) != list(variables).index(name)]
         if misplaced and not by_name:
             raise SourceError(
@@ -51,28 +58,14 @@ class BoundForward:
                 expected="variables that are all arguments of forward, or none, or each in its argument's place",
                 mend="name the arguments of forward like the variables",
             )
-        order = list(range(len(variables)))
-        positional: list[int] = order
+        positional = list(range(len(variables)))
         if by_name:
-            leading = itertools.takewhile(lambda name: name in variables, _list_positional_names(module))
+            accepted = [name for name, kind in kinds.items() if kind is Parameter.POSITIONAL_OR_KEYWORD]
+            leading = itertools.takewhile(lambda name: name in variables, accepted)
             positional = [list(variables).index(name) for name in leading]
         self._positional = tuple(positional)
-        self._keywords = {variables[i]: i for i in order if i not in positional}
+        self._keywords = {name: i for i, name in enumerate(variables) if i not in positional}
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         keywords = {name: tensors[i] for name, i in self._keywords.items()}
         return self._module(*(tensors[i] for i in self._positional), **keywords)
-
-
-def _list_positional_names(module: nn.Module) -> list[str]:
-    names = list_argument_names(module)
-    parameters = inspect.signature(module.forward).parameters if names else {}
-    return [n for n in names if parameters[n].kind is Parameter.POSITIONAL_OR_KEYWORD]
-
-
-def _has_var_keyword(module: nn.Module) -> bool:
-    try:
-        parameter_kinds = {p.kind for p in inspect.signature(module.forward).parameters.values()}
-    except ValueError:
-        return False
-    return Parameter.VAR_KEYWORD in parameter_kinds and Parameter.VAR_POSITIONAL not in parameter_kinds

@@ -98,10 +98,8 @@ class ComposedModel(nn.Module):
                 mark_either(module.module if isinstance(module, Part) else module)
         for label, how in (jit or {}).items():
             if label not in labels:
-                raise UsageError(
-                    f"jit names a module {label!r} that is not in the composition",
-                    expected=suggest_names(label, labels),
-                )
+                what = f"jit names a module {label!r} that is not in the composition"
+                raise UsageError(what, expected=suggest_names(label, labels))
             target = modules[labels.index(label)]
             mark(target.module if isinstance(target, Part) else target, jit=how)
         signatures = {label: _require_signature(m, label) for label, m in zip(labels, modules, strict=True)}
@@ -109,7 +107,9 @@ class ComposedModel(nn.Module):
         self._order = _sort_modules(signatures, producer)
         self._calls: dict[str, BoundForward] = {}
         for label, module in zip(labels, modules, strict=True):
-            self.add_module(_to_attribute_name(label), module)
+            # Every ``nn.Module`` has some attributes already: ``double``.
+            is_taken = hasattr(nn.Module, label) or label in ("label", "signature")
+            self.add_module(f"{label}_" if is_taken else label, module)
             self._calls[label] = BoundForward(module, [s.name for s in signatures[label].inputs], label)
         self._declared_outputs = {label: signatures[label].outputs for label in labels}
         self._input_names = {label: [s.name for s in signatures[label].inputs] for label in labels}
@@ -119,16 +119,10 @@ class ComposedModel(nn.Module):
         inputs = [n for n in dict.fromkeys(x for la in self._order for x in self._input_names[la]) if n not in producer]
         for extra in additional_outputs:
             if extra not in producer:
-                raise UsageError(
-                    f"additional output {extra!r} of {name!r} is produced by no module",
-                    expected=suggest_names(extra, producer),
-                )
-        outputs = [
-            n
-            for label in self._order
-            for n in self._output_names[label]
-            if n not in consumed or n in additional_outputs
-        ]
+                what = f"additional output {extra!r} of {name!r} is produced by no module"
+                raise UsageError(what, expected=suggest_names(extra, producer))
+        produced = itertools.chain.from_iterable(self._output_names[label] for label in self._order)
+        outputs = [n for n in produced if n not in consumed or n in additional_outputs]
         self.signature = Signature(tuple(variables[n] for n in inputs), tuple(variables[n] for n in outputs))
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -140,24 +134,18 @@ class ComposedModel(nn.Module):
             elif isinstance(result, torch.Tensor):
                 result = (result,)
             if len(result) != len(self._output_names[label]):
-                raise UsageError(
-                    f"module {label!r} does not return the outputs that it declares",
-                    got=f"{len(result)}",
-                    expected=", ".join(self._output_names[label]),
-                )
+                what = f"module {label!r} does not return the outputs that it declares"
+                raise UsageError(what, got=f"{len(result)}", expected=", ".join(self._output_names[label]))
             if torch._C._get_tracing_state() is None:
                 _check_outputs(label, self._declared_outputs[label], result)
             values.update(zip(self._output_names[label], result, strict=True))
         return tuple(values[s.name] for s in self.signature.outputs)
 
     def extra_repr(self) -> str:
-        return "\n".join(
-            (
-                f"Name: {self.label}",
-                f"Inputs: {'; '.join(s.describe() for s in self.signature.inputs)}",
-                f"Outputs: {'; '.join(s.describe() for s in self.signature.outputs)}",
-                f"Order of evaluation: {' -> '.join(self._order)}",
-            )
+        sides = (self.signature.inputs, self.signature.outputs)
+        inputs, outputs = ("; ".join(s.describe() for s in side) for side in sides)
+        return (
+            f"Name: {self.label}\nInputs: {inputs}\nOutputs: {outputs}\nOrder of evaluation: {' -> '.join(self._order)}"
         )
 
 
@@ -171,11 +159,6 @@ def _make_labels(modules: Sequence[nn.Module]) -> list[str]:
             unique, i = f"{base}_{i}", i + 1
         labels.append(unique)
     return labels
-
-
-def _to_attribute_name(label: str) -> str:
-    """Return the submodule's name: the label, unless every ``nn.Module`` has that attribute (``double``)."""
-    return f"{label}_" if hasattr(nn.Module, label) or label in ("label", "signature") else label
 
 
 def _check_outputs(label: str, declared: Sequence[TensorSpec], values: Sequence[torch.Tensor]) -> None:
@@ -201,12 +184,9 @@ def _require_signature(module: nn.Module, label: str) -> Signature:
             mend="wrap it: Part(module, inputs={'x': (3,)}, outputs={'y': ()})",
         )
     if not signature.batch_ndim:
-        raise UsageError(
-            f"module {label!r} has whole shapes, and modules are composed over a batch of independent elements",
-            got=f"batch_ndim={signature.batch_ndim}",
-            expected="batch_ndim=1",
-            mend="call the modules from one whose signature has the whole shapes",
-        )
+        what = f"module {label!r} has whole shapes, and modules are composed over a batch of independent elements"
+        mend = "call the modules from one whose signature has the whole shapes"
+        raise UsageError(what, got=f"batch_ndim={signature.batch_ndim}", expected="batch_ndim=1", mend=mend)
     return signature
 
 
@@ -228,8 +208,7 @@ def _find_producers(signatures: Mapping[str, Signature]) -> dict[str, str]:
 def _sort_modules(signatures: Mapping[str, Signature], producer: Mapping[str, str]) -> list[str]:
     # Sorted, so that the order of the list does not affect the graph.
     needs = {
-        label: sorted({producer[s.name] for s in signatures[label].inputs if s.name in producer})
-        for label in sorted(signatures)
+        n: sorted({producer[s.name] for s in signatures[n].inputs if s.name in producer}) for n in sorted(signatures)
     }
     try:
         return list(graphlib.TopologicalSorter(needs).static_order())
@@ -241,12 +220,9 @@ def _sort_modules(signatures: Mapping[str, Signature], producer: Mapping[str, st
             for giver, taker in itertools.pairwise(cycle)
             for name in sorted({s.name for s in signatures[giver].outputs} & {s.name for s in signatures[taker].inputs})
         ]
-        raise UsageError(
-            "the modules form a cycle",
-            where=", ".join(links),
-            expected="an order in which every input is known before it is used",
-            mend="break the cycle: take one of these variables from the previous step (a~1)",
-        ) from None
+        expected = "an order in which every input is known before it is used"
+        mend = "break the cycle: take one of these variables from the previous step (a~1)"
+        raise UsageError("the modules form a cycle", where=", ".join(links), expected=expected, mend=mend) from None
 
 
 def _merge_variables(signatures: Mapping[str, Signature]) -> dict[str, TensorSpec]:

@@ -31,8 +31,7 @@ class FunctionModule(nn.Module):
         for attribute in ("signature", "example_inputs"):
             if hasattr(function, attribute):
                 setattr(self, attribute, getattr(function, attribute))
-        visited: set[int] = set()
-        for name, value in _iter_read_values(function, visited):
+        for name, value in _iter_read_values(function, set()):
             unique_name = re.sub(r"\W", "_", name)
             while hasattr(self, unique_name):
                 unique_name += "_"
@@ -110,9 +109,8 @@ def _iter_read_values(function: Any, visited: set[int]) -> Iterator[tuple[str, n
     function = inspect.unwrap(function)
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, (type, ModuleType)):
-        yield from _iter_values(
-            {"self": owner} if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {}), visited
-        )
+        held = {"self": owner} if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {})
+        yield from _iter_values(held, visited)
     inner = function if isinstance(function, FunctionType) else getattr(function, "__func__", None)
     if inner is None:
         # An object that can be called.
@@ -130,9 +128,7 @@ def _iter_read_values(function: Any, visited: set[int]) -> Iterator[tuple[str, n
     candidates |= {name: inner.__globals__[name] for name in names if name in inner.__globals__}
     for module in [v for v in candidates.values() if isinstance(v, ModuleType)]:
         if not str(getattr(module, "__file__", None) or INTERNAL_PATH_PREFIXES[0]).startswith(INTERNAL_PATH_PREFIXES):
-            candidates |= {
-                name: vars(module)[name] for name in names if name in vars(module) and name not in candidates
-            }
+            candidates |= {n: vars(module)[n] for n in names if n in vars(module) and n not in candidates}
     yield from _iter_values(candidates, visited)
 
 
@@ -164,13 +160,10 @@ def _list_parts(value: Any, visited: set[int]) -> dict[str, Any]:
 
 def _is_user_object(value: Any) -> bool:
     """Return whether a value is an object of one of the user's classes, with attributes."""
-    module = sys.modules.get(type(value).__module__)
-    file = getattr(module, "__file__", None) or INTERNAL_PATH_PREFIXES[0]
-    is_stdlib = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
-    is_user_class = not file.startswith(INTERNAL_PATH_PREFIXES) and (
-        not is_stdlib or type(value).__module__ == "__main__"
-    )
-    return is_user_class and hasattr(value, "__dict__")
+    name = type(value).__module__
+    file = getattr(sys.modules.get(name), "__file__", None) or INTERNAL_PATH_PREFIXES[0]
+    is_stdlib = name != "__main__" and name.partition(".")[0] in sys.stdlib_module_names
+    return not file.startswith(INTERNAL_PATH_PREFIXES) and not is_stdlib and hasattr(value, "__dict__")
 
 
 def _list_names(code: CodeType) -> list[str]:

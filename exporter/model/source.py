@@ -47,6 +47,11 @@ class Source:
         return list_dynamic_sizes(self.inputs)
 
     @property
+    def size_name(self) -> str:
+        """Return the name of the first size that varies: the batch, or the first dynamic size."""
+        return "batch" if self.batch_ndim else self.sizes[0]
+
+    @property
     def has_dynamic_size(self) -> bool:
         """Return whether two calls may differ in their shapes: by the batch, or by dynamic sizes."""
         return bool(self.batch_ndim or self.sizes)

@@ -26,11 +26,8 @@ def make_stored_cases(warm: Warmup, seed: int) -> tuple[ReferenceCase, ...]:
     with eager_context(warm.source):
         samples = [("warmup", warm.inputs)]
         if warm.source.has_dynamic_size:
-            samples += [
-                (f"{_get_size_name(warm)}_{n}", warm.sampler.draw(n, generator))
-                for n in (1, warm.traced_sizes[1])
-                if n > 1 or n in warm.batch.sizes
-            ]
+            sizes = [n for n in (1, warm.traced_sizes[1]) if n > 1 or n in warm.batch.sizes]
+            samples += [(f"{warm.source.size_name}_{n}", warm.sampler.draw(n, generator)) for n in sizes]
         else:
             samples.append(("drawn", warm.sampler.draw(0, generator)))
         samples += draw_extreme_inputs(warm)
@@ -47,15 +44,12 @@ def make_fresh_cases(warm: Warmup, seed: int) -> tuple[tuple[ReferenceCase, ...]
             samples = [warm.sampler.draw(0, generator) for _ in range(5)]
             return tuple(_make_case(warm, f"drawn {i}", x) for i, x in enumerate(samples)), ()
         cases = [
-            _make_case(warm, f"{_get_size_name(warm)} {n}", warm.sampler.draw(n, generator)) for n in warm.batch.sizes
+            _make_case(warm, f"{warm.source.size_name} {n}", warm.sampler.draw(n, generator)) for n in warm.batch.sizes
         ]
         size = warm.traced_sizes[1]
         batch = warm.sampler.draw(size, generator)
-        layouts = [
-            ("non-contiguous", tuple(map(copy_with_gaps, batch))),
-            ("transposed", tuple(map(copy_transposed, batch))),
-        ]
-        cases += [_make_case(warm, name, inputs) for name, inputs in layouts]
+        for name, copy in (("non-contiguous", copy_with_gaps), ("transposed", copy_transposed)):
+            cases.append(_make_case(warm, name, tuple(map(copy, batch))))
         if not warm.source.batch_ndim:
             size_cases, limits = _make_size_cases(warm, generator)
             return (*cases, *size_cases), limits
@@ -84,10 +78,6 @@ def _make_size_cases(warm: Warmup, generator: torch.Generator) -> tuple[list[Ref
     return cases, (Finding("open sizes", what, reason="; ".join(rejections)),) if rejections else ()
 
 
-def _get_size_name(warm: Warmup) -> str:
-    return "batch" if warm.source.batch_ndim else warm.source.sizes[0]
-
-
 # A Jacobian block with respect to a parameter takes one gradient per row of eager mode.
 MAX_PARAMETER_ROWS = 32
 
@@ -104,13 +94,11 @@ def make_method_cases(
     for name, spec in methods.items():
         has_parameter_blocks = any(not isinstance(o, str) and o[1] not in spec.inputs for o in spec.outputs)
         for case in cases:
-            if case.name.startswith(EXTREME_PREFIXES):
+            if case.name.startswith(EXTREME_PREFIXES) or not _has_traced_batch_ndim(warm, case):
                 continue
             if name == "newton_info":
-                results += [_make_info_case(warm, case)] if _has_traced_batch_ndim(warm, case) else []
-            elif _has_traced_batch_ndim(warm, case) and not (
-                has_parameter_blocks and case.outputs[0].shape[0] > MAX_PARAMETER_ROWS
-            ):
+                results.append(_make_info_case(warm, case))
+            elif not (has_parameter_blocks and case.outputs[0].shape[0] > MAX_PARAMETER_ROWS):
                 results.append(_make_derivative_case(warm, name, spec, case, generator))
     return tuple(results)
 
@@ -139,9 +127,8 @@ def _make_derivative_case(
         directions = spec.inputs[len(inputs) :]
         if name == "jvp":
             extra = draw_directions(directions, named_inputs)
-            derivatives = compute_jvp(
-                source, inputs, extra, [strip_prefix(str(o)) for o in spec.outputs[len(outputs) :]]
-            )
+            pushed = [strip_prefix(str(o)) for o in spec.outputs[len(outputs) :]]
+            derivatives = compute_jvp(source, inputs, extra, pushed)
         elif name == "vjp":
             extra = draw_directions(directions, outputs)
             derivatives = compute_vjp(source, inputs, extra)
@@ -190,11 +177,8 @@ def _make_unbatched_case(warm: Warmup, generator: torch.Generator) -> ReferenceC
     except WarmupError as error:
         outputs, reason = (), error.details.get("got", error.what)
     if reason:
-        return Finding(
-            "unbatched inputs",
-            "not compared with eager mode: the source does not admit unbatched inputs",
-            reason=reason,
-        )
+        what = "not compared with eager mode: the source does not admit unbatched inputs"
+        return Finding("unbatched inputs", what, reason=reason)
     return ReferenceCase("unbatched", METHOD, single, outputs)
 
 

@@ -104,9 +104,9 @@ def compute_jacobian_blocks(source: Source, inputs: Inputs, pairs: Sequence[Pair
                     gradients = _compute_gradient(value, [leaves[wrt] for wrt in group], seed, name)
                     for wrt, g in zip(group, gradients, strict=True):
                         rows_by_name[wrt].append(torch.zeros_like(leaves[wrt]) if g is None else g)
-                for wrt, wrt_rows in rows_by_name.items():
+                for wrt, rows in rows_by_name.items():
                     blocks_by_pair[name, wrt] = _assemble_block(
-                        wrt_rows, batch, event_shape, leaves[wrt], wrt in parameters
+                        rows, batch, event_shape, leaves[wrt], wrt in parameters
                     )
     return {pair: blocks_by_pair[pair].detach() for pair in pairs}
 
@@ -126,12 +126,10 @@ def _iterate_seeds(value: torch.Tensor, separate: int, batch_dims: int) -> Itera
 def _assemble_block(
     rows: list[torch.Tensor], batch: torch.Size, event_shape: torch.Size, leaf: torch.Tensor, parameter: bool
 ) -> torch.Tensor:
-    wrt_shape = leaf.shape if parameter or not batch else leaf.shape[1:]
-    if not rows:
-        return leaf.new_zeros((*batch, *event_shape, *wrt_shape))
-    if parameter or not batch:
-        return torch.stack(rows).reshape((*batch, *event_shape, *wrt_shape))
-    return torch.stack(rows, 1).reshape((*batch, *event_shape, *wrt_shape))
+    # Of a batched leaf every row holds the whole batch.
+    axis = 0 if parameter or not batch else 1
+    shape = (*batch, *event_shape, *leaf.shape[axis:])
+    return torch.stack(rows, axis).reshape(shape) if rows else leaf.new_zeros(shape)
 
 
 def compute_jvp(
@@ -143,12 +141,11 @@ def compute_jvp(
     result: dict[str, torch.Tensor] = {}
     for (output, wrt), block in blocks_by_pair.items():
         batch_dims = 1 if source.batch_ndim and wrt in names else 0
-        wrt_shape = tangents[wrt].shape[batch_dims:]
+        tangent = tangents[wrt]
+        wrt_shape = tangent.shape[batch_dims:]
         output_shape = block.shape[: block.ndim - len(wrt_shape)]
         size = math.prod(wrt_shape)
-        tangent = tangents[wrt].reshape(
-            *tangents[wrt].shape[:batch_dims], *[1] * (len(output_shape) - batch_dims), size
-        )
+        tangent = tangent.reshape(*tangent.shape[:batch_dims], *[1] * (len(output_shape) - batch_dims), size)
         term = (block.reshape((*output_shape, size)) * tangent).sum(-1)
         result[output] = result[output] + term if output in result else term
     return result

@@ -29,12 +29,9 @@ MAX_NUMBERS = 4_000_000
 def choose_trace_sizes(source: Source) -> tuple[int, int]:
     """Choose two batch sizes that no dimension of the model has, so that a hard-coded size shows."""
     dimensions = _collect_dimensions(source)
-    sizes = [size for size in TRACED_SIZES if size not in dimensions]
-    odd_numbers = itertools.count(31, 2)
-    while len(sizes) < 2:
-        size = next(odd_numbers)
-        sizes += [size] if size not in dimensions else []
-    return sizes[0], sizes[1]
+    candidates = itertools.chain(TRACED_SIZES, itertools.count(31, 2))
+    sizes = (size for size in candidates if size not in dimensions)
+    return next(sizes), next(sizes)
 
 
 def probe_trace_sizes(source: Source, sampler: InputSampler) -> tuple[int, int]:
@@ -72,24 +69,17 @@ def _collect_dimensions(source: Source) -> set[int | str]:
 
 
 def infer_dynamic_shape(
-    source: Source,
-    name: str,
-    shapes: Sequence[tuple[int, ...]],
-    sizes: Sequence[Mapping[str, int]],
-    declared: Shape,
+    source: Source, name: str, shapes: Sequence[tuple[int, ...]], sizes: Sequence[Mapping[str, int]], declared: Shape
 ) -> Shape:
     """Infer an output's shape from its shapes at two choices of the open sizes. Raises ``CaptureError``."""
     shape: list[int | str] = []
     for axis, dims in enumerate(zip(*shapes, strict=True) if len({len(s) for s in shapes}) == 1 else [()]):
         names = [n for n in source.sizes if all(d == s[n] for d, s in zip(dims, sizes, strict=False))]
-        declared_dims = declared[axis : axis + 1]
         if not dims or (len(set(dims)) > 1 and not names):
-            raise _make_size_error(
-                source, name, zip(shapes, sizes, strict=True), f"numbers, or {', '.join(source.sizes)}"
-            )
-        shape.append(
-            declared_dims[0] if declared_dims and declared_dims[0] in names else names[0] if names else dims[0]
-        )
+            expected = f"numbers, or {', '.join(source.sizes)}"
+            raise _make_size_error(source, name, zip(shapes, sizes, strict=True), expected)
+        declared_names = [d for d in declared[axis : axis + 1] if d in names]
+        shape.append(declared_names[0] if declared_names else names[0] if names else dims[0])
     return tuple(shape)
 
 
@@ -130,8 +120,7 @@ def probe_batch_sizes(
     """Return the sizes of ``LADDER`` that eager mode itself runs; the archive must run the same ones."""
     if not source.has_dynamic_size:
         return Batch(0, limits="fixed shapes: the elements of a batch are not independent")
-    size_name = "batch" if source.batch_ndim else source.sizes[0]
-    sizes, limits = [], []
+    size_name, sizes, limits = source.size_name, [], []
     for size in sorted({*LADDER, traced}):
         if count_numbers(source, (*source.inputs, *outputs), sampler, size) > MAX_NUMBERS:
             limits.append(f"{size_name} {size}: not run, inputs and outputs would hold more than {MAX_NUMBERS} numbers")

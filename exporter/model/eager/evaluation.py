@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import traceback
 from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
@@ -102,22 +103,16 @@ def evaluate(source: Source, inputs: Inputs, *, attached: bool = False) -> dict[
 
 def user_traceback_location(error: BaseException) -> str:
     """Return ``file:line`` of the innermost frame of an exception that is neither torch's nor torchferry's."""
-    trace, where = error.__traceback__, ""
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if not name.startswith(INTERNAL_PATH_PREFIXES):
-            where = f"{name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return where
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    user_places = [f"{name}:{line}" for name, line in places if not name.startswith(INTERNAL_PATH_PREFIXES)]
+    return user_places[-1] if user_places else ""
 
 
 def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
     """Return a tensor, a tuple, a named tuple or a dict of tensors as a dict; raise ``CaptureError`` for the rest."""
     declared = [spec.name for spec in source.outputs]
-    if isinstance(result, torch.Tensor):
-        outputs: dict[Any, Any] = {(declared or ["output"])[0]: result}
-    elif isinstance(result, Mapping):
-        outputs = dict(result)
+    if isinstance(result, Mapping):
+        outputs: dict[Any, Any] = dict(result)
     elif isinstance(result, tuple) and hasattr(result, "_fields"):
         outputs = result._asdict()  # pyright: ignore[reportAttributeAccessIssue]
     elif isinstance(result, (tuple, list)):
@@ -134,34 +129,32 @@ def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
     else:
         outputs = {(declared or ["output"])[0]: result}
     for name, value in outputs.items():
-        if not isinstance(value, torch.Tensor) or not isinstance(name, str):
-            raise CaptureError(
-                f"model {source.name!r} returns something that is not a tensor",
-                check="outputs",
-                where=f"output {name!r}" + _describe_forward_line(source),
-                got=type(value).__name__ if isinstance(name, str) else f"the key {name!r}",
-                expected="a tensor, or a tuple or dict (by name) of tensors",
-                mend="return tensors only; wrap the module in one whose forward selects them",
-            )
-        if value.layout != torch.strided:
-            raise CaptureError(
+        is_tensor = isinstance(value, torch.Tensor) and isinstance(name, str)
+        if is_tensor and value.layout == torch.strided:
+            continue
+        line = find_forward_line(source)
+        where = f"output {name!r}" + (f", of forward at {line}" if line else "")
+        if is_tensor:
+            what, got, mend = (
                 f"model {source.name!r} returns a sparse tensor",
-                check="outputs",
-                where=f"output {name!r}" + _describe_forward_line(source),
-                got=str(value.layout),
-                expected="a dense tensor",
-                mend="return value.to_dense()",
+                str(value.layout),
+                "return value.to_dense()",
             )
+            raise CaptureError(what, check="outputs", where=where, got=got, expected="a dense tensor", mend=mend)
+        raise CaptureError(
+            f"model {source.name!r} returns something that is not a tensor",
+            check="outputs",
+            where=where,
+            got=type(value).__name__ if isinstance(name, str) else f"the key {name!r}",
+            expected="a tensor, or a tuple or dict (by name) of tensors",
+            mend="return tensors only; wrap the module in one whose forward selects them",
+        )
     if not outputs:
         raise CaptureError(f"model {source.name!r} returns nothing", check="outputs", expected="at least one tensor")
     if declared and list(outputs) != declared:
         if set(outputs) != set(declared):
-            raise CaptureError(
-                f"model {source.name!r} does not return the outputs that it declares",
-                check="outputs",
-                got=", ".join(outputs),
-                expected=", ".join(declared),
-            )
+            what = f"model {source.name!r} does not return the outputs that it declares"
+            raise CaptureError(what, check="outputs", got=", ".join(outputs), expected=", ".join(declared))
         outputs = {name: outputs[name] for name in declared}
     return outputs
 
@@ -174,14 +167,6 @@ def find_forward_line(source: Source) -> str:
 
 def get_forward_code(module: nn.Module) -> CodeType | None:
     """Return the code of ``forward``; for a module made from a function, the function's."""
-    instance_forward = vars(module).get("forward")
-    return getattr(
-        inspect.unwrap(instance_forward) if instance_forward is not None else getattr(type(module), "forward", None),
-        "__code__",
-        None,
-    )
-
-
-def _describe_forward_line(source: Source) -> str:
-    line = find_forward_line(source)
-    return f", of forward at {line}" if line else ""
+    own = vars(module).get("forward")
+    forward = inspect.unwrap(own) if own is not None else getattr(type(module), "forward", None)
+    return getattr(forward, "__code__", None)

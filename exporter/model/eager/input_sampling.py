@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,13 +72,9 @@ class InputSampler:
     def _resize_rows(self, sizes: Mapping[str, int], generator: torch.Generator) -> Inputs:
         """Resize recorded inputs: entries along an open size are picked, for all variables alike."""
         assert self.rows is not None
-        recorded_sizes = {
-            n: d for s, t in zip(self.specs, self.rows, strict=True) for n, d in zip(s.shape, t.shape, strict=True)
-        }
-        picks = {
-            name: torch.randint(max(1, recorded_sizes[name]), (size,), generator=generator)
-            for name, size in sizes.items()
-        }
+        pairs = zip(self.specs, self.rows, strict=True)
+        recorded_sizes = {n: d for s, t in pairs for n, d in zip(s.shape, t.shape, strict=True)}
+        picks = {n: torch.randint(max(1, recorded_sizes[n]), (size,), generator=generator) for n, size in sizes.items()}
         return tuple(
             _select_entries(rows, spec.shape, picks) if rows.numel() else rows.new_zeros(spec.resolve_shape(sizes))
             for spec, rows in zip(self.specs, self.rows, strict=True)
@@ -110,9 +107,8 @@ def _draw_variable(
         return values
     scale = float(rows.detach().abs().max()) if rows.numel() else 0.0
     relative, absolute = (torch.rand(values.shape, generator=generator, dtype=torch.float64) * 2 - 1 for _ in range(2))
-    spread = hint.spread
-    noisy = values.to(torch.float64) * (1 + spread * relative)
-    return (noisy + spread * (scale or ZERO_SCALE) * absolute).to(dtype)
+    noisy = values.to(torch.float64) * (1 + hint.spread * relative)
+    return (noisy + hint.spread * (scale or ZERO_SCALE) * absolute).to(dtype)
 
 
 def draw_uniform(spec: TensorSpec, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -123,18 +119,12 @@ def draw_uniform(spec: TensorSpec, shape: tuple[int, ...], generator: torch.Gene
     if not dtype.is_floating_point and not dtype.is_complex:
         top = max(int(low) + 1, int(high))
         return torch.randint(int(low), top, shape, generator=generator).to(dtype)
-    parts = [
-        low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
-        for _ in range(2 if dtype.is_complex else 1)
-    ]
+    units = (torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2 if dtype.is_complex else 1))
+    parts = [low + (high - low) * unit for unit in units]
     return (torch.complex(*parts) if dtype.is_complex else parts[0]).to(dtype)
 
 
-def make_blended_hint(spec: TensorSpec) -> Sampling:
-    """Make the hint for blended rows, fixed for dtypes that are not floating."""
-    return Sampling("blended") if spec.dtype in FLOATING else Sampling("fixed")
-
-
-def make_recorded_hint(spec: TensorSpec, spread: float) -> Sampling:
-    """Make the hint for perturbed rows, fixed for dtypes that are not floating."""
-    return Sampling("recorded", spread=spread) if spec.dtype in FLOATING else Sampling("fixed")
+def hint_at_rows(specs: Sequence[TensorSpec], hint: Sampling) -> tuple[TensorSpec, ...]:
+    """Return the specs with a hint for recorded rows, which stay fixed for dtypes that are not floating."""
+    fixed = Sampling("fixed")
+    return tuple(dataclasses.replace(s, sampling=hint if s.dtype in FLOATING else fixed) for s in specs)

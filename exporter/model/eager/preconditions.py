@@ -28,9 +28,7 @@ def check_eval_mode(source: Source) -> None:
 
 
 def _describe_override(source: Source) -> str:
-    classes = dict.fromkeys(
-        type(m) for _, m in source.parameter_module.named_modules() if type(m).train is not nn.Module.train
-    )
+    classes = dict.fromkeys(type(m) for m in source.parameter_module.modules() if type(m).train is not nn.Module.train)
     codes = [getattr(cls.train, "__code__", None) for cls in classes]
     return "".join(f", by train() at {c.co_filename}:{c.co_firstlineno}" for c in codes if c)
 
@@ -45,13 +43,10 @@ def check_capturable(source: Source) -> None:
     for name, module in source.parameter_module.named_modules():
         tensors = (*module._parameters.values(), *module._buffers.values())
         if any(t is not None and is_lazy(t) for t in tensors):
-            raise WarmupError(
-                f"model {source.name!r} has a lazy layer that has not run yet",
-                check="lazy layer",
-                where=f"submodule {name!r}" + _describe_constructor(source, name),
-                expected="parameters with shapes",
-                mend="call the model once in the factory before returning it",
-            )
+            what = f"model {source.name!r} has a lazy layer that has not run yet"
+            where = f"submodule {name!r}" + _describe_constructor(source, name)
+            mend = "call the model once in the factory before returning it"
+            raise WarmupError(what, check="lazy layer", where=where, expected="parameters with shapes", mend=mend)
         if isinstance(module, torch.jit.ScriptModule):
             raise CaptureError(
                 f"model {source.name!r} contains a module that is already TorchScript",

@@ -28,16 +28,13 @@ def record_load_history(source: Source, rows: int = 0, seed: int = 0) -> LoadHis
     names = [s.name for s in source.inputs]
     with eager_context(source):
         outputs = evaluate(source, source.calls[0])
-    state_names = {n: parse_lag(n)[0] for n in names if parse_lag(n)[0] in outputs}
-    lagged = {
-        n: parse_lag(n)[0] for n in names if n not in state_names and parse_lag(n)[0] != n and parse_lag(n)[0] in names
-    }
-    prescribed = {
-        n: torch.stack([call[i] for call in source.calls]) for i, n in enumerate(names) if n not in state_names | lagged
-    }
+    recorded = {n: torch.stack([call[i] for call in source.calls]) for i, n in enumerate(names)}
+    state_names = [n for n in names if parse_lag(n)[0] in outputs]
+    lagged = [n for n in names if n not in state_names and parse_lag(n)[0] != n and parse_lag(n)[0] in names]
+    prescribed = {n: v for n, v in recorded.items() if n not in (*state_names, *lagged)}
     initial: dict[str, torch.Tensor] = {}
     for n in (*state_names, *lagged):
-        (base, lag), values = parse_lag(n), torch.stack([call[names.index(n)] for call in source.calls])
+        (base, lag), values = parse_lag(n), recorded[n]
         if n in lagged:
             _check_continuity(n, values[lag:], prescribed[base][:-lag])
         # A value two steps back at the first step is one step back at the second.
@@ -47,9 +44,7 @@ def record_load_history(source: Source, rows: int = 0, seed: int = 0) -> LoadHis
         prescribed, initial = _vary_elements(prescribed, initial, rows, torch.Generator().manual_seed(seed))
     history = LoadHistory(prescribed, initial, {}, len(source.calls))
     with eager_context(source):
-        step_outputs = list(
-            run_steps(history, source.inputs, lambda step_inputs: _call_contiguous(source, step_inputs))
-        )
+        step_outputs = list(run_steps(history, source.inputs, lambda given: _call_contiguous(source, given)))
     expected = {n: torch.stack([step[n] for step in step_outputs]) for n in step_outputs[0]}
     return LoadHistory(prescribed, initial, expected, history.steps)
 

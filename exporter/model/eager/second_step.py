@@ -4,11 +4,10 @@ user's example of a first step, no case would show how an implicit model uses a 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import torch
 
-from exporter.archive.load_history import parse_lag
+from exporter.archive.load_history import NamedTensors, parse_lag
 from exporter.archive.tensor_spec import FLOATING
 from exporter.model.eager.evaluation import evaluate
 from exporter.model.implicit.implicit_update import collect_newton_info
@@ -28,14 +27,11 @@ def append_second_step(source: Source) -> Source:
     inputs = dict(zip((s.name for s in source.inputs), source.calls[0], strict=True))
     lagged_names = [s.name for s in source.inputs if parse_lag(s.name)[0] != s.name and s.dtype in FLOATING]
     try:
-        outputs = _evaluate_outputs(source, source.calls[0])
+        outputs = evaluate_on_copies(source, source.calls[0])
         state_names = [n for n in lagged_names if parse_lag(n)[0] in outputs]
         prescribed = [s.name for s in source.inputs if s.name not in (*lagged_names, *outputs) and s.dtype in FLOATING]
-        if (
-            not state_names
-            or any(bool(inputs[n].any()) for n in state_names)
-            or any(f"{n}~1" not in inputs for n in prescribed)
-        ):
+        is_at_rest = not any(bool(inputs[n].any()) for n in state_names)
+        if not state_names or not is_at_rest or any(f"{n}~1" not in inputs for n in prescribed):
             return source
         next_inputs = tuple(_advance_variable(name, inputs, outputs) for name in inputs)
         converged = _find_converged(source, next_inputs)
@@ -47,9 +43,7 @@ def append_second_step(source: Source) -> Source:
     return dataclasses.replace(source, calls=(*source.calls, tuple(t[converged] for t in next_inputs)))
 
 
-def _advance_variable(
-    name: str, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
+def _advance_variable(name: str, inputs: NamedTensors, outputs: NamedTensors) -> torch.Tensor:
     base, lag = parse_lag(name)
     now, before = inputs[name], inputs.get(f"{name}~1")
     if base != name:
@@ -62,7 +56,8 @@ def _advance_variable(
     return value.to(now.dtype).expand_as(now).clone()
 
 
-def _evaluate_outputs(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
+def evaluate_on_copies(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
+    """Return copies of the outputs by name for copies of these inputs. Call it under ``eager_context``."""
     outputs = evaluate(source, tuple(t.clone() for t in inputs))
     return {name: value.detach().clone() for name, value in outputs.items()}
 
@@ -72,7 +67,7 @@ def _find_converged(source: Source, inputs: Inputs) -> torch.Tensor:
     count = inputs[0].shape[0]
     status = collect_newton_info(source, *(t.clone() for t in inputs))[2].reshape(count, -1)
     converged = (status == CONVERGED).all(1)
-    for value in (*inputs, *_evaluate_outputs(source, inputs).values()):
+    for value in (*inputs, *evaluate_on_copies(source, inputs).values()):
         if value.is_floating_point() and value.shape[:1] == (count,):
             converged &= torch.isfinite(value).reshape(count, -1).all(1)
     return converged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +20,9 @@ from exporter.model.eager.dynamic_sizes import (
     probe_trace_sizes,
 )
 from exporter.model.eager.evaluation import eager_context, evaluate, find_forward_line
-from exporter.model.eager.input_sampling import SPREAD, InputSampler, make_blended_hint, make_recorded_hint
+from exporter.model.eager.input_sampling import SPREAD, InputSampler, hint_at_rows
 from exporter.model.eager.preconditions import check_capturable, check_eval_mode
-from exporter.model.eager.second_step import append_second_step
+from exporter.model.eager.second_step import append_second_step, evaluate_on_copies
 from exporter.model.implicit.implicit_update import collect_newton_info
 from exporter.model.implicit.newton_solver import CONVERGED, STATUS, find_solvers
 from exporter.model.source import Inputs, Source
@@ -68,24 +68,21 @@ def run_first(source: Source, seed: int) -> FirstRun:
     generator = torch.Generator().manual_seed(seed)
     with eager_context(source):
         source = append_second_step(source)
+        sizes = choose_trace_sizes(source) if source.batch_ndim else (0, 0)
         if source.sizes:
             sizes = probe_trace_sizes(source, make_sampler(source))
-        else:
-            sizes = choose_trace_sizes(source) if source.batch_ndim else (0, 0)
         return FirstRun(source, sizes, *find_inputs(source, generator, sizes[0] if source.sizes else 3))
 
 
 def make_sampler(source: Source, low: float = -1.0, high: float = 1.0) -> InputSampler:
     """Build a sampler around the recorded calls; without calls, from the signature's hints, else for [low, high)."""
     if not source.calls:
-        return InputSampler(
-            tuple(_set_sampling_range(spec, low, high) for spec in source.inputs), source.batch_ndim, None
-        )
+        specs = tuple(_set_sampling_range(spec, low, high) for spec in source.inputs)
+        return InputSampler(specs, source.batch_ndim, None)
     # A perturbed step of a history is no longer a step of any history.
     is_history = bool(find_solvers(source.parameter_module)) and bool(source.batch_ndim)
-    hints = [make_blended_hint(s) if is_history else make_recorded_hint(s, SPREAD) for s in source.inputs]
-    specs = tuple(dataclasses.replace(s, sampling=h) for s, h in zip(source.inputs, hints, strict=True))
-    return InputSampler(specs, source.batch_ndim, stack_calls(source))
+    hint = Sampling("blended") if is_history else Sampling("recorded", spread=SPREAD)
+    return InputSampler(hint_at_rows(source.inputs, hint), source.batch_ndim, stack_calls(source))
 
 
 def warm_up(first: FirstRun, seed: int) -> Warmup:
@@ -93,26 +90,16 @@ def warm_up(first: FirstRun, seed: int) -> Warmup:
 
     Raises ``WarmupError`` where eager mode fails or is not finite; ``CaptureError`` where outputs do not carry the
     batch."""
-    source, sampler, inputs = first.source, first.sampler, first.inputs
+    source, sizes, sampler = first.source, first.sizes, first.sampler
     generator = torch.Generator().manual_seed(seed)
     with eager_context(source):
-        sizes = first.sizes
-        specs, constant = infer_output_specs(source, sampler, first.outputs, sizes, generator)
+        specs, constant = infer_output_specs(first, generator)
         batch = probe_batch_sizes(source, sampler, specs, sizes[0], generator)
         sampler, finding = shrink_sampling_range(source, sampler, sizes[1], generator)
         contiguous, layout = probe_memory_layouts(source, sampler, sizes[1], generator)
     refined_source = dataclasses.replace(source, inputs=sampler.specs, outputs=specs)
-    return Warmup(
-        refined_source,
-        inputs,
-        specs,
-        constant,
-        sampler,
-        sizes,
-        batch,
-        contiguous,
-        (*source.findings, *finding, *layout),
-    )
+    findings = (*source.findings, *finding, *layout)
+    return Warmup(refined_source, first.inputs, specs, constant, sampler, sizes, batch, contiguous, findings)
 
 
 def find_inputs(
@@ -124,20 +111,19 @@ def find_inputs(
     if source.calls:
         rows = stack_calls(source)
         inputs = subsample_rows(rows) if source.batch_ndim else rows
-        outputs = _evaluate_on_copies(source, inputs)
+        outputs = evaluate_on_copies(source, inputs)
         check_finite(source, outputs, inputs)
         return make_sampler(source), inputs, outputs
     failure, solver_text = "", ""
     for low, high in ((-1.0, 1.0), (0.1, 1.0), (1e-3, 0.1)):
         sampler = make_sampler(source, low, high)
         inputs = sampler.draw(size, generator)
-        outputs = _evaluate_on_copies(source, inputs)
+        outputs = evaluate_on_copies(source, inputs)
         if all(map(is_finite, outputs.values())):
             return sampler, inputs, outputs
         failure = ", ".join(repr(n) for n, v in outputs.items() if not is_finite(v))
-        solver_text = _describe_failed_solves(
-            source, inputs, _find_first_nonfinite_row(outputs, size) if source.batch_ndim else None
-        )
+        row = _find_first_nonfinite_row(outputs, size) if source.batch_ndim else None
+        solver_text = _describe_failed_solves(source, inputs, row)
     raise WarmupError(
         f"model {source.name!r} gives NaN or infinity in warmup",
         check="finite outputs",
@@ -152,11 +138,6 @@ def _find_first_nonfinite_row(outputs: Mapping[str, torch.Tensor], size: int) ->
     """Return the first element of the batch that is not finite in some output."""
     is_finite_row = find_finite_rows({name: v for name, v in outputs.items() if v.shape[:1] == (size,)})
     return None if is_finite_row is None or bool(is_finite_row.all()) else int((~is_finite_row).nonzero()[0])
-
-
-def _evaluate_on_copies(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
-    outputs = evaluate(source, tuple(t.clone() for t in inputs))
-    return {name: value.clone() for name, value in outputs.items()}
 
 
 def _set_sampling_range(spec: TensorSpec, low: float, high: float) -> TensorSpec:
@@ -204,25 +185,18 @@ def _describe_failed_solves(source: Source, inputs: Inputs, row: int | None) -> 
     return "; or fix the solver, ".join(["", *messages])
 
 
-def infer_output_specs(
-    source: Source,
-    sampler: InputSampler,
-    outputs: dict[str, torch.Tensor],
-    sizes: Sequence[int],
-    generator: torch.Generator,
-) -> tuple[tuple[TensorSpec, ...], tuple[bool, ...]]:
+def infer_output_specs(first: FirstRun, generator: torch.Generator) -> tuple[tuple[TensorSpec, ...], tuple[bool, ...]]:
     """Infer the spec of each output, and whether it is constant, from runs at several sizes."""
+    source, sizes, sampler = first.source, first.sizes, first.sampler
     declared = {spec.name: spec for spec in source.outputs}
-    runs = [outputs]
+    runs = [first.outputs]
     if source.has_dynamic_size:
         runs = [evaluate(source, sampler.draw(size, generator)) for size in sizes]
     specs, constant = [], []
-    for name, value in outputs.items():
+    for name, value in first.outputs.items():
         shapes = [tuple(run[name].shape) for run in runs]
-        has_batch = (
-            all(shape[:1] == (size,) for shape, size in zip(shapes, sizes, strict=False))
-            and len({shape[1:] for shape in shapes}) == 1
-        )
+        has_batch = all(shape[:1] == (size,) for shape, size in zip(shapes, sizes, strict=False))
+        has_batch = has_batch and len({shape[1:] for shape in shapes}) == 1
         is_constant = len(set(shapes)) == 1 and all(bitwise_equal(r[name], runs[0][name]) for r in runs)
         if source.batch_ndim and not has_batch and not is_constant:
             raise CaptureError(
@@ -237,18 +211,14 @@ def infer_output_specs(
         event_shape = shapes[0][1:] if source.batch_ndim and has_batch else shapes[0]
         spec = declared.get(name, TensorSpec(name))
         if source.sizes:
-            event_shape = infer_dynamic_shape(
-                source, name, shapes, [sampler.resolve_sizes(n) for n in sizes], spec.shape
-            )
+            resolved_sizes = [sampler.resolve_sizes(n) for n in sizes]
+            event_shape = infer_dynamic_shape(source, name, shapes, resolved_sizes, spec.shape)
         dtype = str(value.dtype).removeprefix("torch.")
         if source.declares_outputs and (spec.shape, spec.dtype) != (event_shape, dtype):
-            raise CaptureError(
-                f"output {name!r} of model {source.name!r} does not match its signature",
-                check="outputs",
-                got=f"{list(event_shape)} {dtype}",
-                expected=f"{list(spec.shape)} {spec.dtype}",
-                mend="fix the signature or the module",
-            )
+            what = f"output {name!r} of model {source.name!r} does not match its signature"
+            got = f"{list(event_shape)} {dtype}"
+            mend = "fix the signature or the module"
+            raise CaptureError(what, check="outputs", got=got, expected=f"{list(spec.shape)} {spec.dtype}", mend=mend)
         specs.append(dataclasses.replace(spec, shape=event_shape, dtype=dtype))
         constant.append(bool(source.batch_ndim) and not has_batch)
     return tuple(specs), tuple(constant)
@@ -265,7 +235,7 @@ def shrink_sampling_range(
     if has_solvers and _is_mostly_finite(evaluate(source, sampler.draw(4 * size, generator))):
         return sampler, ()
     for spread in (SPREAD, SPREAD / 10, SPREAD / 1000, 0.0):
-        specs = tuple(dataclasses.replace(s, sampling=make_recorded_hint(s, spread)) for s in sampler.specs)
+        specs = hint_at_rows(sampler.specs, Sampling("recorded", spread=spread))
         candidate = InputSampler(specs, sampler.batch_ndim, sampler.rows)
         try:
             runs = [evaluate(source, candidate.draw(size, generator)) for _ in range(4)]
@@ -277,13 +247,8 @@ def shrink_sampling_range(
         raise WarmupError(f"model {source.name!r} returns NaN or infinity on its own warmup inputs")
     if spread == SPREAD:
         return candidate, ()
-    return candidate, (
-        Finding(
-            "sampling",
-            f"inputs are drawn with a spread of {spread:g} around the recorded ones",
-            reason="farther out eager mode itself gives NaN or infinity",
-        ),
-    )
+    what = f"inputs are drawn with a spread of {spread:g} around the recorded ones"
+    return candidate, (Finding("sampling", what, reason="farther out eager mode itself gives NaN or infinity"),)
 
 
 def _is_mostly_finite(outputs: Mapping[str, torch.Tensor]) -> bool:
@@ -308,17 +273,16 @@ def probe_memory_layouts(
     """Return whether eager mode needs contiguous inputs (it calls ``view``); the archive then copies others first."""
     sample = sampler.draw(size, generator)
     expected = evaluate(source, sample)
-    reason = ""
-    for inputs in (tuple(map(copy_with_gaps, sample)), tuple(map(copy_transposed, sample))):
+    for copy in (copy_with_gaps, copy_transposed):
         try:
-            got = evaluate(source, inputs)
+            got = evaluate(source, tuple(map(copy, sample)))
+            if all(all_close(got[name], value) for name, value in expected.items()):
+                continue
+            reason = "it gives other outputs for them"
         except WarmupError as error:
             reason = error.details.get("got", error.what)
-            break
-        if not all(all_close(got[name], value) for name, value in expected.items()):
-            reason = "it gives other outputs for them"
-            break
-    if not reason:
+        break
+    else:
         return False, ()
     what = "the source does not admit non-contiguous inputs; the archive copies them first"
     return True, (Finding("memory layout", what, reason=reason),)

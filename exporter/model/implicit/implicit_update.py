@@ -60,12 +60,11 @@ def collect_newton_info(source: Source, *inputs: torch.Tensor) -> tuple[torch.Te
     return tuple(part[0] if len(part) == 1 else torch.stack(part, -1) for part in parts)
 
 
-Residual = Callable[[torch.Tensor, Sequence[torch.Tensor]], torch.Tensor]
+Tensors = Sequence[torch.Tensor]
+Residual = Callable[[torch.Tensor, Tensors], torch.Tensor]
 
 
-def solve_implicit(
-    loop: NewtonSolver, guess: torch.Tensor, batch_args: Sequence[torch.Tensor], residual: Residual
-) -> torch.Tensor:
+def solve_implicit(loop: NewtonSolver, guess: torch.Tensor, batch_args: Tensors, residual: Residual) -> torch.Tensor:
     """Return ``u`` of shape ``(batch, n)``, with derivatives by ``batch_args`` and by the parameters of the residual;
     NaN for elements that do not converge if ``loop`` is set to that."""
     args = loop.collect_args(batch_args)
@@ -131,7 +130,14 @@ class ImplicitUpdate(nn.Module):
         self._predictor_inputs = [s.name for s in predictor_signature.inputs]
         specs = {s.name: s for s in (*signature.inputs, *predictor_signature.inputs)}
         self._guess_names = {n: n if n in self._predictor_outputs or f"{n}~1" not in specs else f"{n}~1" for n in pairs}
-        _check_guesses(self._unknowns, self._guess_names, specs | {s.name: s for s in predictor_signature.outputs})
+        offered = specs | {s.name: s for s in predictor_signature.outputs}
+        for unknown, spec in self._unknowns.items():
+            guess = offered[self._guess_names[unknown]]
+            if (guess.shape, guess.dtype) != (spec.shape, spec.dtype):
+                what = f"the first guess of {unknown!r} has another shape or dtype"
+                where = f"variable {guess.name!r}"
+                mend = "a predictor that returns the unknown in its own shape"
+                raise UsageError(what, where=where, got=guess.describe(), expected=spec.describe(), mend=mend)
         guesses = [self._guess_names[n] for n in pairs if n not in self._predictor_outputs]
         inputs = dict.fromkeys([*self._given_names, *guesses, *self._predictor_inputs])
         self.signature = Signature(tuple(specs[n] for n in inputs), tuple(self._unknowns.values()))
@@ -150,24 +156,19 @@ class ImplicitUpdate(nn.Module):
         # A capture has one batch dimension, whose size is symbolic.
         numbers = all(type(size) is int for batch_shape in batch_shapes for size in batch_shape)
         if any(len(batch_shape) != 1 for batch_shape in batch_shapes) or (numbers and len(set(batch_shapes)) > 1):
-            return self._broadcast_forward(inputs, torch.broadcast_shapes(*batch_shapes))
+            batch_shape = torch.broadcast_shapes(*batch_shapes)
+            pairs = zip(self.signature.inputs, inputs, strict=True)
+            flat = [t.expand((*batch_shape, *s.static_shape)).reshape((-1, *s.static_shape)) for s, t in pairs]
+            return tuple(v.reshape((*batch_shape, *v.shape[1:])) for v in self.forward(*flat))
         values = dict(zip((s.name for s in self.signature.inputs), inputs, strict=True))
         guess = {n: values[guess_name] for n, guess_name in self._guess_names.items() if guess_name in values}
         if self._calls[1]:
-            predictions = _name_outputs(
-                self._calls[1](*(values[n] for n in self._predictor_inputs)), self._predictor_outputs
-            )
+            result = self._calls[1](*(values[n] for n in self._predictor_inputs))
+            predictions = _name_outputs(result, self._predictor_outputs)
             guess |= {n: predictions[n] for n in self._unknowns if n in predictions}
         batch_args = [values[n] for n in self._given_names]
         u = solve_implicit(self.newton, _flatten([guess[n] for n in self._unknowns]), batch_args, self.residuals)
         return tuple(self._split(u).values())
-
-    def _broadcast_forward(
-        self, inputs: Sequence[torch.Tensor], batch_shape: Sequence[int]
-    ) -> tuple[torch.Tensor, ...]:
-        pairs = zip(self.signature.inputs, inputs, strict=True)
-        flat = [t.expand((*batch_shape, *s.static_shape)).reshape((-1, *s.static_shape)) for s, t in pairs]
-        return tuple(v.reshape((*batch_shape, *v.shape[1:])) for v in self.forward(*flat))
 
     def residuals(self, u: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the residuals ``(batch, n)`` in the order of the unknowns. ``args``: other inputs, then parameters."""
@@ -186,12 +187,8 @@ class ImplicitUpdate(nn.Module):
             tall = _repeat(u.detach(), n).requires_grad_(True)
             batch_args = [_repeat(t.detach(), n) for t in args[:count]]
             residual = self.residuals(tall, [*batch_args, *(t.detach() for t in args[count:])])
-            seeds = (
-                torch.eye(n, dtype=u.dtype, device=u.device)
-                .unsqueeze(1)
-                .expand(n, batch_size, n)
-                .reshape(n * batch_size, n)
-            )
+            identity = torch.eye(n, dtype=u.dtype, device=u.device).unsqueeze(1)
+            seeds = identity.expand(n, batch_size, n).reshape(n * batch_size, n)
             (matrix,) = torch.autograd.grad(residual, tall, seeds, allow_unused=True, materialize_grads=True)
         return matrix.reshape(n, batch_size, n).movedim(0, 1).contiguous().detach(), residual[:batch_size].detach()
 
@@ -202,21 +199,6 @@ class ImplicitUpdate(nn.Module):
             unknowns[name] = u[:, offset : offset + size].reshape(-1, *spec.static_shape)
             offset += size
         return unknowns
-
-
-def _check_guesses(
-    unknowns: Mapping[str, TensorSpec], guess_names: Mapping[str, str], specs: Mapping[str, TensorSpec]
-) -> None:
-    for name, spec in unknowns.items():
-        guess = specs[guess_names[name]]
-        if (guess.shape, guess.dtype) != (spec.shape, spec.dtype):
-            raise UsageError(
-                f"the first guess of {name!r} has another shape or dtype",
-                where=f"variable {guess.name!r}",
-                got=guess.describe(),
-                expected=spec.describe(),
-                mend="a predictor that returns the unknown in its own shape",
-            )
 
 
 def _flatten(values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -231,11 +213,8 @@ def _name_outputs(result: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
     if isinstance(result, Mapping):
         missing = [name for name in names if name not in result]
         if missing:
-            raise UsageError(
-                f"a module of an implicit update returns no {missing[0]!r}",
-                got=f"a dict of {', '.join(map(str, result))}",
-                expected=", ".join(names),
-            )
+            what = f"a module of an implicit update returns no {missing[0]!r}"
+            raise UsageError(what, got=f"a dict of {', '.join(map(str, result))}", expected=", ".join(names))
         return dict(result)
     values = result if isinstance(result, (tuple, list)) else (result,)
     return dict(zip(names, values, strict=True))
@@ -260,9 +239,8 @@ def _match_unknowns(pairs: Mapping[str, str], signature: Signature) -> dict[str,
         raise UsageError("an implicit update has no unknowns", expected=f"some of {', '.join(inputs)}")
     for unknown, residual in pairs.items():
         if unknown not in inputs:
-            raise UsageError(
-                f"the residual does not take the unknown {unknown!r}", expected=suggest_names(unknown, inputs)
-            )
+            what = f"the residual does not take the unknown {unknown!r}"
+            raise UsageError(what, expected=suggest_names(unknown, inputs))
         if residual not in outputs:
             raise UsageError(
                 f"the unknown {unknown!r} has no residual",
@@ -270,14 +248,11 @@ def _match_unknowns(pairs: Mapping[str, str], signature: Signature) -> dict[str,
                 expected=f"an output {residual!r}",
                 mend="name the residual of each unknown: unknowns={'x': 'name of its residual'}",
             )
-        unknown_spec, residual_spec = inputs[unknown], outputs[residual]
-        if (unknown_spec.shape, unknown_spec.dtype) != (
-            residual_spec.shape,
-            residual_spec.dtype,
-        ) or unknown_spec.dtype not in FLOATING:
+        spec, other = inputs[unknown], outputs[residual]
+        if (spec.shape, spec.dtype) != (other.shape, other.dtype) or spec.dtype not in FLOATING:
             raise UsageError(
                 f"the residual {residual!r} is not one equation for each component of {unknown!r}",
-                got=f"{residual_spec.describe()}, and {unknown_spec.describe()}",
+                got=f"{other.describe()}, and {spec.describe()}",
                 expected="one shape and one floating dtype: a square system",
             )
     unused = [n for n in outputs if n not in pairs.values()]

@@ -98,9 +98,8 @@ class Settings:
         if search is not None and search.kind not in ("backtracking", "strong wolfe"):
             raise _settings_error("line search", search.kind, "'backtracking' or 'strong wolfe'")
         if search is not None and (search.trials < 1 or search.cutback <= 1.0 or not 0.0 < search.decrease < 1.0):
-            raise _settings_error(
-                "line search", dataclasses.astuple(search), "trials >= 1, cutback > 1, 0 < decrease < 1"
-            )
+            expected = "trials >= 1, cutback > 1, 0 < decrease < 1"
+            raise _settings_error("line search", dataclasses.astuple(search), expected)
 
 
 def _settings_error(name: str, got: object, expected: str) -> UsageError:
@@ -137,16 +136,10 @@ class NewtonSolver(nn.Module):
         search = settings.line_search or LineSearch(trials=0)
         self.strong_wolfe = search.kind == "strong wolfe"
         self.set_failure_policy(on_failure)
-        for name, value in {
-            "abs_tol": settings.abs_tol,
-            "rel_tol": settings.rel_tol,
-            "max_its": settings.max_its,
-            "trials": search.trials,
-            "cutback": search.cutback,
-            "decrease": search.decrease,
-        }.items():
-            dtype = torch.int64 if isinstance(value, int) else torch.float64
-            self.register_parameter(name, nn.Parameter(torch.tensor(value, dtype=dtype), requires_grad=False))
+        values = vars(settings) | vars(search)
+        for name in ("abs_tol", "rel_tol", "max_its", "trials", "cutback", "decrease"):
+            dtype = torch.int64 if isinstance(values[name], int) else torch.float64
+            self.register_parameter(name, nn.Parameter(torch.tensor(values[name], dtype=dtype), requires_grad=False))
         mark(self, jit="script")
 
     if TYPE_CHECKING:
@@ -192,12 +185,8 @@ class NewtonSolver(nn.Module):
     def set_failure_policy(self, on_failure: OnFailure) -> None:
         """Set the policy for elements that do not converge. Raises ``UsageError`` for words not in ``ON_FAILURE``."""
         if on_failure not in ON_FAILURE:
-            raise UsageError(
-                "unknown policy for elements that do not converge",
-                where="--on-failure",
-                got=on_failure,
-                expected=", ".join(ON_FAILURE),
-            )
+            what = "unknown policy for elements that do not converge"
+            raise UsageError(what, where="--on-failure", got=on_failure, expected=", ".join(ON_FAILURE))
         self.fails_by_nan, self.fails_by_raising = on_failure == "nan", on_failure == "raise"
 
     def forward(

@@ -11,13 +11,12 @@ from exporter.model.source import Inputs, Source
 
 # The arguments of one solve: the first guess, and the tensors that are held fixed.
 SolverArguments = tuple[torch.Tensor, list[torch.Tensor]]
+SolverCall = tuple[NewtonSolver, SolverArguments, tuple[torch.Tensor, ...]]
 
 
-def record_solver_calls(
-    source: Source, inputs: Inputs
-) -> list[tuple[NewtonSolver, SolverArguments, tuple[torch.Tensor, ...]]]:
+def record_solver_calls(source: Source, inputs: Inputs) -> list[SolverCall]:
     """Record the solves of one eager run, in order: the solver, its arguments and its results, with tangents."""
-    solver_calls: list[tuple[NewtonSolver, SolverArguments, tuple[torch.Tensor, ...]]] = []
+    solver_calls: list[SolverCall] = []
 
     def wrap_forward(loop: NewtonSolver):
         forward = loop.forward

@@ -33,9 +33,8 @@ def solver_tolerances(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolera
     source = warm.source
     with eager_context(source):
         outputs = evaluate(source, warm.inputs)
-        condition = max(
-            _estimate_condition(result[1], result[4]) for _, _, result in record_solver_calls(source, warm.inputs)
-        )
+        results = [result for _, _, result in record_solver_calls(source, warm.inputs)]
+        condition = max(_estimate_condition(result[1], result[4]) for result in results)
     sizes = {n: _compute_magnitude(p) for n, p in source.parameter_module.named_parameters()}
     sizes |= {s.name: _compute_magnitude(t) for s, t in zip(source.inputs, warm.inputs, strict=True)}
     bounds_by_name = {"residual_norm": Bounds(1.0, 1.0)}
@@ -55,14 +54,11 @@ def solver_tolerances(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolera
         perturbed = compute_jacobian_blocks(source, tuple(map(_perturb_last_bit, warm.inputs)), pairs) if pairs else {}
     for output, wrt in pairs:
         bounds = bounds_by_name[output]
-        scale, largest = (
-            _compute_magnitude(outputs[output]) / (sizes[wrt] or 1.0),
-            _compute_magnitude(tangents[output, wrt]),
-        )
+        scale = _compute_magnitude(outputs[output]) / (sizes[wrt] or 1.0)
+        largest = _compute_magnitude(tangents[output, wrt])
         noise = _compute_magnitude(perturbed[output, wrt] - tangents[output, wrt])
-        bounds_by_name[block_name(output, wrt)] = Bounds(
-            bounds.rtol, bounds.atol, _choose_floor(bounds.atol * scale, CAP * scale, largest, noise)
-        )
+        floor = _choose_floor(bounds.atol * scale, CAP * scale, largest, noise)
+        bounds_by_name[block_name(output, wrt)] = Bounds(bounds.rtol, bounds.atol, floor)
     return Tolerance(outputs=bounds_by_name)
 
 

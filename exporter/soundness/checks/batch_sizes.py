@@ -83,7 +83,7 @@ def _check(context: CaptureContext) -> list[Finding]:
                 continue
             mismatch = find_disagreement(context, inputs)
             if mismatch:
-                return [_make_finding(context, base, inputs, f"{_name_batch_size(context)} {size}", mismatch)]
+                return [_make_finding(context, base, inputs, f"{context.source.size_name} {size}", mismatch)]
             if reads and size <= SIZES[-1]:
                 # Another path through the code compares with other literals.
                 new_literals = [n for n in _find_literals(record_run(source, inputs)) if n not in literals]
@@ -108,10 +108,6 @@ def _make_notes(reads: Sequence[tuple[str, str]], too_large: Sequence[int]) -> l
         notes.append(Finding(CHECK, what, reads[0][0], reason=reason))
     reason = "capture and eager mode agree on every side of it"
     return notes + [Finding(CHECK, f"{operation} reads a size", where, reason=reason) for where, operation in reads]
-
-
-def _name_batch_size(context: CaptureContext) -> str:
-    return "batch" if context.source.batch_ndim else context.source.sizes[0]
 
 
 def _list_size_combinations(context: CaptureContext, literals: Sequence[int]) -> list[dict[str, int]]:
@@ -158,7 +154,7 @@ def _make_finding(
     context: CaptureContext, base: RunRecording, inputs: Inputs, size_text: str, mismatch: str
 ) -> Finding:
     source, first = context.source, context.warm.traced_sizes[0]
-    size_type, size_name = "batch" if source.batch_ndim else "open", _name_batch_size(context)
+    size_type, size_name = "batch" if source.batch_ndim else "open", source.size_name
     other_run = record_run(source, inputs)
     where, cause = "", ""
     for a, b in zip(base.reads, other_run.reads, strict=False):
