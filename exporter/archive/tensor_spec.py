@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict
 
@@ -99,6 +99,16 @@ class TensorSpec(StrictlyRead):
     def describe(self) -> str:
         """Return name, type, shape and dtype as text."""
         return f"{self.name}: {self.type}{list(self.shape)} {self.dtype}"
+
+
+def name_dtype(value: Any) -> str:
+    """Return the name of a dtype, or of a tensor's or an array's, as contracts write it: ``float64``."""
+    return str(getattr(value, "dtype", value)).removeprefix("torch.")
+
+
+def infer_spec(name: str, value: Any, batch_ndim: int = 0) -> TensorSpec:
+    """Return the spec of a tensor without its first ``batch_ndim`` dimensions."""
+    return TensorSpec(name, tuple(value.shape[batch_ndim:]), name_dtype(value))
 
 
 def list_dynamic_sizes(specs: Sequence[TensorSpec]) -> tuple[str, ...]:

@@ -31,24 +31,19 @@ def is_chunkable(warm: Warmup) -> bool:
 
 
 def add_chunked_method(
-    module: torch.jit.ScriptModule,
-    method: str,
-    inner: str,
-    arguments: Sequence[str],
-    result_count: int,
-    max_rows: int = SLICE,
+    module: torch.jit.ScriptModule, method: str, inner: str, arguments: Sequence[str], count: int, max_rows: int = SLICE
 ) -> str:
     """Write the method that calls ``inner`` on slices, and return its name; ``inner`` itself if slices do not pay.
 
-    The ``arguments`` and the ``result_count`` results are tensors that all have the batch; ``max_rows`` are the rows of
-    a slice at most."""
+    The ``arguments`` and the ``count`` results are tensors that all have the batch; ``max_rows`` are the rows of a
+    slice at most."""
     computed_counts, returned_count = _count_numbers(module._c._get_method(inner).graph.copy())
     if sum(computed_counts) < MIN_WORK_RATIO * returned_count:
         return inner
     fitting_rows = BYTES * len(computed_counts) // (8 * max(sum(computed_counts), 1))
     rows = min(max_rows, max(SMALLEST, 2 ** (fitting_rows.bit_length() - 1)))
     name = f"{method}_slices_batch"
-    module.define(emit_chunked_source(name, inner, arguments, result_count, rows))
+    module.define(emit_chunked_source(name, inner, arguments, count, rows))
     return name
 
 
@@ -72,7 +67,7 @@ def _get_sizes(value: Any) -> list[int] | None:
     return value.type().sizes() if value.type().kind() == "TensorType" else None
 
 
-def emit_chunked_source(name: str, inner: str, arguments: Sequence[str], result_count: int, size: int) -> str:
+def emit_chunked_source(name: str, inner: str, arguments: Sequence[str], count: int, size: int) -> str:
     """Return source of a method that calls ``inner`` on slices of ``size`` rows."""
     first_slice, next_slice = (
         ", ".join(f"{a}.narrow(0, {start}, {count})" for a in arguments)
@@ -81,9 +76,9 @@ def emit_chunked_source(name: str, inner: str, arguments: Sequence[str], result_
     lines = [f"tf_rows = {arguments[0]}.size(0)"]
     lines += [f"if tf_rows <= {size}:", f"    tf_v = self.{inner}({', '.join(arguments)})"]
     lines += ["else:", f"    tf_v = self.{inner}({first_slice})"]
-    lines += [f"tf_o_{i} = tf_v[{i}]" for i in range(result_count)]
-    lines += [f"if tf_rows > {size}:", *(f"    tf_list_{i} = [tf_o_{i}]" for i in range(result_count))]
+    lines += [f"tf_o_{i} = tf_v[{i}]" for i in range(count)]
+    lines += [f"if tf_rows > {size}:", *(f"    tf_list_{i} = [tf_o_{i}]" for i in range(count))]
     lines += [f"    for tf_start in range({size}, tf_rows, {size}):", f"        tf_v = self.{inner}({next_slice})"]
-    lines += [f"        tf_list_{i}.append(tf_v[{i}])" for i in range(result_count)]
-    lines += [f"    tf_o_{i} = torch.cat(tf_list_{i})" for i in range(result_count)]
-    return emit_method_source(name, arguments, lines, [f"tf_o_{i}" for i in range(result_count)])
+    lines += [f"        tf_list_{i}.append(tf_v[{i}])" for i in range(count)]
+    lines += [f"    tf_o_{i} = torch.cat(tf_list_{i})" for i in range(count)]
+    return emit_method_source(name, arguments, lines, [f"tf_o_{i}" for i in range(count)])

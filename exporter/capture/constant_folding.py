@@ -46,18 +46,16 @@ def fold_batch_constants(program: FxProgram, inputs: Sequence[torch.Tensor]) -> 
             element = graph.graph.create_node("get_attr", name)
             element.meta["val"] = shared_values[node]
             shape = [size_node if _is_batch(size, batch) else size for size in node.meta["val"].shape]
-            expanded = (
-                graph.graph.call_function(_aten.expand.default, (element, shape)) if size_node in shape else element
-            )
+            expand = graph.graph.call_function
+            expanded = expand(_aten.expand.default, (element, shape)) if size_node in shape else element
             expanded.meta = dict(node.meta)
         for user in list(node.users):
             user.replace_input_with(node, element if _has_batched_operand(user, node, batch) else expanded)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     read_names = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}
-    folded_program = dataclasses.replace(
-        program, graph=graph, constants={n: v for n, v in constants.items() if n in read_names}
-    )
+    constants = {n: v for n, v in constants.items() if n in read_names}
+    folded_program = dataclasses.replace(program, graph=graph, constants=constants)
     return folded_program if _is_same(program, folded_program, inputs, batch) else program
 
 
@@ -88,9 +86,7 @@ def _find_first_operation(graph: GraphModule) -> Node:
     return next(n for n in graph.graph.nodes if n.op != "placeholder")
 
 
-def _evaluate_constants(
-    graph: GraphModule, constants: Mapping[str, torch.Tensor], batch: Any, size: int
-) -> dict[Node, torch.Tensor]:
+def _evaluate_constants(graph: GraphModule, constants: Mapping[str, Any], batch: Any, size: int) -> dict[Node, Any]:
     """Evaluate the nodes that depend on nothing but the batch size, for a batch of ``size``."""
     numbers: dict[Node, Any] = {}
     for node in graph.graph.nodes:
@@ -101,20 +97,15 @@ def _evaluate_constants(
                 numbers[node] = int(number)
         elif node.op == "get_attr":
             numbers[node] = constants[str(node.target)]
-        elif (
-            node.op == "call_function"
-            and isinstance(value, torch.Tensor)
-            and not node.is_impure()
-            and all(n in numbers for n in node.all_input_nodes)
-        ):
+        elif node.op != "call_function" or not isinstance(value, torch.Tensor) or node.is_impure():
+            continue
+        elif all(n in numbers for n in node.all_input_nodes):
             arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), lambda n: numbers[n])
             numbers[node] = node.target(*arguments, **keywords)
     return {n: v for n, v in numbers.items() if isinstance(v, torch.Tensor)}
 
 
-def _extract_shared_element(
-    node: Node, batch: Any, values: Mapping[int, Mapping[Node, torch.Tensor]]
-) -> torch.Tensor | None:
+def _extract_shared_element(node: Node, batch: Any, values: Mapping[int, Mapping[Node, Any]]) -> torch.Tensor | None:
     """Return the value with one element in place of the batch; None if elements differ or their number matters."""
     sizes = node.meta["val"].shape if node.op != "get_attr" else ()
     batch_dims = [i for i, size in enumerate(sizes) if _is_batch(size, batch)]
@@ -133,12 +124,10 @@ def _extract_shared_element(
 
 
 def _is_same(program: FxProgram, folded_program: FxProgram, inputs: Sequence[torch.Tensor], batch: Any) -> bool:
-    for batch_size in (inputs[0].shape[0], *PROBE_SIZES):
-        available = inputs[0].shape[0]
-        arguments = [
-            t[torch.arange(batch_size) % available] if _has_batch(program, i, batch) else t
-            for i, t in enumerate(inputs)
-        ]
+    available = inputs[0].shape[0]
+    for batch_size in (available, *PROBE_SIZES):
+        rows = torch.arange(batch_size) % available
+        arguments = [t[rows] if _has_batch(program, i, batch) else t for i, t in enumerate(inputs)]
         try:
             expected, actual = (p.graph(*arguments) for p in (program, folded_program))
         except RuntimeError:

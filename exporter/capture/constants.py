@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from exporter.archive.contract import Finding
-from exporter.archive.tensor_spec import FLOATING
+from exporter.archive.tensor_spec import FLOATING, name_dtype
 from exporter.common.errors import CaptureError
 from exporter.common.tensors import bitwise_equal
 from exporter.graph.torch_nodes import SCALAR_TYPES, find_location, iterate_graphs, iterate_nodes
@@ -21,19 +21,9 @@ BUFFER = "torchferry_constant_"
 _IN_PLACE = re.compile(r"aten::[a-z]\w*[a-z0-9]_|aten::_?index_put_|aten::set_")
 # Dtypes as graphs write them: the numbers of c10/core/ScalarType.h.
 _CODES = {
-    torch.uint8: 0,
-    torch.int8: 1,
-    torch.int16: 2,
-    torch.int32: 3,
-    torch.int64: 4,
-    torch.float16: 5,
-    torch.float32: 6,
-    torch.float64: 7,
-    torch.complex64: 9,
-    torch.complex128: 10,
-    torch.bool: 11,
-    torch.bfloat16: 15,
-}
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
+    torch.float64: 7, torch.complex64: 9, torch.complex128: 10, torch.bool: 11, torch.bfloat16: 15,
+}  # fmt: skip
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 
@@ -86,34 +76,28 @@ def pin_numbers(module: torch.jit.ScriptModule) -> None:
         for node in list(iterate_nodes(graph)):
             if not node.kind().startswith("aten::") or node.outputsSize() != 1:
                 continue
-            result_type = node.output().type()
-            dtype = SCALAR_TYPES.get(result_type.scalarType()) if result_type.kind() == "TensorType" else None
+            dtype = SCALAR_TYPES.get(node.output().type().scalarType()) if _is_tensor(node.output()) else None
             if dtype is None or not (dtype.is_floating_point or dtype.is_complex):
                 continue
             if node.kind().removeprefix("aten::") in _FLOATING_FROM_INTEGERS and dtype.is_floating_point:
                 _cast_integer_inputs(graph, node, dtype)
             inputs = list(node.inputs())
-            numbers = [
-                i for i, v in enumerate(inputs) if _is_tensor_constant(v.node()) and not v.node().t("value").dim()
-            ]
+            numbers = [i for i, v in enumerate(inputs) if _is_number(v.node())]
             if any(_determines_dtype(v) for i, v in enumerate(inputs) if i not in numbers):
                 continue
             for i in numbers:
                 value = inputs[i].node().t("value")
                 if value.dtype == dtype or not value.is_floating_point():
                     continue
-                pinned_node = graph.create("prim::Constant", [], 1)
-                pinned_node.t_("value", value.to(dtype))
-                pinned_node.output().setType(torch._C.TensorType.get())
-                pinned_node.copyMetadata(node)
-                pinned_node.insertBefore(node)
-                node.replaceInput(i, pinned_node.output())
+                pinned = _insert_node(graph, "prim::Constant", [], node, torch._C.TensorType.get())
+                pinned.node().t_("value", value.to(dtype))
+                node.replaceInput(i, pinned)
         torch._C._jit_pass_dce(graph)
 
 
 def _cast_integer_inputs(graph: Any, node: Any, dtype: torch.dtype) -> None:
     """Cast integer inputs: a result of integers alone would have the default dtype of the loading process."""
-    tensors = [(i, v) for i, v in enumerate(node.inputs()) if v.type().kind() == "TensorType"]
+    tensors = [(i, v) for i, v in enumerate(node.inputs()) if _is_tensor(v)]
     dtypes = [SCALAR_TYPES.get(v.type().scalarType()) for _, v in tensors if not _is_number(v.node())]
     if not dtypes or any(d is None or d.is_floating_point or d.is_complex for d in dtypes):
         return
@@ -122,11 +106,22 @@ def _cast_integer_inputs(graph: Any, node: Any, dtype: torch.dtype) -> None:
             continue
         with graph.insert_point_guard(node):
             false, none = graph.insertConstant(False), graph.insertConstant(None)
-            cast = graph.create("aten::to", [value, graph.insertConstant(_CODES[dtype]), false, false, none], 1)
-        cast.output().setType(value.type())
-        cast.copyMetadata(node)
-        cast.insertBefore(node)
-        node.replaceInput(i, cast.output())
+            operands = [value, graph.insertConstant(_CODES[dtype]), false, false, none]
+        node.replaceInput(i, _insert_node(graph, "aten::to", operands, node, value.type()))
+
+
+def _insert_node(graph: Any, kind: str, operands: list[Any], anchor: Any, result_type: Any = None) -> Any:
+    """Insert a node before ``anchor``, from the same line of the model, and return its value."""
+    node = graph.create(kind, operands, 1)
+    if result_type is not None:
+        node.output().setType(result_type)
+    node.copyMetadata(anchor)
+    node.insertBefore(anchor)
+    return node.output()
+
+
+def _is_tensor(value: Any) -> bool:
+    return value.type().kind() == "TensorType"
 
 
 def _is_number(node: Any) -> bool:
@@ -135,15 +130,10 @@ def _is_number(node: Any) -> bool:
 
 def _determines_dtype(value: Any) -> bool:
     """Return whether a tensor alone determines the dtype of a result: floating, and with dimensions."""
-    value_type = value.type()
-    if value_type.kind() != "TensorType":
+    if not _is_tensor(value):
         return False
-    dtype = SCALAR_TYPES.get(value_type.scalarType())
-    return (
-        dtype is None
-        or value_type.dim() is None
-        or ((dtype.is_floating_point or dtype.is_complex) and value_type.dim() > 0)
-    )
+    dtype, ndim = SCALAR_TYPES.get(value.type().scalarType()), value.type().dim()
+    return dtype is None or ndim is None or ((dtype.is_floating_point or dtype.is_complex) and ndim > 0)
 
 
 _UNKNOWN = object()
@@ -203,9 +193,7 @@ def lift_constants(module: torch.jit.ScriptModule) -> None:
         named_buffers = child.named_buffers(recurse=False)
         buffers[path] = [(name, value) for name, value in named_buffers if name.startswith(BUFFER)]
     # In any graph: a constant may be passed to the submodule that writes.
-    writes = any(
-        _IN_PLACE.fullmatch(node.kind()) for _, _, graph in iterate_graphs(module) for node in iterate_nodes(graph)
-    )
+    writes = any(_IN_PLACE.fullmatch(node.kind()) for _, _, g in iterate_graphs(module) for node in iterate_nodes(g))
     reads: dict[tuple[int, str], Any] = {}
     constant_nodes = list(iterate_tensor_constants(module))
     for path, graph, node in constant_nodes:
@@ -226,10 +214,8 @@ def lift_constants(module: torch.jit.ScriptModule) -> None:
         if writes:
             # An insert point left at a destroyed node would end the process in a later pass of torch.
             with graph.insert_point_guard(node):
-                copy = graph.create("aten::clone", [value, graph.insertConstant(None)], 1)
-            copy.copyMetadata(node)
-            copy.insertBefore(node)
-            value = copy.output()
+                none = graph.insertConstant(None)
+            value = _insert_node(graph, "aten::clone", [value, none], node)
         node.output().replaceAllUsesWith(value)
         node.destroy()
 
@@ -253,17 +239,17 @@ def pin_dtypes(module: torch.jit.ScriptModule) -> None:
             if not node.kind().startswith("aten::") or node.outputsSize() != 1:
                 continue
             inputs = list(node.inputs())
-            result_type = node.output().type()
-            if result_type.kind() != "TensorType" or any(v.type().kind() == "TensorType" for v in inputs):
+            if not _is_tensor(node.output()) or any(map(_is_tensor, inputs)):
                 continue
+            scalar_type = node.output().type().scalarType()
             names = [a.name for a in torch._C.parse_schema(node.schema()).arguments]
             if "dtype" not in names:
                 continue
             index = names.index("dtype")
-            if _get_constant(inputs[index]) is not None or result_type.scalarType() not in SCALAR_TYPES:
+            if _get_constant(inputs[index]) is not None or scalar_type not in SCALAR_TYPES:
                 continue
             with graph.insert_point_guard(node):
-                dtype_code = graph.insertConstant(_CODES[SCALAR_TYPES[result_type.scalarType()]])
+                dtype_code = graph.insertConstant(_CODES[SCALAR_TYPES[scalar_type]])
             node.replaceInput(index, dtype_code)
 
 
@@ -273,18 +259,16 @@ def follow_inputs(module: torch.jit.ScriptModule) -> None:
     The literal dtype of a newly created tensor becomes the dtype of that input if the two agree: tensors created in
     ``forward`` then move with the archive."""
     for _, _, graph in iterate_graphs(module):
-        tensors = [v for v in list(graph.inputs())[1:] if v.type().kind() == "TensorType"]
-        if not tensors:
+        first = next((v for v in list(graph.inputs())[1:] if _is_tensor(v)), None)
+        if first is None:
             continue
-        first = tensors[0]
         for node in list(iterate_nodes(graph)):
             if not node.kind().startswith("aten::"):
                 continue
             for i, value in enumerate(list(node.inputs())):
                 if value.type().kind() == "DeviceObjType" and value.node().kind() == "prim::Constant":
-                    node.replaceInput(
-                        i, _insert_property(graph, node, "prim::device", first, torch._C.DeviceObjType.get())
-                    )
+                    device = _insert_node(graph, "prim::device", [first], node, torch._C.DeviceObjType.get())
+                    node.replaceInput(i, device)
             _follow_dtype(graph, node, first)
         torch._C._jit_pass_dce(graph)
 
@@ -303,44 +287,23 @@ def find_fixed_devices(module: torch.jit.ScriptModule) -> list[Finding]:
             if not uses:
                 continue
             subject = f"device {node.s('value')!r}" if type_name == "DeviceObjType" else "a tensor"
-            findings.append(
-                Finding(
-                    "device",
-                    f"{subject} is fixed in the graph and does not move to a GPU with the archive",
-                    find_location(uses[0]),
-                    severity="unsound",
-                    evidence=f"{subject} in {uses[0].kind()}" + (f", in submodule {path!r}" if path else ""),
-                    mend="create it with device=x.device for an input x, or as a buffer in __init__",
-                )
-            )
+            what = f"{subject} is fixed in the graph and does not move to a GPU with the archive"
+            evidence = f"{subject} in {uses[0].kind()}" + (f", in submodule {path!r}" if path else "")
+            mend = "create it with device=x.device for an input x, or as a buffer in __init__"
+            where = find_location(uses[0])
+            findings.append(Finding("device", what, where, severity="unsound", evidence=evidence, mend=mend))
     return findings
 
 
 def _follow_dtype(graph: Any, node: Any, first: Any) -> None:
-    result_type = node.output().type() if node.outputsSize() == 1 else None
-    if (
-        result_type is None
-        or result_type.kind() != "TensorType"
-        or any(v.type().kind() == "TensorType" for v in node.inputs())
-    ):
+    if node.outputsSize() != 1 or not _is_tensor(node.output()) or any(map(_is_tensor, node.inputs())):
         return
     names = [a.name for a in torch._C.parse_schema(node.schema()).arguments]
-    floating = ("Double", "Float", "Half", "BFloat16")
-    if (
-        "dtype" in names
-        and result_type.scalarType() == first.type().scalarType()
-        and result_type.scalarType() in floating
-    ):
-        dtype = _insert_property(graph, node, "prim::dtype", first, torch._C.IntType.get())
+    scalar_type = node.output().type().scalarType()
+    is_floating = scalar_type in ("Double", "Float", "Half", "BFloat16")
+    if "dtype" in names and is_floating and scalar_type == first.type().scalarType():
+        dtype = _insert_node(graph, "prim::dtype", [first], node, torch._C.IntType.get())
         node.replaceInput(names.index("dtype"), dtype)
-
-
-def _insert_property(graph: Any, node: Any, operator: str, source: Any, result_type: Any) -> Any:
-    property_node = graph.create(operator, [source], 1)
-    property_node.output().setType(result_type)
-    property_node.copyMetadata(node)
-    property_node.insertBefore(node)
-    return property_node.output()
 
 
 # A constant: the path of its submodule, the line that created it, its value.
@@ -362,20 +325,14 @@ def find_lost_precision(constants: Iterable[Constant], dtypes: list[str]) -> lis
     widest = min(floating, key=order.__getitem__)
     findings = []
     for path, where, value in constants:
-        dtype = str(value.dtype).removeprefix("torch.")
+        dtype = name_dtype(value)
         if order.get(dtype, -1) <= order[widest] or not _is_rounded(value):
             continue
-        numbers = f"{dtype} {value.flatten()[:4].tolist()} in a {widest} model"
-        findings.append(
-            Finding(
-                "precision",
-                "a constant has the wrong dtype and has lost precision",
-                where,
-                severity="unsound",
-                evidence=numbers + (f", in submodule {path!r}" if path else ""),
-                mend="create it with dtype=x.dtype, device=x.device, or as a buffer in __init__",
-            )
-        )
+        evidence = f"{dtype} {value.flatten()[:4].tolist()} in a {widest} model"
+        evidence += f", in submodule {path!r}" if path else ""
+        what = "a constant has the wrong dtype and has lost precision"
+        mend = "create it with dtype=x.dtype, device=x.device, or as a buffer in __init__"
+        findings.append(Finding("precision", what, where, severity="unsound", evidence=evidence, mend=mend))
     return findings
 
 

@@ -57,9 +57,8 @@ class _MethodWriter:
         self._real_in, self._real_out = select_real(source.inputs), select_real(warm.output_specs)
         self._parameters = dict(source.parameter_module.named_parameters())
         shapes = {n: tuple(p.shape) for n, p in self._parameters.items()}
-        self._caller = Caller(
-            self._names, source.inputs, warm.output_specs, self._is_batched, shapes, plan.solution_specs, SOLVED
-        )
+        batched, solutions = self._is_batched, plan.solution_specs
+        self._caller = Caller(self._names, source.inputs, warm.output_specs, batched, shapes, solutions, SOLVED)
         self._in_names, self._out_names = tuple(s.name for s in source.inputs), tuple(s.name for s in self._outputs)
 
     def define_programs(self) -> None:

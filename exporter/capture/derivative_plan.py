@@ -17,15 +17,16 @@ import torch
 
 from exporter.archive.derivative_request import ResolvedDerivatives
 from exporter.archive.method_names import BLOCKS, BY_PARAMETERS, COTANGENTS, JVP, ROWS, SOLVED, TANGENTS, VJP
-from exporter.archive.tensor_spec import FLOATING, TensorSpec
-from exporter.capture import fx_tracing, newton_capture
+from exporter.archive.tensor_spec import FLOATING, TensorSpec, infer_spec
+from exporter.capture import newton_capture
+from exporter.capture.fx_tracing import FxProgram, trace_to_fx
 from exporter.capture.jacobian_source import CapturedProduct, Directions
 from exporter.capture.module_tree import Run
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
 from exporter.common.parameter_swap import swap_parameters
 from exporter.common.tensors import all_close
 from exporter.model.eager import derivatives
-from exporter.model.eager.evaluation import evaluate, normalize_outputs
+from exporter.model.eager.evaluation import evaluate, expand_constants, normalize_outputs
 from exporter.model.eager.warmup import Warmup, find_finite_rows
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
@@ -45,7 +46,7 @@ class DerivativePlan:
 
     derivatives: ResolvedDerivatives
     traced_methods: Mapping[str, tuple[Run, Inputs]] = field(default_factory=dict)
-    programs: Mapping[str, fx_tracing.FxProgram] = field(default_factory=dict)
+    programs: Mapping[str, FxProgram] = field(default_factory=dict)
     products: tuple[CapturedProduct, ...] = ()
     how: str = ""
     # The product that gives the whole Jacobian, if tangents cannot be captured by themselves.
@@ -64,34 +65,24 @@ def plan_derivatives(warm: Warmup, wanted: ResolvedDerivatives, inputs: Inputs) 
     """Choose and capture the products, under ``eager_context``; raises ``CaptureError`` if no way works."""
     source = warm.source
     inputs = _select_solvable(warm, inputs)
-    programs: dict[str, fx_tracing.FxProgram] = {}
+    programs: dict[str, FxProgram] = {}
     products: list[CapturedProduct] = []
     traced: dict[str, tuple[Run, Inputs]] = {}
-    how = ""
-    chain_failure = (
-        _diagnose_chain_rule(warm, wanted, inputs)
-        if wanted.pairs and source.compute_jacobian_blocks is not None
-        else "there is none"
-    )
+    how, blocks, chain_failure = "", source.compute_jacobian_blocks, "there is none"
+    if wanted.pairs and blocks is not None:
+        chain_failure = _diagnose_chain_rule(warm, wanted, inputs)
     if wanted.pairs and not chain_failure:
         traced[BLOCKS] = (_make_chain_rule_run(warm, wanted), inputs)
         how = CHAIN.format(source.origin.library)
     elif wanted.pairs:
         name, program, product, how = _choose_cheapest_product(warm, wanted, inputs)
-        how += (
-            f"; {CHAIN.format(source.origin.library)}: {chain_failure}"
-            if source.compute_jacobian_blocks is not None
-            else ""
-        )
+        how += f"; {CHAIN.format(source.origin.library)}: {chain_failure}" if blocks is not None else ""
         programs[name] = program
         products.append(product)
     if wanted.parameter_pairs:
         parameters_by_name = derivatives.list_differentiable_parameters(source)
         names = tuple(dict.fromkeys(wrt for _, wrt in wanted.parameter_pairs))
-        specs = tuple(
-            TensorSpec(n, tuple(parameters_by_name[n].shape), str(parameters_by_name[n].dtype).removeprefix("torch."))
-            for n in names
-        )
+        specs = tuple(infer_spec(name, parameters_by_name[name]) for name in names)
         output_specs = [s for s in warm.output_specs if any(name == s.name for name, _ in wanted.parameter_pairs)]
         program, product, mode = _capture_parameter_product(warm, inputs, specs, output_specs)
         programs[BY_PARAMETERS] = program
@@ -132,7 +123,7 @@ def _select_solvable(warm: Warmup, inputs: Inputs) -> Inputs:
 
 def _capture_parameter_product(
     warm: Warmup, inputs: Inputs, wrt: Specs, output_specs: Specs
-) -> tuple[fx_tracing.FxProgram, CapturedProduct, str]:
+) -> tuple[FxProgram, CapturedProduct, str]:
     """Capture the product with tangents of the parameters.
 
     If torch's second derivatives cannot be captured, use cotangents: one call for each component of each element's
@@ -141,11 +132,8 @@ def _capture_parameter_product(
         program = _trace_tangents(warm, inputs, wrt, output_specs, wrt_parameters=True)
         _check_product(warm, program, wrt, output_specs, forward=True)
         names = tuple(s.name for s in output_specs)
-        return (
-            program,
-            CapturedProduct(BY_PARAMETERS, Directions(tuple(wrt)), names, forward=True, parameters=True),
-            FORWARD,
-        )
+        directions = Directions(tuple(wrt))
+        return program, CapturedProduct(BY_PARAMETERS, directions, names, forward=True, parameters=True), FORWARD
     except CaptureError as forward_error:
         try:
             program = _trace_cotangents(warm, inputs, wrt, output_specs, wrt_parameters=True)
@@ -164,12 +152,12 @@ def select_real(specs: Specs) -> tuple[TensorSpec, ...]:
 
 def _choose_cheapest_product(
     warm: Warmup, derivatives: ResolvedDerivatives, inputs: Inputs
-) -> tuple[str, fx_tracing.FxProgram, CapturedProduct, str]:
+) -> tuple[str, FxProgram, CapturedProduct, str]:
     """Return the product that needs fewer operations for all its directions, with its name, graph and description."""
     wrt = tuple(s for s in warm.source.inputs if any(name == s.name for _, name in derivatives.pairs))
     output_specs = tuple(s for s in warm.output_specs if any(name == s.name for name, _ in derivatives.pairs))
     output_names, wrt_names = tuple(s.name for s in output_specs), tuple(s.name for s in wrt)
-    candidates: list[tuple[int, str, fx_tracing.FxProgram, CapturedProduct]] = []
+    candidates: list[tuple[int, str, FxProgram, CapturedProduct]] = []
     notes: list[str] = []
     errors: list[CaptureError] = []
     for mode, name, trace_product, direction_specs, product_names in (
@@ -186,9 +174,8 @@ def _choose_cheapest_product(
         directions = Directions(direction_specs)
         cost = program.operations * directions.total
         notes.append(f"{mode}: {cost} operations")
-        candidates.append(
-            (cost, name, program, CapturedProduct(name, directions, product_names, forward=mode == FORWARD))
-        )
+        product = CapturedProduct(name, directions, product_names, forward=mode == FORWARD)
+        candidates.append((cost, name, program, product))
     if not candidates:
         raise CaptureError(
             f"model {warm.source.name!r} cannot be differentiated",
@@ -203,9 +190,7 @@ def _choose_cheapest_product(
     return name, program, product, f"{FORWARD if product.forward else REVERSE} ({'; '.join(notes)})"
 
 
-def _check_product(
-    warm: Warmup, program: fx_tracing.FxProgram, wrt: Specs, output_specs: Specs, *, forward: bool
-) -> None:
+def _check_product(warm: Warmup, program: FxProgram, wrt: Specs, output_specs: Specs, *, forward: bool) -> None:
     """Compare a product with eager mode at another batch size; raises ``CaptureError`` if they differ.
 
     torch's own formulas may write a traced size into a graph, or give NaN where others give numbers."""
@@ -215,17 +200,12 @@ def _check_product(
     parameters = derivatives.list_differentiable_parameters(source)
     has_no_batch = not source.batch_ndim or (program.parameters and forward)
     batch_shape = torch.Size() if has_no_batch else inputs[0].shape[:1]
-    directions = {
-        s.name: torch.rand((*batch_shape, *s.static_shape), generator=generator, dtype=torch.float64).to(
-            getattr(torch, s.dtype)
-        )
-        for s in (wrt if forward else output_specs)
-    }
-    parameter_values = [parameters[n].detach() for n in program.parameters]
+    specs = wrt if forward else output_specs
+    draws = [torch.rand((*batch_shape, *s.static_shape), generator=generator, dtype=torch.float64) for s in specs]
+    directions = {s.name: draw.to(getattr(torch, s.dtype)) for s, draw in zip(specs, draws, strict=True)}
+    arguments = (*inputs, *_compute_solutions(source, inputs), *directions.values())
     try:
-        actual = program.graph(*inputs, *_compute_solutions(source, inputs), *directions.values(), *parameter_values)[
-            len(warm.output_specs) :
-        ]
+        results = program.graph(*arguments, *(parameters[n].detach() for n in program.parameters))
     except Exception as error:
         message = "the product does not run at another batch size"
         mend = "torch's formula for some operation wrote a size into the graph: use other operations"
@@ -235,19 +215,14 @@ def _check_product(
     elif program.parameters:
         expected = _compute_parameter_vjp(source, inputs, directions, [s.name for s in wrt])
     else:
-        expected = {
-            n: v
-            for n, v in derivatives.compute_vjp(source, inputs, directions).items()
-            if any(s.name == n for s in wrt)
-        }
-    for (name, expected_value), actual_value in zip(expected.items(), actual, strict=True):
+        cotangents = derivatives.compute_vjp(source, inputs, directions)
+        expected = {n: v for n, v in cotangents.items() if any(s.name == n for s in wrt)}
+    for (name, expected_value), actual_value in zip(expected.items(), results[len(warm.output_specs) :], strict=True):
         if not all_close(actual_value, expected_value):
-            raise CaptureError(
-                "a captured product differs from eager mode",
-                check="derivatives",
-                got=f"{name!r} differs at a batch of {list(batch_shape)}",
-                expected="the values of torch's autograd in eager mode",
-            )
+            got = f"{name!r} differs at a batch of {list(batch_shape)}"
+            expected_text = "the values of torch's autograd in eager mode"
+            what = "a captured product differs from eager mode"
+            raise CaptureError(what, check="derivatives", got=got, expected=expected_text)
 
 
 def _compute_parameter_vjp(
@@ -258,10 +233,8 @@ def _compute_parameter_vjp(
     gradients: dict[str, torch.Tensor] = {}
     for name in names:
         pairs = [(output, name) for output in seeds if (output, name) in nonzero_pairs]
-        terms = [
-            torch.tensordot(seeds[output].to(block.dtype), block, seeds[output].ndim)
-            for (output, _), block in derivatives.compute_jacobian_blocks(source, inputs, pairs).items()
-        ]
+        blocks = derivatives.compute_jacobian_blocks(source, inputs, pairs)
+        terms = [torch.tensordot(seeds[o].to(b.dtype), b, seeds[o].ndim) for (o, _), b in blocks.items()]
         gradients[name] = torch.stack(terms).sum(0)
     return gradients
 
@@ -285,10 +258,7 @@ def _make_chain_rule_run(warm: Warmup, derivatives: ResolvedDerivatives) -> Run:
     """Build a function that runs the source library's own chain rule, and expands constant blocks to the batch."""
     blocks = warm.source.compute_jacobian_blocks
     assert blocks is not None
-    outs, ins = (
-        {s.name: s.static_shape for s in warm.output_specs},
-        {s.name: s.static_shape for s in warm.source.inputs},
-    )
+    outs, ins = ({s.name: s.static_shape for s in specs} for specs in (warm.output_specs, warm.source.inputs))
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs, block_values = blocks(*tensors)
@@ -301,7 +271,7 @@ def _make_chain_rule_run(warm: Warmup, derivatives: ResolvedDerivatives) -> Run:
 
 def _trace_tangents(
     warm: Warmup, inputs: Inputs, wrt: Specs, output_specs: Specs, *, wrt_parameters: bool = False
-) -> fx_tracing.FxProgram:
+) -> FxProgram:
     """Trace a function from the inputs and the tangents of ``wrt`` to all outputs, then the tangents of
     ``output_specs``."""
     source = warm.source
@@ -313,14 +283,10 @@ def _trace_tangents(
             active_outputs = [(i, v) for i, v in enumerate(outputs) if v.requires_grad]
             # Any seed works; ones, because some backward formulas take its logarithm.
             seeds = [torch.ones_like(v).requires_grad_(True) for _, v in active_outputs]
-            gradients = torch.autograd.grad(
-                [v for _, v in active_outputs], leaves, seeds, create_graph=True, allow_unused=True
-            )
-            active_gradients = [
-                (g, t)
-                for g, t in zip(gradients, select_directions(tensors), strict=True)
-                if g is not None and g.requires_grad
-            ]
+            active_values = [v for _, v in active_outputs]
+            gradients = torch.autograd.grad(active_values, leaves, seeds, create_graph=True, allow_unused=True)
+            pairs = zip(gradients, select_directions(tensors), strict=True)
+            active_gradients = [(g, t) for g, t in pairs if g is not None and g.requires_grad]
             output_tangents: Sequence[Any] = [None] * len(seeds)
             if active_gradients:
                 rows, tangents = zip(*active_gradients, strict=True)
@@ -329,35 +295,24 @@ def _trace_tangents(
         zeros = [tangents_by_index[i] if i in tangents_by_index else torch.zeros_like(v) for i, v in enumerate(outputs)]
         return tuple(v.detach() for v in (*values, *zeros))
 
-    return fx_tracing.trace_to_fx(
-        run,
-        (
-            *inputs,
-            *_compute_solutions(source, inputs),
-            *_make_ones(warm, inputs, wrt, wrt_parameters),
-            *parameters.values(),
-        ),
-        tuple(parameters),
-        model=warm.source.parameter_module,
-    )
+    ones = _make_ones(warm, inputs, wrt, wrt_parameters)
+    arguments = (*inputs, *_compute_solutions(source, inputs), *ones, *parameters.values())
+    return trace_to_fx(run, arguments, tuple(parameters), model=source.parameter_module)
 
 
 def _trace_cotangents(
     warm: Warmup, inputs: Inputs, wrt: Specs, output_specs: Specs, *, wrt_parameters: bool = False
-) -> fx_tracing.FxProgram:
+) -> FxProgram:
     """Trace a function from the inputs and the cotangents of ``output_specs`` to all outputs, then the cotangents of
     ``wrt``; those of parameters are sums over the batch."""
     source = warm.source
     call, select_directions, parameters = _build_call(warm, inputs, wrt, output_specs, wrt_parameters)
 
-    def run(*example_inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.enable_grad():
-            leaves, selected_outputs, values = call(example_inputs)
-            active_outputs = [
-                (v, seed)
-                for v, seed in zip(selected_outputs, select_directions(example_inputs), strict=True)
-                if v.requires_grad
-            ]
+            leaves, selected_outputs, values = call(tensors)
+            pairs = zip(selected_outputs, select_directions(tensors), strict=True)
+            active_outputs = [(v, seed) for v, seed in pairs if v.requires_grad]
             gradients: Sequence[Any] = [None] * len(leaves)
             if active_outputs:
                 outputs, seeds = zip(*active_outputs, strict=True)
@@ -365,13 +320,9 @@ def _trace_cotangents(
         zeros = [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, gradients, strict=True)]
         return tuple(v.detach() for v in (*values, *zeros))
 
-    example_inputs = (
-        *inputs,
-        *_compute_solutions(source, inputs),
-        *_make_ones(warm, inputs, output_specs, False),
-        *parameters.values(),
-    )
-    return fx_tracing.trace_to_fx(run, example_inputs, tuple(parameters), model=warm.source.parameter_module)
+    ones = _make_ones(warm, inputs, output_specs, False)
+    arguments = (*inputs, *_compute_solutions(source, inputs), *ones, *parameters.values())
+    return trace_to_fx(run, arguments, tuple(parameters), model=source.parameter_module)
 
 
 def _compute_solutions(source: Source, inputs: Inputs) -> Inputs:
@@ -402,27 +353,19 @@ def _build_call(
 
     def call(tensors: Sequence[torch.Tensor]) -> _CallResult:
         model_inputs = [t.detach() for t in tensors[:count]]
-        leaves = (
-            [t.detach().requires_grad_(True) for t in tensors[len(tensors) - len(parameters) :]] if parameters else []
-        )
+        leaves = [t.detach().requires_grad_(True) for t in tensors[len(tensors) - len(parameters) :] if parameters]
         for spec in wrt if not parameters else ():
             index = names.index(spec.name)
             model_inputs[index] = model_inputs[index].requires_grad_(True)
             leaves.append(model_inputs[index])
         replacements = dict(zip(parameters, leaves, strict=False))
-        with (
-            swap_parameters(source.parameter_module, replacements),
-            newton_capture.reuse_solutions(source, tensors[count:direction_start]),
-        ):
+        solutions = newton_capture.reuse_solutions(source, tensors[count:direction_start])
+        with swap_parameters(source.parameter_module, replacements), solutions:
             outputs = normalize_outputs(source.module(*model_inputs), source)
-        batch_size = model_inputs[0].shape[0] if any(warm.constant) else 0
-        values = {
-            name: value.expand((batch_size, *value.shape)) if constant else value
-            for (name, value), constant in zip(outputs.items(), warm.constant, strict=True)
-        }
+        values = expand_constants(outputs, warm.constant, model_inputs[0])
         return leaves, [values[s.name] for s in output_specs], list(values.values())
 
-    def select_directions(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return given[direction_start : len(given) - len(parameters)]
+    def select_directions(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return tensors[direction_start : len(tensors) - len(parameters)]
 
     return call, select_directions, {n: p.detach() for n, p in parameters.items()}

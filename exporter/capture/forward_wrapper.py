@@ -84,7 +84,6 @@ def emit_forward_source(
     outputs: int,
     batched: bool,
     contiguous: bool = False,
-    *,
     name: str = "forward",
     inner: str = METHOD,
 ) -> str:

@@ -78,10 +78,11 @@ def trace_to_fx(
     except GuardOnDataDependentSymNode as error:
         raise _data_read_error(error, "a branch", "a comparison of a tensor's values") from error
     except Exception as error:
+        place = user_traceback_location(error)
         raise CaptureError(
             "the backward pass cannot be captured",
             check="derivatives",
-            where=place if not (place := user_traceback_location(error)).startswith("<") else "",
+            where="" if place.startswith("<") else place,
             got=summarize_error(error),
             expected="a function that torch.fx.experimental.proxy_tensor.make_fx can follow",
             mend="use torch operations on tensors only, no NumPy; torch.func.jacrev instead of jacfwd and hessian",
@@ -136,14 +137,8 @@ def _list_written_arguments(node: torch.fx.Node) -> list[tuple[str, Any]]:
     arguments = node.target._schema.arguments
     positional = zip(arguments, node.args, strict=False)
     keywords = [(a, node.kwargs[a.name]) for a in arguments if a.name in node.kwargs]
-    written_arguments = [
-        (a.name, v) for a, v in [*positional, *keywords] if a.alias_info is not None and a.alias_info.is_write
-    ]
-    return [
-        (name, v)
-        for name, values in written_arguments
-        for v in (values if isinstance(values, (list, tuple)) else [values])
-    ]
+    written = [(a.name, v) for a, v in [*positional, *keywords] if a.alias_info is not None and a.alias_info.is_write]
+    return [(name, v) for name, vs in written for v in (vs if isinstance(vs, (list, tuple)) else [vs])]
 
 
 def _is_view(node: torch.fx.Node) -> bool:
@@ -152,14 +147,12 @@ def _is_view(node: torch.fx.Node) -> bool:
 
 
 def _data_read_error(error: Exception, what: str, got: str) -> CaptureError:
-    return CaptureError(
-        f"{what} that depends on data is read into Python while a backward pass is captured",
-        check="data read",
-        where=place if not (place := user_traceback_location(error)).startswith("<") else "",
-        got=got,
-        expected="operations on tensors only: no value is known while the graph is traced",
-        mend="use torch.where instead of a branch, no .item(), and a fixed number of iterations",
-    )
+    place = user_traceback_location(error)
+    where, what = "" if place.startswith("<") else place, f"{what} that depends on data is read into Python"
+    what += " while a backward pass is captured"
+    expected = "operations on tensors only: no value is known while the graph is traced"
+    mend = "use torch.where instead of a branch, no .item(), and a fixed number of iterations"
+    return CaptureError(what, check="data read", where=where, got=got, expected=expected, mend=mend)
 
 
 def _get_tensor(module: Any, path: str) -> torch.Tensor:

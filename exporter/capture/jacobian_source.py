@@ -137,11 +137,9 @@ def emit_jacobian_source(
                 continue
             index = product.products.index(product_name)
             start = product.directions.find_start(direction_name)
-            spec = product.directions.specs[[s.name for s in product.directions.specs].index(direction_name)]
-            shape = [
-                *output_specs[output].static_shape,
-                *(spec.static_shape if product.forward else caller.shapes[wrt]),
-            ]
+            spec = next(s for s in product.directions.specs if s.name == direction_name)
+            wrt_shape = spec.static_shape if product.forward else caller.shapes[wrt]
+            shape = [*output_specs[output].static_shape, *wrt_shape]
             part = f"{prefix}_{index}.narrow(0, {start}, {math.prod(spec.static_shape)})"
             # Directions are the last dimension of the block in forward mode; in reverse mode the first.
             batch_first = f"{part}.movedim(0, 1)" if caller.batched else part
@@ -152,9 +150,10 @@ def emit_jacobian_source(
     return emit_method_source(name, caller.arguments, lines, [*values, *(blocks[pair] for pair in pairs)])
 
 
-def _select_emitter(
-    product: CapturedProduct, batched: bool
-) -> Callable[[str, CapturedProduct, Caller, Sequence[str]], list[str]]:
+Emitter = Callable[[str, CapturedProduct, Caller, Sequence[str]], list[str]]
+
+
+def _select_emitter(product: CapturedProduct, batched: bool) -> Emitter:
     if batched and not product.parameters:
         return _emit_repeated_call
     return _emit_direction_loop if not batched or product.forward else _emit_element_loop
@@ -162,11 +161,8 @@ def _select_emitter(
 
 def _format_sizes(batch_prefix: str, shape: Sequence[int]) -> str:
     """Format a list of sizes; TorchScript would take an empty list for a list of tensors."""
-    return (
-        f"[{batch_prefix}{', '.join(map(str, shape))}]"
-        if batch_prefix or shape
-        else "torch.jit.annotate(List[int], [])"
-    )
+    sizes = f"[{batch_prefix}{', '.join(map(str, shape))}]"
+    return sizes if sizes != "[]" else "torch.jit.annotate(List[int], [])"
 
 
 def _emit_repeated_call(prefix: str, product: CapturedProduct, caller: Caller, places: Sequence[str]) -> list[str]:
@@ -192,10 +188,8 @@ def _emit_direction_loop(prefix: str, product: CapturedProduct, caller: Caller, 
         arguments = [*(a for a, _ in caller.product_arguments), *(f"{p}[{index}]" for p in places)]
         return f"{product.method}({', '.join(arguments)})"
 
-    lines = [
-        *_emit_first_call(prefix, product, caller, call("0")),
-        *_emit_appends(prefix, f"{prefix}_first", product, caller),
-    ]
+    lines = _emit_first_call(prefix, product, caller, call("0"))
+    lines += _emit_appends(prefix, f"{prefix}_first", product, caller)
     lines += [f"for tf_k in range(1, {product.directions.total}):", f"    {prefix} = self.{call('tf_k')}"]
     lines += [f"    {line}" for line in _emit_appends(prefix, prefix, product, caller)]
     return [*lines, *(f"{prefix}_{i} = torch.stack({prefix}_list_{i})" for i in range(len(product.products)))]
@@ -204,9 +198,8 @@ def _emit_direction_loop(prefix: str, product: CapturedProduct, caller: Caller, 
 def _emit_element_loop(prefix: str, product: CapturedProduct, caller: Caller, places: Sequence[str]) -> list[str]:
     """Emit a call for each element, for rows with respect to parameters: a batch would give their sum."""
     n = product.directions.total
-    arguments = ", ".join(
-        [*(f"{a}.narrow(0, tf_r, 1)" for a, _ in caller.product_arguments), *(f"{p}[tf_k]" for p in places)]
-    )
+    elements = [f"{a}.narrow(0, tf_r, 1)" for a, _ in caller.product_arguments]
+    arguments = ", ".join([*elements, *(f"{p}[tf_k]" for p in places)])
     lines = _emit_first_call(prefix, product, caller, f"{METHOD}({caller.argument_list})")
     lines += [f"for tf_k in range({n}):", "    for tf_r in range(tf_rows):"]
     lines += [f"        {prefix} = self.{product.method}({arguments})"]

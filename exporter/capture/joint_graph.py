@@ -6,34 +6,28 @@ from collections.abc import Sequence
 
 import torch
 
-from exporter.capture import fx_tracing
+from exporter.capture.fx_tracing import FxProgram, trace_to_fx
 from exporter.capture.origin_tracking import get_user_line
-from exporter.model.eager.evaluation import normalize_outputs, preserve_grads
+from exporter.model.eager.evaluation import expand_constants, normalize_outputs, preserve_grads
 from exporter.model.source import Inputs, Source
 
 
-def trace_joint_graph(source: Source, inputs: Inputs, constant: Sequence[bool] = ()) -> fx_tracing.FxProgram:
+def trace_joint_graph(source: Source, inputs: Inputs, constant: Sequence[bool] = ()) -> FxProgram:
     """Trace the forward pass, inner backward passes and hooks as one graph that returns all outputs.
 
     ``constant`` marks the outputs without a batch, which are expanded to it. Call it under ``eager_context``; raises
     ``CaptureError``."""
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs = normalize_outputs(source.module(*tensors), source).values()
-        batch_size = tensors[0].shape[0] if any(constant) else 0
-        constant_flags = constant or (False,) * len(outputs)
-        values = (
-            v.expand((batch_size, *v.shape)) if is_constant else v
-            for v, is_constant in zip(outputs, constant_flags, strict=True)
-        )
-        return tuple(v.detach() for v in values)
+        outputs = normalize_outputs(source.module(*tensors), source)
+        return tuple(v.detach() for v in expand_constants(outputs, constant, tensors[0]).values())
 
     # The autograd engine leaves tensors without data in .grad.
     with preserve_grads(source):
-        return fx_tracing.trace_to_fx(run, inputs, model=source.parameter_module)
+        return trace_to_fx(run, inputs, model=source.parameter_module)
 
 
-def list_program_constants(source: Source, program: fx_tracing.FxProgram) -> list[tuple[str, str, torch.Tensor]]:
+def list_program_constants(source: Source, program: FxProgram) -> list[tuple[str, str, torch.Tensor]]:
     """List tensors the function made or found, not the model's own: (no submodule, line that uses it, value)."""
     model_pointers = {t.data_ptr() for t in (*source.parameter_module.parameters(), *source.parameter_module.buffers())}
     constants = []

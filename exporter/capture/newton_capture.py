@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.jit._fuser import optimized_execution
 
-from exporter.archive.tensor_spec import TensorSpec
-from exporter.capture import fx_tracing
+from exporter.archive.tensor_spec import TensorSpec, infer_spec
 from exporter.capture.constant_folding import fold_batch_constants
+from exporter.capture.fx_tracing import FxProgram, eliminate_duplicates, trace_to_fx
 from exporter.capture.operator_rewrites import rewrite_operators
 from exporter.capture.torchscript_writer import emit_torchscript
 from exporter.common.errors import CaptureError
@@ -28,6 +28,7 @@ from exporter.model.source import Inputs, Source
 
 # The results of a solver.
 SOLVER_RESULTS = ("unknowns", "Jacobians", "iterations", "norms of the residual", "status", "factors")
+GRAPHS = ("residual", "jacobian")
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class CapturedSolver:
     """A solver and the graphs that it calls, functions of ``(u, *held)``."""
 
     loop: NewtonSolver
-    residual: fx_tracing.FxProgram
-    jacobian: fx_tracing.FxProgram
+    residual: FxProgram
+    jacobian: FxProgram
 
     def script(self) -> torch.jit.ScriptModule:
         """Compile the solver, anew in each call: the passes of a capture modify what they are given."""
@@ -51,13 +52,8 @@ class CapturedSolver:
 def capture_solver(path: str, loop: NewtonSolver, arguments: Inputs) -> CapturedSolver:
     """Capture a solver from the inputs of one solve, under ``eager_context``; raises ``CaptureError``."""
     guess, fixed_tensors = arguments[0], loop.collect_args(arguments[1:])
-    return CapturedSolver(
-        loop,
-        *(
-            trace_solver_graph(getattr(loop, name), (guess, fixed_tensors), path, loop)
-            for name in ("residual", "jacobian")
-        ),
-    )
+    graphs = [trace_solver_graph(getattr(loop, name), (guess, fixed_tensors), path, loop) for name in GRAPHS]
+    return CapturedSolver(loop, *graphs)
 
 
 def check_own_parameters(path: str, solver: CapturedSolver, model: nn.Module) -> None:
@@ -80,18 +76,14 @@ def check_solver(path: str, solver: CapturedSolver, samples: Sequence[Inputs]) -
     """Check that the compiled solver takes the iterations of eager mode, to the last. Raises ``CaptureError``."""
     compiled = _make_forward(solver.script())
     for guess, *arguments in samples:
-        expected, actual = (
-            run(guess, solver.loop.collect_args(arguments), True) for run in (solver.loop.forward, compiled)
-        )
+        tensors = solver.loop.collect_args(arguments)
+        expected, actual = (run(guess, tensors, True) for run in (solver.loop.forward, compiled))
         for name, expected_value, actual_value in zip(SOLVER_RESULTS, expected, actual, strict=True):
             if not all_close(actual_value, expected_value):
-                raise CaptureError(
-                    f"the implicit update {path!r} is not solved as in eager mode",
-                    check="implicit",
-                    where=path,
-                    got=f"{name} differ at a batch of {guess.shape[0]}",
-                    expected="the iterations of eager mode",
-                )
+                what = f"the implicit update {path!r} is not solved as in eager mode"
+                got = f"{name} differ at a batch of {guess.shape[0]}"
+                expected_text = "the iterations of eager mode"
+                raise CaptureError(what, check="implicit", where=path, got=got, expected=expected_text)
 
 
 def check_failure_visible(path: str, loop: NewtonSolver, source: Source, inputs: Inputs) -> None:
@@ -99,11 +91,9 @@ def check_failure_visible(path: str, loop: NewtonSolver, source: Source, inputs:
     if not loop.fails_by_nan:
         return
 
-    def forward_without_convergence(
-        u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False
-    ) -> tuple[torch.Tensor, ...]:
-        *found, status, factor = forward(u, held, tangents)
-        return *found, torch.ones_like(status), torch.full_like(factor, float("nan"))
+    def forward_without_convergence(u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False) -> Any:
+        *results, status, factor = forward(u, held, tangents)
+        return *results, torch.ones_like(status), torch.full_like(factor, float("nan"))
 
     forward = loop.forward
     with patch_forward({loop: forward_without_convergence}):
@@ -138,7 +128,7 @@ def _make_forward(compiled: torch.jit.ScriptModule) -> Callable[..., Any]:
 
 def trace_solver_graph(
     function: Callable[..., Any], arguments: SolverArguments, path: str, model: nn.Module
-) -> fx_tracing.FxProgram:
+) -> FxProgram:
     """Trace a function of a solver to a graph without batch constants; raises ``CaptureError``."""
     guess, fixed_tensors = arguments
 
@@ -147,10 +137,8 @@ def trace_solver_graph(
         return result if isinstance(result, tuple) else (result,)
 
     try:
-        return fold_batch_constants(
-            fx_tracing.eliminate_duplicates(fx_tracing.trace_to_fx(run, (guess, *fixed_tensors), model=model)),
-            (guess, *fixed_tensors),
-        )
+        inputs = (guess, *fixed_tensors)
+        return fold_batch_constants(eliminate_duplicates(trace_to_fx(run, inputs, model=model)), inputs)
     except CaptureError as error:
         error.details["where"] = error.details.get("where") or path
         raise
@@ -165,7 +153,7 @@ class _GraphConstants(nn.Module):
             self.register_buffer(f"tf_{i}", value.detach().clone())
 
 
-def _script_graph(program: fx_tracing.FxProgram, batched: int, *, returns_pair: bool) -> torch.jit.ScriptModule:
+def _script_graph(program: FxProgram, batched: int, *, returns_pair: bool) -> torch.jit.ScriptModule:
     # A new class each time: TorchScript gives modules of one class one set of methods.
     module = torch.jit.script(type("Graph", (_GraphConstants,), {})(program.constants))
     names = [f"x{i}" for i in range(program.inputs)]
@@ -174,9 +162,8 @@ def _script_graph(program: fx_tracing.FxProgram, batched: int, *, returns_pair: 
     rewrite_operators(module)
     arguments = ", ".join(["u", *(f"held[{i}]" for i in range(program.inputs - 1))])
     returns, tail = ("Tuple[Tensor, Tensor]", "") if returns_pair else ("Tensor", "[0]")
-    module.define(
-        f"def forward(self, u: Tensor, held: List[Tensor]) -> {returns}:\n    return self.graph({arguments}){tail}\n"
-    )
+    head = f"def forward(self, u: Tensor, held: List[Tensor]) -> {returns}:"
+    module.define(f"{head}\n    return self.graph({arguments}){tail}\n")
     return module
 
 
@@ -187,10 +174,7 @@ def compute_solutions(source: Source, inputs: Inputs) -> tuple[torch.Tensor, ...
 
 def list_solution_specs(source: Source, inputs: Inputs) -> tuple[TensorSpec, ...]:
     """Return the specs of the results of all solves of a run."""
-    return tuple(
-        TensorSpec(f"solved_{i}", tuple(value.shape[1:]), str(value.dtype).removeprefix("torch."))
-        for i, value in enumerate(compute_solutions(source, inputs))
-    )
+    return tuple(infer_spec(f"solved_{i}", v, 1) for i, v in enumerate(compute_solutions(source, inputs)))
 
 
 @contextlib.contextmanager

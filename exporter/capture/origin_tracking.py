@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -74,13 +73,7 @@ class OriginTracker(TorchDispatchMode):
             handle.remove()
         super().__exit__(*error)
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         mode = get_proxy_mode()
         graph = mode.tracer.graph if mode is not None else None
         last = graph._root.prev if graph is not None else None
@@ -105,9 +98,8 @@ class OriginTracker(TorchDispatchMode):
             return origin
         self._has_run_backward = True
         node: Any = torch._C._current_autograd_node()  # pyright: ignore[reportAttributeAccessIssue]
-        forward_origin = (
-            self._forward_origins.get(node._sequence_nr(), Origin(FORWARD)) if node is not None else Origin(FORWARD)
-        )
+        first = self._forward_origins.get(node._sequence_nr()) if node is not None else None
+        forward_origin = first or Origin(FORWARD)
         # If the backward pass is recorded too, it has its own nodes.
         self._forward_origins.setdefault(_get_sequence_nr() - 1, forward_origin)
         if user_line and function == "backward":
@@ -115,12 +107,8 @@ class OriginTracker(TorchDispatchMode):
             return Origin(BACKWARD, node.name() if node is not None else "", forward_origin.module, user_line)
         if user_line:
             return Origin(HOOK, function, forward_origin.module, user_line)
-        return Origin(
-            BACKWARD,
-            node.name().rpartition("::")[2] if node is not None else "",
-            forward_origin.module,
-            forward_origin.where,
-        )
+        name = node.name().rpartition("::")[2] if node is not None else ""
+        return Origin(BACKWARD, name, forward_origin.module, forward_origin.where)
 
 
 def _inspect_stack() -> tuple[str, str, bool | None]:

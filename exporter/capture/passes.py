@@ -74,11 +74,9 @@ class CaptureState:
         self.argument_names = make_argument_names([s.name for s in source.inputs])
         self.generator = torch.Generator().manual_seed(seed)
         self.inlined: set[nn.Module] = find_repeated_submodules(warm)
-        self.plan = (
-            plan_derivatives(warm, resolved_derivatives, inputs)
-            if resolved_derivatives
-            else DerivativePlan(ResolvedDerivatives())
-        )
+        self.plan = DerivativePlan(ResolvedDerivatives())
+        if resolved_derivatives:
+            self.plan = plan_derivatives(warm, resolved_derivatives, inputs)
         # A model that takes gradients is a program of operators: a trace would lose its backward pass.
         self.program = trace_joint_graph(source, inputs, warm.constant) if source.uses_autograd else None
         self.module: torch.jit.ScriptModule
@@ -111,10 +109,7 @@ def find_constants(state: CaptureState) -> None:
         check_constant_outputs(state.warm, first)
     constants.pin_numbers(first)
     constants.fold_copies(first)
-    all_constants = [
-        *constants.locate_constants(first),
-        *(list_program_constants(source, program) if program else ()),
-    ]
+    all_constants = [*constants.locate_constants(first), *(list_program_constants(source, program) if program else ())]
     state.findings += constants.find_lost_precision(all_constants, [spec.dtype for spec in source.inputs])
     # The second trace would repeat the warnings.
     warnings.simplefilter("ignore", TracerWarning)
@@ -201,17 +196,9 @@ def find_parameters(state: CaptureState) -> None:
 
 
 PASSES: tuple[Callable[[CaptureState], None], ...] = (
-    find_constants,
-    trace_module,
-    settle_constants,
-    define_program,
-    simplify_operators,
-    define_forward,
-    define_derivatives,
-    define_newton_info,
-    merge_operators,
-    find_parameters,
-)
+    find_constants, trace_module, settle_constants, define_program, simplify_operators, define_forward,
+    define_derivatives, define_newton_info, merge_operators, find_parameters,
+)  # fmt: skip
 
 
 def capture(
@@ -231,12 +218,6 @@ def capture(
         state = CaptureState(warm, inputs, seed, resolved_derivatives, solves or {})
         for run_pass in PASSES:
             run_pass(state)
-        operators = list_operators(state.module)
-    return CaptureResult(
-        state.module,
-        operators,
-        state.parameters,
-        tuple(state.findings),
-        tuple(state.tracer_warnings),
-        state.method_specs,
-    )
+        operators, findings = list_operators(state.module), tuple(state.findings)
+    warnings_of_tracer = tuple(state.tracer_warnings)
+    return CaptureResult(state.module, operators, state.parameters, findings, warnings_of_tracer, state.method_specs)

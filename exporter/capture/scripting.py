@@ -31,12 +31,9 @@ def find_marked_modules(model: nn.Module) -> dict[str, nn.Module]:
         mark = get_mark(module)
         if not is_nested and (mark == "script" or (mark == EITHER and is_compilable(module))):
             if not path:
-                raise CaptureError(
-                    "the whole model is marked to be compiled",
-                    check="script",
-                    expected="a mark on a submodule",
-                    mend="wrap it in a module that calls it, or mark the submodule with the branch",
-                )
+                mend = "wrap it in a module that calls it, or mark the submodule with the branch"
+                what = "the whole model is marked to be compiled"
+                raise CaptureError(what, check="script", expected="a mark on a submodule", mend=mend)
             modules[path] = module
     return modules
 
@@ -77,10 +74,8 @@ def is_compilable(module: nn.Module) -> bool:
 
 def scripting_findings(paths: Iterable[str]) -> list[Finding]:
     """Return a finding for each submodule that is compiled from its source."""
-    return [
-        Finding("script", f"submodule {path!r} is compiled from its source", reason="it is marked with jit='script'")
-        for path in paths
-    ]
+    reason = "it is marked with jit='script'"
+    return [Finding("script", f"submodule {path!r} is compiled from its source", reason=reason) for path in paths]
 
 
 class _OpaqueCall(torch.autograd.Function):

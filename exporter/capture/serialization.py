@@ -94,10 +94,8 @@ def _iterate_definitions(records: Mapping[str, bytes]) -> Iterator[_Definition]:
 
 def _assign_names(definitions: Mapping[str, _Definition], pickled: bytes) -> dict[str, str]:
     """Map old names to new ones, in the order in which they are reached from the classes of the top module's pickle."""
-    global_names = [
-        str(argument).replace(" ", ".") for op, argument, _ in pickletools.genops(pickled) if op.name == "GLOBAL"
-    ]
-    todo = [n for n in global_names if n in definitions]
+    names = [str(argument).replace(" ", ".") for op, argument, _ in pickletools.genops(pickled) if op.name == "GLOBAL"]
+    todo = [n for n in names if n in definitions]
     new: dict[str, str] = {}
     while todo:
         name = todo.pop(0)
@@ -105,10 +103,8 @@ def _assign_names(definitions: Mapping[str, _Definition], pickled: bytes) -> dic
             continue
         space, _, class_name = strip_stand_in(_MANGLED.sub("", name)).rpartition(".")
         new[name] = f"{space}.___torch_mangle_{len(new)}.{class_name}"
-        references = (
-            _match_name(m[0], definitions) for m in _NAME.finditer(definitions[name].text) if m["text"] is None
-        )
-        todo += [n for n in references if n]
+        parts = (m[0] for m in _NAME.finditer(definitions[name].text) if m["text"] is None)
+        todo += [n for part in parts if (n := _match_name(part, definitions))]
     return new
 
 
@@ -223,13 +219,8 @@ def _build_debug_record(definition: _Definition, offsets: list[tuple[int, int]])
         key = (user_text, name, line_number, start, end)
         # A row covers all code up to the next row.
         if key != before:
-            rows.append(
-                (
-                    offset - old + new,
-                    (sources[user_text, name, line_number], start, end),
-                    tags.setdefault(key, len(tags)),
-                )
-            )
+            source = (sources[user_text, name, line_number], start, end)
+            rows.append((offset - old + new, source, tags.setdefault(key, len(tags))))
         before = key
     return pickle.dumps(("FORMAT_WITH_STRING_TABLE", tuple(strings), tuple(rows)), protocol=2)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.jit import ScriptModule
 from torch.jit._fuser import optimized_execution
 
 from exporter.archive.contract import Finding
@@ -26,11 +27,7 @@ RTOL = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
 def find_settable_parameters(
-    warm: Warmup,
-    module: torch.jit.ScriptModule,
-    inputs: Inputs,
-    generator: torch.Generator,
-    pairs: Sequence[Pair] = (),
+    warm: Warmup, module: ScriptModule, inputs: Inputs, generator: torch.Generator, pairs: Sequence[Pair] = ()
 ) -> tuple[tuple[str, ...], tuple[Finding, ...]]:
     """Return the names of the parameters that are alive in the trace, and a finding for each other one.
 
@@ -46,28 +43,20 @@ def find_settable_parameters(
     for name, parameter in parameters:
         agree = _agree(warm, module, inputs, [(name, parameter)], generator, pairs)
         if agree is None:
-            findings.append(
-                Finding(
-                    "parameters",
-                    f"parameter {name!r} was not checked with another value",
-                    reason="eager mode fails or is not finite with another value",
-                )
-            )
+            what = f"parameter {name!r} was not checked with another value"
+            reason = "eager mode fails or is not finite with another value"
+            findings.append(Finding("parameters", what, reason=reason))
         elif not agree:
             dead.add(name)
-            findings.append(
-                Finding(
-                    "parameters",
-                    f"parameter {name!r} is a constant in the file, which does not offer it as settable",
-                    reason="the model reads it through .data, .item(), NumPy or a cached value",
-                )
-            )
+            what = f"parameter {name!r} is a constant in the file, which does not offer it as settable"
+            reason = "the model reads it through .data, .item(), NumPy or a cached value"
+            findings.append(Finding("parameters", what, reason=reason))
     return tuple(name for name, _ in named if name not in dead), tuple(findings)
 
 
 def _agree(
     warm: Warmup,
-    module: torch.jit.ScriptModule,
+    module: ScriptModule,
     inputs: Inputs,
     parameters: list[tuple[str, torch.nn.Parameter]],
     generator: torch.Generator,

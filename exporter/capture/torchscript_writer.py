@@ -21,29 +21,13 @@ from exporter.common.errors import OperatorError
 # Operators of source libraries that are rewritten to torch's once the method is defined.
 _REWRITTEN = frozenset(row.operator for row in OPERATOR_REWRITES)
 _SYMBOLS: Mapping[Any, str] = {
-    operator.add: "({} + {})",
-    operator.sub: "({} - {})",
-    operator.mul: "({} * {})",
-    operator.floordiv: "({} // {})",
-    operator.mod: "({} % {})",
-    operator.neg: "(-{})",
-    operator.truediv: "({} / {})",
-    operator.pow: "({} ** {})",
-    operator.eq: "({} == {})",
-    operator.ne: "({} != {})",
-    operator.lt: "({} < {})",
-    operator.le: "({} <= {})",
-    operator.gt: "({} > {})",
-    operator.ge: "({} >= {})",
-    torch.sym_float: "float({})",
-    torch.sym_int: "int({})",
-    torch.sym_max: "max({}, {})",
-    torch.sym_min: "min({}, {})",
-    torch.sym_not: "(not {})",
-    math.floor: "math.floor({})",
-    math.ceil: "math.ceil({})",
-    math.trunc: "int({})",
-}
+    operator.add: "({} + {})", operator.sub: "({} - {})", operator.mul: "({} * {})", operator.neg: "(-{})",
+    operator.floordiv: "({} // {})", operator.mod: "({} % {})", operator.truediv: "({} / {})",
+    operator.pow: "({} ** {})", operator.eq: "({} == {})", operator.ne: "({} != {})", operator.lt: "({} < {})",
+    operator.le: "({} <= {})", operator.gt: "({} > {})", operator.ge: "({} >= {})", torch.sym_float: "float({})",
+    torch.sym_int: "int({})", torch.sym_max: "max({}, {})", torch.sym_min: "min({}, {})", torch.sym_not: "(not {})",
+    math.floor: "math.floor({})", math.ceil: "math.ceil({})", math.trunc: "int({})",
+}  # fmt: skip
 
 
 def emit_torchscript(
@@ -127,9 +111,8 @@ class _SourceWriter:
         if space == "profiler":
             return []
         if name.startswith("_foreach"):
-            raise _unsupported_operator_error(
-                f"aten::{name}", node, "let the optimiser go parameter by parameter: foreach=False"
-            )
+            mend = "let the optimiser go parameter by parameter: foreach=False"
+            raise _unsupported_operator_error(f"aten::{name}", node, mend)
         if space != "aten" and f"{space}::{name}" not in _REWRITTEN:
             raise _unsupported_operator_error(f"{space}::{name}", node)
         args = [self.format_value(a) for a in node.args]
@@ -154,10 +137,8 @@ class _SourceWriter:
             sizes = [self._format_size(s, m) for s, m in zip(shape, node.meta["val"].shape, strict=True)]
             return [f"{result} = {args[0]}.reshape([{', '.join(sizes)}])"]
         schema = node.target._schema
-        args = [
-            self._convert_argument(a, t, s, node.meta.get("val"))
-            for a, t, s in zip(node.args, args, schema.arguments, strict=False)
-        ]
+        values = zip(node.args, args, schema.arguments, strict=False)
+        args = [self._convert_argument(a, t, s, node.meta.get("val")) for a, t, s in values]
         args += [f"{k}={self._format_option(k, v)}" for k, v in node.kwargs.items()]
         return [f"{result} = torch.ops.{space}.{name}({', '.join(args)})"]
 
@@ -217,11 +198,5 @@ class _SourceWriter:
 def _unsupported_operator_error(
     name: str, node: torch.fx.Node, mend: str = "write it with torch's own operators"
 ) -> OperatorError:
-    return OperatorError(
-        f"the backward pass calls {name}, which TorchScript does not have",
-        check="operators",
-        where=get_user_line(node),
-        got=name,
-        expected="aten:: operators only",
-        mend=mend,
-    )
+    what, expected = f"the backward pass calls {name}, which TorchScript does not have", "aten:: operators only"
+    return OperatorError(what, check="operators", where=get_user_line(node), got=name, expected=expected, mend=mend)

@@ -23,6 +23,7 @@ from exporter.common.torch_hooks import patch_forward
 from exporter.common.user_code import user_source_location
 from exporter.model.eager.evaluation import (
     evaluate,
+    expand_constants,
     find_forward_line,
     normalize_outputs,
     user_traceback_location,
@@ -99,9 +100,7 @@ def trace_recording_warnings(
     caught: list[tuple[str, str]] = []
     other_warnings: list[tuple[Any, type[Warning], str, int]] = []
 
-    def show(
-        message: Any, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None
-    ) -> None:
+    def show(message: Any, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None):
         # The warning's own location may be inside torch; the user's line is on the stack now.
         if issubclass(category, TracerWarning):
             caught.append((user_source_location() or f"{filename}:{lineno}", str(message).split(". ")[0]))
@@ -123,14 +122,8 @@ def make_forward_run(warm: Warmup) -> module_tree.Run:
     source = warm.source
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs = tuple(normalize_outputs(source.module(*tensors), source).values())
-        if not any(warm.constant):
-            return outputs
-        size = tensors[0].shape[0]
-        return tuple(
-            value.expand((size, *value.shape)) if constant else value
-            for value, constant in zip(outputs, warm.constant, strict=True)
-        )
+        outputs = normalize_outputs(source.module(*tensors), source)
+        return tuple(expand_constants(outputs, warm.constant, tensors[0]).values())
 
     return run
 
@@ -149,9 +142,8 @@ def trace_methods(
         path: solves[path].script() if path in solves else compile_submodule(path, module)
         for path, module in modules.items()
     }
-    root = module_tree.build(
-        source.parameter_module, {name: run for name, (run, _) in methods.items()}, buffers, inlined, scripted
-    )
+    runs = {name: run for name, (run, _) in methods.items()}
+    root = module_tree.build(source.parameter_module, runs, buffers, inlined, scripted)
     example_inputs = {name: tuple(t.clone() for t in inputs) for name, (_, inputs) in methods.items()}
     try:
         replacements = {module: scripted[path] for path, module in modules.items()}
@@ -182,9 +174,7 @@ _MENDS = (
 
 def _suggest_mend(text: str) -> str:
     suggestions = [mend for part, mend in _MENDS if part in text]
-    return (
-        suggestions or ["custom autograd functions and Python objects cannot be traced: write them with torch's own"]
-    )[0]
+    return (suggestions or ["custom autograd functions and Python objects cannot be traced: write torch operations"])[0]
 
 
 def _parse_location(text: str) -> str:

@@ -22,20 +22,11 @@ _T = torch.Tensor
 # Methods by which Python gets a value. They are patched while a recorder is active, because a torch function mode
 # does not see what torch's own Python code does inside a function that the mode has intercepted.
 _DATA_METHODS = {
-    "__bool__": "bool()",
-    "__int__": "int()",
-    "__float__": "float()",
-    "__complex__": "complex()",
-    "__index__": "an index or range()",
-    "item": ".item()",
-    "tolist": ".tolist()",
-    "numpy": ".numpy()",
-    "__array__": "numpy",
-    "__contains__": "in",
-    "__repr__": "printing",
-    "__format__": "printing",
+    "__bool__": "bool()", "__int__": "int()", "__float__": "float()", "__complex__": "complex()",
+    "__index__": "an index or range()", "item": ".item()", "tolist": ".tolist()", "numpy": ".numpy()",
+    "__array__": "numpy", "__contains__": "in", "__repr__": "printing", "__format__": "printing",
     "__dlpack__": "dlpack",
-}
+}  # fmt: skip
 _SIZE_METHODS = {"__len__": "len()", "__iter__": "iteration"}
 # Functions that return a Python value.
 _DATA_FUNCTIONS = {
@@ -48,15 +39,8 @@ _DATA_FUNCTIONS = {
 }
 # Functions whose number of returned tensors depends on a size.
 _SPLIT_FUNCTIONS = {
-    torch.unbind,
-    _T.unbind,
-    torch.split,
-    _T.split,
-    torch.chunk,
-    _T.chunk,
-    torch.tensor_split,
-    _T.tensor_split,
-}
+    torch.unbind, _T.unbind, torch.split, _T.split, torch.chunk, _T.chunk, torch.tensor_split, _T.tensor_split,
+}  # fmt: skip
 _CONSTANT_FACTORIES = {torch.tensor, torch.as_tensor, torch.asarray}
 
 # Computes the value that a recorder hands to Python instead of the value that was read.

@@ -103,10 +103,6 @@ def check_output_path(path: Path) -> None:
 
 def make_write_error(path: Path, error: OSError) -> OutputError:
     """Make the ``OutputError`` for a file that cannot be written."""
-    return OutputError(
-        "the file cannot be written",
-        where=str(path),
-        got=error.strerror or str(error),
-        expected="a writable folder, on a disk with free space",
-        mend="name another output with -o, or free disk space",
-    )
+    expected, mend = "a writable folder, on a disk with free space", "name another output with -o, or free disk space"
+    got = error.strerror or str(error)
+    return OutputError("the file cannot be written", where=str(path), got=got, expected=expected, mend=mend)

@@ -37,17 +37,8 @@ class TorchferryError(Exception):
         self, what: str, *, check: str = "", where: str = "", got: str = "", expected: str = "", mend: str = ""
     ) -> None:
         self.what = what
-        self.details = {
-            key: value
-            for key, value in (
-                ("check", check),
-                ("where", where),
-                ("got", got),
-                ("expected", expected),
-                ("mend", mend),
-            )
-            if value
-        }
+        parts = {"check": check, "where": where, "got": got, "expected": expected, "mend": mend}
+        self.details = {key: value for key, value in parts.items() if value}
         lines = [what, *(f"  {key}: {value}" for key, value in self.details.items())]
         super().__init__("\n".join(lines))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -106,6 +106,16 @@ def user_traceback_location(error: BaseException) -> str:
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     user_places = [f"{name}:{line}" for name, line in places if not name.startswith(INTERNAL_PATH_PREFIXES)]
     return user_places[-1] if user_places else ""
+
+
+def expand_constants(
+    outputs: Mapping[str, torch.Tensor], constant: Sequence[bool], first_input: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return the outputs, with those that are ``constant`` expanded to the batch of ``first_input``."""
+    if not any(constant):
+        return dict(outputs)
+    size, pairs = first_input.shape[0], zip(outputs.items(), constant, strict=True)
+    return {n: v.expand((size, *v.shape)) if is_constant else v for (n, v), is_constant in pairs}
 
 
 def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
