@@ -51,19 +51,17 @@ class CompatibilityReport:
         failed = [row for row in self.rows if row.verdict in (DIFFERS, BROKEN)]
         absent = list(dict.fromkeys(row.torch for row in self.rows if row.verdict == NOT_THERE))
         if failed:
-            raise MismatchError(
+            what, where = (
                 f"{failed[0].archive} fails under torch {failed[0].torch}",
-                where=f"{len(failed)} of {len(self.rows)} archives and versions",
-                got=f"{failed[0].verdict}: {failed[0].detail}",
-                expected="what it computed when it was exported",
+                f"{len(failed)} of {len(self.rows)}",
             )
+            got = f"{failed[0].verdict}: {failed[0].detail}"
+            where, expected = f"{where} archives and versions", "what it computed when it was exported"
+            raise MismatchError(what, where=where, got=got, expected=expected)
         if absent:
             details = dict.fromkeys(row.detail for row in self.rows if row.verdict == NOT_THERE)
-            raise MissingRuntimeError(
-                f"torch {', '.join(absent)} is not available: nothing was checked with it",
-                where="--torch",
-                got="; ".join(details),
-            )
+            what = f"torch {', '.join(absent)} is not available: nothing was checked with it"
+            raise MissingRuntimeError(what, where="--torch", got="; ".join(details))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the results as a JSON-ready dict."""

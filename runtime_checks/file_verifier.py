@@ -19,18 +19,12 @@ class FileVerifier:
 
     def __init__(self, options: VerifyOptions, formats: Sequence[str] = ("pt",)) -> None:
         self._options = options
-        self._runners = {
-            name: select_runners(options if name == formats[0] else options.with_runtimes(()), name) for name in formats
-        }
+        others = options.with_runtimes(())
+        self._runners = {name: select_runners(options if name == formats[0] else others, name) for name in formats}
         self._notes = list_unchecked_devices(options.device_names)
 
     def collect_report(
-        self,
-        path: Path,
-        format_name: str,
-        *,
-        fresh: Sequence[ReferenceCase] | None = None,
-        shown_as: Path | None = None,
+        self, path: Path, format_name: str, fresh: Sequence[ReferenceCase] | None = None, shown_as: Path | None = None
     ) -> Report:
         """Run every check on the file, which the report shows as ``shown_as``; a mismatch is in the report."""
         return verification.collect_report(
@@ -41,16 +35,3 @@ class FileVerifier:
             notes=self._notes,
             envelope=self._options.envelope,
         )
-
-    def verify(
-        self,
-        path: Path,
-        format_name: str,
-        *,
-        fresh: Sequence[ReferenceCase] | None = None,
-        shown_as: Path | None = None,
-    ) -> Report:
-        """Run every check as ``collect_report`` does, and raise a failed one as ``MismatchError``."""
-        report = self.collect_report(path, format_name, fresh=fresh, shown_as=shown_as)
-        report.raise_if_failed()
-        return report

@@ -53,23 +53,16 @@ def draw(pairs: Sequence[tuple[Component, Component]], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingRuntimeError(
-            "matplotlib is not installed; it is needed to draw a picture",
-            where="--plot",
-            mend='pip install "torchferry[plot]"',
-        ) from None
+        what, mend = "matplotlib is not installed; it is needed to draw a picture", 'pip install "torchferry[plot]"'
+        raise MissingRuntimeError(what, where="--plot", mend=mend) from None
     across = min(len(pairs), 3)
     down = -(-len(pairs) // across)
     figure = Figure(figsize=(4.2 * across, 3.4 * down), layout="constrained")
     axes = figure.subplots(down, across, squeeze=False)
     file_format, supported = path.suffix.removeprefix("."), figure.canvas.get_supported_filetypes()
     if file_format not in supported:
-        raise UsageError(
-            "a picture of that format cannot be drawn",
-            where=f"--plot {path}",
-            got=file_format,
-            expected=", ".join(supported),
-        )
+        what, expected = "a picture of that format cannot be drawn", ", ".join(supported)
+        raise UsageError(what, where=f"--plot {path}", got=file_format, expected=expected)
     for panel in axes.flat[len(pairs) :]:
         panel.set_visible(False)
     for panel, (up, over) in zip(axes.flat, pairs, strict=False):
@@ -97,18 +90,13 @@ def _select_component(text: str, values: Mapping[str, torch.Tensor], ranks: Mapp
     match = _COMPONENT.fullmatch(text)
     name = match["name"] if match else text
     if match is None or name not in values:
-        raise UsageError(
-            f"there is no variable {name!r} to draw", where="--curve", expected=suggest_names(name, [STEP, *values])
-        )
+        expected = suggest_names(name, [STEP, *values])
+        raise UsageError(f"there is no variable {name!r} to draw", where="--curve", expected=expected)
     value, event_ndim = values[name], ranks[name]
     index = tuple(map(int, match["index"].split(","))) if match["index"] else ()
     sizes = tuple(value.shape[value.ndim - event_ndim :])
     if len(index) != event_ndim or any(i >= n for i, n in zip(index, sizes, strict=True)):
-        raise UsageError(
-            f"{name!r} has no such component",
-            where="--curve",
-            got=text,
-            expected=f"{name}[{', '.join(f'0 to {n - 1}' for n in sizes)}]" if event_ndim else name,
-        )
+        expected = f"{name}[{', '.join(f'0 to {n - 1}' for n in sizes)}]" if event_ndim else name
+        raise UsageError(f"{name!r} has no such component", where="--curve", got=text, expected=expected)
     flat = value.reshape(value.shape[0], -1, *sizes)
     return Component(text, flat[(slice(None), slice(None), *index)].detach().cpu())

@@ -42,14 +42,10 @@ def read(path: Path, contract: Contract) -> LoadHistory:
         if side in sides and name and isinstance(value, torch.Tensor):
             sides[side][name] = value
         else:
-            raise UsageError(
-                "the history file has an unknown entry",
-                where=f"{path}, {key!r}",
-                expected=" or ".join(f"'{s}/NAME'" for s in sides) + ", each a tensor",
-            )
-    return _check_variables(
-        contract, LoadHistory(sides[PRESCRIBED], sides[INITIAL], sides[EXPECTED], _count_steps(path, sides))
-    )
+            expected = " or ".join(f"'{s}/NAME'" for s in sides) + ", each a tensor"
+            raise UsageError("the history file has an unknown entry", where=f"{path}, {key!r}", expected=expected)
+    history = LoadHistory(sides[PRESCRIBED], sides[INITIAL], sides[EXPECTED], _count_steps(path, sides))
+    return _check_variables(contract, history)
 
 
 def run(
@@ -57,9 +53,8 @@ def run(
 ) -> dict[str, torch.Tensor]:
     """Return the outputs by name, each ``(steps, *batch, *event)``; ``advance`` is told of each finished step."""
     per_step: list[Mapping[str, torch.Tensor]] = []
-    for step, outputs in enumerate(
-        run_steps(history, model.contract.inputs, lambda inputs: model.call("forward", inputs))
-    ):
+    steps = run_steps(history, model.contract.inputs, lambda inputs: model.call("forward", inputs))
+    for step, outputs in enumerate(steps):
         per_step.append(outputs)
         advance(step)
     return {s.name: torch.stack([step_outputs[s.name] for step_outputs in per_step]) for s in model.contract.outputs}
@@ -74,12 +69,9 @@ def check_history(contract: Contract, history: LoadHistory, outputs: Mapping[str
             bounds = Bounds(tolerance.rtol * (step + 1), tolerance.atol * (step + 1), tolerance.floor * (step + 1))
             result = compare_tensors(outputs[name][step], expected[step], bounds)
             if not result.passed:
-                raise MismatchError(
-                    f"the history departs from the expected values at step {step}",
-                    where=f"output {name!r}, element {list(result.worst)}",
-                    got=result.got or result.reason,
-                    expected=result.expected,
-                )
+                what = f"the history departs from the expected values at step {step}"
+                where = f"output {name!r}, element {list(result.worst)}"
+                raise MismatchError(what, where=where, got=result.got or result.reason, expected=result.expected)
 
 
 def find_failure(outputs: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
@@ -91,16 +83,12 @@ def find_failure(outputs: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
 
 
 def _count_steps(path: Path, sides: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
-    counts = {
-        f"{side}/{n}": v.shape[0] if v.ndim else 0 for side in (PRESCRIBED, EXPECTED) for n, v in sides[side].items()
-    }
+    rows = {f"{side}/{name}": value for side in (PRESCRIBED, EXPECTED) for name, value in sides[side].items()}
+    counts = {name: value.shape[0] if value.ndim else 0 for name, value in rows.items()}
     if not sides[PRESCRIBED] or len(set(counts.values())) != 1 or not min(counts.values()):
-        raise UsageError(
-            "the number of steps of the history is unclear",
-            where=str(path),
-            got=", ".join(f"{n}: {c}" for n, c in counts.items()) or "no prescribed input",
-            expected="prescribed inputs, each with the same number of steps",
-        )
+        what, expected = "the number of steps of the history is unclear", "prescribed inputs, each with the same number"
+        got = ", ".join(f"{n}: {c}" for n, c in counts.items()) or "no prescribed input"
+        raise UsageError(what, where=str(path), got=got, expected=f"{expected} of steps")
     return next(iter(counts.values()))
 
 
@@ -115,30 +103,23 @@ def _check_variables(contract: Contract, history: LoadHistory) -> LoadHistory:
     ):
         for name, value in values.items():
             if name not in specs:
-                raise UsageError(
-                    f"the archive has no variable {name!r}", where=f"{side}/{name}", expected=suggest_names(name, specs)
-                )
+                what, where = f"the archive has no variable {name!r}", f"{side}/{name}"
+                raise UsageError(what, where=where, expected=suggest_names(name, specs))
             event_shape = tuple(value.shape[value.ndim - len(specs[name].shape) :])
             short = value.ndim < len(specs[name].shape) + (side != INITIAL)
             if short or event_shape != specs[name].static_shape or str(value.dtype) != f"torch.{specs[name].dtype}":
-                raise UsageError(
-                    f"variable {name!r} of the history has another shape or dtype",
-                    where=f"{side}/{name}",
-                    got=f"{list(value.shape)} {value.dtype}",
-                    expected=specs[name].describe(),
-                )
+                what, where = f"variable {name!r} of the history has another shape or dtype", f"{side}/{name}"
+                got = f"{list(value.shape)} {value.dtype}"
+                raise UsageError(what, where=where, got=got, expected=specs[name].describe())
     for name in inputs:
         base, lag = parse_lag(name)
         if name in history.prescribed:
             continue
         if base not in outputs and base not in history.prescribed:
-            raise UsageError(
-                f"the history does not define input {name!r}",
-                expected=f"'{PRESCRIBED}/{name}', or an output or prescribed input {base!r} that it is fed from",
-            )
+            expected = f"'{PRESCRIBED}/{name}', or an output or prescribed input {base!r} that it is fed from"
+            raise UsageError(f"the history does not define input {name!r}", expected=expected)
         missing = [lagged for lagged in list_lag_names(base, lag) if lagged not in history.initial]
         if missing and not (name == base and name in history.initial):
-            raise UsageError(
-                f"the history has no initial value of {missing[0]!r}", expected=f"'{INITIAL}/{missing[0]}'"
-            )
+            what = f"the history has no initial value of {missing[0]!r}"
+            raise UsageError(what, expected=f"'{INITIAL}/{missing[0]}'")
     return history

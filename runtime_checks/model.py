@@ -61,47 +61,24 @@ class Model:
     def call(self, method: str, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return outputs by name. Raise ``UsageError`` for an unknown method, for missing or extra inputs, and for one
         on another device than the model."""
-        if method not in self.contract.methods:
-            raise UsageError(
-                f"the archive has no method {method!r}", expected=suggest_names(method, self.contract.methods)
-            )
-        spec = self.contract.methods[method]
-        wrong = sorted(set(spec.inputs) ^ set(inputs))
-        if wrong:
-            raise UsageError(
-                f"method {method!r} does not take these inputs",
-                got=", ".join(map(repr, inputs)),
-                expected=", ".join(map(repr, spec.inputs)),
-            )
+        spec = self.contract.check_call(method, inputs, "archive")
         for name, value in inputs.items():
             if not _is_same_device(value.device, self.device):
-                raise UsageError(
-                    f"input {name!r} is on the wrong device",
-                    got=str(value.device),
-                    expected=str(self.device),
-                    mend=f"move it with .to({str(self.device)!r}), or the model with to()",
-                )
+                what, device = f"input {name!r} is on the wrong device", str(self.device)
+                mend = f"move it with .to({device!r}), or the model with to()"
+                raise UsageError(what, got=str(value.device), expected=device, mend=mend)
         check_envelope(self.contract, inputs, self.envelope)
         outputs = self.engine.run(method, [inputs[name] for name in spec.inputs])
-        names = [o if isinstance(o, str) else "d {} / d {}".format(*o) for o in spec.outputs]
-        return dict(zip(names, outputs, strict=True))
+        return dict(zip(spec.output_names, outputs, strict=True))
 
     def set_parameter(self, name: str, value: torch.Tensor) -> None:
         """Change a parameter in place; the shape must be the contract's. Raise ``UsageError`` otherwise."""
-        offered = {p.name for p in self.contract.parameters}
-        parameters = {n: p for n, p in self.engine.parameters.items() if n in offered}
-        if name not in parameters:
-            raise UsageError(f"there is no parameter {name!r}", expected=suggest_names(name, parameters))
-        parameter = parameters[name]
-        if value.shape != parameter.shape:
-            raise UsageError(
-                f"parameter {name!r} has another shape",
-                got=str(list(value.shape)),
-                expected=str(list(parameter.shape)),
-                mend="give one value for the whole batch: what differs by element is an input of the model",
-            )
+        specs = {p.name: p for p in self.contract.parameters if p.name in self.engine.parameters}
+        if name not in specs:
+            raise UsageError(f"there is no parameter {name!r}", expected=suggest_names(name, specs))
+        specs[name].check_shape(value.shape)
         with torch.no_grad():
-            parameter.copy_(value)
+            self.engine.parameters[name].copy_(value)
 
     def to(self, *target: Any) -> Model:
         """Move parameters, buffers and constants, as ``torch.nn.Module.to`` does."""
@@ -178,10 +155,7 @@ def _load_script(path: str, device: str | torch.device) -> Any:
         try:
             module = torch.jit.load(path, map_location=device)
         except Exception as error:
-            raise RunError(
-                "the archive does not load",
-                where=path,
-                got=summarize_error(error),
-                mend="compare the torch version with the one in the contract, or export it again",
-            ) from error
+            what, mend = "the archive does not load", "compare the torch version with the one in the contract"
+            mend += ", or export it again"
+            raise RunError(what, where=path, got=summarize_error(error), mend=mend) from error
     return module.eval()

@@ -29,6 +29,12 @@ def cache_folder() -> Path:
     return Path(setting) if setting else Path(base) / "torchferry"
 
 
+def make_cache_error(what: str, folder: Path, error: OSError) -> MissingRuntimeError:
+    """Return the error for a folder of the cache that cannot be written."""
+    got, mend = error.strerror or str(error), "set TORCHFERRY_CACHE to a folder that can be written"
+    return MissingRuntimeError(what, where=str(folder), got=got, mend=mend)
+
+
 def compute_build_prefix(sanitize: str = "") -> Path:
     """Return the folder of the build for this torch and compiler. Raise ``MissingRuntimeError`` without a compiler."""
     compiler = _find_compiler()
@@ -51,12 +57,8 @@ def build(*, sanitize: str = "", force: bool = False, announce: Callable[[str], 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MissingRuntimeError(
-            "there is no writable folder to build the native library in",
-            where=str(target.parent),
-            got=error.strerror or str(error),
-            mend="set TORCHFERRY_CACHE to a folder that can be written",
-        ) from None
+        what = "there is no writable folder to build the native library in"
+        raise make_cache_error(what, target.parent, error) from None
     with FileLock(f"{target}.lock"):
         if force and target.exists():
             shutil.rmtree(target)
@@ -91,12 +93,10 @@ def run_tool(command: Sequence[str], **options: object) -> str:
     done = subprocess.run([*command], capture_output=True, text=True, check=False, **options)  # pyright: ignore
     if done.returncode != 0:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if "error" in line.lower()]
-        raise MissingRuntimeError(
-            "the native library could not be built",
-            where=" ".join(command[:2]) + " ...",
-            got="; ".join(lines[:4]) or (done.stderr or done.stdout).strip()[-400:],
-            mend=f"look at the compiler's message; what it needs: {INSTALL}",
-        )
+        what, where = "the native library could not be built", " ".join(command[:2]) + " ..."
+        got = "; ".join(lines[:4]) or (done.stderr or done.stdout).strip()[-400:]
+        mend = f"look at the compiler's message; what it needs: {INSTALL}"
+        raise MissingRuntimeError(what, where=where, got=got, mend=mend)
     return done.stdout
 
 
@@ -126,11 +126,9 @@ def _find_compiler() -> str:
     setting = os.environ.get("CXX", "")
     path = shutil.which(setting) if setting else (shutil.which("g++") or shutil.which("c++") or shutil.which("clang++"))
     if not path:
-        raise MissingRuntimeError(
-            "there is no C++ compiler to build the native library",
-            got=f"CXX={setting}" if setting else "no g++, c++ or clang++ on PATH",
-            mend=INSTALL,
-        )
+        got = f"CXX={setting}" if setting else "no g++, c++ or clang++ on PATH"
+        what = "there is no C++ compiler to build the native library"
+        raise MissingRuntimeError(what, got=got, mend=INSTALL)
     return path
 
 

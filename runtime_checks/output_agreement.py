@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from exporter.archive.cases import ReferenceCase
-from exporter.archive.contract import Bounds, Contract, Tolerance, block_name
+from exporter.archive.contract import Contract, Tolerance, name_output
+from exporter.archive.tensor_spec import name_dtype
 from runtime_checks.comparison import Comparison, compare_tensors
 from runtime_checks.runners import fork_server
 from runtime_checks.runners.base import Call, CallResult
@@ -43,11 +44,8 @@ def compare_outputs(
     runner = PythonRunner(optimised=False)
     with fork_server.shared_fork_server():
         expected, got = (runner.run(path, contract, calls).results for path, contract in (first, second))
-    return tuple(
-        comparison
-        for case, a, b in zip(unique_cases, expected, got, strict=True)
-        for comparison in _compare_case(case, a, b, first[1])
-    )
+    pairs = zip(unique_cases, expected, got, strict=True)
+    return tuple(comparison for case, a, b in pairs for comparison in _compare_case(case, a, b, first[1]))
 
 
 def _compare_case(
@@ -63,20 +61,12 @@ def _compare_case(
         return [OutputComparison(case.name, case.method, "", Comparison(False, reason))]
     spec = contract.methods.get(case.method) if contract else None
     names = spec.outputs if spec else [f"output {i}" for i in range(len(got.outputs))]
-    return [
-        OutputComparison(
-            case.name,
-            case.method,
-            name if isinstance(name, str) else block_name(*name),
-            compare_tensors(b, a, _select_bounds(contract, name, a)),
-        )
-        for name, a, b in zip(names, expected.outputs, got.outputs, strict=True)
-    ]
-
-
-def _select_bounds(contract: Contract | None, name: str | tuple[str, str], value: torch.Tensor) -> Bounds:
     tolerance = contract.tolerance if contract else Tolerance()
-    return tolerance.bounds(name, str(value.dtype).removeprefix("torch."))
+    comparisons = []
+    for name, a, b in zip(names, expected.outputs, got.outputs, strict=True):
+        comparison = compare_tensors(b, a, tolerance.bounds(name, name_dtype(a)))
+        comparisons.append(OutputComparison(case.name, case.method, name_output(name), comparison))
+    return comparisons
 
 
 def merge_cases(cases: Mapping[str, Sequence[ReferenceCase]]) -> list[ReferenceCase]:
@@ -90,11 +80,8 @@ def merge_cases(cases: Mapping[str, Sequence[ReferenceCase]]) -> list[ReferenceC
 
 
 def _has_equal_inputs(left: ReferenceCase, right: ReferenceCase) -> bool:
-    return (
-        left.method == right.method
-        and len(left.inputs) == len(right.inputs)
-        and all(
-            a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
-            for a, b in zip(left.inputs, right.inputs, strict=True)
-        )
-    )
+    if left.method != right.method or len(left.inputs) != len(right.inputs):
+        return False
+    pairs = list(zip(left.inputs, right.inputs, strict=True))
+    alike = all(a.dtype == b.dtype and a.shape == b.shape for a, b in pairs)
+    return alike and all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)

@@ -108,13 +108,9 @@ class Report:
         worst = [o for o in self.outputs if not o.comparison.passed]
         if not failed:
             silent = "; ".join(leg.name for leg in self.legs if not leg.checks) or "no runtime ran"
-            return MismatchError(
-                f"nothing was checked of {self.model!r}",
-                where=self.archive,
-                got=f"no check: {silent}",
-                expected="at least one check for each runtime",
-                mend="ask for a runtime that this machine has",
-            )
+            what, expected = f"nothing was checked of {self.model!r}", "at least one check for each runtime"
+            got, mend = f"no check: {silent}", "ask for a runtime that this machine has"
+            return MismatchError(what, where=self.archive, got=got, expected=expected, mend=mend)
         what = f"archive of {self.model!r} does not agree with eager mode"
         mend = "the inputs of the worst element are in the report (--json); look at the model's own code there"
         if all(c.check in INVARIANCES for c in failed):
@@ -123,13 +119,10 @@ class Report:
         elif not worst:
             what = f"archive of {self.model!r} fails the check {failed[0].check!r}"
         values = [(o, o.comparison) for o in worst[:3]]
-        return MismatchError(
-            what,
-            where=f"check {failed[0].check!r}: {failed[0].detail}" + "".join(f"; also {c.check!r}" for c in failed[1:]),
-            got="; ".join(f"{o.output!r} at {o.at} {list(c.worst)}: {c.got or c.reason}" for o, c in values),
-            expected="; ".join(f"{c.expected}" for _, c in values if c.expected),
-            mend=mend,
-        )
+        where = f"check {failed[0].check!r}: {failed[0].detail}" + "".join(f"; also {c.check!r}" for c in failed[1:])
+        got = "; ".join(f"{o.output!r} at {o.at} {list(c.worst)}: {c.got or c.reason}" for o, c in values)
+        expected = "; ".join(f"{c.expected}" for _, c in values if c.expected)
+        return MismatchError(what, where=where, got=got, expected=expected, mend=mend)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report JSON-ready: numbers that JSON cannot hold are given as text."""

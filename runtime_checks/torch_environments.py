@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from exporter.common.errors import MissingRuntimeError, UsageError
-from runtime_checks.native_build import cache_folder
+from runtime_checks.native_build import cache_folder, make_cache_error
 
 # Packages that reading a graph needs besides torch.
 _REQUIREMENTS = ("pydantic>=2.10", "jinja2>=3.1", "filelock>=3.13")
@@ -32,12 +32,7 @@ def ensure_python(torch: str, *, any_build: bool = False, announce: Callable[[st
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MissingRuntimeError(
-            "there is no writable folder for an environment",
-            where=str(folder.parent),
-            got=error.strerror or str(error),
-            mend="set TORCHFERRY_CACHE to a folder that can be written",
-        ) from None
+        raise make_cache_error("there is no writable folder for an environment", folder.parent, error) from None
     with FileLock(f"{folder}.lock"):
         if not (folder / _READY).exists():
             _check_cpu_build(torch, any_build)
@@ -57,12 +52,10 @@ def _check_cpu_build(torch: str, any_build: bool) -> None:
         packages = [row["metadata"]["name"] for row in json.loads(report.read_text())["install"]]
     for_gpus = sorted({n for n in packages if n.startswith(("nvidia-", "cuda-", "triton"))})
     if for_gpus and not any_build:
-        raise MissingRuntimeError(
-            f"the package index has no build of torch {torch} for CPUs",
-            where="--torch",
-            got=f"one that brings {len(for_gpus)} packages for GPUs: {', '.join(for_gpus[:3])}, ...",
-            mend="name an index that has one (PIP_EXTRA_INDEX_URL), or accept it with --any-build",
-        )
+        what = f"the package index has no build of torch {torch} for CPUs"
+        got = f"one that brings {len(for_gpus)} packages for GPUs: {', '.join(for_gpus[:3])}, ..."
+        mend = "name an index that has one (PIP_EXTRA_INDEX_URL), or accept it with --any-build"
+        raise MissingRuntimeError(what, where="--torch", got=got, mend=mend)
 
 
 def _run_pip(command: list[str], torch: str) -> None:
@@ -73,9 +66,6 @@ def _run_command(command: list[str], torch: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         messages = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        raise MissingRuntimeError(
-            f"torch {torch} could not be installed",
-            where="--torch",
-            got=messages[-1].strip() if messages else f"{command[2]} ended with {done.returncode}",
-            mend="name a version that the package index has for this Python, or another index (PIP_EXTRA_INDEX_URL)",
-        )
+        got = messages[-1].strip() if messages else f"{command[2]} ended with {done.returncode}"
+        mend = "name a version that the package index has for this Python, or another index (PIP_EXTRA_INDEX_URL)"
+        raise MissingRuntimeError(f"torch {torch} could not be installed", where="--torch", got=got, mend=mend)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from exporter.archive.cases import ReferenceCase, supports_case
-from exporter.archive.contract import Contract
+from exporter.archive.contract import Contract, name_output
 from exporter.archive.pt_archive import Archive
 from runtime_checks import containers
 from runtime_checks.checks import (
@@ -73,27 +73,10 @@ def collect_report(
         archive=str(shown_as or path),
         model=opened.contract.name,
         legs=tuple(legs),
-        findings=tuple(
-            dataclasses.asdict(f) for f in dict.fromkeys(f for file in held for f in file.contract.findings)
-        ),
+        findings=tuple(map(dataclasses.asdict, dict.fromkeys(f for file in held for f in file.contract.findings))),
         seconds=seconds,
         notes=tuple(notes),
     )
-
-
-def verify(
-    path: Path,
-    *,
-    fresh: Sequence[ReferenceCase] | None = None,
-    runners: Sequence[Runner] = (),
-    shown_as: Path | None = None,
-    notes: Sequence[str] = (),
-    envelope: str = OFF,
-) -> Report:
-    """Run ``collect_report`` and raise a failed check as ``MismatchError``."""
-    report = collect_report(path, fresh=fresh, runners=runners, shown_as=shown_as, notes=notes, envelope=envelope)
-    report.raise_if_failed()
-    return report
 
 
 def _verify_runtime(
@@ -115,27 +98,22 @@ def _verify_runtime(
     spent = time.perf_counter() - start
     answers = iter(run.results)
     judged = [_judge_call(e, r, opened.contract) for e, r in zip(expectations, answers, strict=False)]
-    checks = [
-        _judge_integrity(opened),
-        _judge_isolation(run),
-        *_judge_contract(opened.contract, run),
-        *_judge_harness(run),
-    ]
+    checks = [_judge_integrity(opened), _judge_isolation(run)]
+    checks += [*_judge_contract(opened.contract, run), *_judge_harness(run)]
     verdicts = {True: PASSED, False: FAILED, None: NOT_RUN}
     checks += [CheckResult(v.check, verdicts[v.passed], detail=v.detail) for v in run.verdicts]
-    for name in dict.fromkeys(e.check for e in expectations):
-        checks.append(
-            _summarize_check(name, [(e, j) for e, j in zip(expectations, judged, strict=True) if e.check == name])
-        )
+    groups: dict[str, list[tuple[Expectation, Judged]]] = {}
+    for expectation, verdict in zip(expectations, judged, strict=True):
+        groups.setdefault(expectation.check, []).append((expectation, verdict))
+    checks += [_summarize_check(name, results) for name, results in groups.items()]
     answered = [(probe, list(itertools.islice(answers, len(probe.calls)))) for probe in probes]
     checks += [probe.judge(results) for probe, results in answered]
     # Follow-up calls that the results ask for go into another run.
     follow_ups = [follow_up for probe, results in answered if (follow_up := probe.further(results)) is not None]
     if follow_ups:
         start = time.perf_counter()
-        answers = iter(
-            runner.run(path, opened.contract, [call for probe in follow_ups for call in probe.calls]).results
-        )
+        further_calls = [call for probe in follow_ups for call in probe.calls]
+        answers = iter(runner.run(path, opened.contract, further_calls).results)
         spent += time.perf_counter() - start
         checks += [probe.judge(list(itertools.islice(answers, len(probe.calls)))) for probe in follow_ups]
     seconds[f"fresh process, {runner.name}, {runner.device}"] = spent
@@ -153,24 +131,16 @@ def _plan_expectations(
 ) -> tuple[list[Expectation], list[NotRun]]:
     # Compiled code has fixed dtypes; operators run one by one see the host's default dtype.
     operators = runner.name not in ("onnxruntime", "aoti", "c")
-    planned: list[Expectation | NotRun] = [
-        *eager_parity.stored_case_checks(cases),
-        *(eager_parity.plan_default_dtype_checks(cases) if operators else []),
-    ]
+    planned: list[Expectation | NotRun] = [*eager_parity.stored_case_checks(cases)]
+    planned += eager_parity.plan_default_dtype_checks(cases) if operators else []
     anew = eager_parity.plan_fresh_checks(fresh)
     planned += [anew] if isinstance(anew, NotRun) else anew
     planned += batch_invariance.batch_invariance_checks(contract, cases)
     planned += autograd.plan_autograd_checks(contract, cases)
     if runner.device != "cpu":
-        planned += (
-            devices.plan_device_checks(contract, cases)
-            if operators
-            else devices.plan_large_batch_checks(contract, cases)
-        )
-    return (
-        [p for p in planned if isinstance(p, Expectation)],
-        [p for p in planned if isinstance(p, NotRun)],
-    )
+        plan = devices.plan_device_checks if operators else devices.plan_large_batch_checks
+        planned += plan(contract, cases)
+    return [p for p in planned if isinstance(p, Expectation)], [p for p in planned if isinstance(p, NotRun)]
 
 
 def _plan_probes(
@@ -249,9 +219,8 @@ def _judge_contract(contract: Contract, run: Run) -> list[CheckResult]:
     wrong += sorted({name for name, _, _ in declared - present})
     if wrong:
         return [CheckResult(CONTRACT, FAILED, detail=f"differs from the file: {', '.join(wrong)}")]
-    return [
-        CheckResult(CONTRACT, PASSED, detail=f"{len(declared)} parameters and {', '.join(contract.methods)} are there")
-    ]
+    detail = f"{len(declared)} parameters and {', '.join(contract.methods)} are there"
+    return [CheckResult(CONTRACT, PASSED, detail=detail)]
 
 
 def _judge_harness(run: Run) -> list[CheckResult]:
@@ -274,12 +243,8 @@ def _summarize_check(name: str, results: Sequence[tuple[Expectation, Judged]]) -
         return CheckResult(name, PASSED, len(results), labels)
     expectation, comparison = bad[0]
     failed = {e.label for e, _ in bad}
-    return CheckResult(
-        name,
-        FAILED,
-        len(results),
-        f"{len(failed)} of {len(results)} calls; first {expectation.label!r}: {comparison.reason}",
-    )
+    counts = f"{len(failed)} of {len(results)} calls"
+    return CheckResult(name, FAILED, len(results), f"{counts}; first {expectation.label!r}: {comparison.reason}")
 
 
 def _summarize_outputs(
@@ -292,13 +257,9 @@ def _summarize_outputs(
             if not compared:
                 continue
             expectation, worst = max(compared, key=lambda pair: (not pair[1].passed, pair[1].max_abs))
-            figures = dataclasses.replace(
-                worst,
-                max_abs=max(c.max_abs for _, c in compared),
-                max_rel=max(c.max_rel for _, c in compared),
-                max_ulp=max(c.max_ulp for _, c in compared),
-            )
-            text = name if isinstance(name, str) else "d {} / d {}".format(*name)
+            largest = {k: max(getattr(c, k) for _, c in compared) for k in ("max_abs", "max_rel", "max_ulp")}
+            figures = dataclasses.replace(worst, **largest)
+            text = name_output(name)
             location = f"{expectation.check}, {expectation.label}" if worst.worst or worst.reason else ""
             results.append(OutputResult(text, figures, location, _select_worst_inputs(contract, expectation, worst)))
     return tuple(results)

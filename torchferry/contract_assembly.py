@@ -25,7 +25,7 @@ from exporter.archive.contract import (
     Tolerance,
 )
 from exporter.archive.derivative_request import DerivativeRequest
-from exporter.archive.tensor_spec import TensorSpec
+from exporter.archive.tensor_spec import TensorSpec, name_dtype
 from exporter.capture.passes import CaptureResult
 from exporter.common.source_paths import strip_local_paths
 from exporter.model.eager.case_generation import METHOD
@@ -50,9 +50,12 @@ def build_contract(
     wrt_names -= {s.name for s in source.inputs}
     solvers = find_solvers(source.parameter_module)
     shape = () if len(solvers) == 1 else (len(solvers),)
+    requested = request.parameters if request else ()
     settable = derivative_request.resolve_settable_parameters(
-        request.parameters if request else (), captured.parameters, parameter_names, wrt_names
+        requested, captured.parameters, parameter_names, wrt_names
     )
+    parameters = {n: p for n, p in source.parameter_module.named_parameters() if n in settable}
+    forward = MethodSpec(tuple(s.name for s in source.inputs), tuple(s.name for s in outputs))
     return Contract(
         schema=SCHEMA,
         name=source.name,
@@ -61,15 +64,8 @@ def build_contract(
         inputs=source.inputs,
         outputs=outputs,
         batch=warm.batch,
-        methods={
-            METHOD: MethodSpec(tuple(s.name for s in source.inputs), tuple(s.name for s in outputs)),
-            **captured.methods,
-        },
-        parameters=tuple(
-            ParameterSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
-            for name, p in source.parameter_module.named_parameters()
-            if name in settable
-        ),
+        methods={METHOD: forward, **captured.methods},
+        parameters=tuple(ParameterSpec(name, tuple(p.shape), name_dtype(p)) for name, p in parameters.items()),
         tolerance=solver_tolerances(warm, captured.methods) if solvers else Tolerance(),
         devices=tuple(devices),
         operators=captured.operators,

@@ -51,5 +51,6 @@ def convert(
         raise UsageError("only an archive is convertible", where=str(source), expected="the .pt that it was made from")
     with backend.write(opened, output, options) as (path, contract):
         supported = [case for case in fresh if supports_case(contract, case)]
-        report = verifier.verify(path, backend.format.name, fresh=supported, shown_as=output)
+        report = verifier.collect_report(path, backend.format.name, fresh=supported, shown_as=output)
+        report.raise_if_failed()
     return Converted(output, contract, report)

@@ -29,9 +29,8 @@ def make_eager_call(
 
     def call(method: str, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if method not in ("forward", "jacobian"):
-            raise UsageError(
-                f"eager mode is not timed for method {method!r}", where="--against", expected="forward, jacobian"
-            )
+            what, expected = f"eager mode is not timed for method {method!r}", "forward, jacobian"
+            raise UsageError(what, where="--against", expected=expected)
         values = list(evaluate(model_source, tuple(arguments)).values())
         jacobian_blocks = compute_jacobian_blocks(model_source, tuple(arguments), pairs) if pairs else {}
         return [*values, *(jacobian_blocks[pair] for pair in pairs)]

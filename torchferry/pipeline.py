@@ -73,12 +73,8 @@ def export(source: str | nn.Module | Callable[..., Any], options: ExportOptions)
     verifier = FileVerifier(options.verify, ("pt", *options.container_formats))
     loads = resolve_sources(source, options.models, options.inputs)
     if options.against is not None and len(loads) > 1:
-        raise UsageError(
-            "one earlier archive cannot be compared with several models",
-            where=f"--against {options.against}",
-            got=", ".join(options.models),
-            mend="export one model at a time",
-        )
+        what, where = "one earlier archive cannot be compared with several models", f"--against {options.against}"
+        raise UsageError(what, where=where, got=", ".join(options.models), mend="export one model at a time")
     earlier = open_archive(options.against) if options.against is not None else None
     results = []
     for load in loads:
@@ -87,9 +83,8 @@ def export(source: str | nn.Module | Callable[..., Any], options: ExportOptions)
             model_source = load()
             if options.on_failure is not None:
                 apply_failure_policy(model_source, options.on_failure)
-        path = choose_output_path(
-            options.output, model_source.name, several=len(loads) > 1, format_name=options.formats[0]
-        )
+        name, several, format_name = model_source.name, len(loads) > 1, options.formats[0]
+        path = choose_output_path(options.output, name, several=several, format_name=format_name)
         result = export_model(model_source, path, options, verifier, clock)
         if earlier is not None:
             result = dataclasses.replace(result, reasons=respecialization_reasons(earlier, open_archive(path)))
@@ -107,7 +102,8 @@ def export_model(
     with atomic_write_path(path) if is_kept else temporary_archive(path) as archive_path:
         contract, fresh, kernel = write_archive(source, archive_path, options, clock)
         with clock("verify"):
-            report = verifier.verify(archive_path, "pt", fresh=fresh, shown_as=path)
+            report = verifier.collect_report(archive_path, "pt", fresh=fresh, shown_as=path)
+            report.raise_if_failed()
         write_options = options.write
         if not isinstance(kernel, UnsupportedError):
             write_options = dataclasses.replace(write_options, kernel_files=kernel)
@@ -137,17 +133,10 @@ def write_archive(
     warm, captured, findings = checked_capture(source, options.capture, clock)
     with clock("cases"):
         stored, fresh, limits = make_cases(warm, captured, seed)
-    contract = rename_variables(
-        build_contract(
-            warm,
-            captured,
-            (*findings, *limits),
-            compute_envelope(warm.source.inputs, [*stored, *fresh]),
-            options.verify.device_names,
-            options.capture.derivative_request,
-        ),
-        options.renames,
-    )
+    devices, request = options.verify.device_names, options.capture.derivative_request
+    envelope = compute_envelope(warm.source.inputs, [*stored, *fresh])
+    contract = build_contract(warm, captured, (*findings, *limits), envelope, devices, request)
+    contract = rename_variables(contract, options.renames)
     kernel = None
     # The file's parameters require no gradients: it needs no autograd at run time.
     frozen_source = dataclasses.replace(source, uses_autograd=False)
@@ -193,16 +182,15 @@ def temporary_archive(path: Path) -> Iterator[Path]:
 
 def result_to_dict(result: Exported) -> dict[str, Any]:
     """Return an export's result as JSON-ready values."""
-    return {
+    values: dict[str, Any] = {
         "path": str(result.path),
         "name": result.contract.name,
         "report": result.report.as_dict(),
         "seconds": dict(result.seconds),
         "findings": [dataclasses.asdict(f) for f in result.contract.findings],
-        **(
-            {"containers": [{"path": str(c.path), "report": c.report.as_dict()} for c in result.containers]}
-            if result.containers
-            else {}
-        ),
-        **({"against": list(map(dataclasses.asdict, result.reasons))} if result.reasons is not None else {}),
     }
+    if result.containers:
+        values["containers"] = [{"path": str(c.path), "report": c.report.as_dict()} for c in result.containers]
+    if result.reasons is not None:
+        values["against"] = list(map(dataclasses.asdict, result.reasons))
+    return values

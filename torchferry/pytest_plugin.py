@@ -32,16 +32,14 @@ _ACCEPTED_VERDICTS = ("same file", "same graph")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that writes golden archives."""
-    parser.getgroup("torchferry").addoption(
-        UPDATE, action="store_true", help="write the golden archives of the tests that run, instead of comparing"
-    )
+    text = "write the golden archives of the tests that run, instead of comparing"
+    parser.getgroup("torchferry").addoption(UPDATE, action="store_true", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and refuse to update golden archives in CI."""
-    config.addinivalue_line(
-        "markers", f"{MARKER}(folder='goldens', name=None): where the golden archive of a test stands, and its name"
-    )
+    marker = f"{MARKER}(folder='goldens', name=None): where the golden archive of a test stands, and its name"
+    config.addinivalue_line("markers", marker)
     if config.getoption(UPDATE) and is_ci():
         raise pytest.UsageError(
             f"{UPDATE} is refused in CI (CI={os.environ['CI']}): a reference that CI writes protects nothing\n"
@@ -78,11 +76,8 @@ class Golden:
             self._write(path)
             return None
         if not self.reference.is_file():
-            pytest.fail(
-                f"there is no golden archive\n  where: {self.reference}\n"
-                f"  mend: make it with `pytest '{self.test}' {UPDATE}`, and commit it",
-                pytrace=False,
-            )
+            mend = f"make it with `pytest '{self.test}' {UPDATE}`, and commit it"
+            pytest.fail(f"there is no golden archive\n  where: {self.reference}\n  mend: {mend}", pytrace=False)
         try:
             difference = torchferry.diff(self.reference, path, run=True)
         except torchferry.TorchferryError as error:
@@ -152,7 +147,6 @@ def torchferry_golden(
     used = request.config.stash.setdefault(_REFERENCES_KEY, {})
     owner = used.setdefault(reference.resolve(), request.node.nodeid)
     if owner != request.node.nodeid:
-        pytest.fail(
-            f"two tests have one golden archive\n  where: {reference}\n  got: {owner} and {request.node.nodeid}"
-        )
+        places = f"where: {reference}\n  got: {owner} and {request.node.nodeid}"
+        pytest.fail(f"two tests have one golden archive\n  {places}")
     return Golden(reference, tmp_path / "fresh.pt", torchferry_golden_export, update, request.node.nodeid, [])

@@ -26,19 +26,14 @@ def resolve_sources(
         return [lambda: python_factory.source_from_module(source, name, example_inputs, f"the {name} that was given")]
     if callable(source):
         return [lambda: python_factory.source_from_callable(source, example_inputs)]
-    return [
-        functools.partial(resolve.load, source, name, example_inputs) for name in resolve.choose_models(source, models)
-    ]
+    names = resolve.choose_models(source, models)
+    return [functools.partial(resolve.load, source, name, example_inputs) for name in names]
 
 
 def apply_failure_policy(source: Source, on_failure: OnFailure) -> None:
     solvers = find_solvers(source.parameter_module)
     if not solvers:
-        raise UsageError(
-            f"model {source.name!r} solves nothing that could fail to converge",
-            where="--on-failure",
-            got=on_failure,
-            expected="a model with an implicit update",
-        )
+        what, expected = f"model {source.name!r} solves nothing that could fail to converge", "a model with an implicit"
+        raise UsageError(what, where="--on-failure", got=on_failure, expected=f"{expected} update")
     for loop in solvers.values():
         loop.set_failure_policy(on_failure)

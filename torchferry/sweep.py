@@ -57,6 +57,9 @@ class SweepRow:
     max_ulp: int = 0
 
 
+Rows = Iterator[tuple[Task, SweepRow]]
+
+
 def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[Task], list[SweepRow]]:
     """Return a task for each model and a row for each unparsable file. Raises ``UsageError`` if there are no files."""
     from exporter.frontends.neml2 import input_file
@@ -69,11 +72,9 @@ def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[T
         for file in sorted(folder.rglob("*.i")):
             label = _make_label(folder, file)
             if label in folder_by_label:
-                raise UsageError(
-                    "two folders of a sweep have one name",
-                    where=f"{folder_by_label[label]} and {folder}",
-                    expected="folders of different names: archives are written below OUTPUT/NAME",
-                )
+                where = f"{folder_by_label[label]} and {folder}"
+                expected = "folders of different names: archives are written below OUTPUT/NAME"
+                raise UsageError("two folders of a sweep have one name", where=where, expected=expected)
             folder_by_label[label] = folder
             try:
                 names, driven = input_file.list_model_names(file), input_file.list_driver_models(file)
@@ -83,11 +84,8 @@ def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[T
             place = output / label.with_suffix("")
             tasks += [Task(folder, file, name, name in driven, place / f"{name}.pt", seed) for name in names]
     if not tasks and not rows:
-        raise UsageError(
-            "there is no input file to sweep",
-            where=", ".join(map(str, folders)),
-            expected="files that end in .i",
-        )
+        what, where = "there is no input file to sweep", ", ".join(map(str, folders))
+        raise UsageError(what, where=where, expected="files that end in .i")
     return tasks, rows
 
 
@@ -100,16 +98,11 @@ def run_task(task: Task, export: Export) -> SweepRow:
     except Exception as error:
         return _make_error_row(label, task.model, task.driven, error, time.perf_counter() - start)
     figures = [o.comparison for o in results[0].report.outputs]
-    return SweepRow(
-        str(label),
-        task.model,
-        task.driven,
-        VERIFIED,
-        round(time.perf_counter() - start, 3),
-        max_abs=max((f.max_abs for f in figures), default=0.0),
-        max_rel=max((f.max_rel for f in figures), default=0.0),
-        max_ulp=max((f.max_ulp for f in figures), default=0),
-    )
+    seconds = round(time.perf_counter() - start, 3)
+    largest: dict[str, Any] = {
+        key: max((getattr(f, key) for f in figures), default=0) for key in ("max_abs", "max_rel", "max_ulp")
+    }
+    return SweepRow(str(label), task.model, task.driven, VERIFIED, seconds, **largest)
 
 
 def make_pool_factory(jobs: int) -> Callable[[], Executor]:
@@ -148,9 +141,8 @@ def sweep(
         output.mkdir(parents=True, exist_ok=True)
         report.touch()
     except OSError as error:
-        raise OutputError(
-            "the results of the sweep cannot be written", where=str(output), got=error.strerror or str(error)
-        ) from None
+        what = "the results of the sweep cannot be written"
+        raise OutputError(what, where=str(output), got=error.strerror or str(error)) from None
     done: dict[Task, SweepRow] = {}
     tell = watch(len(tasks))
     try:
@@ -163,9 +155,7 @@ def sweep(
     return rows
 
 
-def run_tasks(
-    tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]
-) -> Iterator[tuple[Task, SweepRow]]:
+def run_tasks(tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]) -> Rows:
     """Yield tasks and their rows as they finish.
 
     torch keeps every graph that a process traced, so a pool ends after a few models a process. (The pool's own
@@ -178,9 +168,7 @@ def run_tasks(
         yield from _run_in_pool(pool, batch, export, executor)
 
 
-def _run_in_pool(
-    pool: Executor, tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]
-) -> Iterator[tuple[Task, SweepRow]]:
+def _run_in_pool(pool: Executor, tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]) -> Rows:
     """Run tasks in one pool. A process that dies ends its whole pool, so unfinished tasks are run once more, each in a
     pool of its own."""
     unfinished = dict.fromkeys(tasks)
@@ -225,12 +213,5 @@ def _make_label(folder: Path, file: Path) -> Path:
 def _make_error_row(file: Path, model: str, driven: bool, error: Exception, seconds: float) -> SweepRow:
     ours = isinstance(error, TorchferryError)
     reason = summarize_error(error).split(": ", 1)[-1] if ours else traceback.format_exc().strip()
-    return SweepRow(
-        str(file),
-        model,
-        driven,
-        REFUSED if ours else CRASHED,
-        round(seconds, 3),
-        type(error).__name__,
-        reason,
-    )
+    verdict, name = REFUSED if ours else CRASHED, type(error).__name__
+    return SweepRow(str(file), model, driven, verdict, round(seconds, 3), name, reason)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from exporter.archive.tensor_spec import Signature, StrictlyRead, TensorSpec
-from exporter.common.errors import ArchiveError, SchemaError, UsageError
+from exporter.common.errors import ArchiveError, SchemaError, UsageError, suggest_names
 
 SCHEMA = 1
 
@@ -62,10 +63,20 @@ class MethodSpec(StrictlyRead):
     zeros: tuple[tuple[str, str], ...] = ()
     symmetric: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Return the names of the outputs and of the Jacobian blocks."""
+        return tuple(map(name_output, self.outputs))
+
 
 def block_name(output: str, wrt: str) -> str:
     """Return the name of a Jacobian block."""
     return f"d {output} / d {wrt}"
+
+
+def name_output(output: str | tuple[str, str]) -> str:
+    """Return the name of an output or of a Jacobian block."""
+    return output if isinstance(output, str) else block_name(*output)
 
 
 def strip_prefix(name: str) -> str:
@@ -80,6 +91,13 @@ class ParameterSpec(StrictlyRead):
     name: str
     shape: tuple[int, ...]
     dtype: str
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Raise ``UsageError`` if a value of this shape cannot be set."""
+        if tuple(shape) != self.shape:
+            got, expected = str(list(shape)), str(list(self.shape))
+            mend = "give one value for the whole batch: what differs by element is an input of the model"
+            raise UsageError(f"parameter {self.name!r} has another shape", got=got, expected=expected, mend=mend)
 
 
 @dataclass(frozen=True)
@@ -244,6 +262,16 @@ class Contract(StrictlyRead):
             if unknown:
                 what = f"method {method!r} refers to variables that are not in the contract"
                 raise UsageError(what, got=", ".join(map(repr, unknown)))
+
+    def check_call(self, method: str, names: Collection[str], owner: str) -> MethodSpec:
+        """Return the spec of a method that takes inputs of just these names. Raise ``UsageError`` if it does not."""
+        if method not in self.methods:
+            raise UsageError(f"the {owner} has no method {method!r}", expected=suggest_names(method, self.methods))
+        spec = self.methods[method]
+        if set(spec.inputs) != set(names):
+            got, expected = (", ".join(map(repr, group)) for group in (names, spec.inputs))
+            raise UsageError(f"method {method!r} does not take these inputs", got=got, expected=expected)
+        return spec
 
     def input_spec(self, name: str) -> TensorSpec:
         """Return the spec of a method's input: an input, its tangent, or the cotangent of an output."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.archive.cases import ReferenceCase, cases_from_tensors
-from exporter.archive.contract import Batch, Bounds, Contract, Finding, block_name, contract_from_json
+from exporter.archive.contract import Batch, Bounds, Contract, Finding, contract_from_json, name_output
 from exporter.common.errors import ArchiveError, summarize_error
 
 if TYPE_CHECKING:
@@ -138,14 +138,10 @@ def describe_methods(contract: Contract) -> dict[str, dict[str, list[dict[str, A
     return {
         m: {
             "inputs": [_describe_variable(n, contract.input_spec(n)) for n in spec.inputs],
-            "outputs": [_describe_variable(_format_output_name(o), contract.output_spec(o)) for o in spec.outputs],
+            "outputs": [_describe_variable(name_output(o), contract.output_spec(o)) for o in spec.outputs],
         }
         for m, spec in contract.methods.items()
     }
-
-
-def _format_output_name(output: str | tuple[str, str]) -> str:
-    return output if isinstance(output, str) else block_name(*output)
 
 
 def _describe_variable(name: str, spec: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from exporter.archive.contract import Origin
 from exporter.archive.input_files import InputValues, align_inputs, order_inputs, to_tensor
-from exporter.archive.tensor_spec import Signature, TensorSpec
+from exporter.archive.tensor_spec import Signature, infer_spec, name_dtype
 from exporter.common.errors import SourceError, TorchferryError, UsageError, suggest_names, summarize_error
 from exporter.common.source_paths import STAND_IN, strip_stand_in
 from exporter.model.argument_binding import BoundForward, list_argument_names, list_required_names
@@ -37,14 +37,8 @@ def load(text: str, inputs: InputValues | None) -> Source:
     place, _, attribute = text.rpartition(":")
     code = _import_code(place, text)
     model = _make_from_code(code, place, attribute, inputs is not None)
-    return _build_source(
-        model,
-        attribute,
-        inputs,
-        text,
-        sha256=getattr(code, _EXECUTED, ""),
-        refused=(strip_stand_in(code.__name__.split(".")[0]),),
-    )
+    sha256, refused = getattr(code, _EXECUTED, ""), (strip_stand_in(code.__name__.split(".")[0]),)
+    return _build_source(model, attribute, inputs, text, sha256=sha256, refused=refused)
 
 
 def source_from_callable(value: Any, inputs: InputValues | None) -> Source:
@@ -78,9 +72,8 @@ def source_from_module(
     """Build a source from a module, and put the module into eval mode.
 
     ``refused`` are packages that the archive must do without; by default the one that defines the module's class."""
-    package = getattr(model.forward if isinstance(model, FunctionModule) else type(model), "__module__", "").split(".")[
-        0
-    ]
+    definer = model.forward if isinstance(model, FunctionModule) else type(model)
+    package = getattr(definer, "__module__", "").split(".")[0]
     if not refused and package not in ("", "__main__", "torch", *sys.stdlib_module_names):
         refused = (package,)
     # torch.compile wraps a module; the wrapped one computes the same.
@@ -117,12 +110,8 @@ def _import_code(place: str, text: str) -> ModuleType:
     if place.endswith(".py") or "/" in place:
         path = Path(place)
         if not path.is_file():
-            raise SourceError(
-                "there is no such file",
-                where=text,
-                got="a folder" if path.is_dir() else "no file",
-                expected="path/to/file.py:factory",
-            )
+            got, expected = "a folder" if path.is_dir() else "no file", "path/to/file.py:factory"
+            raise SourceError("there is no such file", where=text, got=got, expected=expected)
         name = path.stem if path.stem.isidentifier() else "torchferry_source"
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         if not _is_free(name, path):
@@ -158,12 +147,9 @@ def _import_code(place: str, text: str) -> ModuleType:
         code = importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name and (place == error.name or place.startswith(f"{error.name}.")):
-            raise SourceError(
-                "this package or module does not exist",
-                where=text,
-                got=str(error),
-                expected="package.module:factory, importable from here, or path/to/file.py:factory",
-            ) from None
+            what = "this package or module does not exist"
+            expected = "package.module:factory, importable from here, or path/to/file.py:factory"
+            raise SourceError(what, where=text, got=str(error), expected=expected) from None
         raise _make_error(f"importing {place}", text, error) from error
     except BaseException as error:
         raise _make_error(f"importing {place}", text, error) from error
@@ -175,11 +161,8 @@ def _import_code(place: str, text: str) -> ModuleType:
 def _make_from_code(code: ModuleType, place: str, attribute: str, inputs_given: bool) -> Any:
     public = [n for n, v in vars(code).items() if not n.startswith("_") and callable(v)]
     if not hasattr(code, attribute):
-        raise SourceError(
-            f"there is no {attribute!r} in {place}",
-            where=f"{place}:{attribute}",
-            expected=suggest_names(attribute, public),
-        )
+        what, where = f"there is no {attribute!r} in {place}", f"{place}:{attribute}"
+        raise SourceError(what, where=where, expected=suggest_names(attribute, public))
     return make_module(getattr(code, attribute), attribute, f"{place}:{attribute}", inputs_given)
 
 
@@ -190,18 +173,11 @@ def make_module(value: Any, attribute: str, where: str, inputs_given: bool) -> A
     if callable(value) and takes_tensors(value):
         return FunctionModule(value)
     if not callable(value):
-        raise SourceError(
-            f"{attribute!r} is not callable",
-            where=where,
-            got=type(value).__name__,
-            expected="a function without required arguments, or an nn.Module",
-        )
+        got, expected = type(value).__name__, "a function without required arguments, or an nn.Module"
+        raise SourceError(f"{attribute!r} is not callable", where=where, got=got, expected=expected)
     try:
-        required = [
-            p.name
-            for p in inspect.signature(value).parameters.values()
-            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        ]
+        needed = [p for p in inspect.signature(value).parameters.values() if p.default is p.empty]
+        required = [p.name for p in needed if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     except ValueError:
         required = []
     if required and inputs_given and not isinstance(value, type):
@@ -240,12 +216,8 @@ def _resolve_variables(module: nn.Module, values: Any, where: str) -> tuple[Sign
     signature = getattr(module, "signature", None)
     if signature is not None:
         if not isinstance(signature, Signature):
-            raise SourceError(
-                "module.signature is not a Signature",
-                where=where,
-                got=type(signature).__name__,
-                expected="torchferry.Signature.of({'x': (3,)}, {'y': ()})",
-            )
+            got, expected = type(signature).__name__, "torchferry.Signature.of({'x': (3,)}, {'y': ()})"
+            raise SourceError("module.signature is not a Signature", where=where, got=got, expected=expected)
         if values is None or not signature.inputs:
             return signature, ()
         return signature, (align_inputs(values, signature.inputs, signature.batch_ndim),)
@@ -268,13 +240,9 @@ def _resolve_variables(module: nn.Module, values: Any, where: str) -> tuple[Sign
     tensors = {name: _to_example_tensor(name, value, module) for name, value in values.items()}
     flat = [name for name, tensor in tensors.items() if tensor.ndim == 0]
     if flat:
-        raise UsageError(
-            f"example input {flat[0]!r} has no batch dimension",
-            where=where,
-            got="shape []",
-            expected="shape [batch, ...]",
-        )
-    specs = tuple(TensorSpec(n, tuple(t.shape[1:]), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items())
+        what = f"example input {flat[0]!r} has no batch dimension"
+        raise UsageError(what, where=where, got="shape []", expected="shape [batch, ...]")
+    specs = tuple(infer_spec(name, tensor, 1) for name, tensor in tensors.items())
     return Signature(specs), (align_inputs(tensors, specs, 1),)
 
 
@@ -285,4 +253,4 @@ def _to_example_tensor(name: str, value: Any, module: nn.Module) -> torch.Tensor
     if hasattr(value, "__array__"):
         return torch.as_tensor(value)
     floating = (p.dtype for p in module.parameters() if p.dtype.is_floating_point)
-    return to_tensor(name, value, str(next(floating, torch.float64)).removeprefix("torch."))
+    return to_tensor(name, value, name_dtype(next(floating, torch.float64)))

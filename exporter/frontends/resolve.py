@@ -24,28 +24,20 @@ def choose_models(text: str, models: Sequence[str]) -> list[str]:
     """Return the models to export; with none named, the only one. Raises ``UsageError`` where several exist."""
     if is_python(text):
         if models:
-            raise UsageError(
-                "--model is for input files that hold several models",
-                got=f"--model {models[0]} with {text}",
-                mend=f"name the factory instead: {text.rpartition(':')[0]}:{models[0]}",
-            )
+            what, got = "--model is for input files that hold several models", f"--model {models[0]} with {text}"
+            raise UsageError(what, got=got, mend=f"name the factory instead: {text.rpartition(':')[0]}:{models[0]}")
         return [text.rpartition(":")[2]]
     if text.endswith(".py"):
-        raise UsageError(
-            "a Python file needs the name of a factory", got=text, expected=f"the factory's name too: {text}:make_model"
-        )
+        expected = f"the factory's name too: {text}:make_model"
+        raise UsageError("a Python file needs the name of a factory", got=text, expected=expected)
     names = input_file.list_model_names(Path(text))
     if models:
         for name in models:
             input_file.check_known_model(name, names, text)
         return list(dict.fromkeys(models))
     if len(names) > 1:
-        raise UsageError(
-            "the input file holds several models",
-            where=text,
-            got="no --model",
-            expected="--model NAME, with one or more of: " + ", ".join(names),
-        )
+        expected = "--model NAME, with one or more of: " + ", ".join(names)
+        raise UsageError("the input file holds several models", where=text, got="no --model", expected=expected)
     return names
 
 

@@ -103,13 +103,9 @@ class Difference:
             return "same graph"
         if not self.contract and self.numbers and not self.differing:
             return "same numbers"
-        parts = (
-            ("contract", self.contract),
-            ("graph", self.changes.nodes),
-            ("constants", self.changes.tensors),
-            ("numbers", self.differing),
-        )
-        return f"differs in {', '.join(name for name, differences in parts if differences)}"
+        parts = {"contract": self.contract, "graph": self.changes.nodes, "constants": self.changes.tensors}
+        parts["numbers"] = self.differing
+        return f"differs in {', '.join(name for name, differences in parts.items() if differences)}"
 
     def lines(self) -> list[str]:
         """Return contract, graph, constant and number differences as lines, in this order; none for two equal files."""
@@ -162,16 +158,11 @@ def diff_archives(first: Path, second: Path, run: Run | None = None) -> Differen
 def diff_sides(a: DiffSide, b: DiffSide, run: Run | None = None) -> Difference:
     """Compare two loaded files, and run both if ``run`` is set."""
     contract = _diff_contracts(a.contract, b.contract) if a.contract and b.contract else _diff_methods(a, b)
-    return Difference(
-        a.file.path,
-        b.file.path,
-        a.file.path.read_bytes() == b.file.path.read_bytes(),
-        contract,
-        tuple(_collect_notes(a, b)),
-        (a.graph, b.graph),
-        diff_graphs(a.saved, b.saved) if a.graph != b.graph else GraphDiff((), ()),
-        run(a, b, _select_cases(a, b)) if run is not None else None,
-    )
+    paths = (a.file.path, b.file.path)
+    same_bytes = paths[0].read_bytes() == paths[1].read_bytes()
+    changes = diff_graphs(a.saved, b.saved) if a.graph != b.graph else GraphDiff((), ())
+    numbers = run(a, b, _select_cases(a, b)) if run is not None else None
+    return Difference(*paths, same_bytes, contract, tuple(_collect_notes(a, b)), (a.graph, b.graph), changes, numbers)
 
 
 def load_side(path: Path) -> DiffSide:
@@ -192,10 +183,12 @@ Leaves = dict[tuple[str, ...], Any]
 
 
 def _diff_contracts(first: Contract, second: Contract) -> tuple[ContractChange, ...]:
-    before, now = (
-        {**_flatten({n: getattr(c, n) for n in _COMPARED_FIELDS}), ("batch", "ndim"): c.batch.ndim}
-        for c in (first, second)
-    )
+
+    def list_fields(contract: Contract) -> dict[tuple[str, ...], Any]:
+        fields = _flatten({name: getattr(contract, name) for name in _COMPARED_FIELDS})
+        return {**fields, ("batch", "ndim"): contract.batch.ndim}
+
+    before, now = list_fields(first), list_fields(second)
     contract_changes: dict[str, ContractChange] = {}
     for path in dict.fromkeys([*before, *now]):
         was, is_ = before.get(path), now.get(path)
@@ -205,9 +198,8 @@ def _diff_contracts(first: Contract, second: Contract) -> tuple[ContractChange, 
         entry = path[:2]
         absent = [not any(p[:2] == entry for p in side) for side in (before, now)]
         if len(path) > 2 and any(absent):
-            contract_changes[".".join(entry)] = ContractChange(
-                ".".join(entry), *(None if a else "there" for a in absent)
-            )
+            name = ".".join(entry)
+            contract_changes[name] = ContractChange(name, *(None if a else "there" for a in absent))
         else:
             contract_changes[".".join(path)] = ContractChange(".".join(path), was, is_)
     return tuple(contract_changes.values())
@@ -254,10 +246,9 @@ def _collect_notes(a: DiffSide, b: DiffSide) -> list[str]:
                 notes.append(f"made with {field.name} {now}; the first with {before}")
     for which, file in (("first", a), ("second", b)):
         if file.contract and file.contract.graph and file.contract.graph != file.graph:
-            notes.append(
-                f"torch {torch.__version__} reads the graph of the {which} file differently from torch "
-                f"{file.contract.created_with.torch}, which wrote it"
-            )
+            writer = file.contract.created_with.torch
+            reads = f"torch {torch.__version__} reads the graph of the {which} file differently"
+            notes.append(f"{reads} from torch {writer}, which wrote it")
     return notes
 
 
@@ -269,21 +260,17 @@ def _select_cases(a: DiffSide, b: DiffSide) -> dict[str, Sequence[ReferenceCase]
             continue
         cases[which] = [case for case in file.file.archive.cases() if _has_same_inputs(file, counterpart, case.method)]
     if not any(cases.values()):
-        raise UsageError(
-            "there is nothing to run both files on",
-            where="--run",
-            got="no stored case in either file" if not cases else "no method that both have with the same inputs",
-            expected="a case of a method that both files have",
-            mend="compare without --run",
-        )
+        got = "no stored case in either file" if not cases else "no method that both have with the same inputs"
+        expected, mend = "a case of a method that both files have", "compare without --run"
+        what = "there is nothing to run both files on"
+        raise UsageError(what, where="--run", got=got, expected=expected, mend=mend)
     return cases
 
 
 def _has_same_inputs(file: DiffSide, counterpart: DiffSide, method: str) -> bool:
     assert file.contract is not None
     if counterpart.contract is None:
-        return method in counterpart.saved.graphs and len(counterpart.saved.graphs[method].types) == len(
-            file.contract.methods[method].inputs
-        )
+        graph = counterpart.saved.graphs.get(method)
+        return graph is not None and len(graph.types) == len(file.contract.methods[method].inputs)
     method_spec = counterpart.contract.methods.get(method)
     return method_spec is not None and method_spec.inputs == file.contract.methods[method].inputs

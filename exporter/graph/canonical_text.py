@@ -29,6 +29,10 @@ from exporter.graph.loop_value_order import canonicalize_loop_values
 from exporter.graph.reader import SavedGraphs
 from exporter.graph.recursion import with_deep_recursion
 
+# The node that gives each value, and the values that each node needs, by its id.
+Producers = Mapping[int, Node]
+Needed = Mapping[int, list[int]]
+
 
 @with_deep_recursion
 def format_canonical_text(saved: SavedGraphs) -> str:
@@ -69,9 +73,7 @@ def _sort_block(block: Block) -> Block:
     return dataclasses.replace(block, nodes=tuple(sorted(nodes, key=lambda n: (levels[id(n)], positions[id(n)]))))
 
 
-def _compute_levels(
-    nodes: list[Node], producers: Mapping[int, Node], needed: Mapping[int, list[int]]
-) -> dict[int, int]:
+def _compute_levels(nodes: list[Node], producers: Producers, needed: Needed) -> dict[int, int]:
     """Return levels by node id: effects keep their order; a memory read stays between the writes around it."""
     levels: dict[int, int] = {}
     last_writes: dict[int | str, int] = {}
@@ -121,7 +123,7 @@ def _list_needed_values(node: Node) -> list[int]:
 
 
 def _visit_dependencies(
-    root: Node, producers: Mapping[int, Node], needed: Mapping[int, list[int]], positions: Mapping[int, int]
+    root: Node, producers: Producers, needed: Needed, positions: Mapping[int, int]
 ) -> Iterator[Node]:
     """Yield nodes that the root needs and that have no position yet, dependencies first: a walk in post-order."""
     todo: list[tuple[Node, Iterator[int]]] = [(root, iter(needed[id(root)]))]
@@ -182,11 +184,8 @@ def hash_block(block: Block, outside: Mapping[int, bytes]) -> bytes:
 def _encode_input(value: Input, values: Mapping[int, bytes]) -> bytes:
     if isinstance(value, int):
         return b"%" + values[value]
-    return (
-        f"{value.name} {value.kind()} {value.digest}".encode()
-        if isinstance(value, TensorConstant)
-        else value.text.encode()
-    )
+    is_tensor = isinstance(value, TensorConstant)
+    return (f"{value.name} {value.kind()} {value.digest}" if is_tensor else value.text).encode()
 
 
 def format_label(node: Node) -> str:

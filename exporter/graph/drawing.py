@@ -121,16 +121,8 @@ class _DrawingBuilder:
             group = self._add_group(f"{group}/{name}", node.kind.removeprefix("prim::").lower(), group)
         label = node.operator.partition("[")[0].removeprefix("aten::").removeprefix("prim::")
         constants = [_abbreviate(i) for i in node.inputs if not isinstance(i, int)]
-        self._shapes.append(
-            Shape(
-                name,
-                label + (f" {' '.join(o for o in constants if o)}" if any(constants) else ""),
-                group,
-                OPERATION,
-                format_node(node),
-                node.origin.where,
-            )
-        )
+        label += f" {' '.join(o for o in constants if o)}" if any(constants) else ""
+        self._shapes.append(Shape(name, label, group, OPERATION, format_node(node), node.origin.where))
         for value in node.inputs:
             self._add_edge(value, name)
         self._sources.update(dict.fromkeys(node.outputs, (name,)))

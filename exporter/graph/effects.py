@@ -56,17 +56,10 @@ def annotate_effects(graph: Graph, find_callee: Callable[[str], Effects | None],
     tensors = [v for v in _iterate_inputs(annotated.body) if isinstance(v, TensorConstant)]
     written_tensors = frozenset(v.memory for v in tensors if memory.find_reachable(v) & written_memory)
     has_effects = any(node.effect for node in annotated.body.nodes)
-    reads_state = any(STATE in node.reads for node in walk_nodes(annotated.body)) or memory.returns_state(
-        annotated.body
-    )
-    return Effects(
-        annotated,
-        has_effects,
-        bool(written_memory & input_memory),
-        written_tensors,
-        reads_state,
-        STATE in written_memory,
-    )
+    reads_state = any(STATE in node.reads for node in walk_nodes(annotated.body))
+    reads_state = reads_state or memory.returns_state(annotated.body)
+    writes_inputs = bool(written_memory & input_memory)
+    return Effects(annotated, has_effects, writes_inputs, written_tensors, reads_state, STATE in written_memory)
 
 
 def _iterate_inputs(block: Block) -> Iterator[Input]:
@@ -85,11 +78,12 @@ def name_written_tensors(graph: Graph, written_memory: frozenset[str]) -> Graph:
             return dataclasses.replace(value, name=value.key)
         return value
 
+    def name_node(node: Node) -> Node:
+        blocks = tuple(map(name_block, node.blocks))
+        return dataclasses.replace(node, inputs=tuple(map(name_tensor, node.inputs)), blocks=blocks)
+
     def name_block(block: Block) -> Block:
-        nodes = tuple(
-            dataclasses.replace(n, inputs=tuple(map(name_tensor, n.inputs)), blocks=tuple(map(name_block, n.blocks)))
-            for n in block.nodes
-        )
+        nodes = tuple(map(name_node, block.nodes))
         return dataclasses.replace(block, nodes=nodes, outputs=tuple(map(name_tensor, block.outputs)))
 
     return dataclasses.replace(graph, body=name_block(graph.body)) if written_memory else graph
@@ -166,13 +160,10 @@ class _AliasAnalysis:
     def _annotate_node(self, node: Node) -> Node:
         blocks = tuple(map(self.annotate, node.blocks))
         inner = [n for b in blocks for n in b.nodes]
-        read = {
-            m for v in (*node.inputs, *(v for b in blocks for v in _iterate_inputs(b))) for m in self.find_reachable(v)
-        }
-        read = self._rename_state(read).union(*(n.reads for n in inner))
-        writes = self._rename_state({self._find_root(key) for key in self._iterate_targets(node)}).union(
-            *(n.writes for n in inner)
-        )
+        values = (*node.inputs, *(v for b in blocks for v in _iterate_inputs(b)))
+        read = self._rename_state({m for v in values for m in self.find_reachable(v)})
+        writes = self._rename_state({self._find_root(key) for key in self._iterate_targets(node)})
+        read, writes = read.union(*(n.reads for n in inner)), writes.union(*(n.writes for n in inner))
         acts = node.effect or node.kind in _ACTS or any(n.effect for n in inner)
         if node.kind == "prim::CallMethod":
             callee = self._find_callee(node)
@@ -187,9 +178,8 @@ class _AliasAnalysis:
             read.add(MODE)
         if node.kind in _MODES:
             writes.add(MODE)
-        return dataclasses.replace(
-            node, blocks=blocks, effect=acts or bool(writes), reads=frozenset(read), writes=frozenset(writes)
-        )
+        has_effect, memory = acts or bool(writes), {"reads": frozenset(read), "writes": frozenset(writes)}
+        return dataclasses.replace(node, blocks=blocks, effect=has_effect, **memory)
 
     def _find_callee(self, node: Node) -> Effects | None:
         """Return the known effects of a method that is called."""

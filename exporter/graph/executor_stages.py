@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch.jit._fuser import optimized_execution
 
-from exporter.archive.contract import block_name
 from exporter.archive.input_files import InputValues, align_inputs, order_inputs, to_tensor
 from exporter.archive.pt_archive import MAX_OPTIMISED_NODES
 from exporter.common.errors import RunError, UsageError, suggest_names, summarize_error
@@ -50,9 +49,8 @@ def resolve_method(file: File, module: torch.jit.ScriptModule, requested: str) -
     if is_contract_method:
         return resolve_captured_method(module, requested)
     if requested not in available:
-        raise UsageError(
-            f"there is no method {requested!r}", where=str(file.path), expected=suggest_names(requested, available)
-        )
+        what, where = f"there is no method {requested!r}", str(file.path)
+        raise UsageError(what, where=where, expected=suggest_names(requested, available))
     return requested
 
 
@@ -66,12 +64,11 @@ def compute_stage(file: File, requested: str, stage_name: Stage, user_inputs: In
     method = resolve_method(file, module, requested)
     names = list_input_names(file, module, requested, method)
     spec = file.contract.methods.get(requested) if file.contract else None
-    outputs = tuple(o if isinstance(o, str) else block_name(*o) for o in spec.outputs) if spec else ()
+    outputs = spec.output_names if spec else ()
     if stage_name == "raw":
         saved = read(module, list_settable_tensors(file.contract))
-        return StagedGraph(
-            stage_name, saved.graphs[method], _count_nodes(_inline_graph(module, method)), names, outputs
-        )
+        count = _count_nodes(_inline_graph(module, method))
+        return StagedGraph(stage_name, saved.graphs[method], count, names, outputs)
     inputs = prepare_inputs(file, module, requested, method, user_inputs)
     _check_size(file, module, method, stage_name)
     graph = get_executed_graph(module, method, inputs, 1 if stage_name == "profiling" else _CALLS)
@@ -149,12 +146,11 @@ def prepare_inputs(
         return tuple(v if isinstance(v, torch.Tensor) else to_tensor(n, v, "float64") for n, v in values.items())
     if file.archive is not None and is_contract_method:
         return next(case.inputs for case in file.archive.cases() if case.method == requested)
+    got = "no stored case of this method" if contract else "a TorchScript file without torchferry's contract and cases"
     raise UsageError(
         "this is not available: there are no inputs to run the method on",
         where=f"{file.path}, method {requested}",
-        got="no stored case of this method"
-        if contract is not None
-        else "a TorchScript file without torchferry's contract and cases",
+        got=got,
         expected="inputs: torch's executor makes its graphs from the calls that it sees",
         mend="give --inputs FILE with tensors by argument name; or --stage raw",
     )

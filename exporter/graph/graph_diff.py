@@ -131,9 +131,8 @@ class _MethodDiff:
                 before, now = self._a.versions[a], self._b.versions[b]
                 if before != now and min(before, now) >= 0 and not self._a.effects[a]:
                     node = self._b.nodes[b]
-                    self._add_change(
-                        "changed", node, f"{node.operator} reads memory after {now} writes; it was after {before}"
-                    )
+                    change = f"{node.operator} reads memory after {now} writes; it was after {before}"
+                    self._add_change("changed", node, change)
 
     def _compare_arguments(
         self, before: tuple[Input, ...], now: tuple[Input, ...], node: Node | None = None
@@ -141,9 +140,8 @@ class _MethodDiff:
         """Return the position of each differing argument, and what it is instead of what."""
         differences = []
         if len(before) != len(now):
-            differences.append(
-                (min(len(before), len(now)), f"to the last: there are {len(now)}; there were {len(before)}")
-            )
+            lengths = f"to the last: there are {len(now)}; there were {len(before)}"
+            differences.append((min(len(before), len(now)), lengths))
         for i, (v, w) in enumerate(zip(before, now, strict=False)):
             if isinstance(v, int) and isinstance(w, int):
                 if self._is_same_value(v, w):

@@ -25,9 +25,8 @@ class ListingRow:
 def list_rows(graph: Graph, names: Sequence[str] = ()) -> list[ListingRow]:
     """Return the lines of a graph; ``names`` are those of its inputs, other values have numbers."""
     value_names = dict(zip(graph.body.inputs, (f"%{n}" for n in names), strict=False))
-    arguments = ", ".join(
-        f"{value_names.get(v, f'%{v}')}{_format_type(t)}" for v, t in zip(graph.body.inputs, graph.types, strict=True)
-    )
+    typed = zip(graph.body.inputs, graph.types, strict=True)
+    arguments = ", ".join(f"{value_names.get(v, f'%{v}')}{_format_type(t)}" for v, t in typed)
     listing = [ListingRow(f"({arguments})", "", "", "", 0), *_iterate_rows(graph.body, value_names, 0)]
     listing.append(ListingRow(f"-> {_format_inputs(graph.body.outputs, value_names)}", "", "", "", 0))
     return listing
@@ -40,9 +39,8 @@ def _iterate_rows(block: Block, value_names: dict[int, str], depth: int):
         yield ListingRow(format_node(node, value_names), origin.module, origin.where, origin_text, depth)
         for inner in node.blocks:
             if inner.inputs:
-                yield ListingRow(
-                    f"({', '.join(value_names.get(v, f'%{v}') for v in inner.inputs)})", "", "", "", depth + 1
-                )
+                names = ", ".join(value_names.get(v, f"%{v}") for v in inner.inputs)
+                yield ListingRow(f"({names})", "", "", "", depth + 1)
             yield from _iterate_rows(inner, value_names, depth + 1)
             yield ListingRow(f"-> {_format_inputs(inner.outputs, value_names)}", "", "", "", depth + 1)
 
@@ -50,16 +48,16 @@ def _iterate_rows(block: Block, value_names: dict[int, str], depth: int):
 def format_node(node: Node, value_names: dict[int, str] | None = None) -> str:
     """Return one node as a line of text."""
     value_names = value_names or {}
-    results = ", ".join(
-        f"{value_names.get(v, f'%{v}')}{_format_type(t)}" for v, t in zip(node.outputs, node.types, strict=True)
-    )
+    typed = zip(node.outputs, node.types, strict=True)
+    results = ", ".join(f"{value_names.get(v, f'%{v}')}{_format_type(t)}" for v, t in typed)
     return f"{results}{' = ' if results else ''}{node.operator}({_format_inputs(node.inputs, value_names)})"
 
 
 def _format_inputs(values: Sequence[Input], value_names: dict[int, str]) -> str:
-    return ", ".join(
-        value_names.get(v, f"%{v}") if isinstance(v, int) else format_input(v, _format_tensor) for v in values
-    )
+    def format_value(value: Input) -> str:
+        return value_names.get(value, f"%{value}") if isinstance(value, int) else format_input(value, _format_tensor)
+
+    return ", ".join(map(format_value, values))
 
 
 def _format_tensor(tensor: TensorConstant) -> str:

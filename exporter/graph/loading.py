@@ -39,9 +39,8 @@ def open_file(path: Path) -> File:
     try:
         opened = pt_archive.read(path)
         if opened.holds != "graphs":
-            raise ArchiveError(
-                "this file holds no graphs of TorchScript", where=str(path), expected="the .pt that it was made from"
-            )
+            what, expected = "this file holds no graphs of TorchScript", "the .pt that it was made from"
+            raise ArchiveError(what, where=str(path), expected=expected)
         return File(path, opened)
     except ForeignError:
         return File(path, None)
@@ -53,12 +52,8 @@ def load_module(path: Path) -> torch.jit.ScriptModule:
         try:
             return torch.jit.load(str(path), map_location="cpu")
         except Exception as error:
-            raise ArchiveError(
-                "the file does not load",
-                where=str(path),
-                got=summarize_error(error),
-                expected="a TorchScript file, as torch.jit.save writes it",
-            ) from error
+            got, expected = summarize_error(error), "a TorchScript file, as torch.jit.save writes it"
+            raise ArchiveError("the file does not load", where=str(path), got=got, expected=expected) from error
 
 
 def resolve_captured_method(module: torch.jit.ScriptModule, method: str) -> str:

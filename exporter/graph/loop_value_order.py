@@ -26,13 +26,9 @@ def _sort_block(block: Block, hashes: Hashes) -> Block:
     nodes = []
     for node in block.nodes:
         sorted_node = _sort_node(node, hashes)
-        node_hash = _hash(
-            [
-                _encode_label(sorted_node),
-                *(_encode_value(v, hashes) for v in sorted_node.inputs),
-                *(_hash_block(b, hashes) for b in sorted_node.blocks),
-            ]
-        )
+        inputs = [_encode_value(v, hashes) for v in sorted_node.inputs]
+        inner = [_hash_block(b, hashes) for b in sorted_node.blocks]
+        node_hash = _hash([_encode_label(sorted_node), *inputs, *inner])
         hashes.update({v: node_hash + b"%d" % i for i, v in enumerate(sorted_node.outputs)})
         nodes.append(sorted_node)
     return dataclasses.replace(block, nodes=tuple(nodes))
@@ -50,12 +46,9 @@ def _sort_node(node: Node, hashes: Hashes) -> Node:
         return dataclasses.replace(node, blocks=blocks)
     keys = [_hash([_encode_value(b.outputs[i], hashes) for b in blocks]) for i in range(len(node.outputs))]
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    return dataclasses.replace(
-        node,
-        blocks=tuple(dataclasses.replace(b, outputs=_permute(b.outputs, order)) for b in blocks),
-        outputs=_permute(node.outputs, order),
-        types=_permute(node.types, order),
-    )
+    blocks = tuple(dataclasses.replace(b, outputs=_permute(b.outputs, order)) for b in blocks)
+    outputs, types = _permute(node.outputs, order), _permute(node.types, order)
+    return dataclasses.replace(node, blocks=blocks, outputs=outputs, types=types)
 
 
 def _sort_loop(node: Node, hashes: Hashes) -> Node:
@@ -71,16 +64,11 @@ def _sort_loop(node: Node, hashes: Hashes) -> Node:
         inner = _sort_block(body, hashes)
         keys = [_hash([key, _encode_value(v, hashes)]) for key, v in zip(keys, inner.outputs[1:], strict=True)]
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    block = Block(
-        (turn, *_permute(carried, order)), inner.nodes, (inner.outputs[0], *_permute(inner.outputs[1:], order))
-    )
-    return dataclasses.replace(
-        node,
-        inputs=(count, condition, *_permute(initial, order)),
-        blocks=(block,),
-        outputs=_permute(node.outputs, order),
-        types=_permute(node.types, order),
-    )
+    outputs = (inner.outputs[0], *_permute(inner.outputs[1:], order))
+    block = Block((turn, *_permute(carried, order)), inner.nodes, outputs)
+    inputs = (count, condition, *_permute(initial, order))
+    outputs, types = _permute(node.outputs, order), _permute(node.types, order)
+    return dataclasses.replace(node, inputs=inputs, blocks=(block,), outputs=outputs, types=types)
 
 
 def _permute(values: Sequence, order: Sequence[int]) -> tuple:

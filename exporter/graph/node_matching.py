@@ -39,6 +39,12 @@ class FlatGraph:
     upstream: dict[int, bytes] = field(default_factory=dict)
     downstream: dict[int, bytes] = field(default_factory=dict)
 
+    def add_use(self, value: Input, user: int, slot: str) -> None:
+        """Record that a node, or the end of the graph (-1), uses a value, if a node gives it."""
+        if isinstance(value, int) and value in self.producers:
+            producer, output = self.producers[value]
+            self.uses[producer].append((user, slot, int(output.rpartition(" ")[2])))
+
 
 def flatten_graph(graph: Graph) -> FlatGraph:
     """Return the graph as numbered nodes with hashes of what they compute and of how they are used."""
@@ -46,23 +52,15 @@ def flatten_graph(graph: Graph) -> FlatGraph:
     values = {v: b"input %d" % i for i, v in enumerate(graph.body.inputs)}
     _collect(flat_graph, graph.body, values)
     for i, value in enumerate(graph.body.outputs):
-        if isinstance(value, int) and value in flat_graph.producers:
-            flat_graph.uses[flat_graph.producers[value][0]].append(
-                (-1, f"return {i}", _parse_output_index(flat_graph, value))
-            )
+        flat_graph.add_use(value, -1, f"return {i}")
     for index in range(len(flat_graph.nodes) - 1, -1, -1):
-        flat_graph.downstream[index] = _hash(
-            sorted(
-                f"{slot} {output} {describe_node(flat_graph.nodes[user]) if user >= 0 else ''}".encode()
-                + flat_graph.downstream.get(user, b"")
-                for user, slot, output in flat_graph.uses[index]
-            )
-        )
+        users = []
+        for user, slot, output in flat_graph.uses[index]:
+            text = f"{slot} {output} {describe_node(flat_graph.nodes[user]) if user >= 0 else ''}"
+            users.append(text.encode() + flat_graph.downstream.get(user, b""))
+        flat_graph.downstream[index] = _hash(sorted(users))
     return flat_graph
-
-
-def _parse_output_index(flat_graph: FlatGraph, value: int) -> int:
-    return int(flat_graph.producers[value][1].rpartition(" ")[2])
+    return flat_graph
 
 
 def _collect(flat_graph: FlatGraph, block: Block, values: dict[int, bytes]) -> None:
@@ -75,17 +73,9 @@ def _collect(flat_graph: FlatGraph, block: Block, values: dict[int, bytes]) -> N
         effects += node.effect
         flat_graph.effects[index] = effects if node.effect else 0
         for i, value in enumerate(node.inputs):
-            if isinstance(value, int) and value in flat_graph.producers:
-                flat_graph.uses[flat_graph.producers[value][0]].append(
-                    (index, f"argument {i}", _parse_output_index(flat_graph, value))
-                )
-        node_hash = _hash(
-            [
-                format_label(node).encode(),
-                b"%d" % flat_graph.versions[index],
-                *(_encode_input(i, values) for i in node.inputs),
-            ]
-        )
+            flat_graph.add_use(value, index, f"argument {i}")
+        inputs = [_encode_input(i, values) for i in node.inputs]
+        node_hash = _hash([format_label(node).encode(), b"%d" % flat_graph.versions[index], *inputs])
         inner: list[bytes] = []
         for j, body in enumerate(node.blocks):
             for i, value in enumerate(body.inputs):
@@ -96,10 +86,7 @@ def _collect(flat_graph: FlatGraph, block: Block, values: dict[int, bytes]) -> N
             inner += sorted(flat_graph.upstream[i] for i in range(first, len(flat_graph.nodes)))
             for i, value in enumerate(body.outputs):
                 inner.append(_encode_input(value, values))
-                if isinstance(value, int) and value in flat_graph.producers:
-                    flat_graph.uses[flat_graph.producers[value][0]].append(
-                        (index, f"inner {j} gives {i}", _parse_output_index(flat_graph, value))
-                    )
+                flat_graph.add_use(value, index, f"inner {j} gives {i}")
         flat_graph.inner[index] = range(index + 1, len(flat_graph.nodes))
         flat_graph.upstream[index] = _hash([node_hash, *inner])
         for i, value in enumerate(node.outputs):
@@ -139,9 +126,7 @@ def match_nodes(old: FlatGraph, new: FlatGraph) -> dict[int, int]:
         matching.pair_by_key(key)
     matching.spread(same_kind=True)
     # Remaining nodes that look alike, wherever they stand.
-    matching.pair_by_key(
-        lambda flat_graph, index: (describe_node(flat_graph.nodes[index]), flat_graph.nodes[index].origin.module)
-    )
+    matching.pair_by_key(lambda graph, index: (describe_node(graph.nodes[index]), graph.nodes[index].origin.module))
     matching.spread(same_kind=True)
     matching.spread(same_kind=False)
     matching.pair_by_key(lambda flat_graph, index: describe_node(flat_graph.nodes[index]))
@@ -201,10 +186,8 @@ class _NodeMatching:
             for p, q in zip(x.blocks, y.blocks, strict=False):
                 for v, w in zip(p.outputs, q.outputs, strict=False):
                     self._pair_if_alike(self._find_producer(self.old, v), self._find_producer(self.new, w), same_kind)
-            old_users, new_users = (
-                self._find_users(self.old, a, self.pairs),
-                self._find_users(self.new, b, self._paired),
-            )
+            old_users = self._find_users(self.old, a, self.pairs)
+            new_users = self._find_users(self.new, b, self._paired)
             for use, (user,) in ((u, n) for u, n in old_users.items() if len(n) == 1):
                 if len(new_users.get(use, ())) == 1:
                     self._pair_if_alike(user, new_users[use][0], same_kind)
@@ -226,8 +209,8 @@ class _NodeMatching:
         if a is None or b is None:
             return
         x, y = self.old.nodes[a], self.new.nodes[b]
-        is_alike = (
-            x.kind == y.kind if same_kind else len(x.outputs) == len(y.outputs) and len(x.blocks) == len(y.blocks)
-        )
+        is_alike = x.kind == y.kind
+        if not same_kind:
+            is_alike = len(x.outputs) == len(y.outputs) and len(x.blocks) == len(y.blocks)
         if is_alike:
             self.add(a, b)

@@ -21,9 +21,8 @@ def find_origin(node: Any) -> Origin:
     lines = source.splitlines()
     index = next((i for i, line in enumerate(lines) if line.endswith("<--- HERE")), 0)
     noted_origin = Origin.parse(lines[index - 1].rpartition("  # ")[2]) if index else None
-    return noted_origin or Origin(
-        "", module=_find_module(node), where=_find_user_line(lines) or _find_script_line(source)
-    )
+    where = _find_user_line(lines) or _find_script_line(source)
+    return noted_origin or Origin("", module=_find_module(node), where=where)
 
 
 def _find_module(node: Any) -> str:

@@ -54,15 +54,13 @@ def read(module: torch.jit.ScriptModule, settable: Collection[str] | None = None
         # It may be a method of any submodule.
         for path, child in iterate_submodules(module._c, ""):
             for name in child._method_names() if path else ():
-                graphs[f"{path}.{name}"] = _GraphReader(tensors).read_graph(
-                    f"{path}.{name}", _inline_functions(child, name), path
-                )
+                graph_name, graph = f"{path}.{name}", _inline_functions(child, name)
+                graphs[graph_name] = _GraphReader(tensors).read_graph(graph_name, graph, path)
     # Tensors that some method writes to are named by their path, and are one memory for all readers.
     first_effects = _compute_effects(graphs, frozenset())
     state = frozenset[str]().union(*(method_effects.written_tensors for method_effects in first_effects.values()))
-    effects_by_name = _compute_effects(
-        {name: name_written_tensors(graph, state) for name, graph in graphs.items()}, state
-    )
+    named = {name: name_written_tensors(graph, state) for name, graph in graphs.items()}
+    effects_by_name = _compute_effects(named, state)
     return SavedGraphs({name: effects_by_name[name].graph for name in graphs}, tensors.values)
 
 
@@ -190,10 +188,8 @@ class _GraphReader:
         """Read a method with the defaults of its arguments, which a caller that leaves one out gets."""
         graph = self.read_graph(name, _inline_functions(module, name))
         _, *arguments = module._get_method(name).schema.arguments
-        types = tuple(
-            f"{t} = {format_literal(a.default_value)}" if a.has_default_value() else t
-            for t, a in zip(graph.types, arguments, strict=True)
-        )
+        pairs = zip(graph.types, arguments, strict=True)
+        types = tuple(f"{t} = {format_literal(a.default_value)}" if a.has_default_value() else t for t, a in pairs)
         return dataclasses.replace(graph, types=types)
 
     def read_graph(self, method: str, graph: Any, path: str = "") -> Graph:
@@ -209,14 +205,12 @@ class _GraphReader:
 
     def _apply_types(self, block: Block) -> Block:
         """Return the block with the types that were profiled after the nodes."""
-        nodes = tuple(
-            dataclasses.replace(
-                node,
-                types=tuple(self._types[i] for i in node.outputs),
-                blocks=tuple(map(self._apply_types, node.blocks)),
-            )
-            for node in block.nodes
-        )
+
+        def apply_to_node(node: Node) -> Node:
+            types, blocks = (self._types[i] for i in node.outputs), map(self._apply_types, node.blocks)
+            return dataclasses.replace(node, types=tuple(types), blocks=tuple(blocks))
+
+        nodes = tuple(map(apply_to_node, block.nodes))
         return dataclasses.replace(block, nodes=nodes)
 
     def _add_value(self, value: Any) -> int:
@@ -266,11 +260,8 @@ class _GraphReader:
             if attribute is not None:
                 self._values[node.output().unique()] = attribute
                 return
-        if (
-            node_kind == _CALL
-            and isinstance(receiver := self._values[next(node.inputs()).unique()], _ModuleRef)
-            and receiver.path
-        ):
+        receiver = self._values[next(node.inputs()).unique()] if node_kind == _CALL else None
+        if isinstance(receiver, _ModuleRef) and receiver.path:
             if receiver.path in self._apart:
                 yield self._make_apart_call(node, receiver.path)
             else:
@@ -293,10 +284,8 @@ class _GraphReader:
         _, *arguments = (self._values[v.unique()] for v in node.inputs())
         outside, within = self._values, self._current_module
         self._current_module = path
-        self._values = {
-            self_value.unique(): _ModuleRef(path),
-            **{v.unique(): g for v, g in zip(inputs, arguments, strict=True)},
-        }
+        self._values = {v.unique(): g for v, g in zip(inputs, arguments, strict=True)}
+        self._values[self_value.unique()] = _ModuleRef(path)
         new_nodes = [new_node for inner in graph.nodes() for new_node in self._read_node(inner)]
         output_values = [self._values[v.unique()] for v in graph.outputs()]
         self._values, self._current_module = outside, within
@@ -318,21 +307,14 @@ class _GraphReader:
         outputs = tuple(self._add_value(v) for v in node.outputs())
         schema = node.schema()
         schema = "" if schema == "(no schema)" else schema
-        # Its first input is the module.
-        inputs, node_kind = (
-            (inputs[1:], CALL) if node_kind == _CALL else (inputs, OBJECT_CALL if node_kind == CALL else node_kind)
-        )
-        operator = schema.partition("(")[0] or node_kind
-        return Node(
-            operator + _format_attributes(node) + self._describe_attribute(node),
-            inputs,
-            outputs,
-            tuple(self._types[i] for i in outputs),
-            blocks,
-            schema,
-            effect=bool(node.isNondeterministic()),
-            origin=origin,
-        )
+        if node_kind == _CALL:
+            # Its first input is the module.
+            inputs, node_kind = inputs[1:], CALL
+        elif node_kind == CALL:
+            node_kind = OBJECT_CALL
+        operator = (schema.partition("(")[0] or node_kind) + _format_attributes(node) + self._describe_attribute(node)
+        types, has_effect = tuple(self._types[i] for i in outputs), bool(node.isNondeterministic())
+        return Node(operator, inputs, outputs, types, blocks, schema, effect=has_effect, origin=origin)
 
     def _read_constant(self, node: Any) -> Input:
         if node.output().type().kind() == "TensorType" and not node.mustBeNone():

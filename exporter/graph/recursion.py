@@ -25,11 +25,8 @@ def with_deep_recursion(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except RecursionError:
-            raise ArchiveError(
-                "the graph has too many blocks within blocks",
-                got=f"more than {LIMIT} nested calls",
-                expected="branches and loops some hundreds deep at most",
-            ) from None
+            what, got = "the graph has too many blocks within blocks", f"more than {LIMIT} nested calls"
+            raise ArchiveError(what, got=got, expected="branches and loops some hundreds deep at most") from None
         finally:
             sys.setrecursionlimit(before)
 

@@ -44,10 +44,8 @@ def respecialization_reasons(old: OpenedArchive, new: OpenedArchive) -> tuple[Re
 
 def _select_backward_steps(steps_in_order: Sequence[Step]) -> list[Step]:
     """Return one step for each autograd node and each hook, in order: their number of operations depends on sizes."""
-    return [
-        next(run)
-        for _, run in itertools.groupby((step for step in steps_in_order if step.is_backward), _get_autograd_node)
-    ]
+    backward_steps = (step for step in steps_in_order if step.is_backward)
+    return [next(run) for _, run in itertools.groupby(backward_steps, _get_autograd_node)]
 
 
 def _compare_variables(old: Contract, new: Contract) -> list[Reason]:

@@ -83,12 +83,8 @@ def _draw(
 ) -> None:
     for shape in picture.shapes:
         if shape.group == parent:
-            drawing.node(
-                _escape_id(shape.name),
-                graphviz.escape(shape.label),
-                tooltip=f"{shape.detail} {shape.where}",
-                fillcolor=_FILL.get(shape.kind, "#dcfce7"),
-            )
+            color, tooltip = _FILL.get(shape.kind, "#dcfce7"), f"{shape.detail} {shape.where}"
+            drawing.node(_escape_id(shape.name), graphviz.escape(shape.label), tooltip=tooltip, fillcolor=color)
     for group in (g for g in picture.groups if g.parent == parent):
         if group.name not in open_names:
             label = f"{graphviz.escape(group.label)}\\n{sizes[group.name]} operations"

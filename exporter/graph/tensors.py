@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import ArchiveError
 from exporter.graph.ir import TensorConstant
 
@@ -35,7 +36,7 @@ class ModuleTensors:
 
     def add(self, value: torch.Tensor, path: str = "") -> TensorConstant:
         """Add a tensor, by its path or its digest, and return the constant that stands for it."""
-        dtype = str(value.dtype).removeprefix("torch.")
+        dtype = name_dtype(value)
         digest = compute_digest(value)
         name = path if path in self.named_paths else ""
         key = path or digest
@@ -45,9 +46,8 @@ class ModuleTensors:
 
     def get_attribute(self, path: str) -> Any:
         """Return an attribute as torch holds it: Python's modules have attributes of their own, like ``graph``."""
-        return functools.reduce(
-            lambda parent, name: parent.getattr(name), path.split(".") if path else (), self.module._c
-        )
+        names = path.split(".") if path else ()
+        return functools.reduce(lambda parent, name: parent.getattr(name), names, self.module._c)
 
 
 def compute_digest(value: torch.Tensor) -> str:

@@ -37,16 +37,7 @@ def find_location(node: Any) -> str:
 
 
 SCALAR_TYPES = {
-    "Byte": torch.uint8,
-    "Char": torch.int8,
-    "Short": torch.int16,
-    "Int": torch.int32,
-    "Long": torch.int64,
-    "Half": torch.float16,
-    "Float": torch.float32,
-    "Double": torch.float64,
-    "ComplexFloat": torch.complex64,
-    "ComplexDouble": torch.complex128,
-    "Bool": torch.bool,
-    "BFloat16": torch.bfloat16,
-}
+    "Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64,
+    "Half": torch.float16, "Float": torch.float32, "Double": torch.float64, "BFloat16": torch.bfloat16,
+    "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128, "Bool": torch.bool,
+}  # fmt: skip

@@ -53,11 +53,8 @@ def search_branch_inputs(source: Source, probes: Draws) -> Draws:
 
 
 def _find_read_lines(run: RunRecording) -> list[str]:
-    return [
-        read.where
-        for read, origin in zip(run.reads, run.origins, strict=True)
-        if any(not label.startswith(SIZE) for label in origin)
-    ]
+    reads = zip(run.reads, run.origins, strict=True)
+    return [read.where for read, origin in reads if any(not label.startswith(SIZE) for label in origin)]
 
 
 def _hash_path(source: Source, inputs: Inputs) -> int:

@@ -17,7 +17,7 @@ from torch import nn
 from exporter.archive import derivative_request
 from exporter.archive.contract import Finding
 from exporter.archive.derivative_request import DerivativeRequest, ResolvedDerivatives
-from exporter.archive.tensor_spec import TensorSpec
+from exporter.archive.tensor_spec import TensorSpec, infer_spec, name_dtype
 from exporter.capture import newton_capture
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.capture.passes import CaptureResult, capture
@@ -61,14 +61,12 @@ def checked_capture(
             first = run_first(source, derive_seed(seed, "warmup"))
         if request is not None:
             # A misspelt name is reported before the gate, which takes seconds.
-            derivative_request.validate_names(
-                request, [s.name for s in source.inputs], list(first.outputs), list(_list_own_parameters(source))
-            )
+            names = ([s.name for s in source.inputs], list(first.outputs), list(_list_own_parameters(source)))
+            derivative_request.validate_names(request, *names)
         with clock("soundness"):
             room.import_alike()
-            findings, draws = gate.check_before_capture(
-                first, room, derive_seed(seed, "gate"), options.allowances, second_opinion=options.second_opinion
-            )
+            allowances, opinion, gate_seed = options.allowances, options.second_opinion, derive_seed(seed, "gate")
+            findings, draws = gate.check_before_capture(first, room, gate_seed, allowances, second_opinion=opinion)
         with clock("warmup"):
             warm = warm_up(first, derive_seed(seed, "more warmup"))
         options.announce(summarize_model(warm))
@@ -156,7 +154,7 @@ def _build_residual_source(source: Source, path: str, loop: NewtonSolver, calls:
         name=f"{path}.residual",
         module=functools.partial(_compute_residual, loop),
         parameter_module=loop.owner,
-        inputs=tuple(TensorSpec(n, tuple(t.shape[1:]), str(t.dtype).removeprefix("torch.")) for n, t in named_calls),
+        inputs=tuple(infer_spec(name, tensor, 1) for name, tensor in named_calls),
         outputs=(TensorSpec("residual"),),
         origin=source.origin,
         calls=tuple(calls),
@@ -178,7 +176,7 @@ def resolve_model_derivatives(
         return None, ()
     with eager_context(warm.source):
         pairs = find_nonzero_blocks(warm.source, warm.inputs)
-    parameters = {n: str(p.dtype).removeprefix("torch.") for n, p in _list_own_parameters(warm.source).items()}
+    parameters = {n: name_dtype(p) for n, p in _list_own_parameters(warm.source).items()}
     if warm.source.sizes:
         what, got = "derivatives of a model with open sizes have no shape", f"open sizes {', '.join(warm.source.sizes)}"
         expected = "fixed shapes, or a batch of independent elements"

@@ -95,11 +95,8 @@ def is_random(node: Any) -> bool:
     if not any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads):
         return False
     names = [a.name for a in torch._C.parse_schema(node.schema()).arguments]
-    settings = {
-        name: value.toIValue()
-        for name, value in zip(names, node.inputs(), strict=False)
-        if value.node().kind() == "prim::Constant"
-    }
+    pairs = zip(names, node.inputs(), strict=False)
+    settings = {name: value.toIValue() for name, value in pairs if value.node().kind() == "prim::Constant"}
     is_off = settings.get("train") is False or settings.get("training") is False
     return not is_off and settings.get("dropout_p", settings.get("p")) != 0.0
 

@@ -43,13 +43,10 @@ _EAGER_CHECKS = (
     random_numbers, environment, hidden_state, settings, hash_seed, execution_context,
     hooks, exceptions, devices, data_reads, batch_ranks, unused_variables,
 )  # fmt: skip
-_BEFORE: Mapping[str, Callable[[EagerContext], list[Finding]]] = {
-    module.CHECK: module.check for module in _EAGER_CHECKS
-}
+_BEFORE: Mapping[str, Callable[[EagerContext], list[Finding]]] = {m.CHECK: m.check for m in _EAGER_CHECKS}
 # Checks of a capture against eager mode.
-_AFTER: Mapping[str, Callable[[CaptureContext], list[Finding]]] = {
-    module.CHECK: module.check for module in (batch_sizes, input_values, dtypes)
-}
+_CAPTURE_CHECKS = (batch_sizes, input_values, dtypes)
+_AFTER: Mapping[str, Callable[[CaptureContext], list[Finding]]] = {m.CHECK: m.check for m in _CAPTURE_CHECKS}
 RUNS = (*_BEFORE, *_AFTER)
 # Names of findings; one run may look for several faults.
 CHECKS = (*RUNS, hidden_state.WRITES, *execution_context.OTHER_CHECKS, unused_variables.OUTPUT, "precision")

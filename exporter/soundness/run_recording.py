@@ -82,10 +82,8 @@ def record_run(
         (returned,) = graph.outputs()
         positions = iter(list(returned.node().inputs()))
         labels = {name: dependence.find_labels([next(positions)]) for name in outputs}
-        origins = tuple(
-            dependence.find_labels([next(positions) for _ in values], size=read.size)
-            for read, values in zip(recorder.reads, recorder.values, strict=True)
-        )
+        reads = zip(recorder.reads, recorder.values, strict=True)
+        origins = tuple(dependence.find_labels([next(positions) for _ in vs], size=read.size) for read, vs in reads)
     return RunRecording(detached, tuple(recorder.reads), origins, graph, labels, failure, failed_at)
 
 

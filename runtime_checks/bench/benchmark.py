@@ -177,9 +177,8 @@ def describe_machine() -> dict[str, Any]:
     """Return the machine of the figures: processor, versions, load."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(errors="replace").splitlines() if info.exists() else []
-    name = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    name = next(models, platform.processor())
     return {
         "processor": name,
         "cores": os.cpu_count(),

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from exporter.archive.cases import EXTREME_PREFIXES, ReferenceCase
-from exporter.archive.contract import Contract, block_name
+from exporter.archive.contract import Contract, name_output
+from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import MismatchError, UsageError, suggest_names
 from runtime_checks import containers
 from runtime_checks.comparison import compare_tensors
@@ -57,15 +58,13 @@ def check_same_contract(paths: Sequence[Path], method: str) -> Contract:
     contracts = [containers.open_container(path).contract for path in paths]
     first = contracts[0]
     if method not in first.methods:
-        raise UsageError(
-            f"there is no method {method!r}", where=str(paths[0]), expected=suggest_names(method, first.methods)
-        )
+        what, expected = f"there is no method {method!r}", suggest_names(method, first.methods)
+        raise UsageError(what, where=str(paths[0]), expected=expected)
     for path, contract in zip(paths[1:], contracts[1:], strict=True):
         here, there = (_describe_signature(c, method) for c in (contract, first))
         if here != there:
-            raise UsageError(
-                f"the files do not have one contract for {method!r}", where=str(path), got=here, expected=there
-            )
+            what = f"the files do not have one contract for {method!r}"
+            raise UsageError(what, where=str(path), got=here, expected=there)
     return first
 
 
@@ -74,10 +73,8 @@ def _describe_signature(contract: Contract, method: str) -> str:
     if spec is None:
         return f"no method {method!r}"
     inputs = [contract.input_spec(n).describe() for n in spec.inputs]
-    outputs = [
-        f"{block_name(*o) if not isinstance(o, str) else o}: {list(contract.output_spec(o).shape)}"
-        for o in spec.outputs
-    ]
+    shapes = [list(contract.output_spec(o).shape) for o in spec.outputs]
+    outputs = [f"{name}: {shape}" for name, shape in zip(spec.output_names, shapes, strict=True)]
     return f"{', '.join(inputs)} -> {', '.join(outputs)}"
 
 
@@ -118,16 +115,11 @@ def collect_rows(cases: Sequence[ReferenceCase], contract: Contract, method: str
 def check_numbers(label: str, contract: Contract, method: str, got: Sequence[torch.Tensor], expected: Tensors) -> None:
     """Raise ``MismatchError`` if a candidate computes other numbers: it is not compared."""
     if len(got) != len(expected):
-        raise UsageError(
-            f"{label} is not the model of these files", got=f"{len(got)} outputs", expected=str(len(expected))
-        )
+        what = f"{label} is not the model of these files"
+        raise UsageError(what, got=f"{len(got)} outputs", expected=str(len(expected)))
     for name, actual, reference in zip(contract.methods[method].outputs, got, expected, strict=True):
-        dtype = str(reference.dtype).removeprefix("torch.")
-        comparison = compare_tensors(actual.cpu(), reference, contract.tolerance.bounds(name, dtype))
+        comparison = compare_tensors(actual, reference, contract.tolerance.bounds(name, name_dtype(reference)))
         if not comparison.passed:
-            raise MismatchError(
-                f"{label} does not compute the numbers of the stored cases, and is not compared",
-                where=f"method {method!r}, output {name if isinstance(name, str) else block_name(*name)!r}",
-                got=comparison.reason,
-                mend="verify it first: torchferry verify",
-            )
+            what = f"{label} does not compute the numbers of the stored cases, and is not compared"
+            where, mend = f"method {method!r}, output {name_output(name)!r}", "verify it first: torchferry verify"
+            raise MismatchError(what, where=where, got=comparison.reason, mend=mend)

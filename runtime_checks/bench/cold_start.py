@@ -42,9 +42,8 @@ def measure_cold_start(
     try:
         pickle.dumps(candidate.open)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return ColdStart(
-            candidate.label, batches[0], error=f"it cannot be opened in another process: {summarize_error(error)}"
-        )
+        reason = f"it cannot be opened in another process: {summarize_error(error)}"
+        return ColdStart(candidate.label, batches[0], error=reason)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context) as pool:
         try:
@@ -85,9 +84,6 @@ def _read_peak_memory(*, reset: bool = False) -> float:
     """Return the peak memory of the process in MiB; since now, with ``reset``."""
     if reset and os.access(_RESET, os.W_OK):
         _RESET.write_text("5")
-    line = (
-        next((line for line in _PEAK.read_text().splitlines() if line.startswith("VmHWM")), "")
-        if _PEAK.exists()
-        else ""
-    )
+    lines = _PEAK.read_text().splitlines() if _PEAK.exists() else []
+    line = next((line for line in lines if line.startswith("VmHWM")), "")
     return int(line.split()[1]) / 1024 if line else 0.0

@@ -49,11 +49,8 @@ def iterate_rows(bench: BenchmarkResult) -> Iterator[tuple[str, list[str]]]:
         cells = []
         for batch in bench.batches:
             timing = bench.find_timing(label, batch)
-            cells.append(
-                f"{format_time(timing.median)} ({format_time(timing.low)} to {format_time(timing.high)})"
-                if timing
-                else "-"
-            )
+            times = [format_time(t) for t in (timing.median, timing.low, timing.high)] if timing else []
+            cells.append("{} ({} to {})".format(*times) if times else "-")
         yield label, cells
     yield "memory traffic alone", [format_time(bench.bounds[b]) for b in bench.batches]
 
@@ -74,9 +71,8 @@ def render(bench: BenchmarkResult) -> RenderableType:
         for batch in bench.batches:
             entry, reference = bench.find_timing(label, batch), bench.find_timing(first, batch)
             times = f"{reference.median / entry.median:.2f}; " if entry and reference else ""
-            cells.append(
-                f"{times}{entry.median / batch:.3g}; {entry.median / bench.bounds[batch]:.1f}" if entry else "-"
-            )
+            bound = f"{entry.median / batch:.3g}; {entry.median / bench.bounds[batch]:.1f}" if entry else "-"
+            cells.append(times + bound)
         ratio.add_row(label, *cells)
     cold = Table(title="in a fresh process", title_justify="left")
     for name in ("", "load", "call 1", "calls 2 to 5", "memory at the largest batch"):

@@ -9,9 +9,9 @@ import torch
 
 from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Contract
-from exporter.archive.tensor_spec import FLOATING
+from exporter.archive.tensor_spec import FLOATING, name_dtype
 from runtime_checks.checks.expectation import Expectation
-from runtime_checks.checks.finite_differences import FACTOR, FIRST, RESOLUTION, STEPS, extrapolate
+from runtime_checks.checks.finite_differences import FACTOR, FIRST, RESOLUTION, STEPS, extrapolate, select_settable
 from runtime_checks.checks.probe import Probe, find_error, select_points
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult
 from runtime_checks.runners.base import Call, CallResult, Tensors
@@ -24,11 +24,8 @@ def plan_autograd_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> 
     if not contract.differentiable:
         return []
     count = len(contract.inputs)
-    return [
-        Expectation(CHECK, c.name, Call("forward", c.inputs[:count], seeds=c.inputs[count:]), c.outputs, returns="vjp")
-        for c in cases
-        if c.method == "vjp"
-    ]
+    products = [(c, Call("forward", c.inputs[:count], seeds=c.inputs[count:])) for c in cases if c.method == "vjp"]
+    return [Expectation(CHECK, c.name, call, c.outputs, returns="vjp") for c, call in products]
 
 
 def plan_parameter_probes(
@@ -36,38 +33,28 @@ def plan_parameter_probes(
 ) -> list[Probe]:
     """Plan probes that compare each settable parameter's gradient along a direction with central differences."""
     point = select_points(contract, cases)
-    settable = {n: p for n, p in parameters.items() if str(p.dtype).removeprefix("torch.") in RESOLUTION and p.numel()}
+    settable = select_settable(parameters)
     if not contract.differentiable or not point or not settable:
         return []
     generator = torch.Generator().manual_seed(2)
     rows = point[0].shape[: contract.batch.ndim]
-    seeds = tuple(
-        torch.rand((*rows, *s.static_shape), generator=generator, dtype=torch.float64).to(getattr(torch, s.dtype))
-        for s in contract.outputs
-        if s.dtype in FLOATING
-    )
+    real = [s for s in contract.outputs if s.dtype in FLOATING]
+    draws = [torch.rand((*rows, *s.static_shape), generator=generator, dtype=torch.float64) for s in real]
+    seeds = tuple(draw.to(getattr(torch, s.dtype)) for draw, s in zip(draws, real, strict=True))
     gradient = Call("forward", point, seeds=seeds, wrt=tuple(settable))
-    return [
-        _make_direction_probe(contract, point, gradient, seeds, name, value, generator)
-        for name, value in settable.items()
-    ]
+    return [_make_direction_probe(contract, gradient, *entry, generator) for entry in settable.items()]
 
 
 def _make_direction_probe(
-    contract: Contract,
-    point: Tensors,
-    gradient: Call,
-    seeds: Tensors,
-    name: str,
-    value: torch.Tensor,
-    generator: torch.Generator,
+    contract: Contract, gradient: Call, name: str, value: torch.Tensor, generator: torch.Generator
 ) -> Probe:
+    point, seeds = gradient.inputs, gradient.seeds
     unit = 0.5 + 0.5 * torch.rand(value.shape, generator=generator, dtype=torch.float64)
     direction = (unit * (float(value.abs().max()) or 1.0)).to(value.dtype)
     steps = [FIRST / FACTOR**j for j in range(STEPS)]
     moved = [value + sign * step * direction for step in steps for sign in (1.0, -1.0)]
     calls = (gradient, *(Call("forward", point, parameters={name: m}) for m in moved))
-    dtype = str(value.dtype).removeprefix("torch.")
+    dtype = name_dtype(value)
     real = [i for i, s in enumerate(contract.outputs) if s.dtype in FLOATING]
 
     def judge(results: Sequence[CallResult]) -> CheckResult:

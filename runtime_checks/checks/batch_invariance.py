@@ -18,6 +18,8 @@ from runtime_checks.runners.base import Call, Tensors
 SIZES, PERMUTATION, CONCATENATION = "batch sizes", "permutation", "concatenation"
 LAYOUTS, RANKS = "memory layouts", "batch dimensions"
 INVARIANCES = (SIZES, PERMUTATION, CONCATENATION, LAYOUTS, RANKS)
+# What puts a tensor into another shape or layout.
+Layout = Callable[[torch.Tensor], torch.Tensor]
 # Enough rows to permute, few enough to compare by hand.
 ROWS = 12
 # Beyond the sizes run in eager mode: files process large batches slice by slice.
@@ -35,10 +37,8 @@ def batch_invariance_checks(contract: Contract, cases: Sequence[ReferenceCase]) 
         reason = "does not apply: the model has no inputs"
     if reason:
         layout_checks = _plan_layout_checks(cases) if contract.inputs else []
-        return [
-            *layout_checks,
-            *(NotRun(check, reason) for check in INVARIANCES if not layout_checks or check != LAYOUTS),
-        ]
+        unplanned = [check for check in INVARIANCES if not layout_checks or check != LAYOUTS]
+        return [*layout_checks, *(NotRun(check, reason) for check in unplanned)]
     expectations: list[Expectation | NotRun] = []
     for method in contract.methods:
         # Extreme cases are left out: beside them the rounding of an ordinary row would not be seen.
@@ -50,31 +50,23 @@ def batch_invariance_checks(contract: Contract, cases: Sequence[ReferenceCase]) 
         outputs = tuple(map(torch.cat, zip(*(c.outputs for c in parts), strict=True)))
         planned = _plan_method_checks(contract, method, inputs, outputs)
         expectations += planned
-        expectations += [
-            NotRun(check, "the contract names none") for check in INVARIANCES if check not in {e.check for e in planned}
-        ]
+        unplanned = set(INVARIANCES) - {e.check for e in planned}
+        expectations += [NotRun(check, "the contract names none") for check in INVARIANCES if check in unplanned]
     return expectations
 
 
 def _plan_layout_checks(cases: Sequence[ReferenceCase]) -> list[Expectation]:
-    return [
-        Expectation(
-            LAYOUTS, f"{c.name}, non-contiguous", Call(c.method, tuple(map(_make_strided, c.inputs))), c.outputs
-        )
-        for c in cases
-        if not c.name.startswith(EXTREME_PREFIXES)
-    ]
+    usual = [case for case in cases if not case.name.startswith(EXTREME_PREFIXES)]
+    calls = [Call(case.method, tuple(map(_make_strided, case.inputs))) for case in usual]
+    pairs = zip(usual, calls, strict=True)
+    return [Expectation(LAYOUTS, f"{case.name}, non-contiguous", call, case.outputs) for case, call in pairs]
 
 
 def _plan_method_checks(contract: Contract, method: str, inputs: Tensors, outputs: Tensors) -> list[Expectation]:
     count = inputs[0].shape[0]
 
     def expect(
-        check: str,
-        label: str,
-        rows: torch.Tensor,
-        shape: Callable[[torch.Tensor], torch.Tensor] = lambda t: t,
-        layout: Callable[[torch.Tensor], torch.Tensor] = lambda t: t,
+        check: str, label: str, rows: torch.Tensor, shape: Layout = lambda t: t, layout: Layout = lambda t: t
     ) -> Expectation:
         call_inputs = tuple(layout(shape(t[rows])) for t in inputs)
         expected = tuple(shape(t[rows]) for t in outputs)

@@ -9,7 +9,7 @@ import torch
 
 from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import COTANGENT, TANGENT, Contract, strip_prefix
-from exporter.archive.tensor_spec import FLOATING
+from exporter.archive.tensor_spec import FLOATING, name_dtype
 from runtime_checks.checks.probe import Probe, find_error, select_points
 from runtime_checks.comparison import compare_tensors
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult
@@ -42,10 +42,8 @@ def derivative_product_checks(contract: Contract, cases: Sequence[ReferenceCase]
     first = next(c for c in cases if c.method == "forward")
     batch_ndim = contract.batch.ndim
     batch_shape = point[0].shape[:batch_ndim]
-    like = {
-        s.name: v.new_zeros((*batch_shape, *s.static_shape))
-        for s, v in zip(contract.outputs, first.outputs, strict=True)
-    }
+    pairs = zip(contract.outputs, first.outputs, strict=True)
+    like = {s.name: v.new_zeros((*batch_shape, *s.static_shape)) for s, v in pairs}
     calls: list[Call] = []
     tangents: dict[str, torch.Tensor] = {}
     seeds: dict[str, torch.Tensor] = {}
@@ -145,7 +143,7 @@ def _sum_terms(terms: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 def _describe_mismatch(
     contract: Contract, what: str, got: torch.Tensor, expected: torch.Tensor, inputs: dict
 ) -> list[str]:
-    dtype = str(next(t.dtype for t in inputs.values() if t.is_floating_point())).removeprefix("torch.")
+    dtype = name_dtype(next(t for t in inputs.values() if t.is_floating_point()))
     comparison = compare_tensors(got.to(expected.dtype), expected, contract.tolerance.bounds("", dtype))
     return [] if comparison.passed else [f"{what}: {comparison.reason}"]
 
@@ -181,16 +179,14 @@ def plan_newton_probes(contract: Contract, cases: Sequence[ReferenceCase]) -> li
     point = select_points(contract, cases)
     if spec is None or not point:
         return []
-    shapes = {s.name: s for s in contract.outputs}, {s.name: s for s in contract.inputs}
-    square = [
-        (i, o)
-        for i, o in enumerate(spec.outputs)
-        if not isinstance(o, str)
-        and o[1] in shapes[1]
-        and _count_components(shapes[0][o[0]]) == _count_components(shapes[1][o[1]])
-        and shapes[1][o[1]].dtype == "float64"
-        and _count_components(shapes[1][o[1]]) > 0
-    ]
+    outputs, inputs = ({s.name: s for s in specs} for specs in (contract.outputs, contract.inputs))
+    blocks = [(i, o) for i, o in enumerate(spec.outputs) if not isinstance(o, str) and o[1] in inputs]
+
+    def is_square(output: str, wrt: str) -> bool:
+        count = _count_components(inputs[wrt])
+        return 0 < count == _count_components(outputs[output]) and inputs[wrt].dtype == "float64"
+
+    square = [(i, block) for i, block in blocks if is_square(*block)]
     if not square:
         return []
     return [_make_newton_probe(contract, point, index, pair) for index, pair in square[:2]]
@@ -209,10 +205,8 @@ def _make_newton_probe(contract: Contract, point: Tensors, block_index: int, pai
     generator = torch.Generator().manual_seed(2)
     direction = 2 * torch.rand(root.shape, generator=generator, dtype=torch.float64) - 1
     starts = [root + size * d * direction for d in DISTANCES]
-    calls = (
-        Call("forward", point),
-        *(Call("jacobian", tuple(s if i == input_index else t for i, t in enumerate(point))) for s in (*starts, root)),
-    )
+    moved = [tuple(s if i == input_index else t for i, t in enumerate(point)) for s in (*starts, root)]
+    calls = (Call("forward", point), *(Call("jacobian", inputs) for inputs in moved))
     label = f"{pair[0]} by {pair[1]}"
 
     def judge(results: Sequence[CallResult]) -> CheckResult:
@@ -222,16 +216,14 @@ def _make_newton_probe(contract: Contract, point: Tensors, block_index: int, pai
         errors, blocks = [], []
         for start, result in zip(starts, results[1:-1], strict=True):
             batch_shape = start.shape[:batch_ndim]
-            block = result.outputs[block_index].reshape(
-                *batch_shape, _count_components(contract.outputs[output_index]), -1
-            )
+            rows = _count_components(contract.outputs[output_index])
+            block = result.outputs[block_index].reshape(*batch_shape, rows, -1)
             residual = (result.outputs[output_index] - goal).reshape(*batch_shape, -1, 1)
             step, info = torch.linalg.solve_ex(block, residual)
             if bool(info.any()):
                 return CheckResult(NEWTON, NOT_RUN, len(calls), f"{label}: the block is singular")
-            errors.append(
-                (start.reshape(*batch_shape, -1) - step[..., 0] - root.reshape(*batch_shape, -1)).abs() / size
-            )
+            end = start.reshape(*batch_shape, -1) - step[..., 0]
+            errors.append((end - root.reshape(*batch_shape, -1)).abs() / size)
             blocks.append(block)
         first, second, third = errors
         # If the second derivative is large a step is good only still nearer: the remainder falls with the distance.
@@ -244,10 +236,8 @@ def _make_newton_probe(contract: Contract, point: Tensors, block_index: int, pai
         if not bool(simple.any()):
             return CheckResult(NEWTON, NOT_RUN, len(calls), f"{label}: no point where the Jacobian changes slowly")
         # At a kink on the way a step leaves the part of the distance by which the Jacobian changes.
-        change = torch.linalg.solve_ex(
-            blocks[2], results[-1].outputs[block_index].reshape(blocks[2].shape) - blocks[2]
-        )[0]
-        change = change.abs().sum(-1)
+        difference = results[-1].outputs[block_index].reshape(blocks[2].shape) - blocks[2]
+        change = torch.linalg.solve_ex(blocks[2], difference)[0].abs().sum(-1)
         allowed_ratio = REMAINDER + torch.where(change > KINK_CHANGE, change, 0.0)
         if not bool(((third <= allowed_ratio * DISTANCES[2] + 1e-9) | falls | ~simple[..., None]).all()):
             text = f"{label}: a step from {DISTANCES[2]:.1e} leaves {float(third.max()):.1e}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -18,9 +17,8 @@ SIZES = (10_000, 100_000)
 
 def plan_device_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Expectation | NotRun]:
     """Plan the calls that a device gets in addition to those of the CPU."""
-    expectations: list[Expectation | NotRun] = [
-        Expectation(MOVED, c.name, Call(c.method, c.inputs, moved=True), c.outputs) for c in cases
-    ]
+    calls = [(case, Call(case.method, case.inputs, moved=True)) for case in cases]
+    expectations: list[Expectation | NotRun] = [Expectation(MOVED, c.name, call, c.outputs) for c, call in calls]
     expectations += plan_large_batch_checks(contract, cases)
     for method in contract.methods:
         case = _find_ordinary_case(cases, method)
@@ -52,7 +50,5 @@ def _repeat_rows(case: ReferenceCase, rows: int) -> Expectation:
     def repeat(value: torch.Tensor) -> torch.Tensor:
         return value[torch.arange(rows) % value.shape[0]]
 
-    repeated_case = dataclasses.replace(
-        case, inputs=tuple(map(repeat, case.inputs)), outputs=tuple(map(repeat, case.outputs))
-    )
-    return Expectation(LARGE, f"batch {rows}", Call(case.method, repeated_case.inputs), repeated_case.outputs)
+    inputs, outputs = (tuple(map(repeat, values)) for values in (case.inputs, case.outputs))
+    return Expectation(LARGE, f"batch {rows}", Call(case.method, inputs), outputs)

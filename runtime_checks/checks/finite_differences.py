@@ -18,6 +18,7 @@ import torch
 
 from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Contract
+from exporter.archive.tensor_spec import name_dtype
 from runtime_checks.checks.probe import Probe, find_error, select_points
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult
 from runtime_checks.runners.base import Call, CallResult, Tensors
@@ -26,6 +27,8 @@ CHECK, ZEROS, PARAMETERS = "finite differences", "structural zeros", "settable p
 SIDES = "both sides of a kink"
 # Components with a kink that are checked on both sides.
 KINKS = 4
+# Position of each Jacobian block among the outputs, and its output and input or parameter.
+Pairs = Sequence[tuple[int, tuple[str, str]]]
 # Other values of the parameters, as a factor; the components of a parameter that are moved.
 CHANGE, COMPONENTS = 1.0 + 2.0**-6, 8
 # Steps are the size of the input times FIRST, then each FACTOR smaller.
@@ -51,6 +54,11 @@ class Ladder:
     is_implicit: bool = False
 
 
+def select_settable(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Select the parameters by which differences are fine enough to judge derivatives."""
+    return {n: p for n, p in parameters.items() if name_dtype(p) in RESOLUTION and p.numel()}
+
+
 def plan_difference_probes(
     contract: Contract, cases: Sequence[ReferenceCase], parameters: Mapping[str, torch.Tensor]
 ) -> list[Probe]:
@@ -60,15 +68,14 @@ def plan_difference_probes(
     point = select_points(contract, cases)
     if spec is None or not point:
         return []
-    settable = {n: p for n, p in parameters.items() if str(p.dtype).removeprefix("torch.") in RESOLUTION and p.numel()}
+    settable = select_settable(parameters)
     changed = {name: value * CHANGE for name, value in settable.items()}
     planned = []
     variables = {s.name: (s.dtype, s.shape) for s in (*contract.parameters, *contract.inputs)}
+    sizes = {s.name: s.static_shape for s in contract.outputs}
     for name, (dtype, shape) in variables.items():
         pairs = [(i, o) for i, o in enumerate(spec.outputs) if not isinstance(o, str) and o[1] == name]
-        zeros = [
-            output for output, wrt in spec.zeros if wrt == name and math.prod(contract.output_spec(output).static_shape)
-        ]
+        zeros = [output for output, wrt in spec.zeros if wrt == name and math.prod(sizes[output])]
         pairs = [(i, o) for i, o in pairs if math.prod(contract.output_spec(o).static_shape)]
         if not (pairs or zeros) or not math.prod(shape):
             continue
@@ -159,12 +166,7 @@ def _tabulate_outputs(
 
 
 def _make_difference_probe(
-    contract: Contract,
-    point: Tensors,
-    ladder: Ladder,
-    pairs: Sequence[tuple[int, tuple[str, str]]],
-    check: str,
-    parameters: Mapping[str, torch.Tensor],
+    contract: Contract, point: Tensors, ladder: Ladder, pairs: Pairs, check: str, parameters: Mapping[str, torch.Tensor]
 ) -> Probe:
     calls = (*(Call(m, point, parameters=parameters) for m in ("jacobian", "forward")), *ladder.calls)
     outputs = [s.name for s in contract.outputs]
@@ -220,7 +222,7 @@ def _probe_kink_sides(
     cases: Sequence[ReferenceCase],
     point: Tensors,
     ladder: Ladder,
-    pairs: Sequence[tuple[int, tuple[str, str]]],
+    pairs: Pairs,
     results: Sequence[CallResult],
 ) -> Probe | None:
     """Probe the blocks again with each component that has a kink moved to each side, out of the reach of the steps
@@ -283,15 +285,13 @@ def _judge_block(
     # Far out, where an output no longer changes, large steps agree on a derivative that is wrong here.
     last = torch.maximum((central[:, -1] - central[:, -2]).abs(), rounding[:, -1])
     here = ((central[:, -1] - exact).abs() <= TRUST * last) & (ladder.steps.ndim == 2)
-    wrong = (judged & ~here & (off > torch.maximum(TRUST * doubt, FLOOR * allowed).clamp(min=floor))) | (
-        torch.isfinite(best) & ~torch.isfinite(exact)
-    )
+    is_far = judged & ~here & (off > torch.maximum(TRUST * doubt, FLOOR * allowed).clamp(min=floor))
+    wrong = is_far | (torch.isfinite(best) & ~torch.isfinite(exact))
     order = _estimate_orders(central, exact, 250 * rounding)
     worst = ""
     if bool(wrong.any()):
-        worst_index = int(
-            torch.where(wrong, off / scale.clamp(min=1e-300), torch.zeros_like(off)).nan_to_num(0.0).argmax()
-        )
+        ratios = torch.where(wrong, off / scale.clamp(min=1e-300), torch.zeros_like(off))
+        worst_index = int(ratios.nan_to_num(0.0).argmax())
         got, expected = exact.reshape(-1)[worst_index].item(), best.reshape(-1)[worst_index].item()
         worst = f"{int(wrong.sum())} entries; {got:.12g} against {expected:.12g} from differences"
     kinked = tuple(i for i, component in enumerate(kink) if bool(component.any()))

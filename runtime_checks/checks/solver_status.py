@@ -28,11 +28,8 @@ def solver_status_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> 
     if name not in {p.name for p in contract.parameters} or not contract.batch.ndim or solver.on_failure == "raise":
         return []
     once = {name: torch.tensor(1)}
-    calls = (
-        Call("newton_info", point),
-        Call("newton_info", point, parameters=once),
-        Call("forward", point, parameters=once),
-    )
+    calls = tuple(Call(method, point, parameters=once) for method in ("newton_info", "forward"))
+    calls = (Call("newton_info", point), *calls)
 
     def judge(results: Sequence[CallResult]) -> CheckResult:
         if find_error(results):

@@ -68,9 +68,8 @@ class AotInductorEngine:
         try:
             self._calls = self._load_calls(opened)
         except Exception as error:
-            raise RunError(
-                f"{self._label} does not load", where=str(opened.path), got=summarize_error(error)
-            ) from error
+            what, where = f"{self._label} does not load", str(opened.path)
+            raise RunError(what, where=where, got=summarize_error(error)) from error
 
     _label = "the compiled code"
 
@@ -80,16 +79,12 @@ class AotInductorEngine:
     def run(self, method: str, inputs: Tensors) -> tuple[torch.Tensor, ...]:
         flat, batch = flatten_inputs(self._contract, method, inputs)
         dense = [value.contiguous() for value in flat]
-        return restore_batch(
-            self._contract, method, self._calls[method]([*dense, *self._method_parameters[method]]), batch
-        )
+        outputs = self._calls[method]([*dense, *self._method_parameters[method]])
+        return restore_batch(self._contract, method, outputs, batch)
 
     def to(self, *target: Any) -> torch.device | None:
-        raise UsageError(
-            f"{self._label} stays on the device that it was made for",
-            got=", ".join(map(str, target)),
-            mend="load the .pt there, or convert it there",
-        )
+        what, got = f"{self._label} stays on the device that it was made for", ", ".join(map(str, target))
+        raise UsageError(what, got=got, mend="load the .pt there, or convert it there")
 
 
 class ProgramEngine(AotInductorEngine):
@@ -140,10 +135,8 @@ class OnnxRuntimeEngine:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
         self._files = opened
-        self._sessions = {
-            method: onnxruntime.InferenceSession(str(opened.path.with_name(name)), options)
-            for method, name in opened.methods.items()
-        }
+        paths = {method: str(opened.path.with_name(name)) for method, name in opened.methods.items()}
+        self._sessions = {m: onnxruntime.InferenceSession(path, options) for m, path in paths.items()}
         self._initializers = {m: [i.name for i in s.get_overridable_initializers()] for m, s in self._sessions.items()}
         self.parameters = opened.parameters()
 
@@ -181,11 +174,9 @@ def flatten_inputs(contract: Contract, method: str, inputs: Tensors) -> tuple[li
         is_valid_rank = batch_ndim == 0 if contract.batch.ndim == 0 else batch_ndim >= 0
         if not is_valid_rank or not fits_shape(value.shape[batch_ndim:], spec.shape, sizes):
             shape = ", ".join(map(str, spec.shape))
-            raise UsageError(
-                f"input {spec.name!r} has another shape",
-                got=str(list(value.shape)),
-                expected=f"[*batch, {shape}]" if contract.batch.ndim else f"[{shape}]",
-            )
+            what, expected = f"input {spec.name!r} has another shape", f"[{shape}]"
+            expected = f"[*batch, {shape}]" if contract.batch.ndim else expected
+            raise UsageError(what, got=str(list(value.shape)), expected=expected)
         if str(value.dtype) != f"torch.{spec.dtype}":
             raise UsageError(f"input {spec.name!r} has another dtype", got=str(value.dtype), expected=spec.dtype)
         batch_shapes.append(tuple(value.shape[:batch_ndim]))
@@ -198,10 +189,9 @@ def flatten_inputs(contract: Contract, method: str, inputs: Tensors) -> tuple[li
     rows = math.prod(batch)
     flat = []
     for value, spec in zip(inputs, specs, strict=True):
-        is_flat = tuple(value.shape) == (*batch, *spec.static_shape) and len(batch) == 1
-        flat.append(
-            value if is_flat else value.expand((*batch, *spec.static_shape)).reshape((rows, *spec.static_shape))
-        )
+        shape = spec.static_shape
+        is_flat = tuple(value.shape) == (*batch, *shape) and len(batch) == 1
+        flat.append(value if is_flat else value.expand((*batch, *shape)).reshape((rows, *shape)))
     return flat, batch
 
 

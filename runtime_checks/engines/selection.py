@@ -10,9 +10,10 @@ from typing import Any
 
 from exporter.archive import kernel_container, pt_archive
 from exporter.archive.cases import supports_case
-from exporter.archive.contract import block_name
+from exporter.archive.contract import name_output
 from exporter.archive.formats import path_for_format
 from exporter.archive.pt_archive import Archive
+from exporter.archive.tensor_spec import name_dtype
 from runtime_checks.comparison import compare_tensors
 from runtime_checks.engines.engines import AotInductorEngine, Kernel, check_machine
 from runtime_checks.kernels.embedded import build_embedded_kernel
@@ -64,10 +65,8 @@ def _load_kernel_engine(opened: Archive, device: str, script: Callable[[], Any])
         kernel_folder = kernel_container.read(beside)
         if kernel_folder.contract.graph != opened.contract.graph:
             return None, f"{beside.name} was made of another graph: make it again with torchferry convert --to c"
-        files = {
-            **kernel_folder.sources(),
-            kernel_container.MANIFEST: (beside / kernel_container.MANIFEST).read_bytes(),
-        }
+        manifest = (beside / kernel_container.MANIFEST).read_bytes()
+        files = kernel_folder.sources() | {kernel_container.MANIFEST: manifest}
     if not files:
         return None, "it carries no kernel, and there is none beside it: export it with --format pt,c"
     if device != "cpu":
@@ -86,10 +85,8 @@ def _find_mismatch(opened: Archive, package: Archive, device: str) -> str:
     if package.contract.graph != opened.contract.graph:
         return f"{package.path.name} was made of another graph: {again}"
     # The hash of the graphs does not cover names.
-    if any(
-        getattr(package.contract, attribute) != getattr(opened.contract, attribute)
-        for attribute in ("inputs", "outputs", "methods")
-    ):
+    ours, theirs = ((c.inputs, c.outputs, c.methods) for c in (opened.contract, package.contract))
+    if ours != theirs:
         return f"{package.path.name} has other variables or methods: {again}"
     reason = _find_unsupported(opened)
     if not reason:
@@ -116,12 +113,10 @@ def self_test(opened: Archive, engine: AotInductorEngine | Kernel) -> str:
             continue
         names = opened.contract.methods[case.method].outputs
         for name, got, expected in zip(names, engine.run(case.method, case.inputs), case.outputs, strict=True):
-            bounds = opened.contract.tolerance.bounds(name, str(expected.dtype).removeprefix("torch."))
+            bounds = opened.contract.tolerance.bounds(name, name_dtype(expected))
             comparison = compare_tensors(got, expected, bounds)
             if not comparison.passed:
-                label = name if isinstance(name, str) else block_name(*name)
-                return (
-                    f"case {case.name!r} does not pass: {case.method}, {label}{list(comparison.worst)}: "
-                    f"got {comparison.got}, expected {comparison.expected} ({comparison.reason})"
-                )
+                where = f"{case.method}, {name_output(name)}{list(comparison.worst)}"
+                numbers = f"got {comparison.got}, expected {comparison.expected} ({comparison.reason})"
+                return f"case {case.name!r} does not pass: {where}: {numbers}"
     return "" if cases else "none of its cases is one that the compiled code takes"

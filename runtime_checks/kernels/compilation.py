@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from exporter.archive import target_machine
 from exporter.common.errors import ArchiveError, MissingRuntimeError
-from runtime_checks.native_build import cache_folder
+from runtime_checks.native_build import cache_folder, make_cache_error
 
 # No flag may change a result: no contraction, no fast math.
 FLAGS = ("-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
@@ -57,13 +57,9 @@ def compile_kernel(files: Mapping[str, bytes]) -> Path:
     compiled or stored, ``ArchiveError`` if the cached one was changed."""
     command = find_compiler()
     digest = hashlib.sha256()
-    for part in (
-        shlex.join(command),
-        read_compiler_version(command),
-        platform.machine(),
-        *target_machine.read_instruction_sets(),
-        *FLAGS,
-    ):
+    instruction_sets = target_machine.read_instruction_sets()
+    machine = (read_compiler_version(command), platform.machine(), *instruction_sets)
+    for part in (shlex.join(command), *machine, *FLAGS):
         digest.update(part.encode() + b"\0")
     for name, data in sorted(files.items()):
         digest.update(name.encode() + b"\0" + data + b"\0")
@@ -80,23 +76,14 @@ def compile_kernel(files: Mapping[str, bytes]) -> Path:
                     _run_compiler(command, files, place)
                     place.rename(target)
     except OSError as error:
-        raise MissingRuntimeError(
-            "the kernel has no place to be built",
-            where=str(target.parent),
-            got=error.strerror or str(error),
-            mend="set TORCHFERRY_CACHE to a folder that can be written",
-        ) from None
+        raise make_cache_error("the kernel has no place to be built", target.parent, error) from None
     try:
         good = hashlib.sha256(library.read_bytes()).hexdigest() == seal.read_text()
     except (OSError, ValueError):
         good = False
     if not good:
-        raise ArchiveError(
-            "the kernel in the cache was changed",
-            where=str(target),
-            expected="what was built there",
-            mend="remove that folder: it is built anew",
-        )
+        expected, mend = "what was built there", "remove that folder: it is built anew"
+        raise ArchiveError("the kernel in the cache was changed", where=str(target), expected=expected, mend=mend)
     return library
 
 
@@ -104,13 +91,12 @@ def check_private_folder(folder: Path) -> None:
     """Raise ``ArchiveError`` if somebody else could put code into the cache."""
     status = folder.stat()
     if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-        raise ArchiveError(
+        what, got = (
             "others can write to the folder of kernels",
-            where=str(folder),
-            got=f"owner {status.st_uid}, mode {status.st_mode & 0o777:o}",
-            expected="a folder of one's own, with mode 700",
-            mend="remove it, or set TORCHFERRY_CACHE to another folder",
+            f"owner {status.st_uid}, mode {status.st_mode & 0o777:o}",
         )
+        expected, mend = "a folder of one's own, with mode 700", "remove it, or set TORCHFERRY_CACHE to another folder"
+        raise ArchiveError(what, where=str(folder), got=got, expected=expected, mend=mend)
 
 
 def _run_compiler(command: list[str], files: Mapping[str, bytes], place: Path) -> None:
@@ -126,12 +112,9 @@ def _run_compiler(command: list[str], files: Mapping[str, bytes], place: Path) -
             if done.returncode == 0 or NATIVE not in done.stderr:
                 break
         if done.returncode != 0:
-            raise MissingRuntimeError(
-                "the C compiler fails on the kernel",
-                where=shlex.join([*command, *FLAGS, main]),
-                got=_extract_errors(done.stderr),
-                mend="set CC to a compiler of C99",
-            )
+            what, where = "the C compiler fails on the kernel", shlex.join([*command, *FLAGS, main])
+            mend = "set CC to a compiler of C99"
+            raise MissingRuntimeError(what, where=where, got=_extract_errors(done.stderr), mend=mend)
     (place / "kernel.sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
 
 

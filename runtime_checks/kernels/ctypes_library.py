@@ -46,15 +46,13 @@ class Library:
             outputs.append(numpy.empty(shape, dtype=output["dtype"], order=order))
         status = numpy.zeros(count, dtype=numpy.int32)
         parameter_values = [_make_contiguous(parameters.get(p["name"]), p) for p in self.described["parameters"]]
-        pointers = (ctypes.c_void_p * max(len(parameter_values), 1))(
-            *[None if h is None else h.ctypes.data for h in parameter_values]
-        )
+        addresses = [None if value is None else value.ctypes.data for value in parameter_values]
+        pointers = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
         size = self.described["workspace"].get(method, 0)
         workspace = numpy.empty(size + 64, dtype=numpy.uint8) if size else None
         address = None if workspace is None else workspace.ctypes.data + (-workspace.ctypes.data) % 64
-        code = self.functions[method](
-            count, make_arrays(inputs, batched), make_arrays(outputs, batched), pointers, status.ctypes.data, address
-        )
+        arrays = (make_arrays(inputs, batched), make_arrays(outputs, batched))
+        code = self.functions[method](count, *arrays, pointers, status.ctypes.data, address)
         if code < 0:
             raise ValueError(ERRORS.get(code, f"error {code}"))
         return outputs, status
@@ -73,30 +71,24 @@ def call_with_batch(library, method, inputs, parameters):
             raise TypeError(f"input {variable['name']!r} is of {value.dtype} instead of {variable['dtype']}")
         event_shape = tuple(variable["shape"])
         batch_ndim = value.ndim - len(event_shape)
-        if (
-            batch_ndim < 0
-            or value.shape[batch_ndim:] != event_shape
-            or (batch_ndim and not library.described["batched"])
-        ):
-            expected = (
-                f"[*batch, {', '.join(map(str, event_shape))}]" if library.described["batched"] else list(event_shape)
-            )
+        is_batched = library.described["batched"]
+        if batch_ndim < 0 or value.shape[batch_ndim:] != event_shape or (batch_ndim and not is_batched):
+            expected = f"[*batch, {', '.join(map(str, event_shape))}]" if is_batched else list(event_shape)
             raise ValueError(f"input {variable['name']!r} is of shape {list(value.shape)} instead of {expected}")
         values.append((value, event_shape))
         batch_shapes.append(value.shape[:batch_ndim])
     if not library.described["batched"]:
         return library.call(method, [value for value, _ in values], parameters)
     batch = numpy.broadcast_shapes(*batch_shapes) if batch_shapes else ()
-    flat = [
-        value if value.shape == (*batch, *event_shape) and len(batch) == 1 else _flatten(value, batch, event_shape)
-        for value, event_shape in values
-    ]
+    flat = [_flatten(value, batch, event_shape) for value, event_shape in values]
     outputs, status = library.call(method, flat, parameters)
     shapes = [tuple(variable["shape"]) for variable in spec["outputs"]]
     return [o.reshape((*batch, *s)) for o, s in zip(outputs, shapes, strict=True)], status.reshape(batch)
 
 
 def _flatten(value, batch, event_shape):
+    if len(batch) == 1 and value.shape == (*batch, *event_shape):
+        return value
     return numpy.broadcast_to(value, (*batch, *event_shape)).reshape((math.prod(batch), *event_shape))
 
 

@@ -37,11 +37,8 @@ def embedded_kernel(opened: Archive) -> EmbeddedKernel:
     """Return the archive's kernel. Raise ``UsageError`` if it has none, ``ArchiveError`` if it is another archive's."""
     files = opened.kernel()
     if not files:
-        raise UsageError(
-            "the archive carries no kernel",
-            where=str(opened.path),
-            mend="export it with --format pt,c, or name the folder of its kernel",
-        )
+        mend = "export it with --format pt,c, or name the folder of its kernel"
+        raise UsageError("the archive carries no kernel", where=str(opened.path), mend=mend)
     return build_embedded_kernel(opened, files)
 
 
@@ -51,14 +48,11 @@ def build_embedded_kernel(opened: Archive, files: Mapping[str, bytes]) -> Embedd
     try:
         described = kernel_container.parse_manifest(files[kernel_container.MANIFEST], opened.path)
         first = f"{described['name']}.c"
-        ordered = {
-            first: files[first],
-            **{n: d for n, d in files.items() if n not in (first, kernel_container.MANIFEST)},
-        }
+        others = {n: d for n, d in files.items() if n not in (first, kernel_container.MANIFEST)}
+        ordered = {first: files[first], **others}
     except KeyError as error:
         raise ArchiveError("a file of the kernel is missing", where=where, expected=str(error)) from None
     if described["methods"] != kernel_container.describe_methods(opened.contract):
-        raise ArchiveError(
-            "the kernel has other variables or methods than the archive", where=where, mend="export it again"
-        )
+        what = "the kernel has other variables or methods than the archive"
+        raise ArchiveError(what, where=where, mend="export it again")
     return EmbeddedKernel(opened, kernel_container.derive_kernel_contract(opened.contract), ordered, described)

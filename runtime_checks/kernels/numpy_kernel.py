@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.archive import kernel_container
-from exporter.archive.contract import block_name
 from exporter.archive.kernel_container import to_c_identifiers
 from exporter.common.errors import MissingRuntimeError, UsageError, suggest_names
 from runtime_checks.kernels import compilation
@@ -39,9 +38,8 @@ class Kernel:
         try:
             from runtime_checks.kernels.ctypes_library import Library
         except ImportError as error:
-            raise MissingRuntimeError(
-                "numpy is needed to call a kernel", got=str(error), mend="pip install numpy"
-            ) from None
+            what = "numpy is needed to call a kernel"
+            raise MissingRuntimeError(what, got=str(error), mend="pip install numpy") from None
         self.contract = files.contract
         self.status: Any = 0
         self._parameters: dict[str, Any] = {}
@@ -64,20 +62,9 @@ class Kernel:
 
     def call(self, method: str, inputs: Mapping[str, numpy.ndarray]) -> dict[str, numpy.ndarray]:
         """Return outputs by name. Raise ``UsageError`` for an unknown method and for missing, extra or unfit inputs."""
-        if method not in self.contract.methods:
-            raise UsageError(
-                f"the kernel has no method {method!r}", expected=suggest_names(method, self.contract.methods)
-            )
-        spec = self.contract.methods[method]
-        if set(spec.inputs) != set(inputs):
-            raise UsageError(
-                f"method {method!r} does not take these inputs",
-                got=", ".join(map(repr, inputs)),
-                expected=", ".join(map(repr, spec.inputs)),
-            )
+        spec = self.contract.check_call(method, inputs, "kernel")
         outputs = self._call_method(method, [inputs[name] for name in spec.inputs])
-        names = [o if isinstance(o, str) else block_name(*o) for o in spec.outputs]
-        return dict(zip(names, outputs, strict=True))
+        return dict(zip(spec.output_names, outputs, strict=True))
 
     def set_parameter(self, name: str, value: Any) -> None:
         """Set a parameter for all later calls; the shape must be the contract's. Raise ``UsageError`` if it is not."""
@@ -87,13 +74,7 @@ class Kernel:
         if name not in specs:
             raise UsageError(f"there is no parameter {name!r}", expected=suggest_names(name, specs))
         array = numpy.array(value, dtype=specs[name].dtype)
-        if array.shape != specs[name].shape:
-            raise UsageError(
-                f"parameter {name!r} has another shape",
-                got=str(list(array.shape)),
-                expected=str(list(specs[name].shape)),
-                mend="give one value for the whole batch: what differs by element is an input of the model",
-            )
+        specs[name].check_shape(array.shape)
         self._parameters[name] = array
 
     def _call_method(self, method: str, inputs: Sequence[numpy.ndarray]) -> tuple[numpy.ndarray, ...]:

@@ -42,11 +42,8 @@ def run_child(
     results if the evidence has a ``load_error``. Raise ``RunError`` if the process ends early."""
     with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
         files = {name: Path(folder, name) for name in ("job.json", "calls.npz", "results.npz", "evidence.json")}
-        full_job = {
-            **job,
-            "index": write_arrays(names, calls, files["calls.npz"]),
-            **{name.partition(".")[0]: str(files[name]) for name in ("calls.npz", "results.npz", "evidence.json")},
-        }
+        paths = {name.partition(".")[0]: str(path) for name, path in files.items() if name != "job.json"}
+        full_job = {**job, "index": write_arrays(names, calls, files["calls.npz"]), **paths}
         files["job.json"].write_text(json.dumps(full_job))
         done = run_process([sys.executable, "-I", "-S", str(child), str(files["job.json"])], str(path), seconds)
         if done.returncode != 0 or not files["evidence.json"].exists():
@@ -64,19 +61,12 @@ def write_arrays(names: Mapping[str, Sequence[str]], calls: Sequence[Call], path
     arrays: dict[str, Any] = {}
     index = []
     for number, call in enumerate(calls):
-        arrays.update(
-            {f"{number}/{i}": value.detach().cpu().contiguous().numpy() for i, value in enumerate(call.inputs)}
-        )
-        parameters = list(call.parameters.items())
-        arrays.update({f"{number}/parameter/{i}": v.detach().cpu().numpy() for i, (_, v) in enumerate(parameters)})
-        index.append(
-            {
-                "method": call.method,
-                "names": list(names[call.method]),
-                "strides": [list(value.stride()) for value in call.inputs],
-                "parameters": [name for name, _ in parameters],
-            }
-        )
+        for i, value in enumerate(call.inputs):
+            arrays[f"{number}/{i}"] = value.detach().cpu().contiguous().numpy()
+        for i, value in enumerate(call.parameters.values()):
+            arrays[f"{number}/parameter/{i}"] = value.detach().cpu().numpy()
+        strides, entry = [list(value.stride()) for value in call.inputs], {"method": call.method}
+        index.append({**entry, "names": [*names[call.method]], "strides": strides, "parameters": [*call.parameters]})
     numpy.savez(path, **arrays)
     return index
 
@@ -90,7 +80,5 @@ def read_arrays(path: Path, errors: Sequence[str]) -> tuple[CallResult, ...]:
         for key in arrays.files:
             number, _, position = key.partition("/")
             values_by_call.setdefault(int(number), []).append((int(position), torch.from_numpy(arrays[key])))
-    ordered = {
-        number: tuple(v for _, v in sorted(items, key=lambda item: item[0])) for number, items in values_by_call.items()
-    }
+    ordered = {n: tuple(v for _, v in sorted(items, key=lambda item: item[0])) for n, items in values_by_call.items()}
     return tuple(CallResult(ordered.get(i, ()), error) for i, error in enumerate(errors))

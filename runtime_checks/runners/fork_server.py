@@ -27,21 +27,9 @@ from runtime_checks.runners.subprocesses import build_environment, make_timeout_
 CHILD = Path(__file__).with_name("children") / "torch_child.py"
 # torch and the packages that it imports; numpy is left out, as torch does not need it.
 TORCH_AND_ITS_OWN = (
-    "torch",
-    "torchgen",
-    "functorch",
-    "typing_extensions",
-    "sympy",
-    "mpmath",
-    "networkx",
-    "jinja2",
-    "markupsafe",
-    "filelock",
-    "fsspec",
-    "nvidia",
-    "triton",
-    "cuda",
-)
+    "torch", "torchgen", "functorch", "typing_extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe",
+    "filelock", "fsspec", "nvidia", "triton", "cuda",
+)  # fmt: skip
 
 
 class ForkServer:

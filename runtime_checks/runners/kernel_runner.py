@@ -56,9 +56,8 @@ class KernelRunner:
         if evidence.get("load_error"):
             raise RunError("the kernel does not load", where=str(shared_object), got=evidence["load_error"])
         if evidence["libraries"] is None:
-            return Run(
-                results, evidence, (RunnerVerdict(LIBRARIES, None, "this system does not list a process's libraries"),)
-            )
+            verdict = RunnerVerdict(LIBRARIES, None, "this system does not list a process's libraries")
+            return Run(results, evidence, (verdict,))
         foreign = [name for name in evidence["libraries"] if not name.startswith(SYSTEM)]
         detail = f"loaded: {', '.join(foreign)}" if foreign else "nothing but the C library is loaded with it"
         return Run(results, evidence, (RunnerVerdict(LIBRARIES, not foreign, detail),))

@@ -44,11 +44,9 @@ class LibtorchRunner:
             done = run_process(command, str(path), self.seconds)
             report = _parse_report(done.stdout)
             if done.returncode not in _REPORTED or report is None:
-                raise (
-                    _make_error(path, report)
-                    if report
-                    else make_early_end_error(path, done.returncode, done.stderr, self.seconds, float("inf"))
-                )
+                if report:
+                    raise _make_error(path, report)
+                raise make_early_end_error(path, done.returncode, done.stderr, self.seconds, float("inf"))
             # Outputs of all calls that did not fail, one after the other.
             outputs = iter(torch.load(results_file, weights_only=True))
         results = []
@@ -72,7 +70,6 @@ def _make_error(path: Path, report: dict) -> Exception:
     """Convert the harness's error into the same error class here."""
     what, *details = str(report["error"]).splitlines()
     got = "; ".join(line.strip() for line in details)
-    error_class = {"TF_ERROR_UNAVAILABLE": MissingRuntimeError, "TF_ERROR_ARCHIVE": ArchiveError}.get(
-        report["status"], RunError
-    )
+    error_classes = {"TF_ERROR_UNAVAILABLE": MissingRuntimeError, "TF_ERROR_ARCHIVE": ArchiveError}
+    error_class = error_classes.get(report["status"], RunError)
     return error_class(f"libtorch: {what}", where=str(path), got=got)

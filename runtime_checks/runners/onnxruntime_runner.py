@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter.archive import onnx_container
-from exporter.archive.contract import Contract, block_name
+from exporter.archive.contract import Contract
 from exporter.archive.onnx_container import OnnxFiles
 from exporter.common.errors import MissingRuntimeError, RunError
 from runtime_checks.runners.array_files import find_package_folders, run_child
@@ -69,12 +69,9 @@ def check_device(name: str) -> None:
     provider = PROVIDERS[name.partition(":")[0]][0]
     available = onnxruntime.get_available_providers()
     if provider not in available:
-        raise MissingRuntimeError(
-            f"onnxruntime has no {provider}",
-            where=f"--device {name}",
-            got=", ".join(available),
-            mend="install onnxruntime-gpu instead of onnxruntime, or omit --device cuda",
-        )
+        what, where = f"onnxruntime has no {provider}", f"--device {name}"
+        mend = "install onnxruntime-gpu instead of onnxruntime, or omit --device cuda"
+        raise MissingRuntimeError(what, where=where, got=", ".join(available), mend=mend)
 
 
 def _judge_models(opened: OnnxFiles, evidence: dict[str, Any]) -> tuple[RunnerVerdict, ...]:
@@ -86,22 +83,18 @@ def _judge_models(opened: OnnxFiles, evidence: dict[str, Any]) -> tuple[RunnerVe
     expected = {"": opened.opset}
     mismatches = {m: versions for m, versions in evidence["opsets"].items() if versions != expected}
     text = "; ".join(f"{m}: {v}" for m, v in mismatches.items())
-    verdicts.append(
-        RunnerVerdict(OPSET, not mismatches, f"{text} instead of {opened.opset}" if text else str(opened.opset))
-    )
+    detail = f"{text} instead of {opened.opset}" if text else str(opened.opset)
+    verdicts.append(RunnerVerdict(OPSET, not mismatches, detail))
     wrong = []
     for method, (inputs, outputs) in evidence["signatures"].items():
         spec = opened.contract.methods[method]
         dtypes = {name: opened.contract.input_spec(name).dtype for name in spec.inputs}
         required = [[name, f"tensor({_TYPES.get(dtypes[name], dtypes[name])})"] for name in opened.inputs[method]]
         further = [name for name, _ in inputs[len(required) :]]
-        if (
-            inputs[: len(required)] != required
-            or not {*further} <= {p.name for p in opened.contract.parameters}
-            or list(outputs) != list(opened.outputs[method])
-        ):
+        is_known = {*further} <= {p.name for p in opened.contract.parameters}
+        if inputs[: len(required)] != required or not is_known or list(outputs) != list(opened.outputs[method]):
             wrong.append(f"{method}: {inputs} to {outputs}")
-        plain = [o if isinstance(o, str) else block_name(*o) for o in spec.outputs]
+        plain = list(spec.output_names)
         if [o.removeprefix("out:") for o in opened.outputs[method]] != plain or opened.inputs[method] != spec.inputs:
             wrong.append(f"{method}: the names in the manifest differ from the contract")
     verdicts.append(RunnerVerdict(SIGNATURE, not wrong, "; ".join(wrong) or "as in the contract"))

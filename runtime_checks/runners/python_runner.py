@@ -86,6 +86,5 @@ def _make_result(contract: Contract | None, call: Call, record: dict) -> CallRes
     if contract is None or record["error"] or call.seeds:
         return CallResult(outputs, record["error"])
     count = len(contract.methods[call.method].outputs)
-    return (
-        CallResult(outputs) if len(outputs) == count else CallResult((), f"{len(outputs)} outputs instead of {count}")
-    )
+    reason = f"{len(outputs)} outputs instead of {count}"
+    return CallResult(outputs) if len(outputs) == count else CallResult((), reason)

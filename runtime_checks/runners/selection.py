@@ -41,17 +41,14 @@ def select_runners(options: VerifyOptions, format_name: str = "pt") -> tuple[Run
         if name not in RUNTIMES:
             raise UsageError(f"there is no runtime {name!r}", where="--runtime", expected=suggest_names(name, RUNTIMES))
         if name not in takes:
-            raise UsageError(
-                f"runtime {name!r} does not run .{format_name} files", where="--runtime", expected=", ".join(takes)
-            )
+            what, expected = f"runtime {name!r} does not run .{format_name} files", ", ".join(takes)
+            raise UsageError(what, where="--runtime", expected=expected)
     for device in options.device_names:
         _check_device(device, names)
     if "libtorch" in names:
         native_build.build(announce=options.progress)
-    memory = options.memory_limit * 2**30
-    runners = tuple(
-        RUNTIMES[name](options.time_limit, memory, device) for device in options.device_names for name in names
-    )
+    limits = (options.time_limit, options.memory_limit * 2**30)
+    runners = tuple(RUNTIMES[name](*limits, device) for device in options.device_names for name in names)
     if not runners:
         raise UsageError("no runtime is named", where="--runtime, --device", expected="python, libtorch; cpu, cuda")
     return runners
@@ -81,9 +78,6 @@ def _check_device(name: str, runtimes: Sequence[str]) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
         built = "a torch without CUDA" if torch.version.cuda is None else f"{count} devices"
-        raise MissingRuntimeError(
-            f"device {name!r} is not on this machine",
-            where="--device",
-            got=built,
-            mend="run it on a machine with a GPU and a torch built for CUDA, or omit --device cuda",
-        )
+        what = f"device {name!r} is not on this machine"
+        mend = "run it on a machine with a GPU and a torch built for CUDA, or omit --device cuda"
+        raise MissingRuntimeError(what, where="--device", got=built, mend=mend)

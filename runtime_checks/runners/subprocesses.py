@@ -19,38 +19,21 @@ _KEPT_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")
 def check_limits(seconds: float, memory: float) -> None:
     """Raise ``UsageError`` if a limit is not a positive number."""
     if not (0 < seconds < float("inf") and 0 < memory < float("inf")):
-        raise UsageError(
-            "a limit is not a positive number",
-            got=f"{seconds} s, {memory} bytes",
-            expected="--time-limit in seconds and --memory-limit in GiB, both above 0",
-        )
+        what, got = "a limit is not a positive number", f"{seconds} s, {memory} bytes"
+        expected = "--time-limit in seconds and --memory-limit in GiB, both above 0"
+        raise UsageError(what, got=got, expected=expected)
 
 
 def write_calls(calls: Sequence[Call], path: Path) -> None:
     """Write calls as torch and plain values only, for processes without torchferry, or without Python."""
     try:
-        rows = [
-            (
-                c.method,
-                [*c.inputs],
-                c.default_dtype,
-                c.moved,
-                c.left_on_cpu,
-                [*c.parameters],
-                [*c.parameters.values()],
-                [*c.seeds],
-                [*c.wrt],
-            )
-            for c in calls
-        ]
-        torch.save(rows, path)
+        settings = [(c.method, [*c.inputs], c.default_dtype, c.moved, c.left_on_cpu) for c in calls]
+        lists = [([*c.parameters], [*c.parameters.values()], [*c.seeds], [*c.wrt]) for c in calls]
+        torch.save([(*a, *b) for a, b in zip(settings, lists, strict=True)], path)
     except (OSError, RuntimeError) as error:
-        raise OutputError(
-            "the calls for a fresh process cannot be written",
-            where=str(path.parent),
-            got=str(error).splitlines()[0],
-            mend="free the disk, or set TMPDIR to another one",
-        ) from None
+        what, where = "the calls for a fresh process cannot be written", str(path.parent)
+        got, mend = str(error).splitlines()[0], "free the disk, or set TMPDIR to another one"
+        raise OutputError(what, where=where, got=got, mend=mend) from None
 
 
 def build_environment() -> dict[str, str]:
@@ -61,9 +44,8 @@ def build_environment() -> dict[str, str]:
 def run_process(command: Sequence[str], archive: str, seconds: float) -> subprocess.CompletedProcess[str]:
     """Run a command to its end. Raise ``RunError`` after ``seconds``, ``MissingRuntimeError`` if it does not start."""
     try:
-        return subprocess.run(
-            [*command], capture_output=True, text=True, timeout=seconds, env=build_environment(), check=False
-        )
+        environment = build_environment()
+        return subprocess.run([*command], capture_output=True, text=True, timeout=seconds, env=environment, check=False)
     except subprocess.TimeoutExpired:
         raise make_timeout_error(archive, seconds) from None
     except OSError as error:
@@ -72,12 +54,8 @@ def run_process(command: Sequence[str], archive: str, seconds: float) -> subproc
 
 def make_timeout_error(archive: str, seconds: float) -> RunError:
     """Make the error of an archive that did not finish within its time limit."""
-    return RunError(
-        "the archive did not finish in a fresh process",
-        where=archive,
-        got=f"more than {seconds:g} s",
-        mend="raise the limit with --time-limit",
-    )
+    what, got = "the archive did not finish in a fresh process", f"more than {seconds:g} s"
+    return RunError(what, where=archive, got=got, mend="raise the limit with --time-limit")
 
 
 def make_early_end_error(path: Path, code: int, log: str, seconds: float, memory: float) -> RunError:
@@ -88,10 +66,6 @@ def make_early_end_error(path: Path, code: int, log: str, seconds: float, memory
     mend = "raise --time-limit or --memory-limit if the limits are the reason"
     if number in (signal.SIGFPE, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL):
         mend = "an operator of the file ends its process, and would end a host's: find the inputs that cause it"
-    return RunError(
-        "the process that ran the archive ended early",
-        where=str(path),
-        got=f"{how}{': ' + last if last else ''}",
-        expected=f"a run within {seconds:g} s and {memory / 2**30:.1f} GiB",
-        mend=mend,
-    )
+    what, got = "the process that ran the archive ended early", f"{how}{': ' + last if last else ''}"
+    expected = f"a run within {seconds:g} s and {memory / 2**30:.1f} GiB"
+    return RunError(what, where=str(path), got=got, expected=expected, mend=mend)

@@ -7,6 +7,7 @@ import torch
 from contracts import contract
 from project import load_module
 from tampering import change_cases, change_contract
+from verifying import verify
 
 from exporter.archive import pt_archive
 from exporter.archive.cases import ReferenceCase
@@ -17,7 +18,7 @@ from exporter.common.errors import ArchiveError, MismatchError
 from runtime_checks.checks import batch_invariance
 from runtime_checks.report import FAILED, NOT_RUN, PASSED
 from runtime_checks.runners.base import CallResult, Run
-from runtime_checks.verification import collect_report, verify
+from runtime_checks.verification import collect_report
 
 F = torch.float64
 

@@ -7,6 +7,7 @@ import sys
 from types import FrameType
 
 import typer
+from typer import Option
 
 from exporter import __version__
 from exporter.common.errors import INTERRUPTED, TorchferryError, UsageError
@@ -65,7 +66,7 @@ def _print_version(value: bool) -> None:
 
 @app.callback()
 def _handle_options(
-    version: bool = typer.Option(
+    version: bool = Option(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:

@@ -6,28 +6,24 @@ import functools
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from torchferry.cli.options import JsonOption
 from torchferry.cli.output import err, out, print_json
 
 
 def command(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(help="Archives, .pt2 and ONNX containers.", metavar="FILE...")
-    ] = None,
+    paths: Annotated[list[Path] | None, Argument(help="Archives, .pt2 and ONNX containers.", metavar="FILE...")] = None,
     against: Annotated[
-        str | None, typer.Option(help="Also the model itself in eager mode: SOURCE, or SOURCE:MODEL of an input file.")
+        str | None, Option(help="Also the model itself in eager mode: SOURCE, or SOURCE:MODEL of an input file.")
     ] = None,
-    inputs: Annotated[Path | None, typer.Option(help="Warmup inputs of the model, as in export.")] = None,
-    method: Annotated[str, typer.Option(help="The method that is called.")] = "forward",
-    batch: Annotated[
-        str, typer.Option(help="Batch sizes, separated by commas.")
-    ] = "1,10,100,1000,10000,100000,1000000",
-    threads: Annotated[int, typer.Option(help="Threads per call.")] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    plot: Annotated[Path | None, typer.Option(help="Draw throughput against the batch: .svg or .html.")] = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds for the fresh process of each candidate.")] = 300.0,
+    inputs: Annotated[Path | None, Option(help="Warmup inputs of the model, as in export.")] = None,
+    method: Annotated[str, Option(help="The method that is called.")] = "forward",
+    batch: Annotated[str, Option(help="Batch sizes, separated by commas.")] = "1,10,100,1000,10000,100000,1000000",
+    threads: Annotated[int, Option(help="Threads per call.")] = 1,
+    device: Annotated[str, Option(help="cpu or cuda.")] = "cpu",
+    plot: Annotated[Path | None, Option(help="Draw throughput against the batch: .svg or .html.")] = None,
+    time_limit: Annotated[float, Option(help="Seconds for the fresh process of each candidate.")] = 300.0,
     json: JsonOption = False,
 ) -> None:
     """Time files of one contract side by side, in rounds in which each has its turn.

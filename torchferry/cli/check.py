@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from torchferry.cli.options import AllowOption, InputsOption, JsonOption, ModelOption, SeedOption, SourceArgument
 from torchferry.cli.output import out, print_findings, print_json
@@ -17,7 +17,7 @@ def command(
     seed: SeedOption = 0,
     allow: AllowOption = None,
     second_opinion: Annotated[
-        bool, typer.Option("--second-opinion", help="Also ask torch.export; its answer decides nothing.")
+        bool, Option("--second-opinion", help="Also ask torch.export; its answer decides nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from torchferry.cli.options import JsonOption
 from torchferry.cli.output import err, print_compatibility, print_json
 
 
 def command(
-    paths: Annotated[list[Path], typer.Argument(help="Archives.", metavar="ARCHIVE...")],
-    torch: Annotated[str, typer.Option(help="Versions of torch: 2.12.0,2.13.0")],
+    paths: Annotated[list[Path], Argument(help="Archives.", metavar="ARCHIVE...")],
+    torch: Annotated[str, Option(help="Versions of torch: 2.12.0,2.13.0")],
     any_build: Annotated[
-        bool, typer.Option("--any-build", help="Accept a GPU build if there is no CPU build: gigabytes.")
+        bool, Option("--any-build", help="Accept a GPU build if there is no CPU build: gigabytes.")
     ] = False,
     json: JsonOption = False,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from torchferry.cli.options import (
     ArchiveArgument,
@@ -20,14 +20,12 @@ from torchferry.cli.output import count_bytes, out, print_json
 
 def command(
     path: ArchiveArgument,
-    to: Annotated[str, typer.Option(help="The container to write: onnx, pt2, program or c.")],
+    to: Annotated[str, Option(help="The container to write: onnx, pt2, program or c.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Default: the archive's name with the container's suffix.")
+        Path | None, Option("--output", "-o", help="Default: the archive's name with the container's suffix.")
     ] = None,
     opset: OpsetOption = 18,
-    finite_math: Annotated[
-        bool, typer.Option("--finite-math", help="For a kernel: 0 * x is 0, whatever x is.")
-    ] = False,
+    finite_math: Annotated[bool, Option("--finite-math", help="For a kernel: 0 * x is 0, whatever x is.")] = False,
     device: DeviceOption = "cpu",
     time_limit: TimeLimitOption = 600.0,
     memory_limit: MemoryLimitOption = 16.0,

@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from torchferry.cli.options import JsonOption
 from torchferry.cli.output import print_difference, print_json
 
 
 def command(
-    one: Annotated[Path, typer.Argument(help="An archive, or any TorchScript file.", metavar="A")],
-    other: Annotated[Path, typer.Argument(help="The file to compare it with.", metavar="B")],
+    one: Annotated[Path, Argument(help="An archive, or any TorchScript file.", metavar="A")],
+    other: Annotated[Path, Argument(help="The file to compare it with.", metavar="B")],
     run: Annotated[
-        bool, typer.Option("--run", help="Run both on the stored cases of either, and compare the outputs.")
+        bool, Option("--run", help="Run both on the stored cases of either, and compare the outputs.")
     ] = False,
     json: JsonOption = False,
 ) -> None:

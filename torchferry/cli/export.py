@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
+from typer import Option
 
 from torchferry.cli.options import (
     AllowOption,
@@ -32,39 +32,35 @@ def command(
     source: SourceArgument,
     model: ModelOption = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The archive, or a folder for several models. Default: NAME.pt"),
+        Path | None, Option("--output", "-o", help="The archive, or a folder for several models. Default: NAME.pt")
     ] = None,
     rename: Annotated[
-        list[str] | None,
-        typer.Option(help="OLD:NEW names of variables in the contract; * matches any text."),
+        list[str] | None, Option(help="OLD:NEW names of variables in the contract; * matches any text.")
     ] = None,
     inputs: InputsOption = None,
     seed: SeedOption = 0,
     allow: AllowOption = None,
     derivative: DerivativeOption = None,
-    jvp: Annotated[bool, typer.Option("--jvp", help="Add the method jvp: Jacobian times vector.")] = False,
-    vjp: Annotated[bool, typer.Option("--vjp", help="Add the method vjp: vector times Jacobian.")] = False,
+    jvp: Annotated[bool, Option("--jvp", help="Add the method jvp: Jacobian times vector.")] = False,
+    vjp: Annotated[bool, Option("--vjp", help="Add the method vjp: vector times Jacobian.")] = False,
     differentiable: Annotated[
-        bool,
-        typer.Option("--differentiable", help="Autograd through the file gives eager mode's gradients."),
+        bool, Option("--differentiable", help="Autograd through the file gives eager mode's gradients.")
     ] = False,
     symmetric: Annotated[
-        list[str] | None, typer.Option(help="OUT:IN block that is the second derivative of a potential.")
+        list[str] | None, Option(help="OUT:IN block that is the second derivative of a potential.")
     ] = None,
     parameter: Annotated[
-        list[str] | None, typer.Option(help="A parameter that stays settable (globs). Default: all that can.")
+        list[str] | None, Option(help="A parameter that stays settable (globs). Default: all that can.")
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(help="An earlier archive: say why this one is another specialisation.")
+        Path | None, Option(help="An earlier archive: say why this one is another specialisation.")
     ] = None,
     on_failure: Annotated[
-        str | None,
-        typer.Option(help="Value of an element that does not converge: nan, last (its last iterate), or raise."),
+        str | None, Option(help="Value of an element that does not converge: nan, last (its last iterate), or raise.")
     ] = None,
     format: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Containers to write: pt, onnx, pt2, program, c, or pt,onnx. Default: by --output's suffix, else pt."
         ),
     ] = None,
@@ -73,7 +69,7 @@ def command(
     device: DeviceOption = "cpu",
     time_limit: TimeLimitOption = 600.0,
     memory_limit: MemoryLimitOption = 16.0,
-    timings: Annotated[bool, typer.Option("--timings", help="Print the seconds of each stage.")] = False,
+    timings: Annotated[bool, Option("--timings", help="Print the seconds of each stage.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Export models to verified archives.

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
+from typer import Argument, Option
 
 from torchferry.cli.options import JsonOption
 from torchferry.cli.output import out, print_json, print_passes, print_rows
@@ -16,19 +16,18 @@ if TYPE_CHECKING:
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="An archive, or any TorchScript file.", metavar="FILE")],
-    method: Annotated[str, typer.Option(help="A method of the contract, or any method of the file.")] = "forward",
+    path: Annotated[Path, Argument(help="An archive, or any TorchScript file.", metavar="FILE")],
+    method: Annotated[str, Option(help="A method of the contract, or any method of the file.")] = "forward",
     stage: Annotated[
-        str,
-        typer.Option(help="raw: as captured; profiling: with types, after a call; optimized: as torch runs it."),
+        str, Option(help="raw: as captured; profiling: with types, after a call; optimized: as torch runs it.")
     ] = "raw",
     passes: Annotated[
-        bool, typer.Option("--passes", help="Apply ten passes of torch one after another and show what each removes.")
+        bool, Option("--passes", help="Apply ten passes of torch one after another and show what each removes.")
     ] = False,
-    svg: Annotated[Path | None, typer.Option(help="Draw it to this file, with Graphviz.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Draw it to this page: submodules open on a click.")] = None,
+    svg: Annotated[Path | None, Option(help="Draw it to this file, with Graphviz.")] = None,
+    html: Annotated[Path | None, Option(help="Draw it to this page: submodules open on a click.")] = None,
     inputs: Annotated[
-        Path | None, typer.Option(help="Inputs by name to run it on: .pt, .npz or .json. Default: a stored case.")
+        Path | None, Option(help="Inputs by name to run it on: .pt, .npz or .json. Default: a stored case.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -73,23 +72,15 @@ def command(
         write_html(html, drawing, title)
     listing_rows = list_rows(stage_graph.graph, stage_graph.names)
     if json:
-        report: dict[str, Any] = {
-            "method": stage_graph.graph.method,
-            "stage": stage_graph.stage,
-            "nodes": stage_graph.nodes,
-        }
-        print_json(
-            report | {"operations": len(stage_graph.graph), "rows": [dataclasses.asdict(row) for row in listing_rows]}
-        )
+        report: dict[str, Any] = {"method": stage_graph.graph.method, "stage": stage_graph.stage}
+        report |= {"nodes": stage_graph.nodes, "operations": len(stage_graph.graph)}
+        print_json(report | {"rows": [dataclasses.asdict(row) for row in listing_rows]})
         return
     captured = f", captured as {stage_graph.graph.method}" if stage_graph.graph.method != method else ""
-    out.print(
-        f"{title}{captured}, {stage}: {len(stage_graph.graph)} operations, {stage_graph.nodes} nodes with constants"
-    )
-    for written_path, note in (
-        (svg, f" ({closed_groups} groups closed: --html opens them)" if closed_groups else ""),
-        (html, ""),
-    ):
+    counts = f"{len(stage_graph.graph)} operations, {stage_graph.nodes} nodes with constants"
+    out.print(f"{title}{captured}, {stage}: {counts}")
+    closed_note = f" ({closed_groups} groups closed: --html opens them)" if closed_groups else ""
+    for written_path, note in ((svg, closed_note), (html, "")):
         if written_path is not None:
             out.print(f"wrote {written_path}{note}", soft_wrap=True)
     if svg is None and html is None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from torchferry.cli.output import out
 
 
 def command(
-    source: Annotated[str, typer.Argument(help="model.i, a NEML2 input file with a driver", metavar="SOURCE")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The history: a .pt file.")],
-    model: Annotated[str, typer.Option(help="The model that the driver drives. Default: the only one.")] = "",
+    source: Annotated[str, Argument(help="model.i, a NEML2 input file with a driver", metavar="SOURCE")],
+    output: Annotated[Path, Option("--output", "-o", help="The history: a .pt file.")],
+    model: Annotated[str, Option(help="The model that the driver drives. Default: the only one.")] = "",
     batch: Annotated[
-        int, typer.Option(min=0, help="Elements, each with values of its own near the recorded ones; 0: as recorded.")
+        int, Option(min=0, help="Elements, each with values of its own near the recorded ones; 0: as recorded.")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the variation of values.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the variation of values.")] = 0,
 ) -> None:
     """Write the load history that a driver prescribes, with eager mode's outputs at every step.
 

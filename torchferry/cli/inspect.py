@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from exporter.archive import pt_archive
 from torchferry.cli.options import ArchiveArgument, JsonOption
@@ -15,7 +15,7 @@ from torchferry.cli.output import print_archive, print_autograd, print_json
 def command(
     path: ArchiveArgument,
     autograd: Annotated[
-        bool, typer.Option("--autograd", help="Print the backward passes in it, each operation with its origin.")
+        bool, Option("--autograd", help="Print the backward passes in it, each operation with its origin.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -35,11 +35,8 @@ def command(
     if autograd:
         from exporter.graph.provenance import list_captured_methods, open_archive
 
-        methods = {
-            name: s
-            for name, s in list_captured_methods(open_archive(path).saved).items()
-            if any(x.is_backward for x in s)
-        }
+        captured = list_captured_methods(open_archive(path).saved)
+        methods = {name: steps for name, steps in captured.items() if any(step.is_backward for step in steps)}
         if json:
             print_json({name: [dataclasses.asdict(step) for step in method] for name, method in methods.items()})
         else:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from torchferry.cli.output import err, out
 
@@ -13,9 +14,7 @@ app = typer.Typer(help="The native library for C++, C and Fortran.", no_args_is_
 
 
 @app.command("build")
-def build(
-    force: Annotated[bool, typer.Option("--force", help="Build again even if the library exists.")] = False,
-) -> None:
+def build(force: Annotated[bool, Option("--force", help="Build again even if the library exists.")] = False) -> None:
     """Build the native library and the harness for the torch that is installed; print where they are.
 
     They are kept in $TORCHFERRY_CACHE (else ~/.cache/torchferry) by torch version, compiler and sources, so that a

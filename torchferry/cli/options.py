@@ -5,25 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 SourceArgument = Annotated[
-    str, typer.Argument(help="model.i, path/to/file.py:factory or package.module:factory", metavar="SOURCE")
+    str, Argument(help="model.i, path/to/file.py:factory or package.module:factory", metavar="SOURCE")
 ]
-ArchiveArgument = Annotated[Path, typer.Argument(help="An archive.", metavar="ARCHIVE")]
-ModelOption = Annotated[list[str] | None, typer.Option(help="A model of the input file; give it again for several.")]
-InputsOption = Annotated[Path | None, typer.Option(help="Warmup inputs by variable name: .pt, .npz or .json.")]
-SeedOption = Annotated[int, typer.Option(help="Seed of all random draws.")]
+ArchiveArgument = Annotated[Path, Argument(help="An archive.", metavar="ARCHIVE")]
+ModelOption = Annotated[list[str] | None, Option(help="A model of the input file; give it again for several.")]
+InputsOption = Annotated[Path | None, Option(help="Warmup inputs by variable name: .pt, .npz or .json.")]
+SeedOption = Annotated[int, Option(help="Seed of all random draws.")]
 AllowOption = Annotated[
-    list[str] | None,
-    typer.Option(help="CHECK:REASON lets a finding of the soundness gate pass; every report shows it."),
+    list[str] | None, Option(help="CHECK:REASON lets a finding of the soundness gate pass; every report shows it.")
 ]
 DerivativeOption = Annotated[
-    list[str] | None, typer.Option(help="OUT:IN block of the Jacobian, by an input or a parameter; globs; or all.")
+    list[str] | None, Option(help="OUT:IN block of the Jacobian, by an input or a parameter; globs; or all.")
 ]
-OpsetOption = Annotated[int, typer.Option(help="ONNX's version of operators.")]
-RuntimeOption = Annotated[str, typer.Option(help="Where it is verified: python, libtorch, or both.")]
-DeviceOption = Annotated[str, typer.Option(help="On what: cpu, cuda, cuda:1, or several.")]
-TimeLimitOption = Annotated[float, typer.Option(help="Seconds for each process that runs it.")]
-MemoryLimitOption = Annotated[float, typer.Option(help="GiB for the process that verifies.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result for machines.")]
+OpsetOption = Annotated[int, Option(help="ONNX's version of operators.")]
+RuntimeOption = Annotated[str, Option(help="Where it is verified: python, libtorch, or both.")]
+DeviceOption = Annotated[str, Option(help="On what: cpu, cuda, cuda:1, or several.")]
+TimeLimitOption = Annotated[float, Option(help="Seconds for each process that runs it.")]
+MemoryLimitOption = Annotated[float, Option(help="GiB for the process that verifies.")]
+JsonOption = Annotated[bool, Option("--json", help="Print the result for machines.")]

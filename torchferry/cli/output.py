@@ -41,11 +41,8 @@ def print_error(error: TorchferryError, *, as_json: bool) -> None:
     if as_json:
         report = error.report if isinstance(error, MismatchError) else None
         findings = [dataclasses.asdict(f) for f in error.findings] if isinstance(error, UnsoundError) else []
-        print_json(
-            error.as_dict()
-            | ({"report": report.as_dict()} if report else {})
-            | ({"findings": findings} if findings else {})
-        )
+        further = {"report": report.as_dict() if report else None, "findings": findings}
+        print_json(error.as_dict() | {key: value for key, value in further.items() if value})
     err.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
 
 
@@ -83,12 +80,8 @@ def print_archive(opened: Archive) -> None:
     origin = contract.source
     out.print(Text("Name: ", style="bold") + Text(contract.name))
     out.print(Text(f"Source: {origin.kind} {origin.model!r}, {origin.library} {origin.version}"))
-    created_with = contract.created_with
-    out.print(
-        Text(
-            f"Made with: torchferry {created_with.torchferry}, torch {created_with.torch}, python {created_with.python}"
-        )
-    )
+    by = contract.created_with
+    out.print(Text(f"Made with: torchferry {by.torchferry}, torch {by.torch}, python {by.python}"))
     out.print(make_variable_table("Inputs", contract.inputs, batch))
     out.print(make_variable_table("Outputs", contract.outputs, batch))
     for name, method in contract.methods.items():
@@ -101,12 +94,9 @@ def print_archive(opened: Archive) -> None:
     parameters = ", ".join(f"{p.name} {list(p.shape)} {p.dtype}" for p in contract.parameters)
     out.print(Text(f"Parameters: {parameters or 'none'}"))
     sizes = ", ".join(map(str, contract.batch.sizes)) or "whole, fixed shapes"
-    size_label = (
-        f"Open sizes: verified at {list_dynamic_sizes(contract.inputs)[0]} ="
-        if list_dynamic_sizes(contract.inputs)
-        else ""
-    )
-    out.print(Text(f"{size_label or 'Batch: verified at'} {sizes}"))
+    open_sizes = list_dynamic_sizes(contract.inputs)
+    label = f"Open sizes: verified at {open_sizes[0]} =" if open_sizes else "Batch: verified at"
+    out.print(Text(f"{label} {sizes}"))
     if contract.batch.limits:
         out.print(Text(f"Limits: {contract.batch.limits}"))
     bounds = ", ".join(f"{d}: rtol {b.rtol:g}, atol {b.atol:g}" for d, b in contract.tolerance.dtypes.items())
@@ -126,18 +116,15 @@ def print_archive(opened: Archive) -> None:
 def print_autograd(methods: Mapping[str, Sequence[Step]]) -> None:
     """Print each captured graph that contains a backward pass."""
     count = len(methods)
-    out.print(
-        f"graphs with a backward pass: {count}" + ("" if count else "; none of this file comes from torch's autograd")
-    )
+    note = "" if count else "; none of this file comes from torch's autograd"
+    out.print(f"graphs with a backward pass: {count}{note}")
     for name, steps in methods.items():
         parts = Counter(step.origin.part or "forward" for step in steps)
         summary = ", ".join(f"{n} {part}" for part, n in parts.items())
         out.print(f"{name}: {len(steps)} operations: {summary}", soft_wrap=True)
         rows = [("", "operation", "part", "of", "submodule", "line")]
-        rows += [
-            (str(index), s.operator, s.origin.part, s.origin.of, s.origin.module, s.origin.where)
-            for index, s in enumerate(steps)
-        ]
+        origins = [(s.operator, s.origin) for s in steps]
+        rows += [(str(i), op, o.part, o.of, o.module, o.where) for i, (op, o) in enumerate(origins)]
         _print_columns(rows)
 
 
@@ -157,12 +144,8 @@ def print_rows(rows: Sequence[ListingRow]) -> None:
     # A very long line must not widen the columns of all other lines.
     texts = [text if len(text) <= _MAX_WIDTH else f"{text[: _MAX_WIDTH - 3]}..." for text in texts]
     has_origin = any(row.origin for row in rows)
-    _print_columns(
-        [
-            (text, row.module, row.where, *((row.origin,) if has_origin else ()))
-            for text, row in zip(texts, rows, strict=True)
-        ]
-    )
+    columns = [(row.module, row.where, *((row.origin,) if has_origin else ())) for row in rows]
+    _print_columns([(text, *cells) for text, cells in zip(texts, columns, strict=True)])
 
 
 _MAX_WIDTH = 100
@@ -185,9 +168,8 @@ def _format_largest(sign: str, counts: Mapping[str, int]) -> list[str]:
     """Return the largest counts first; further operators are summed up, not named."""
     largest = sorted(counts.items(), key=lambda pair: -pair[1])
     remaining = sum(n for _, n in largest[6:])
-    return [f"{sign}{n} {operator}" for operator, n in largest[:6]] + (
-        [f"{sign}{remaining} others"] if remaining else []
-    )
+    others = [f"{sign}{remaining} others"] if remaining else []
+    return [f"{sign}{n} {operator}" for operator, n in largest[:6]] + others
 
 
 def print_difference(difference: Difference) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from exporter.common.errors import UsageError
 from torchferry.cli.options import ArchiveArgument, JsonOption
@@ -14,18 +14,16 @@ from torchferry.cli.output import err, out, print_json
 
 def command(
     path: ArchiveArgument,
-    history: Annotated[Path, typer.Option(help="Prescribed inputs, initial state, expected outputs: a .pt file.")],
+    history: Annotated[Path, Option(help="Prescribed inputs, initial state, expected outputs: a .pt file.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where the outputs of every step go: a .pt file.")
+        Path | None, Option("--output", "-o", help="Where the outputs of every step go: a .pt file.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="A picture: .svg, .png, .pdf (matplotlib).")] = None,
+    plot: Annotated[Path | None, Option(help="A picture: .svg, .png, .pdf (matplotlib).")] = None,
     curve: Annotated[
         list[str] | None,
-        typer.Option(
-            help="What is drawn over what: 'stress[0]:strain[0]', or 'stress[0]' over the steps; may be repeated."
-        ),
+        Option(help="What is drawn over what: 'stress[0]:strain[0]', or 'stress[0]' over the steps; may be repeated."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1.")] = "cpu",
+    device: Annotated[str, Option(help="Device: cpu, cuda, cuda:1.")] = "cpu",
     json: JsonOption = False,
 ) -> None:
     """Run a load history through an archive, its states fed back from step to step.
@@ -64,18 +62,11 @@ def command(
     failures = histories.find_failure(outputs)
     histories.check_history(model.contract, load_history, outputs)
     if json:
-        print_json(
-            {
-                "steps": load_history.steps,
-                "compared": list(load_history.expected),
-                "not_finite_from_step": failures and failures[0],
-            }
-        )
+        compared, first_failure = list(load_history.expected), failures and failures[0]
+        print_json({"steps": load_history.steps, "compared": compared, "not_finite_from_step": first_failure})
         return
     compared = f", equal to what is expected of {', '.join(load_history.expected)}" if load_history.expected else ""
     out.print(f"{load_history.steps} steps{compared}", soft_wrap=True)
     if failures:
-        out.print(
-            f"from step {failures[0]} on some elements have not converged: {failures[1]} values at the end",
-            soft_wrap=True,
-        )
+        text = f"from step {failures[0]} on some elements have not converged: {failures[1]} values at the end"
+        out.print(text, soft_wrap=True)

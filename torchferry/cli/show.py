@@ -9,10 +9,7 @@ from torchferry.cli.output import print_json, print_listing
 
 
 def command(
-    source: SourceArgument,
-    model: ModelOption = None,
-    inputs: InputsOption = None,
-    json: JsonOption = False,
+    source: SourceArgument, model: ModelOption = None, inputs: InputsOption = None, json: JsonOption = False
 ) -> None:
     """List the models of a source: name, inputs and outputs with shapes and types.
 

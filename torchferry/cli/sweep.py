@@ -11,6 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from torchferry.cli.options import DerivativeOption, JsonOption, RuntimeOption, SeedOption
 from torchferry.cli.output import err, out
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
 
 
 def command(
-    folders: Annotated[list[Path], typer.Argument(help="Folders with input files.", metavar="FOLDER...")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the archives and report.json.")],
-    jobs: Annotated[int, typer.Option(help="Number of processes.", min=1)] = 1,
+    folders: Annotated[list[Path], Argument(help="Folders with input files.", metavar="FOLDER...")],
+    output: Annotated[Path, Option("--output", "-o", help="Folder of the archives and report.json.")],
+    jobs: Annotated[int, Option(help="Number of processes.", min=1)] = 1,
     seed: SeedOption = 0,
     derivative: DerivativeOption = None,
     runtime: RuntimeOption = "python",
     coverage: Annotated[
         Path | None,
-        typer.Option(help="Also write the figures and reasons as a Markdown page.", dir_okay=False, writable=True),
+        Option(help="Also write the figures and reasons as a Markdown page.", dir_okay=False, writable=True),
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from torchferry.cli.output import out
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="A kernel's folder.", metavar="FOLDER")],
+    folder: Annotated[Path, Argument(help="A kernel's folder.", metavar="FOLDER")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Default: NAME_umat.f90 in the kernel's folder.")
+        Path | None, Option("--output", "-o", help="Default: NAME_umat.f90 in the kernel's folder.")
     ] = None,
-    stress: Annotated[str, typer.Option(help="The output that is Abaqus' STRESS.")] = "stress",
-    strain: Annotated[str, typer.Option(help="The input that is STRAN + DSTRAN.")] = "strain",
+    stress: Annotated[str, Option(help="The output that is Abaqus' STRESS.")] = "stress",
+    strain: Annotated[str, Option(help="The input that is STRAN + DSTRAN.")] = "strain",
 ) -> None:
     """Write Abaqus' user subroutine UMAT of a small-strain model, on its kernel.
 

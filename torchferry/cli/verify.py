@@ -5,23 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from torchferry.cli.options import DeviceOption, JsonOption, MemoryLimitOption, TimeLimitOption
 from torchferry.cli.output import err, out, print_json
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="An archive, or an ONNX container.", metavar="ARCHIVE")],
+    path: Annotated[Path, Argument(help="An archive, or an ONNX container.", metavar="ARCHIVE")],
     runtime: Annotated[
-        str,
-        typer.Option(help="Where it runs: python, libtorch, several; c: the kernel in it. Default: the usual one."),
+        str, Option(help="Where it runs: python, libtorch, several; c: the kernel in it. Default: the usual one.")
     ] = "",
     device: DeviceOption = "cpu",
     time_limit: TimeLimitOption = 600.0,
     memory_limit: MemoryLimitOption = 16.0,
     envelope: Annotated[
-        str, typer.Option(help="Stored inputs outside the range of values that was checked: error, warn or off.")
+        str, Option(help="Stored inputs outside the range of values that was checked: error, warn or off.")
     ] = "off",
     json: JsonOption = False,
 ) -> None:

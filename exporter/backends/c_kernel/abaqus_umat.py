@@ -40,8 +40,7 @@ def render_umat(opened: KernelFiles, stress: str, strain: str) -> str:
         raise UsageError(
             "the kernel has no tangent for a UMAT",
             where=str(opened.path),
-            got=", ".join(o if isinstance(o, str) else block_name(*o) for o in (spec.outputs if spec else ()))
-            or "none",
+            got=", ".join(spec.output_names if spec else ()) or "none",
             expected=f"the block {block_name(*block)} of the method jacobian",
             mend=f"export it with --derivative {stress}:{strain}, or name other variables with --stress and --strain",
         )
@@ -53,15 +52,9 @@ def render_umat(opened: KernelFiles, stress: str, strain: str) -> str:
     input_names = {s.name for s in contract.inputs}
     for output in contract.outputs:
         if output.name != stress and {output.name + OLD_SUFFIX, output.name} & input_names:
-            state.append(
-                {
-                    "name": output.name,
-                    "first": first,
-                    "count": prod(output.static_shape),
-                    "said": _describe_variable(output),
-                }
-            )
-            first += prod(output.static_shape)
+            count = prod(output.static_shape)
+            state.append({"name": output.name, "first": first, "count": count, "said": _describe_variable(output)})
+            first += count
     outputs = [{"count": prod(contract.output_spec(o).static_shape)} for o in spec.outputs]
     for variable in state:
         variable["output"] = spec.outputs.index(variable["name"]) + 1
@@ -122,8 +115,8 @@ def _list_properties(contract: Contract) -> tuple[list[dict[str, Any]], int]:
     properties, first = [], 1
     for place, parameter in enumerate(contract.parameters, 1):
         if parameter.name not in settings and parameter.dtype == "float64":
-            properties.append(
-                {"place": place, "first": first, "count": prod(parameter.shape), "said": _describe_variable(parameter)}
-            )
-            first += prod(parameter.shape)
+            count = prod(parameter.shape)
+            said = _describe_variable(parameter)
+            properties.append({"place": place, "first": first, "count": count, "said": said})
+            first += count
     return properties, first - 1

@@ -40,12 +40,9 @@ class KernelBackend:
             old_files = _list_old_files(output)
             foreign_files = [name for name in files if (output / name).exists() and name not in old_files]
             if foreign_files:
-                raise OutputError(
-                    "a file that is not part of a kernel is in the way",
-                    where=str(output / foreign_files[0]),
-                    expected="a new folder, or that of an earlier kernel",
-                    mend="name another folder with -o",
-                )
+                what, where = "a file that is not part of a kernel is in the way", str(output / foreign_files[0])
+                expected, mend = "a new folder, or that of an earlier kernel", "name another folder with -o"
+                raise OutputError(what, where=where, expected=expected, mend=mend)
             try:
                 for name, data in files.items():
                     (folder / name).write_bytes(data)

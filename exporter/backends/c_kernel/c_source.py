@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from exporter import __version__
-from exporter.archive.contract import Contract, block_name
+from exporter.archive.contract import Contract
 from exporter.archive.kernel_container import to_c_identifier, to_c_identifiers
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.backends.c_kernel.c_expressions import HELPERS, MEMORY, TYPES, format_literal
@@ -118,14 +118,8 @@ def render_sources(
     }
     notes = tuple(dict.fromkeys(note for f in lowered_methods.values() for note in f.notes))
     operations = {m: code.operations for m, code in emitted.items()}
-    return CSource(
-        name,
-        files,
-        operations,
-        {m["method"]: m["workspace"] for m in methods},
-        values,
-        notes,
-    )
+    workspace = {m["method"]: m["workspace"] for m in methods}
+    return CSource(name, files, operations, workspace, values, notes)
 
 
 def _describe_method(
@@ -133,12 +127,14 @@ def _describe_method(
 ) -> dict[str, Any]:
     order = list(values)
     spec = contract.methods[lowered.method]
-    outputs = [o if isinstance(o, str) else block_name(*o) for o in spec.outputs]
-    input_variables = [_describe_variable(n, contract.input_spec(n), code.inputs[n]) for n in spec.inputs]
-    output_variables = [
-        _describe_variable(n, contract.output_spec(o), register)
-        for n, o, register in zip(outputs, spec.outputs, code.outputs, strict=True)
-    ]
+
+    def describe(names: Sequence[str], specs: Iterable[TensorSpec], registers: Iterable[int]) -> list[dict[str, Any]]:
+        return [_describe_variable(*row) for row in zip(names, specs, registers, strict=True)]
+
+    input_variables = describe(
+        spec.inputs, map(contract.input_spec, spec.inputs), (code.inputs[n] for n in spec.inputs)
+    )
+    output_variables = describe(spec.output_names, map(contract.output_spec, spec.outputs), code.outputs)
     first = 0
     for group in (input_variables, output_variables):
         for place, (v, c_name) in enumerate(zip(group, to_c_identifiers([v["name"] for v in group]), strict=True)):

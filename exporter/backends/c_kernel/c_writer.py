@@ -118,14 +118,12 @@ class CWriter:
                 calls.append(self._add_function(name, copies))
         self.functions.append(Part(name, f"{name}_body", "".join(f"  {call}\n" for call in calls)))
         merged = merge_functions(self.functions)
-        uniform_struct = format_struct(
-            f"{name}_uniform", self._uniform_counts, lanes=False, pointers=len(self.parameter_tables)
-        )
+        tables = len(self.parameter_tables)
+        uniform_struct = format_struct(f"{name}_uniform", self._uniform_counts, lanes=False, pointers=tables)
         operations = self.operations + merged.operations
         uniform_operations = sum(self.graph[i].op != "leaf" for i in self.uniform_nodes)
-        holds_environment = (
-            bool(self.loops) or "tf_factor" in self.helpers or any(self.graph[i].op == "where" for i in self.all_nodes)
-        )
+        selects = any(self.graph[i].op == "where" for i in self.all_nodes)
+        holds_environment = bool(self.loops) or "tf_factor" in self.helpers or selects
         return MethodCode(
             name,
             merged.text,
@@ -257,9 +255,8 @@ class CWriter:
             products = (x, f"{x} * {x}", f"{x} * {x} * {x}", f"({x} * {x}) * ({x} * {x})")
             for number, product in enumerate(products, 1):
                 value = format_literal(float(number), self.graph[node.args[1]].dtype)
-                lines.append(
-                    f"    if ({exponent} == {value})\n      TF_SIMD\n      {every} {target} = {product};\n    else"
-                )
+                condition = f"    if ({exponent} == {value})"
+                lines.append(f"{condition}\n      TF_SIMD\n      {every} {target} = {product};\n    else")
         return "\n".join([*lines, f"    {every} {target} = {text};"])
 
     def _name_node(self, i: int, local: Mapping[int, str] | None = None) -> str:
@@ -288,12 +285,8 @@ class CWriter:
         return text
 
     def _emit_block(self, i: int, name: str) -> str:
-        write = {
-            LU: self._emit_lu,
-            SOLVED: self._emit_solve,
-            NEWTON: self._emit_newton,
-            COLUMNS: self._emit_direction_loop,
-        }
+        write = {LU: self._emit_lu, SOLVED: self._emit_solve, NEWTON: self._emit_newton}
+        write[COLUMNS] = self._emit_direction_loop
         return write[self.graph[i].op](i, name)
 
     def _assign_registers(self, ends: Sequence[int], registers: Sequence[int], needed: Sequence[int]) -> None:
@@ -330,11 +323,9 @@ class CWriter:
         self.allocator.places[-i] = ("pivots", pivots)
         self.names[-i] = f"f->b[{pivots + n}][l]"
         self.operations += n**3 // 3
-        return self._add_function(
-            name,
-            self._emit_copies(self.graph[i].args, range(first, first + n * n))
-            + f"  TF_(tf_factor)({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], f->b[{pivots + n}]);\n",
-        )
+        copies = self._emit_copies(self.graph[i].args, range(first, first + n * n))
+        call = f"TF_(tf_factor)({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], f->b[{pivots + n}])"
+        return self._add_function(name, f"{copies}  {call};\n")
 
     def _emit_solve(self, i: int, name: str) -> str:
         n, transposed = self.graph[i].extra[0], bool(self.graph[i].extra[1])
@@ -345,11 +336,9 @@ class CWriter:
         self.helpers |= {run: None}
         self.operations += n * n
         self._name_picks(i, [f"f->d[{x + k}][l]" for k in range(n)])
-        return self._add_function(
-            name,
-            self._emit_copies(sides, range(x, x + n))
-            + f"  TF_({run})({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], &f->d[{x}]);\n",
-        )
+        copies = self._emit_copies(sides, range(x, x + n))
+        call = f"TF_({run})({n}, &f->d[{first}], &f->d[{first + n * n}], &f->b[{pivots}], &f->d[{x}])"
+        return self._add_function(name, f"{copies}  {call};\n")
 
     def _emit_newton(self, i: int, name: str) -> str:
         loop = self.loops[i]
@@ -360,17 +349,9 @@ class CWriter:
             self.unrolled_sizes[n] = None
         else:
             self.helpers |= dict.fromkeys(("tf_factor", "tf_solve"))
-        doubles = {
-            part: self.allocator.take(F64, count)
-            for part, count in (
-                ("u", n),
-                ("r", n),
-                ("J", n * n),
-                ("work", 2 * n if unrolled else 3 * n + n * n),
-                ("kept", n * n if tangents else 0),
-                ("norm", 1),
-            )
-        }
+        work, kept = 2 * n if unrolled else 3 * n + n * n, n * n if tangents else 0
+        counts = {"u": n, "r": n, "J": n * n, "work": work, "kept": kept, "norm": 1}
+        doubles = {part: self.allocator.take(F64, count) for part, count in counts.items()}
         integers = {part: self.allocator.take(I64) for part in ("iterations", "status")}
         pivots = self.allocator.take(BOOL, n + 1)
         for k, t in enumerate(loop.unknowns):
@@ -409,13 +390,11 @@ class CWriter:
         }
         for k, t in enumerate(direction_loop.seeds):
             self.names[t] = f"f->d[{registers['along'] + k}][l]"
-        along = self._emit_region(
-            f"{name}_along", direction_loop.tangents, range(registers["tangents"], registers["tangents"] + tangents)
-        )
+        first = registers["tangents"]
+        along = self._emit_region(f"{name}_along", direction_loop.tangents, range(first, first + tangents))
         self._name_picks(i, [f"f->d[{registers['found'] + k}][l]" for k in range(direction_loop.count)])
-        return self._add_function(
-            name, TEMPLATES.get_template("columns.c.jinja").render(one=direction_loop, at=registers, along=along)
-        )
+        template = TEMPLATES.get_template("columns.c.jinja")
+        return self._add_function(name, template.render(one=direction_loop, at=registers, along=along))
 
     def _emit_region(self, name: str, ends: Sequence[int], registers: Sequence[int]) -> str:
         """Return the call of a function that computes ``ends`` into these registers from the leaves of a loop; nodes

@@ -53,14 +53,11 @@ def leaf_name(parameter: str) -> str:
 
 def too_big_error(where: str, got: str, expected: str) -> UnsupportedError:
     """Return the error for a model that is too big for a kernel."""
-    return UnsupportedError(
+    what, mend = (
         "the model is too big for a kernel",
-        check="kernel",
-        where=where,
-        got=got,
-        expected=expected,
-        mend="use the .pt, or ask for fewer derivatives (--derivative OUT:IN, --jvp)",
+        "use the .pt, or ask for fewer derivatives (--derivative OUT:IN, --jvp)",
     )
+    return UnsupportedError(what, check="kernel", where=where, got=got, expected=expected, mend=mend)
 
 
 class ExprGraph:
@@ -222,22 +219,10 @@ _UNARY = {name: getattr(torch, name) for name in (
     "ceil", "trunc", "round", "sign", "log2", "log10", "log1p", "expm1", "erf", "erfc", "asinh", "acosh", "atanh",
 )}  # fmt: skip
 _BINARY = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "pow": torch.pow,
-    "atan2": torch.atan2,
-    "lt": torch.lt,
-    "le": torch.le,
-    "eq": torch.eq,
-    "ne": torch.ne,
-    "and": torch.logical_and,
-    "or": torch.logical_or,
-    "xor": torch.logical_xor,
-    "max": torch.maximum,
-    "min": torch.minimum,
-}
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow, "atan2": torch.atan2,
+    "lt": torch.lt, "le": torch.le, "eq": torch.eq, "ne": torch.ne, "max": torch.maximum, "min": torch.minimum,
+    "and": torch.logical_and, "or": torch.logical_or, "xor": torch.logical_xor,
+}  # fmt: skip
 
 
 def fold_constants(

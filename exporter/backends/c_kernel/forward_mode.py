@@ -5,8 +5,10 @@ those of torch's autograd. Solutions of Newton loops are differentiated by the i
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Hashable, Mapping, Sequence
 
 from exporter.archive.contract import TANGENT, Contract, strip_prefix
@@ -31,12 +33,13 @@ from exporter.backends.c_kernel.schedule import reachable_nodes
 Direction = Hashable
 # The tangents of a node, by the directions that it depends on.
 Tangent = dict[Direction, int]
+Loops = Mapping[int, NewtonLoop]
 
 
 class ForwardMode:
     """Forward mode: the tangents of nodes, each computed once. ``seeds`` are the tangents of nodes that are given."""
 
-    def __init__(self, graph: ExprGraph, loops: Mapping[int, NewtonLoop], seeds: Mapping[int, Tangent]) -> None:
+    def __init__(self, graph: ExprGraph, loops: Loops, seeds: Mapping[int, Tangent]) -> None:
         self.graph, self.loops = graph, loops
         self.tangents: dict[int, Tangent] = dict(seeds)
         self._multi_tangents: dict[int, list[Tangent]] = {}
@@ -66,15 +69,11 @@ class ForwardMode:
             return {d: make(node.op, (t,), dtype) for d, t in tangents[0].items()}
         if node.op == "where":
             zero = graph.add_constant(0.0, dtype)
-            _, first, second = tangents
-            return {
-                d: make("where", (node.args[0], first.get(d, zero), second.get(d, zero)), dtype) for d in directions
-            }
+            sides = {d: [t.get(d, zero) for t in tangents[1:]] for d in directions}
+            return {d: make("where", (node.args[0], *values), dtype) for d, values in sides.items()}
         if node.op == READ:
-            return {
-                d: table_lookup.read_sparse_table(graph, [t.get(d) for t in tangents[1:]], node.args[0])
-                for d in directions
-            }
+            tables = {d: [t.get(d) for t in tangents[1:]] for d in directions}
+            return {d: table_lookup.read_sparse_table(graph, row, node.args[0]) for d, row in tables.items()}
         if node.extra == ("sigmoid",):
             # Where the exponential is infinite the chain rule would give 0 times infinity.
             raise NoRuleError("sigmoid")
@@ -84,13 +83,9 @@ class ForwardMode:
         return {d: self._apply_chain_rule(partials, [t.get(d) for t in tangents], dtype) for d in directions}
 
     def _apply_chain_rule(self, partials: Sequence[int], tangents: Sequence[int | None], dtype: str) -> int:
-        products = [
-            self.graph.add("mul", (p, t), dtype) for p, t in zip(partials, tangents, strict=True) if t is not None
-        ]
-        total = products[0]
-        for product in products[1:]:
-            total = self.graph.add("add", (total, product), dtype)
-        return total
+        pairs = [(p, t) for p, t in zip(partials, tangents, strict=True) if t is not None]
+        products = [Expr(self.graph, self.graph.add("mul", pair, dtype)) for pair in pairs]
+        return functools.reduce(operator.add, products).index
 
     def _combine(self, op: str, a: int | None, b: int | None, dtype: str) -> int:
         if a is not None and b is not None:
@@ -105,9 +100,8 @@ class ForwardMode:
             op = self.graph[parent].op
             if op == COLUMNS:
                 raise NoRuleError("derivatives of derivatives")
-            self._multi_tangents[parent] = (
-                self._differentiate_solve(parent) if op == SOLVED else self._differentiate_newton(parent)
-            )
+            differentiate = self._differentiate_solve if op == SOLVED else self._differentiate_newton
+            self._multi_tangents[parent] = differentiate(parent)
         tangents = self._multi_tangents[parent]
         return tangents[index] if index < len(tangents) else {}
 
@@ -156,13 +150,11 @@ class ForwardMode:
         inner = ForwardMode(graph, self.loops, {a: self.tangents[a] for a in read} | {u: {} for u in loop.unknowns})
         tangents = inner.differentiate(loop.residual)
         solution = dict(zip(loop.unknowns, picks[:n], strict=True))
-        right = [
-            {
-                d: graph.add("neg", (substitute_unknowns(graph, [t], solution, index)[0],), F64)
-                for d, t in tangent.items()
-            }
-            for tangent in tangents
-        ]
+
+        def negate(node: int) -> int:
+            return graph.add("neg", (substitute_unknowns(graph, [node], solution, index)[0],), F64)
+
+        right = [{d: negate(t) for d, t in tangent.items()} for tangent in tangents]
         factors = graph.add(LU, picks[n:], F64, (n,))
         return self._solve_directions(factors, right, n, transposed=False)
 
@@ -177,7 +169,7 @@ def substitute_unknowns(graph: ExprGraph, ends: Sequence[int], replacements: Map
     return [mapping.get(i, i) for i in ends]
 
 
-def add_loop_matrices(graph: ExprGraph, loops: Mapping[int, NewtonLoop], ends: Sequence[int]) -> list[int]:
+def add_loop_matrices(graph: ExprGraph, loops: Loops, ends: Sequence[int]) -> list[int]:
     """Return ``ends`` with Newton loops that return their matrix as well."""
     mapping: dict[int, int] = {}
     for i in reachable_nodes(graph, ends, ()):
@@ -193,9 +185,7 @@ def add_loop_matrices(graph: ExprGraph, loops: Mapping[int, NewtonLoop], ends: S
     return [mapping[i] for i in ends]
 
 
-def estimate_count(
-    graph: ExprGraph, loops: Mapping[int, NewtonLoop], ends: Sequence[int], leaves: Sequence[int]
-) -> int:
+def estimate_count(graph: ExprGraph, loops: Loops, ends: Sequence[int], leaves: Sequence[int]) -> int:
     """Estimate the number of nodes of the derivatives of ``ends`` by ``leaves``, one for each direction."""
     order = reachable_nodes(graph, ends, ())
     bits = direction_batching.find_dependences(graph, order, {leaf: 1 << k for k, leaf in enumerate(leaves)})
@@ -207,37 +197,26 @@ def estimate_count(
     return total
 
 
-def build_jacobian(
-    graph: ExprGraph, loops: Mapping[int, NewtonLoop], ends: Sequence[int], leaves: Sequence[int]
-) -> list[int]:
+def build_jacobian(graph: ExprGraph, loops: Loops, ends: Sequence[int], leaves: Sequence[int]) -> list[int]:
     """Build the derivatives of ``ends`` by ``leaves``, row by row.
 
     Raises ``NoRuleError`` for an operation whose derivative is not known."""
     all_double = all(graph[i].dtype == F64 for i in (*ends, *leaves))
     if all_double and estimate_count(graph, loops, ends, leaves) > direction_batching.MANY:
         loop = graph.new_loop()
-        directions = [
-            graph.add_leaf(f"direction:{loop}", k, F64, graph.batch_rows[leaf], 1 << loop)
-            for k, leaf in enumerate(leaves)
-        ]
-        forward_mode = ForwardMode(
-            graph, loops, {leaf: {"": direction} for leaf, direction in zip(leaves, directions, strict=True)}
-        )
-        zero = graph.add_constant(0.0, F64)
-        return direction_batching.add_direction_loop(
-            graph, loop, directions, [t.get("", zero) for t in forward_mode.differentiate(ends)]
-        )
-    forward_mode = ForwardMode(
-        graph, loops, {leaf: {k: graph.add_constant(1.0, graph[leaf].dtype)} for k, leaf in enumerate(leaves)}
-    )
+        name, rows = f"direction:{loop}", [graph.batch_rows[leaf] for leaf in leaves]
+        directions = [graph.add_leaf(name, k, F64, row, 1 << loop) for k, row in enumerate(rows)]
+        seeds: dict[int, Tangent] = {leaf: {"": d} for leaf, d in zip(leaves, directions, strict=True)}
+        tangents, zero = ForwardMode(graph, loops, seeds).differentiate(ends), graph.add_constant(0.0, F64)
+        return direction_batching.add_direction_loop(graph, loop, directions, [t.get("", zero) for t in tangents])
+    seeds = {leaf: {k: graph.add_constant(1.0, graph[leaf].dtype)} for k, leaf in enumerate(leaves)}
     zeros = [graph.add_constant(0.0, graph[i].dtype) for i in ends]
-    return [
-        t.get(k, z) for t, z in zip(forward_mode.differentiate(ends), zeros, strict=True) for k in range(len(leaves))
-    ]
+    rows = zip(ForwardMode(graph, loops, seeds).differentiate(ends), zeros, strict=True)
+    return [tangent.get(k, zero) for tangent, zero in rows for k in range(len(leaves))]
 
 
 def build_derivatives(
-    graph: ExprGraph, loops: Mapping[int, NewtonLoop], contract: Contract, method: str, forward: Sequence[Sequence[int]]
+    graph: ExprGraph, loops: Loops, contract: Contract, method: str, forward: Sequence[Sequence[int]]
 ) -> list[tuple[int, ...]]:
     """Build what ``jacobian`` or ``jvp`` returns, from the nodes that ``forward`` returns.
 
@@ -257,9 +236,8 @@ def build_derivatives(
         parameter = variable not in contract.inputs
         name = leaf_name(variable.name) if parameter else variable.name
         numbers = range(math.prod(variable.static_shape if isinstance(variable, TensorSpec) else variable.shape))
-        leaves[variable.name] = [
-            graph.add_leaf(name, k, variable.dtype, 0 if parameter else batch_row) for k in numbers
-        ]
+        row = 0 if parameter else batch_row
+        leaves[variable.name] = [graph.add_leaf(name, k, variable.dtype, row) for k in numbers]
         tangent = TANGENT + variable.name
         if tangent in spec.inputs:
             directions = [graph.add_leaf(tangent, k, variable.dtype, batch_row) for k in numbers]

@@ -66,11 +66,8 @@ def escape_comment(text: str) -> str:
 def format_struct(name: str, counts: Mapping[str, int], *, lanes: bool, pointers: int = 0) -> str:
     """Return the declaration of a C structure with one array per dtype."""
     members = [f"  const void *t[{pointers}];"] if pointers else []
-    members += [
-        f"  {TYPES[dtype]} {ARRAYS[dtype]}[{count}]{'[TF_LANES]' if lanes else ''};"
-        for dtype, count in counts.items()
-        if count
-    ]
+    size = "[TF_LANES]" if lanes else ""
+    members += [f"  {TYPES[dtype]} {ARRAYS[dtype]}[{count}]{size};" for dtype, count in counts.items() if count]
     body = "\n".join(members) if members else "  char nothing;"
     return f"struct {name} {{\n{body}\n}};\n"
 

@@ -90,8 +90,11 @@ def _normalize_body(body: str) -> str:
 
 def _render_indexed(function: Part) -> str:
     registers = _number_distinct(_find_registers(function.body))
-    body = _REGISTER.sub(
-        lambda m: f"{m[1]}[r[{registers[m[1], m[2]]}]]" if (m[1], m[2]) in registers else m[0], function.body
-    )
+
+    def index(match: re.Match[str]) -> str:
+        number = registers.get((match[1], match[2]))
+        return match[0] if number is None else f"{match[1]}[r[{number}]]"
+
+    body = _REGISTER.sub(index, function.body)
     indexed = Part(function.method, function.function, body.replace(*_SIMD_MACROS))
     return indexed.render(", const int *restrict r")

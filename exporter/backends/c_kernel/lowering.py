@@ -29,6 +29,9 @@ from exporter.graph.ir import Node
 from exporter.graph.loading import resolve_captured_method
 from exporter.graph.reader import SavedGraphs, list_settable_tensors, read_methods
 
+# One element of a Newton loop: the nodes of its guess and fixed inputs, and the symbols that these are of.
+Element = tuple[torch.Tensor, Sequence[torch.Tensor], Sequence[SymbolicTensor]]
+
 
 @dataclass(frozen=True)
 class LoweredMethod:
@@ -81,10 +84,9 @@ class ArchiveLowering:
                     if outputs is None or self._estimate_cost(captured) < self._estimate_cost(outputs):
                         outputs, how = captured, "captured"
         self._outputs[method] = outputs
-        input_names = self._contract.methods[method].inputs
-        return LoweredMethod(
-            method, self.graph, input_names, tuple(outputs), self._values, dict(self.loops), (*notes, *self._notes), how
-        )
+        names, values, loops = self._contract.methods[method].inputs, self._values, dict(self.loops)
+        all_notes = (*notes, *self._notes)
+        return LoweredMethod(method, self.graph, names, tuple(outputs), values, loops, all_notes, how)
 
     def _lower_batch_independent(self, method: str) -> tuple[list[tuple[int, ...]], list[str]]:
         """Lower the captured graph, and prove that an element's nodes do not depend on the batch around it."""
@@ -139,31 +141,19 @@ class ArchiveLowering:
             error.details["where"] = error.details.get("where") or self.graph.origin or f"method {method!r}"
             raise
         except Exception as error:
-            raise UnsupportedError(
-                f"method {method!r} has no form as a kernel",
-                check="kernel",
-                where=self.graph.origin,
-                got=summarize_error(error),
-                expected="operators on tensors whose shapes are known",
-                mend="use the .pt",
-            ) from error
+            expected, mend = "operators on tensors whose shapes are known", "use the .pt"
+            what, where, got = f"method {method!r} has no form as a kernel", self.graph.origin, summarize_error(error)
+            raise UnsupportedError(what, check="kernel", where=where, got=got, expected=expected, mend=mend) from error
 
-    def _run_graph(
-        self, graphs: SavedGraphs, method: str, batch_rows: Sequence[int]
-    ) -> tuple[list[torch.Tensor], list[str]]:
+    def _run_graph(self, graphs: SavedGraphs, method: str, batch_rows: Sequence[int]) -> tuple[list[Any], list[str]]:
         interpreter = self._make_interpreter(graphs)
         inputs = []
         for name in self._contract.methods[method].inputs:
             spec = self._contract.input_spec(name)
             dtype = getattr(torch, spec.dtype)
-            if batch_rows:
-                each = [
-                    self._dispatch.add_leaves(name, spec.static_shape, dtype, 1 << batch_row)
-                    for batch_row in batch_rows
-                ]
-                inputs.append(SymbolicTensor(torch.stack(each), dtype))
-            else:
-                inputs.append(SymbolicTensor(self._dispatch.add_leaves(name, spec.static_shape, dtype, 1), dtype))
+            rows = [1 << row for row in batch_rows] or [1]
+            each = [self._dispatch.add_leaves(name, spec.static_shape, dtype, row) for row in rows]
+            inputs.append(SymbolicTensor(torch.stack(each) if batch_rows else each[0], dtype))
         with self._dispatch:
             results = interpreter.run(resolve_captured_method(self._module, method), inputs)
         outputs = []
@@ -209,48 +199,28 @@ class ArchiveLowering:
         guess: SymbolicTensor = u
         loop: Any = functools.reduce(getattr, path.split("."), self._module)
         batched = int(loop.batched)
-        solver = self._solvers[path]
-        solutions = [
-            self._solve_element(
-                graphs,
-                solver,
-                loop,
-                row,
-                [t.ids[i] if k < batched else t.ids for k, t in enumerate(fixed_inputs)],
-                fixed_inputs,
-                bool(tangents),
-            )
-            for i, row in enumerate(guess.ids)
-        ]
+        solutions = []
+        for i, row in enumerate(guess.ids):
+            element_inputs = [t.ids[i] if k < batched else t.ids for k, t in enumerate(fixed_inputs)]
+            element = (row, element_inputs, fixed_inputs)
+            solutions.append(self._solve_element(graphs, self._solvers[path], loop, element, bool(tangents)))
         n = guess.ids.shape[-1]
-        parts = list(zip(*solutions, strict=True))
-        stacked = [torch.tensor(p, dtype=torch.int64) for p in parts]
-        matrix = stacked[1].reshape(-1, n, n) if tangents else stacked[1].reshape(0, n, n)
-        return (
-            SymbolicTensor(stacked[0], guess.dtype),
-            SymbolicTensor(matrix, guess.dtype),
-            SymbolicTensor(stacked[2][:, 0], torch.int64),
-            SymbolicTensor(stacked[3][:, 0], guess.dtype),
-            SymbolicTensor(stacked[4][:, 0], torch.int64),
-            SymbolicTensor(stacked[5][:, 0], guess.dtype),
-        )
+        u, matrix, *rest = (torch.tensor(p, dtype=torch.int64) for p in zip(*solutions, strict=True))
+        matrix = matrix.reshape(-1, n, n) if tangents else matrix.reshape(0, n, n)
+        dtypes = (torch.int64, guess.dtype, torch.int64, guess.dtype)
+        scalars = (SymbolicTensor(ids[:, 0], dtype) for ids, dtype in zip(rest, dtypes, strict=True))
+        return SymbolicTensor(u, guess.dtype), SymbolicTensor(matrix, guess.dtype), *scalars
 
     def _solve_element(
-        self,
-        graphs: SavedGraphs,
-        solver: Solver,
-        loop: Any,
-        guess: torch.Tensor,
-        fixed_inputs: Sequence[torch.Tensor],
-        symbols: Sequence[SymbolicTensor],
-        tangents: bool,
+        self, graphs: SavedGraphs, solver: Solver, loop: Any, element: Element, tangents: bool
     ) -> tuple[list[int], ...]:
+        guess, fixed_inputs, _ = element
         graph = self.graph
         u0 = guess.reshape(-1).tolist()
         flat = [i for t in fixed_inputs for i in t.reshape(-1).tolist()]
         key = (solver.path, tuple(u0), tuple(flat))
         if key not in self._solves:
-            self._solves[key] = self._lower_loop(graphs, solver, loop, key, fixed_inputs, symbols)
+            self._solves[key] = self._lower_loop(graphs, solver, loop, key, element)
         index = self._solves[key]
         newton_loop = self.loops[index]
         n = newton_loop.size
@@ -266,14 +236,9 @@ class ArchiveLowering:
         return u, matrix, [iterations], [norm], [status], [factor]
 
     def _lower_loop(
-        self,
-        graphs: SavedGraphs,
-        solver: Solver,
-        loop: Any,
-        key: tuple[Any, ...],
-        fixed_inputs: Sequence[torch.Tensor],
-        symbols: Sequence[SymbolicTensor],
+        self, graphs: SavedGraphs, solver: Solver, loop: Any, key: tuple[Any, ...], element: Element
     ) -> int:
+        _, fixed_inputs, symbols = element
         graph, dispatch = self.graph, self._dispatch
         index = self.graph.new_loop()
         path, u0, flat = key
@@ -285,10 +250,8 @@ class ArchiveLowering:
         batch_rows = functools.reduce(lambda a, i: a | graph.batch_rows[i], [*u0, *flat], 0)
         unknowns = dispatch.add_leaves(f"unknowns:{index}", (len(u0),), dtype, batch_rows, 1 << index)
         batched = int(loop.batched)
-        inputs = [
-            SymbolicTensor(t.clone()[None] if k < batched else t.clone(), s.dtype)
-            for k, (t, s) in enumerate(zip(fixed_inputs, symbols, strict=True))
-        ]
+        nodes = [t.clone()[None] if k < batched else t.clone() for k, t in enumerate(fixed_inputs)]
+        inputs = [SymbolicTensor(ids, s.dtype) for ids, s in zip(nodes, symbols, strict=True)]
         interpreter = self._make_interpreter(graphs)
         point = SymbolicTensor(unknowns[None], dtype)
         with dispatch:
@@ -311,17 +274,9 @@ class ArchiveLowering:
                 settings[name] = int(dispatch.add_leaves(leaf_name(full_name), (), parameter.dtype))
         matrix = self._choose_matrix(residual, run_captured, unknowns.tolist(), index)
         self._notes += interpreter.notes
-        trials = settings["trials"]
-        self.loops[index] = NewtonLoop(
-            path,
-            tuple(unknowns.tolist()),
-            tuple(residual),
-            tuple(matrix),
-            settings,
-            bool(loop.strong_wolfe),
-            solver.settings.get("trials", 0) > 0 or graph.constant_value(trials) is None,
-            solver.on_failure,
-        )
+        searches = solver.settings.get("trials", 0) > 0 or graph.constant_value(settings["trials"]) is None
+        parts = (tuple(unknowns.tolist()), tuple(residual), tuple(matrix), settings)
+        self.loops[index] = NewtonLoop(path, *parts, bool(loop.strong_wolfe), searches, solver.on_failure)
         return index
 
     def _choose_matrix(
@@ -335,9 +290,8 @@ class ArchiveLowering:
         if any(self.graph[i].op == COLUMNS for i in find_loop_nodes(self.graph, forward_matrix, index)):
             return forward_matrix
         captured_matrix = run_captured()
-        counts = [
-            len(find_loop_nodes(self.graph, [*residual, *ends], index)) for ends in (forward_matrix, captured_matrix)
-        ]
+        candidates = (forward_matrix, captured_matrix)
+        counts = [len(find_loop_nodes(self.graph, [*residual, *ends], index)) for ends in candidates]
         return forward_matrix if counts[0] <= counts[1] else captured_matrix
 
     def list_outer_inputs(self, index: int) -> tuple[int, ...]:
@@ -351,11 +305,6 @@ def check_fixed_shapes(contract: Contract) -> None:
     """Check that tensors have fixed shapes; raise ``UnsupportedError`` for sizes that only a call knows."""
     names = list_dynamic_sizes(contract.inputs)
     if names:
-        raise UnsupportedError(
-            "a kernel is for tensors of fixed shape",
-            check="kernel",
-            where=contract.name,
-            got=f"open sizes {', '.join(names)}",
-            expected="a batch of small tensors",
-            mend="use the .pt",
-        )
+        what, got = "a kernel is for tensors of fixed shape", f"open sizes {', '.join(names)}"
+        expected, mend = "a batch of small tensors", "use the .pt"
+        raise UnsupportedError(what, check="kernel", where=contract.name, got=got, expected=expected, mend=mend)

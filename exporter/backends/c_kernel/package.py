@@ -33,11 +33,8 @@ def package_kernel(archive: Archive, *, finite_math: bool = False) -> dict[str, 
     sources = generate_sources(module, archive.contract, finite_math=finite_math)
     contract = kernel_container.derive_kernel_contract(archive.contract, sources.notes)
     cases = [case for case in archive.cases() if supports_case(contract, case)]
-    vague = [
-        case
-        for case in cases
-        if case.name.startswith(EXTREME_PREFIXES) and not is_well_conditioned(module, contract, case)
-    ]
+    extreme = [case for case in cases if case.name.startswith(EXTREME_PREFIXES)]
+    vague = [case for case in extreme if not is_well_conditioned(module, contract, case)]
     left_out = list(dict.fromkeys(case.name for case in vague))
     if vague:
         what = f"cases left out: {', '.join(left_out)}"
@@ -79,10 +76,7 @@ def is_well_conditioned(module: torch.jit.ScriptModule, contract: Contract, case
 
 
 def build_files(
-    sources: CSource,
-    contract: Contract,
-    cases: Sequence[ReferenceCase],
-    left_out: Sequence[str],
+    sources: CSource, contract: Contract, cases: Sequence[ReferenceCase], left_out: Sequence[str]
 ) -> dict[str, bytes]:
     """Build the files of a kernel from its sources, contract and cases."""
     files = {name: text.encode() for name, text in sources.files.items()}
@@ -101,17 +95,15 @@ def build_files(
         (f"{sources.name}.pc.in", "model.pc.in.jinja"),
     ):
         files[name] = TEMPLATES.get_template(template).render(context).encode()
-    files[kernel_container.MANIFEST] = kernel_container.build_manifest(
-        contract, sources.name, files, sources.workspace, left_out
-    )
+    name, manifest, workspace = sources.name, kernel_container.MANIFEST, sources.workspace
+    files[manifest] = kernel_container.build_manifest(contract, name, files, workspace, left_out)
     return files
 
 
 def _split_literals(text: bytes) -> list[str]:
     """Split a text into string literals of C99, which may have 4095 characters."""
-    return [
-        "".join(_ESCAPES.get(byte) or chr(byte) for byte in text[i : i + PIECE]) for i in range(0, len(text), PIECE)
-    ]
+    pieces = [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
+    return ["".join(_ESCAPES.get(byte) or chr(byte) for byte in piece) for piece in pieces]
 
 
 _ESCAPES = {byte: f"\\{byte:03o}" for byte in (*range(32), *b'"\\?', *range(127, 256))} | {ord("\n"): "\\n"}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-# Takes the lowering, torch's operator and its arguments; returns what the operator returns, of expressions.
-Rule = Callable[[Any, Any, Sequence[Any], Mapping[str, Any]], Any]
+# Takes the ``OperatorCall``; returns what the operator returns, of expressions.
+Rule = Callable[[Any], Any]
 RULES: dict[str, Rule] = {}
 
 

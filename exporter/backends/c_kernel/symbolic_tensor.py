@@ -6,7 +6,8 @@ constants alone are torch's own, to the bit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from exporter.archive.tensor_spec import name_dtype
 from exporter.backends.c_kernel.expression import Expr
 from exporter.backends.c_kernel.expression_graph import DTYPES, ExprGraph
 from exporter.backends.c_kernel.registry import RULES
@@ -56,19 +58,72 @@ class SymbolicTensor(torch.Tensor):
         raise RuntimeError(f"{func} is run outside of its lowering")
 
 
+def make_symbol(nodes: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> SymbolicTensor:
+    """Return nodes as a symbolic tensor of a shape."""
+    return SymbolicTensor(torch.tensor(nodes, dtype=torch.int64).reshape(tuple(shape)), dtype)
+
+
 def get_dtype_name(dtype: torch.dtype, where: str = "") -> str:
     """Return the name of a dtype. Raises ``UnsupportedError`` for one that a kernel does not have."""
-    name = str(dtype).removeprefix("torch.")
+    name = name_dtype(dtype)
     if name not in DTYPES:
-        raise UnsupportedError(
-            "a kernel has no numbers of this type",
-            check="kernel",
-            where=where,
-            got=name,
-            expected=", ".join(DTYPES),
-            mend="use the .pt",
-        )
+        what, expected = "a kernel has no numbers of this type", ", ".join(DTYPES)
+        raise UnsupportedError(what, check="kernel", where=where, got=name, expected=expected, mend="use the .pt")
     return name
+
+
+def promote_dtypes(values: Sequence[Any]) -> torch.dtype:
+    """Return the dtype that torch computes in where the result's does not tell: comparisons."""
+    first, second = _to_meta(values[0]), _to_meta(values[-1])
+    return torch.result_type(first, second)
+
+
+def _to_meta(value: Any) -> Any:
+    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, torch.Tensor) else value
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """One call of an operator of torch, which a lowering rule takes; ``func`` is the overload."""
+
+    dispatch: SymbolicDispatch
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Return the operator's name without the overload."""
+        return self.func.overloadpacket.__name__
+
+    @property
+    def graph(self) -> ExprGraph:
+        """Return the graph that takes the nodes."""
+        return self.dispatch.graph
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """Return an argument that is passed by position or by name."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+    def infer_dtype(self) -> torch.dtype:
+        """Return the dtype that torch gives the result, from a run of the operator on meta tensors."""
+        keywords = {k: v for k, v in self.kwargs.items() if k != "device"}
+        meta_args, meta_kwargs = tree_map(_to_meta, (list(self.args), keywords))
+        return self.func(*meta_args, **meta_kwargs).dtype
+
+    def cast(self, value: Any, dtype: torch.dtype) -> SymbolicTensor:
+        """Return a tensor or a number as a symbolic tensor of ``dtype``."""
+        if not isinstance(value, torch.Tensor):
+            return self.dispatch.to_symbol(torch.tensor(value, dtype=dtype))
+        return self.dispatch.cast(self.dispatch.to_symbol(value), dtype)
+
+    def make_constant(self, value: float, dtype: torch.dtype) -> Expr:
+        """Return a number as an expression."""
+        return Expr(self.graph, self.graph.add_constant(value, get_dtype_name(dtype, self.graph.origin)))
+
+    def apply(self, formula: Callable[..., Expr], dtype: torch.dtype, *values: Any) -> SymbolicTensor:
+        """Apply a formula of expressions to tensors or numbers of ``dtype``, element by element, with broadcasting."""
+        return self.dispatch.map_expressions(formula, dtype, *(self.cast(v, dtype) for v in values))
 
 
 class SymbolicDispatch(TorchDispatchMode):
@@ -84,7 +139,7 @@ class SymbolicDispatch(TorchDispatchMode):
             return value
         dtype_name = get_dtype_name(value.dtype, self.graph.origin)
         numbers = [self.graph.add_constant(v, dtype_name) for v in value.detach().reshape(-1).tolist()]
-        return SymbolicTensor(torch.tensor(numbers, dtype=torch.int64).reshape(value.shape), value.dtype)
+        return make_symbol(numbers, value.shape, value.dtype)
 
     def add_leaves(
         self, name: str, shape: Sequence[int], dtype: torch.dtype, batch_rows: int = 0, loop: int = 0
@@ -109,16 +164,7 @@ class SymbolicDispatch(TorchDispatchMode):
         if symbol.dtype == dtype:
             return symbol
         dtype_name = get_dtype_name(dtype, self.graph.origin)
-        return self.map_elements(lambda i: self.graph.add("cast", (i,), dtype_name), dtype, symbol)
-
-    def map_elements(
-        self, function: Callable[..., int], dtype: torch.dtype, *symbols: SymbolicTensor
-    ) -> SymbolicTensor:
-        """Apply a function of nodes element by element, with broadcasting."""
-        ids = torch.broadcast_tensors(*(s.ids for s in symbols))
-        lists = [i.reshape(-1).tolist() for i in ids]
-        nodes = [function(*operands) for operands in zip(*lists, strict=True)]
-        return SymbolicTensor(torch.tensor(nodes, dtype=torch.int64).reshape(ids[0].shape), dtype)
+        return self.map_expressions(lambda x: x.cast(dtype_name), dtype, symbol)
 
     def map_expressions(
         self, formula: Callable[..., Expr], dtype: torch.dtype, *symbols: SymbolicTensor
@@ -126,7 +172,10 @@ class SymbolicDispatch(TorchDispatchMode):
         """Apply a formula of expressions element by element, with broadcasting."""
         # An unknown dtype is an error also where there are no elements.
         get_dtype_name(dtype, self.graph.origin)
-        return self.map_elements(lambda *nodes: formula(*(Expr(self.graph, i) for i in nodes)).index, dtype, *symbols)
+        ids = torch.broadcast_tensors(*(s.ids for s in symbols))
+        rows = zip(*(i.reshape(-1).tolist() for i in ids), strict=True)
+        nodes = [formula(*(Expr(self.graph, i) for i in row)).index for row in rows]
+        return make_symbol(nodes, ids[0].shape, dtype)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -136,9 +185,8 @@ class SymbolicDispatch(TorchDispatchMode):
             return self._run_on_constants(func, args, kwargs)
         name = func.overloadpacket.__name__
         if name not in FACTORS and any(s.factored_matrix is not None for s in symbols):
-            raise self.unsupported_error(
-                f"aten::{name} of the factors of a matrix, or of its pivots", "linalg.lu_solve"
-            )
+            what = f"aten::{name} of the factors of a matrix, or of its pivots"
+            raise self.unsupported_error(what, "linalg.lu_solve")
         if func._schema.is_mutable:
             return self._run_in_place(func, name, args, kwargs)
         # Views of a tensor that may be written to later stay views.
@@ -153,7 +201,7 @@ class SymbolicDispatch(TorchDispatchMode):
             return self._wrap(func(*plain_args[0], **plain_args[1]))
         rule = RULES.get(name)
         if rule is not None:
-            return rule(self, func, args, kwargs)
+            return rule(OperatorCall(self, func, args, kwargs))
         if func in decomposition_table:
             with self:
                 return decomposition_table[func](*args, **kwargs)
@@ -166,14 +214,9 @@ class SymbolicDispatch(TorchDispatchMode):
         self, what: str, expected: str = "an operator that has a rule in exporter/backends/c_kernel/rules"
     ) -> Exception:
         """Return the ``UnsupportedError`` for an operator that has no form in a kernel."""
-        return UnsupportedError(
-            "an operator has no form in a kernel",
-            check="kernel",
-            where=self.graph.origin,
-            got=what,
-            expected=expected,
-            mend="use the .pt, or rewrite the model with other operators",
-        )
+        where, mend = self.graph.origin, "use the .pt, or rewrite the model with other operators"
+        summary = "an operator has no form in a kernel"
+        return UnsupportedError(summary, check="kernel", where=where, got=what, expected=expected, mend=mend)
 
     def _wrap(self, result: Any) -> Any:
         return tree_map(lambda v: self.to_symbol(v) if isinstance(v, torch.Tensor) else v, result)
@@ -191,14 +234,13 @@ class SymbolicDispatch(TorchDispatchMode):
                 operands[0] = self.to_symbol(operands[0])
             constant_indices, has_unknown = self._read_indices(operands[position])
             if has_unknown:
-                return RULES[name](self, func, operands, kwargs)
+                return RULES[name](OperatorCall(self, func, operands, kwargs))
             operands[position], args = constant_indices, operands
             result = func(args[0].ids, *args[1:], **kwargs)
             return SymbolicTensor(self._cast_filled_zeros(result, args[0].dtype), args[0].dtype)
         if name == "constant_pad_nd" and (args[2] if len(args) > 2 else kwargs.get("value", 0)) != 0:
-            raise self.unsupported_error(
-                "aten::constant_pad_nd with another value than 0", "zeros, and torch.where or cat"
-            )
+            what = "aten::constant_pad_nd with another value than 0"
+            raise self.unsupported_error(what, "zeros, and torch.where or cat")
         tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
         dtype = tensors[0].dtype
         for tensor in tensors[1:]:
@@ -208,18 +250,18 @@ class SymbolicDispatch(TorchDispatchMode):
         to_ids = lambda v: self.cast(self.to_symbol(v), dtype).ids if isinstance(v, torch.Tensor) else v  # noqa: E731
         if any(isinstance(v, SymbolicTensor) and v.factored_matrix is not None for v in tensors):
             return tensors[0]
-        id_args, id_kwargs = tree_map(
-            to_ids, (args, {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")})
-        )
+        plain_kwargs = {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")}
+        id_args, id_kwargs = tree_map(to_ids, (args, plain_kwargs))
         if name in ("clone", "contiguous"):
             return SymbolicTensor(id_args[0].clone(), dtype)
         if name in ("zeros_like", "new_zeros") or "_like" in name:
             return self.to_symbol(func(torch.empty_like(id_args[0], dtype=dtype), *id_args[1:], **kwargs))
-        result = func(*id_args, **id_kwargs)
-        return tree_map(
-            lambda v: SymbolicTensor(self._cast_filled_zeros(v, dtype), dtype) if isinstance(v, torch.Tensor) else v,
-            result,
-        )
+
+        def wrap(value: Any) -> Any:
+            is_tensor = isinstance(value, torch.Tensor)
+            return SymbolicTensor(self._cast_filled_zeros(value, dtype), dtype) if is_tensor else value
+
+        return tree_map(wrap, func(*id_args, **id_kwargs))
 
     def _cast_filled_zeros(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Put zeros of the right dtype in the place of node 0, where data movement has filled in some."""
@@ -248,9 +290,8 @@ class SymbolicDispatch(TorchDispatchMode):
             result = self.to_symbol(args[1])
         elif name in ("zero_", "fill_"):
             value = 0 if name == "zero_" else args[1]
-            result = self.to_symbol(
-                value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=target.dtype)
-            )
+            is_tensor = isinstance(value, torch.Tensor)
+            result = self.to_symbol(value if is_tensor else torch.tensor(value, dtype=target.dtype))
         else:
             plain = getattr(torch.ops.aten, name.removesuffix("_"), None)
             if plain is None:

@@ -47,9 +47,7 @@ def write_container(path: Path, opened: Archive, opset: int) -> Contract:
     import onnx_ir
 
     programs, parameters, contract = export_programs(opened, export.decomposition_overrides())
-    models = {
-        name: export.build_onnx_model(method_program, contract, opset) for name, method_program in programs.items()
-    }
+    models = {name: export.build_onnx_model(program, contract, opset) for name, program in programs.items()}
     contract = dataclasses.replace(contract, operators=export.list_operators(list(models.values())))
     if refusal := export.probe_empty_batch(models, contract):
         batch = contract.batch

@@ -23,9 +23,8 @@ def log1p(x: torch.Tensor) -> torch.Tensor:
     Goldberg, What Every Computer Scientist Should Know About Floating-Point Arithmetic, 1991, theorem 4."""
     u = 1.0 + x
     plain = (u == 1.0) | torch.isinf(u) | (u == 0.0)
-    return torch.where(
-        plain, torch.where(u == 1.0, x, torch.log(u)), torch.log(u) * (x / torch.where(plain, 1.0, u - 1.0))
-    )
+    ratio = torch.log(u) * (x / torch.where(plain, 1.0, u - 1.0))
+    return torch.where(plain, torch.where(u == 1.0, x, torch.log(u)), ratio)
 
 
 def log10(x: torch.Tensor) -> torch.Tensor:
@@ -101,9 +100,7 @@ def selu(x: torch.Tensor) -> torch.Tensor:
 
 def aten_div(a: torch.Tensor, b: torch.Tensor, rounding_mode: str | None = None) -> torch.Tensor:
     """Return ``torch.div``; integers are divided as integers, which torch.onnx converts to float32."""
-    is_integral = not a.dtype.is_floating_point and not (
-        b.dtype.is_floating_point if isinstance(b, torch.Tensor) else False
-    )
+    is_integral = not a.dtype.is_floating_point and not (isinstance(b, torch.Tensor) and b.dtype.is_floating_point)
     if rounding_mode is None or not is_integral or isinstance(b, float):
         return torch.div(a, b, rounding_mode=rounding_mode)
     down = torch.floor_divide(a, b)
@@ -140,9 +137,8 @@ def asinh(x: torch.Tensor) -> torch.Tensor:
     # Beyond this x^2 + 1 is x^2, and may overflow.
     large = torch.log(a) + math.log(2.0)
     small = torch.where(a > 1e8, 0.0, a)
-    return torch.sign(x) * torch.where(
-        a > 1e8, large, log1p(small + small * small / (1.0 + torch.sqrt(small * small + 1.0)))
-    )
+    near = log1p(small + small * small / (1.0 + torch.sqrt(small * small + 1.0)))
+    return torch.sign(x) * torch.where(a > 1e8, large, near)
 
 
 def acosh(x: torch.Tensor) -> torch.Tensor:
@@ -277,31 +273,14 @@ def _restrict_to_float64(function: Function, name: str) -> Function:
 
 
 _FUNCTIONS = (
-    log1p,
-    log10,
-    log2,
-    deg2rad,
-    rad2deg,
-    expm1,
-    sinh,
-    cosh,
-    tan,
-    asinh,
-    acosh,
-    atanh,
-    atan2,
-    atan,
-    asin,
-    acos,
-    erf,
-)
+    log1p, log10, log2, deg2rad, rad2deg, expm1, sinh, cosh, tan, asinh, acosh, atanh, atan2, atan, asin, acos, erf,
+)  # fmt: skip
 
 
 def build_function_table() -> dict[str, Callable[..., Any]]:
     """Return the functions by TorchScript operator without overload."""
-    table: dict[str, Callable[..., Any]] = {
-        f"aten::{f.__name__}": _restrict_to_float64(f, f.__name__) for f in _FUNCTIONS
-    }
+    table: dict[str, Callable[..., Any]] = {}
+    table |= {f"aten::{f.__name__}": _restrict_to_float64(f, f.__name__) for f in _FUNCTIONS}
     others = {"sigmoid": sigmoid, "silu": silu, "log_sigmoid": log_sigmoid, "softplus": softplus, "mish": mish}
     others |= {"elu": elu, "celu": celu, "selu": selu}
     table |= {f"aten::{name}": _restrict_to_float64(function, name) for name, function in others.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from exporter import __version__
-from exporter.archive.contract import Contract, block_name
+from exporter.archive.contract import Contract, name_output
 from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.onnx import float64_precision
 from exporter.backends.onnx.elementary_functions import build_function_table
@@ -36,23 +36,17 @@ def require() -> None:
         import onnx_ir  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise MissingRuntimeError(
-            "a package that writes ONNX is missing", got=str(error), mend='pip install "torchferry[onnx]"'
-        ) from None
+        what, mend = "a package that writes ONNX is missing", 'pip install "torchferry[onnx]"'
+        raise MissingRuntimeError(what, got=str(error), mend=mend) from None
 
 
 def check_dtypes(contract: Contract) -> None:
     """Raise ``UnsupportedError`` for variables of a dtype that ONNX runtimes do not know."""
     for spec in (*contract.inputs, *contract.outputs, *contract.parameters):
         if spec.dtype not in DTYPES:
-            raise UnsupportedError(
-                "ONNX runtimes do not know the dtype of a variable",
-                check="dtypes",
-                where=repr(spec.name),
-                got=spec.dtype,
-                expected=", ".join(DTYPES),
-                mend="export it as .pt only, or give the model other inputs",
-            )
+            what, where = "ONNX runtimes do not know the dtype of a variable", repr(spec.name)
+            expected, mend = ", ".join(DTYPES), "export it as .pt only, or give the model other inputs"
+            raise UnsupportedError(what, check="dtypes", where=where, got=spec.dtype, expected=expected, mend=mend)
 
 
 def decomposition_overrides() -> dict[str, Callable[..., Any]]:
@@ -64,12 +58,12 @@ def check_names(contract: Contract) -> None:
     """Raise ``UnsupportedError`` for an input with the name of a parameter: in ONNX both are inputs."""
     common_names = sorted({s.name for s in contract.inputs} & {p.name for p in contract.parameters})
     if common_names:
-        raise UnsupportedError(
+        what, got = (
             "an input has the name of a parameter, which is an input in ONNX, too",
-            check="names",
-            got=", ".join(map(repr, common_names)),
-            mend="rename the input with --rename, or keep the parameter out: --parameter NAME for the others",
+            ", ".join(map(repr, common_names)),
         )
+        mend = "rename the input with --rename, or keep the parameter out: --parameter NAME for the others"
+        raise UnsupportedError(what, check="names", got=got, mend=mend)
 
 
 def list_names(contract: Contract, method: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -78,7 +72,7 @@ def list_names(contract: Contract, method: str) -> tuple[tuple[str, ...], tuple[
     used_names = {*spec.inputs, *(p.name for p in contract.parameters)}
     outputs = []
     for output in spec.outputs:
-        name = output if isinstance(output, str) else block_name(*output)
+        name = name_output(output)
         while name in used_names:
             name = f"out:{name}"
         used_names.add(name)
@@ -96,14 +90,9 @@ def build_onnx_model(program: Program, contract: Contract, opset: int) -> Any:
 
     with quiet_export(), quiet_logs("torch.onnx", "onnxscript", "onnx_ir"):
         try:
-            onnx_program = torch.onnx.export(
-                program.exported,
-                dynamo=True,
-                opset_version=opset,
-                optimize=False,
-                verbose=False,
-                custom_translation_table=float64_precision.make_translations(),
-            )
+            settings = {"dynamo": True, "opset_version": opset, "optimize": False, "verbose": False}
+            table = float64_precision.make_translations()
+            onnx_program = torch.onnx.export(program.exported, custom_translation_table=table, **settings)
         except torch.onnx.OnnxExporterError as error:
             raise _make_unsupported_error(program, error) from error
     assert onnx_program is not None
@@ -165,10 +154,9 @@ def probe_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
         input_specs = [contract.input_spec(n) for n in contract.methods[name].inputs]
         sizes = dict.fromkeys(list_dynamic_sizes(contract.inputs), 0)
         batch_shape = (0,) if contract.batch.ndim else ()
-        arrays = {
-            s.name: torch.zeros((*batch_shape, *s.resolve_shape(sizes)), dtype=getattr(torch, s.dtype)).numpy()
-            for s in input_specs
-        }
+        shapes = {s.name: (*batch_shape, *s.resolve_shape(sizes)) for s in input_specs}
+        dtypes = {s.name: getattr(torch, s.dtype) for s in input_specs}
+        arrays = {name: torch.zeros(shape, dtype=dtypes[name]).numpy() for name, shape in shapes.items()}
         names = list_names(contract, name)[0]
         try:
             session = onnxruntime.InferenceSession(onnx_ir.to_proto(model).SerializeToString(), options)
@@ -187,9 +175,8 @@ def probe_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
 
 def list_operators(models: Sequence[Any]) -> tuple[str, ...]:
     """Return the ONNX operators of the models, sorted."""
-    return tuple(
-        sorted({f"onnx::{node.op_type}" for model in models for node in float64_precision.iterate_nodes(model)})
-    )
+    nodes = (node for model in models for node in float64_precision.iterate_nodes(model))
+    return tuple(sorted({f"onnx::{node.op_type}" for node in nodes}))
 
 
 def _collect_origins(exported: Any) -> dict[str, str]:
@@ -259,14 +246,10 @@ def _make_unsupported_error(program: Program, error: BaseException) -> Unsupport
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             if operator and str(node.target).startswith(operator.rpartition(".")[0] or operator):
                 places.setdefault(node.meta.get("custom", {}).get(ORIGIN, ""))
-    return UnsupportedError(
-        f"method {program.method!r} needs an operator that has no ONNX form",
-        check="operators",
-        where="; ".join(filter(None, places)),
-        got=operator or summarize_error(error),
-        expected="operators of the ONNX standard",
-        mend="write it with others, or use the .pt",
-    )
+    what = f"method {program.method!r} needs an operator that has no ONNX form"
+    where, got = "; ".join(filter(None, places)), operator or summarize_error(error)
+    expected, mend = "operators of the ONNX standard", "write it with others, or use the .pt"
+    return UnsupportedError(what, check="operators", where=where, got=got, expected=expected, mend=mend)
 
 
 def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:

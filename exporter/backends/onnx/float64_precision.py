@@ -35,11 +35,8 @@ def make_translations() -> dict[Any, Any]:
     def truediv(dividend: Any, divisor: Any) -> Any:
         return op.Div(to_double(dividend), to_double(divisor))
 
-    return {
-        torch.ops.aten.scalar_tensor.default: scalar_tensor,
-        torch.sym_float: sym_float,
-        operator.truediv: truediv,
-    }
+    table = {torch.ops.aten.scalar_tensor.default: scalar_tensor}
+    return table | {torch.sym_float: sym_float, operator.truediv: truediv}
 
 
 def retype_constants_to_float64(model: Any, exported: Any) -> None:
@@ -119,9 +116,7 @@ def build_decompositions() -> dict[str, Callable[..., Any]]:
     from torch._decomp import decomposition_table
 
     aten: Any = torch.ops.aten
-    replacements = {
-        f"aten::{name}": _make_decomposition(getattr(aten, name), decomposition_table) for name in _WITH_ATTRIBUTES
-    }
+    replacements = {f"aten::{n}": _make_decomposition(getattr(aten, n), decomposition_table) for n in _WITH_ATTRIBUTES}
     layer_norm = replacements["aten::native_layer_norm"]
     replacements["aten::layer_norm"] = lambda *args: layer_norm(*args[:5])[0]
     return replacements
@@ -143,18 +138,9 @@ def _make_decomposition(packet: Any, table: Any) -> Callable[..., Any]:
 
 
 _WITH_ATTRIBUTES = (
-    "leaky_relu",
-    "hardsigmoid",
-    "hardswish",
-    "softshrink",
-    "hardshrink",
-    "threshold",
-    "native_layer_norm",
-    "addmm",
-    "baddbmm",
-    "addmv",
-    "logit",
-)
+    "leaky_relu", "hardsigmoid", "hardswish", "softshrink", "hardshrink", "threshold", "native_layer_norm", "addmm",
+    "baddbmm", "addmv", "logit",
+)  # fmt: skip
 
 
 def keep_small_terms(model: Any) -> None:
@@ -177,11 +163,8 @@ def keep_small_terms(model: Any) -> None:
                 continue
             operand = node.inputs[1 - place]
             factor = {"Add": number, "Sub": -number, "Mul": number - 1.0, "Div": 1.0 / number - 1.0}[node.op_type]
-            new_nodes = [
-                onnx_ir.node(
-                    "Constant", [], {"value": onnx_ir.tensor(torch.tensor(factor, dtype=torch.float64).numpy())}
-                )
-            ]
+            value = onnx_ir.tensor(torch.tensor(factor, dtype=torch.float64).numpy())
+            new_nodes = [onnx_ir.node("Constant", [], {"value": value})]
             term = new_nodes[0].outputs[0]
             if not adds:
                 new_nodes.append(onnx_ir.node("Mul", [operand, term]))
@@ -211,15 +194,11 @@ def replace_matmul(model: Any) -> None:
         else:
             continue
         old = node.outputs[0]
-        replacement.outputs[0].name, replacement.outputs[0].type, replacement.outputs[0].shape = (
-            old.name,
-            old.type,
-            old.shape,
-        )
+        new = replacement.outputs[0]
+        new.name, new.type, new.shape = old.name, old.type, old.shape
         replacement.metadata_props.update(node.metadata_props)
-        onnx_ir.convenience.replace_nodes_and_values(
-            node.graph, node, [node], [replacement], [old], replacement.outputs
-        )
+        replace = onnx_ir.convenience.replace_nodes_and_values
+        replace(node.graph, node, [node], [replacement], [old], replacement.outputs)
 
 
 def _build_equation(left_rank: int, right_rank: int) -> str:

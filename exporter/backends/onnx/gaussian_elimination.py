@@ -88,9 +88,7 @@ def _is_vector_batch(a: torch.Tensor, b: torch.Tensor) -> bool:
     return b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
 
 
-def _solve(
-    a: torch.Tensor, b: torch.Tensor, left: bool = True, check_errors: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _solve(a: torch.Tensor, b: torch.Tensor, left: bool = True, check_errors: bool = False) -> tuple[torch.Tensor, ...]:
     lu, pivots, info = lu_factor(a)
     vector = _is_vector_batch(a, b)
     matrix = b.unsqueeze(-1) if vector else b
@@ -131,9 +129,7 @@ def _solve_triangular(
 _SIDES: Mapping[bool, Callable[..., torch.Tensor]] = {True: solve_upper, False: solve_lower}
 
 
-def _factor(
-    a: torch.Tensor, pivot: bool = True, check_errors: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _factor(a: torch.Tensor, pivot: bool = True, check_errors: bool = False) -> tuple[torch.Tensor, ...]:
     if not pivot:
         raise ValueError("an LU without pivoting is not supported")
     return lu_factor(a)

@@ -26,11 +26,9 @@ def require() -> None:
 
     compiler = config.cpp.cxx[1] if isinstance(config.cpp.cxx, (tuple, list)) else config.cpp.cxx
     if not (shutil.which(str(compiler)) or shutil.which("g++") or shutil.which("clang++")):
-        raise MissingRuntimeError(
-            "a .pt2 is compiled for this machine, and there is no C++ compiler",
-            got="neither g++ nor clang++",
-            mend="install g++, or write another format: what loads a .pt2 needs none",
-        )
+        what = "a .pt2 is compiled for this machine, and there is no C++ compiler"
+        mend = "install g++, or write another format: what loads a .pt2 needs none"
+        raise MissingRuntimeError(what, got="neither g++ nor clang++", mend=mend)
 
 
 def compile_programs(programs: Mapping[str, Program]) -> dict[str, bytes]:
@@ -53,15 +51,11 @@ def _compile(program: Program, package: Path) -> None:
     settings: dict[str, Any] = dict(_SETTINGS)
     with quiet_export(), quiet_logs("torch._inductor"):
         try:
-            torch._inductor.aoti_compile_and_package(
-                program.exported, package_path=str(package), inductor_configs=settings
-            )
+            compile_package = torch._inductor.aoti_compile_and_package
+            compile_package(program.exported, package_path=str(package), inductor_configs=settings)
         except Exception as error:
-            places = {
-                node.meta.get("custom", {}).get(ORIGIN, "")
-                for node in program.exported.graph.nodes
-                if node.name in str(error)
-            }
+            nodes = [node for node in program.exported.graph.nodes if node.name in str(error)]
+            places = {node.meta.get("custom", {}).get(ORIGIN, "") for node in nodes}
             raise UnsupportedError(
                 f"AOTInductor does not compile method {program.method!r}",
                 check="AOTInductor",

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 
 from exporter.archive.cases import ReferenceCase, supports_case
-from exporter.archive.contract import Batch, Contract, Finding
+from exporter.archive.contract import Batch, Contract, Finding, Solver
 from exporter.archive.pt_archive import Archive
 from exporter.backends.torch_export.program import Overrides, Program, export_program
 from exporter.graph.loading import load_module
@@ -36,14 +36,12 @@ def _adapt_contract(contract: Contract, programs: dict[str, Program], parameters
     if unsettable:
         what = f"not settable here: {', '.join(unsettable)}"
         findings.append(Finding("container", what, reason="no method reads it, or the solver does without it"))
-    solvers = tuple(
-        dataclasses.replace(
-            s,
-            settings={n: v for n, v in s.settings.items() if f"{s.path}.{n}" in parameters},
-            on_failure="nan" if s.on_failure == "raise" else s.on_failure,
-        )
-        for s in contract.solvers
-    )
+
+    def keep_settable(solver: Solver) -> Solver:
+        settings = {n: v for n, v in solver.settings.items() if f"{solver.path}.{n}" in parameters}
+        on_failure = solver.on_failure.replace("raise", "nan")
+        return dataclasses.replace(solver, settings=settings, on_failure=on_failure)
+
     batch = contract.batch
     return dataclasses.replace(
         contract,
@@ -52,5 +50,5 @@ def _adapt_contract(contract: Contract, programs: dict[str, Program], parameters
         findings=(*contract.findings, *findings),
         devices=("cpu",),
         differentiable=False,
-        solvers=solvers,
+        solvers=tuple(map(keep_settable, contract.solvers)),
     )

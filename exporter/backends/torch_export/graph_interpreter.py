@@ -95,9 +95,8 @@ class Interpreter:
         if node_kind == "aten::__getitem__" and isinstance(values[0], (list, tuple)):
             return [values[0][values[1]]]
         if node_kind in self._overrides and node_kind in _RAISING:
-            self.notes.append(
-                f"a singular matrix gives infinities or NaN, and no error {format_origin(node.origin)}".strip()
-            )
+            note = f"a singular matrix gives infinities or NaN, and no error {format_origin(node.origin)}"
+            self.notes.append(note.strip())
         if node_kind in _DATA_READS:
             raise _make_unsupported_error("a number is read from a tensor while the model runs", node, node.operator)
         if not node_kind.startswith("aten::"):
@@ -189,23 +188,9 @@ def _run_operator(node: Node, values: Sequence[Any], override: Callable[..., Any
 
 # Indexed by torch's numbers; the gaps are quantized and complex half.
 _DTYPES = (
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-    None,
-    torch.complex64,
-    torch.complex128,
-    torch.bool,
-    None,
-    None,
-    None,
-    torch.bfloat16,
-)
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, None,
+    torch.complex64, torch.complex128, torch.bool, None, None, None, torch.bfloat16,
+)  # fmt: skip
 _MEMORY_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 
 
@@ -230,11 +215,7 @@ def format_origin(origin: Origin) -> str:
 
 
 def _make_unsupported_error(what: str, node: Node, got: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{what}, which this container cannot hold",
-        check="operators",
-        where=format_origin(node.origin),
-        got=got,
-        expected="operators of fixed order, on tensors",
-        mend="use the .pt, or write it without control flow on data: torch.where keeps both sides",
-    )
+    what, expected = f"{what}, which this container cannot hold", "operators of fixed order, on tensors"
+    mend = "use the .pt, or write it without control flow on data: torch.where keeps both sides"
+    where = format_origin(node.origin)
+    return UnsupportedError(what, check="operators", where=where, got=got, expected=expected, mend=mend)

@@ -34,7 +34,7 @@ class NewtonLoop:
     fails_by_nan: bool
     solve_ex: Callable[..., Any] = torch.linalg.solve_ex
 
-    def solve(self, u: torch.Tensor, fixed: Sequence[torch.Tensor], tangents: bool) -> Tensors:
+    def solve(self, u: torch.Tensor, fixed: Tensors, tangents: bool) -> Tensors:
         """Return what ``NewtonSolver.forward`` does: ``u``, ``dr/du``, iterations, residual norm, status, factor."""
         count = len(fixed)
 
@@ -61,9 +61,8 @@ class NewtonLoop:
             "count": torch.zeros((), dtype=torch.int64, device=u.device),
         }
         extra_inputs = (*fixed, *self.constants)
-        final_state = dict(
-            zip(_STATE, _while_loop(has_active, step, tuple(state[n] for n in _STATE), extra_inputs), strict=True)
-        )
+        values = _while_loop(has_active, step, tuple(state[n] for n in _STATE), extra_inputs)
+        final_state = dict(zip(_STATE, values, strict=True))
         factor = torch.ones_like(final_state["norm"])
         if self.fails_by_nan:
             factor = torch.where(final_state["status"] == CONVERGED, factor, float("nan"))
@@ -71,12 +70,7 @@ class NewtonLoop:
         matrix = self._compute_solution_jacobian(final_state["u"], fixed, matrix) if tangents else matrix[:0]
         return final_state["u"], matrix, final_state["iterations"], final_state["norm"], final_state["status"], factor
 
-    def _step(
-        self,
-        state: Mapping[str, torch.Tensor],
-        fixed: Sequence[torch.Tensor],
-        constants: Tensors,
-    ) -> Tensors:
+    def _step(self, state: Mapping[str, torch.Tensor], fixed: Tensors, constants: Tensors) -> Tensors:
         settings = self._read_settings(constants)
         u, matrix, residual = state["u"], state["matrix"], state["residual"]
         first, active, count = state["first"], state["active"], state["count"]
@@ -112,12 +106,7 @@ class NewtonLoop:
         return tuple(new_state[name] for name in _STATE)
 
     def _search_line(
-        self,
-        u: torch.Tensor,
-        step: torch.Tensor,
-        residual: torch.Tensor,
-        fixed: Sequence[torch.Tensor],
-        constants: Tensors,
+        self, u: torch.Tensor, step: torch.Tensor, residual: torch.Tensor, fixed: Tensors, constants: Tensors
     ) -> torch.Tensor:
         """Run the line search of ``NewtonSolver`` on all elements together: its loop ends when all have decreased, and
         each stops changing once it has."""
@@ -125,14 +114,10 @@ class NewtonLoop:
         along = (residual * step).sum(-1)
         wolfe = self.strong_wolfe
 
-        def has_active(
-            alpha: torch.Tensor, tried: torch.Tensor, going: torch.Tensor, *rest: torch.Tensor
-        ) -> torch.Tensor:
+        def has_active(alpha: Any, tried: Any, going: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
             return going.any()
 
-        def try_step(
-            alpha: torch.Tensor, tried: torch.Tensor, going: torch.Tensor, count: torch.Tensor, *rest: torch.Tensor
-        ) -> Tensors:
+        def try_step(alpha: Any, tried: torch.Tensor, going: torch.Tensor, count: Any, *rest: torch.Tensor) -> Tensors:
             u, step, before, along, *given = rest
             settings = self._read_settings(given[len(fixed) :])
             decrease, least = settings["decrease"], settings["abs_tol"] ** 2
@@ -145,21 +130,15 @@ class NewtonLoop:
             more = ~stop & (count + 1 < settings["trials"])
             return following, at, more, count + 1
 
-        carried = (
-            torch.ones_like(before),
-            u + step,
-            torch.ones_like(before, dtype=torch.bool),
-            torch.zeros((), dtype=torch.int64, device=u.device),
-        )
+        count = torch.zeros((), dtype=torch.int64, device=u.device)
+        carried = (torch.ones_like(before), u + step, torch.ones_like(before, dtype=torch.bool), count)
         rest = (u, step, before, along, *fixed, *constants)
         return _while_loop(has_active, try_step, carried, rest)[1]
 
     def _read_settings(self, constants: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: constants[index] for name, index in self.settings.items()}
 
-    def _compute_solution_jacobian(
-        self, u: torch.Tensor, fixed: Sequence[torch.Tensor], fallback: torch.Tensor
-    ) -> torch.Tensor:
+    def _compute_solution_jacobian(self, u: torch.Tensor, fixed: Tensors, fallback: torch.Tensor) -> torch.Tensor:
         matrix = self.jacobian(u, fixed, self.constants)[0]
         trial_solution, info = self.solve_ex(matrix, torch.ones_like(u))
         is_regular = (info == 0) & torch.isfinite(trial_solution).all(-1)

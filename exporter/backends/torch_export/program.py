@@ -65,9 +65,8 @@ class MethodModule(nn.Module):
         self._overrides = overrides
         loops = {s.path: functools.reduce(getattr, s.path.split("."), module) for s in solvers}
         parts = {path: [f"{path}.{part}.forward" for part in ("residual", "jacobian")] for path in loops}
-        saved = read_methods(
-            module, [method, *(p for part_methods in parts.values() for p in part_methods)], list(loops)
-        )
+        names = [method, *(p for part_methods in parts.values() for p in part_methods)]
+        saved = read_methods(module, names, list(loops))
         used = [key for key in saved.tensors if key in settable]
         settings = {s.path: {n: f"{s.path}.{n}" for n in _list_settings(s)} for s in solvers}
         used += [key for solver_settings in settings.values() for key in solver_settings.values() if key not in used]
@@ -89,9 +88,8 @@ class MethodModule(nn.Module):
         return tuple(self._run(self._method, given[:count], tensors))
 
     def _run(self, method: str, inputs: Sequence[Any], tensors: Mapping[str, torch.Tensor]) -> Any:
-        interpreter = Interpreter(
-            self._saved, tensors, functools.partial(self._solve, tensors), self._annotate_node, self._overrides
-        )
+        solve = functools.partial(self._solve, tensors)
+        interpreter = Interpreter(self._saved, tensors, solve, self._annotate_node, self._overrides)
         result = interpreter.run(method, inputs)
         self.run_state.notes += [note for note in interpreter.notes if note not in self.run_state.notes]
         return result
@@ -106,9 +104,7 @@ class MethodModule(nn.Module):
         # Each once: torch treats two names of one memory as an alias.
         keys = list(dict.fromkeys([*self._reads[path], *self._settings[path].values()]))
 
-        def evaluate(
-            name: str, u: torch.Tensor, fixed: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]
-        ) -> Any:
+        def evaluate(name: str, u: torch.Tensor, fixed: Sequence[Any], constants: Sequence[torch.Tensor]) -> Any:
             return self._run(f"{path}.{name}.forward", [u, list(fixed)], dict(zip(keys, constants, strict=True)))
 
         solver_loop = newton_while_loop.NewtonLoop(
@@ -121,7 +117,7 @@ class MethodModule(nn.Module):
             bool(loop.fails_by_nan) or bool(loop.fails_by_raising),
             self._overrides.get("aten::linalg_solve_ex", torch.linalg.solve_ex),
         )
-        return solver_loop.solve(u, [t.clone() for t in fixed], tangents)
+        return solver_loop.solve(u, tuple(t.clone() for t in fixed), tangents)
 
 
 def _list_settings(solver: Solver) -> list[str]:
@@ -136,34 +132,20 @@ def export_program(
     """Export a method as a program; ``overrides`` replace operators that a format does not have, by name.
 
     Raises ``UnsupportedError``, with model and line, for what has no form outside TorchScript, or fixes the batch."""
-    method_module = MethodModule(
-        module,
-        resolve_captured_method(module, method),
-        sorted(list_settable_tensors(contract) or ()),
-        contract.solvers,
-        overrides,
-    )
+    captured, settable = resolve_captured_method(module, method), sorted(list_settable_tensors(contract) or ())
+    method_module = MethodModule(module, captured, settable, contract.solvers, overrides)
     input_specs = [contract.input_spec(name) for name in contract.methods[method].inputs]
     sizes = dict(zip(list_dynamic_sizes(contract.inputs), EXAMPLE_SIZES, strict=False))
     batch_shape = EXAMPLE_SIZES[:1] if contract.batch.ndim else ()
     example = [torch.ones((*batch_shape, *s.resolve_shape(sizes)), dtype=getattr(torch, s.dtype)) for s in input_specs]
-    dynamic: list[dict[int, Any]] = [
-        {
-            i: torch.export.Dim.DYNAMIC
-            for i, d in enumerate((*("batch" for _ in batch_shape), *s.shape))
-            if isinstance(d, str)
-        }
-        for s in input_specs
-    ]
+    shapes = [(*("batch" for _ in batch_shape), *s.shape) for s in input_specs]
+    dynamic = [{i: torch.export.Dim.DYNAMIC for i, d in enumerate(shape) if isinstance(d, str)} for shape in shapes]
     dynamic += [{} for _ in method_module.settable]
     try:
         with traceback.preserve_node_meta(), quiet_export():
-            exported = torch.export.export(
-                method_module,
-                (*example, *method_module.settable.values()),
-                dynamic_shapes=(tuple(dynamic),),
-                strict=False,
-            )
+            arguments = (*example, *method_module.settable.values())
+            dynamic_shapes = (tuple(dynamic),)
+            exported = torch.export.export(method_module, arguments, dynamic_shapes=dynamic_shapes, strict=False)
     except TorchferryError:
         raise
     except Exception as error:
@@ -183,13 +165,10 @@ def check_bounds(exported: torch.export.ExportedProgram, method: str) -> None:
     of sizes. torch itself specialises 0 and 1, which the checks of batch sizes cover."""
     for symbol, bounds in exported.range_constraints.items():
         if bounds.lower > 2 or bounds.upper < 2**31:
-            raise UnsupportedError(
-                f"method {method!r} takes only some sizes",
-                check="batch",
-                got=f"{symbol} from {bounds.lower} to {bounds.upper}",
-                expected="operators that take a batch, or an open size, of any size",
-                mend="do not compare sizes, and do not slice beyond what an open size may be",
-            )
+            what, got = f"method {method!r} takes only some sizes", f"{symbol} from {bounds.lower} to {bounds.upper}"
+            expected = "operators that take a batch, or an open size, of any size"
+            mend = "do not compare sizes, and do not slice beyond what an open size may be"
+            raise UnsupportedError(what, check="batch", got=got, expected=expected, mend=mend)
 
 
 @contextlib.contextmanager

@@ -26,16 +26,11 @@ def package_programs(programs: Mapping[str, Program]) -> dict[str, bytes]:
     buffer = io.BytesIO()
     try:
         with quiet_export():
-            _package.package_pt2(
-                buffer, exported_programs={name: program.exported for name, program in programs.items()}
-            )
+            exported = {name: program.exported for name, program in programs.items()}
+            _package.package_pt2(buffer, exported_programs=exported)
     except Exception as error:
-        raise UnsupportedError(
-            "torch.export does not write this program",
-            check="torch.export",
-            got=summarize_error(error),
-            mend="use the .pt, or another container",
-        ) from error
+        what, mend = "torch.export does not write this program", "use the .pt, or another container"
+        raise UnsupportedError(what, check="torch.export", got=summarize_error(error), mend=mend) from error
     with zipfile.ZipFile(buffer) as package_zip:
         folder = package_zip.namelist()[0].partition("/")[0]
         records = {name.removeprefix(f"{folder}/"): package_zip.read(name) for name in package_zip.namelist()}

@@ -62,17 +62,16 @@ def infer_layout(model: Any, calls: Sequence[Call], settings: Any, wrap: Wrap) -
     if not calls:
         # Made-up inputs cannot show whether elements are independent; warmup will.
         return Layout(_make_specs(names, types, event_shapes, ()), sub_batch, 1, ())
-    full_call = tuple(
-        v.data.expand((*batches[0], *shape)).clone() for v, shape in zip(calls[0], event_shapes, strict=True)
-    )
+    values = zip(calls[0], event_shapes, strict=True)
+    full_call = tuple(v.data.expand((*batches[0], *shape)).clone() for v, shape in values)
     return Layout(_make_specs(names, types, event_shapes, tuple(batches[0])), sub_batch, 0, (full_call,))
 
 
 def _make_specs(names: list[str], types: list[Any], event_shapes: list[Shape], extra: Shape) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(n, (*extra, *shape), type=t.__name__, sampling=BY_TYPE.get(t.__name__, Sampling()))
-        for n, t, shape in zip(names, types, event_shapes, strict=True)
-    )
+    names_of_types = [t.__name__ for t in types]
+    samplings = [BY_TYPE.get(name, Sampling()) for name in names_of_types]
+    rows = zip(names, [(*extra, *shape) for shape in event_shapes], names_of_types, samplings, strict=True)
+    return tuple(TensorSpec(name, shape, type=t, sampling=sampling) for name, shape, t, sampling in rows)
 
 
 def _describe_extra(extra: Shape) -> tuple[Finding, ...]:
@@ -121,12 +120,8 @@ def _flatten_calls(
             continue
         if extra and tuple(full_shape[len(full_shape) - len(extra) :]) != extra:
             continue
-        rows.append(
-            tuple(
-                v.data.expand((*full_shape, *shape)).reshape((-1, *extra, *shape)).to(torch.float64).clone()
-                for v, shape in zip(call, event_shapes, strict=True)
-            )
-        )
+        pairs = [(v.data.expand((*full_shape, *shape)), shape) for v, shape in zip(call, event_shapes, strict=True)]
+        rows.append(tuple(v.reshape((-1, *extra, *shape)).to(torch.float64).clone() for v, shape in pairs))
     return tuple(r for r in rows if r[0].shape[0] > 0)
 
 

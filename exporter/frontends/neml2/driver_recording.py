@@ -64,10 +64,8 @@ def record_driver_calls(
             continue
         target = matches[0]
         is_driven = target is driven_model
-        recorder = _Recorder(
-            CALLS_OF_DRIVEN if is_driven else CALLS_OF_PART,
-            time.monotonic() + (SECONDS_OF_DRIVEN if is_driven else SECONDS_OF_PART),
-        )
+        seconds = SECONDS_OF_DRIVEN if is_driven else SECONDS_OF_PART
+        recorder = _Recorder(CALLS_OF_DRIVEN if is_driven else CALLS_OF_PART, time.monotonic() + seconds)
         hooks = [
             driven_model.register_forward_pre_hook(recorder.check_time),
             target.register_forward_pre_hook(recorder.record_call),
@@ -80,13 +78,11 @@ def record_driver_calls(
                 run()
         except _StopDrive:
             if is_driven:
-                findings.append(
-                    _make_finding(driver, f"recorded for {len(driver_calls)} calls", "the limit on calls or time")
-                )
+                what = f"recorded for {len(driver_calls)} calls"
+                findings.append(_make_finding(driver, what, "the limit on calls or time"))
         except Exception as error:
-            findings.append(
-                _make_finding(driver, f"it stopped after {len(driver_calls)} calls", summarize_error(error))
-            )
+            what = f"it stopped after {len(driver_calls)} calls"
+            findings.append(_make_finding(driver, what, summarize_error(error)))
         finally:
             for hook in hooks:
                 hook.remove()

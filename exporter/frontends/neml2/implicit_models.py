@@ -87,10 +87,8 @@ class _NewtonUpdate:
         from neml2.types import TensorWrapper
 
         update, system = self.update, self.system
-        typed = [
-            t if isinstance(t, TensorWrapper) else update.input_spec[name](t)
-            for name, t in zip(update.input_spec, inputs, strict=True)
-        ]
+        wrapped = zip(update.input_spec.items(), inputs, strict=True)
+        typed = [t if isinstance(t, TensorWrapper) else wrapper(t) for (_, wrapper), t in wrapped]
         state = dict(zip(update.input_spec, typed, strict=True))
         try:
             guess, given_values = self._prepare(state)
@@ -117,9 +115,8 @@ class _NewtonUpdate:
         sub_batch_ndims, declared = dict(ranks), system.declared_sub_batch_shapes
         for name in system.unknown_names:
             unknowns[name] = _conform_to_declared_sub_batch(name, unknowns[name], declared.get(name))
-            sub_batch_ndims[name] = _resolve_unknown_sbn(
-                name, produced=unknowns[name], input_sbn=ranks, declared=declared
-            )
+            known = {"produced": unknowns[name], "input_sbn": ranks, "declared": declared}
+            sub_batch_ndims[name] = _resolve_unknown_sbn(name, **known)
         u, g = system.to_sparse(unknowns, givens, sub_batch_ndims)
         widest: tuple[int, ...] = ()
         for name, value in state.items():
@@ -160,10 +157,8 @@ def compare_with_library(source: Source, library: Any, inputs: Inputs) -> tuple[
     finally:
         for hook in hooks:
             hook.remove()
-    paths = {
-        loop: path.removesuffix(".newton").removesuffix("newton")
-        for path, loop in find_solvers(source.parameter_module).items()
-    }
+    solvers = find_solvers(source.parameter_module).items()
+    paths = {loop: path.removesuffix(".newton").removesuffix("newton") for path, loop in solvers}
     worst = 0.0
     for loop, (guess, constants), (u, matrix, _, _, status, _) in record_solver_calls(source, inputs):
         library_solution = library_solutions[paths[loop]].pop(0)
@@ -175,20 +170,12 @@ def compare_with_library(source: Source, library: Any, inputs: Inputs) -> tuple[
         off = ((u - library_solution).abs() / allowed)[status == 0]
         worst = max(worst, float(off.max()) if off.numel() else 0.0)
         if not worst <= 1.0:
-            raise CaptureError(
-                f"the implicit update {paths[loop] or 'model'!r} is not solved as neml2 solves it",
-                check="solver",
-                got=f"unknowns {worst:.3g} times as far apart as the tolerances allow",
-                expected="one solution, within the tolerances of the solver",
-            )
-    rows = inputs[0].shape[0] if inputs else 0
-    return (
-        Finding(
-            "solver",
-            f"compared with neml2's own Newton solver on {rows} recorded steps",
-            reason=f"apart by {worst:.2g} of what its tolerances allow, at most",
-        ),
-    )
+            what = f"the implicit update {paths[loop] or 'model'!r} is not solved as neml2 solves it"
+            got = f"unknowns {worst:.3g} times as far apart as the tolerances allow"
+            expected = "one solution, within the tolerances of the solver"
+            raise CaptureError(what, check="solver", got=got, expected=expected)
+    what = f"compared with neml2's own Newton solver on {inputs[0].shape[0] if inputs else 0} recorded steps"
+    return (Finding("solver", what, reason=f"apart by {worst:.2g} of what its tolerances allow, at most"),)
 
 
 def make_not_compared_finding(why: str) -> Finding:
@@ -227,12 +214,8 @@ def _check_update(path: str, update: Any) -> list[Finding]:
     linear = type(solver.linear_solver).__name__
     for name, supported, what in ((type(solver).__name__, NEWTON, "solver"), (linear, LINEAR, "linear solver")):
         if name not in supported:
-            raise UnsupportedError(
-                f"the {what} {name!r} cannot be exported",
-                where=path,
-                got=name,
-                expected=f"one of {', '.join(supported)}",
-            )
+            expected = f"one of {', '.join(supported)}"
+            raise UnsupportedError(f"the {what} {name!r} cannot be exported", where=path, got=name, expected=expected)
     if update.max_substepping_level > 0 or update.incremental_variables:
         raise UnsupportedError(
             "an implicit update with substepping cannot be exported",
@@ -243,6 +226,5 @@ def _check_update(path: str, update: Any) -> list[Finding]:
         )
     if linear == "DenseLU" and len(update.system.unknown_groups) == 1 and update.system._structure == ("dense",):
         return []
-    return [
-        Finding("implicit", f"{path}: {linear} is exported as one dense direct solver", reason="it is the same system")
-    ]
+    what = f"{path}: {linear} is exported as one dense direct solver"
+    return [Finding("implicit", what, reason="it is the same system")]

@@ -22,7 +22,7 @@ from exporter.frontends.neml2 import batch_layout, driver_recording, implicit_mo
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import run_first
 from exporter.model.implicit.newton_solver import find_solvers
-from exporter.model.source import Listing, Source
+from exporter.model.source import Inputs, Listing, Source
 
 # neml2-run computes in float64 unless told otherwise, and a literal like Scalar([0.1]) follows the default dtype.
 DTYPE = torch.float64
@@ -41,22 +41,17 @@ class Neml2Module(nn.Module):
         result = self.model(*self._wrap(tensors).values())
         return tuple(v.data for v in (result if isinstance(result, tuple) else (result,)))
 
-    def compute_jacobian_blocks(
-        self, *tensors: torch.Tensor
-    ) -> tuple[tuple[torch.Tensor, ...], dict[tuple[str, str], torch.Tensor]]:
+    def compute_jacobian_blocks(self, *tensors: torch.Tensor) -> tuple[Inputs, dict[tuple[str, str], torch.Tensor]]:
         """Return the outputs, and the Jacobian by ``(output, input)`` from the library's own chain rule."""
         model: Any = self.model
         outputs, jacobian = model.jacobian(self._wrap(tensors))
-        return tuple(v.data for v in outputs.values()), {
-            (output, wrt): block.data for output, row in jacobian.items() for wrt, block in row.items()
-        }
+        blocks = {(output, wrt): block.data for output, row in jacobian.items() for wrt, block in row.items()}
+        return tuple(v.data for v in outputs.values()), blocks
 
     def _wrap(self, tensors: tuple[torch.Tensor, ...]) -> dict[str, Any]:
         types: Any = self.model.input_spec
-        return {
-            name: wrapper(tensor, sub_batch_ndim=self.sub_batch.get(name, 0))
-            for (name, wrapper), tensor in zip(types.items(), tensors, strict=True)
-        }
+        named = zip(types.items(), tensors, strict=True)
+        return {name: wrapper(t, sub_batch_ndim=self.sub_batch.get(name, 0)) for (name, wrapper), t in named}
 
 
 def list_model_names(path: Path) -> list[str]:
@@ -85,6 +80,7 @@ def load(path: Path, name: str, inputs: InputValues | None) -> Source:
             calls, findings = _record_calls(path, name)
         layout = batch_layout.infer_layout(model, calls, factory.settings, Neml2Module)
     raw = Neml2Module(model, layout.sub_batch).eval()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
     source = Source(
         name=name,
         module=raw,
@@ -96,14 +92,7 @@ def load(path: Path, name: str, inputs: InputValues | None) -> Source:
         calls=layout.calls,
         default_dtype=DTYPE,
         findings=(*findings, *layout.findings, *solvers),
-        origin=Origin(
-            kind="neml2",
-            library="neml2",
-            version=version(),
-            model=name,
-            sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-            refused_imports=REFUSED,
-        ),
+        origin=Origin("neml2", "neml2", version(), name, digest, REFUSED),
     )
     return _compare_with_library(source, path, raw) if find_solvers(model) else source
 
@@ -128,10 +117,8 @@ def build_listing(path: Path, name: str) -> Listing:
         factory, model = _build_model(path, name)
 
     def make_specs(types: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
-        return tuple(
-            TensorSpec(n, (*(factory.settings.sub_batch_shape(n) or ()), *t.BASE_SHAPE), type=t.__name__)
-            for n, t in types.items()
-        )
+        shapes = {n: (*(factory.settings.sub_batch_shape(n) or ()), *t.BASE_SHAPE) for n, t in types.items()}
+        return tuple(TensorSpec(n, shapes[n], type=t.__name__) for n, t in types.items())
 
     parameters = {n: tuple(p.shape) for n, p in model.named_parameters()}
     class_name = type(model).__name__
@@ -141,56 +128,16 @@ def build_listing(path: Path, name: str) -> Listing:
 def check_known_model(name: str, names: list[str], where: str) -> None:
     """Raise ``SourceError`` for a name that is not among the models of the file."""
     if name not in names:
-        raise SourceError(
-            f"there is no model {name!r} in the input file", where=where, expected=suggest_names(name, names)
-        )
+        what = f"there is no model {name!r} in the input file"
+        raise SourceError(what, where=where, expected=suggest_names(name, names))
 
 
 @functools.cache
 def check_neml2_abi() -> bool:
     """Return whether neml2's own Newton solver runs at any batch: it fails where neml2 is built for another torch."""
-    neml2 = _import_neml2()
-    text = """
-    [Models]
-      [rate]
-        type = ScalarLinearCombination
-        from = 'x'
-        weights = '-1'
-        to = 'x_rate'
-      []
-      [step]
-        type = ScalarBackwardEulerTimeIntegration
-        variable = 'x'
-      []
-      [residual]
-        type = ComposedModel
-        models = 'rate step'
-      []
-      [model]
-        type = ImplicitUpdate
-        equation_system = 'system'
-        solver = 'newton'
-      []
-    []
-    [EquationSystems]
-      [system]
-        type = NonlinearSystem
-        model = 'residual'
-        unknowns = 'x'
-      []
-    []
-    [Solvers]
-      [newton]
-        type = Newton
-        linear_solver = 'lu'
-      []
-      [lu]
-        type = DenseLU
-      []
-    []
-    """
     with _use_float64(), torch.no_grad():
-        model = neml2.load_string(text).get_model("model").requires_grad_(False)
+        factory = _parse_input(Path(__file__).with_name("abi_probe.i"))
+        model = factory.get_model("model").requires_grad_(False)
         values = {"x~1": 1.0, "t": 2.0, "t~1": 1.0, "x": 1.0}
         # The memory of another torch that it reads differs from call to call.
         for rows in (2, 3, 5, 32, 100, 2, 7, 1000):
@@ -224,41 +171,29 @@ def _import_neml2() -> Any:
     try:
         import neml2
     except ImportError as error:
-        absent = isinstance(error, ModuleNotFoundError) and error.name == "neml2"
-        raise MissingRuntimeError(
-            f"neml2 {'is not installed' if absent else 'cannot be imported'}, and the model is a NEML2 input file",
-            got=summarize_error(error),
-            mend='pip install "torchferry[neml2]"',
-        ) from None
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name == "neml2"
+        what = f"neml2 {'is not installed' if is_absent else 'cannot be imported'}, and the model is a NEML2 input file"
+        raise MissingRuntimeError(what, got=summarize_error(error), mend='pip install "torchferry[neml2]"') from None
     return neml2
 
 
 def _parse_input(path: Path) -> Any:
     if not path.is_file():
-        raise SourceError(
-            "there is no such input file",
-            where=str(path),
-            got="a folder" if path.is_dir() else "no file",
-            expected="a NEML2 input file (model.i), or path/to/file.py:factory for a Python model",
-        )
+        got = "a folder" if path.is_dir() else "no file"
+        expected = "a NEML2 input file (model.i), or path/to/file.py:factory for a Python model"
+        raise SourceError("there is no such input file", where=str(path), got=got, expected=expected)
     neml2 = _import_neml2()
     try:
         factory = neml2.load_input(path)
     except (RuntimeError, ValueError) as error:
         first, *more = str(error).splitlines() or ["unreadable"]
-        raise SourceError(
-            "the input file does not parse",
-            where=first.split(": ")[0] if first.startswith(str(path)) else str(path),
-            got=first.split(": ", 1)[-1][:120] + (f" (and {len(more)} more)" if more else ""),
-            expected="a HIT file: [Models] ... [] blocks with name = value lines",
-        ) from None
+        where = first.split(": ")[0] if first.startswith(str(path)) else str(path)
+        got = first.split(": ", 1)[-1][:120] + (f" (and {len(more)} more)" if more else "")
+        expected = "a HIT file: [Models] ... [] blocks with name = value lines"
+        raise SourceError("the input file does not parse", where=where, got=got, expected=expected) from None
     if not _list_sections(factory, "Models"):
-        raise SourceError(
-            "the input file has no models",
-            where=str(path),
-            got="no [Models] block",
-            expected="a NEML2 input file with a [Models] block",
-        )
+        what, expected = "the input file has no models", "a NEML2 input file with a [Models] block"
+        raise SourceError(what, where=str(path), got="no [Models] block", expected=expected)
     return factory
 
 
@@ -269,12 +204,9 @@ def _build_model(path: Path, name: str) -> tuple[Any, Any]:
         return factory, factory.get_model(name).eval()
     except Exception as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
-        raise SourceError(
-            f"neml2 cannot build model {name!r}",
-            where=str(path),
-            got=f"{type(error).__name__}: {str(text).splitlines()[0][:200]}",
-            mend="mend the input file, or install the package that registers the type",
-        ) from error
+        got = f"{type(error).__name__}: {str(text).splitlines()[0][:200]}"
+        mend = "mend the input file, or install the package that registers the type"
+        raise SourceError(f"neml2 cannot build model {name!r}", where=str(path), got=got, mend=mend) from error
 
 
 def _list_sections(factory: Any, section: str) -> list[Any]:
@@ -334,21 +266,15 @@ def _make_call(model: Any, inputs: InputValues, factory: Any) -> driver_recordin
         sub_batch_ndim = factory.settings.sub_batch_ndim(name) or 0
         base_ndim = len(wrapper.BASE_SHAPE)
         if tuple(tensor.shape[tensor.ndim - base_ndim :]) != tuple(wrapper.BASE_SHAPE) or tensor.ndim < base_ndim:
-            raise UsageError(
-                f"input {name!r} has the wrong shape",
-                got=str(list(tensor.shape)),
-                expected=f"[*batch, {', '.join(map(str, wrapper.BASE_SHAPE))}] for a {wrapper.__name__}"
-                if base_ndim
-                else "[*batch]",
-            )
+            dims = ", ".join(["*batch", *map(str, wrapper.BASE_SHAPE)])
+            what, got = f"input {name!r} has the wrong shape", str(list(tensor.shape))
+            raise UsageError(what, got=got, expected=f"[{dims}]" + (f" for a {wrapper.__name__}" if base_ndim else ""))
         call.append(wrapper(tensor, sub_batch_ndim=sub_batch_ndim))
     batches = {name: batch_layout.get_dynamic_batch(v) for name, v in zip(values, call, strict=True)}
     try:
         torch.broadcast_shapes(*batches.values())
     except RuntimeError:
-        raise UsageError(
-            "the batches of the given inputs do not broadcast",
-            got=", ".join(f"{name!r}: {list(batch)}" for name, batch in batches.items()),
-            expected="one batch for all (or 1, or none)",
-        ) from None
+        got = ", ".join(f"{name!r}: {list(batch)}" for name, batch in batches.items())
+        what = "the batches of the given inputs do not broadcast"
+        raise UsageError(what, got=got, expected="one batch for all (or 1, or none)") from None
     return tuple(call)

@@ -68,12 +68,8 @@ def _check(context: CaptureContext) -> list[Finding]:
         pending = [n for n in candidates if n <= max_size]
         is_fast = True
         for size in pending:
-            if (
-                size in tried
-                or (size == 0 and 0 not in context.warm.batch.sizes)
-                or _count_numbers(context, size) > MAX_NUMBERS
-                or (size in LARGE and not is_fast)
-            ):
+            is_out_of_reach = (size in LARGE and not is_fast) or _count_numbers(context, size) > MAX_NUMBERS
+            if size in tried or is_out_of_reach or (size == 0 and 0 not in context.warm.batch.sizes):
                 continue
             start = time.perf_counter()
             tried.add(size)
@@ -123,11 +119,9 @@ def _list_size_combinations(context: CaptureContext, literals: Sequence[int]) ->
 
 def _find_size_reads(base: RunRecording) -> dict[tuple[str, str], None]:
     """Return the lines that read sizes of inputs and nothing else."""
-    return {
-        (read.where, read.kind): None
-        for read, labels in zip(base.reads, base.origins, strict=True)
-        if labels and all(label.startswith((SIZE, COUNT)) for label in labels)
-    }
+    reads = zip(base.reads, base.origins, strict=True)
+    sized = [read for read, labels in reads if labels and all(label.startswith((SIZE, COUNT)) for label in labels)]
+    return {(read.where, read.kind): None for read in sized}
 
 
 def _find_literals(base: RunRecording) -> list[int]:

@@ -35,6 +35,8 @@ _MEND = "keep it a tensor: torch.where instead of a branch, indexing by tensors,
 BOTH_WAYS = "the captured run computes inputs of either branch correctly"
 # Of a model with more lines that read data only the first ones are checked: it is refused at those.
 LINES = 60
+# A line, and how it reads.
+ReadLine = tuple[str, str]
 
 
 def check(context: EagerContext) -> list[Finding]:
@@ -48,7 +50,7 @@ def _check(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
     failed = [base for base in bases if base.graph is None]
     if failed:
         raise ForkFailedError(failed[0].failure)
-    lines: dict[tuple[str, str], frozenset[str]] = {}
+    lines: dict[ReadLine, frozenset[str]] = {}
     for base in bases:
         for read, origin in zip(base.reads, base.origins, strict=True):
             key = (read.where, read.kind)
@@ -103,9 +105,8 @@ def _agrees(replay: Any, inputs: Inputs, expected: Outputs) -> bool:
     except Exception:
         # A replay must refuse what the model refuses.
         return isinstance(expected, str)
-    return not isinstance(expected, str) and all(
-        not describe_mismatch(a, b) for a, b in zip(got, expected.values(), strict=False)
-    )
+    pairs = zip(got, () if isinstance(expected, str) else expected.values(), strict=False)
+    return not isinstance(expected, str) and all(not describe_mismatch(a, b) for a, b in pairs)
 
 
 def _is_count(labels: frozenset[str]) -> bool:
@@ -114,11 +115,9 @@ def _is_count(labels: frozenset[str]) -> bool:
     return bool(rest) and all(label.startswith(COUNT) for label in rest)
 
 
-def _find_changing_lines(
-    source: Source, draws: Sequence[Inputs], lines: Sequence[tuple[str, str]]
-) -> set[tuple[str, str]]:
+def _find_changing_lines(source: Source, draws: Sequence[Inputs], lines: Sequence[ReadLine]) -> set[ReadLine]:
     """Return those of these lines that read other values at other data."""
-    values_by_line: dict[tuple[str, str], set[tuple[str, ...]]] = {line: set() for line in lines}
+    values_by_line: dict[ReadLine, set[tuple[str, ...]]] = {line: set() for line in lines}
     for inputs in draws:
         recording = record_run(source, inputs)
         for line, values in values_by_line.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -74,9 +74,7 @@ class _Operations(TorchDispatchMode):
         self.calls: list[str] = []
         self.queries: list[tuple[str, str]] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         # A query for a device is no computation, and constants without dimensions may stay where they are.
         if "prim.device" not in str(func):
             self.calls.append(f"{func} {_format_arguments([args, kwargs or {}])}")

@@ -121,12 +121,8 @@ def _list_environment_probes() -> list[EnvironmentProbe]:
         answers = (lambda v: v * 0.0, lambda v: v * 0.0 + 0.999999)
         table.append(("random numbers", numpy.random, "rand random random_sample uniform", answers))
     # Some builds of torch lack some functions.
-    return [
-        EnvironmentProbe(what, owner, name, answers)
-        for what, owner, names, answers in table
-        for name in names.split()
-        if hasattr(owner, name)
-    ]
+    rows = [(what, owner, name, answers) for what, owner, names, answers in table for name in names.split()]
+    return [EnvironmentProbe(*row) for row in rows if hasattr(row[1], row[2])]
 
 
 def check(context: EagerContext) -> list[Finding]:
@@ -154,11 +150,8 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
         for answer in probes[i].answers if i >= 0 else (lambda v: v,):
             if effect:
                 break
-            with (
-                _intercept(probes[i], namespaces, answer, {}, i)
-                if i >= 0
-                else _replace_clock_classes(namespaces, datetime.datetime(1999, 12, 31, 23, 59, 59), {})
-            ):
+            other_clock = _replace_clock_classes(namespaces, datetime.datetime(1999, 12, 31, 23, 59, 59), {})
+            with _intercept(probes[i], namespaces, answer, {}, i) if i >= 0 else other_clock:
                 outputs = run_eager(source, inputs)
             # A model that needs a module does not compute something else without it.
             if not outputs_equal(outputs, first) and not (topic == "for a module" and isinstance(outputs, str)):
@@ -229,12 +222,9 @@ def _replace_clock_classes(namespaces: Any, now: datetime.datetime | None, queri
         utcnow = today = now
 
     datetime_datetime, datetime_date = datetime.datetime, datetime.date
-    replaced = [
-        (space, name, value)
-        for space in namespaces
-        for name, value in list(space.items())
-        if value is datetime_datetime or value is datetime_date
-    ]
+    classes = (datetime_datetime, datetime_date)
+    named = [(space, name, value) for space in namespaces for name, value in list(space.items())]
+    replaced = [row for row in named if any(row[2] is original for original in classes)]
     setattr(datetime, "datetime", Datetime)  # noqa: B010
     setattr(datetime, "date", Date)  # noqa: B010
     for space, name, value in replaced:

@@ -54,16 +54,15 @@ def _find_first_write(source: Source, draws: Sequence[Inputs]) -> str:
     with Footprint() as footprint:
 
         def read_fingerprints() -> dict[str, str]:
-            gradients = {
-                f"attribute 'grad' of {name!r}": str(_fingerprint_tensor(p.grad))
-                for name, p in source.parameter_module.named_parameters()
-                if p.grad is not None
-            }
-            return footprint.read_fingerprints(source.parameter_module) | gradients
+            parameters = source.parameter_module.named_parameters()
+            grads = {f"attribute 'grad' of {name!r}": p.grad for name, p in parameters if p.grad is not None}
+            fingerprints = {label: str(_fingerprint_tensor(grad)) for label, grad in grads.items()}
+            return footprint.read_fingerprints(source.parameter_module) | fingerprints
 
-        return find_culprit_line(
-            lambda: [run_eager(source, inputs) for inputs in draws], read_fingerprints, is_state_changed
-        )
+        def run_all() -> list[Any]:
+            return [run_eager(source, inputs) for inputs in draws]
+
+        return find_culprit_line(run_all, read_fingerprints, is_state_changed)
 
 
 def is_state_changed(before: dict[str, str], after: dict[str, str]) -> bool:
@@ -145,11 +144,9 @@ def _check_counters(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
     for inputs in (draws[0], draws[0], draws[1], draws[-1], draws[0]):
         reference = run_eager(source, inputs)
         states.append(footprint.read_state(source.parameter_module))
-    changing = [
-        label
-        for label in dict.fromkeys(label for state in states for label in state)
-        if len({state[label].fingerprint if label in state else "" for state in states[:-1]}) > 1
-    ]
+    labels = dict.fromkeys(label for state in states for label in state)
+    fingerprints = {n: {s[n].fingerprint if n in s else "" for s in states[:-1]} for n in labels}
+    changing = [label for label, distinct in fingerprints.items() if len(distinct) > 1]
     harmless = []
     for label in changing:
         leaf = states[-1].get(label)
@@ -175,9 +172,8 @@ def _check_counters(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
 
 def _find_writer_line(source: Source, inputs: Inputs, footprint: Footprint, label: str) -> str:
     module = source.parameter_module
-    return find_culprit_line(
-        lambda: run_eager(source, inputs), lambda: footprint.read_fingerprints(module).get(label, "")
-    )
+    read = footprint.read_fingerprints
+    return find_culprit_line(lambda: run_eager(source, inputs), lambda: read(module).get(label, ""))
 
 
 def _make_finding(source: Source, what: str, evidence: str, where: str = "") -> Finding:

@@ -142,11 +142,8 @@ def _find_imported_modules(file: str, package: str) -> frozenset[str]:
 def _find_setters(file: str) -> tuple[tuple[str, str, int], ...]:
     """Return ``(target, function, its first line)`` for the functions of a file that set something of the file's."""
     tree = parse_file(file)
-    at_import = {
-        node.value.func.id
-        for node in tree.body
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name)
-    }
+    calls = [node.value for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    at_import = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
     setters: list[tuple[str, str, int]] = []
     for owner, function in _iter_functions(tree, ""):
         # A value that another forward stores is hidden state, and no setting.
@@ -174,6 +171,10 @@ def _iter_functions(node: ast.AST, owner: str) -> Iterator[tuple[str, ast.Functi
         yield from _iter_functions(child, child.name if isinstance(child, ast.ClassDef) else owner)
 
 
+# Methods of containers that write.
+_WRITERS = ("update", "append", "extend", "setdefault", "__setitem__")
+
+
 def _iter_stores(function: ast.FunctionDef) -> Iterator[ast.expr]:
     """Yield the targets of assignments, and the objects that ``OPTIONS.update(...)`` and the like change."""
     for node in ast.walk(function):
@@ -181,11 +182,7 @@ def _iter_stores(function: ast.FunctionDef) -> Iterator[ast.expr]:
             yield from node.targets
         elif isinstance(node, ast.AugAssign):
             yield node.target
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("update", "append", "extend", "setdefault", "__setitem__")
-        ):
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _WRITERS:
             yield ast.Subscript(node.func.value, ast.Constant(0))
 
 

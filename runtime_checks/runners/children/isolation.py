@@ -53,10 +53,6 @@ def try_imports(names):
 def find_foreign_modules(packages, script):
     """Return the loaded modules that are neither standard, nor of an allowed package, nor the file ``script``."""
     allowed = {*packages, "__main__"}
-    return sorted(
-        name
-        for name, module in sys.modules.items()
-        if not is_standard(top := name.partition(".")[0])
-        and top not in allowed
-        and getattr(module, "__file__", None) not in (None, script)
-    )
+    tops = {name: name.partition(".")[0] for name in sys.modules}
+    foreign = [name for name, top in tops.items() if top not in allowed and not is_standard(top)]
+    return sorted(name for name in foreign if getattr(sys.modules[name], "__file__", None) not in (None, script))

@@ -91,10 +91,8 @@ def perform_job(job):
             arrays = dict(loaded)
         errors = []
         for number, call in enumerate(job["index"]):
-            feed = {
-                name: strided_arrays.restore_strides(arrays[f"{number}/{i}"], strides)
-                for i, (name, strides) in enumerate(zip(call["names"], call["strides"], strict=True))
-            }
+            named = enumerate(zip(call["names"], call["strides"], strict=True))
+            feed = {n: strided_arrays.restore_strides(arrays[f"{number}/{i}"], s) for i, (n, s) in named}
             feed |= {name: arrays[f"{number}/parameter/{i}"] for i, name in enumerate(call["parameters"])}
             try:
                 session = sessions[call["method"]]

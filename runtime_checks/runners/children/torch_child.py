@@ -125,9 +125,7 @@ class PackageModule:
             record = next(n for n in archive.namelist() if n.endswith("/data/torchferry/parameters.pt"))
             parameters = torch.load(io.BytesIO(archive.read(record)), weights_only=True)
         self.device = torch.device(job["device"])
-        self.method_parameters = {
-            method: {n: t.to(self.device) for n, t in values.items()} for method, values in parameters.items()
-        }
+        self.method_parameters = {m: {n: t.to(self.device) for n, t in ts.items()} for m, ts in parameters.items()}
         self.methods = list(parameters)
         load = package_loading.load_compiled_calls if job["holds"] == "code" else package_loading.load_program_calls
         self.calls = load(job["archive"], self.methods)
@@ -242,9 +240,8 @@ def perform_job(job):
     except Exception as error:
         evidence["load_error"] = f"{type(error).__name__}: {error}"
     else:
-        evidence["parameters"] = [
-            [name, list(p.shape), str(p.dtype).removeprefix("torch.")] for name, p in module.named_parameters()
-        ]
+        parameters = [(n, list(p.shape), str(p.dtype)) for n, p in module.named_parameters()]
+        evidence["parameters"] = [[n, shape, dtype.removeprefix("torch.")] for n, shape, dtype in parameters]
         compiled = isinstance(module, PackageModule)
         evidence["methods"] = module.methods if compiled else list(module._c._method_names())
         evidence["nodes"] = 0 if compiled else package_loading.count_graph_nodes(module)

@@ -14,6 +14,7 @@ import torch
 from native_build import run
 from project import RATES, ROOT, export_unverified
 from tampering import change_cases, change_contract, rewrite
+from verifying import verify
 
 from exporter.archive import pt_archive
 from exporter.common.errors import ArchiveError, MismatchError, MissingRuntimeError, UsageError
@@ -22,7 +23,7 @@ from runtime_checks.options import VerifyOptions
 from runtime_checks.runners import selection
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.libtorch_runner import LibtorchRunner
-from runtime_checks.verification import collect_report, verify
+from runtime_checks.verification import collect_report
 
 
 def harness(path: Path, *arguments: str) -> tuple[int, dict]:

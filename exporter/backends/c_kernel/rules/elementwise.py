@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from exporter.backends.c_kernel.dtype_promotion import cast_to_symbol, infer_dtype, promote_dtypes
 from exporter.backends.c_kernel.expression import Expr, exp, sqrt, where
 from exporter.backends.c_kernel.expression_graph import BOOL, REAL
 from exporter.backends.c_kernel.registry import Rule, lowers
-from exporter.backends.c_kernel.symbolic_tensor import SymbolicDispatch, SymbolicTensor
+from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, promote_dtypes
 
 # The formula of one element: takes and returns expressions.
 Formula = Callable[..., Expr]
@@ -21,14 +20,14 @@ Formula = Callable[..., Expr]
 def lower_elementwise(formula: Formula, *, compares: bool = False) -> Rule:
     """Make the rule that applies a formula to each element, also of plain numbers; one that compares gives booleans."""
 
-    def lower(lowering: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
-        further = [f"{n}={v}" for n, v in kwargs.items() if v is not None and n != "dtype"]
+    def lower(call: OperatorCall) -> SymbolicTensor:
+        further = [f"{n}={v}" for n, v in call.kwargs.items() if v is not None and n != "dtype"]
         if further:
-            raise lowering.unsupported_error(f"{func} with {', '.join(further)}")
-        dtype = infer_dtype(lowering, func, args, kwargs)
-        values = [v for v in args if isinstance(v, (torch.Tensor, int, float, bool))]
+            raise call.dispatch.unsupported_error(f"{call.func} with {', '.join(further)}")
+        dtype = call.infer_dtype()
+        values = [v for v in call.args if isinstance(v, (torch.Tensor, int, float, bool))]
         inner = promote_dtypes(values) if compares else dtype
-        return lowering.map_expressions(formula, dtype, *(cast_to_symbol(lowering, v, inner) for v in values))
+        return call.dispatch.map_expressions(formula, dtype, *(call.cast(v, inner) for v in values))
 
     return lower
 
@@ -44,52 +43,48 @@ def elementwise(*names: str, compares: bool = False) -> Callable[[Formula], Form
 
 
 @lowers("add", "sub", "rsub")
-def lower_add(dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
+def lower_add(call: OperatorCall) -> SymbolicTensor:
     """Lower ``add.Tensor(self, other, *, alpha=1)``, ``sub.Tensor``, ``rsub.Tensor``: self plus alpha times other."""
-    dtype = infer_dtype(dispatch, func, args, kwargs)
-    name = func.overloadpacket.__name__
-    first, second, *rest = args
-    alpha = rest[0] if rest else kwargs.get("alpha", 1)
-    a, b = cast_to_symbol(dispatch, first, dtype), cast_to_symbol(dispatch, second, dtype)
+    alpha = call.argument(2, "alpha", 1)
 
     def combine(x: Expr, y: Expr) -> Expr:
-        x, y = (y, x) if name == "rsub" else (x, y)
+        x, y = (y, x) if call.name == "rsub" else (x, y)
         scaled = y if alpha == 1 else y * alpha
-        return x + scaled if name == "add" else x - scaled
+        return x + scaled if call.name == "add" else x - scaled
 
-    return dispatch.map_expressions(combine, dtype, a, b)
+    return call.apply(combine, call.infer_dtype(), *call.args[:2])
 
 
 @lowers("div")
-def lower_div(dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
+def lower_div(call: OperatorCall) -> SymbolicTensor:
     """Lower ``div.Tensor_mode(self, other, *, rounding_mode)`` and ``div.Tensor``."""
-    dtype = infer_dtype(dispatch, func, args, kwargs)
-    mode = kwargs.get("rounding_mode")
-    a, b = (cast_to_symbol(dispatch, v, dtype) for v in args[:2])
+    mode = call.kwargs.get("rounding_mode")
 
     def divide(x: Expr, y: Expr) -> Expr:
         if mode == "trunc" and x.dtype in REAL:
             return (x / y).apply("trunc")
         return x / y if mode is None else x.apply(f"div_{mode}", y)
 
-    return dispatch.map_expressions(divide, dtype, a, b)
+    return call.apply(divide, call.infer_dtype(), *call.args[:2])
+
+
+# Powers with one number as exponent, as torch has them (aten/src/ATen/native/cpu/PowKernel.cpp).
+_POWERS: dict[float, Formula] = {
+    0.0: lambda x: x.match(1.0),
+    0.5: sqrt,
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    -0.5: lambda x: 1.0 / sqrt(x),
+    -1.0: lambda x: 1.0 / x,
+    -2.0: lambda x: 1.0 / (x * x),
+}
 
 
 def raise_to_power(base: Expr, exponent: Expr) -> Expr:
-    """Return a power as torch does for one number as exponent (aten/src/ATen/native/cpu/PowKernel.cpp)."""
-    if base.dtype in REAL and exponent.constant is not None:
-        special_cases: dict[float, Callable[[], Expr]] = {
-            0.0: lambda: base.match(1.0),
-            0.5: lambda: sqrt(base),
-            1.0: lambda: base,
-            2.0: lambda: base * base,
-            3.0: lambda: base * base * base,
-            -0.5: lambda: 1.0 / sqrt(base),
-            -1.0: lambda: 1.0 / base,
-            -2.0: lambda: 1.0 / (base * base),
-        }
-        if exponent.constant in special_cases:
-            return special_cases[exponent.constant]()
+    """Return a power as torch does for one number as exponent."""
+    if base.dtype in REAL and exponent.constant in _POWERS:
+        return _POWERS[exponent.constant](base)
     return raise_to_any_power(base, exponent)
 
 
@@ -99,90 +94,62 @@ def raise_to_any_power(base: Expr, exponent: Expr) -> Expr:
 
 
 @lowers("pow")
-def lower_pow(dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
+def lower_pow(call: OperatorCall) -> SymbolicTensor:
     """Lower ``pow``; a tensor of exponents is torch's general power for each, whatever their values."""
-    formula = raise_to_any_power if isinstance(args[1], torch.Tensor) else raise_to_power
-    return lower_elementwise(formula)(dispatch, func, args, kwargs)
+    formula = raise_to_any_power if isinstance(call.args[1], torch.Tensor) else raise_to_power
+    return lower_elementwise(formula)(call)
 
 
 @lowers("where")
-def lower_where(
-    dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> SymbolicTensor:
+def lower_where(call: OperatorCall) -> SymbolicTensor:
     """Lower ``where``."""
-    condition, first, second = args
-    dtype = promote_dtypes([first, second])
-    operands = [
-        cast_to_symbol(dispatch, condition, torch.bool),
-        cast_to_symbol(dispatch, first, dtype),
-        cast_to_symbol(dispatch, second, dtype),
-    ]
-    return dispatch.map_expressions(where, dtype, *operands)
+    condition, *values = call.args
+    dtype = promote_dtypes(values)
+    operands = (call.cast(condition, torch.bool), *(call.cast(v, dtype) for v in values))
+    return call.dispatch.map_expressions(where, dtype, *operands)
 
 
 @lowers("masked_fill")
-def lower_masked_fill(
-    dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> SymbolicTensor:
-    """Lower ``masked_fill``."""
-    value = args[2]
-    dtype = args[0].dtype
-    filler = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
-    operands = [
-        cast_to_symbol(dispatch, args[1], torch.bool),
-        cast_to_symbol(dispatch, filler, dtype),
-        cast_to_symbol(dispatch, args[0], dtype),
-    ]
-    return dispatch.map_expressions(where, dtype, *operands)
+def lower_masked_fill(call: OperatorCall) -> SymbolicTensor:
+    """Lower ``masked_fill(self, mask, value)``."""
+    value, mask, filler = call.args
+    operands = (call.cast(mask, torch.bool), call.cast(filler, value.dtype), call.cast(value, value.dtype))
+    return call.dispatch.map_expressions(where, value.dtype, *operands)
 
 
 @lowers("clamp", "clamp_min", "clamp_max")
-def lower_clamp(
-    dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> SymbolicTensor:
-    """Lower ``clamp``, ``clamp_min``, ``clamp_max``."""
-    name = func.overloadpacket.__name__
-    bounds: list[Any] = [
-        args[1] if len(args) > 1 else kwargs.get("min"),
-        args[2] if len(args) > 2 else kwargs.get("max"),
-    ]
-    if name == "clamp_max":
-        bounds = [None, args[1] if len(args) > 1 else kwargs.get("max")]
-    dtype = infer_dtype(dispatch, func, args, kwargs)
-    result = cast_to_symbol(dispatch, args[0], dtype)
-    for op, bound in zip(("max", "min"), bounds, strict=True):
+def lower_clamp(call: OperatorCall) -> SymbolicTensor:
+    """Lower ``clamp(self, min, max)``, ``clamp_min(self, min)``, ``clamp_max(self, max)``."""
+    only_maximum = call.name == "clamp_max"
+    bounds = {"max": None if only_maximum else call.argument(1, "min"), "min": call.argument(2 - only_maximum, "max")}
+    dtype = call.infer_dtype()
+    result = call.cast(call.args[0], dtype)
+    for op, bound in bounds.items():
         if bound is not None:
-            limit = cast_to_symbol(dispatch, bound, dtype)
-            result = dispatch.map_expressions(
-                lambda x, y, op=op: x.apply(op, y, extra=("clamp",)), dtype, result, limit
-            )
+            result = call.apply(lambda x, y, op=op: x.apply(op, y, extra=("clamp",)), dtype, result, bound)
     return result
 
 
 @lowers("_to_copy", "to")
-def lower_to_copy(
-    dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> SymbolicTensor:
+def lower_to_copy(call: OperatorCall) -> SymbolicTensor:
     """Lower a conversion to another dtype."""
-    result = dispatch.cast(
-        dispatch.to_symbol(args[0]),
-        infer_dtype(dispatch, func, args, {k: v for k, v in kwargs.items() if k != "device"}),
-    )
+    result = call.cast(call.args[0], call.infer_dtype())
     # torch makes a copy, which may be written to.
     return SymbolicTensor(result.ids.clone(), result.dtype)
 
 
 @lowers("ones_like", "full_like", "empty_like", "new_ones", "new_full", "new_empty")
-def lower_full(dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
+def lower_full(call: OperatorCall) -> SymbolicTensor:
     """Lower ``ones_like`` and its kin, which read shapes and dtypes alone."""
-    example = torch.empty(args[0].shape, dtype=args[0].dtype)
-    return dispatch.to_symbol(func(example, *args[1:], **{k: v for k, v in kwargs.items() if k != "device"}))
+    example = torch.empty(call.args[0].shape, dtype=call.args[0].dtype)
+    keywords = {k: v for k, v in call.kwargs.items() if k != "device"}
+    return call.dispatch.to_symbol(call.func(example, *call.args[1:], **keywords))
 
 
 @lowers("_local_scalar_dense", "is_nonzero")
-def lower_item(dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def lower_item(call: OperatorCall) -> Any:
     """Raise ``UnsupportedError``: a kernel reads no numbers while the model runs."""
-    raise dispatch.unsupported_error("a number that is read while the model runs", "numbers that stay in tensors")
+    raise call.dispatch.unsupported_error("a number that is read while the model runs", "numbers that stay in tensors")
 
 
 @elementwise("reciprocal")

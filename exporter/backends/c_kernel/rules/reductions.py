@@ -4,53 +4,47 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import operator
+from collections.abc import Callable
 
 import torch
 
-from exporter.backends.c_kernel.dtype_promotion import add_scaled, cast_to_symbol, infer_dtype
-from exporter.backends.c_kernel.expression_graph import BOOL
+from exporter.backends.c_kernel.expression import Expr
 from exporter.backends.c_kernel.registry import Rule, lowers
-from exporter.backends.c_kernel.symbolic_tensor import SymbolicDispatch, SymbolicTensor, get_dtype_name
+from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, make_symbol
 
 
 def _reduce(
-    symbol: SymbolicTensor, dims: Any, *, keepdim: bool, fold: Callable[[list[int]], int], dtype: torch.dtype
+    call: OperatorCall, symbol: SymbolicTensor, position: int, fold: Callable[[list[Expr]], Expr]
 ) -> SymbolicTensor:
-    ids = symbol.ids
-    if dims is None or dims == []:
-        dims = list(range(ids.ndim))
-    dims = [d % max(ids.ndim, 1) for d in ([dims] if isinstance(dims, int) else dims)]
+    """Fold the numbers along the dimensions of the argument at ``position`` (by default all); ``keepdim`` is next."""
+    ids, dims = symbol.ids, call.argument(position, "dim")
+    dims = list(range(ids.ndim)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+    dims = [d % max(ids.ndim, 1) for d in dims]
     outer_dims = [d for d in range(ids.ndim) if d not in dims]
-    permuted = ids.permute(*outer_dims, *dims) if ids.ndim else ids
     outer_shape = [ids.shape[d] for d in outer_dims]
-    grouped = permuted.reshape(*outer_shape, -1) if ids.ndim else ids.reshape(1)
-    flat = grouped.reshape(-1, grouped.shape[-1]).tolist()
+    grouped = ids.permute(*outer_dims, *dims).reshape(*outer_shape, -1) if ids.ndim else ids.reshape(1)
+    rows = grouped.reshape(-1, grouped.shape[-1]).tolist()
+    keepdim = call.argument(position + 1, "keepdim", False)
     shape = [1 if d in dims else ids.shape[d] for d in range(ids.ndim)] if keepdim else outer_shape
-    return SymbolicTensor(torch.tensor([fold(numbers) for numbers in flat], dtype=torch.int64).reshape(shape), dtype)
+    return make_symbol([fold([Expr(call.graph, i) for i in row]).index for row in rows], shape, symbol.dtype)
 
 
-def lower_reduction(op: str, empty: float | None) -> Rule:
+def lower_reduction(op: str, empty: float = 0.0) -> Rule:
     """Make the rule of a reduction by the operation ``op``; ``empty`` is the result of no numbers."""
+    # All largest numbers share the derivative, which a pair of them does not know.
+    extra = ("of many",) if op in ("max", "min") else ()
 
-    def lower(lowering: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
-        dtype = infer_dtype(lowering, func, args, kwargs)
-        kind = get_dtype_name(dtype, lowering.graph.origin)
-        dims = args[1] if len(args) > 1 else kwargs.get("dim")
-        keep = bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False))
-        terms = lowering.graph
-        # All largest numbers share the derivative, which a pair of them does not know.
-        extra = ("of many",) if op in ("max", "min") else ()
+    def lower(call: OperatorCall) -> SymbolicTensor:
+        symbol = call.cast(call.args[0], call.infer_dtype())
 
-        def fold(numbers: list[int]) -> int:
+        def fold(numbers: list[Expr]) -> Expr:
             if not numbers:
-                return terms.add_constant(empty or 0.0, kind)
-            whole = functools.reduce(lambda a, b: terms.add(op, (a, b), kind, extra), numbers)
-            count = terms.add_constant(float(len(numbers)), kind)
-            return terms.add("div", (whole, count), kind) if func.overloadpacket.__name__ == "mean" else whole
+                return call.make_constant(empty, symbol.dtype)
+            total = functools.reduce(lambda x, y: x.apply(op, y, extra=extra), numbers)
+            return total / float(len(numbers)) if call.name == "mean" else total
 
-        return _reduce(cast_to_symbol(lowering, args[0], dtype), dims, keepdim=keep, fold=fold, dtype=dtype)
+        return _reduce(call, symbol, 1, fold)
 
     return lower
 
@@ -58,138 +52,99 @@ def lower_reduction(op: str, empty: float | None) -> Rule:
 def lower_cumulative(op: str) -> Rule:
     """Make the rule of a cumulative sum or product."""
 
-    def lower(lowering: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
-        dtype = infer_dtype(lowering, func, args, kwargs)
-        kind = get_dtype_name(dtype, lowering.graph.origin)
-        ids = cast_to_symbol(lowering, args[0], dtype).ids.movedim(args[1], -1).clone()
+    def lower(call: OperatorCall) -> SymbolicTensor:
+        dim, dtype = call.args[1], call.infer_dtype()
+        ids = call.cast(call.args[0], dtype).ids.movedim(dim, -1).clone()
         for i in range(1, ids.shape[-1]):
-            pairs = zip(ids[..., i - 1].reshape(-1).tolist(), ids[..., i].reshape(-1).tolist(), strict=True)
-            made = [lowering.graph.add(op, pair, kind) for pair in pairs]
-            ids[..., i] = torch.tensor(made, dtype=torch.int64).reshape(ids.shape[:-1])
-        return SymbolicTensor(ids.movedim(-1, args[1]), dtype)
+            pair = (SymbolicTensor(ids[..., k], dtype) for k in (i - 1, i))
+            ids[..., i] = call.apply(lambda x, y: x.apply(op, y), dtype, *pair).ids
+        return SymbolicTensor(ids.movedim(-1, dim), dtype)
 
     return lower
 
 
 @lowers("linalg_vector_norm")
-def lower_norm(dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
+def lower_norm(call: OperatorCall) -> SymbolicTensor:
     """Lower a Euclidean norm."""
-    order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
+    order = call.argument(1, "ord", 2)
     if float(order) != 2.0:
-        raise dispatch.unsupported_error(f"a norm of order {order}", "the Euclidean norm")
-    dtype = args[0].dtype
-    dtype_name = get_dtype_name(dtype, dispatch.graph.origin)
-    graph = dispatch.graph
+        raise call.dispatch.unsupported_error(f"a norm of order {order}", "the Euclidean norm")
 
-    def fold(numbers: list[int]) -> int:
-        squares = [graph.add("mul", (i, i), dtype_name) for i in numbers]
-        total = functools.reduce(lambda a, b: graph.add("add", (a, b), dtype_name), squares)
-        return graph.add("sqrt", (total,), dtype_name, ("norm",))
+    def fold(numbers: list[Expr]) -> Expr:
+        return functools.reduce(operator.add, [x * x for x in numbers]).apply("sqrt", extra=("norm",))
 
-    dims = args[2] if len(args) > 2 else kwargs.get("dim")
-    keepdim = bool(args[3] if len(args) > 3 else kwargs.get("keepdim", False))
-    return _reduce(dispatch.to_symbol(args[0]), dims, keepdim=keepdim, fold=fold, dtype=dtype)
+    return _reduce(call, call.dispatch.to_symbol(call.args[0]), 2, fold)
 
 
-def multiply_matrices(dispatch: SymbolicDispatch, a: SymbolicTensor, b: SymbolicTensor) -> SymbolicTensor:
+def multiply_matrices(call: OperatorCall, a: SymbolicTensor, b: SymbolicTensor) -> SymbolicTensor:
     """Lower ``bmm`` of ``(..., m, k)`` and ``(..., k, n)``."""
     dtype = torch.promote_types(a.dtype, b.dtype)
-    dtype_name = get_dtype_name(dtype, dispatch.graph.origin)
-    graph = dispatch.graph
     *batch_shape, m, k = a.ids.shape
-    n = b.ids.shape[-1]
-    left, right = a.ids.reshape(-1, m, k).tolist(), b.ids.reshape(-1, k, n).tolist()
-    nodes = []
-    for x, y in zip(left, right, strict=True):
-        for row in x:
-            for j in range(n):
-                products = [graph.add("mul", (row[i], y[i][j]), dtype_name) for i in range(k)]
-                zero = graph.add_constant(0, dtype_name)
-                nodes.append(
-                    functools.reduce(lambda p, q: graph.add("add", (p, q), dtype_name), products) if products else zero
-                )
-    return SymbolicTensor(torch.tensor(nodes, dtype=torch.int64).reshape(*batch_shape, m, n), dtype)
+    count, n = math.prod(batch_shape), b.ids.shape[-1]
+    left = call.cast(a, dtype).ids.reshape(count, m, k).tolist()
+    right = call.cast(b, dtype).ids.reshape(count, k, n).mT.tolist()
+
+    def multiply(row: list[int], column: list[int]) -> int:
+        pairs = zip(row, column, strict=True)
+        products = [Expr(call.graph, p) * Expr(call.graph, q) for p, q in pairs]
+        return (functools.reduce(operator.add, products) if products else call.make_constant(0, dtype)).index
+
+    nodes = [multiply(row, column) for x, y in zip(left, right, strict=True) for row in x for column in y]
+    return make_symbol(nodes, (*batch_shape, m, n), dtype)
 
 
 @lowers("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "baddbmm")
-def lower_matmul(
-    dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> SymbolicTensor:
+def lower_matmul(call: OperatorCall) -> SymbolicTensor:
     """Lower ``mm``, ``bmm``, ``mv``, ``dot``, and ``addmm``, ``baddbmm`` with what they add."""
-    name = func.overloadpacket.__name__
-    adds = name in ("addmm", "baddbmm", "addmv")
-    first, second = (dispatch.to_symbol(v) for v in (args[1:3] if adds else args[:2]))
-    vector = name in ("mv", "dot", "vdot", "addmv")
+    adds, is_vector = call.name in ("addmm", "baddbmm", "addmv"), call.name in ("mv", "dot", "vdot", "addmv")
+    first, second = (call.dispatch.to_symbol(v) for v in (call.args[1:3] if adds else call.args[:2]))
     left = SymbolicTensor(first.ids[None], first.dtype) if first.ids.ndim == 1 else first
-    right = SymbolicTensor(second.ids[:, None], second.dtype) if vector else second
-    result = multiply_matrices(dispatch, left, right)
-    if vector:
-        result = SymbolicTensor(result.ids[..., 0], result.dtype)
-    if first.ids.ndim == 1:
-        result = SymbolicTensor(result.ids[0], result.dtype)
-    if not adds:
-        return result
-    dtype_name = get_dtype_name(result.dtype, dispatch.graph.origin)
-    alpha, beta = (dispatch.graph.add_constant(kwargs.get(n, 1), dtype_name) for n in ("alpha", "beta"))
+    right = SymbolicTensor(second.ids[:, None], second.dtype) if is_vector else second
+    product = multiply_matrices(call, left, right)
+    ids = product.ids[..., 0] if is_vector else product.ids
+    product = SymbolicTensor(ids[0] if first.ids.ndim == 1 else ids, product.dtype)
+    alpha, beta = (call.kwargs.get(name, 1) for name in ("alpha", "beta"))
 
-    def add(x: int, y: int) -> int:
-        graph = dispatch.graph
-        return graph.add(
-            "add", (add_scaled(graph, dtype_name, y, beta), add_scaled(graph, dtype_name, x, alpha)), dtype_name
-        )
+    def add(x: Expr, y: Expr) -> Expr:
+        return (y if beta == 1 else y * beta) + (x if alpha == 1 else x * alpha)
 
-    return dispatch.map_elements(add, result.dtype, result, dispatch.to_symbol(args[0]))
+    return call.apply(add, product.dtype, product, call.args[0]) if adds else product
 
 
 @lowers("linalg_cross")
-def lower_cross(
-    dispatch: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> SymbolicTensor:
+def lower_cross(call: OperatorCall) -> SymbolicTensor:
     """Lower a cross product along a dimension."""
-    dim = kwargs.get("dim", args[2] if len(args) > 2 else -1)
-    dtype = args[0].dtype
-    dtype_name = get_dtype_name(dtype, dispatch.graph.origin)
-    a, b = (i.movedim(dim, 0) for i in torch.broadcast_tensors(*(dispatch.to_symbol(v).ids for v in args[:2])))
+    dim, dtype = call.argument(2, "dim", -1), call.args[0].dtype
+    ids = torch.broadcast_tensors(*(call.dispatch.to_symbol(v).ids for v in call.args[:2]))
+    a, b = ([SymbolicTensor(part, dtype) for part in i.movedim(dim, 0)] for i in ids)
 
     def compute_component(i: int, j: int) -> torch.Tensor:
-        def one(p: int, q: int, r: int, s: int) -> int:
-            terms = dispatch.graph
-            return terms.add(
-                "sub", (terms.add("mul", (p, q), dtype_name), terms.add("mul", (r, s), dtype_name)), dtype_name
-            )
+        return call.apply(lambda p, q, r, s: p * q - r * s, dtype, a[i], b[j], a[j], b[i]).ids
 
-        return dispatch.map_elements(one, dtype, *(SymbolicTensor(v, dtype) for v in (a[i], b[j], a[j], b[i]))).ids
-
-    return SymbolicTensor(
-        torch.stack([compute_component(1, 2), compute_component(2, 0), compute_component(0, 1)]).movedim(0, dim), dtype
-    )
+    components = [compute_component(1, 2), compute_component(2, 0), compute_component(0, 1)]
+    return SymbolicTensor(torch.stack(components).movedim(0, dim), dtype)
 
 
 def lower_any_all(op: str) -> Rule:
     """Make the rule of ``any`` (``or``) or ``all`` (``and``)."""
 
-    def lower(lowering: SymbolicDispatch, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SymbolicTensor:
-        terms = lowering.graph
-        dims = args[1] if len(args) > 1 else kwargs.get("dim")
-        keep = bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False))
-
-        def fold(numbers: list[int]) -> int:
-            rows = functools.reduce(lambda found, i: found | terms.batch_rows[i], numbers, 0)
+    def lower(call: OperatorCall) -> SymbolicTensor:
+        def fold(numbers: list[Expr]) -> Expr:
+            rows = functools.reduce(operator.or_, (call.graph.batch_rows[x.index] for x in numbers), 0)
             if rows & (rows - 1):
-                return terms.add_mixed("any" if op == "or" else "all")
-            return functools.reduce(lambda a, b: terms.add(op, (a, b), BOOL), numbers)
+                return Expr(call.graph, call.graph.add_mixed("any" if op == "or" else "all"))
+            return functools.reduce(lambda x, y: x.apply(op, y), numbers)
 
-        of = lowering.cast(lowering.to_symbol(args[0]), torch.bool)
-        return _reduce(of, dims, keepdim=keep, fold=fold, dtype=torch.bool)
+        return _reduce(call, call.cast(call.args[0], torch.bool), 1, fold)
 
     return lower
 
 
-lowers("sum")(lower_reduction("add", 0.0))
+lowers("sum")(lower_reduction("add"))
 lowers("mean")(lower_reduction("add", math.nan))
 lowers("prod")(lower_reduction("mul", 1.0))
-lowers("amax")(lower_reduction("max", None))
-lowers("amin")(lower_reduction("min", None))
+lowers("amax")(lower_reduction("max"))
+lowers("amin")(lower_reduction("min"))
 lowers("any")(lower_any_all("or"))
 lowers("all")(lower_any_all("and"))
 lowers("cumsum")(lower_cumulative("add"))
