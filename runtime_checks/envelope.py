@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
-from exporter.archive.cases import ReferenceCase
+from exporter.archive.cases import Cases
 from exporter.archive.contract import Contract, Envelope
 from exporter.common.errors import UsageError
 
@@ -31,7 +31,7 @@ def describe_excess(envelope: Envelope, name: str, value: torch.Tensor) -> str:
     return f"{low:g} to {high:g} is outside {bounds.low:g} to {bounds.high:g}"
 
 
-def list_excesses(contract: Contract, cases: Sequence[ReferenceCase]) -> list[str]:
+def list_excesses(contract: Contract, cases: Cases) -> list[str]:
     """Return a message for each input of each case that has values outside the envelope."""
     messages = []
     for case in cases:

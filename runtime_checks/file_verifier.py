@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from exporter.archive.cases import ReferenceCase
+from exporter.archive.cases import Cases
 from runtime_checks import verification
 from runtime_checks.options import VerifyOptions
 from runtime_checks.report import Report
@@ -24,7 +24,7 @@ class FileVerifier:
         self._notes = list_unchecked_devices(options.device_names)
 
     def collect_report(
-        self, path: Path, format_name: str, fresh: Sequence[ReferenceCase] | None = None, shown_as: Path | None = None
+        self, path: Path, format_name: str, fresh: Cases | None = None, shown_as: Path | None = None
     ) -> Report:
         """Run every check on the file, which the report shows as ``shown_as``; a mismatch is in the report."""
         return verification.collect_report(

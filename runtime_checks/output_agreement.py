@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from exporter.archive.cases import ReferenceCase
+from exporter.archive.cases import Cases, ReferenceCase
 from exporter.archive.contract import Contract, Tolerance, name_output
 from exporter.archive.tensor_spec import name_dtype
 from runtime_checks.comparison import Comparison, compare_tensors
@@ -31,9 +31,7 @@ class OutputComparison:
 Side = tuple[Path, Contract | None]
 
 
-def compare_outputs(
-    first: Side, second: Side, cases: Mapping[str, Sequence[ReferenceCase]]
-) -> tuple[OutputComparison, ...]:
+def compare_outputs(first: Side, second: Side, cases: Mapping[str, Cases]) -> tuple[OutputComparison, ...]:
     """Run the union of the ``cases`` (by owner) in both files, each in a fresh process, and compare the outputs.
 
     The outputs of the ``first`` file are expected, to its tolerance, or to torchferry's own if it has no contract. An
@@ -69,7 +67,7 @@ def _compare_case(
     return comparisons
 
 
-def merge_cases(cases: Mapping[str, Sequence[ReferenceCase]]) -> list[ReferenceCase]:
+def merge_cases(cases: Mapping[str, Cases]) -> list[ReferenceCase]:
     """Return the cases of all owners, each of equal inputs once."""
     merged: list[ReferenceCase] = []
     for owner, owned in cases.items():

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from exporter.archive.cases import ReferenceCase, supports_case
+from exporter.archive.cases import Cases, supports_case
 from exporter.archive.contract import Contract, name_output
 from exporter.archive.pt_archive import Archive
 from runtime_checks import containers
@@ -42,7 +42,7 @@ HARNESS = "native comparison"
 def collect_report(
     path: Path,
     *,
-    fresh: Sequence[ReferenceCase] | None = None,
+    fresh: Cases | None = None,
     runners: Sequence[Runner] = (),
     shown_as: Path | None = None,
     notes: Sequence[str] = (),
@@ -82,7 +82,7 @@ def collect_report(
 def _verify_runtime(
     path: Path,
     opened: Container,
-    fresh: Sequence[ReferenceCase] | None,
+    fresh: Cases | None,
     runner: Runner,
     seconds: dict[str, float],
 ) -> RuntimeReport:
@@ -127,7 +127,7 @@ def _verify_runtime(
 
 
 def _plan_expectations(
-    contract: Contract, cases: Sequence[ReferenceCase], fresh: Sequence[ReferenceCase] | None, runner: Runner
+    contract: Contract, cases: Cases, fresh: Cases | None, runner: Runner
 ) -> tuple[list[Expectation], list[NotRun]]:
     # Compiled code has fixed dtypes; operators run one by one see the host's default dtype.
     operators = runner.name not in ("onnxruntime", "aoti", "c")
@@ -143,9 +143,7 @@ def _plan_expectations(
     return [p for p in planned if isinstance(p, Expectation)], [p for p in planned if isinstance(p, NotRun)]
 
 
-def _plan_probes(
-    contract: Contract, cases: Sequence[ReferenceCase], parameters: Mapping[str, torch.Tensor]
-) -> list[Probe]:
+def _plan_probes(contract: Contract, cases: Cases, parameters: Mapping[str, torch.Tensor]) -> list[Probe]:
     return [
         *finite_differences.plan_difference_probes(contract, cases, parameters),
         *derivative_consistency.derivative_product_checks(contract, cases),

@@ -10,7 +10,7 @@ import torch
 
 from exporter import __version__
 from exporter.archive import derivative_request
-from exporter.archive.cases import ReferenceCase
+from exporter.archive.cases import Cases
 from exporter.archive.contract import (
     NEWTON_OUTPUTS,
     SCHEMA,
@@ -83,7 +83,7 @@ def _strip_finding_paths(finding: Finding) -> Finding:
     return Finding(**texts)  # pyright: ignore[reportArgumentType]
 
 
-def compute_envelope(specs: Sequence[TensorSpec], cases: Sequence[ReferenceCase]) -> Envelope:
+def compute_envelope(specs: Sequence[TensorSpec], cases: Cases) -> Envelope:
     """Return the range of finite values that each real input had in these cases."""
     values = {}
     for i, spec in enumerate(specs):

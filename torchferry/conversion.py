@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from exporter.archive import pt_archive
-from exporter.archive.cases import ReferenceCase, supports_case
+from exporter.archive.cases import Cases, supports_case
 from exporter.archive.contract import Contract
 from exporter.archive.formats import check_suffix
 from exporter.backends.backend import Backend, WriteOptions
@@ -37,7 +36,7 @@ def convert(
     backend: Backend,
     options: WriteOptions,
     verifier: FileVerifier,
-    fresh: Sequence[ReferenceCase] = (),
+    fresh: Cases = (),
 ) -> Converted:
     """Convert the archive ``source`` to the backend's format, and verify it with its own and ``fresh`` cases.
 

@@ -30,7 +30,10 @@ class ReferenceCase:
     outputs: tuple[torch.Tensor, ...]
 
 
-def pack_cases(cases: Sequence[ReferenceCase]) -> bytes:
+Cases = Sequence[ReferenceCase]
+
+
+def pack_cases(cases: Cases) -> bytes:
     """Serialize ``"<case>/<method>/in/<i>"`` and ``".../out/<i>"`` with ``torch.save``, as contiguous copies."""
     import torch
 

@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.archive.cases import ReferenceCase, cases_from_tensors
+from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors
 from exporter.archive.contract import Batch, Bounds, Contract, Finding, contract_from_json, name_output
 from exporter.common.errors import ArchiveError, summarize_error
 
@@ -198,9 +198,7 @@ def read(path: Path) -> KernelFiles:
     return KernelFiles(path, contract, content["name"], content["files"], content["workspace"], content)
 
 
-def pack_text_cases(
-    contract: Contract, cases: Sequence[ReferenceCase], parameters: Mapping[str, torch.Tensor]
-) -> bytes:
+def pack_text_cases(contract: Contract, cases: Cases, parameters: Mapping[str, torch.Tensor]) -> bytes:
     """Serialize ``cases.txt``: a head, the parameters, the cases, ``end``.
 
     ``parameter DTYPE COUNT NAME``, ``case ROWS METHOD NAME``, ``in DTYPE COUNT`` and ``out DTYPE COUNT RTOL ATOL

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.archive.cases import ReferenceCase, cases_from_tensors
+from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors
 from exporter.archive.contract import Contract, contract_from_json
 from exporter.common.errors import ArchiveError, MissingRuntimeError, summarize_error
 
@@ -73,7 +73,7 @@ def data_path(path: Path) -> Path:
     return path.with_name(path.name + ".data")
 
 
-def pack_arrays(cases: Sequence[ReferenceCase], parameters: Mapping[str, torch.Tensor]) -> bytes:
+def pack_arrays(cases: Cases, parameters: Mapping[str, torch.Tensor]) -> bytes:
     """Serialize the cases and the parameters as ``.npz``."""
     import numpy
 

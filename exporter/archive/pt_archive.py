@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from exporter.archive.cases import ReferenceCase, pack_cases, unpack_cases
+from exporter.archive.cases import Cases, ReferenceCase, pack_cases, unpack_cases
 from exporter.archive.contract import Contract, contract_from_json
 from exporter.archive.target_machine import TargetMachine, machine_from_json
 from exporter.archive.zip_records import FOLDER, write_record, write_zip
@@ -110,7 +110,7 @@ def write(
     path: Path,
     records: Mapping[str, bytes],
     contract: Contract,
-    cases: Sequence[ReferenceCase],
+    cases: Cases,
     graph: str,
     extra_records: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:

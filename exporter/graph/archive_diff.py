@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from exporter.archive.cases import ReferenceCase
+from exporter.archive.cases import Cases
 from exporter.archive.contract import Contract
 from exporter.common.errors import ArchiveError, UsageError
 from exporter.graph.canonical_text import format_canonical_text, hash_graph_text
@@ -146,7 +146,7 @@ def to_json_value(value: Any) -> Any:
 
 
 # Runs both files on cases of either file, given by the file that they belong to.
-Run = Callable[[DiffSide, DiffSide, Mapping[str, Sequence[ReferenceCase]]], tuple[Any, ...]]
+Run = Callable[[DiffSide, DiffSide, Mapping[str, Cases]], tuple[Any, ...]]
 
 
 def diff_archives(first: Path, second: Path, run: Run | None = None) -> Difference:
@@ -252,9 +252,9 @@ def _collect_notes(a: DiffSide, b: DiffSide) -> list[str]:
     return notes
 
 
-def _select_cases(a: DiffSide, b: DiffSide) -> dict[str, Sequence[ReferenceCase]]:
+def _select_cases(a: DiffSide, b: DiffSide) -> dict[str, Cases]:
     """Select the stored cases of either file whose method both files have with the same inputs."""
-    cases: dict[str, Sequence[ReferenceCase]] = {}
+    cases: dict[str, Cases] = {}
     for which, file, counterpart in (("first", a, b), ("second", b, a)):
         if file.file.archive is None:
             continue

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from exporter.archive.cases import EXTREME_PREFIXES, ReferenceCase
+from exporter.archive.cases import EXTREME_PREFIXES, Cases
 from exporter.archive.contract import Contract, name_output
 from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import MismatchError, UsageError, suggest_names
@@ -101,7 +101,7 @@ class Rows:
         return sum(t.element_size() * batch * math.prod(t.shape[1:]) for t in every)
 
 
-def collect_rows(cases: Sequence[ReferenceCase], contract: Contract, method: str) -> Rows:
+def collect_rows(cases: Cases, contract: Contract, method: str) -> Rows:
     """Collect the rows of a method's ordinary cases."""
     ordinary = [c for c in cases if c.method == method and not c.name.startswith(EXTREME_PREFIXES)]
     if contract.batch.ndim == 0:

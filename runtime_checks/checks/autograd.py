@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from exporter.archive.cases import ReferenceCase
+from exporter.archive.cases import Cases
 from exporter.archive.contract import Contract
 from exporter.archive.tensor_spec import FLOATING, name_dtype
 from runtime_checks.checks.expectation import Expectation
@@ -19,7 +19,7 @@ from runtime_checks.runners.base import Call, CallResult, Tensors
 CHECK, PARAMETERS = "autograd through the file", "autograd by parameters"
 
 
-def plan_autograd_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Expectation]:
+def plan_autograd_checks(contract: Contract, cases: Cases) -> list[Expectation]:
     """Plan the calls whose input gradients must be those of the stored cases of ``vjp``."""
     if not contract.differentiable:
         return []
@@ -28,9 +28,7 @@ def plan_autograd_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> 
     return [Expectation(CHECK, c.name, call, c.outputs, returns="vjp") for c, call in products]
 
 
-def plan_parameter_probes(
-    contract: Contract, cases: Sequence[ReferenceCase], parameters: Mapping[str, torch.Tensor]
-) -> list[Probe]:
+def plan_parameter_probes(contract: Contract, cases: Cases, parameters: Mapping[str, torch.Tensor]) -> list[Probe]:
     """Plan probes that compare each settable parameter's gradient along a direction with central differences."""
     point = select_points(contract, cases)
     settable = select_settable(parameters)

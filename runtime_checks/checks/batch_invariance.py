@@ -6,11 +6,11 @@ of batch dimensions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
-from exporter.archive.cases import EXTREME_PREFIXES, ReferenceCase
+from exporter.archive.cases import EXTREME_PREFIXES, Cases
 from exporter.archive.contract import Contract
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call, Tensors
@@ -28,7 +28,7 @@ LARGE = 20_011
 LARGE_SOLVED = 4_099
 
 
-def batch_invariance_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Expectation | NotRun]:
+def batch_invariance_checks(contract: Contract, cases: Cases) -> list[Expectation | NotRun]:
     """Plan the batch invariance checks of every method; a check that does not apply says why."""
     reason = ""
     if contract.batch.ndim == 0:
@@ -55,7 +55,7 @@ def batch_invariance_checks(contract: Contract, cases: Sequence[ReferenceCase]) 
     return expectations
 
 
-def _plan_layout_checks(cases: Sequence[ReferenceCase]) -> list[Expectation]:
+def _plan_layout_checks(cases: Cases) -> list[Expectation]:
     usual = [case for case in cases if not case.name.startswith(EXTREME_PREFIXES)]
     calls = [Call(case.method, tuple(map(_make_strided, case.inputs))) for case in usual]
     pairs = zip(usual, calls, strict=True)

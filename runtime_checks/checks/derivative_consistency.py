@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from exporter.archive.cases import ReferenceCase
+from exporter.archive.cases import Cases
 from exporter.archive.contract import COTANGENT, TANGENT, Contract, strip_prefix
 from exporter.archive.tensor_spec import FLOATING, name_dtype
 from runtime_checks.checks.probe import Probe, find_error, select_points
@@ -26,7 +26,7 @@ KINK_CHANGE = 0.1
 SINGULAR = 1e8
 
 
-def derivative_product_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Probe]:
+def derivative_product_checks(contract: Contract, cases: Cases) -> list[Probe]:
     """Plan probes: cotangent times tangent is one number by ``jvp`` and ``vjp``; each product is that of the blocks."""
     point = select_points(contract, cases)
     methods = contract.methods
@@ -148,7 +148,7 @@ def _describe_mismatch(
     return [] if comparison.passed else [f"{what}: {comparison.reason}"]
 
 
-def plan_symmetry_probes(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Probe]:
+def plan_symmetry_probes(contract: Contract, cases: Cases) -> list[Probe]:
     """Plan probes that blocks declared to be second derivatives of a potential equal their transposes."""
     spec = contract.methods.get("jacobian")
     point = select_points(contract, cases)
@@ -173,7 +173,7 @@ def plan_symmetry_probes(contract: Contract, cases: Sequence[ReferenceCase]) -> 
     return [Probe((Call("jacobian", point),), judge)]
 
 
-def plan_newton_probes(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Probe]:
+def plan_newton_probes(contract: Contract, cases: Cases) -> list[Probe]:
     """Plan probes that a Newton step near a root of ``f(x) - f(x*)`` comes nearer with the square of the distance."""
     spec = contract.methods.get("jacobian")
     point = select_points(contract, cases)

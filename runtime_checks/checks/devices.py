@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from exporter.archive.cases import EXTREME_PREFIXES, ReferenceCase
+from exporter.archive.cases import EXTREME_PREFIXES, Cases, ReferenceCase
 from exporter.archive.contract import Contract
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call
@@ -15,7 +13,7 @@ MOVED, LARGE, MISPLACED = "moved to the device", "large batches", "input on the 
 SIZES = (10_000, 100_000)
 
 
-def plan_device_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Expectation | NotRun]:
+def plan_device_checks(contract: Contract, cases: Cases) -> list[Expectation | NotRun]:
     """Plan the calls that a device gets in addition to those of the CPU."""
     calls = [(case, Call(case.method, case.inputs, moved=True)) for case in cases]
     expectations: list[Expectation | NotRun] = [Expectation(MOVED, c.name, call, c.outputs) for c, call in calls]
@@ -30,7 +28,7 @@ def plan_device_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> li
     return expectations
 
 
-def plan_large_batch_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Expectation | NotRun]:
+def plan_large_batch_checks(contract: Contract, cases: Cases) -> list[Expectation | NotRun]:
     """Plan one call of each method at each large batch size."""
     expectations: list[Expectation | NotRun] = []
     for method in contract.methods:
@@ -42,7 +40,7 @@ def plan_large_batch_checks(contract: Contract, cases: Sequence[ReferenceCase]) 
     return expectations
 
 
-def _find_ordinary_case(cases: Sequence[ReferenceCase], method: str) -> ReferenceCase | None:
+def _find_ordinary_case(cases: Cases, method: str) -> ReferenceCase | None:
     return next((c for c in cases if c.method == method and not c.name.startswith(EXTREME_PREFIXES)), None)
 
 

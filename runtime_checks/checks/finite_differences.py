@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter.archive.cases import ReferenceCase
+from exporter.archive.cases import Cases
 from exporter.archive.contract import Contract
 from exporter.archive.tensor_spec import name_dtype
 from runtime_checks.checks.probe import Probe, find_error, select_points
@@ -59,9 +59,7 @@ def select_settable(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.T
     return {n: p for n, p in parameters.items() if name_dtype(p) in RESOLUTION and p.numel()}
 
 
-def plan_difference_probes(
-    contract: Contract, cases: Sequence[ReferenceCase], parameters: Mapping[str, torch.Tensor]
-) -> list[Probe]:
+def plan_difference_probes(contract: Contract, cases: Cases, parameters: Mapping[str, torch.Tensor]) -> list[Probe]:
     """Plan probes for each input and parameter with Jacobian blocks or declared zeros, and for inputs once more with
     other values of the parameters: a block that forgot to read one is stale."""
     spec = contract.methods.get("jacobian")
@@ -103,7 +101,7 @@ def _make_coarse_probe(name: str, dtype: str) -> Probe:
 
 def _build_ladder(
     contract: Contract,
-    cases: Sequence[ReferenceCase],
+    cases: Cases,
     point: Tensors,
     name: str,
     settable: Mapping[str, torch.Tensor],
@@ -140,7 +138,7 @@ def _build_ladder(
     return Ladder(name, dtype, components, steps, together, bool(contract.solvers))
 
 
-def _estimate_magnitude(cases: Sequence[ReferenceCase], position: int) -> float:
+def _estimate_magnitude(cases: Cases, position: int) -> float:
     """Return the largest magnitude of an input in the warmup case."""
     values = torch.cat([c.inputs[position].flatten() for c in cases if c.method == "forward" and c.name == "warmup"])
     return (float(values.abs().max()) if values.numel() else 0.0) or 1.0
@@ -219,7 +217,7 @@ class Entries:
 
 def _probe_kink_sides(
     contract: Contract,
-    cases: Sequence[ReferenceCase],
+    cases: Cases,
     point: Tensors,
     ladder: Ladder,
     pairs: Pairs,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter.archive.cases import EXTREME_PREFIXES, ReferenceCase
+from exporter.archive.cases import EXTREME_PREFIXES, Cases
 from exporter.archive.contract import Contract
 from runtime_checks.report import CheckResult
 from runtime_checks.runners.base import Call, CallResult, Tensors
@@ -25,7 +25,7 @@ class Probe:
     further: Callable[[Sequence[CallResult]], Probe | None] = lambda _: None
 
 
-def select_points(contract: Contract, cases: Sequence[ReferenceCase], method: str = "forward") -> Tensors:
+def select_points(contract: Contract, cases: Cases, method: str = "forward") -> Tensors:
     """Select rows of the ordinary stored cases as one batch; the inputs of one case if there is no batch.
 
     For an implicit model they are rows that converge, from those that take the fewest iterations to those that take the

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from exporter.archive.cases import ReferenceCase
+from exporter.archive.cases import Cases
 from exporter.archive.contract import Contract
 from runtime_checks.checks.probe import Probe, find_error, select_points
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult
@@ -17,7 +17,7 @@ CHECK = "stopped early"
 CONVERGED, NOT_CONVERGED = 0, 1
 
 
-def solver_status_checks(contract: Contract, cases: Sequence[ReferenceCase]) -> list[Probe]:
+def solver_status_checks(contract: Contract, cases: Cases) -> list[Probe]:
     """Plan a probe with one iteration allowed: elements that take more have the status 1, and NaN or their last iterate
     as the contract says; the others are as before."""
     point = select_points(contract, cases)

@@ -9,7 +9,7 @@ import torch
 
 from exporter import __version__
 from exporter.archive import kernel_container
-from exporter.archive.cases import EXTREME_PREFIXES, ReferenceCase, supports_case
+from exporter.archive.cases import EXTREME_PREFIXES, Cases, ReferenceCase, supports_case
 from exporter.archive.contract import Contract, Finding
 from exporter.archive.pt_archive import Archive
 from exporter.backends.c_kernel.c_source import CSource, generate_sources
@@ -75,9 +75,7 @@ def is_well_conditioned(module: torch.jit.ScriptModule, contract: Contract, case
     return True
 
 
-def build_files(
-    sources: CSource, contract: Contract, cases: Sequence[ReferenceCase], left_out: Sequence[str]
-) -> dict[str, bytes]:
+def build_files(sources: CSource, contract: Contract, cases: Cases, left_out: Sequence[str]) -> dict[str, bytes]:
     """Build the files of a kernel from its sources, contract and cases."""
     files = {name: text.encode() for name, text in sources.files.items()}
     context = {"contract": contract, "version": __version__, "name": sources.name, "upper": sources.name.upper()}

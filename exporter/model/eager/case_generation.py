@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from exporter.archive.cases import EXTREME_PREFIXES, ReferenceCase
+from exporter.archive.cases import EXTREME_PREFIXES, Cases, ReferenceCase
 from exporter.archive.contract import Finding, MethodSpec, strip_prefix
 from exporter.common.errors import WarmupError
 from exporter.common.tensors import all_close, copy_transposed, copy_with_gaps
@@ -83,7 +83,7 @@ MAX_PARAMETER_ROWS = 32
 
 
 def make_method_cases(
-    warm: Warmup, methods: Mapping[str, MethodSpec], cases: Sequence[ReferenceCase], seed: int
+    warm: Warmup, methods: Mapping[str, MethodSpec], cases: Cases, seed: int
 ) -> tuple[ReferenceCase, ...]:
     """Make cases of the methods beside ``forward``, at the inputs of other cases, from eager mode and its autograd.
 
