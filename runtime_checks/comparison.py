@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,8 @@ import torch
 from exporter.archive.contract import Bounds
 
 # Bits of a floating dtype as an integer of equal width, to count the floats between two values.
-_BITS = {
-    torch.float64: torch.int64,
-    torch.float32: torch.int32,
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
-}
+_BITS = {torch.float64: torch.int64, torch.float32: torch.int32}
+_BITS |= dict.fromkeys((torch.float16, torch.bfloat16), torch.int16)
 
 
 @dataclass(frozen=True)
@@ -69,16 +66,8 @@ def compare_tensors(got: Any, expected: torch.Tensor, bounds: Bounds) -> Compari
     score = excess if bool(bad.any()) else difference
     worst = _unravel_index(int(score.flatten().argmax()), tuple(got.shape))
     magnitude = torch.where(finite & (b.abs() > 0), b.abs(), float("inf"))
-    return Comparison(
-        passed=not bool(bad.any()),
-        reason=f"{int(bad.sum())} of {got.numel()} elements differ" if bool(bad.any()) else "",
-        max_abs=float(difference.max()),
-        max_rel=float((difference / magnitude).max()),
-        max_ulp=count_ulps(got, expected, finite),
-        worst=worst,
-        got=str(got[worst].item()),
-        expected=str(expected[worst].item()),
-    )
+    max_rel, max_ulp = float((difference / magnitude).max()), count_ulps(got, expected, finite)
+    return _summarize((got, expected), bad, difference, worst, max_rel, max_ulp)
 
 
 def _is_equal_or_nan(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -110,15 +99,16 @@ def _compare_exactly(got: torch.Tensor, expected: torch.Tensor) -> Comparison:
     bad = got != expected
     worst = _unravel_index(int(bad.flatten().to(torch.uint8).argmax()), tuple(got.shape))
     difference = (got.to(torch.float64) - expected.to(torch.float64)).abs()
+    return _summarize((got, expected), bad, difference, worst)
+
+
+def _summarize(
+    pair: Sequence[torch.Tensor], bad: torch.Tensor, difference: Any, worst: Any, max_rel: float = 0.0, max_ulp: int = 0
+) -> Comparison:
     count = int(bad.sum())
-    return Comparison(
-        passed=count == 0,
-        reason=f"{count} of {got.numel()} elements differ" if count else "",
-        max_abs=float(difference.max()),
-        worst=worst,
-        got=str(got[worst].item()),
-        expected=str(expected[worst].item()),
-    )
+    reason = f"{count} of {bad.numel()} elements differ" if count else ""
+    got, expected = (str(value[worst].item()) for value in pair)
+    return Comparison(count == 0, reason, float(difference.max()), max_rel, max_ulp, worst, got, expected)
 
 
 def _unravel_index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:

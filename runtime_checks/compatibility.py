@@ -11,7 +11,7 @@ from typing import Any
 
 from exporter.archive import pt_archive
 from exporter.common.errors import MismatchError, MissingRuntimeError, TorchferryError, UsageError
-from runtime_checks.report import FAILED, Report
+from runtime_checks.report import FAILED
 from runtime_checks.runners import fork_server
 from runtime_checks.runners.python_runner import PythonRunner
 from runtime_checks.runners.subprocesses import build_environment
@@ -51,12 +51,9 @@ class CompatibilityReport:
         failed = [row for row in self.rows if row.verdict in (DIFFERS, BROKEN)]
         absent = list(dict.fromkeys(row.torch for row in self.rows if row.verdict == NOT_THERE))
         if failed:
-            what, where = (
-                f"{failed[0].archive} fails under torch {failed[0].torch}",
-                f"{len(failed)} of {len(self.rows)}",
-            )
-            got = f"{failed[0].verdict}: {failed[0].detail}"
-            where, expected = f"{where} archives and versions", "what it computed when it was exported"
+            what = f"{failed[0].archive} fails under torch {failed[0].torch}"
+            where, got = f"{len(failed)} of {len(self.rows)} archives and versions", failed[0].verdict
+            got, expected = f"{got}: {failed[0].detail}", "what it computed when it was exported"
             raise MismatchError(what, where=where, got=got, expected=expected)
         if absent:
             details = dict.fromkeys(row.detail for row in self.rows if row.verdict == NOT_THERE)
@@ -103,13 +100,8 @@ def _verify_archive(path: Path, version: str, python: Path) -> CompatibilityResu
     if not f"{torch_version.partition('+')[0]}.".startswith(f"{version.partition('+')[0]}."):
         return CompatibilityResult(str(path), version, BROKEN, detail=f"it ran under torch {torch_version}")
     graph = _compare_graph_hash(path, python)
-    if report.passed:
-        return CompatibilityResult(str(path), version, VERIFIED, graph)
-    return CompatibilityResult(str(path), version, DIFFERS, graph, _describe_failures(report))
-
-
-def _describe_failures(report: Report) -> str:
-    return "; ".join(f"{c.check}: {c.detail}" for c in report.checks if c.verdict == FAILED)
+    failures = "; ".join(f"{c.check}: {c.detail}" for c in report.checks if c.verdict == FAILED)
+    return CompatibilityResult(str(path), version, VERIFIED if report.passed else DIFFERS, graph, failures)
 
 
 _HASH = """

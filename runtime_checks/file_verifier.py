@@ -27,11 +27,5 @@ class FileVerifier:
         self, path: Path, format_name: str, fresh: Cases | None = None, shown_as: Path | None = None
     ) -> Report:
         """Run every check on the file, which the report shows as ``shown_as``; a mismatch is in the report."""
-        return verification.collect_report(
-            path,
-            fresh=fresh,
-            runners=self._runners[format_name],
-            shown_as=shown_as,
-            notes=self._notes,
-            envelope=self._options.envelope,
-        )
+        options = {"runners": self._runners[format_name], "notes": self._notes, "envelope": self._options.envelope}
+        return verification.collect_report(path, fresh=fresh, shown_as=shown_as, **options)

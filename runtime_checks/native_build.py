@@ -38,7 +38,8 @@ def make_cache_error(what: str, folder: Path, error: OSError) -> MissingRuntimeE
 def compute_build_prefix(sanitize: str = "") -> Path:
     """Return the folder of the build for this torch and compiler. Raise ``MissingRuntimeError`` without a compiler."""
     compiler = _find_compiler()
-    version = _read_output([compiler, "--version"]).splitlines()[0]
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    version = (done.stdout or "?").splitlines()[0]
     digest = hashlib.sha256()
     for part in (_torch_version(), str(torch_folder()), compiler, version, sanitize):
         digest.update(part.encode() + b"\0")
@@ -130,7 +131,3 @@ def _find_compiler() -> str:
         what = "there is no C++ compiler to build the native library"
         raise MissingRuntimeError(what, got=got, mend=INSTALL)
     return path
-
-
-def _read_output(command: Sequence[str]) -> str:
-    return subprocess.run([*command], capture_output=True, text=True, check=False).stdout or "?"

@@ -94,7 +94,8 @@ class Report:
     @property
     def passed(self) -> bool:
         """Return whether every runtime made checks and none failed."""
-        return bool(self.checks) and all(leg.checks and _has_no_failure(leg) for leg in self.legs)
+        has_checks = bool(self.legs) and all(leg.checks for leg in self.legs)
+        return has_checks and all(c.verdict != FAILED for c in self.checks)
 
     def raise_if_failed(self) -> None:
         """Raise ``MismatchError``, which carries this report, if a check failed or a runtime made none."""
@@ -127,10 +128,6 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Return the report JSON-ready: numbers that JSON cannot hold are given as text."""
         return {"passed": self.passed, **_to_plain(dataclasses.asdict(self))}
-
-
-def _has_no_failure(leg: RuntimeReport) -> bool:
-    return all(c.verdict != FAILED for c in leg.checks)
 
 
 def _to_plain(value: Any) -> Any:

@@ -69,14 +69,9 @@ def collect_report(
         legs = [dataclasses.replace(leg, checks=(*leg.checks, verdict)) for leg in legs]
     elif excesses:
         notes = (*notes, *(f"outside the envelope: {text}" for text in excesses))
-    return Report(
-        archive=str(shown_as or path),
-        model=opened.contract.name,
-        legs=tuple(legs),
-        findings=tuple(map(dataclasses.asdict, dict.fromkeys(f for file in held for f in file.contract.findings))),
-        seconds=seconds,
-        notes=tuple(notes),
-    )
+    findings = tuple(map(dataclasses.asdict, dict.fromkeys(f for file in held for f in file.contract.findings)))
+    archive, model = str(shown_as or path), opened.contract.name
+    return Report(archive, model, tuple(legs), findings, seconds, tuple(notes))
 
 
 def _verify_runtime(

@@ -50,10 +50,8 @@ def build_contract(
     wrt_names -= {s.name for s in source.inputs}
     solvers = find_solvers(source.parameter_module)
     shape = () if len(solvers) == 1 else (len(solvers),)
-    requested = request.parameters if request else ()
-    settable = derivative_request.resolve_settable_parameters(
-        requested, captured.parameters, parameter_names, wrt_names
-    )
+    requested, resolve = request.parameters if request else (), derivative_request.resolve_settable_parameters
+    settable = resolve(requested, captured.parameters, parameter_names, wrt_names)
     parameters = {n: p for n, p in source.parameter_module.named_parameters() if n in settable}
     forward = MethodSpec(tuple(s.name for s in source.inputs), tuple(s.name for s in outputs))
     return Contract(

@@ -33,16 +33,17 @@ class ReferenceCase:
 Cases = Sequence[ReferenceCase]
 
 
+def list_tensors(cases: Cases) -> dict[str, torch.Tensor]:
+    """Return the tensors by ``"<case>/<method>/in/<i>"`` and ``".../out/<i>"``."""
+    sides = [(c, side, vs) for c in cases for side, vs in (("in", c.inputs), ("out", c.outputs))]
+    return {f"{c.name}/{c.method}/{side}/{i}": v.detach() for c, side, vs in sides for i, v in enumerate(vs)}
+
+
 def pack_cases(cases: Cases) -> bytes:
-    """Serialize ``"<case>/<method>/in/<i>"`` and ``".../out/<i>"`` with ``torch.save``, as contiguous copies."""
+    """Serialize the tensors of ``list_tensors`` with ``torch.save``, as contiguous copies."""
     import torch
 
-    tensors = {
-        f"{case.name}/{case.method}/{side}/{i}": value.detach().clone(memory_format=torch.contiguous_format)
-        for case in cases
-        for side, values in (("in", case.inputs), ("out", case.outputs))
-        for i, value in enumerate(values)
-    }
+    tensors = {k: v.clone(memory_format=torch.contiguous_format) for k, v in list_tensors(cases).items()}
     buffer = io.BytesIO()
     torch.save(tensors, buffer)
     return buffer.getvalue()
@@ -63,9 +64,8 @@ def cases_from_tensors(tensors: Any, contract: Contract, where: str) -> tuple[Re
     """Build cases from tensors by name; raise ``ArchiveError`` for invalid names or a misfit with the contract."""
     import torch
 
-    is_valid = isinstance(tensors, dict) and all(
-        isinstance(v, torch.Tensor) and _CASE_KEY.fullmatch(str(k)) for k, v in tensors.items()
-    )
+    is_valid = isinstance(tensors, dict) and all(isinstance(v, torch.Tensor) for v in tensors.values())
+    is_valid = is_valid and all(_CASE_KEY.fullmatch(str(k)) for k in tensors)
     if not is_valid:
         what = "the stored cases are not tensors by name"
         expected = 'a dict of "<case>/<method>/in/<i>" and ".../out/<i>" to tensors'

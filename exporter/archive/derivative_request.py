@@ -82,25 +82,18 @@ def resolve_derivatives(
     for text, exact, output, name in validate_names(request, ins, outs, list(parameters)):
         why = _explain_missing(output, name, dtypes, nonzero_pairs)
         if why and exact:
-            raise UsageError(
-                f"{output!r} has no derivative with respect to {name!r}",
-                where=f"--derivative {text!r}",
-                got=why,
-                expected="an output and an input or parameter of one floating dtype that it depends on",
-                mend=_KEEP if uses_autograd else "",
-            )
+            what, mend = f"{output!r} has no derivative with respect to {name!r}", _KEEP if uses_autograd else ""
+            expected = "an output and an input or parameter of one floating dtype that it depends on"
+            raise UsageError(what, where=f"--derivative {text!r}", got=why, expected=expected, mend=mend)
         if why:
             omitted[output, name] = why
         else:
             selected[output, name] = None
     if request.blocks and not selected:
-        raise UsageError(
-            "no block of the Jacobian is left",
-            where=", ".join(f"--derivative {text!r}" for text in request.blocks),
-            got="; ".join(f"{o} by {i}: {why}" for (o, i), why in list(omitted.items())[:5]),
-            expected="an output that depends on an input or parameter of floating dtype",
-            mend=_KEEP if uses_autograd else "",
-        )
+        what, where = "no block of the Jacobian is left", ", ".join(f"--derivative {text!r}" for text in request.blocks)
+        got = "; ".join(f"{o} by {i}: {why}" for (o, i), why in list(omitted.items())[:5])
+        expected = "an output that depends on an input or parameter of floating dtype"
+        raise UsageError(what, where=where, got=got, expected=expected, mend=_KEEP if uses_autograd else "")
     order = {pair: i for i, pair in enumerate((o, i) for o in outs for i in (*ins, *parameters))}
     pairs = sorted(selected, key=order.__getitem__)
     findings = tuple(Finding(CHECK, f"no block {block_name(*p)}", reason=why) for p, why in omitted.items())
@@ -140,19 +133,13 @@ def _resolve_symmetric_pairs(
     for text in request.symmetric:
         pair = next((p for p in pairs if ":".join(p) == text), None)
         if pair is None:
-            raise UsageError(
-                f"the file has no block {text!r} that could be symmetric",
-                where=f"--symmetric {text!r}",
-                expected=suggest_names(text, [":".join(p) for p in pairs]),
-                mend="request it: --derivative OUT:IN",
-            )
+            what, mend = f"the file has no block {text!r} that could be symmetric", "request it: --derivative OUT:IN"
+            expected = suggest_names(text, [":".join(p) for p in pairs])
+            raise UsageError(what, where=f"--symmetric {text!r}", expected=expected, mend=mend)
         if pair[1] not in ins or outs[pair[0]] != ins[pair[1]]:
-            raise UsageError(
-                f"the block {text!r} is not square",
-                where=f"--symmetric {text!r}",
-                got=f"{list(outs[pair[0]])} by {list(ins.get(pair[1], ()))}",
-                expected="an output and an input of the same shape",
-            )
+            what, got = f"the block {text!r} is not square", f"{list(outs[pair[0]])} by {list(ins.get(pair[1], ()))}"
+            expected = "an output and an input of the same shape"
+            raise UsageError(what, where=f"--symmetric {text!r}", got=got, expected=expected)
         symmetric_pairs.append(pair)
     return tuple(symmetric_pairs)
 

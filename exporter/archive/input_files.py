@@ -52,11 +52,9 @@ def order_inputs(inputs: InputValues, names: Sequence[str]) -> dict[str, Any]:
     extra = [name for name in inputs if name not in names]
     if missing or extra:
         sides = (("missing", missing), ("not an input", extra))
-        raise UsageError(
-            "the inputs do not match those of the model",
-            got="; ".join(f"{side}: {', '.join(map(repr, listed))}" for side, listed in sides if listed),
-            expected=suggest_names(extra[0], names) if extra else f"all of {', '.join(map(repr, names))}",
-        )
+        got = "; ".join(f"{side}: {', '.join(map(repr, listed))}" for side, listed in sides if listed)
+        expected = suggest_names(extra[0], names) if extra else f"all of {', '.join(map(repr, names))}"
+        raise UsageError("the inputs do not match those of the model", got=got, expected=expected)
     return {name: inputs[name] for name in names}
 
 

@@ -264,9 +264,8 @@ def _read_cases(path: Path, contract: Contract) -> tuple[dict[str, torch.Tensor]
                 continue
             names = contract.methods[method]
             index = positions[side]
-            spec = (
-                contract.input_spec(names.inputs[index]) if side == "in" else contract.output_spec(names.outputs[index])
-            )
+            is_input = side == "in"
+            spec = contract.input_spec(names.inputs[index]) if is_input else contract.output_spec(names.outputs[index])
             batch_shape = (rows,) if contract.batch.ndim else ()
             tensors[f"{case}/{method}/{side}/{index}"] = value.reshape((*batch_shape, *spec.static_shape))
             positions[side] = index + 1

@@ -51,10 +51,8 @@ def run_steps(
     longest_lag = max((parse_lag(s.name)[1] for s in inputs), default=1)
     for step in range(history.steps):
         prescribed = {name: values[step] for name, values in history.prescribed.items()}
-        tensors = {
-            s.name: prescribed[s.name] if s.name in prescribed else _get_lagged_value(history, past_steps, step, s.name)
-            for s in inputs
-        }
+        fed_back = [s.name for s in inputs if s.name not in prescribed]
+        tensors = prescribed | {n: _get_lagged_value(history, past_steps, step, n) for n in fed_back}
         batch_shapes = (tensors[s.name].shape[: tensors[s.name].ndim - len(s.shape)] for s in inputs)
         batch_shape = torch.broadcast_shapes(*batch_shapes)
         try:

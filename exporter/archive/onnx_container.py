@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors
+from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors, list_tensors
 from exporter.archive.contract import Contract, contract_from_json
 from exporter.common.errors import ArchiveError, MissingRuntimeError, summarize_error
 
@@ -77,12 +77,7 @@ def pack_arrays(cases: Cases, parameters: Mapping[str, torch.Tensor]) -> bytes:
     """Serialize the cases and the parameters as ``.npz``."""
     import numpy
 
-    arrays = {
-        f"{case.name}/{case.method}/{side}/{i}": value.detach().cpu().contiguous().numpy()
-        for case in cases
-        for side, values in (("in", case.inputs), ("out", case.outputs))
-        for i, value in enumerate(values)
-    }
+    arrays = {key: value.cpu().contiguous().numpy() for key, value in list_tensors(cases).items()}
     arrays |= {f"{_PARAMETER}{name}": value.detach().cpu().numpy() for name, value in parameters.items()}
     buffer = io.BytesIO()
     numpy.savez(buffer, **arrays)  # pyright: ignore[reportArgumentType]

@@ -114,13 +114,11 @@ def write(
     graph: str,
     extra_records: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Write to ``path`` the module's records as ``packing.serialize_module`` returns them, ours, and extra ones.
-    For a file that appears only when it is complete, see ``files.atomic_write_path``."""
+    """Write to ``path`` the module's records as ``capture.serialization`` gives them, ours, and extra ones.
+    For a file that appears only when it is complete, see ``common.atomic_files``."""
     texts = {CONTRACT: contract.to_json().encode(), CASES: pack_cases(cases), GRAPH: graph.encode()}
-    placed = {
-        _list_record_names(name)[0] if PARAMETERS in extra_records else f"extra/{name}": data
-        for name, data in {**texts, **extra_records}.items()
-    }
+    is_package, named = PARAMETERS in extra_records, {**texts, **extra_records}
+    placed = {_list_record_names(n)[0] if is_package else f"extra/{n}": data for n, data in named.items()}
     buffer = io.BytesIO(write_zip({**records, **placed}))
     with zipfile.ZipFile(buffer, "a") as archive:
         digests = {name: hashlib.sha256(archive.read(name)).hexdigest() for name in archive.namelist()}

@@ -118,10 +118,9 @@ def list_dynamic_sizes(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
 
 def fits_shape(got: Sequence[int], shape: Shape, known_sizes: dict[str, int]) -> bool:
     """Return whether ``got`` fits this shape; open sizes must equal ``known_sizes``, to which new ones are added."""
-    return len(got) == len(shape) and all(
-        known_sizes.setdefault(dim, size) == size if isinstance(dim, str) else dim == size
-        for size, dim in zip(got, shape, strict=True)
-    )
+    pairs = list(zip(got, shape, strict=False))
+    fits = (known_sizes.setdefault(d, size) == size if isinstance(d, str) else d == size for size, d in pairs)
+    return len(got) == len(shape) and all(fits)
 
 
 @dataclass(frozen=True)
@@ -145,17 +144,13 @@ class Signature:
     def __post_init__(self) -> None:
         input_sizes, output_sizes = list_dynamic_sizes(self.inputs), list_dynamic_sizes(self.outputs)
         if (input_sizes or output_sizes) and self.batch_ndim:
-            raise UsageError(
-                "a signature has both open sizes and a batch",
-                got=f"sizes {', '.join((*input_sizes, *output_sizes))}, batch_ndim={self.batch_ndim}",
-                expected="batch_ndim=0: shapes are then full, and open sizes mark the dimensions that vary",
-            )
+            got = f"sizes {', '.join((*input_sizes, *output_sizes))}, batch_ndim={self.batch_ndim}"
+            expected = "batch_ndim=0: shapes are then full, and open sizes mark the dimensions that vary"
+            raise UsageError("a signature has both open sizes and a batch", got=got, expected=expected)
         if not set(output_sizes) <= set(input_sizes):
-            raise UsageError(
-                "an output has an open size that no input has",
-                got=", ".join(sorted(set(output_sizes) - set(input_sizes))),
-                expected="a number" + (f", or one of {', '.join(input_sizes)}" if input_sizes else ""),
-            )
+            got = ", ".join(sorted(set(output_sizes) - set(input_sizes)))
+            expected = "a number" + (f", or one of {', '.join(input_sizes)}" if input_sizes else "")
+            raise UsageError("an output has an open size that no input has", got=got, expected=expected)
 
     @classmethod
     def of(
@@ -185,10 +180,8 @@ class Signature:
         """
 
         def make_specs(by_name: Mapping[str, Sequence[int | str] | TensorSpec]) -> tuple[TensorSpec, ...]:
-            return tuple(
-                dataclasses.replace(of, name=name) if isinstance(of, TensorSpec) else TensorSpec(name, tuple(of), dtype)
-                for name, of in by_name.items()
-            )
+            specs = {n: v if isinstance(v, TensorSpec) else TensorSpec(n, tuple(v), dtype) for n, v in by_name.items()}
+            return tuple(dataclasses.replace(spec, name=name) for name, spec in specs.items())
 
         input_specs, output_specs = make_specs(inputs), make_specs(outputs or {})
         if batch_ndim is None:

@@ -95,10 +95,8 @@ def _choose_new_names(renames: Sequence[RenameRule], names: Collection[str]) -> 
         old_names_by_new.setdefault(new_names.get(name, name), []).append(name)
     for new_name, old_names in old_names_by_new.items():
         if len(old_names) > 1:
-            raise UsageError(
-                "renaming makes two names equal",
-                where=", ".join(f"--rename {r.old}:{r.new}" for r in renames),
-                got=f"{' and '.join(map(repr, old_names))} would both be {new_name!r}",
-                expected="a different name for every variable",
-            )
+            where = ", ".join(f"--rename {r.old}:{r.new}" for r in renames)
+            got = f"{' and '.join(map(repr, old_names))} would both be {new_name!r}"
+            expected = "a different name for every variable"
+            raise UsageError("renaming makes two names equal", where=where, got=got, expected=expected)
     return new_names

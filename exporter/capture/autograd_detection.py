@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from exporter.capture import fx_tracing
-from exporter.common.autograd_engine import Entry, patch_autograd_engine
 from exporter.common.errors import TorchferryError
 from exporter.common.forking import ForkFailedError, run_in_fork
-from exporter.common.torch_hooks import patch_forward
+from exporter.common.torch_hooks import Entry, patch_autograd_engine, patch_forward
 from exporter.model.eager.warmup import run_first
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.source import Source

@@ -69,10 +69,8 @@ def _get_sizes(value: Any) -> list[int] | None:
 
 def emit_chunked_source(name: str, inner: str, arguments: Sequence[str], count: int, size: int) -> str:
     """Return source of a method that calls ``inner`` on slices of ``size`` rows."""
-    first_slice, next_slice = (
-        ", ".join(f"{a}.narrow(0, {start}, {count})" for a in arguments)
-        for start, count in ((0, size), ("tf_start", f"min({size}, tf_rows - tf_start)"))
-    )
+    first_slice = ", ".join(f"{a}.narrow(0, 0, {size})" for a in arguments)
+    next_slice = ", ".join(f"{a}.narrow(0, tf_start, min({size}, tf_rows - tf_start))" for a in arguments)
     lines = [f"tf_rows = {arguments[0]}.size(0)"]
     lines += [f"if tf_rows <= {size}:", f"    tf_v = self.{inner}({', '.join(arguments)})"]
     lines += ["else:", f"    tf_v = self.{inner}({first_slice})"]

@@ -35,7 +35,7 @@ def fold_batch_constants(program: FxProgram, inputs: Sequence[torch.Tensor]) -> 
     if not frontier:
         return program
     constants = dict(program.constants)
-    with graph.graph.inserting_before(_find_first_operation(graph)):
+    with graph.graph.inserting_before(next(n for n in graph.graph.nodes if n.op != "placeholder")):
         size_node = graph.graph.call_function(_aten.sym_size.int, (next(iter(graph.graph.nodes)), 0))
         size_node.meta["val"] = _get_batch_size(graph)
     for node in frontier:
@@ -80,10 +80,6 @@ def _get_batch_symbol(graph: GraphModule) -> Any:
 
 def _is_batch(size: Any, batch: Any) -> bool:
     return isinstance(size, torch.SymInt) and size.node._expr == batch
-
-
-def _find_first_operation(graph: GraphModule) -> Node:
-    return next(n for n in graph.graph.nodes if n.op != "placeholder")
 
 
 def _evaluate_constants(graph: GraphModule, constants: Mapping[str, Any], batch: Any, size: int) -> dict[Node, Any]:

@@ -200,14 +200,10 @@ def lift_constants(module: torch.jit.ScriptModule) -> None:
         value = node.t("value")
         name = next((name for name, buffer in buffers[path] if bitwise_equal(buffer, value)), None)
         if name is None:
-            raise CaptureError(
-                "two traces of the same model have different constants",
-                check="constants",
-                where=find_location(node),
-                got=f"{value.dtype} {list(value.shape)}: {value.flatten()[:4].tolist()}",
-                expected="the same constants in every run",
-                mend="create constants in __init__",
-            )
+            what, where = "two traces of the same model have different constants", find_location(node)
+            got = f"{value.dtype} {list(value.shape)}: {value.flatten()[:4].tolist()}"
+            expected, mend = "the same constants in every run", "create constants in __init__"
+            raise CaptureError(what, check="constants", where=where, got=got, expected=expected, mend=mend)
         if (id(graph), name) not in reads:
             reads[id(graph), name] = _insert_buffer_read(graph, name, node)
         value = reads[id(graph), name]

@@ -78,11 +78,7 @@ def find_bound_applies() -> _BoundMethods:
         methods = [m for m in methods if m.__func__ is original]
         namespaces = [p for p in (gc.get_referrers(*methods) if methods else ()) if isinstance(p, dict)]
         methods_by_id = {id(m): m for m in methods}
-        _KNOWN_METHODS[classes] = [
-            (namespace, name, methods_by_id[id(value)])
-            for namespace in namespaces
-            if namespace is not methods_by_id
-            for name, value in list(namespace.items())
-            if id(value) in methods_by_id
-        ]
+        spaces = [namespace for namespace in namespaces if namespace is not methods_by_id]
+        entries = [(space, name, id(value)) for space in spaces for name, value in list(space.items())]
+        _KNOWN_METHODS[classes] = [(s, n, methods_by_id[key]) for s, n, key in entries if key in methods_by_id]
     return _KNOWN_METHODS[classes]

@@ -8,7 +8,6 @@ fewer operations."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +22,8 @@ from exporter.capture.fx_tracing import FxProgram, trace_to_fx
 from exporter.capture.jacobian_source import CapturedProduct, Directions
 from exporter.capture.module_tree import Run
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
-from exporter.common.parameter_swap import swap_parameters
 from exporter.common.tensors import all_close
+from exporter.common.torch_hooks import swap_parameters
 from exporter.model.eager import derivatives
 from exporter.model.eager.evaluation import evaluate, expand_constants, normalize_outputs
 from exporter.model.eager.warmup import Warmup, find_finite_rows
@@ -105,12 +104,8 @@ def plan_derivatives(warm: Warmup, wanted: ResolvedDerivatives, inputs: Inputs) 
     solution_specs: tuple[TensorSpec, ...] = ()
     if programs and find_solvers(source.parameter_module):
         solution_specs = newton_capture.list_solution_specs(source, inputs)
-        traced[SOLVED] = (functools.partial(_run_solves, source), inputs)
+        traced[SOLVED] = (lambda *tensors: newton_capture.compute_solutions(source, tensors), inputs)
     return DerivativePlan(wanted, traced, programs, tuple(products), how, row_product, solution_specs)
-
-
-def _run_solves(source: Source, *inputs: torch.Tensor) -> Inputs:
-    return newton_capture.compute_solutions(source, inputs)
 
 
 def _select_solvable(warm: Warmup, inputs: Inputs) -> Inputs:

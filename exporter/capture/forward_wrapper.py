@@ -116,16 +116,8 @@ def emit_forward_source(
     traced += [f"{v['name']}.size(0) == {names[0]}.size(0)" for v in variables[1:]]
     traced += [f"{v['name']}.size({i}) == {d}" for v in variables for i, d in enumerate(v["dims"], 1)]
     template = Environment(keep_trailing_newline=True).from_string(_TEMPLATE)
-    return template.render(
-        inputs=variables,
-        traced=traced,
-        count=outputs,
-        returns=", ".join(["Tensor"] * outputs),
-        batched=batched,
-        method=inner,
-        name=name,
-        helper=name == "forward",
-    )
+    values = {"inputs": variables, "traced": traced, "count": outputs, "returns": ", ".join(["Tensor"] * outputs)}
+    return template.render(values, batched=batched, method=inner, name=name, helper=name == "forward")
 
 
 def emit_method_source(name: str, arguments: Sequence[str], lines: Sequence[str], results: Sequence[str]) -> str:
@@ -150,22 +142,19 @@ def _format_shape_mismatch(name: str, shape: Shape, size_expressions: dict[str, 
 
 def make_argument_names(names: Sequence[str]) -> list[str]:
     """Return unique Python identifiers for variable names, none a TorchScript word: ``a~1`` becomes ``a_1``."""
-    reserved = {"self", "batch", "rows", "size", "outputs", "torch", "list", "len", "range"}
+    reserved = {"self", "batch", "rows", "size", "outputs", "torch", "list", "len", "range", *keyword.kwlist}
+    reserved |= {"print", "int", "float", "bool", "str", "Tensor"}
     result = []
     for name in names:
         base = re.sub(r"\W", "_", name, flags=re.ASCII)
         # The prefix ``tf_`` is reserved for methods that are written around the traced ones.
         base = f"x_{base}" if not re.match(r"(?!tf_)[A-Za-z]", base) else base
         unique, i = base, 2
-        while unique in reserved or _is_word(unique):
+        while unique in reserved:
             unique, i = f"{base}_{i}", i + 1
         reserved.add(unique)
         result.append(unique)
     return result
-
-
-def _is_word(name: str) -> bool:
-    return keyword.iskeyword(name) or name in ("print", "int", "float", "bool", "str", "Tensor")
 
 
 def _quote(name: str) -> str:

@@ -79,14 +79,10 @@ def trace_to_fx(
         raise _data_read_error(error, "a branch", "a comparison of a tensor's values") from error
     except Exception as error:
         place = user_traceback_location(error)
-        raise CaptureError(
-            "the backward pass cannot be captured",
-            check="derivatives",
-            where="" if place.startswith("<") else place,
-            got=summarize_error(error),
-            expected="a function that torch.fx.experimental.proxy_tensor.make_fx can follow",
-            mend="use torch operations on tensors only, no NumPy; torch.func.jacrev instead of jacfwd and hessian",
-        ) from error
+        what, where = "the backward pass cannot be captured", "" if place.startswith("<") else place
+        got, expected = summarize_error(error), "a function that torch.fx.experimental.proxy_tensor.make_fx can follow"
+        mend = "use torch operations on tensors only, no NumPy; torch.func.jacrev instead of jacfwd and hessian"
+        raise CaptureError(what, check="derivatives", where=where, got=got, expected=expected, mend=mend) from error
     finally:
         fake.setLevel(level)
     relabel_forward_parts(graph)

@@ -43,10 +43,9 @@ class Directions:
         """Build the tensors, each of shape ``(directions, *[1] * batch_dims, *event_shape)``."""
         eye = torch.eye(self.total, dtype=torch.float64)
         parts = torch.split(eye, list(self.counts), dim=1)
-        return tuple(
-            part.reshape(self.total, *[1] * batch_dims, *s.static_shape).to(getattr(torch, s.dtype))
-            for part, s in zip(parts, self.specs, strict=True)
-        )
+        pairs = zip(parts, self.specs, strict=True)
+        shaped = [(part.reshape(self.total, *[1] * batch_dims, *s.static_shape), s.dtype) for part, s in pairs]
+        return tuple(part.to(getattr(torch, dtype)) for part, dtype in shaped)
 
 
 @dataclass(frozen=True)

@@ -108,9 +108,6 @@ def _check_names(path: str, module: nn.Module) -> None:
     """Check names: TorchScript writes them into source text, and the archive has methods of its own."""
     for name in (*module._parameters, *module._buffers, *module._modules):
         if keyword.iskeyword(name) or (not path and name in RESERVED):
-            raise CaptureError(
-                f"{f'{path}.{name}' if path else name!r} cannot be used as a name in a TorchScript file",
-                check="names",
-                expected=f"no Python keyword, and at the top level none of {', '.join(RESERVED)}",
-                mend="rename the submodule, parameter or buffer",
-            )
+            what = f"{f'{path}.{name}' if path else name!r} cannot be used as a name in a TorchScript file"
+            expected = f"no Python keyword, and at the top level none of {', '.join(RESERVED)}"
+            raise CaptureError(what, check="names", expected=expected, mend="rename the submodule, parameter or buffer")

@@ -62,14 +62,10 @@ def check_own_parameters(path: str, solver: CapturedSolver, model: nn.Module) ->
     for program in (solver.residual, solver.jacobian):
         for value in program.constants.values():
             if value.numel() and value.data_ptr() in parameter_names:
-                raise CaptureError(
-                    f"the residual of {path!r} reads a parameter that is not its own",
-                    check="implicit",
-                    where=path,
-                    got=parameter_names[value.data_ptr()],
-                    expected="parameters of the residual and of its submodules",
-                    mend="register the module with this parameter as a submodule of the residual",
-                )
+                what = f"the residual of {path!r} reads a parameter that is not its own"
+                got, expected = parameter_names[value.data_ptr()], "parameters of the residual and of its submodules"
+                mend = "register the module with this parameter as a submodule of the residual"
+                raise CaptureError(what, check="implicit", where=path, got=got, expected=expected, mend=mend)
 
 
 def check_solver(path: str, solver: CapturedSolver, samples: Sequence[Inputs]) -> None:
@@ -99,14 +95,11 @@ def check_failure_visible(path: str, loop: NewtonSolver, source: Source, inputs:
     with patch_forward({loop: forward_without_convergence}):
         good = find_finite_rows(evaluate(source, inputs))
     if good is None or bool(good.any()):
-        raise CaptureError(
-            f"the model hides that {path!r} has not converged",
-            check="implicit",
-            where=path,
-            got="outputs that are finite where the unknowns are NaN",
-            expected="NaN in some output of each element that has not converged",
-            mend="return the unknowns too, or do not select with torch.where on solved values",
-        )
+        what = f"the model hides that {path!r} has not converged"
+        got = "outputs that are finite where the unknowns are NaN"
+        expected = "NaN in some output of each element that has not converged"
+        mend = "return the unknowns too, or do not select with torch.where on solved values"
+        raise CaptureError(what, check="implicit", where=path, got=got, expected=expected, mend=mend)
 
 
 @contextlib.contextmanager

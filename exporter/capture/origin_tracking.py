@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exporter.common.autograd_engine import ENTRY
+from exporter.common.torch_hooks import ENTRY
 from exporter.common.user_code import INTERNAL_PATH_PREFIXES
 from exporter.graph.origin import AFTER, BACKWARD, FORWARD, HOOK, Origin
 

@@ -79,7 +79,7 @@ def _iterate_definitions(records: Mapping[str, bytes]) -> Iterator[_Definition]:
             continue
         text = data.decode()
         space = name.removeprefix("code/").removesuffix(_CODE).replace("/", ".")
-        debug = _unpickle(records[name.removesuffix(_CODE) + _DEBUG])
+        debug = _Unpickler(io.BytesIO(records[name.removesuffix(_CODE) + _DEBUG])).load()
         _, strings, rows = debug
         starts = [m.start() for m in _TOP.finditer(text)]
         # Offsets count bytes; the text may have names that are not ASCII.
@@ -188,10 +188,6 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) != ("torch.jit._pickle", "build_intlist"):
             raise pickle.UnpicklingError(f"{module}.{name} in a debug record")
         return _Integers
-
-
-def _unpickle(data: bytes) -> Any:
-    return _Unpickler(io.BytesIO(data)).load()
 
 
 def _build_debug_record(definition: _Definition, offsets: list[tuple[int, int]]) -> bytes:

@@ -45,10 +45,8 @@ def emit_torchscript(
     which ``places`` may use. Raises ``OperatorError`` for operations that TorchScript has no operator for."""
     nodes = list(program.graph.graph.nodes)
     placeholders = [n for n in nodes if n.op == "placeholder"]
-    reference = next(
-        (a for a, n in zip(arguments, placeholders, strict=True) if _get_dtype(n).is_floating_point), arguments[0]
-    )
-    dtype = next((_get_dtype(n) for n in placeholders if _get_dtype(n).is_floating_point), None)
+    dtypes = zip(arguments, map(_get_dtype, placeholders), strict=True)
+    reference, dtype = next(((a, dtype) for a, dtype in dtypes if dtype.is_floating_point), (arguments[0], None))
     writer = _SourceWriter(reference, dtype, dict(places), _collect_symbols(placeholders, varying))
     writer.names.update({n.name: a for n, a in zip(placeholders, arguments, strict=True)})
     lines = [line for n in nodes if n.op not in ("placeholder", "output") for line in writer.write_node(n)]

@@ -50,14 +50,12 @@ def check_constant_outputs(warm: Warmup, module: torch.jit.ScriptModule) -> None
     for spec, constant, value in zip(warm.output_specs, warm.constant, graph_outputs, strict=True):
         # trace_methods expands such an output to the batch, with sizes that do come from an input.
         if constant and _reaches(next(iter(value.node().inputs())), input_names, set()):
-            raise CaptureError(
-                f"output {spec.name!r} of model {warm.source.name!r} does not carry the batch",
-                check="batch",
-                where=find_forward_line(warm.source),
-                got=f"shape {list(spec.shape)} at every batch size, computed from the inputs",
-                expected="shape [batch, ...], or an output that does not depend on the inputs",
-                mend="declare batch_ndim=0 in the signature if the elements of a batch depend on each other",
-            )
+            what = f"output {spec.name!r} of model {warm.source.name!r} does not carry the batch"
+            where = find_forward_line(warm.source)
+            got = f"shape {list(spec.shape)} at every batch size, computed from the inputs"
+            expected = "shape [batch, ...], or an output that does not depend on the inputs"
+            mend = "declare batch_ndim=0 in the signature if the elements of a batch depend on each other"
+            raise CaptureError(what, check="batch", where=where, got=got, expected=expected, mend=mend)
 
 
 def _reaches(value: Any, names: set[str], visited: set[str]) -> bool:
@@ -138,10 +136,8 @@ def trace_methods(
     """Trace the methods into one module, which reads its constants from ``buffers``; marked modules are scripted."""
     source = warm.source
     modules = find_marked_modules(source.parameter_module)
-    scripted = {
-        path: solves[path].script() if path in solves else compile_submodule(path, module)
-        for path, module in modules.items()
-    }
+    scripted = {path: solve.script() for path, solve in solves.items() if path in modules}
+    scripted |= {path: compile_submodule(path, part) for path, part in modules.items() if path not in solves}
     runs = {name: run for name, (run, _) in methods.items()}
     root = module_tree.build(source.parameter_module, runs, buffers, inlined, scripted)
     example_inputs = {name: tuple(t.clone() for t in inputs) for name, (_, inputs) in methods.items()}
@@ -152,14 +148,10 @@ def trace_methods(
     except TorchferryError:
         raise
     except Exception as error:
-        raise CaptureError(
-            f"model {source.name!r} cannot be traced",
-            check="tracing",
-            where=_parse_location(str(error)) or user_traceback_location(error) or find_forward_line(source),
-            got=summarize_error(error),
-            expected="a forward that torch.jit.trace can follow",
-            mend=_suggest_mend(str(error)),
-        ) from error
+        what, got = f"model {source.name!r} cannot be traced", summarize_error(error)
+        where = _parse_location(str(error)) or user_traceback_location(error) or find_forward_line(source)
+        expected, mend = "a forward that torch.jit.trace can follow", _suggest_mend(str(error))
+        raise CaptureError(what, check="tracing", where=where, got=got, expected=expected, mend=mend) from error
     assert isinstance(module, torch.jit.ScriptModule)
     return module
 

@@ -30,13 +30,9 @@ _DATA_METHODS = {
 _SIZE_METHODS = {"__len__": "len()", "__iter__": "iteration"}
 # Functions that return a Python value.
 _DATA_FUNCTIONS = {
-    torch.equal: "torch.equal",
-    _T.equal: ".equal()",
-    torch.allclose: "torch.allclose",
-    _T.allclose: ".allclose()",
-    torch.is_nonzero: "torch.is_nonzero",
-    _T.is_nonzero: ".is_nonzero()",
-}
+    torch.equal: "torch.equal", torch.allclose: "torch.allclose", torch.is_nonzero: "torch.is_nonzero",
+    _T.equal: ".equal()", _T.allclose: ".allclose()", _T.is_nonzero: ".is_nonzero()",
+}  # fmt: skip
 # Functions whose number of returned tensors depends on a size.
 _SPLIT_FUNCTIONS = {
     torch.unbind, _T.unbind, torch.split, _T.split, torch.chunk, _T.chunk, torch.tensor_split, _T.tensor_split,

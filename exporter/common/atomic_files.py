@@ -93,12 +93,9 @@ def check_output_path(path: Path) -> None:
     """Raise ``OutputError`` if ``path`` exists and is not a regular file."""
     if path.exists() and not path.is_file():
         suffix = path.suffix or ".pt"
-        raise OutputError(
-            f"the output is {'a folder' if path.is_dir() else 'not a regular file'}",
-            where=str(path),
-            expected="the name of a new file, or of a file to replace",
-            mend=f"write {path / 'NAME'}{suffix}" if path.is_dir() else "name another output with -o",
-        )
+        what = f"the output is {'a folder' if path.is_dir() else 'not a regular file'}"
+        mend = f"write {path / 'NAME'}{suffix}" if path.is_dir() else "name another output with -o"
+        raise OutputError(what, where=str(path), expected="the name of a new file, or of a file to replace", mend=mend)
 
 
 def make_write_error(path: Path, error: OSError) -> OutputError:

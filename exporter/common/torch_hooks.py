@@ -1,4 +1,4 @@
-"""Ways to reach into torch for a while: warnings silenced, tracing paused, ``forward`` replaced."""
+"""Ways to reach into torch for a while: warnings silenced, tracing paused, functions and parameters replaced."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import graph
 from torch.overrides import TorchFunctionMode
 
 # Deprecation messages of torch.jit (DeprecationWarning up to torch 2.13, FutureWarning from 2.14).
 DEPRECATIONS = r"`torch\.jit\.\w+` is (deprecated|not supported in Python 3\.14)"
+
+# All backward passes go through one function of torch's autograd engine, which stands under this name in two modules.
+ENTRY = "_engine_run_backward"
+Entry = Callable[..., Any]
 
 
 @contextlib.contextmanager
@@ -61,3 +66,35 @@ def patch_forward(replacements: Mapping[nn.Module, Callable[..., Any]]) -> Itera
                 del module.__dict__["forward"]
             else:
                 module.__dict__["forward"] = original
+
+
+@contextlib.contextmanager
+def swap_parameters(module: nn.Module, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Replace the parameters of these names by ``values`` while the context lasts, wherever the module holds them.
+
+    Every place is changed once: ``torch.func.functional_call`` does it twice to a submodule that is registered under
+    two names, and then restores the value that it had set there itself."""
+    parameters = dict(module.named_parameters())
+    replacements = {id(parameters[name]): value for name, value in values.items()}
+    named = [(submodule, *entry) for submodule in module.modules() for entry in submodule._parameters.items()]
+    places = [(holder, name, parameter) for holder, name, parameter in named if id(parameter) in replacements]
+    for holder, name, parameter in places:
+        holder._parameters[name] = replacements[id(parameter)]  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        for holder, name, parameter in places:
+            holder._parameters[name] = parameter
+
+
+@contextlib.contextmanager
+def patch_autograd_engine(stand_in: Callable[[Entry], Entry]) -> Iterator[None]:
+    """Call ``stand_in`` of the engine's own entry in place of that entry while the context lasts."""
+    originals = [(module, getattr(module, ENTRY)) for module in (graph, torch.autograd)]
+    for module, original in originals:
+        setattr(module, ENTRY, stand_in(original))
+    try:
+        yield
+    finally:
+        for module, original in originals:
+            setattr(module, ENTRY, original)

@@ -87,13 +87,10 @@ def _inline_graph(module: torch.jit.ScriptModule, method: str) -> Any:
 
 def _check_size(file: File, module: torch.jit.ScriptModule, method: str, stage_name: str) -> None:
     if (count := _count_nodes(_inline_graph(module, method))) > MAX_OPTIMISED_NODES:
-        raise UsageError(
-            f"stage {stage_name!r} is not available: torch's optimiser takes minutes on a graph of this size",
-            where=f"{file.path}, method {method}",
-            got=f"{count} nodes",
-            expected=f"at most {MAX_OPTIMISED_NODES}; larger ones run without it everywhere",
-            mend="--stage raw, or --passes",
-        )
+        what = f"stage {stage_name!r} is not available: torch's optimiser takes minutes on a graph of this size"
+        where = f"{file.path}, method {method}"
+        expected = f"at most {MAX_OPTIMISED_NODES}; larger ones run without it everywhere"
+        raise UsageError(what, where=where, got=f"{count} nodes", expected=expected, mend="--stage raw, or --passes")
 
 
 def get_executed_graph(module: torch.jit.ScriptModule, method: str, inputs: Sequence[Any], calls: int) -> Any:

@@ -18,7 +18,7 @@ from exporter.archive.contract import Contract
 from exporter.archive.zip_records import write_zip
 from exporter.graph.effects import Effects, annotate_effects, name_written_tensors
 from exporter.graph.ir import Block, Graph, Input, Literal, Node
-from exporter.graph.node_origin import find_origin
+from exporter.graph.origin import find_origin
 from exporter.graph.recursion import with_deep_recursion
 from exporter.graph.submodules import find_mutated_attributes, iterate_submodules
 from exporter.graph.tensors import ModuleTensors, format_literal

@@ -33,13 +33,10 @@ def write_svg(path: Path, picture: GraphDrawing, title: str) -> int:
     try:
         data = drawing.pipe(format="svg")
     except graphviz.ExecutableNotFound as error:
-        raise MissingRuntimeError(
-            "Graphviz is not installed",
-            where="--svg",
-            got=str(error).partition(",")[0],
-            expected="its program dot on the PATH",
-            mend="apt-get install graphviz (brew install graphviz); or --html FILE, which works without",
-        ) from None
+        what, got = "Graphviz is not installed", str(error).partition(",")[0]
+        expected = "its program dot on the PATH"
+        mend = "apt-get install graphviz (brew install graphviz); or --html FILE, which works without"
+        raise MissingRuntimeError(what, where="--svg", got=got, expected=expected, mend=mend) from None
     write_atomically(path, data)
     return len({g.name for g in picture.groups} - open_names)
 

@@ -84,10 +84,8 @@ def format_literal(value: Any) -> str:
         return repr(value)
     state = getattr(value, "__getstate__", None) if isinstance(value, torch.ScriptObject) else None
     if state is None or isinstance(value, torch.ScriptModule):
-        raise ArchiveError(
-            "the graph holds an object whose value cannot be read",
-            got=f"{type(value).__name__} {getattr(value, '_type', lambda: '')()}".strip(),
-            expected="tensors, numbers, texts, enumerations, and lists and dicts of them",
-        )
+        got = f"{type(value).__name__} {getattr(value, '_type', lambda: '')()}".strip()
+        expected = "tensors, numbers, texts, enumerations, and lists and dicts of them"
+        raise ArchiveError("the graph holds an object whose value cannot be read", got=got, expected=expected)
     script_type: Any = value._type()
     return f"{script_type.qualified_name()}{format_literal(state())}"

@@ -52,12 +52,10 @@ class BoundForward:
         by_name = len(matching) == len(variables) or takes_any
         misplaced = [name for name in matching if arguments.index(name) != list(variables).index(name)]
         if misplaced and not by_name:
-            raise SourceError(
-                f"it is not clear which argument of {label!r} is which variable",
-                got=f"forward({', '.join(arguments)}) for the variables {', '.join(map(repr, variables))}",
-                expected="variables that are all arguments of forward, or none, or each in its argument's place",
-                mend="name the arguments of forward like the variables",
-            )
+            what = f"it is not clear which argument of {label!r} is which variable"
+            got = f"forward({', '.join(arguments)}) for the variables {', '.join(map(repr, variables))}"
+            expected = "variables that are all arguments of forward, or none, or each in its argument's place"
+            raise SourceError(what, got=got, expected=expected, mend="name the arguments of forward like the variables")
         positional = list(range(len(variables)))
         if by_name:
             accepted = [name for name, kind in kinds.items() if kind is Parameter.POSITIONAL_OR_KEYWORD]

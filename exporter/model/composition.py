@@ -144,9 +144,8 @@ class ComposedModel(nn.Module):
     def extra_repr(self) -> str:
         sides = (self.signature.inputs, self.signature.outputs)
         inputs, outputs = ("; ".join(s.describe() for s in side) for side in sides)
-        return (
-            f"Name: {self.label}\nInputs: {inputs}\nOutputs: {outputs}\nOrder of evaluation: {' -> '.join(self._order)}"
-        )
+        order = " -> ".join(self._order)
+        return f"Name: {self.label}\nInputs: {inputs}\nOutputs: {outputs}\nOrder of evaluation: {order}"
 
 
 def _make_labels(modules: Sequence[nn.Module]) -> list[str]:
@@ -166,23 +165,18 @@ def _check_outputs(label: str, declared: Sequence[TensorSpec], values: Sequence[
     for spec, value in zip(declared, values, strict=True):
         event_shape, dtype = tuple(value.shape[max(0, value.ndim - len(spec.shape)) :]), str(value.dtype)
         if event_shape != spec.shape or dtype != f"torch.{spec.dtype}":
-            raise UsageError(
-                f"module {label!r} does not give the {spec.name!r} that it declares",
-                got=f"shape {list(value.shape)} {dtype.removeprefix('torch.')}",
-                expected=f"[*batch{''.join(f', {d}' for d in spec.shape)}] {spec.dtype}",
-                mend="correct its signature, or the module",
-            )
+            what = f"module {label!r} does not give the {spec.name!r} that it declares"
+            got = f"shape {list(value.shape)} {dtype.removeprefix('torch.')}"
+            expected = f"[*batch{''.join(f', {d}' for d in spec.shape)}] {spec.dtype}"
+            raise UsageError(what, got=got, expected=expected, mend="correct its signature, or the module")
 
 
 def _require_signature(module: nn.Module, label: str) -> Signature:
     signature = getattr(module, "signature", None)
     if not isinstance(signature, Signature) or not signature.outputs:
-        raise UsageError(
-            f"module {label!r} declares no variables",
-            got=f"signature = {signature!r}",
-            expected="an attribute `signature` with inputs and outputs",
-            mend="wrap it: Part(module, inputs={'x': (3,)}, outputs={'y': ()})",
-        )
+        what, expected = f"module {label!r} declares no variables", "an attribute `signature` with inputs and outputs"
+        mend = "wrap it: Part(module, inputs={'x': (3,)}, outputs={'y': ()})"
+        raise UsageError(what, got=f"signature = {signature!r}", expected=expected, mend=mend)
     if not signature.batch_ndim:
         what = f"module {label!r} has whole shapes, and modules are composed over a batch of independent elements"
         mend = "call the modules from one whose signature has the whole shapes"
@@ -195,21 +189,17 @@ def _find_producers(signatures: Mapping[str, Signature]) -> dict[str, str]:
     for label, signature in signatures.items():
         for spec in signature.outputs:
             if spec.name in producer:
-                raise UsageError(
-                    f"variable {spec.name!r} has two producers",
-                    where=f"modules {producer[spec.name]!r} and {label!r}",
-                    expected="one module for each variable",
-                    mend="rename the output of one of them",
-                )
+                what, mend = f"variable {spec.name!r} has two producers", "rename the output of one of them"
+                where = f"modules {producer[spec.name]!r} and {label!r}"
+                raise UsageError(what, where=where, expected="one module for each variable", mend=mend)
             producer[spec.name] = label
     return producer
 
 
 def _sort_modules(signatures: Mapping[str, Signature], producer: Mapping[str, str]) -> list[str]:
     # Sorted, so that the order of the list does not affect the graph.
-    needs = {
-        n: sorted({producer[s.name] for s in signatures[n].inputs if s.name in producer}) for n in sorted(signatures)
-    }
+    inputs = {label: [s.name for s in signatures[label].inputs] for label in sorted(signatures)}
+    needs = {label: sorted({producer[n] for n in names if n in producer}) for label, names in inputs.items()}
     try:
         return list(graphlib.TopologicalSorter(needs).static_order())
     except graphlib.CycleError as error:
@@ -231,12 +221,10 @@ def _merge_variables(signatures: Mapping[str, Signature]) -> dict[str, TensorSpe
         for spec in (*signature.outputs, *signature.inputs):
             first_label, first = variables.setdefault(spec.name, (label, spec))
             if (spec.shape, spec.dtype) != (first.shape, first.dtype):
-                raise UsageError(
-                    f"variable {spec.name!r} does not fit between two modules",
-                    where=f"modules {first_label!r} and {label!r}",
-                    got=f"{list(spec.shape)} {spec.dtype} in {label!r}",
-                    expected=f"{list(first.shape)} {first.dtype} as in {first_label!r}",
-                )
+                what = f"variable {spec.name!r} does not fit between two modules"
+                got = f"{list(spec.shape)} {spec.dtype} in {label!r}"
+                expected = f"{list(first.shape)} {first.dtype} as in {first_label!r}"
+                raise UsageError(what, where=f"modules {first_label!r} and {label!r}", got=got, expected=expected)
             if first.type == "Tensor" and spec.type != "Tensor":
                 variables[spec.name] = (first_label, dataclasses.replace(first, type=spec.type))
     return {name: spec for name, (_, spec) in variables.items()}

@@ -88,14 +88,10 @@ def run_captured(context: CaptureContext, inputs: Inputs, *, as_they_are: bool =
         with optimized_execution(False):
             values = getattr(context.module, METHOD)(*copies)
     except Exception as error:
-        return extract_last_line(error)
+        # The last line of a TorchScript error says what happened.
+        lines = [line for line in str(error).strip().splitlines() if line.strip()]
+        return lines[-1] if lines else summarize_error(error)
     return dict(zip((s.name for s in context.warm.output_specs), values, strict=True))
-
-
-def extract_last_line(error: Exception) -> str:
-    """Return the part of a TorchScript error that says what happened: its last line."""
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1] if lines else summarize_error(error)
 
 
 def find_disagreement(context: CaptureContext, inputs: Inputs, *, as_they_are: bool = False) -> str:

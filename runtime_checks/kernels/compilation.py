@@ -91,10 +91,8 @@ def check_private_folder(folder: Path) -> None:
     """Raise ``ArchiveError`` if somebody else could put code into the cache."""
     status = folder.stat()
     if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-        what, got = (
-            "others can write to the folder of kernels",
-            f"owner {status.st_uid}, mode {status.st_mode & 0o777:o}",
-        )
+        what = "others can write to the folder of kernels"
+        got = f"owner {status.st_uid}, mode {status.st_mode & 0o777:o}"
         expected, mend = "a folder of one's own, with mode 700", "remove it, or set TORCHFERRY_CACHE to another folder"
         raise ArchiveError(what, where=str(folder), got=got, expected=expected, mend=mend)
 

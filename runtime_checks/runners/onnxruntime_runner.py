@@ -46,13 +46,10 @@ class OnnxRuntimeRunner:
         }
         results, evidence = run_child(CHILD, path, self.seconds, job, opened.inputs, calls)
         if evidence.get("load_error"):
-            raise RunError(
-                "onnxruntime does not accept the model",
-                where=" ".join(filter(None, (str(path), evidence.get("load_origin", "")))),
-                got=evidence["load_error"],
-                expected="operators that onnxruntime has kernels for, in the dtypes of the model",
-                mend="write the operation with others, or use the .pt",
-            )
+            what, mend = "onnxruntime does not accept the model", "write the operation with others, or use the .pt"
+            where = " ".join(filter(None, (str(path), evidence.get("load_origin", ""))))
+            expected = "operators that onnxruntime has kernels for, in the dtypes of the model"
+            raise RunError(what, where=where, got=evidence["load_error"], expected=expected, mend=mend)
         return Run(results, evidence, _judge_models(opened, evidence))
 
 

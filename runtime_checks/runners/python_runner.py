@@ -42,9 +42,8 @@ class PythonRunner:
     def run(self, path: Path, contract: Contract | None, calls: Sequence[Call]) -> Run:
         """Run the calls. Without a contract the file is foreign, and may return other values than tuples of tensors."""
         with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
-            calls_file, results_file, evidence_file, log_file = (
-                Path(folder, name) for name in ("calls.pt", "results.pt", "evidence.json", "said.txt")
-            )
+            names = ("calls.pt", "results.pt", "evidence.json", "said.txt")
+            calls_file, results_file, evidence_file, log_file = (Path(folder, name) for name in names)
             write_calls(calls, calls_file)
             source = {contract.source.library, *contract.source.refused_imports} - {""} if contract else set()
             job: dict[str, object] = {
@@ -69,13 +68,10 @@ class PythonRunner:
                 raise make_early_end_error(path, code, text, self.seconds, self.memory)
             evidence = json.loads(evidence_file.read_text())
             if evidence.get("load_error"):
-                raise RunError(
-                    "the archive does not load without its source library",
-                    where=str(path),
-                    got=str(evidence["load_error"]).strip().splitlines()[0],
-                    expected="a file that torch alone loads",
-                    mend="export it again; if it was written elsewhere, compare the torch versions",
-                )
+                what = "the archive does not load without its source library"
+                got = str(evidence["load_error"]).strip().splitlines()[0]
+                mend = "export it again; if it was written elsewhere, compare the torch versions"
+                raise RunError(what, where=str(path), got=got, expected="a file that torch alone loads", mend=mend)
             loaded = torch.load(results_file, weights_only=True)
         results = tuple(_make_result(contract, call, r) for call, r in zip(calls, loaded, strict=True))
         return Run(results, evidence)

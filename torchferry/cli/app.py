@@ -33,13 +33,7 @@ from torchferry.cli.output import print_error
 # typer ships its own click from some version on, and depends on the package before it.
 ClickException = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
-app = typer.Typer(
-    name="torchferry",
-    help="Carry PyTorch models into other people's solvers: one verified TorchScript file.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
+app = typer.Typer(name="torchferry", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("export")(export.command)
 app.command("show")(show.command)
 app.command("check")(check.command)

@@ -37,13 +37,10 @@ def render_umat(opened: KernelFiles, stress: str, strain: str) -> str:
     spec = contract.methods.get("jacobian")
     block = (stress, strain)
     if spec is None or block not in spec.outputs:
-        raise UsageError(
-            "the kernel has no tangent for a UMAT",
-            where=str(opened.path),
-            got=", ".join(spec.output_names if spec else ()) or "none",
-            expected=f"the block {block_name(*block)} of the method jacobian",
-            mend=f"export it with --derivative {stress}:{strain}, or name other variables with --stress and --strain",
-        )
+        what, got = "the kernel has no tangent for a UMAT", ", ".join(spec.output_names if spec else ()) or "none"
+        expected = f"the block {block_name(*block)} of the method jacobian"
+        mend = f"export it with --derivative {stress}:{strain}, or name other variables with --stress and --strain"
+        raise UsageError(what, where=str(opened.path), got=got, expected=expected, mend=mend)
     for name, specs in ((stress, contract.outputs), (strain, contract.inputs)):
         shape = next(s.shape for s in specs if s.name == name)
         if shape != (6,):

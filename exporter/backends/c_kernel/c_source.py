@@ -111,11 +111,8 @@ def render_sources(
             for place, (p, c_name) in enumerate(zip(contract.parameters, to_c_identifiers(order), strict=True))
         ],
     }
-    files = {
-        f"{name}.h": TEMPLATES.get_template("model.h.jinja").render(context),
-        f"{name}_lanes.h": TEMPLATES.get_template("lanes.h.jinja").render(context),
-        f"{name}.c": TEMPLATES.get_template("model.c.jinja").render(context),
-    }
+    templates = {f"{name}.h": "model.h", f"{name}_lanes.h": "lanes.h", f"{name}.c": "model.c"}
+    files = {file: TEMPLATES.get_template(f"{t}.jinja").render(context) for file, t in templates.items()}
     notes = tuple(dict.fromkeys(note for f in lowered_methods.values() for note in f.notes))
     operations = {m: code.operations for m, code in emitted.items()}
     workspace = {m["method"]: m["workspace"] for m in methods}
@@ -131,9 +128,8 @@ def _describe_method(
     def describe(names: Sequence[str], specs: Iterable[TensorSpec], registers: Iterable[int]) -> list[dict[str, Any]]:
         return [_describe_variable(*row) for row in zip(names, specs, registers, strict=True)]
 
-    input_variables = describe(
-        spec.inputs, map(contract.input_spec, spec.inputs), (code.inputs[n] for n in spec.inputs)
-    )
+    registers = [code.inputs[name] for name in spec.inputs]
+    input_variables = describe(spec.inputs, map(contract.input_spec, spec.inputs), registers)
     output_variables = describe(spec.output_names, map(contract.output_spec, spec.outputs), code.outputs)
     first = 0
     for group in (input_variables, output_variables):

@@ -78,8 +78,5 @@ def add_direction_loop(graph: ExprGraph, scope: int, seeds: Sequence[int], tange
     loop = DirectionLoop(scope, tuple(seeds), tuple(tangents), depends, group_directions(depends, len(seeds)))
     node = graph.add(COLUMNS, find_loop_inputs(graph, tangents, scope), F64, (loop,))
     zero = graph.add_constant(0.0, F64)
-    return [
-        graph.add("pick", (node,), F64, (e * len(seeds) + k,)) if bits >> k & 1 else zero
-        for e, bits in enumerate(depends)
-        for k in range(len(seeds))
-    ]
+    places = [(e * len(seeds) + k, bits >> k & 1) for e, bits in enumerate(depends) for k in range(len(seeds))]
+    return [graph.add("pick", (node,), F64, (place,)) if depends_on else zero for place, depends_on in places]

@@ -53,10 +53,8 @@ def leaf_name(parameter: str) -> str:
 
 def too_big_error(where: str, got: str, expected: str) -> UnsupportedError:
     """Return the error for a model that is too big for a kernel."""
-    what, mend = (
-        "the model is too big for a kernel",
-        "use the .pt, or ask for fewer derivatives (--derivative OUT:IN, --jvp)",
-    )
+    what = "the model is too big for a kernel"
+    mend = "use the .pt, or ask for fewer derivatives (--derivative OUT:IN, --jvp)"
     return UnsupportedError(what, check="kernel", where=where, got=got, expected=expected, mend=mend)
 
 
@@ -145,14 +143,9 @@ class ExprGraph:
 
     def raise_mixed(self, op: str) -> NoReturn:
         """Raise ``UnsupportedError`` for an operation that mixes elements of the batch."""
-        raise UnsupportedError(
-            "an operation mixes elements of the batch",
-            check="kernel",
-            where=self.origin,
-            got=f"{op} of numbers from two elements",
-            expected="elements that do not see each other",
-            mend="use the .pt: a kernel is a loop over elements",
-        )
+        what, got = "an operation mixes elements of the batch", f"{op} of numbers from two elements"
+        expected, mend = "elements that do not see each other", "use the .pt: a kernel is a loop over elements"
+        raise UnsupportedError(what, check="kernel", where=self.origin, got=got, expected=expected, mend=mend)
 
     def _simplify(self, op: str, args: tuple[int, ...], dtype: str, extra: tuple[object, ...]) -> int | None:
         values = [self.constant_value(i) for i in args]

@@ -98,13 +98,10 @@ class ArchiveLowering:
             at_start, at_end = (value[0], value_again[-1]) if batched else (value, value_again)
             independent = all(self.graph.batch_rows[i] in (0, 1) for i in at_start.reshape(-1).tolist())
             if not independent or not torch.equal(at_start, at_end):
-                raise UnsupportedError(
-                    "the result of an element depends on the batch around it",
-                    check="kernel",
-                    where=f"method {method!r}, output {spec!r}",
-                    expected="the same operations at every position in a batch of any size",
-                    mend="use the .pt: a kernel is a loop over elements",
-                )
+                what = "the result of an element depends on the batch around it"
+                where, mend = f"method {method!r}, output {spec!r}", "use the .pt: a kernel is a loop over elements"
+                expected = "the same operations at every position in a batch of any size"
+                raise UnsupportedError(what, check="kernel", where=where, expected=expected, mend=mend)
         return [tuple((value[0] if batched else value).reshape(-1).tolist()) for value in first], notes
 
     def _differentiate_forward(self, method: str) -> list[tuple[int, ...]] | None:

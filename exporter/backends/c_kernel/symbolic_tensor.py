@@ -182,7 +182,8 @@ class SymbolicDispatch(TorchDispatchMode):
         flat, _ = tree_flatten((args, kwargs))
         symbols = [v for v in flat if isinstance(v, SymbolicTensor)]
         if not symbols:
-            return self._run_on_constants(func, args, kwargs)
+            # The results are symbolic too, as nodes may be written to them.
+            return self._wrap(func(*args, **kwargs))
         name = func.overloadpacket.__name__
         if name not in FACTORS and any(s.factored_matrix is not None for s in symbols):
             what = f"aten::{name} of the factors of a matrix, or of its pivots"
@@ -220,10 +221,6 @@ class SymbolicDispatch(TorchDispatchMode):
 
     def _wrap(self, result: Any) -> Any:
         return tree_map(lambda v: self.to_symbol(v) if isinstance(v, torch.Tensor) else v, result)
-
-    def _run_on_constants(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator on no tensors, or on constants; the results are symbolic, as nodes may be written to them."""
-        return self._wrap(func(*args, **kwargs))
 
     def _run_data_movement(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         indices = {"index": 1, "index_select": 2, "gather": 2}

@@ -257,12 +257,6 @@ def searchsorted(
     return before.to(torch.int32 if out_int32 else torch.int64).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
-def _bucketize(
-    values: torch.Tensor, boundaries: torch.Tensor, out_int32: bool = False, right: bool = False
-) -> torch.Tensor:
-    return searchsorted(boundaries, values, out_int32, right)
-
-
 def _restrict_to_float64(function: Function, name: str) -> Function:
     packet: Any = getattr(torch.ops.aten, name)
 
@@ -288,5 +282,6 @@ def build_function_table() -> dict[str, Callable[..., Any]]:
     table["aten::special_erf"] = table["aten::erf"]
     table["aten::gelu"], table["aten::gelu_backward"] = _gelu, _gelu_backward
     table["aten::linalg_det"] = table["aten::det"] = det
-    table["aten::searchsorted"], table["aten::bucketize"] = searchsorted, _bucketize
+    table["aten::searchsorted"] = searchsorted
+    table["aten::bucketize"] = lambda x, bounds, out_int32=False, right=False: searchsorted(bounds, x, out_int32, right)
     return table

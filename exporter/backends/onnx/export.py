@@ -58,10 +58,8 @@ def check_names(contract: Contract) -> None:
     """Raise ``UnsupportedError`` for an input with the name of a parameter: in ONNX both are inputs."""
     common_names = sorted({s.name for s in contract.inputs} & {p.name for p in contract.parameters})
     if common_names:
-        what, got = (
-            "an input has the name of a parameter, which is an input in ONNX, too",
-            ", ".join(map(repr, common_names)),
-        )
+        what = "an input has the name of a parameter, which is an input in ONNX, too"
+        got = ", ".join(map(repr, common_names))
         mend = "rename the input with --rename, or keep the parameter out: --parameter NAME for the others"
         raise UnsupportedError(what, check="names", got=got, mend=mend)
 

@@ -56,11 +56,7 @@ def _compile(program: Program, package: Path) -> None:
         except Exception as error:
             nodes = [node for node in program.exported.graph.nodes if node.name in str(error)]
             places = {node.meta.get("custom", {}).get(ORIGIN, "") for node in nodes}
-            raise UnsupportedError(
-                f"AOTInductor does not compile method {program.method!r}",
-                check="AOTInductor",
-                where="; ".join(sorted(filter(None, places))[:5]),
-                got=summarize_error(error),
-                expected="operators that torch can compile",
-                mend="use the .pt, or the ONNX container",
-            ) from error
+            what, check = f"AOTInductor does not compile method {program.method!r}", "AOTInductor"
+            where, got = "; ".join(sorted(filter(None, places))[:5]), summarize_error(error)
+            expected, mend = "operators that torch can compile", "use the .pt, or the ONNX container"
+            raise UnsupportedError(what, check=check, where=where, got=got, expected=expected, mend=mend) from error

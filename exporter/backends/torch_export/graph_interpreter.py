@@ -144,16 +144,12 @@ def _has_tensors(values: Sequence[Any]) -> bool:
     return any(isinstance(v, torch.Tensor) or (isinstance(v, (list, tuple)) and _has_tensors(v)) for v in values)
 
 
-def _get_item(values: Sequence[Any]) -> list[Any]:
-    return [values[0][values[1]]]
-
-
 _STRUCTURE: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
     "prim::ListConstruct": lambda values: [list(values)],
     "prim::TupleConstruct": lambda values: [tuple(values)],
     "prim::TupleUnpack": lambda values: values[0],
     "prim::ListUnpack": lambda values: values[0],
-    "prim::TupleIndex": _get_item,
+    "prim::TupleIndex": lambda values: [values[0][values[1]]],
     "prim::device": lambda values: [values[0].device],
     # Graphs hold dtypes as numbers, and compare them.
     "prim::dtype": lambda values: [_DTYPES.index(values[0].dtype)],

@@ -149,13 +149,10 @@ def export_program(
     except TorchferryError:
         raise
     except Exception as error:
-        raise UnsupportedError(
-            f"torch.export does not support method {method!r}",
-            check="torch.export",
-            where=method_module.run_state.location,
-            got=summarize_error(error),
-            expected="operators whose shapes follow from those of the inputs, and a batch of any size",
-        ) from error
+        what, where = f"torch.export does not support method {method!r}", method_module.run_state.location
+        got = summarize_error(error)
+        expected = "operators whose shapes follow from those of the inputs, and a batch of any size"
+        raise UnsupportedError(what, check="torch.export", where=where, got=got, expected=expected) from error
     check_bounds(exported, method)
     return Program(method, exported, method_module.settable, tuple(method_module.run_state.notes))
 

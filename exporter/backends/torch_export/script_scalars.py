@@ -26,18 +26,10 @@ def _call_list_method(values: list[Any], method_name: str, *args: Any) -> list[A
     return values
 
 
-def _negate(value: Any) -> Any:
-    return torch.sym_not(value) if isinstance(value, torch.SymBool) else not value
-
-
 def _to_bool(value: Any) -> Any:
     if isinstance(value, (torch.SymBool, torch.Tensor)):
         return value
     return value != 0 if isinstance(value, torch.SymInt) else bool(value)
-
-
-def _slice(values: list[Any], start: int | None, stop: int | None, step: int = 1) -> list[Any]:
-    return values[start:stop:step]
 
 
 def _to_int(value: Any) -> Any:
@@ -48,14 +40,6 @@ def _compute_range_length(start: Any, stop: Any, step: int) -> Any:
     if step == 0:
         raise ValueError("range() arg 3 must not be zero")
     return max(0, (stop - start + step - (1 if step > 0 else -1)) // step)
-
-
-def _take_min(*values: Any) -> Any:
-    return torch.sym_min(*values) if len(values) == 2 else min(*values)
-
-
-def _take_max(*values: Any) -> Any:
-    return torch.sym_max(*values) if len(values) == 2 else max(*values)
 
 
 def _pass_through(value: Any, *_: Any) -> Any:
@@ -71,7 +55,8 @@ SCALARS: Mapping[str, Callable[..., Any]] = {f"aten::{name}": function for name,
     "remainder": operator.mod, "neg": operator.neg, "pow": operator.pow, "abs": abs, "sqrt": math.sqrt,
     "floor": math.floor, "ceil": math.ceil,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
-    "__not__": _negate, "__and__": operator.and_, "__or__": operator.or_, "__is__": operator.is_,
+    "__not__": lambda value: torch.sym_not(value) if isinstance(value, torch.SymBool) else not value,
+    "__and__": operator.and_, "__or__": operator.or_, "__is__": operator.is_,
     "__isnot__": operator.is_not, "__contains__": lambda values, value: value in values,
     "Int": _to_int, "IntImplicit": _to_int, "ScalarImplicit": _pass_through, "Float": float, "FloatImplicit": float,
     "Bool": _to_bool,
@@ -80,12 +65,15 @@ SCALARS: Mapping[str, Callable[..., Any]] = {f"aten::{name}": function for name,
     "pop": lambda values, index=-1: values.pop(index),
     "reverse": lambda values: _call_list_method(values, "reverse"),
     "clear": lambda values: _call_list_method(values, "clear"),
-    "len": len, "list": list, "append": _append, "_set_item": _set_item, "slice": _slice,
+    "len": len, "list": list, "append": _append, "_set_item": _set_item,
+    "slice": lambda values, start, stop, step=1: values[start:stop:step],
     "__range_length": _compute_range_length, "__derive_index": lambda index, start, step: start + index * step,
     "format": lambda text, *values: text.format(*values),
     "detach": _pass_through, "clone": lambda value, *_: value, "to": _pass_through,
 }.items()} | {
-    "prim::min": _take_min, "prim::max": _take_max, "prim::NumToTensor": _pass_through,
+    "prim::min": lambda *values: torch.sym_min(*values) if len(values) == 2 else min(*values),
+    "prim::max": lambda *values: torch.sym_max(*values) if len(values) == 2 else max(*values),
+    "prim::NumToTensor": _pass_through,
     "prim::unchecked_cast": _pass_through,
 }  # fmt: skip
 # Operators of lists, which may hold tensors.

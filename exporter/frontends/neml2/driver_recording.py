@@ -66,10 +66,8 @@ def record_driver_calls(
         is_driven = target is driven_model
         seconds = SECONDS_OF_DRIVEN if is_driven else SECONDS_OF_PART
         recorder = _Recorder(CALLS_OF_DRIVEN if is_driven else CALLS_OF_PART, time.monotonic() + seconds)
-        hooks = [
-            driven_model.register_forward_pre_hook(recorder.check_time),
-            target.register_forward_pre_hook(recorder.record_call),
-        ]
+        hooks = [driven_model.register_forward_pre_hook(recorder.check_time)]
+        hooks.append(target.register_forward_pre_hook(recorder.record_call))
         driver_calls = recorder.calls
         try:
             with torch.no_grad():

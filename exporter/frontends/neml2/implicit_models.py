@@ -14,8 +14,7 @@ from torch import nn
 
 from exporter.archive.contract import Finding, Tolerance
 from exporter.common.errors import CaptureError, UnsupportedError, UsageError, summarize_error
-from exporter.common.parameter_swap import swap_parameters
-from exporter.common.torch_hooks import FunctionHook
+from exporter.common.torch_hooks import FunctionHook, swap_parameters
 from exporter.model.implicit.implicit_update import solve_implicit
 from exporter.model.implicit.newton_solver import LineSearch, LineSearchKind, NewtonSolver, Settings, find_solvers
 from exporter.model.implicit.solve_recording import record_solver_calls
@@ -53,13 +52,9 @@ class _NewtonUpdate:
         system = update.system
         self.update = update
         self.findings = _check_update(path, update)
-        self.system = ModelNonlinearSystem(
-            system.model,
-            unknowns=[system.unknown_names],
-            residuals=[system.residual_names],
-            structure=["dense"],
-            declared_sub_batch_shapes=system.declared_sub_batch_shapes,
-        )
+        names = {"unknowns": [system.unknown_names], "residuals": [system.residual_names]}
+        shapes: Any = system.declared_sub_batch_shapes
+        self.system = ModelNonlinearSystem(system.model, structure=["dense"], declared_sub_batch_shapes=shapes, **names)
         update.system = self.system
         update.input_sensitivity_solver = update.param_sensitivity_solver = DenseLU()
         self.functions: tuple[Any, Any] | None = None
@@ -217,13 +212,11 @@ def _check_update(path: str, update: Any) -> list[Finding]:
             expected = f"one of {', '.join(supported)}"
             raise UnsupportedError(f"the {what} {name!r} cannot be exported", where=path, got=name, expected=expected)
     if update.max_substepping_level > 0 or update.incremental_variables:
-        raise UnsupportedError(
-            "an implicit update with substepping cannot be exported",
-            where=path,
-            got=f"max_substepping_level = {update.max_substepping_level}",
-            expected="one step in a call: neml2's eager mode has no substeps either",
-            mend="leave it out, and reduce the step in the calling solver where an element has not converged",
-        )
+        what = "an implicit update with substepping cannot be exported"
+        got = f"max_substepping_level = {update.max_substepping_level}"
+        expected = "one step in a call: neml2's eager mode has no substeps either"
+        mend = "leave it out, and reduce the step in the calling solver where an element has not converged"
+        raise UnsupportedError(what, where=path, got=got, expected=expected, mend=mend)
     if linear == "DenseLU" and len(update.system.unknown_groups) == 1 and update.system._structure == ("dense",):
         return []
     what = f"{path}: {linear} is exported as one dense direct solver"

@@ -12,7 +12,7 @@ from exporter.common.errors import WarmupError
 from exporter.common.tensors import all_close, copy_transposed, copy_with_gaps
 from exporter.model.eager.derivatives import compute_jacobian_blocks, compute_jvp, compute_vjp
 from exporter.model.eager.dynamic_sizes import check_output_sizes, format_sizes
-from exporter.model.eager.evaluation import eager_context, evaluate
+from exporter.model.eager.evaluation import eager_context, evaluate, expand_constants
 from exporter.model.eager.warmup import Warmup, draw_extreme_inputs
 from exporter.model.implicit.implicit_update import collect_newton_info
 from exporter.model.source import Inputs
@@ -158,11 +158,7 @@ def _evaluate_outputs(warm: Warmup, inputs: Inputs) -> Inputs:
     """Return eager outputs; one that does not depend on the inputs gets the batch, as the archive does it."""
     # Contiguous copies: the model may accept no others, and an in-place write must not reach the case.
     copies = tuple(t.clone(memory_format=torch.contiguous_format) for t in inputs)
-    values = evaluate(warm.source, copies).values()
-    return tuple(
-        v.expand((inputs[0].shape[0], *v.shape)) if constant else v
-        for v, constant in zip(values, warm.constant, strict=True)
-    )
+    return tuple(expand_constants(evaluate(warm.source, copies), warm.constant, copies[0]).values())
 
 
 def _make_unbatched_case(warm: Warmup, generator: torch.Generator) -> ReferenceCase | Finding:

@@ -56,13 +56,10 @@ def _compute_gradient(
     try:
         return torch.autograd.grad(output, wrt, seed, retain_graph=True, allow_unused=True)
     except (RuntimeError, NotImplementedError) as error:
-        raise CaptureError(
-            f"output {name!r} cannot be differentiated",
-            check="derivatives",
-            got=summarize_error(error),
-            expected="operations that torch can differentiate",
-            mend="omit this output: --derivative OUT:IN, or use operations that have derivatives",
-        ) from error
+        what, got = f"output {name!r} cannot be differentiated", summarize_error(error)
+        expected = "operations that torch can differentiate"
+        mend = "omit this output: --derivative OUT:IN, or use operations that have derivatives"
+        raise CaptureError(what, check="derivatives", got=got, expected=expected, mend=mend) from error
 
 
 def find_nonzero_blocks(source: Source, inputs: Inputs) -> frozenset[Pair]:
@@ -105,9 +102,8 @@ def compute_jacobian_blocks(source: Source, inputs: Inputs, pairs: Sequence[Pair
                     for wrt, g in zip(group, gradients, strict=True):
                         rows_by_name[wrt].append(torch.zeros_like(leaves[wrt]) if g is None else g)
                 for wrt, rows in rows_by_name.items():
-                    blocks_by_pair[name, wrt] = _assemble_block(
-                        rows, batch, event_shape, leaves[wrt], wrt in parameters
-                    )
+                    block = _assemble_block(rows, batch, event_shape, leaves[wrt], wrt in parameters)
+                    blocks_by_pair[name, wrt] = block
     return {pair: blocks_by_pair[pair].detach() for pair in pairs}
 
 

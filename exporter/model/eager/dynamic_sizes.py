@@ -45,9 +45,8 @@ def probe_trace_sizes(source: Source, sampler: InputSampler) -> tuple[int, int]:
     sizes: list[int] = []
     errors: list[WarmupError] = []
     for size in (*TRACED_SIZES, *LARGER_SIZES, *larger):
-        is_similar = len(sampler.resolve_sizes(size)) > 1 and any(
-            sampler.compute_size_step(size) == sampler.compute_size_step(previous) for previous in sizes
-        )
+        steps = map(sampler.compute_size_step, sizes)
+        is_similar = len(sampler.resolve_sizes(size)) > 1 and sampler.compute_size_step(size) in steps
         if is_similar or dimensions & set(sampler.resolve_sizes(size).values()):
             continue
         try:

@@ -128,13 +128,9 @@ def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
     elif isinstance(result, (tuple, list)):
         names = declared or [f"output_{i}" for i in range(len(result))]
         if len(names) != len(result):
-            raise CaptureError(
-                f"model {source.name!r} does not return the outputs that it declares",
-                check="outputs",
-                got=f"{len(result)} outputs",
-                expected=f"{len(names)}: {', '.join(names)}",
-                mend="declare every output in the signature, in order",
-            )
+            what = f"model {source.name!r} does not return the outputs that it declares"
+            expected, mend = f"{len(names)}: {', '.join(names)}", "declare every output in the signature, in order"
+            raise CaptureError(what, check="outputs", got=f"{len(result)} outputs", expected=expected, mend=mend)
         outputs = dict(zip(names, result, strict=True))
     else:
         outputs = {(declared or ["output"])[0]: result}
@@ -145,11 +141,8 @@ def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
         line = find_forward_line(source)
         where = f"output {name!r}" + (f", of forward at {line}" if line else "")
         if is_tensor:
-            what, got, mend = (
-                f"model {source.name!r} returns a sparse tensor",
-                str(value.layout),
-                "return value.to_dense()",
-            )
+            what, got = f"model {source.name!r} returns a sparse tensor", str(value.layout)
+            mend = "return value.to_dense()"
             raise CaptureError(what, check="outputs", where=where, got=got, expected="a dense tensor", mend=mend)
         raise CaptureError(
             f"model {source.name!r} returns something that is not a tensor",

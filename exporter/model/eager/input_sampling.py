@@ -62,12 +62,11 @@ class InputSampler:
             if any(s.sampling.kind == "blended" for s in self.specs):
                 fraction = BLEND * torch.rand(batch_shape, generator=generator, dtype=torch.float64)
                 blend = torch.randint(count, batch_shape, generator=generator), fraction
-        return tuple(
-            _draw_variable(
-                spec, (*batch_shape, *spec.resolve_shape(sizes)), rows[i] if rows else None, row_index, blend, generator
-            )
-            for i, spec in enumerate(self.specs)
-        )
+        values = []
+        for i, spec in enumerate(self.specs):
+            shape, recorded = (*batch_shape, *spec.resolve_shape(sizes)), rows[i] if rows else None
+            values.append(_draw_variable(spec, shape, recorded, row_index, blend, generator))
+        return tuple(values)
 
     def _resize_rows(self, sizes: Mapping[str, int], generator: torch.Generator) -> Inputs:
         """Resize recorded inputs: entries along an open size are picked, for all variables alike."""

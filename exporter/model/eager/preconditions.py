@@ -17,14 +17,11 @@ def check_eval_mode(source: Source) -> None:
         return
     training = [name or "the model itself" for name, m in source.parameter_module.named_modules() if m.training]
     if training:
-        raise WarmupError(
-            f"model {source.name!r} is in train mode although eval() was called",
-            check="train mode",
-            where="submodule " + ", ".join(training[:5]) + _describe_override(source),
-            got="training = True",
-            expected="training = False everywhere: dropout and batch statistics off",
-            mend="do not override train() or eval(), and do not call train() in the factory's hooks",
-        )
+        what = f"model {source.name!r} is in train mode although eval() was called"
+        where = "submodule " + ", ".join(training[:5]) + _describe_override(source)
+        expected = "training = False everywhere: dropout and batch statistics off"
+        mend = "do not override train() or eval(), and do not call train() in the factory's hooks"
+        raise WarmupError(what, check="train mode", where=where, got="training = True", expected=expected, mend=mend)
 
 
 def _describe_override(source: Source) -> str:
@@ -48,11 +45,7 @@ def check_capturable(source: Source) -> None:
             mend = "call the model once in the factory before returning it"
             raise WarmupError(what, check="lazy layer", where=where, expected="parameters with shapes", mend=mend)
         if isinstance(module, torch.jit.ScriptModule):
-            raise CaptureError(
-                f"model {source.name!r} contains a module that is already TorchScript",
-                check="TorchScript module",
-                where=f"submodule {name!r}",
-                got=type(module).__name__,
-                expected="modules in Python",
-                mend="return the module before torch.jit.script or torch.jit.trace",
-            )
+            what, check = f"model {source.name!r} contains a module that is already TorchScript", "TorchScript module"
+            where, got = f"submodule {name!r}", type(module).__name__
+            mend = "return the module before torch.jit.script or torch.jit.trace"
+            raise CaptureError(what, check=check, where=where, got=got, expected="modules in Python", mend=mend)

@@ -20,11 +20,9 @@ def record_load_history(source: Source, rows: int = 0, seed: int = 0) -> LoadHis
     each prescribed variable. Raises ``UsageError`` if the calls are no history: one call, or steps that do
     not begin where the previous step ends."""
     if len(source.calls) < 2 or not source.batch_ndim:
-        raise UsageError(
-            f"model {source.name!r} has no load history",
-            got="a model with whole shapes" if not source.batch_ndim else f"{len(source.calls)} recorded steps",
-            expected="an input file with a driver of several steps",
-        )
+        what = f"model {source.name!r} has no load history"
+        got = "a model with whole shapes" if not source.batch_ndim else f"{len(source.calls)} recorded steps"
+        raise UsageError(what, got=got, expected="an input file with a driver of several steps")
     names = [s.name for s in source.inputs]
     with eager_context(source):
         outputs = evaluate(source, source.calls[0])
@@ -58,12 +56,8 @@ def _check_continuity(name: str, got: torch.Tensor, prescribed: torch.Tensor) ->
     same = (got == prescribed).flatten(1).all(1)
     if not bool(same.all()):
         step = int((~same).nonzero()[0]) + parse_lag(name)[1]
-        raise UsageError(
-            "the recorded calls are not one history",
-            where=f"step {step}",
-            got=f"{name!r} is not what was prescribed before",
-            expected="one driver that steps the model",
-        )
+        what, reason = "the recorded calls are not one history", f"{name!r} is not what was prescribed before"
+        raise UsageError(what, where=f"step {step}", got=reason, expected="one driver that steps the model")
 
 
 def _vary_elements(

@@ -124,14 +124,10 @@ def find_inputs(
         failure = ", ".join(repr(n) for n, v in outputs.items() if not is_finite(v))
         row = _find_first_nonfinite_row(outputs, size) if source.batch_ndim else None
         solver_text = _describe_failed_solves(source, inputs, row)
-    raise WarmupError(
-        f"model {source.name!r} gives NaN or infinity in warmup",
-        check="finite outputs",
-        where=f"output {failure}, on inputs sampled from [-1, 1), [0.1, 1) and [0.001, 0.1)",
-        got="a value that is not finite",
-        expected="finite outputs",
-        mend="pass inputs in the range the model is made for: --inputs FILE" + solver_text,
-    )
+    what, got = f"model {source.name!r} gives NaN or infinity in warmup", "a value that is not finite"
+    where = f"output {failure}, on inputs sampled from [-1, 1), [0.1, 1) and [0.001, 0.1)"
+    mend = "pass inputs in the range the model is made for: --inputs FILE" + solver_text
+    raise WarmupError(what, check="finite outputs", where=where, got=got, expected="finite outputs", mend=mend)
 
 
 def _find_first_nonfinite_row(outputs: Mapping[str, torch.Tensor], size: int) -> int | None:
@@ -259,11 +255,8 @@ def _is_mostly_finite(outputs: Mapping[str, torch.Tensor]) -> bool:
 
 def find_finite_rows(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
     """Return a mask of the elements that are finite in all outputs; None if no output has floating values."""
-    masks = [
-        torch.isfinite(v.detach()).reshape(v.shape[0], math.prod(v.shape[1:])).all(1)
-        for v in outputs.values()
-        if v.is_floating_point()
-    ]
+    real = [v.detach() for v in outputs.values() if v.is_floating_point()]
+    masks = [torch.isfinite(v).reshape(v.shape[0], math.prod(v.shape[1:])).all(1) for v in real]
     return torch.stack(masks).all(0) if masks else None
 
 

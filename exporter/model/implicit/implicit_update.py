@@ -20,7 +20,7 @@ from torch import nn
 
 from exporter.archive.tensor_spec import FLOATING, Signature, TensorSpec
 from exporter.common.errors import UsageError, suggest_names
-from exporter.common.parameter_swap import swap_parameters
+from exporter.common.torch_hooks import swap_parameters
 from exporter.model.argument_binding import BoundForward
 from exporter.model.implicit.newton_solver import NewtonSolver, OnFailure, Settings, find_solvers
 from exporter.model.source import Source
@@ -143,13 +143,10 @@ class ImplicitUpdate(nn.Module):
         self.signature = Signature(tuple(specs[n] for n in inputs), tuple(self._unknowns.values()))
         self.residual = residual
         self.predictor = predictor
-        self._calls = (
-            BoundForward(residual, self._input_names, name),
-            predictor and BoundForward(predictor, self._predictor_inputs, name),
-        )
-        self.newton = NewtonSolver(
-            self.residuals, self.jacobian, residual, len(self._given_names), settings or Settings(), on_failure
-        )
+        predict = predictor and BoundForward(predictor, self._predictor_inputs, name)
+        self._calls = (BoundForward(residual, self._input_names, name), predict)
+        parts, count = (self.residuals, self.jacobian, residual), len(self._given_names)
+        self.newton = NewtonSolver(*parts, count, settings or Settings(), on_failure)
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         batch_shapes = [t.shape[: t.ndim - len(s.shape)] for s, t in zip(self.signature.inputs, inputs, strict=True)]
@@ -242,27 +239,20 @@ def _match_unknowns(pairs: Mapping[str, str], signature: Signature) -> dict[str,
             what = f"the residual does not take the unknown {unknown!r}"
             raise UsageError(what, expected=suggest_names(unknown, inputs))
         if residual not in outputs:
-            raise UsageError(
-                f"the unknown {unknown!r} has no residual",
-                got=f"the residual module returns {', '.join(outputs)}",
-                expected=f"an output {residual!r}",
-                mend="name the residual of each unknown: unknowns={'x': 'name of its residual'}",
-            )
+            what, got = f"the unknown {unknown!r} has no residual", f"the residual module returns {', '.join(outputs)}"
+            mend = "name the residual of each unknown: unknowns={'x': 'name of its residual'}"
+            raise UsageError(what, got=got, expected=f"an output {residual!r}", mend=mend)
         spec, other = inputs[unknown], outputs[residual]
         if (spec.shape, spec.dtype) != (other.shape, other.dtype) or spec.dtype not in FLOATING:
-            raise UsageError(
-                f"the residual {residual!r} is not one equation for each component of {unknown!r}",
-                got=f"{other.describe()}, and {spec.describe()}",
-                expected="one shape and one floating dtype: a square system",
-            )
+            what = f"the residual {residual!r} is not one equation for each component of {unknown!r}"
+            expected = "one shape and one floating dtype: a square system"
+            raise UsageError(what, got=f"{other.describe()}, and {spec.describe()}", expected=expected)
     unused = [n for n in outputs if n not in pairs.values()]
     if unused or len(set(pairs.values())) < len(pairs):
-        raise UsageError(
-            "the system is not square",
-            got=f"unknowns {', '.join(pairs)}; residuals {', '.join(outputs)}",
-            expected="one residual for each unknown, and no other output",
-            mend="compute other outputs in a module after the update: ComposedModel([update, module])",
-        )
+        got = f"unknowns {', '.join(pairs)}; residuals {', '.join(outputs)}"
+        expected = "one residual for each unknown, and no other output"
+        mend = "compute other outputs in a module after the update: ComposedModel([update, module])"
+        raise UsageError("the system is not square", got=got, expected=expected, mend=mend)
     if len({inputs[n].dtype for n in pairs}) > 1:
         raise UsageError("the unknowns have several dtypes", got=", ".join(inputs[n].describe() for n in pairs))
     return {n: inputs[n] for n in pairs}

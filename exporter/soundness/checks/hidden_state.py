@@ -69,9 +69,8 @@ def is_state_changed(before: dict[str, str], after: dict[str, str]) -> bool:
     """Return whether state changed.
 
     State that becomes reachable only because more code ran is no change, except for a new attribute."""
-    return any(
-        before[label] != text if label in before else label.startswith("attribute") for label, text in after.items()
-    )
+    new = [label for label in after if label not in before]
+    return any(before[n] != after[n] for n in after if n in before) or any(n.startswith("attribute") for n in new)
 
 
 def _find_writes(source: Source, inputs: Inputs) -> list[Finding]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from exporter.archive.contract import Finding
-from exporter.common.autograd_engine import Entry, patch_autograd_engine
+from exporter.common.torch_hooks import Entry, patch_autograd_engine
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import EagerContext, make_refusal, run_eager
 from exporter.soundness.checks.hidden_state import is_state_changed

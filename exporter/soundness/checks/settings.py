@@ -52,12 +52,8 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
     footprint.codes = {c: space for c, space in footprint.codes.items() if "site-packages" not in c.co_filename}
     if isinstance(first, str):
         return []
-    found = [
-        *_iter_context_settings(footprint),
-        *_iter_sys_settings(footprint),
-        *_iter_user_settings(footprint, source),
-    ]
-    for setting in found:
+    ours = [*_iter_context_settings(footprint), *_iter_sys_settings(footprint)]
+    for setting in [*ours, *_iter_user_settings(footprint, source)]:
         for other_value in setting.others:
             setting.put(other_value)
             changed = not outputs_equal(run_eager(source, inputs), first)
