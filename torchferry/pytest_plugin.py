@@ -132,9 +132,7 @@ def _make_file_name(node: pytest.Item) -> str:
 
 
 @pytest.fixture
-def torchferry_golden(
-    request: pytest.FixtureRequest, tmp_path: Path, torchferry_golden_export: Callable[..., Any]
-) -> Golden:
+def torchferry_golden(request: pytest.FixtureRequest, tmp_path: Path, torchferry_golden_export: Any) -> Golden:
     """Compare a model's archive with its golden one: ``torchferry_golden(source, **options of torchferry.export)``."""
     marker = request.node.get_closest_marker(MARKER)
     options = dict(marker.kwargs) if marker else {}

@@ -119,9 +119,7 @@ def _make_forward(compiled: torch.jit.ScriptModule) -> Callable[..., Any]:
     return forward
 
 
-def trace_solver_graph(
-    function: Callable[..., Any], arguments: SolverArguments, path: str, model: nn.Module
-) -> FxProgram:
+def trace_solver_graph(function: Any, arguments: SolverArguments, path: str, model: nn.Module) -> FxProgram:
     """Trace a function of a solver to a graph without batch constants; raises ``CaptureError``."""
     guess, fixed_tensors = arguments
 

@@ -122,9 +122,7 @@ def _list_needed_values(node: Node) -> list[int]:
     return [*select_values(node.inputs), *(v for block in node.blocks for v in find_free_values(block))]
 
 
-def _visit_dependencies(
-    root: Node, producers: Producers, needed: Needed, positions: Mapping[int, int]
-) -> Iterator[Node]:
+def _visit_dependencies(root: Node, producers: Producers, needed: Needed, positions: dict[int, int]) -> Iterator[Node]:
     """Yield nodes that the root needs and that have no position yet, dependencies first: a walk in post-order."""
     todo: list[tuple[Node, Iterator[int]]] = [(root, iter(needed[id(root)]))]
     waiting = {id(root)}

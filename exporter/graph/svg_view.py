@@ -75,9 +75,7 @@ def _map_drawn_names(picture: GraphDrawing, open_names: set[str]) -> dict[str, s
     return drawn_names
 
 
-def _draw(
-    drawing: graphviz.Digraph, parent: str, picture: GraphDrawing, open_names: set[str], sizes: Counter[str]
-) -> None:
+def _draw(drawing: graphviz.Digraph, parent: str, picture: GraphDrawing, open_names: set[str], sizes: Counter) -> None:
     for shape in picture.shapes:
         if shape.group == parent:
             color, tooltip = _FILL.get(shape.kind, "#dcfce7"), f"{shape.detail} {shape.where}"

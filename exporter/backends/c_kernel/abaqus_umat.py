@@ -79,9 +79,7 @@ def _describe_variable(spec: Any) -> str:
     return escape_comment(f"{spec.name}{shape}")
 
 
-def _describe_input(
-    contract: Contract, name: str, stress: str, strain: str, state: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _describe_input(contract: Contract, name: str, stress: str, strain: str, state: list[dict]) -> dict[str, Any]:
     spec = contract.input_spec(name)
     if spec.dtype != "float64":
         raise UsageError("a UMAT's variables are in double precision", where=name, got=spec.dtype, expected="float64")

@@ -10,7 +10,27 @@ from exporter.backends.c_kernel.expression_graph import SEARCHED
 
 # Takes the output and the arguments of an operation; returns the derivatives by the arguments.
 DerivativeRule = Callable[..., "Expr | Sequence[Expr | float]"]
-DERIVATIVES: dict[str, DerivativeRule] = {}
+# The derivative of each function y = f(x) of one argument; ``differentiates`` adds rules that take more than a line.
+DERIVATIVES: dict[str, DerivativeRule] = {
+    "exp": lambda y, x: y,
+    "exp2": lambda y, x: y * math.log(2.0),
+    "expm1": lambda y, x: y + 1.0,
+    "log": lambda y, x: 1.0 / x,
+    "log2": lambda y, x: 1.0 / math.log(2.0) / x,
+    "log10": lambda y, x: 1.0 / math.log(10.0) / x,
+    "log1p": lambda y, x: 1.0 / (x + 1.0),
+    "sin": lambda y, x: x.apply("cos"),
+    "cos": lambda y, x: -x.apply("sin"),
+    "tan": lambda y, x: 1.0 + y * y,
+    "asin": lambda y, x: 1.0 / sqrt(1.0 - x * x),
+    "acos": lambda y, x: -1.0 / sqrt(1.0 - x * x),
+    "atan": lambda y, x: 1.0 / (1.0 + x * x),
+    "sinh": lambda y, x: x.apply("cosh"),
+    "cosh": lambda y, x: x.apply("sinh"),
+    "tanh": lambda y, x: 1.0 - y * y,
+    "abs": lambda y, x: x.apply("sign"),  # 0 at 0
+    "erf": lambda y, x: 2.0 / math.sqrt(math.pi) * exp(-(x * x)),
+}
 # Piecewise constant operations: their derivative is zero wherever it exists.
 FLAT = {"floor", "ceil", "trunc", "round", "sign", "div_floor", "div_trunc", "lt", "le", "eq", "ne", "and", "or", "xor",
         "not", "isnan", "isinf", "isfinite", "const", "leaf", "singular", SEARCHED}  # fmt: skip
@@ -21,7 +41,7 @@ class NoRuleError(Exception):
 
 
 def differentiates(*ops: str) -> Callable[[DerivativeRule], DerivativeRule]:
-    """Register the derivative of operations: ``@differentiates("exp")``.
+    """Register the derivative of operations: ``@differentiates("atan2")``.
 
     Raises:
         ValueError: an operation has a rule already.
@@ -50,114 +70,6 @@ def differentiate_sqrt(y: Expr, x: Expr) -> Expr:
     """Differentiate a square root; the derivative of a norm is 0 where the norm is."""
     slope = 0.5 / y
     return where(y.equals(0.0), 0.0, slope) if y.graph[y.index].extra == ("norm",) else slope
-
-
-@differentiates("exp")
-def differentiate_exp(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``exp(x)``."""
-    return y
-
-
-@differentiates("exp2")
-def differentiate_exp2(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``2 ** x``."""
-    return y * math.log(2.0)
-
-
-@differentiates("expm1")
-def differentiate_expm1(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``exp(x) - 1``."""
-    return y + 1.0
-
-
-@differentiates("log")
-def differentiate_log(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``log(x)``."""
-    return 1.0 / x
-
-
-@differentiates("log2")
-def differentiate_log2(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``log2(x)``."""
-    return 1.0 / math.log(2.0) / x
-
-
-@differentiates("log10")
-def differentiate_log10(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``log10(x)``."""
-    return 1.0 / math.log(10.0) / x
-
-
-@differentiates("log1p")
-def differentiate_log1p(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``log(1 + x)``."""
-    return 1.0 / (x + 1.0)
-
-
-@differentiates("sin")
-def differentiate_sin(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``sin(x)``."""
-    return x.apply("cos")
-
-
-@differentiates("cos")
-def differentiate_cos(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``cos(x)``."""
-    return -x.apply("sin")
-
-
-@differentiates("tan")
-def differentiate_tan(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``tan(x)``."""
-    return 1.0 + y * y
-
-
-@differentiates("asin")
-def differentiate_asin(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``asin(x)``."""
-    return 1.0 / sqrt(1.0 - x * x)
-
-
-@differentiates("acos")
-def differentiate_acos(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``acos(x)``."""
-    return -1.0 / sqrt(1.0 - x * x)
-
-
-@differentiates("atan")
-def differentiate_atan(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``atan(x)``."""
-    return 1.0 / (1.0 + x * x)
-
-
-@differentiates("sinh")
-def differentiate_sinh(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``sinh(x)``."""
-    return x.apply("cosh")
-
-
-@differentiates("cosh")
-def differentiate_cosh(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``cosh(x)``."""
-    return x.apply("sinh")
-
-
-@differentiates("tanh")
-def differentiate_tanh(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``tanh(x)``."""
-    return 1.0 - y * y
-
-
-@differentiates("abs")
-def differentiate_abs(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``abs(x)``: 0 at 0."""
-    return x.apply("sign")
-
-
-@differentiates("erf")
-def differentiate_erf(y: Expr, x: Expr) -> Expr:
-    """Differentiate ``erf(x)``."""
-    return 2.0 / math.sqrt(math.pi) * exp(-(x * x))
 
 
 @differentiates("pow")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Union
 
 from exporter.backends.c_kernel.expression_graph import BOOL, ExprGraph
 
 Operand = Union["Expr", float, int]
+# Takes and returns expressions.
+Formula = Callable[..., "Expr"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -218,9 +218,7 @@ _BINARY = {
 }  # fmt: skip
 
 
-def fold_constants(
-    op: str, values: Sequence[float | int], dtype_name: str, dtype_names: Sequence[str]
-) -> float | int | None:
+def fold_constants(op: str, values: Sequence[float | int], dtype_name: str, dtype_names: Sequence[str]) -> float | None:
     """Return torch's result of an operation on constants; None where it is left to the run."""
     tensors = [torch.tensor(v, dtype=getattr(torch, k)) for v, k in zip(values, dtype_names, strict=True)]
     dtype = getattr(torch, dtype_name)

@@ -232,9 +232,7 @@ class ArchiveLowering:
             factor = graph.add("where", (converged, factor, graph.add_constant(float("nan"), F64)), F64)
         return u, matrix, [iterations], [norm], [status], [factor]
 
-    def _lower_loop(
-        self, graphs: SavedGraphs, solver: Solver, loop: Any, key: tuple[Any, ...], element: Element
-    ) -> int:
+    def _lower_loop(self, graphs: SavedGraphs, solver: Solver, loop: Any, key: Any, element: Element) -> int:
         _, fixed_inputs, symbols = element
         graph, dispatch = self.graph, self._dispatch
         index = self.graph.new_loop()

@@ -6,7 +6,7 @@ constants alone are torch's own, to the bit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from exporter.archive.tensor_spec import name_dtype
-from exporter.backends.c_kernel.expression import Expr
+from exporter.backends.c_kernel.expression import Expr, Formula
 from exporter.backends.c_kernel.expression_graph import DTYPES, ExprGraph
 from exporter.backends.c_kernel.registry import RULES
 from exporter.common.errors import UnsupportedError
@@ -121,7 +121,7 @@ class OperatorCall:
         """Return a number as an expression."""
         return Expr(self.graph, self.graph.add_constant(value, get_dtype_name(dtype, self.graph.origin)))
 
-    def apply(self, formula: Callable[..., Expr], dtype: torch.dtype, *values: Any) -> SymbolicTensor:
+    def apply(self, formula: Formula, dtype: torch.dtype, *values: Any) -> SymbolicTensor:
         """Apply a formula of expressions to tensors or numbers of ``dtype``, element by element, with broadcasting."""
         return self.dispatch.map_expressions(formula, dtype, *(self.cast(v, dtype) for v in values))
 
@@ -166,9 +166,7 @@ class SymbolicDispatch(TorchDispatchMode):
         dtype_name = get_dtype_name(dtype, self.graph.origin)
         return self.map_expressions(lambda x: x.cast(dtype_name), dtype, symbol)
 
-    def map_expressions(
-        self, formula: Callable[..., Expr], dtype: torch.dtype, *symbols: SymbolicTensor
-    ) -> SymbolicTensor:
+    def map_expressions(self, formula: Formula, dtype: torch.dtype, *symbols: SymbolicTensor) -> SymbolicTensor:
         """Apply a formula of expressions element by element, with broadcasting."""
         # An unknown dtype is an error also where there are no elements.
         get_dtype_name(dtype, self.graph.origin)

@@ -8,13 +8,10 @@ from typing import Any
 
 import torch
 
-from exporter.backends.c_kernel.expression import Expr, exp, sqrt, where
+from exporter.backends.c_kernel.expression import Expr, Formula, exp, sqrt, where
 from exporter.backends.c_kernel.expression_graph import BOOL, REAL
 from exporter.backends.c_kernel.registry import Rule, lowers
 from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, promote_dtypes
-
-# The formula of one element: takes and returns expressions.
-Formula = Callable[..., Expr]
 
 
 def lower_elementwise(formula: Formula, *, compares: bool = False) -> Rule:

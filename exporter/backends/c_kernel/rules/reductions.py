@@ -5,18 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
 
 import torch
 
-from exporter.backends.c_kernel.expression import Expr
+from exporter.backends.c_kernel.expression import Expr, Formula
 from exporter.backends.c_kernel.registry import Rule, lowers
 from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, make_symbol
 
 
-def _reduce(
-    call: OperatorCall, symbol: SymbolicTensor, position: int, fold: Callable[[list[Expr]], Expr]
-) -> SymbolicTensor:
+def _reduce(call: OperatorCall, symbol: SymbolicTensor, position: int, fold: Formula) -> SymbolicTensor:
     """Fold the numbers along the dimensions of the argument at ``position`` (by default all); ``keepdim`` is next."""
     ids, dims = symbol.ids, call.argument(position, "dim")
     dims = list(range(ids.ndim)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
