@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from exporter.archive.cases import Cases
 from runtime_checks import verification
@@ -29,3 +30,9 @@ class FileVerifier:
         """Run every check on the file, which the report shows as ``shown_as``; a mismatch is in the report."""
         options = {"runners": self._runners[format_name], "notes": self._notes, "envelope": self._options.envelope}
         return verification.collect_report(path, fresh=fresh, shown_as=shown_as, **options)
+
+    def verify(self, path: Path, format_name: str, **options: Any) -> Report:
+        """Run ``collect_report``, and raise a failed check as ``MismatchError``."""
+        report = self.collect_report(path, format_name, **options)
+        report.raise_if_failed()
+        return report

@@ -60,16 +60,16 @@ def collect_report(
     opened = containers.open_container(path)
     cases = opened.cases()
     seconds["integrity"] = time.perf_counter() - start
-    held = [containers.select_for_runtime(opened, runner.name) for runner in runners]
+    files = [containers.select_for_runtime(opened, runner.name) for runner in runners]
     with fork_server.shared_fork_server():
-        legs = [_verify_runtime(path, file, fresh, r, seconds) for file, r in zip(held, runners, strict=True)]
+        legs = [_verify_runtime(path, file, fresh, r, seconds) for file, r in zip(files, runners, strict=True)]
     excesses = list_excesses(opened.contract, cases) if envelope != OFF else []
     if envelope == ERROR:
         verdict = CheckResult(ENVELOPE, FAILED if excesses else PASSED, len(cases), "; ".join(excesses))
         legs = [dataclasses.replace(leg, checks=(*leg.checks, verdict)) for leg in legs]
     elif excesses:
         notes = (*notes, *(f"outside the envelope: {text}" for text in excesses))
-    findings = tuple(map(dataclasses.asdict, dict.fromkeys(f for file in held for f in file.contract.findings)))
+    findings = tuple(map(dataclasses.asdict, dict.fromkeys(f for file in files for f in file.contract.findings)))
     archive, model = str(shown_as or path), opened.contract.name
     return Report(archive, model, tuple(legs), findings, seconds, tuple(notes))
 

@@ -323,9 +323,7 @@ def verify(
     """
     options = VerifyOptions(runtimes, devices, time_limit, memory_limit, envelope, progress)
     format_name = infer_file_format(Path(path))
-    report = FileVerifier(options, [format_name]).collect_report(Path(path), format_name)
-    report.raise_if_failed()
-    return report
+    return FileVerifier(options, [format_name]).verify(Path(path), format_name)
 
 
 def diff(one: str | Path, other: str | Path, *, run: bool = False) -> Difference:

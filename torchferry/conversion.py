@@ -50,6 +50,5 @@ def convert(
         raise UsageError("only an archive is convertible", where=str(source), expected="the .pt that it was made from")
     with backend.write(opened, output, options) as (path, contract):
         supported = [case for case in fresh if supports_case(contract, case)]
-        report = verifier.collect_report(path, backend.format.name, fresh=supported, shown_as=output)
-        report.raise_if_failed()
+        report = verifier.verify(path, backend.format.name, fresh=supported, shown_as=output)
     return Converted(output, contract, report)

@@ -102,8 +102,7 @@ def export_model(
     with atomic_write_path(path) if is_kept else temporary_archive(path) as archive_path:
         contract, fresh, kernel = write_archive(source, archive_path, options, clock)
         with clock("verify"):
-            report = verifier.collect_report(archive_path, "pt", fresh=fresh, shown_as=path)
-            report.raise_if_failed()
+            report = verifier.verify(archive_path, "pt", fresh=fresh, shown_as=path)
         write_options = options.write
         if not isinstance(kernel, UnsupportedError):
             write_options = dataclasses.replace(write_options, kernel_files=kernel)

@@ -50,9 +50,9 @@ def rename_variables(contract: Contract, renames: Sequence[RenameRule]) -> Contr
 
     inputs = {s.name for s in contract.inputs}
 
-    def map_block(of: str, by: str) -> tuple[str, str]:
+    def map_block(output: str, wrt: str) -> tuple[str, str]:
         # Parameters keep their names: they are attribute paths in the file.
-        return map_name(of), map_name(by) if by in inputs else by
+        return map_name(output), map_name(wrt) if wrt in inputs else wrt
 
     def map_method(spec: MethodSpec) -> MethodSpec:
         return dataclasses.replace(

@@ -87,8 +87,8 @@ def check_failure_visible(path: str, loop: NewtonSolver, source: Source, inputs:
     if not loop.fails_by_nan:
         return
 
-    def forward_without_convergence(u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False) -> Any:
-        *results, status, factor = forward(u, held, tangents)
+    def forward_without_convergence(u: torch.Tensor, fixed: list[torch.Tensor], tangents: bool = False) -> Any:
+        *results, status, factor = forward(u, fixed, tangents)
         return *results, torch.ones_like(status), torch.full_like(factor, float("nan"))
 
     forward = loop.forward

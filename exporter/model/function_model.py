@@ -109,8 +109,8 @@ def _iter_read_values(function: Any, visited: set[int]) -> Iterator[tuple[str, n
     function = inspect.unwrap(function)
     owner = getattr(function, "__self__", None)
     if not isinstance(owner, (type, ModuleType)):
-        held = {"self": owner} if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {})
-        yield from _iter_values(held, visited)
+        attributes = {"self": owner} if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {})
+        yield from _iter_values(attributes, visited)
     inner = function if isinstance(function, FunctionType) else getattr(function, "__func__", None)
     if inner is None:
         # An object that can be called.

@@ -80,8 +80,8 @@ def print_archive(opened: Archive) -> None:
     origin = contract.source
     out.print(Text("Name: ", style="bold") + Text(contract.name))
     out.print(Text(f"Source: {origin.kind} {origin.model!r}, {origin.library} {origin.version}"))
-    by = contract.created_with
-    out.print(Text(f"Made with: torchferry {by.torchferry}, torch {by.torch}, python {by.python}"))
+    versions = contract.created_with
+    out.print(Text(f"Made with: torchferry {versions.torchferry}, torch {versions.torch}, python {versions.python}"))
     out.print(make_variable_table("Inputs", contract.inputs, batch))
     out.print(make_variable_table("Outputs", contract.outputs, batch))
     for name, method in contract.methods.items():

@@ -111,7 +111,7 @@ def _list_properties(contract: Contract) -> tuple[list[dict[str, Any]], int]:
     for place, parameter in enumerate(contract.parameters, 1):
         if parameter.name not in settings and parameter.dtype == "float64":
             count = prod(parameter.shape)
-            said = _describe_variable(parameter)
-            properties.append({"place": place, "first": first, "count": count, "said": said})
+            description = _describe_variable(parameter)
+            properties.append({"place": place, "first": first, "count": count, "said": description})
             first += count
     return properties, first - 1

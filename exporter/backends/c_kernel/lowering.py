@@ -167,10 +167,10 @@ class ArchiveLowering:
     def _make_interpreter(self, graphs: SavedGraphs) -> Interpreter:
         tensors = {key: self._get_tensor(key, graphs) for key in graphs.tensors}
 
-        def solve_loop(path: str, given: Sequence[Any]) -> tuple[SymbolicTensor, ...]:
+        def solve_loop(path: str, inputs: Sequence[Any]) -> tuple[SymbolicTensor, ...]:
             # The solve computes on node indices, not on symbolic tensors.
             with _disable_current_modes():
-                return self._solve_batch(graphs, path, given)
+                return self._solve_batch(graphs, path, inputs)
 
         return Interpreter(graphs, tensors, solve_loop, self._track_origin, NO_ERRORS)
 

@@ -22,8 +22,8 @@ def make_translations() -> dict[Any, Any]:
 
     def to_double(value: Any) -> Any:
         if isinstance(value, (int, float)):
-            made: Any = onnx_ir.tensor(float(value), dtype=double)
-            return op.Constant(value=made)
+            number: Any = onnx_ir.tensor(float(value), dtype=double)
+            return op.Constant(value=number)
         return value if value.dtype == double else op.Cast(value, to=double)
 
     def scalar_tensor(s: Any, dtype: int = 1, layout: str = "", device: str = "", pin_memory: bool = False) -> Any:
@@ -103,8 +103,8 @@ def _iterate_floats(exported: Any) -> Iterator[float]:
         if isinstance(value, float):
             yield value
         elif isinstance(value, (list, tuple)):
-            for one in value:
-                yield from walk_values(one)
+            for item in value:
+                yield from walk_values(item)
 
     for module in exported.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():

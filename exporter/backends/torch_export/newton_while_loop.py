@@ -38,8 +38,8 @@ class NewtonLoop:
         """Return what ``NewtonSolver.forward`` does: ``u``, ``dr/du``, iterations, residual norm, status, factor."""
         count = len(fixed)
 
-        def has_active(*given: torch.Tensor) -> torch.Tensor:
-            return given[_STATE.index("active")].any()
+        def has_active(*state: torch.Tensor) -> torch.Tensor:
+            return state[_STATE.index("active")].any()
 
         def step(*args: torch.Tensor) -> Tensors:
             state: dict[str, torch.Tensor] = dict(zip(_STATE, args[: len(_STATE)], strict=True))
@@ -118,17 +118,17 @@ class NewtonLoop:
             return going.any()
 
         def try_step(alpha: Any, tried: torch.Tensor, going: torch.Tensor, count: Any, *rest: torch.Tensor) -> Tensors:
-            u, step, before, along, *given = rest
-            settings = self._read_settings(given[len(fixed) :])
+            u, step, before, along, *extra = rest
+            settings = self._read_settings(extra[len(fixed) :])
             decrease, least = settings["decrease"], settings["abs_tol"] ** 2
-            at = u + alpha.unsqueeze(-1) * step
-            after = self.residual(at, given[: len(fixed)], given[len(fixed) :])
+            trial_u = u + alpha.unsqueeze(-1) * step
+            after = self.residual(trial_u, extra[: len(fixed)], extra[len(fixed) :])
             reached = (after * after).sum(-1)
             bound = (1.0 - decrease * alpha) * before if wolfe else before + 2.0 * decrease * alpha * along
             stop = (reached <= bound) | (reached <= least)
             following = torch.where(stop, alpha, alpha / settings["cutback"])
             more = ~stop & (count + 1 < settings["trials"])
-            return following, at, more, count + 1
+            return following, trial_u, more, count + 1
 
         count = torch.zeros((), dtype=torch.int64, device=u.device)
         carried = (torch.ones_like(before), u + step, torch.ones_like(before, dtype=torch.bool), count)

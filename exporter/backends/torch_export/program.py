@@ -80,6 +80,7 @@ class MethodModule(nn.Module):
             self.register_buffer(buffer_name, saved.tensors[key].detach().clone())
         self.run_state = RunState()
 
+    # The parameter's name stands in the files that torch.export writes.
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the method on its inputs, followed by the settable tensors."""
         count = len(given) - len(self.settable)

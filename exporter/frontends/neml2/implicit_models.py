@@ -137,8 +137,8 @@ def compare_with_library(source: Source, library: Any, inputs: Inputs) -> tuple[
     library_solutions: dict[str, list[torch.Tensor]] = {}
 
     def make_hook(path: str):
-        def hook(module: Any, taken: Any, given: Any) -> None:
-            values = given if isinstance(given, tuple) else (given,)
+        def hook(module: Any, arguments: Any, result: Any) -> None:
+            values = result if isinstance(result, tuple) else (result,)
             flat = [v.data.reshape(v.data.shape[0], -1) for v in values]
             library_solutions.setdefault(path, []).append(torch.cat(flat, -1))
 

@@ -119,9 +119,9 @@ def _make_derivative_case(
     named_inputs = dict(zip((s.name for s in source.inputs), inputs, strict=True))
 
     def draw_directions(names: Sequence[str], like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        held = {strip_prefix(name): like[strip_prefix(name)] for name in names}
-        unit = {n: torch.rand(t.shape, generator=generator, dtype=torch.float64) for n, t in held.items()}
-        return {n: (2 * unit[n] - 1).to(t.dtype) for n, t in held.items()}
+        examples = {strip_prefix(name): like[strip_prefix(name)] for name in names}
+        unit = {n: torch.rand(t.shape, generator=generator, dtype=torch.float64) for n, t in examples.items()}
+        return {n: (2 * unit[n] - 1).to(t.dtype) for n, t in examples.items()}
 
     with eager_context(source):
         directions = spec.inputs[len(inputs) :]

@@ -42,7 +42,7 @@ def record_load_history(source: Source, rows: int = 0, seed: int = 0) -> LoadHis
         prescribed, initial = _vary_elements(prescribed, initial, rows, torch.Generator().manual_seed(seed))
     history = LoadHistory(prescribed, initial, {}, len(source.calls))
     with eager_context(source):
-        step_outputs = list(run_steps(history, source.inputs, lambda given: _call_contiguous(source, given)))
+        step_outputs = list(run_steps(history, source.inputs, lambda values: _call_contiguous(source, values)))
     expected = {n: torch.stack([step[n] for step in step_outputs]) for n in step_outputs[0]}
     return LoadHistory(prescribed, initial, expected, history.steps)
 

@@ -21,10 +21,10 @@ def record_solver_calls(source: Source, inputs: Inputs) -> list[SolverCall]:
     def wrap_forward(loop: NewtonSolver):
         forward = loop.forward
 
-        def run(u: torch.Tensor, held: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
-            given = u.detach(), [t.detach() for t in held]
-            result = forward(u, held, True)
-            solver_calls.append((loop, given, tuple(t.detach() for t in result)))
+        def run(u: torch.Tensor, fixed: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
+            arguments = u.detach(), [t.detach() for t in fixed]
+            result = forward(u, fixed, True)
+            solver_calls.append((loop, arguments, tuple(t.detach() for t in result)))
             return result
 
         return run

@@ -82,8 +82,8 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
 
 
 def _iter_conditions(source: Source, inputs: Inputs) -> Iterator[tuple[str, Callable[[], _NamedTensors]]]:
-    def run_model(*given: torch.Tensor) -> _NamedTensors:
-        return {n: v.detach().clone() for n, v in normalize_outputs(source.module(*given), source).items()}
+    def run_model(*tensors: torch.Tensor) -> _NamedTensors:
+        return {n: v.detach().clone() for n, v in normalize_outputs(source.module(*tensors), source).items()}
 
     def copy_inputs() -> Inputs:
         return tuple(t.clone() for t in inputs)

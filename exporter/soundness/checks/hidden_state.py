@@ -90,8 +90,8 @@ def _find_writing_line(source: Source, inputs: Inputs, label: str) -> str:
     copies = tuple(t.clone() for t in inputs)
 
     def read_content() -> Any:
-        held = _collect_owned_tensors(source, copies).get(label)
-        return held is not None and _fingerprint_tensor(held)
+        value = _collect_owned_tensors(source, copies).get(label)
+        return value is not None and _fingerprint_tensor(value)
 
     return find_culprit_line(lambda: [run_eager(source, copies, as_they_are=True) for _ in range(2)], read_content)
 

@@ -46,7 +46,7 @@ def _solve(call: OperatorCall, matrix: torch.Tensor, rights: torch.Tensor, *, tr
 def _find_zero_pivots(call: OperatorCall, matrix: torch.Tensor) -> SymbolicTensor:
     """Return the first pivot that is zero, counted from 1, or 0, of each ``matrix`` of shape ``(..., n, n)``."""
     n = matrix.shape[-1]
-    factors = [call.graph.add(LU, one.reshape(-1).tolist(), F64, (n,)) for one in matrix.reshape(-1, n, n)]
+    factors = [call.graph.add(LU, single.reshape(-1).tolist(), F64, (n,)) for single in matrix.reshape(-1, n, n)]
     nodes = [call.graph.add("singular", (node,), "int32") for node in factors]
     return make_symbol(nodes, matrix.shape[:-2], torch.int32)
 
