@@ -73,12 +73,13 @@ class Model:
 
     def set_parameter(self, name: str, value: torch.Tensor) -> None:
         """Change a parameter in place; the shape must be the contract's. Raise ``UsageError`` otherwise."""
-        specs = {p.name: p for p in self.contract.parameters if p.name in self.engine.parameters}
+        parameters = self.engine.parameters
+        specs = {p.name: p for p in self.contract.parameters if p.name in parameters}
         if name not in specs:
             raise UsageError(f"there is no parameter {name!r}", expected=suggest_names(name, specs))
         specs[name].check_shape(value.shape)
         with torch.no_grad():
-            self.engine.parameters[name].copy_(value)
+            parameters[name].copy_(value)
 
     def to(self, *target: Any) -> Model:
         """Move parameters, buffers and constants, as ``torch.nn.Module.to`` does."""

@@ -99,10 +99,10 @@ def run_task(task: Task, export: Export) -> SweepRow:
         return _make_error_row(label, task.model, task.driven, error, time.perf_counter() - start)
     figures = [o.comparison for o in results[0].report.outputs]
     seconds = round(time.perf_counter() - start, 3)
-    largest: dict[str, Any] = {
-        key: max((getattr(f, key) for f in figures), default=0) for key in ("max_abs", "max_rel", "max_ulp")
-    }
-    return SweepRow(str(label), task.model, task.driven, VERIFIED, seconds, **largest)
+    max_abs = max((f.max_abs for f in figures), default=0.0)
+    max_rel = max((f.max_rel for f in figures), default=0.0)
+    max_ulp = max((f.max_ulp for f in figures), default=0)
+    return SweepRow(str(label), task.model, task.driven, VERIFIED, seconds, "", "", max_abs, max_rel, max_ulp)
 
 
 def make_pool_factory(jobs: int) -> Callable[[], Executor]:

@@ -118,7 +118,8 @@ def check_numbers(label: str, contract: Contract, method: str, got: Sequence[tor
         what = f"{label} is not the model of these files"
         raise UsageError(what, got=f"{len(got)} outputs", expected=str(len(expected)))
     for name, actual, reference in zip(contract.methods[method].outputs, got, expected, strict=True):
-        comparison = compare_tensors(actual, reference, contract.tolerance.bounds(name, name_dtype(reference)))
+        bounds = contract.tolerance.bounds(name, name_dtype(reference))
+        comparison = compare_tensors(actual.cpu(), reference, bounds)
         if not comparison.passed:
             what = f"{label} does not compute the numbers of the stored cases, and is not compared"
             where, mend = f"method {method!r}, output {name_output(name)!r}", "verify it first: torchferry verify"

@@ -70,10 +70,10 @@ def plan_difference_probes(contract: Contract, cases: Cases, parameters: Mapping
     changed = {name: value * CHANGE for name, value in settable.items()}
     planned = []
     variables = {s.name: (s.dtype, s.shape) for s in (*contract.parameters, *contract.inputs)}
-    sizes = {s.name: s.static_shape for s in contract.outputs}
     for name, (dtype, shape) in variables.items():
         pairs = [(i, o) for i, o in enumerate(spec.outputs) if not isinstance(o, str) and o[1] == name]
-        zeros = [output for output, wrt in spec.zeros if wrt == name and math.prod(sizes[output])]
+        zeros = [output for output, wrt in spec.zeros if wrt == name]
+        zeros = [output for output in zeros if math.prod(contract.output_spec(output).static_shape)]
         pairs = [(i, o) for i, o in pairs if math.prod(contract.output_spec(o).static_shape)]
         if not (pairs or zeros) or not math.prod(shape):
             continue

@@ -55,8 +55,7 @@ def check_no_pickles(archive):
             elif record.startswith(("data/weights/", "data/constants/")):
                 if name.endswith("_config.json"):
                     entries = json.loads(file.read(name)).get("config", {}).values()
-                    named = [entry["path_name"] for entry in entries if not entry.get("use_pickle")]
-                    has_pickle = len(named) < len(entries) or not all(map(TENSORS.match, named))
+                    has_pickle = any(e.get("use_pickle") or not TENSORS.match(e["path_name"]) for e in entries)
                 else:
                     # Without a configuration torch reads NAME.pt, whole.
                     has_pickle = record.endswith(".pt")

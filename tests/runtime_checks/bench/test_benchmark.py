@@ -17,7 +17,7 @@ from exporter.common.errors import MismatchError, UsageError
 from runtime_checks.bench import benchmark as whole
 from runtime_checks.bench import report
 from runtime_checks.bench.benchmark import BenchmarkResult, run_benchmark
-from runtime_checks.bench.candidates import Candidate, collect_rows
+from runtime_checks.bench.candidates import Candidate, check_numbers, collect_rows
 from runtime_checks.bench.cold_start import measure_cold_start
 from runtime_checks.bench.steady_state import measure_bandwidth, measure_throughput
 from runtime_checks.containers import open_container
@@ -84,6 +84,25 @@ def test_other_numbers_are_not_compared(tmp_path):
     change_cases(wrong, lambda tensors: tensors["warmup/forward/out/0"].mul_(1.001))
     with pytest.raises(MismatchError, match="is not compared"):
         run_benchmark([wrong, ROBERTSON], batches=[16])
+
+
+class OtherDevice(torch.Tensor):
+    """A tensor that says it is elsewhere until it is brought to the CPU, as the outputs of a GPU do."""
+
+    device = torch.device("cuda:0")
+
+    def cpu(self, memory_format=torch.preserve_format):
+        return self.as_subclass(torch.Tensor)
+
+
+def test_numbers_of_another_device_are_brought_to_the_cpu():
+    contract = open_container(ROBERTSON).contract
+    (output,) = contract.outputs
+    expected = torch.ones(2, *output.static_shape, dtype=F)
+    elsewhere = expected.as_subclass(OtherDevice)
+    check_numbers("the model", contract, "forward", [elsewhere], (expected,))
+    with pytest.raises(MismatchError, match="does not compute the numbers"):
+        check_numbers("the model", contract, "forward", [(elsewhere + 1).as_subclass(OtherDevice)], (expected,))
 
 
 def test_other_contracts_are_not_compared():
