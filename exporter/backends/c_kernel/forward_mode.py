@@ -14,8 +14,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from exporter.archive.contract import TANGENT, Contract, strip_prefix
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.backends.c_kernel import direction_batching, table_lookup
-from exporter.backends.c_kernel.derivative_rules import FLAT, NoRuleError, differentiate_operation
-from exporter.backends.c_kernel.expression import Expr
 from exporter.backends.c_kernel.expression_graph import (
     COLUMNS,
     F64,
@@ -24,10 +22,12 @@ from exporter.backends.c_kernel.expression_graph import (
     READ,
     REAL,
     SOLVED,
+    Expr,
     ExprGraph,
     leaf_name,
 )
 from exporter.backends.c_kernel.newton_loop import NewtonLoop, find_loop_nodes
+from exporter.backends.c_kernel.rules.derivatives import FLAT, NoRuleError, differentiate_operation
 from exporter.backends.c_kernel.schedule import reachable_nodes
 
 Direction = Hashable

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from exporter.archive.contract import TANGENT, Contract, Solver
 from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.c_kernel import forward_mode
-from exporter.backends.c_kernel.derivative_rules import NoRuleError
 from exporter.backends.c_kernel.expression_graph import COLUMNS, F64, I64, MIXED, NEWTON, ExprGraph, leaf_name
 from exporter.backends.c_kernel.newton_loop import NewtonLoop, find_loop_inputs, find_loop_nodes
+from exporter.backends.c_kernel.rules.derivatives import NoRuleError
 from exporter.backends.c_kernel.rules.linear_systems import NO_ERRORS
 from exporter.backends.c_kernel.schedule import reachable_nodes
 from exporter.backends.c_kernel.symbolic_tensor import SymbolicDispatch, SymbolicTensor

@@ -6,7 +6,7 @@ constants alone are torch's own, to the bit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from exporter.archive.tensor_spec import name_dtype
-from exporter.backends.c_kernel.expression import Expr, Formula
-from exporter.backends.c_kernel.expression_graph import DTYPES, ExprGraph
-from exporter.backends.c_kernel.registry import RULES
+from exporter.backends.c_kernel.expression_graph import DTYPES, Expr, ExprGraph, Formula
 from exporter.common.errors import UnsupportedError
 
 # Operators that run on the node indices; where they fill in a number it is zero, which is node 0.
@@ -35,6 +33,26 @@ DATA_MOVEMENT = {
 
 # Operators that take the factors of a matrix, and its pivots.
 FACTORS = {"clone", "detach", "alias", "linalg_lu_solve"}
+# Takes the ``OperatorCall``; returns what the operator returns, of expressions.
+Rule = Callable[[Any], Any]
+RULES: dict[str, Rule] = {}
+
+
+def lowers(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operators by their names without overload: ``@lowers("div")``.
+
+    Raises:
+        ValueError: an operator has a rule already.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            if name in RULES:
+                raise ValueError(f"aten::{name} has two lowering rules")
+            RULES[name] = rule
+        return rule
+
+    return register
 
 
 class SymbolicTensor(torch.Tensor):

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from exporter.backends.c_kernel.expression import Expr, Formula, exp, sqrt, where
-from exporter.backends.c_kernel.expression_graph import BOOL, REAL
-from exporter.backends.c_kernel.registry import Rule, lowers
-from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, promote_dtypes
+from exporter.backends.c_kernel.expression_graph import BOOL, REAL, Expr, Formula, exp, sqrt, where
+from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, Rule, SymbolicTensor, lowers, promote_dtypes
 
 
 def lower_elementwise(formula: Formula, *, compares: bool = False) -> Rule:

@@ -8,8 +8,7 @@ import math
 import torch
 
 from exporter.backends.c_kernel import table_lookup
-from exporter.backends.c_kernel.registry import lowers
-from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, get_dtype_name, make_symbol
+from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, get_dtype_name, lowers, make_symbol
 
 
 @lowers("searchsorted", "bucketize")

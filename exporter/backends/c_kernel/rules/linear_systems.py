@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from exporter.backends.c_kernel.expression_graph import F64, LU, SOLVED
-from exporter.backends.c_kernel.registry import lowers
-from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, get_dtype_name, make_symbol
+from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, get_dtype_name, lowers, make_symbol
 
 # Variants without an error for a singular matrix: by operator of TorchScript, with the arguments of its schema.
 NO_ERRORS: Mapping[str, Callable[..., Any]] = {

@@ -8,9 +8,8 @@ import operator
 
 import torch
 
-from exporter.backends.c_kernel.expression import Expr, Formula
-from exporter.backends.c_kernel.registry import Rule, lowers
-from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, make_symbol
+from exporter.backends.c_kernel.expression_graph import Expr, Formula
+from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, Rule, SymbolicTensor, lowers, make_symbol
 
 
 def _reduce(call: OperatorCall, symbol: SymbolicTensor, position: int, fold: Formula) -> SymbolicTensor:

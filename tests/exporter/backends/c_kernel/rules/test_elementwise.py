@@ -12,7 +12,7 @@ from torch import nn
 
 import torchferry
 from exporter.archive.contract import Bounds
-from exporter.backends.c_kernel.derivative_rules import NoRuleError
+from exporter.backends.c_kernel.rules.derivatives import NoRuleError
 from exporter.common.errors import UnsupportedError
 from runtime_checks.comparison import compare_tensors
 

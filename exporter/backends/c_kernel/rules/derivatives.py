@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from exporter.backends.c_kernel.expression import Expr, exp, log, sqrt, where
-from exporter.backends.c_kernel.expression_graph import SEARCHED
+from exporter.backends.c_kernel.expression_graph import SEARCHED, Expr, exp, log, sqrt, where
 
 # Takes the output and the arguments of an operation; returns the derivatives by the arguments.
 DerivativeRule = Callable[..., "Expr | Sequence[Expr | float]"]
