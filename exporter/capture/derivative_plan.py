@@ -198,8 +198,8 @@ def _check_product(warm: Warmup, program: FxProgram, wrt: Specs, output_specs: S
     specs = wrt if forward else output_specs
     draws = [torch.rand((*batch_shape, *s.static_shape), generator=generator, dtype=torch.float64) for s in specs]
     directions = {s.name: draw.to(getattr(torch, s.dtype)) for s, draw in zip(specs, draws, strict=True)}
-    arguments = (*inputs, *_compute_solutions(source, inputs), *directions.values())
     try:
+        arguments = (*inputs, *_compute_solutions(source, inputs), *directions.values())
         results = program.graph(*arguments, *(parameters[n].detach() for n in program.parameters))
     except Exception as error:
         message = "the product does not run at another batch size"
@@ -357,7 +357,7 @@ def _build_call(
         solutions = newton_capture.reuse_solutions(source, tensors[count:direction_start])
         with swap_parameters(source.parameter_module, replacements), solutions:
             outputs = normalize_outputs(source.module(*model_inputs), source)
-        values = expand_constants(outputs, warm.constant, model_inputs[0])
+        values = expand_constants(outputs, warm.constant, model_inputs)
         return leaves, [values[s.name] for s in output_specs], list(values.values())
 
     def select_directions(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -20,7 +20,7 @@ def trace_joint_graph(source: Source, inputs: Inputs, constant: Sequence[bool] =
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = normalize_outputs(source.module(*tensors), source)
-        return tuple(v.detach() for v in expand_constants(outputs, constant, tensors[0]).values())
+        return tuple(v.detach() for v in expand_constants(outputs, constant, tensors).values())
 
     # The autograd engine leaves tensors without data in .grad.
     with preserve_grads(source):

@@ -121,7 +121,7 @@ def make_forward_run(warm: Warmup) -> module_tree.Run:
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = normalize_outputs(source.module(*tensors), source)
-        return tuple(expand_constants(outputs, warm.constant, tensors[0]).values())
+        return tuple(expand_constants(outputs, warm.constant, tensors).values())
 
     return run
 

@@ -60,7 +60,6 @@ def flatten_graph(graph: Graph) -> FlatGraph:
             users.append(text.encode() + flat_graph.downstream.get(user, b""))
         flat_graph.downstream[index] = _hash(sorted(users))
     return flat_graph
-    return flat_graph
 
 
 def _collect(flat_graph: FlatGraph, block: Block, values: dict[int, bytes]) -> None:

@@ -38,6 +38,20 @@ def sound():
     return Model(lambda self, x: x.sin() * self.scale)
 
 
+def without_inputs():
+    class Constants(nn.Module):
+        signature = Signature.of({}, {"y": (2,)}, batch_ndim=0)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64))
+
+        def forward(self) -> torch.Tensor:
+            return 3 * self.scale
+
+    return Constants()
+
+
 def branch_on_data():
     def function(self, x):
         if x.sum() > 0:

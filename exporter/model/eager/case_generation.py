@@ -158,7 +158,7 @@ def _evaluate_outputs(warm: Warmup, inputs: Inputs) -> Inputs:
     """Return eager outputs; one that does not depend on the inputs gets the batch, as the archive does it."""
     # Contiguous copies: the model may accept no others, and an in-place write must not reach the case.
     copies = tuple(t.clone(memory_format=torch.contiguous_format) for t in inputs)
-    return tuple(expand_constants(evaluate(warm.source, copies), warm.constant, copies[0]).values())
+    return tuple(expand_constants(evaluate(warm.source, copies), warm.constant, copies).values())
 
 
 def _make_unbatched_case(warm: Warmup, generator: torch.Generator) -> ReferenceCase | Finding:

@@ -109,13 +109,13 @@ def user_traceback_location(error: BaseException) -> str:
 
 
 def expand_constants(
-    outputs: Mapping[str, torch.Tensor], constant: Sequence[bool], first_input: torch.Tensor
+    outputs: Mapping[str, torch.Tensor], constant: Sequence[bool], inputs: Sequence[torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the outputs, with those that are ``constant`` expanded to the batch of ``first_input``."""
+    """Return the outputs, with those that are ``constant`` expanded to the batch of the ``inputs``."""
     if not any(constant):
         return dict(outputs)
-    size, pairs = first_input.shape[0], zip(outputs.items(), constant, strict=True)
-    return {n: v.expand((size, *v.shape)) if is_constant else v for (n, v), is_constant in pairs}
+    size, rows = inputs[0].shape[0], zip(outputs.items(), constant, strict=True)
+    return {name: value.expand((size, *value.shape)) if expands else value for (name, value), expands in rows}
 
 
 def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:

@@ -30,7 +30,10 @@ from exporter.soundness.data_dependence import COUNT, SIZE
 from exporter.soundness.run_recording import RunRecording, record_run
 
 CHECK = "batch size"
-_MEND = "let torch work with the size: x.new_zeros(x.shape[0], 3), x.reshape(x.shape[0], -1), torch.where for a branch"
+_MEND = (
+    "let torch work with the size: x.new_zeros(x.shape[0], 3), x.reshape(x.shape[0], -1); "
+    "torch.where instead of a branch"
+)
 SIZES = (1, 2, 0, 3, 4, 8, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048, 4096, 5000)
 # At most so many sizes are tried because of literals in the code.
 MAX_LITERAL_SIZES = 60

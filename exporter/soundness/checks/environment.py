@@ -223,8 +223,12 @@ def _replace_clock_classes(namespaces: Any, now: datetime.datetime | None, queri
 
     datetime_datetime, datetime_date = datetime.datetime, datetime.date
     classes = (datetime_datetime, datetime_date)
-    named = [(space, name, value) for space in namespaces for name, value in list(space.items())]
-    replaced = [row for row in named if any(row[2] is original for original in classes)]
+    replaced = [
+        (space, name, value)
+        for space in namespaces
+        for name, value in list(space.items())
+        if any(value is original for original in classes)
+    ]
     setattr(datetime, "datetime", Datetime)  # noqa: B010
     setattr(datetime, "date", Date)  # noqa: B010
     for space, name, value in replaced:

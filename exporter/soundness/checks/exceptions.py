@@ -72,8 +72,10 @@ class _FailingCalls(FunctionHook):
 
 def _may_fail(name: str, args: tuple[Any, ...]) -> bool:
     """Return whether a call may fail for its data: indexing with numbers and slices fails for shapes only."""
+    if name != "__getitem__":
+        return True
     parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-    return name != "__getitem__" or any(isinstance(p, torch.Tensor) and p.dtype != torch.bool for p in parts)
+    return any(isinstance(p, torch.Tensor) and p.dtype != torch.bool for p in parts)
 
 
 def _find_catching_line() -> str:

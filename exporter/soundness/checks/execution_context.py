@@ -34,7 +34,10 @@ _CONDITIONS = {
     CHECK: ("whether gradients are recorded", "compute the same with and without gradients"),
     DTYPE: ("torch's default dtype", "make tensors with dtype=x.dtype, or as buffers in __init__"),
     THREADS: ("the thread that calls", "keep no state of a thread"),
-    LAYOUT: ("the layout of the inputs in memory", "compute the same for every layout: no is_contiguous(), as_strided"),
+    LAYOUT: (
+        "the layout of the inputs in memory",
+        "compute the same for every layout: no branch on is_contiguous(), no as_strided",
+    ),
     ALIAS: ("whether two inputs are the same tensor", "work on copies, and do not compare tensors by identity"),
 }
 # Calls that concern memory and not values.

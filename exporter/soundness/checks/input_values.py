@@ -17,7 +17,10 @@ from exporter.soundness.checks.execution_context import LAYOUT, LAYOUT_CALLS
 from exporter.soundness.footprint import find_suspect_line
 
 CHECK = "values"
-_MEND = "compute with tensors only: torch.where for a branch, no values kept from an earlier run, no .data of an input"
+_MEND = (
+    "compute with tensors only: torch.where instead of a branch, no values kept from an earlier run, "
+    "no .data of an input"
+)
 
 
 def check(context: CaptureContext) -> list[Finding]:

@@ -67,6 +67,15 @@ def test_what_a_trace_would_lose_is_refused_with_its_line(name, error, message, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_without_inputs_is_a_function_of_its_parameters(tmp_path):
+    export("without_inputs", tmp_path)
+    module = load_module(tmp_path / "m.pt")
+    assert module()[0].tolist() == [3.0, 6.0]
+    with torch.no_grad():
+        dict(module.named_parameters())["scale"].fill_(2.0)
+    assert module()[0].tolist() == [6.0, 6.0]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
