@@ -112,6 +112,7 @@ def export(
     parameters: Sequence[str] = (),
     differentiable: bool = False,
     symmetric: Sequence[str] = (),
+    thorough: bool = False,
     against: str | Path | None = None,
     on_failure: OnFailure | None = None,
     formats: str | Sequence[str] = (),
@@ -145,6 +146,8 @@ def export(
         parameters: Globs of the parameters that stay settable; by default all that can.
         differentiable: Whether torch's autograd through the loaded file is compared with eager mode's; adds ``vjp``.
         symmetric: Blocks ``"OUT:IN"`` that are second derivatives of a potential, and are checked as such.
+        thorough: Whether batches to 1,000 and 20,011 are run whatever they cost; by default a call of a check computes
+            about a billion numbers at most, and the contract says which sizes were left out.
         against: An earlier archive of the model: each result's ``reasons`` say why the new one is another
             specialisation (a static size, the structure of the backward pass, ...), and are empty if the earlier one
             serves as well.
@@ -192,6 +195,7 @@ def export(
             tuple(map(Allowance.parse, allow)),
             DerivativeRequest(blocks, jvp, vjp, tuple(parameters), differentiable, tuple(symmetric)),
             announce=announce or (lambda listing: None),
+            thorough=thorough,
         ),
         write=WriteOptions(opset),
         verify=select_archive_runtimes(verify_options, format_names),
@@ -257,6 +261,7 @@ def check(
     seed: int = 0,
     allow: Sequence[str] = (),
     second_opinion: bool = False,
+    thorough: bool = False,
 ) -> list[Checked]:
     """Run the soundness gate alone, as ``torchferry check`` does; nothing is written.
 
@@ -267,6 +272,7 @@ def check(
         seed: The seed of all random draws.
         allow: Findings that may pass, each as ``"CHECK:REASON"``.
         second_opinion: Whether to ask ``torch.export`` too; its answer decides nothing.
+        thorough: As in ``export``.
 
     Returns:
         One ``Checked`` for each model: findings, the checks that ran, and those that could not.
@@ -280,7 +286,8 @@ def check(
         print(report.checks, report.not_run)
         ```
     """
-    options = CaptureOptions(seed, tuple(map(Allowance.parse, allow)), second_opinion=second_opinion)
+    allowances = tuple(map(Allowance.parse, allow))
+    options = CaptureOptions(seed, allowances, second_opinion=second_opinion, thorough=thorough)
     path = Path(inputs) if isinstance(inputs, str) else inputs
     return _soundness_check.check(source, models=models, inputs=path, options=options)
 

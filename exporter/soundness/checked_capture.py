@@ -38,14 +38,16 @@ from exporter.soundness.gate import Allowance
 @dataclass(frozen=True)
 class CaptureOptions:
     """How a model is captured: the ``seed`` of all random draws, the ``allowances`` of findings, the requested
-    derivatives, whether ``torch.export`` is asked too (``second_opinion``), and who is told of the model's inputs and
-    outputs before it is captured (``announce``)."""
+    derivatives, whether ``torch.export`` is asked too (``second_opinion``), who is told of the model's inputs and
+    outputs before it is captured (``announce``), and whether large batches are run whatever they cost (``thorough``).
+    """
 
     seed: int = 0
     allowances: tuple[Allowance, ...] = ()
     derivative_request: DerivativeRequest | None = None
     second_opinion: bool = False
     announce: Callable[[Listing], Any] = lambda listing: None
+    thorough: bool = False
 
 
 def checked_capture(
@@ -68,7 +70,7 @@ def checked_capture(
             allowances, opinion, gate_seed = options.allowances, options.second_opinion, derive_seed(seed, "gate")
             findings, draws = gate.check_before_capture(first, room, gate_seed, allowances, second_opinion=opinion)
         with clock("warmup"):
-            warm = warm_up(first, derive_seed(seed, "more warmup"))
+            warm = warm_up(first, derive_seed(seed, "more warmup"), thorough=options.thorough)
         options.announce(summarize_model(warm))
         derivatives, derivative_findings = resolve_model_derivatives(warm, request)
         with clock("capture"):
@@ -110,7 +112,9 @@ def _capture_solvers(
             raise UnsupportedError(what, where=path, got=got, expected="an update of its own for each")
         residual = _build_residual_source(source, path, loop, calls[path])
         part = detect_inner_autograd(residual, derive_seed(seed, "warmup"))
-        warm, _, findings = checked_capture(part, CaptureOptions(seed, options.allowances), clock)
+        warm, _, findings = checked_capture(
+            part, CaptureOptions(seed, options.allowances, thorough=options.thorough), clock
+        )
         with clock("capture"), eager_context(source), ignore_deprecations():
             captured_solvers[path] = newton_capture.capture_solver(path, loop, warm.inputs)
             newton_capture.check_own_parameters(path, captured_solvers[path], source.parameter_module)

@@ -6,7 +6,15 @@ from typing import Annotated
 
 from typer import Option
 
-from torchferry.cli.options import AllowOption, InputsOption, JsonOption, ModelOption, SeedOption, SourceArgument
+from torchferry.cli.options import (
+    AllowOption,
+    InputsOption,
+    JsonOption,
+    ModelOption,
+    SeedOption,
+    SourceArgument,
+    ThoroughOption,
+)
 from torchferry.cli.output import out, print_findings, print_json
 
 
@@ -19,6 +27,7 @@ def command(
     second_opinion: Annotated[
         bool, Option("--second-opinion", help="Also ask torch.export; its answer decides nothing.")
     ] = False,
+    thorough: ThoroughOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run the soundness gate alone: would a capture of the model keep its meaning?
@@ -36,7 +45,13 @@ def command(
     import torchferry
 
     reports = torchferry.check(
-        source, models=model or [], inputs=inputs, seed=seed, allow=allow or [], second_opinion=second_opinion
+        source,
+        models=model or [],
+        inputs=inputs,
+        seed=seed,
+        allow=allow or [],
+        second_opinion=second_opinion,
+        thorough=thorough,
     )
     if json:
         print_json([c.as_dict() for c in reports])

@@ -20,6 +20,7 @@ from torchferry.cli.options import (
     RuntimeOption,
     SeedOption,
     SourceArgument,
+    ThoroughOption,
     TimeLimitOption,
 )
 from torchferry.cli.output import count_bytes, err, out, print_json, print_listing, print_timings
@@ -52,6 +53,7 @@ def command(
     parameter: Annotated[
         list[str] | None, Option(help="A parameter that stays settable (globs). Default: all that can.")
     ] = None,
+    thorough: ThoroughOption = False,
     against: Annotated[
         Path | None, Option(help="An earlier archive: say why this one is another specialisation.")
     ] = None,
@@ -115,6 +117,7 @@ def command(
         parameters=parameter or [],
         differentiable=differentiable,
         symmetric=symmetric or [],
+        thorough=thorough,
         against=against,
         on_failure=cast("OnFailure | None", on_failure),
         formats=format or [],

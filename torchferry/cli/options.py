@@ -17,6 +17,9 @@ SeedOption = Annotated[int, Option(help="Seed of all random draws.")]
 AllowOption = Annotated[
     list[str] | None, Option(help="CHECK:REASON lets a finding of the soundness gate pass; every report shows it.")
 ]
+ThoroughOption = Annotated[
+    bool, Option("--thorough", help="Run large batches, whatever they cost; the contract says which were left out.")
+]
 DerivativeOption = Annotated[
     list[str] | None, Option(help="OUT:IN block of the Jacobian, by an input or a parameter; globs; or all.")
 ]

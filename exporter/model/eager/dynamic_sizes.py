@@ -12,6 +12,7 @@ from exporter.archive.contract import Batch
 from exporter.archive.tensor_spec import Shape, TensorSpec, fits_shape
 from exporter.common.errors import CaptureError, WarmupError
 from exporter.common.forking import ForkFailedError, run_in_fork
+from exporter.model.eager.call_cost import CallCost
 from exporter.model.eager.evaluation import evaluate, find_forward_line
 from exporter.model.eager.input_sampling import InputSampler
 from exporter.model.source import Source
@@ -21,7 +22,10 @@ TRACED_SIZES = (5, 7, 11, 13, 17, 19, 23, 29)
 # For open sizes that must be larger, or divisible: for example an image that is halved three times.
 LARGER_SIZES = (16, 40, 72, 136)
 PRIME = 13
-LADDER = (0, 1, 2, PRIME, 1000)
+LARGEST = 1000
+LADDER = (0, 1, 2, PRIME, LARGEST)
+# Runs in place of the largest where that costs too much.
+MIDDLE = 64
 # The ladder skips batches with more numbers than this in inputs and outputs: 32 MB, and intermediates.
 MAX_NUMBERS = 4_000_000
 
@@ -114,15 +118,27 @@ def format_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def probe_batch_sizes(
-    source: Source, sampler: InputSampler, outputs: Sequence[TensorSpec], traced: int, generator: torch.Generator
+    source: Source,
+    sampler: InputSampler,
+    outputs: Sequence[TensorSpec],
+    traced: int,
+    generator: torch.Generator,
+    cost: CallCost,
 ) -> Batch:
-    """Return the sizes of ``LADDER`` that eager mode itself runs; the archive must run the same ones."""
+    """Return the sizes of ``LADDER`` that eager mode itself runs at a cost that a check may have; the archive must run
+    the same ones."""
     if not source.has_dynamic_size:
         return Batch(0, limits="fixed shapes: the elements of a batch are not independent")
     size_name, sizes, limits = source.size_name, [], []
-    for size in sorted({*LADDER, traced}):
-        if count_numbers(source, (*source.inputs, *outputs), sampler, size) > MAX_NUMBERS:
+    variables = (*source.inputs, *outputs)
+    is_costly = not cost.is_affordable(LARGEST) or count_numbers(source, variables, sampler, LARGEST) > MAX_NUMBERS
+    for size in sorted({*LADDER, traced, *[MIDDLE] * is_costly}):
+        if count_numbers(source, variables, sampler, size) > MAX_NUMBERS:
             limits.append(f"{size_name} {size}: not run, inputs and outputs would hold more than {MAX_NUMBERS} numbers")
+            continue
+        if not cost.is_affordable(size):
+            numbers = size * cost.numbers_per_element
+            limits.append(f"{size_name} {size}: not run, it would compute about {numbers:.0e} numbers (--thorough)")
             continue
         inputs = sampler.draw(size, generator)
         try:

@@ -13,6 +13,7 @@ from exporter.archive.contract import Batch, Finding
 from exporter.archive.tensor_spec import FLOATING, Sampling, TensorSpec
 from exporter.common.errors import CaptureError, WarmupError
 from exporter.common.tensors import all_close, bitwise_equal, copy_transposed, copy_with_gaps, is_finite
+from exporter.model.eager.call_cost import CallCost, measure_call_cost
 from exporter.model.eager.dynamic_sizes import (
     choose_trace_sizes,
     infer_dynamic_shape,
@@ -33,7 +34,8 @@ WARMUP_ROWS = 32
 
 @dataclass(frozen=True)
 class Warmup:
-    """The results of the eager runs. ``inputs`` are the warmup case; ``constant`` marks outputs without a batch."""
+    """The results of the eager runs. ``inputs`` are the warmup case; ``constant`` marks outputs without a batch;
+    ``cost`` bounds the sizes that checks run."""
 
     source: Source
     inputs: Inputs
@@ -43,6 +45,7 @@ class Warmup:
     traced_sizes: tuple[int, int]
     batch: Batch
     contiguous: bool
+    cost: CallCost
     findings: tuple[Finding, ...]
 
 
@@ -85,8 +88,8 @@ def make_sampler(source: Source, low: float = -1.0, high: float = 1.0) -> InputS
     return InputSampler(hint_at_rows(source.inputs, hint), source.batch_ndim, stack_calls(source))
 
 
-def warm_up(first: FirstRun, seed: int) -> Warmup:
-    """Run the model in eager mode to learn what to capture.
+def warm_up(first: FirstRun, seed: int, *, thorough: bool = False) -> Warmup:
+    """Run the model in eager mode to learn what to capture; ``thorough``: large batches are run whatever they cost.
 
     Raises ``WarmupError`` where eager mode fails or is not finite; ``CaptureError`` where outputs do not carry the
     batch."""
@@ -94,12 +97,14 @@ def warm_up(first: FirstRun, seed: int) -> Warmup:
     generator = torch.Generator().manual_seed(seed)
     with eager_context(source):
         specs, constant = infer_output_specs(first, generator)
-        batch = probe_batch_sizes(source, sampler, specs, sizes[0], generator)
+        sample = sampler.draw(sizes[0], torch.Generator().manual_seed(seed))
+        cost = measure_call_cost(lambda: evaluate(source, sample), sizes[0], thorough=thorough)
+        batch = probe_batch_sizes(source, sampler, specs, sizes[0], generator, cost)
         sampler, finding = shrink_sampling_range(source, sampler, sizes[1], generator)
         contiguous, layout = probe_memory_layouts(source, sampler, sizes[1], generator)
     refined_source = dataclasses.replace(source, inputs=sampler.specs, outputs=specs)
     findings = (*source.findings, *finding, *layout)
-    return Warmup(refined_source, first.inputs, specs, constant, sampler, sizes, batch, contiguous, findings)
+    return Warmup(refined_source, first.inputs, specs, constant, sampler, sizes, batch, contiguous, cost, findings)
 
 
 def find_inputs(

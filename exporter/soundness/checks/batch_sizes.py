@@ -15,6 +15,7 @@ import torch
 from exporter.archive.contract import Finding
 from exporter.capture.symbolic_guards import SIZE_COMPARISON
 from exporter.common.forking import run_in_fork
+from exporter.model.eager.call_cost import CallCost
 from exporter.model.eager.dynamic_sizes import MAX_NUMBERS, count_numbers, format_sizes
 from exporter.model.eager.evaluation import eager_context, find_forward_line
 from exporter.model.implicit.newton_solver import find_solvers
@@ -34,11 +35,14 @@ _MEND = (
     "let torch work with the size: x.new_zeros(x.shape[0], 3), x.reshape(x.shape[0], -1); "
     "torch.where instead of a branch"
 )
-SIZES = (1, 2, 0, 3, 4, 8, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048, 4096, 5000)
+SMALL = (1, 2, 0, 3, 4, 8)
+SIZES = (*SMALL, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048, 4096, 5000)
 # At most so many sizes are tried because of literals in the code.
 MAX_LITERAL_SIZES = 60
 LARGE = (10_000, 100_000)
 MAX_SOLVED_BATCH = 256
+# A model whose sizes Python reads is run at sizes that cost so many times more than another check may.
+SHARE_OF_READS = 10
 # A model that took longer than this at one of the other sizes is not run at the large ones.
 SECONDS = 0.05
 
@@ -61,18 +65,22 @@ def _check(context: CaptureContext) -> list[Finding]:
             return []
         reads = _find_size_reads(base)
         tried, literals = set(), _find_literals(base)
-        candidates = dict.fromkeys([context.warm.traced_sizes[1], *SIZES, *_list_neighbours(literals), *LARGE])
+        # A size that Python reads may be compared with a literal: those come first where not all can be afforded.
+        first = [context.warm.traced_sizes[1], *SMALL, *(_list_neighbours(literals) if reads else ())]
+        candidates = dict.fromkeys([*first, *SIZES, *_list_neighbours(literals), *LARGE])
         # Where each element takes iterations, large batches are left to the residual, which is checked by itself.
         solved_size = SIZES[-1] if reads else MAX_SOLVED_BATCH
         max_size = solved_size if find_solvers(source.parameter_module) else MAX_NUMBERS
         pending = [n for n in candidates if n <= max_size]
-        is_fast = True
+        is_fast, total = True, 0
+        cost = context.warm.cost.extend(SHARE_OF_READS) if reads else context.warm.cost
         for size in pending:
-            is_out_of_reach = (size in LARGE and not is_fast) or _count_numbers(context, size) > MAX_NUMBERS
+            is_out_of_reach = (size in LARGE and not is_fast) or _is_too_large(context, size, cost, total)
             if size in tried or is_out_of_reach or (size == 0 and 0 not in context.warm.batch.sizes):
                 continue
             start = time.perf_counter()
             tried.add(size)
+            total += size
             inputs = context.warm.sampler.draw(size, generator)
             if isinstance(run_eager(source, inputs), str):
                 # A size that eager mode refuses is a limit of the model, which warmup records.
@@ -88,21 +96,23 @@ def _check(context: CaptureContext) -> list[Finding]:
                 pending += neighbours[: max(0, MAX_LITERAL_SIZES - len(pending))]
             is_fast = is_fast and time.perf_counter() - start < SECONDS
         for sizes in _list_size_combinations(context, literals):
+            if _is_too_large(context, sizes, cost, total):
+                continue
+            total += max(sizes.values())
             inputs = context.warm.sampler.draw(sizes, generator)
             mismatch = "" if isinstance(run_eager(source, inputs), str) else find_disagreement(context, inputs)
             if mismatch:
                 return [_make_finding(context, base, inputs, format_sizes(sizes), mismatch)]
-        too_large = [n for n in literals if n > max_size or _count_numbers(context, n) > MAX_NUMBERS]
-        return _make_notes(list(reads), too_large)
+        return _make_notes(list(reads), [n for n in literals if n not in tried], max(tried))
 
 
-def _make_notes(reads: Sequence[tuple[str, str]], too_large: Sequence[int]) -> list[Finding]:
+def _make_notes(reads: Sequence[tuple[str, str]], not_tried: Sequence[int], largest: int) -> list[Finding]:
     """Make the notes of a model that reads sizes, and agrees at every size that was run."""
     notes: list[Finding] = []
-    if too_large and reads:
-        what, reason = f"a size is compared with {too_large[0]}", "larger than any batch that was run"
+    if not_tried and reads:
+        what, reason = f"a size is compared with {not_tried[0]}", "no batch of that size was run"
         notes.append(Finding(CHECK, what, reads[0][0], reason=reason))
-    reason = "capture and eager mode agree on every side of it"
+    reason = f"capture and eager mode agree at every size that was run, to {largest}"
     return notes + [Finding(CHECK, f"{operation} reads a size", where, reason=reason) for where, operation in reads]
 
 
@@ -113,8 +123,7 @@ def _list_size_combinations(context: CaptureContext, literals: Sequence[int]) ->
     combinations = [*sampler.arrange_sizes(size), *({**base, name: n} for name in list(base)[1:] for n in neighbours)]
     # A size of 0 that warmup left out may end the process.
     empty = 0 in context.warm.batch.sizes
-    allowed = [sizes for sizes in combinations if empty or 0 not in sizes.values()]
-    return [sizes for sizes in allowed if _count_numbers(context, sizes) <= MAX_NUMBERS]
+    return [sizes for sizes in combinations if empty or 0 not in sizes.values()]
 
 
 def _find_size_reads(base: RunRecording) -> dict[tuple[str, str], None]:
@@ -139,9 +148,11 @@ def _list_neighbours(literals: Iterable[int]) -> list[int]:
     return [n + shift for n in literals for shift in (0, 1, -1)]
 
 
-def _count_numbers(context: CaptureContext, size: int | Mapping[str, int]) -> int:
-    warm, batch_size = context.warm, size if isinstance(size, int) else 0
-    return max(batch_size, count_numbers(warm.source, (*warm.source.inputs, *warm.output_specs), warm.sampler, size))
+def _is_too_large(context: CaptureContext, size: int | Mapping[str, int], cost: CallCost, total: int) -> bool:
+    """Return whether a call at this size would hold too many numbers, or compute too many after ``total`` elements."""
+    warm, batch_size = context.warm, size if isinstance(size, int) else max(size.values())
+    count = count_numbers(warm.source, (*warm.source.inputs, *warm.output_specs), warm.sampler, size)
+    return max(batch_size, count) > MAX_NUMBERS or not cost.is_affordable(batch_size, total)
 
 
 def _make_finding(

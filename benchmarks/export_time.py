@@ -1,0 +1,80 @@
+"""How long an export takes, beside what torch itself offers for the same network.
+
+python benchmarks/export_time.py [--only NAME] [--thorough]
+
+Each row is one command in a process of its own, imports included. The peers write their file and check nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+NETWORKS = ROOT / "benchmarks" / "image_networks.py"
+# Source and options of ``torchferry export``, and whether torch's exporters take it.
+MODELS = {
+    "three rates": (f"{ROOT / 'examples/rates/model.i'}", [], False),
+    "network": (f"{ROOT / 'benchmarks/network.py'}:make_model", [], False),
+    "MobileNetV3-small": (f"{NETWORKS}:mobilenet", [], True),
+    "ResNet-18": (f"{NETWORKS}:resnet", [], True),
+}
+PEER = """
+import sys, torch
+sys.path.insert(0, {folder!r})
+import image_networks
+model, x = image_networks.{factory}(), torch.rand(2, 3, image_networks.SIZE, image_networks.SIZE, dtype=torch.float64)
+batch = {{0: torch.export.Dim.DYNAMIC}}
+"""
+PEERS = {
+    "torch.jit.trace": "torch.jit.trace(model, x).save({path!r})",
+    "torch.export": "torch.export.save(torch.export.export(model, (x,), dynamic_shapes=(batch,)), {path!r} + '2')",
+    "torch.onnx.export": "torch.onnx.export(model, (x,), {path!r}, dynamo=True, dynamic_shapes=(batch,))",
+}
+
+
+def time_command(command: list[str]) -> float:
+    """Run a command; return its seconds."""
+    start = time.perf_counter()
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"}, check=False)
+    seconds = time.perf_counter() - start
+    if result.returncode:
+        raise SystemExit(f"{' '.join(command)[:200]}\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
+    return seconds
+
+
+def main() -> None:
+    """Time each model and print the table."""
+    parser = argparse.ArgumentParser(description="Time exports beside those of torch.")
+    parser.add_argument("--only", default="", help="part of a model's name")
+    parser.add_argument("--thorough", action="store_true", help="pass --thorough to the export")
+    arguments = parser.parse_args()
+    table = Table("model", "command", "seconds", "times torch.export")
+    for name, (source, options, has_peers) in MODELS.items():
+        if arguments.only not in name:
+            continue
+        rows: dict[str, float] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "model.pt")
+            command = [sys.executable, "-m", "exporter", "export", source, "-o", path, *options]
+            rows["torchferry export"] = time_command([*command, *["--thorough"] * arguments.thorough])
+            rows["torchferry verify"] = time_command([sys.executable, "-m", "exporter", "verify", path])
+            for peer, code in PEERS.items() if has_peers else ():
+                preparation = PEER.format(folder=str(NETWORKS.parent), factory=source.rpartition(":")[2])
+                rows[peer] = time_command([sys.executable, "-c", preparation + code.format(path=path)])
+        for label, seconds in rows.items():
+            times = f"{seconds / rows['torch.export']:.1f}" if "torch.export" in rows else ""
+            table.add_row(name, label, f"{seconds:.1f}", times)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
