@@ -16,7 +16,7 @@ from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call, Tensors
 
 SIZES, PERMUTATION, CONCATENATION = "batch sizes", "permutation", "concatenation"
-LAYOUTS, RANKS = "memory layouts", "batch dimensions"
+LAYOUTS, RANKS, BEYOND = "memory layouts", "batch dimensions", "batches beyond 1,000"
 INVARIANCES = (SIZES, PERMUTATION, CONCATENATION, LAYOUTS, RANKS)
 # What puts a tensor into another shape or layout.
 Layout = Callable[[torch.Tensor], torch.Tensor]
@@ -40,6 +40,8 @@ def batch_invariance_checks(contract: Contract, cases: Cases) -> list[Expectatio
         unplanned = [check for check in INVARIANCES if not layout_checks or check != LAYOUTS]
         return [*layout_checks, *(NotRun(check, reason) for check in unplanned)]
     expectations: list[Expectation | NotRun] = []
+    if not runs_large_batches(contract):
+        expectations.append(NotRun(BEYOND, contract.batch.limits or "the contract names none of 1,000"))
     for method in contract.methods:
         # Extreme cases are left out: beside them the rounding of an ordinary row would not be seen.
         parts = [c for c in cases if c.method == method and not c.name.startswith(EXTREME_PREFIXES)]
@@ -77,8 +79,7 @@ def _plan_method_checks(contract: Contract, method: str, inputs: Tensors, output
     spread = torch.linspace(0, count - 1, ROWS, dtype=torch.float64).long()
     shuffled = spread[torch.randperm(ROWS, generator=generator)]
     expectations = [expect(SIZES, f"batch {n}", torch.arange(n) % count) for n in contract.batch.sizes]
-    is_large_run = max(contract.batch.sizes, default=0) >= LARGE_AFTER
-    if is_large_run and (not contract.solvers or method == "jacobian"):
+    if runs_large_batches(contract) and (not contract.solvers or method == "jacobian"):
         large = LARGE if not contract.solvers else LARGE_SOLVED
         expectations.append(expect(SIZES, f"batch {large}", torch.arange(large) % count))
     expectations.append(expect(PERMUTATION, "shuffled rows", shuffled))
@@ -95,6 +96,11 @@ def _plan_method_checks(contract: Contract, method: str, inputs: Tensors, output
         if rank == 2:
             expectations.append(expect(RANKS, "3 x 4", spread, shape=lambda t: t.reshape(3, ROWS // 3, *t.shape[1:])))
     return expectations
+
+
+def runs_large_batches(contract: Contract) -> bool:
+    """Return whether eager mode ran a batch large enough that batches beyond it are verified."""
+    return max(contract.batch.sizes, default=0) >= LARGE_AFTER
 
 
 def _make_strided(value: torch.Tensor) -> torch.Tensor:

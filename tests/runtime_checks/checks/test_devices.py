@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from exporter.archive import pt_archive
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.errors import MissingRuntimeError, UsageError
 from runtime_checks.checks import devices
-from runtime_checks.checks.expectation import Expectation
+from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.libtorch_runner import LibtorchRunner
 from runtime_checks.runners.python_runner import PythonRunner
@@ -46,6 +47,14 @@ def test_what_a_device_adds_to_the_calls(elastic):
     }
     large = next(p for p in planned if isinstance(p, Expectation) and p.label == "batch 100000")
     assert [t.shape[0] for t in large.call.inputs] == [100_000] * 3
+
+
+def test_no_large_batch_where_eager_mode_ran_none(elastic):
+    opened = pt_archive.read(elastic)
+    batch = dataclasses.replace(opened.contract.batch, sizes=(0, 1, 13), limits="batch 1000: not run")
+    planned = devices.plan_device_checks(dataclasses.replace(opened.contract, batch=batch), opened.cases())
+    assert {p.reason for p in planned if p.check == devices.LARGE and isinstance(p, NotRun)} == {batch.limits}
+    assert not [p for p in planned if p.check == devices.LARGE and isinstance(p, Expectation)]
 
 
 @pytest.mark.parametrize("runner", [PythonRunner(), LibtorchRunner()], ids=["python", "libtorch"])
