@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 NETWORKS = ROOT / "benchmarks" / "image_networks.py"
 # Source and options of ``torchferry export``, and whether torch's exporters take it.
 MODELS = {
-    "three rates": (f"{ROOT / 'examples/rates/model.i'}", [], False),
+    "three rates": (f"{ROOT / 'examples/rates/model.i'}", ["--model", "eq"], False),
     "network": (f"{ROOT / 'benchmarks/network.py'}:make_model", [], False),
     "MobileNetV3-small": (f"{NETWORKS}:mobilenet", [], True),
     "ResNet-18": (f"{NETWORKS}:resnet", [], True),
