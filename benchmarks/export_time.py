@@ -24,14 +24,15 @@ NETWORKS = ROOT / "benchmarks" / "image_networks.py"
 MODELS = {
     "three rates": (f"{ROOT / 'examples/rates/model.i'}", ["--model", "eq"], False),
     "network": (f"{ROOT / 'benchmarks/network.py'}:make_model", [], False),
-    "MobileNetV3-small": (f"{NETWORKS}:mobilenet", [], True),
-    "ResNet-18": (f"{NETWORKS}:resnet", [], True),
+    "MobileNetV3-small": (f"{NETWORKS}:make_mobilenet", [], True),
+    "ResNet-18": (f"{NETWORKS}:make_resnet", [], True),
 }
 PEER = """
 import sys, torch
 sys.path.insert(0, {folder!r})
 import image_networks
-model, x = image_networks.{factory}(), torch.rand(2, 3, image_networks.SIZE, image_networks.SIZE, dtype=torch.float64)
+model, inputs = image_networks.{factory}()
+x = inputs["image"]
 batch = {{0: torch.export.Dim.DYNAMIC}}
 """
 PEERS = {

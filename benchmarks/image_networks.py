@@ -5,13 +5,13 @@ learning for image recognition" (2016), table 1.
 """
 
 import itertools
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
-import torchferry
-
 SIZE = 96
+Example = tuple[nn.Module, dict[str, torch.Tensor]]
 # Kernel, expanded channels, channels, squeeze-and-excite, hard swish, stride.
 ROWS = (
     (3, 16, 16, True, False, 2), (3, 72, 24, False, False, 2), (3, 88, 24, False, False, 1), (5, 96, 40, True, True, 2),
@@ -80,20 +80,17 @@ def build_resnet() -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
 
 
-def make_ready(network: nn.Module) -> nn.Module:
-    """Return the network in eval mode, with its signature."""
-    signature = torchferry.Signature.of({"image": (3, SIZE, SIZE)}, {"scores": (1000,)})
-    network.signature = signature  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
-    return network.double().eval()
-
-
-def mobilenet() -> nn.Module:
-    """Make MobileNetV3-small with seeded weights."""
+def make_example(build: Callable[[], nn.Module]) -> Example:
+    """Make a network with seeded weights, in eval mode, and two images."""
     torch.manual_seed(0)
-    return make_ready(build_mobilenet())
+    return build().double().eval(), {"image": torch.rand(2, 3, SIZE, SIZE, dtype=torch.float64)}
 
 
-def resnet() -> nn.Module:
-    """Make ResNet-18 with seeded weights."""
-    torch.manual_seed(0)
-    return make_ready(build_resnet())
+def make_mobilenet() -> Example:
+    """Make MobileNetV3-small."""
+    return make_example(build_mobilenet)
+
+
+def make_resnet() -> Example:
+    """Make ResNet-18."""
+    return make_example(build_resnet)

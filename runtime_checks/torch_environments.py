@@ -25,7 +25,9 @@ def ensure_python(torch: str, *, any_build: bool = False, announce: Callable[[st
     ``announce`` is told when one is created. Raise ``UsageError`` if ``torch`` is no version, ``MissingRuntimeError``
     if the index does not have it."""
     if not torch or not all(part.isalnum() for part in torch.replace("+", ".").split(".")):
-        raise UsageError("this is no version of torch", where="--torch", got=repr(torch), expected="for example 2.13.0")
+        raise UsageError(
+            "this is not a version of torch", where="--torch", got=repr(torch), expected="for example 2.13.0"
+        )
     name = f"torch-{torch}-python-{sys.version_info.major}.{sys.version_info.minor}"
     folder = cache_folder() / "environments" / name
     python = folder / "bin" / "python"

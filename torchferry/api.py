@@ -148,9 +148,8 @@ def export(
         symmetric: Blocks ``"OUT:IN"`` that are second derivatives of a potential, and are checked as such.
         thorough: Whether batches to 1,000 and 20,011 are run whatever they cost; by default a call of a check computes
             about a billion numbers at most, and the contract says which sizes were left out.
-        against: An earlier archive of the model: each result's ``reasons`` say why the new one is another
-            specialisation (a static size, the structure of the backward pass, ...), and are empty if the earlier one
-            serves as well.
+        against: An earlier archive of the model: each result's ``reasons`` say why it does not serve this model (a
+            static size, the structure of the backward pass, ...), and are empty if it serves as well.
         on_failure: What an element of an implicit model becomes that does not converge: ``"nan"``, ``"last"`` (its
             last iterate) or ``"raise"`` (an error for the whole batch); by default the model's own setting, else
             ``"nan"``.

@@ -52,7 +52,7 @@ class Exported:
         report: The report of its verification.
         seconds: Seconds by stage, in order.
         containers: The other containers that were written from the archive.
-        reasons: Why it is another specialisation than an earlier export; None if it was not compared with one.
+        reasons: Why an earlier archive does not serve this model; None if it was not compared with one.
     """
 
     path: Path

@@ -31,17 +31,26 @@ class Origin(StrictlyRead):
     refused_imports: tuple[str, ...] = ()
 
 
+# The largest batch that eager mode runs.
+LARGEST_RUN = 1_000
+
+
 @dataclass(frozen=True)
 class Batch(StrictlyRead):
     """``ndim`` 1: independent elements, any number of leading dimensions; 0: full shapes, fixed but for open sizes.
 
     ``sizes`` (of the batch, or of the first open size) and ``ranks`` are those that verification ran; ``limits`` says
-    what eager mode itself rejected."""
+    which others were not run, and why."""
 
     ndim: int
     sizes: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
     limits: str = ""
+
+    @property
+    def has_large(self) -> bool:
+        """Return whether so large a batch was run that larger ones are verified, and may be processed in slices."""
+        return max(self.sizes, default=0) >= LARGEST_RUN
 
 
 # Prefixes of variable names: what ``jvp`` pushes forward, and what ``vjp`` pulls back.

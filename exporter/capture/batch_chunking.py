@@ -13,7 +13,6 @@ import torch
 
 from exporter.capture.forward_wrapper import emit_method_source
 from exporter.graph.torch_nodes import iterate_nodes
-from exporter.model.eager.dynamic_sizes import LARGEST
 from exporter.model.eager.warmup import Warmup
 
 # Measured: slices pay if a graph computes this many times the numbers that it returns (2 to 4 times as fast at 300,000
@@ -29,7 +28,7 @@ def is_chunkable(warm: Warmup) -> bool:
     """Return whether all inputs and outputs of the model's methods have the batch, and batches of more than a slice
     are verified: what was never run is not written."""
     source = warm.source
-    return bool(source.batch_ndim and source.inputs) and not any(warm.constant) and LARGEST in warm.batch.sizes
+    return bool(source.batch_ndim and source.inputs) and not any(warm.constant) and warm.batch.has_large
 
 
 def add_chunked_method(

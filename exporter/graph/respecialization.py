@@ -29,7 +29,7 @@ class Reason:
 
 
 def respecialization_reasons(old: OpenedArchive, new: OpenedArchive) -> tuple[Reason, ...]:
-    """Return why ``new`` is another specialisation than ``old``; empty if the earlier file serves as well."""
+    """Return why the file ``old`` does not serve the model of ``new``; empty if it serves as well."""
     variable_reasons = [*_compare_variables(old.archive.contract, new.archive.contract)]
     before, now = list_model_steps(old), list_model_steps(new)
     structure = _find_first_difference(_select_backward_steps(before), _select_backward_steps(now), _get_autograd_node)

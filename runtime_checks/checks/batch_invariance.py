@@ -22,8 +22,8 @@ INVARIANCES = (SIZES, PERMUTATION, CONCATENATION, LAYOUTS, RANKS)
 Layout = Callable[[torch.Tensor], torch.Tensor]
 # Enough rows to permute, few enough to compare by hand.
 ROWS = 12
-# Beyond the sizes run in eager mode, where those reach so far: files process large batches slice by slice.
-LARGE, LARGE_AFTER = 20_011, 1_000
+# Beyond the sizes run in eager mode, where it ran a large one: files process large batches slice by slice.
+LARGE = 20_011
 # For implicit models, where only the Jacobian goes in slices beyond those of the loop.
 LARGE_SOLVED = 4_099
 
@@ -40,7 +40,7 @@ def batch_invariance_checks(contract: Contract, cases: Cases) -> list[Expectatio
         unplanned = [check for check in INVARIANCES if not layout_checks or check != LAYOUTS]
         return [*layout_checks, *(NotRun(check, reason) for check in unplanned)]
     expectations: list[Expectation | NotRun] = []
-    if not runs_large_batches(contract):
+    if not contract.batch.has_large:
         expectations.append(NotRun(BEYOND, contract.batch.limits or "the contract names none of 1,000"))
     for method in contract.methods:
         # Extreme cases are left out: beside them the rounding of an ordinary row would not be seen.
@@ -79,7 +79,7 @@ def _plan_method_checks(contract: Contract, method: str, inputs: Tensors, output
     spread = torch.linspace(0, count - 1, ROWS, dtype=torch.float64).long()
     shuffled = spread[torch.randperm(ROWS, generator=generator)]
     expectations = [expect(SIZES, f"batch {n}", torch.arange(n) % count) for n in contract.batch.sizes]
-    if runs_large_batches(contract) and (not contract.solvers or method == "jacobian"):
+    if contract.batch.has_large and (not contract.solvers or method == "jacobian"):
         large = LARGE if not contract.solvers else LARGE_SOLVED
         expectations.append(expect(SIZES, f"batch {large}", torch.arange(large) % count))
     expectations.append(expect(PERMUTATION, "shuffled rows", shuffled))
@@ -96,11 +96,6 @@ def _plan_method_checks(contract: Contract, method: str, inputs: Tensors, output
         if rank == 2:
             expectations.append(expect(RANKS, "3 x 4", spread, shape=lambda t: t.reshape(3, ROWS // 3, *t.shape[1:])))
     return expectations
-
-
-def runs_large_batches(contract: Contract) -> bool:
-    """Return whether eager mode ran a batch large enough that batches beyond it are verified."""
-    return max(contract.batch.sizes, default=0) >= LARGE_AFTER
 
 
 def _make_strided(value: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,6 @@ import torch
 
 from exporter.archive.cases import EXTREME_PREFIXES, Cases, ReferenceCase
 from exporter.archive.contract import Contract
-from runtime_checks.checks.batch_invariance import runs_large_batches
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call
 
@@ -36,7 +35,7 @@ def plan_large_batch_checks(contract: Contract, cases: Cases) -> list[Expectatio
         case = _find_ordinary_case(cases, method)
         if case is None or contract.batch.ndim == 0:
             expectations.append(NotRun(LARGE, "does not apply: the contract's shapes are whole"))
-        elif not runs_large_batches(contract):
+        elif not contract.batch.has_large:
             expectations.append(NotRun(LARGE, contract.batch.limits or "the contract names none of 1,000"))
         else:
             expectations += [_repeat_rows(case, rows) for rows in SIZES]

@@ -58,7 +58,7 @@ def command(
     try:
         batches = [int(n.replace("_", "")) for n in batch.split(",") if n.strip()]
     except ValueError:
-        raise UsageError("a batch is no number", where="--batch", got=batch, expected="1,1000,100000") from None
+        raise UsageError("a batch size is not a number", where="--batch", got=batch, expected="1,1000,100000") from None
     candidates = []
     if against is not None and files:
         source, _, model = against.rpartition(":") if ".i:" in against else (against, "", "")

@@ -55,7 +55,7 @@ def command(
     ] = None,
     thorough: ThoroughOption = False,
     against: Annotated[
-        Path | None, Option(help="An earlier archive: say why this one is another specialisation.")
+        Path | None, Option(help="An earlier archive: say whether it serves this model as well, and why not.")
     ] = None,
     on_failure: Annotated[
         str | None, Option(help="Value of an element that does not converge: nan, last (its last iterate), or raise.")
@@ -139,9 +139,9 @@ def command(
         for path in dict.fromkeys((result.path, *(c.path for c in result.containers))):
             out.print(f"wrote {path} ({count_bytes(path)} bytes)", soft_wrap=True)
         for reason in result.reasons or ():
-            out.print(f"another specialisation than {against}: {reason.kind}: {reason.text}", soft_wrap=True)
+            out.print(f"{against} does not serve this model: {reason.kind}: {reason.text}", soft_wrap=True)
         if result.reasons == ():
-            out.print(f"the same specialisation as {against}: one graph serves both", soft_wrap=True)
+            out.print(f"{against} serves this model as well: the graphs are the same", soft_wrap=True)
         if timings:
             parts = {f"verify: {name}": value for name, value in result.report.seconds.items()}
             stages = {name: value for name, value in result.seconds.items() if name != "verify"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._decomp import decomposition_table
@@ -19,6 +19,7 @@ from exporter.archive.tensor_spec import name_dtype
 from exporter.backends.c_kernel.expression_graph import DTYPES, Expr, ExprGraph, Formula
 from exporter.common.errors import UnsupportedError
 
+AnyRule = TypeVar("AnyRule", bound=Callable[..., Any])
 # Operators that run on the node indices; where they fill in a number it is zero, which is node 0.
 DATA_MOVEMENT = {
     "view", "_unsafe_view", "reshape", "expand", "permute", "transpose", "t", "select", "slice", "unsqueeze", "squeeze",
@@ -33,26 +34,28 @@ DATA_MOVEMENT = {
 
 # Operators that take the factors of a matrix, and its pivots.
 FACTORS = {"clone", "detach", "alias", "linalg_lu_solve"}
+
+
+class RuleTable(dict[str, AnyRule]):
+    """Rules by name. A decorator registers them; each name has one."""
+
+    def register(self, *names: str) -> Callable[[AnyRule], AnyRule]:
+        """Register the decorated function under these names. Raises ``ValueError`` for a name that has a rule."""
+
+        def decorate(rule: AnyRule) -> AnyRule:
+            if taken := [name for name in names if name in self]:
+                raise ValueError(f"{taken[0]} has two rules")
+            self.update(dict.fromkeys(names, rule))
+            return rule
+
+        return decorate
+
+
 # Takes the ``OperatorCall``; returns what the operator returns, of expressions.
 Rule = Callable[[Any], Any]
-RULES: dict[str, Rule] = {}
-
-
-def lowers(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operators by their names without overload: ``@lowers("div")``.
-
-    Raises:
-        ValueError: an operator has a rule already.
-    """
-
-    def register(rule: Rule) -> Rule:
-        for name in names:
-            if name in RULES:
-                raise ValueError(f"aten::{name} has two lowering rules")
-            RULES[name] = rule
-        return rule
-
-    return register
+# By operators' names without overload: ``@lowers("div")``.
+RULES: RuleTable[Rule] = RuleTable()
+lowers = RULES.register
 
 
 class SymbolicTensor(torch.Tensor):

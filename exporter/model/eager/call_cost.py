@@ -38,7 +38,7 @@ class CallCost:
 
 
 class NumberCounter(TorchDispatchMode):
-    """Counts the numbers that torch computes under it; views and copies of nothing count nothing."""
+    """Counts the numbers that torch computes under it; a view computes none."""
 
     def __init__(self) -> None:
         super().__init__()

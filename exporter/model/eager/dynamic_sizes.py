@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from exporter.archive.contract import Batch
+from exporter.archive.contract import LARGEST_RUN, Batch
 from exporter.archive.tensor_spec import Shape, TensorSpec, fits_shape
 from exporter.common.errors import CaptureError, WarmupError
 from exporter.common.forking import ForkFailedError, run_in_fork
@@ -22,9 +22,8 @@ TRACED_SIZES = (5, 7, 11, 13, 17, 19, 23, 29)
 # For open sizes that must be larger, or divisible: for example an image that is halved three times.
 LARGER_SIZES = (16, 40, 72, 136)
 PRIME = 13
-LARGEST = 1000
-LADDER = (0, 1, 2, PRIME, LARGEST)
-# Runs in place of the largest where that costs too much.
+LADDER = (0, 1, 2, PRIME, LARGEST_RUN)
+# Runs beside these where the largest costs too much.
 MIDDLE = 64
 # The ladder skips batches with more numbers than this in inputs and outputs: 32 MB, and intermediates.
 MAX_NUMBERS = 4_000_000
@@ -130,15 +129,18 @@ def probe_batch_sizes(
     if not source.has_dynamic_size:
         return Batch(0, limits="fixed shapes: the elements of a batch are not independent")
     size_name, sizes, limits = source.size_name, [], []
-    variables = (*source.inputs, *outputs)
-    is_costly = not cost.is_affordable(LARGEST) or count_numbers(source, variables, sampler, LARGEST) > MAX_NUMBERS
-    for size in sorted({*LADDER, traced, *[MIDDLE] * is_costly}):
-        if count_numbers(source, variables, sampler, size) > MAX_NUMBERS:
-            limits.append(f"{size_name} {size}: not run, inputs and outputs would hold more than {MAX_NUMBERS} numbers")
-            continue
-        if not cost.is_affordable(size):
-            numbers = size * cost.numbers_per_element
-            limits.append(f"{size_name} {size}: not run, it would compute about {numbers:.0e} numbers (--thorough)")
+
+    def explain_cost(size: int) -> str:
+        """Explain why a size costs too much; the empty text if it does not."""
+        if count_numbers(source, (*source.inputs, *outputs), sampler, size) > MAX_NUMBERS:
+            return f"inputs and outputs would hold more than {MAX_NUMBERS} numbers"
+        numbers = size * cost.numbers_per_element
+        return "" if cost.is_affordable(size) else f"it would compute about {numbers:.0e} numbers (--thorough)"
+
+    further = (traced, MIDDLE) if explain_cost(LARGEST_RUN) else (traced,)
+    for size in sorted({*LADDER, *further}):
+        if reason := explain_cost(size):
+            limits.append(f"{size_name} {size}: not run, {reason}")
             continue
         inputs = sampler.draw(size, generator)
         try:

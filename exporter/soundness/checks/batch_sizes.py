@@ -64,7 +64,7 @@ def _check(context: CaptureContext) -> list[Finding]:
             # The cause is not a size: another check reports it.
             return []
         reads = _find_size_reads(base)
-        tried, literals = set(), _find_literals(base)
+        tried, left_out, literals = set(), [], _find_literals(base)
         # A size that Python reads may be compared with a literal: those come first where not all can be afforded.
         first = [context.warm.traced_sizes[1], *SMALL, *(_list_neighbours(literals) if reads else ())]
         candidates = dict.fromkeys([*first, *SIZES, *_list_neighbours(literals), *LARGE])
@@ -75,8 +75,10 @@ def _check(context: CaptureContext) -> list[Finding]:
         is_fast, total = True, 0
         cost = context.warm.cost.extend(SHARE_OF_READS) if reads else context.warm.cost
         for size in pending:
-            is_out_of_reach = (size in LARGE and not is_fast) or _is_too_large(context, size, cost, total)
-            if size in tried or is_out_of_reach or (size == 0 and 0 not in context.warm.batch.sizes):
+            if size in tried or (size in LARGE and not is_fast) or (size == 0 and 0 not in context.warm.batch.sizes):
+                continue
+            if _is_too_large(context, size, cost, total):
+                left_out += [size] * (size in SIZES)
                 continue
             start = time.perf_counter()
             tried.add(size)
@@ -103,12 +105,17 @@ def _check(context: CaptureContext) -> list[Finding]:
             mismatch = "" if isinstance(run_eager(source, inputs), str) else find_disagreement(context, inputs)
             if mismatch:
                 return [_make_finding(context, base, inputs, format_sizes(sizes), mismatch)]
-        return _make_notes(list(reads), [n for n in literals if n not in tried], max(tried))
+        return _make_notes(list(reads), [n for n in literals if n not in tried], left_out, max(tried))
 
 
-def _make_notes(reads: Sequence[tuple[str, str]], not_tried: Sequence[int], largest: int) -> list[Finding]:
-    """Make the notes of a model that reads sizes, and agrees at every size that was run."""
+def _make_notes(
+    reads: Sequence[tuple[str, str]], not_tried: Sequence[int], left_out: Sequence[int], largest: int
+) -> list[Finding]:
+    """Make the notes of a model that agrees at every size that was run: its reads of sizes, and what was not run."""
     notes: list[Finding] = []
+    if left_out:
+        reason = f"a check may not cost so much; the largest size that was run is {largest}"
+        notes.append(Finding(CHECK, f"sizes {', '.join(map(str, left_out))} were not run", reason=reason))
     if not_tried and reads:
         what, reason = f"a size is compared with {not_tried[0]}", "no batch of that size was run"
         notes.append(Finding(CHECK, what, reads[0][0], reason=reason))

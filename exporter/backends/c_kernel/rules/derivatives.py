@@ -6,30 +6,34 @@ import math
 from collections.abc import Callable, Sequence
 
 from exporter.backends.c_kernel.expression_graph import SEARCHED, Expr, exp, log, sqrt, where
+from exporter.backends.c_kernel.symbolic_tensor import RuleTable
 
 # Takes the output and the arguments of an operation; returns the derivatives by the arguments.
 DerivativeRule = Callable[..., "Expr | Sequence[Expr | float]"]
 # The derivative of each function y = f(x) of one argument; ``differentiates`` adds rules that take more than a line.
-DERIVATIVES: dict[str, DerivativeRule] = {
-    "exp": lambda y, x: y,
-    "exp2": lambda y, x: y * math.log(2.0),
-    "expm1": lambda y, x: y + 1.0,
-    "log": lambda y, x: 1.0 / x,
-    "log2": lambda y, x: 1.0 / math.log(2.0) / x,
-    "log10": lambda y, x: 1.0 / math.log(10.0) / x,
-    "log1p": lambda y, x: 1.0 / (x + 1.0),
-    "sin": lambda y, x: x.apply("cos"),
-    "cos": lambda y, x: -x.apply("sin"),
-    "tan": lambda y, x: 1.0 + y * y,
-    "asin": lambda y, x: 1.0 / sqrt(1.0 - x * x),
-    "acos": lambda y, x: -1.0 / sqrt(1.0 - x * x),
-    "atan": lambda y, x: 1.0 / (1.0 + x * x),
-    "sinh": lambda y, x: x.apply("cosh"),
-    "cosh": lambda y, x: x.apply("sinh"),
-    "tanh": lambda y, x: 1.0 - y * y,
-    "abs": lambda y, x: x.apply("sign"),  # 0 at 0
-    "erf": lambda y, x: 2.0 / math.sqrt(math.pi) * exp(-(x * x)),
-}
+DERIVATIVES: RuleTable[DerivativeRule] = RuleTable(
+    {
+        "exp": lambda y, x: y,
+        "exp2": lambda y, x: y * math.log(2.0),
+        "expm1": lambda y, x: y + 1.0,
+        "log": lambda y, x: 1.0 / x,
+        "log2": lambda y, x: 1.0 / math.log(2.0) / x,
+        "log10": lambda y, x: 1.0 / math.log(10.0) / x,
+        "log1p": lambda y, x: 1.0 / (x + 1.0),
+        "sin": lambda y, x: x.apply("cos"),
+        "cos": lambda y, x: -x.apply("sin"),
+        "tan": lambda y, x: 1.0 + y * y,
+        "asin": lambda y, x: 1.0 / sqrt(1.0 - x * x),
+        "acos": lambda y, x: -1.0 / sqrt(1.0 - x * x),
+        "atan": lambda y, x: 1.0 / (1.0 + x * x),
+        "sinh": lambda y, x: x.apply("cosh"),
+        "cosh": lambda y, x: x.apply("sinh"),
+        "tanh": lambda y, x: 1.0 - y * y,
+        "abs": lambda y, x: x.apply("sign"),  # 0 at 0
+        "erf": lambda y, x: 2.0 / math.sqrt(math.pi) * exp(-(x * x)),
+    }
+)
+differentiates = DERIVATIVES.register
 # Piecewise constant operations: their derivative is zero wherever it exists.
 FLAT = {"floor", "ceil", "trunc", "round", "sign", "div_floor", "div_trunc", "lt", "le", "eq", "ne", "and", "or", "xor",
         "not", "isnan", "isinf", "isfinite", "const", "leaf", "singular", SEARCHED}  # fmt: skip
@@ -37,23 +41,6 @@ FLAT = {"floor", "ceil", "trunc", "round", "sign", "div_floor", "div_trunc", "lt
 
 class NoRuleError(Exception):
     """An operation that has no derivative rule."""
-
-
-def differentiates(*ops: str) -> Callable[[DerivativeRule], DerivativeRule]:
-    """Register the derivative of operations: ``@differentiates("atan2")``.
-
-    Raises:
-        ValueError: an operation has a rule already.
-    """
-
-    def register(rule: DerivativeRule) -> DerivativeRule:
-        for op in ops:
-            if op in DERIVATIVES:
-                raise ValueError(f"{op} has two derivative rules")
-            DERIVATIVES[op] = rule
-        return rule
-
-    return register
 
 
 def differentiate_operation(op: str, y: Expr, args: Sequence[Expr]) -> list[int]:

@@ -99,6 +99,15 @@ def test_thorough_runs_it(costly, tmp_path):
     assert "forward_slices_batch" in load_module(one.path)._c._method_names()
 
 
+def test_the_gate_says_which_sizes_it_left_out(costly):
+    (report,) = torchferry.check(Chain())
+    (note,) = (f for f in report.findings if f.check == "batch size")
+    assert note.what.startswith("sizes 255, 256, 1000, ")
+    assert note.reason == "a check may not cost so much; the largest size that was run is 128"
+    (thorough,) = torchferry.check(Chain(), thorough=True)
+    assert [f for f in thorough.findings if f.check == "batch size"] == []
+
+
 def test_a_threshold_of_a_costly_model_is_found_all_the_same(costly):
     with pytest.raises(UnsoundError, match="at batch 64") as caught:
         torchferry.check(Threshold())
@@ -108,7 +117,7 @@ def test_a_threshold_of_a_costly_model_is_found_all_the_same(costly):
 def test_sizes_that_no_check_could_afford_are_not_said_to_agree(monkeypatch):
     monkeypatch.setattr(call_cost, "MAX_NUMBERS_PER_CHECK", 1)
     (report,) = torchferry.check(Threshold())
-    (note,) = (f for f in report.findings if f.check == "batch size")
+    note = next(f for f in report.findings if f.what == "len() reads a size")
     assert note.reason == "capture and eager mode agree at every size that was run, to 12"
     with pytest.raises(UnsoundError, match="at batch 64"):
         torchferry.check(Threshold(), thorough=True)
