@@ -94,11 +94,14 @@ def run_captured(context: CaptureContext, inputs: Inputs, *, as_they_are: bool =
     return dict(zip((s.name for s in context.warm.output_specs), values, strict=True))
 
 
-def find_disagreement(context: CaptureContext, inputs: Inputs, *, as_they_are: bool = False) -> str:
+def find_disagreement(
+    context: CaptureContext, inputs: Inputs, *, as_they_are: bool = False, expected: Outputs | None = None
+) -> str:
     """Describe where eager mode and the capture disagree at these inputs; empty where they agree or both raise.
 
-    ``as_they_are``: in their own memory layout, and without copies."""
-    expected = run_eager(context.source, inputs, as_they_are=as_they_are)
+    ``as_they_are``: in their own memory layout, and without copies. ``expected``: what ``run_eager`` gave for them."""
+    if expected is None:
+        expected = run_eager(context.source, inputs, as_they_are=as_they_are)
     got = run_captured(context, inputs, as_they_are=as_they_are)
     lenient = context.source.uses_autograd
     if isinstance(expected, str):

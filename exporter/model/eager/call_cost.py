@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,28 +12,35 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-# Floating-point operations of products and convolutions that take as long as one computed number elsewhere, about.
-FLOPS_PER_NUMBER = 10
+# Measured on one core, as the numbers that an elementwise operation computes in the same time: an operation of few
+# numbers, and ten floating-point operations of a product or a convolution.
+NUMBERS_PER_OPERATION, FLOPS_PER_NUMBER = 1_000, 10
 # Numbers that a check may compute in eager mode: about a second on one core.
 MAX_NUMBERS_PER_CHECK = 1_000_000_000
-# Batches of so many elements run whatever they cost: every check has its smallest form.
-SMALLEST_SIZE = 13
+# Batches to this size run whatever they cost: every check has its smallest form.
+ALWAYS_RUN = 13
 
 
 @dataclass(frozen=True)
 class CallCost:
-    """The numbers that a call computes for each element, and the most that a check may compute."""
+    """The numbers that calls of two sizes computed, and what they say of other sizes; by default nothing is known, and
+    nothing is bounded."""
 
-    numbers_per_element: float = 0.0
-    max_numbers: float = MAX_NUMBERS_PER_CHECK
+    sizes: tuple[int, int] = (1, 2)
+    numbers: tuple[float, float] = (0.0, 0.0)
 
-    def is_affordable(self, size: int, total: int = 0) -> bool:
-        """Return whether a check may run a batch, or a first open size, of ``size`` after ``total`` elements."""
-        return size <= SMALLEST_SIZE or (total + size) * self.numbers_per_element <= self.max_numbers
+    def estimate(self, size: int) -> float:
+        """Estimate the numbers at another size: the line through both, or the power if that grows faster."""
+        (first, second), (least, most) = self.sizes, self.numbers
+        line = least + (most - least) * (size - first) / (second - first)
+        if not 0 < least < most:
+            return max(line, least)
+        power = math.log(most / least) / math.log(second / first)
+        return max(line, least * (size / first) ** power)
 
-    def extend(self, factor: float) -> CallCost:
-        """Return the cost with a bound ``factor`` times as high."""
-        return dataclasses.replace(self, max_numbers=factor * self.max_numbers)
+    def is_affordable(self, size: int, spent: float = 0.0, *, factor: float = 1.0) -> bool:
+        """Return whether a check that ``spent`` so many numbers may run a size; ``factor`` times the usual bound."""
+        return size <= ALWAYS_RUN or spent + self.estimate(size) <= factor * MAX_NUMBERS_PER_CHECK
 
 
 class NumberCounter(TorchDispatchMode):
@@ -48,20 +54,24 @@ class NumberCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not func.is_view:
-            self.numbers += sum(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))
+            numbers = sum(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))
             if count := flop_registry.get(func.overloadpacket):
-                self.numbers += count(*args, **kwargs, out_val=result) / FLOPS_PER_NUMBER
+                numbers += count(*args, **kwargs, out_val=result) / FLOPS_PER_NUMBER
+            self.numbers += NUMBERS_PER_OPERATION + numbers
         return result
 
 
-def measure_call_cost(call: Callable[[], Any], size: int, *, thorough: bool = False) -> CallCost:
-    """Measure the cost of ``call``, which runs ``size`` elements; ``thorough`` sets no bound to what checks run.
+def measure_call_cost(run: Callable[[int], Any], sizes: tuple[int, int]) -> CallCost:
+    """Measure the cost of ``run``, which is called with each of the sizes.
 
-    What torch cannot run under a counter costs nothing that is known: checks of it are not bounded."""
-    counter = NumberCounter()
-    try:
-        with counter:
-            call()
-    except Exception:
-        return CallCost()
-    return CallCost(counter.numbers / max(size, 1), math.inf if thorough else MAX_NUMBERS_PER_CHECK)
+    Of what torch cannot run under a counter nothing is known."""
+    counts = []
+    for size in sizes:
+        counter = NumberCounter()
+        try:
+            with counter:
+                run(size)
+        except Exception:
+            return CallCost()
+        counts.append(counter.numbers)
+    return CallCost(sizes, (counts[0], counts[1]))

@@ -12,7 +12,7 @@ from exporter.archive.contract import LARGEST_RUN, Batch
 from exporter.archive.tensor_spec import Shape, TensorSpec, fits_shape
 from exporter.common.errors import CaptureError, WarmupError
 from exporter.common.forking import ForkFailedError, run_in_fork
-from exporter.model.eager.call_cost import CallCost
+from exporter.model.eager.call_cost import ALWAYS_RUN, CallCost
 from exporter.model.eager.evaluation import evaluate, find_forward_line
 from exporter.model.eager.input_sampling import InputSampler
 from exporter.model.source import Source
@@ -21,8 +21,7 @@ from exporter.model.source import Source
 TRACED_SIZES = (5, 7, 11, 13, 17, 19, 23, 29)
 # For open sizes that must be larger, or divisible: for example an image that is halved three times.
 LARGER_SIZES = (16, 40, 72, 136)
-PRIME = 13
-LADDER = (0, 1, 2, PRIME, LARGEST_RUN)
+LADDER = (0, 1, 2, ALWAYS_RUN, LARGEST_RUN)
 # Runs beside these where the largest costs too much.
 MIDDLE = 64
 # The ladder skips batches with more numbers than this in inputs and outputs: 32 MB, and intermediates.
@@ -134,8 +133,8 @@ def probe_batch_sizes(
         """Explain why a size costs too much; the empty text if it does not."""
         if count_numbers(source, (*source.inputs, *outputs), sampler, size) > MAX_NUMBERS:
             return f"inputs and outputs would hold more than {MAX_NUMBERS} numbers"
-        numbers = size * cost.numbers_per_element
-        return "" if cost.is_affordable(size) else f"it would compute about {numbers:.0e} numbers (--thorough)"
+        is_affordable = size == traced or cost.is_affordable(size)
+        return "" if is_affordable else f"it would compute about {cost.estimate(size):.0e} numbers (--thorough)"
 
     further = (traced, MIDDLE) if explain_cost(LARGEST_RUN) else (traced,)
     for size in sorted({*LADDER, *further}):

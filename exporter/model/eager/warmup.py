@@ -97,14 +97,26 @@ def warm_up(first: FirstRun, seed: int, *, thorough: bool = False) -> Warmup:
     generator = torch.Generator().manual_seed(seed)
     with eager_context(source):
         specs, constant = infer_output_specs(first, generator)
-        sample = sampler.draw(sizes[0], torch.Generator().manual_seed(seed))
-        cost = measure_call_cost(lambda: evaluate(source, sample), sizes[0], thorough=thorough)
+        cost = _measure_cost(first, seed) if source.has_dynamic_size and not thorough else CallCost()
         batch = probe_batch_sizes(source, sampler, specs, sizes[0], generator, cost)
         sampler, finding = shrink_sampling_range(source, sampler, sizes[1], generator)
         contiguous, layout = probe_memory_layouts(source, sampler, sizes[1], generator)
     refined_source = dataclasses.replace(source, inputs=sampler.specs, outputs=specs)
     findings = (*source.findings, *finding, *layout)
     return Warmup(refined_source, first.inputs, specs, constant, sampler, sizes, batch, contiguous, cost, findings)
+
+
+def _measure_cost(first: FirstRun, seed: int) -> CallCost:
+    """Measure what a call costs at two sizes: of a batch the second has the rows twice, so that solves take as long."""
+    source, sampler, (size, other_size) = first.source, first.sampler, first.sizes
+    generator = torch.Generator().manual_seed(seed)
+    sample = sampler.draw(size, generator)
+    if source.batch_ndim:
+        other_size, other_sample = 2 * size, tuple(torch.cat([t, t]) for t in sample)
+    else:
+        other_sample = sampler.draw(other_size, generator)
+    samples = {size: sample, other_size: other_sample}
+    return measure_call_cost(lambda n: evaluate(source, samples[n]), (size, other_size))
 
 
 def find_inputs(

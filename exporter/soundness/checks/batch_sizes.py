@@ -6,16 +6,16 @@ compared with."""
 
 from __future__ import annotations
 
+import math
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from exporter.archive.contract import Finding
 from exporter.capture.symbolic_guards import SIZE_COMPARISON
 from exporter.common.forking import run_in_fork
-from exporter.model.eager.call_cost import CallCost
 from exporter.model.eager.dynamic_sizes import MAX_NUMBERS, count_numbers, format_sizes
 from exporter.model.eager.evaluation import eager_context, find_forward_line
 from exporter.model.implicit.newton_solver import find_solvers
@@ -37,14 +37,12 @@ _MEND = (
 )
 SMALL = (1, 2, 0, 3, 4, 8)
 SIZES = (*SMALL, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048, 4096, 5000)
-# At most so many sizes are tried because of literals in the code.
-MAX_LITERAL_SIZES = 60
+# At most so many sizes are tried, or as many as the first run's literals ask for.
+MAX_SIZES = 60
 LARGE = (10_000, 100_000)
 MAX_SOLVED_BATCH = 256
-# A model whose sizes Python reads is run at sizes that cost so many times more than another check may.
-SHARE_OF_READS = 10
-# A model that took longer than this at one of the other sizes is not run at the large ones.
-SECONDS = 0.05
+# If Python reads sizes, the check may cost so many times as much as another.
+READS_FACTOR = 10
 
 
 def check(context: CaptureContext) -> list[Finding]:
@@ -54,70 +52,94 @@ def check(context: CaptureContext) -> list[Finding]:
     return run_in_fork(_check, context)
 
 
+@dataclass
+class _Trials:
+    """Comparisons of capture and eager mode at further sizes. ``agreed`` are the sizes at which both agree,
+    ``left_out`` those that a check may not hold or compute the numbers of, ``spent`` what the others computed."""
+
+    context: CaptureContext
+    factor: int
+    generator: torch.Generator
+    agreed: list[int]
+    left_out: list[int] = field(default_factory=list)
+    spent: float = 0.0
+
+    def compare(self, sizes: int | Mapping[str, int]) -> tuple[Inputs, str]:
+        """Return inputs of these sizes, and where both disagree at them; no inputs if they could not be run."""
+        warm, largest = self.context.warm, sizes if isinstance(sizes, int) else max(sizes.values())
+        variables = (*warm.source.inputs, *warm.output_specs)
+        is_too_wide = max(largest, count_numbers(warm.source, variables, warm.sampler, sizes)) > MAX_NUMBERS
+        is_affordable = warm.cost.is_affordable(largest, self.spent, factor=self.factor)
+        if is_too_wide or not (is_affordable or largest in warm.traced_sizes):
+            self.left_out.append(largest)
+            return (), ""
+        self.spent += warm.cost.estimate(largest)
+        inputs = warm.sampler.draw(sizes, self.generator)
+        expected = run_eager(self.context.source, inputs)
+        if isinstance(expected, str):
+            # A size that eager mode refuses is a limit of the model, which warmup records.
+            return (), ""
+        mismatch = find_disagreement(self.context, inputs, expected=expected)
+        self.agreed += [] if mismatch else [largest]
+        return inputs, mismatch
+
+
 def _check(context: CaptureContext) -> list[Finding]:
-    source = context.source
-    generator = torch.Generator().manual_seed(0)
+    source, warm = context.source, context.warm
     with eager_context(source):
         traced = context.draws[0][1]
         base = record_run(source, traced)
         if find_disagreement(context, traced):
             # The cause is not a size: another check reports it.
             return []
-        reads = _find_size_reads(base)
-        tried, left_out, literals = set(), [], _find_literals(base)
-        # A size that Python reads may be compared with a literal: those come first where not all can be afforded.
-        first = [context.warm.traced_sizes[1], *SMALL, *(_list_neighbours(literals) if reads else ())]
-        candidates = dict.fromkeys([*first, *SIZES, *_list_neighbours(literals), *LARGE])
-        # Where each element takes iterations, large batches are left to the residual, which is checked by itself.
-        solved_size = SIZES[-1] if reads else MAX_SOLVED_BATCH
-        max_size = solved_size if find_solvers(source.parameter_module) else MAX_NUMBERS
-        pending = [n for n in candidates if n <= max_size]
-        is_fast, total = True, 0
-        cost = context.warm.cost.extend(SHARE_OF_READS) if reads else context.warm.cost
-        for size in pending:
-            if size in tried or (size in LARGE and not is_fast) or (size == 0 and 0 not in context.warm.batch.sizes):
+        reads, literals = _find_size_reads(base), _find_literals(base)
+        factor = READS_FACTOR if reads else 1
+        trials = _Trials(context, factor, torch.Generator().manual_seed(0), [warm.traced_sizes[0]])
+        pending = _list_sizes(context, reads, literals)
+        seen, allowed = set(), max(0, MAX_SIZES - len(pending))
+        while pending:
+            size = pending.pop(0)
+            if size in seen:
                 continue
-            if _is_too_large(context, size, cost, total):
-                left_out += [size] * (size in SIZES)
-                continue
-            start = time.perf_counter()
-            tried.add(size)
-            total += size
-            inputs = context.warm.sampler.draw(size, generator)
-            if isinstance(run_eager(source, inputs), str):
-                # A size that eager mode refuses is a limit of the model, which warmup records.
-                continue
-            mismatch = find_disagreement(context, inputs)
+            seen.add(size)
+            inputs, mismatch = trials.compare(size)
             if mismatch:
-                return [_make_finding(context, base, inputs, f"{context.source.size_name} {size}", mismatch)]
-            if reads and size <= SIZES[-1]:
+                return [_make_finding(context, base, inputs, f"{source.size_name} {size}", mismatch)]
+            if inputs and reads and size <= SIZES[-1]:
                 # Another path through the code compares with other literals.
                 new_literals = [n for n in _find_literals(record_run(source, inputs)) if n not in literals]
                 literals += new_literals
-                neighbours = [n for n in _list_neighbours(new_literals) if n <= max_size]
-                pending += neighbours[: max(0, MAX_LITERAL_SIZES - len(pending))]
-            is_fast = is_fast and time.perf_counter() - start < SECONDS
+                neighbours = _list_neighbours(new_literals)[:allowed]
+                allowed -= len(neighbours)
+                pending[:0] = neighbours
         for sizes in _list_size_combinations(context, literals):
-            if _is_too_large(context, sizes, cost, total):
-                continue
-            total += max(sizes.values())
-            inputs = context.warm.sampler.draw(sizes, generator)
-            mismatch = "" if isinstance(run_eager(source, inputs), str) else find_disagreement(context, inputs)
+            inputs, mismatch = trials.compare(sizes)
             if mismatch:
                 return [_make_finding(context, base, inputs, format_sizes(sizes), mismatch)]
-        return _make_notes(list(reads), [n for n in literals if n not in tried], left_out, max(tried))
+        return _make_notes(list(reads), literals, trials)
 
 
-def _make_notes(
-    reads: Sequence[tuple[str, str]], not_tried: Sequence[int], left_out: Sequence[int], largest: int
-) -> list[Finding]:
+def _list_sizes(context: CaptureContext, reads: Mapping[tuple[str, str], None], literals: Sequence[int]) -> list[int]:
+    """List the sizes to try. If Python reads sizes, it may compare them with literals: those come before large ones."""
+    neighbours = _list_neighbours(literals)
+    preferred = [context.warm.traced_sizes[1], *SMALL, *(neighbours if reads else ())]
+    sizes = dict.fromkeys([*preferred, *SIZES, *neighbours, *LARGE])
+    # Where each element takes iterations, large batches are left to the residual, which is checked by itself.
+    solved_size = SIZES[-1] if reads else MAX_SOLVED_BATCH
+    max_size = solved_size if find_solvers(context.source.parameter_module) else math.inf
+    return [n for n in sizes if n <= max_size and (n or 0 in context.warm.batch.sizes)]
+
+
+def _make_notes(reads: Sequence[tuple[str, str]], literals: Sequence[int], trials: _Trials) -> list[Finding]:
     """Make the notes of a model that agrees at every size that was run: its reads of sizes, and what was not run."""
     notes: list[Finding] = []
-    if left_out:
-        reason = f"a check may not cost so much; the largest size that was run is {largest}"
+    largest = max(trials.agreed)
+    if left_out := [n for n in SIZES if n in trials.left_out]:
+        reason = f"a check may not hold or compute so many numbers; the largest size that was run is {largest}"
         notes.append(Finding(CHECK, f"sizes {', '.join(map(str, left_out))} were not run", reason=reason))
-    if not_tried and reads:
-        what, reason = f"a size is compared with {not_tried[0]}", "no batch of that size was run"
+    not_run = [n for n in literals if n not in trials.agreed]
+    if not_run and reads:
+        what, reason = f"a size is compared with {not_run[0]}", "no batch of that size was run"
         notes.append(Finding(CHECK, what, reads[0][0], reason=reason))
     reason = f"capture and eager mode agree at every size that was run, to {largest}"
     return notes + [Finding(CHECK, f"{operation} reads a size", where, reason=reason) for where, operation in reads]
@@ -126,11 +148,11 @@ def _make_notes(
 def _list_size_combinations(context: CaptureContext, literals: Sequence[int]) -> list[dict[str, int]]:
     """Return other combinations of the dynamic sizes, and each size but the first at the neighbours of the literals."""
     sampler, size = context.warm.sampler, context.warm.traced_sizes[0]
-    base, neighbours = sampler.resolve_sizes(size), _list_neighbours(literals)[:MAX_LITERAL_SIZES]
+    base, neighbours = sampler.resolve_sizes(size), _list_neighbours(literals)[:MAX_SIZES]
     combinations = [*sampler.arrange_sizes(size), *({**base, name: n} for name in list(base)[1:] for n in neighbours)]
     # A size of 0 that warmup left out may end the process.
-    empty = 0 in context.warm.batch.sizes
-    return [sizes for sizes in combinations if empty or 0 not in sizes.values()]
+    runs_empty = 0 in context.warm.batch.sizes
+    return [sizes for sizes in combinations if runs_empty or 0 not in sizes.values()]
 
 
 def _find_size_reads(base: RunRecording) -> dict[tuple[str, str], None]:
@@ -153,13 +175,6 @@ def _find_literals(base: RunRecording) -> list[int]:
 
 def _list_neighbours(literals: Iterable[int]) -> list[int]:
     return [n + shift for n in literals for shift in (0, 1, -1)]
-
-
-def _is_too_large(context: CaptureContext, size: int | Mapping[str, int], cost: CallCost, total: int) -> bool:
-    """Return whether a call at this size would hold too many numbers, or compute too many after ``total`` elements."""
-    warm, batch_size = context.warm, size if isinstance(size, int) else max(size.values())
-    count = count_numbers(warm.source, (*warm.source.inputs, *warm.output_specs), warm.sampler, size)
-    return max(batch_size, count) > MAX_NUMBERS or not cost.is_affordable(batch_size, total)
 
 
 def _make_finding(

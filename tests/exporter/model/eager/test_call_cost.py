@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from project import load_module
@@ -13,14 +11,17 @@ import torchferry
 from exporter.common.errors import UnsoundError
 from exporter.model.eager import call_cost
 from exporter.model.eager.call_cost import CallCost, measure_call_cost
+from exporter.soundness.checks import batch_sizes
 from runtime_checks.report import NOT_RUN
 
 F = torch.float64
-X = torch.rand(5, 3, dtype=F)
+ROWS = {n: torch.rand(n, 3, dtype=F) for n in (5, 10)}
+WEIGHT = torch.ones(3, 4, dtype=F)
+SQUARE = torch.ones(300, 300, dtype=F)
 
 
 class Chain(nn.Module):
-    """Twelve operations that compute 6 numbers for each element, enough for slices."""
+    """Computes 72 numbers for each element, by enough operations for chunks."""
 
     signature = torchferry.Signature.of({"x": (3,)}, {"y": (3,)})
 
@@ -31,50 +32,84 @@ class Chain(nn.Module):
 
 
 class Threshold(Chain):
-    """Another result from a size on that the code names."""
+    """Another result from a size on that no graph shows."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
 
     def forward(self, x):
-        return super().forward(x) * (2 if len(x) > 40 else 1)
+        return super().forward(x) * (2 if len(x) > self.size else 1)
+
+
+class Literal(Chain):
+    """Another result at one size, with which a size is compared."""
+
+    def forward(self, x):
+        return super().forward(x) * (2 if x.shape[0] == 2500 else 1)
+
+
+class Limited(Chain):
+    def forward(self, x):
+        if len(x) > 20 or len(x) == 0:
+            raise ValueError
+        return super().forward(x)
 
 
 @pytest.fixture
 def costly(monkeypatch):
-    """Makes each element of a chain, 72 numbers, cost so much that 500 are not run."""
+    """Lets a check compute the numbers of not quite 500 elements of a chain."""
+    monkeypatch.setattr(call_cost, "NUMBERS_PER_OPERATION", 0)
     monkeypatch.setattr(call_cost, "MAX_NUMBERS_PER_CHECK", 500 * 72 - 1)
 
 
 @pytest.mark.parametrize(
-    ("call", "numbers"),
+    ("function", "operations", "numbers"),
     [
-        (X.exp, 3),
-        (lambda: X.exp() + 1, 6),
-        (lambda: X.t()[:2].unsqueeze(0).expand(4, 2, 5), 0),
-        (lambda: X.clone().mul_(2), 6),
-        (lambda: X @ torch.ones(3, 4, dtype=F), 12 / 5 + 4 + 2 * 3 * 4 / 10),
-        (lambda: torch.var_mean(X, 1), 2),
+        (torch.exp, 1, 3),
+        (lambda x: x.exp() + 1, 2, 6),
+        (lambda x: x.t()[:2].unsqueeze(0).expand(4, 2, len(x)), 0, 0),
+        (lambda x: x.clone().mul_(2), 2, 6),
+        (lambda x: x @ WEIGHT, 1, 4 + 2 * 3 * 4 / 10),
+        (lambda x: torch.var_mean(x, 1), 1, 2),
     ],
     ids=["one", "two", "views", "in place", "product", "two results"],
 )
-def test_numbers_that_a_call_computes_for_each_element(call, numbers):
-    assert measure_call_cost(call, 5).numbers_per_element == pytest.approx(numbers)
+def test_numbers_that_a_call_computes(function, operations, numbers):
+    cost = measure_call_cost(lambda n: function(ROWS[n]), (5, 10))
+    assert cost.numbers == pytest.approx([1000 * operations + n * numbers for n in (5, 10)])
+    assert cost.estimate(1000) == pytest.approx(1000 * operations + 1000 * numbers)
+
+
+def test_what_does_not_depend_on_the_size_is_counted_once():
+    fixed = 1000 + 300**2 + 2 * 300**3 / 10
+    cost = measure_call_cost(lambda n: (SQUARE @ SQUARE, ROWS[n].exp()), (5, 10))
+    assert cost.estimate(1000) == pytest.approx(fixed + 1000 + 3000)
+
+
+def test_what_grows_with_the_square_of_a_size_is_counted_so(monkeypatch):
+    monkeypatch.setattr(call_cost, "NUMBERS_PER_OPERATION", 0)
+    cost = measure_call_cost(lambda n: ROWS[n][:, None] * ROWS[n], (5, 10))
+    assert cost.estimate(1000) == pytest.approx(3 * 1000**2)
 
 
 def test_what_runs_under_no_counter_has_no_bound():
-    def fail():
+    def fail(size):
         raise RuntimeError
 
-    assert measure_call_cost(fail, 5) == CallCost()
+    assert measure_call_cost(fail, (5, 10)) == CallCost()
     assert CallCost().is_affordable(10**9)
 
 
-def test_small_batches_run_whatever_they_cost_and_the_sum_is_bounded():
-    cost = CallCost(numbers_per_element=1e12)
-    assert cost.is_affordable(13)
-    assert not cost.is_affordable(14)
-    cheap = CallCost(numbers_per_element=1.0, max_numbers=100)
+def test_small_batches_run_whatever_they_cost_and_the_sum_is_bounded(monkeypatch):
+    dear = CallCost((5, 10), (5e12, 1e13))
+    assert dear.is_affordable(13)
+    assert not dear.is_affordable(14)
+    monkeypatch.setattr(call_cost, "MAX_NUMBERS_PER_CHECK", 100)
+    cheap = CallCost((5, 10), (5.0, 10.0))
     assert cheap.is_affordable(60)
-    assert not cheap.is_affordable(60, total=50)
-    assert CallCost(1e12, math.inf).is_affordable(10**6)
+    assert not cheap.is_affordable(60, 50)
+    assert cheap.is_affordable(60, 50, factor=2)
 
 
 def test_a_costly_batch_is_left_out_and_said(costly, tmp_path):
@@ -103,21 +138,34 @@ def test_the_gate_says_which_sizes_it_left_out(costly):
     (report,) = torchferry.check(Chain())
     (note,) = (f for f in report.findings if f.check == "batch size")
     assert note.what.startswith("sizes 255, 256, 1000, ")
-    assert note.reason == "a check may not cost so much; the largest size that was run is 128"
+    assert note.reason == "a check may not hold or compute so many numbers; the largest size that was run is 128"
     (thorough,) = torchferry.check(Chain(), thorough=True)
     assert [f for f in thorough.findings if f.check == "batch size"] == []
 
 
-def test_a_threshold_of_a_costly_model_is_found_all_the_same(costly):
-    with pytest.raises(UnsoundError, match="at batch 64") as caught:
-        torchferry.check(Threshold())
+@pytest.mark.parametrize(("model", "size"), [(Threshold(300), 1000), (Literal(), 2500)])
+def test_a_size_that_a_costly_model_reads_is_found(costly, model, size):
+    """A model that reads sizes may cost ten times as much, and the sizes that its code names come first."""
+    with pytest.raises(UnsoundError, match=f"at batch {size}: output") as caught:
+        torchferry.check(model)
     assert "test_call_cost.py" in str(caught.value)
 
 
 def test_sizes_that_no_check_could_afford_are_not_said_to_agree(monkeypatch):
     monkeypatch.setattr(call_cost, "MAX_NUMBERS_PER_CHECK", 1)
-    (report,) = torchferry.check(Threshold())
+    (report,) = torchferry.check(Threshold(40))
     note = next(f for f in report.findings if f.what == "len() reads a size")
     assert note.reason == "capture and eager mode agree at every size that was run, to 12"
     with pytest.raises(UnsoundError, match="at batch 64"):
-        torchferry.check(Threshold(), thorough=True)
+        torchferry.check(Threshold(40), thorough=True)
+
+
+def test_sizes_that_eager_mode_refuses_are_not_said_to_agree(monkeypatch):
+    (report,) = torchferry.check(Limited())
+    note = next(f for f in report.findings if f.what == "len() reads a size")
+    assert note.reason == "capture and eager mode agree at every size that was run, to 16"
+    monkeypatch.setattr(batch_sizes, "MAX_NUMBERS", 4)
+    (report,) = torchferry.check(Limited())
+    note = next(f for f in report.findings if f.what == "len() reads a size")
+    assert note.reason == "capture and eager mode agree at every size that was run, to 5"
+    assert report.not_run == ()
