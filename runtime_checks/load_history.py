@@ -23,6 +23,7 @@ from exporter.archive.load_history import (
     parse_lag,
     run_steps,
 )
+from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import MismatchError, UsageError, suggest_names, summarize_error
 from runtime_checks.comparison import compare_tensors
 from runtime_checks.model import Model
@@ -65,7 +66,7 @@ def check_history(contract: Contract, history: LoadHistory, outputs: Mapping[str
     on: the tolerance of step ``n`` is ``n`` times that of one call."""
     for step in range(history.steps):
         for name, expected in history.expected.items():
-            tolerance = contract.tolerance.bounds(name, str(expected.dtype).removeprefix("torch."))
+            tolerance = contract.tolerance.bounds(name, name_dtype(expected))
             bounds = Bounds(tolerance.rtol * (step + 1), tolerance.atol * (step + 1), tolerance.floor * (step + 1))
             result = compare_tensors(outputs[name][step], expected[step], bounds)
             if not result.passed:

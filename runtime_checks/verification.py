@@ -14,6 +14,7 @@ import torch
 from exporter.archive.cases import Cases, supports_case
 from exporter.archive.contract import Contract, name_output
 from exporter.archive.pt_archive import Archive
+from exporter.archive.tensor_spec import name_dtype
 from runtime_checks import containers
 from runtime_checks.checks import (
     autograd,
@@ -164,7 +165,7 @@ def _judge_call(expectation: Expectation, result: CallResult, contract: Contract
         return tuple(Comparison(False, reason) for _ in names)
     judged = []
     for name, got, expected in zip(names, result.outputs, expectation.outputs, strict=True):
-        dtype = str(expected.dtype).removeprefix("torch.")
+        dtype = name_dtype(expected)
         judged.append(compare_tensors(got, expected, contract.tolerance.bounds(name, dtype)))
     return tuple(judged)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from exporter.archive.tensor_spec import FLOATING, TensorSpec, fits_shape
+from exporter.archive.tensor_spec import FLOATING, TensorSpec, fits_shape, name_dtype
 from exporter.common.errors import UsageError, suggest_names, summarize_error
 
 InputValues = Mapping[str, Any]
@@ -81,7 +81,7 @@ def to_tensor(name: str, value: Any, dtype: str) -> torch.Tensor:
     dtype_classes = [(t.is_floating_point, t.is_complex) for t in (tensor.dtype, target_dtype)]
     if dtype_classes[0] != dtype_classes[1] or (dtype not in FLOATING and tensor.dtype != target_dtype):
         what = f"input {name!r} has the wrong dtype"
-        got = str(tensor.dtype).removeprefix("torch.")
+        got = name_dtype(tensor)
         raise UsageError(what, got=got, expected=dtype, mend=f"convert it: value.to(torch.{dtype})")
     return tensor.to(target_dtype)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors
 from exporter.archive.contract import Batch, Bounds, Contract, Finding, contract_from_json, name_output
+from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import ArchiveError, summarize_error
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def pack_text_cases(contract: Contract, cases: Cases, parameters: Mapping[str, t
     FLOOR`` have their numbers in the lines that follow; names are percent-encoded."""
     lines = [HEAD]
     for name, value in parameters.items():
-        lines += [f"parameter {_get_dtype_name(value)} {value.numel()} {_quote(name)}", *_format_numbers(value)]
+        lines += [f"parameter {name_dtype(value)} {value.numel()} {_quote(name)}", *_format_numbers(value)]
     for case in cases:
         spec = contract.methods[case.method]
         value = (case.inputs or case.outputs)[0]
@@ -214,20 +215,17 @@ def pack_text_cases(contract: Contract, cases: Cases, parameters: Mapping[str, t
         rows = (value.numel() // count if count else value.shape[0]) if contract.batch.ndim else 1
         lines.append(f"case {rows} {case.method} {_quote(case.name)}")
         for value in case.inputs:
-            lines += [f"in {_get_dtype_name(value)} {value.numel()}", *_format_numbers(value)]
+            lines += [f"in {name_dtype(value)} {value.numel()}", *_format_numbers(value)]
         for output, value in zip(spec.outputs, case.outputs, strict=True):
-            bounds = contract.tolerance.bounds(output, _get_dtype_name(value))
+            bounds = contract.tolerance.bounds(output, name_dtype(value))
             bounds_text = " ".join(number.hex() for number in map(float, (bounds.rtol, bounds.atol, bounds.floor)))
-            lines += [f"out {_get_dtype_name(value)} {value.numel()} {bounds_text}", *_format_numbers(value)]
+            lines += [f"out {name_dtype(value)} {value.numel()} {bounds_text}", *_format_numbers(value)]
     return "\n".join([*lines, "end", ""]).encode()
 
 
 def _quote(name: str) -> str:
     return urllib.parse.quote(name, safe="~/:")
 
-
-def _get_dtype_name(value: torch.Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
 
 
 def _format_numbers(value: torch.Tensor) -> Iterator[str]:

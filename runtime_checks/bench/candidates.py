@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from exporter.archive.cases import EXTREME_PREFIXES, Cases
+from exporter.archive.cases import Cases
 from exporter.archive.contract import Contract, name_output
 from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import MismatchError, UsageError, suggest_names
@@ -103,7 +103,7 @@ class Rows:
 
 def collect_rows(cases: Cases, contract: Contract, method: str) -> Rows:
     """Collect the rows of a method's ordinary cases."""
-    ordinary = [c for c in cases if c.method == method and not c.name.startswith(EXTREME_PREFIXES)]
+    ordinary = [c for c in cases if c.method == method and not c.is_extreme]
     if contract.batch.ndim == 0:
         return Rows(ordinary[0].inputs, ordinary[0].outputs, False)
     columns = zip(*((*c.inputs, *c.outputs) for c in ordinary), strict=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from exporter.archive.cases import EXTREME_PREFIXES, Cases
+from exporter.archive.cases import Cases
 from exporter.archive.contract import Contract
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call, Tensors
@@ -44,7 +44,7 @@ def batch_invariance_checks(contract: Contract, cases: Cases) -> list[Expectatio
         expectations.append(NotRun(BEYOND, contract.batch.limits or "the contract names none of 1,000"))
     for method in contract.methods:
         # Extreme cases are left out: beside them the rounding of an ordinary row would not be seen.
-        parts = [c for c in cases if c.method == method and not c.name.startswith(EXTREME_PREFIXES)]
+        parts = [c for c in cases if c.method == method and not c.is_extreme]
         if not parts:
             expectations += [NotRun(check, f"method {method!r} has no ordinary cases") for check in INVARIANCES]
             continue
@@ -58,7 +58,7 @@ def batch_invariance_checks(contract: Contract, cases: Cases) -> list[Expectatio
 
 
 def _plan_layout_checks(cases: Cases) -> list[Expectation]:
-    usual = [case for case in cases if not case.name.startswith(EXTREME_PREFIXES)]
+    usual = [case for case in cases if not case.is_extreme]
     calls = [Call(case.method, tuple(map(_make_strided, case.inputs))) for case in usual]
     pairs = zip(usual, calls, strict=True)
     return [Expectation(LAYOUTS, f"{case.name}, non-contiguous", call, case.outputs) for case, call in pairs]

@@ -164,7 +164,7 @@ def plan_symmetry_probes(contract: Contract, cases: Cases) -> list[Probe]:
             block = results[0].outputs[spec.outputs.index(pair)]
             n = math.prod(contract.output_spec(pair[0]).static_shape)
             square = block.reshape(*block.shape[:batch_ndim], n, n)
-            bounds = contract.tolerance.bounds(pair, str(block.dtype).removeprefix("torch."))
+            bounds = contract.tolerance.bounds(pair, name_dtype(block))
             comparison = compare_tensors(square, square.transpose(-1, -2).contiguous(), bounds)
             wrong += [] if comparison.passed else [f"d {pair[0]} / d {pair[1]}: {comparison.reason}"]
         labels = ", ".join(f"d {output} / d {wrt}" for output, wrt in spec.symmetric)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from exporter.archive.cases import EXTREME_PREFIXES, Cases, ReferenceCase
+from exporter.archive.cases import Cases, ReferenceCase
 from exporter.archive.contract import Contract
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call
@@ -43,7 +43,7 @@ def plan_large_batch_checks(contract: Contract, cases: Cases) -> list[Expectatio
 
 
 def _find_ordinary_case(cases: Cases, method: str) -> ReferenceCase | None:
-    return next((c for c in cases if c.method == method and not c.name.startswith(EXTREME_PREFIXES)), None)
+    return next((c for c in cases if c.method == method and not c.is_extreme), None)
 
 
 def _repeat_rows(case: ReferenceCase, rows: int) -> Expectation:

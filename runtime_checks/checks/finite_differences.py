@@ -134,7 +134,7 @@ def _build_ladder(
                 calls.append(Call("forward", inputs, parameters=changed if position >= 0 else {name: moved}))
     is_batch = position >= 0 and contract.batch.ndim
     together = _merge_calls(calls, changed) if is_batch else tuple(calls)
-    dtype = str(value.dtype).removeprefix("torch.")
+    dtype = name_dtype(value)
     return Ladder(name, dtype, components, steps, together, bool(contract.solvers))
 
 

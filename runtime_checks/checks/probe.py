@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter.archive.cases import EXTREME_PREFIXES, Cases
+from exporter.archive.cases import Cases
 from exporter.archive.contract import Contract
 from runtime_checks.report import CheckResult
 from runtime_checks.runners.base import Call, CallResult, Tensors
@@ -30,7 +30,7 @@ def select_points(contract: Contract, cases: Cases, method: str = "forward") -> 
 
     For an implicit model they are rows that converge, from those that take the fewest iterations to those that take the
     most: elastic and plastic ones."""
-    ordinary = [c for c in cases if c.method == method and not c.name.startswith(EXTREME_PREFIXES)]
+    ordinary = [c for c in cases if c.method == method and not c.is_extreme]
     if not ordinary:
         return ()
     if contract.batch.ndim == 0:

@@ -9,9 +9,10 @@ import torch
 
 from exporter import __version__
 from exporter.archive import kernel_container
-from exporter.archive.cases import EXTREME_PREFIXES, Cases, ReferenceCase, supports_case
+from exporter.archive.cases import Cases, ReferenceCase, supports_case
 from exporter.archive.contract import Contract, Finding
 from exporter.archive.pt_archive import Archive
+from exporter.archive.tensor_spec import name_dtype
 from exporter.backends.c_kernel.c_source import CSource, generate_sources
 from exporter.backends.c_kernel.frame_layout import TEMPLATES
 from exporter.graph.loading import load_module
@@ -33,7 +34,7 @@ def package_kernel(archive: Archive, *, finite_math: bool = False) -> dict[str, 
     sources = generate_sources(module, archive.contract, finite_math=finite_math)
     contract = kernel_container.derive_kernel_contract(archive.contract, sources.notes)
     cases = [case for case in archive.cases() if supports_case(contract, case)]
-    extreme = [case for case in cases if case.name.startswith(EXTREME_PREFIXES)]
+    extreme = [case for case in cases if case.is_extreme]
     vague = [case for case in extreme if not is_well_conditioned(module, contract, case)]
     left_out = list(dict.fromkeys(case.name for case in vague))
     if vague:
@@ -66,7 +67,7 @@ def is_well_conditioned(module: torch.jit.ScriptModule, contract: Contract, case
             if not stored.is_floating_point():
                 continue
             expected = torch.cat([stored] * DRAWS) if contract.batch.ndim else stored
-            bounds = contract.tolerance.bounds(name, str(expected.dtype).removeprefix("torch."))
+            bounds = contract.tolerance.bounds(name, name_dtype(expected))
             finite = expected[expected.isfinite()]
             largest = float(finite.abs().max()) if finite.numel() else 0.0
             allowed = bounds.atol * largest + bounds.floor

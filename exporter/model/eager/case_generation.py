@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from exporter.archive.cases import EXTREME_PREFIXES, Cases, ReferenceCase
+from exporter.archive.cases import Cases, ReferenceCase
 from exporter.archive.contract import Finding, MethodSpec, strip_prefix
 from exporter.common.errors import WarmupError
 from exporter.common.tensors import all_close, copy_transposed, copy_with_gaps
@@ -94,7 +94,7 @@ def make_method_cases(
     for name, spec in methods.items():
         has_parameter_blocks = any(not isinstance(o, str) and o[1] not in spec.inputs for o in spec.outputs)
         for case in cases:
-            if case.name.startswith(EXTREME_PREFIXES) or not _has_traced_batch_ndim(warm, case):
+            if case.is_extreme or not _has_traced_batch_ndim(warm, case):
                 continue
             if name == "newton_info":
                 results.append(_make_info_case(warm, case))

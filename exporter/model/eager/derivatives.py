@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from exporter.archive.derivative_request import Pair
-from exporter.archive.tensor_spec import FLOATING
+from exporter.archive.tensor_spec import FLOATING, name_dtype
 from exporter.common.errors import CaptureError, summarize_error
 from exporter.model.eager.evaluation import evaluate
 from exporter.model.source import Inputs, Source
 
 
 def _is_real(tensor: torch.Tensor) -> bool:
-    return str(tensor.dtype).removeprefix("torch.") in FLOATING
+    return name_dtype(tensor) in FLOATING
 
 
 @contextlib.contextmanager

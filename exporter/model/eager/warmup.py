@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from exporter.archive.contract import Batch, Finding
-from exporter.archive.tensor_spec import FLOATING, Sampling, TensorSpec
+from exporter.archive.tensor_spec import FLOATING, Sampling, TensorSpec, name_dtype
 from exporter.common.errors import CaptureError, WarmupError
 from exporter.common.tensors import all_close, bitwise_equal, copy_transposed, copy_with_gaps, is_finite
 from exporter.model.eager.call_cost import CallCost, measure_call_cost
@@ -226,7 +226,7 @@ def infer_output_specs(first: FirstRun, generator: torch.Generator) -> tuple[tup
         if source.sizes:
             resolved_sizes = [sampler.resolve_sizes(n) for n in sizes]
             event_shape = infer_dynamic_shape(source, name, shapes, resolved_sizes, spec.shape)
-        dtype = str(value.dtype).removeprefix("torch.")
+        dtype = name_dtype(value)
         if source.declares_outputs and (spec.shape, spec.dtype) != (event_shape, dtype):
             what = f"output {name!r} of model {source.name!r} does not match its signature"
             got = f"{list(event_shape)} {dtype}"
