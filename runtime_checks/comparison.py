@@ -103,12 +103,18 @@ def _compare_exactly(got: torch.Tensor, expected: torch.Tensor) -> Comparison:
 
 
 def _summarize(
-    pair: Sequence[torch.Tensor], bad: torch.Tensor, difference: Any, worst: Any, max_rel: float = 0.0, max_ulp: int = 0
+    pair: Sequence[torch.Tensor],
+    bad: torch.Tensor,
+    difference: torch.Tensor,
+    worst: tuple[int, ...],
+    max_rel: float = 0.0,
+    max_ulp: int = 0,
 ) -> Comparison:
     count = int(bad.sum())
     reason = f"{count} of {bad.numel()} elements differ" if count else ""
     got, expected = (str(value[worst].item()) for value in pair)
-    return Comparison(count == 0, reason, float(difference.max()), max_rel, max_ulp, worst, got, expected)
+    figures = (float(difference.max()), max_rel, max_ulp)
+    return Comparison(count == 0, reason, *figures, worst=worst, got=got, expected=expected)
 
 
 def _unravel_index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:

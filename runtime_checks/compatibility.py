@@ -52,8 +52,8 @@ class CompatibilityReport:
         absent = list(dict.fromkeys(row.torch for row in self.rows if row.verdict == NOT_THERE))
         if failed:
             what = f"{failed[0].archive} fails under torch {failed[0].torch}"
-            where, got = f"{len(failed)} of {len(self.rows)} archives and versions", failed[0].verdict
-            got, expected = f"{got}: {failed[0].detail}", "what it computed when it was exported"
+            where = f"{len(failed)} of {len(self.rows)} archives and versions"
+            got, expected = f"{failed[0].verdict}: {failed[0].detail}", "what it computed when it was exported"
             raise MismatchError(what, where=where, got=got, expected=expected)
         if absent:
             details = dict.fromkeys(row.detail for row in self.rows if row.verdict == NOT_THERE)

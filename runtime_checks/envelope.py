@@ -52,9 +52,10 @@ def check_envelope(contract: Contract, inputs: Mapping[str, torch.Tensor], mode:
         if mode == WARN:
             warnings.warn(f"input {name!r}: {text}", OutsideEnvelopeWarning, stacklevel=4)
             continue
-        what, expected = f"input {name!r} has values outside the range that was checked", "values inside the envelope"
+        what = f"input {name!r} has values outside the range that was checked"
+        expected = "values inside the envelope of the contract"
         mend = "check it there (torchferry export --inputs), or load it with envelope='off'"
-        raise UsageError(what, got=text, expected=f"{expected} of the contract", mend=mend)
+        raise UsageError(what, got=text, expected=expected, mend=mend)
 
 
 def check_envelope_mode(mode: str) -> str:

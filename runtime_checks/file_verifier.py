@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from exporter.archive.cases import Cases
 from runtime_checks import verification
@@ -28,11 +27,17 @@ class FileVerifier:
         self, path: Path, format_name: str, fresh: Cases | None = None, shown_as: Path | None = None
     ) -> Report:
         """Run every check on the file, which the report shows as ``shown_as``; a mismatch is in the report."""
-        options = {"runners": self._runners[format_name], "notes": self._notes, "envelope": self._options.envelope}
-        return verification.collect_report(path, fresh=fresh, shown_as=shown_as, **options)
+        return verification.collect_report(
+            path,
+            fresh=fresh,
+            runners=self._runners[format_name],
+            shown_as=shown_as,
+            notes=self._notes,
+            envelope=self._options.envelope,
+        )
 
-    def verify(self, path: Path, format_name: str, **options: Any) -> Report:
+    def verify(self, path: Path, format_name: str, fresh: Cases | None = None, shown_as: Path | None = None) -> Report:
         """Run ``collect_report``, and raise a failed check as ``MismatchError``."""
-        report = self.collect_report(path, format_name, **options)
+        report = self.collect_report(path, format_name, fresh, shown_as)
         report.raise_if_failed()
         return report

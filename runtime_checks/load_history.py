@@ -87,9 +87,10 @@ def _count_steps(path: Path, sides: Mapping[str, Mapping[str, torch.Tensor]]) ->
     rows = {f"{side}/{name}": value for side in (PRESCRIBED, EXPECTED) for name, value in sides[side].items()}
     counts = {name: value.shape[0] if value.ndim else 0 for name, value in rows.items()}
     if not sides[PRESCRIBED] or len(set(counts.values())) != 1 or not min(counts.values()):
-        what, expected = "the number of steps of the history is unclear", "prescribed inputs, each with the same number"
+        what = "the number of steps of the history is unclear"
+        expected = "prescribed inputs, each with the same number of steps"
         got = ", ".join(f"{n}: {c}" for n, c in counts.items()) or "no prescribed input"
-        raise UsageError(what, where=str(path), got=got, expected=f"{expected} of steps")
+        raise UsageError(what, where=str(path), got=got, expected=expected)
     return next(iter(counts.values()))
 
 

@@ -156,7 +156,6 @@ def _load_script(path: str, device: str | torch.device) -> Any:
         try:
             module = torch.jit.load(path, map_location=device)
         except Exception as error:
-            what, mend = "the archive does not load", "compare the torch version with the one in the contract"
-            mend += ", or export it again"
-            raise RunError(what, where=path, got=summarize_error(error), mend=mend) from error
+            mend = "compare the torch version with the one in the contract, or export it again"
+            raise RunError("the archive does not load", where=path, got=summarize_error(error), mend=mend) from error
     return module.eval()

@@ -16,7 +16,7 @@ def load(path: str | Path) -> Kernel:
     """Load a kernel's folder, built by this machine's C compiler. Raises ``MissingRuntimeError`` for other files, which
     need torch, and without a compiler; ``ArchiveError`` for a folder that was changed."""
     if not is_kernel(Path(path)) and not Path(path).is_dir():
-        expected, mend = "the folder of a kernel, which needs NumPy alone", "pip install torch"
-        mend += ", or export the model with --format c"
+        expected = "the folder of a kernel, which needs NumPy alone"
+        mend = "pip install torch, or export the model with --format c"
         raise MissingRuntimeError("torch is not installed", where=str(path), expected=expected, mend=mend)
     return Kernel(Path(path))

@@ -33,7 +33,7 @@ def resolve_sources(
 def apply_failure_policy(source: Source, on_failure: OnFailure) -> None:
     solvers = find_solvers(source.parameter_module)
     if not solvers:
-        what, expected = f"model {source.name!r} solves nothing that could fail to converge", "a model with an implicit"
-        raise UsageError(what, where="--on-failure", got=on_failure, expected=f"{expected} update")
+        what = f"model {source.name!r} solves nothing that could fail to converge"
+        raise UsageError(what, where="--on-failure", got=on_failure, expected="a model with an implicit update")
     for loop in solvers.values():
         loop.set_failure_policy(on_failure)

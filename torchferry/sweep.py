@@ -102,7 +102,9 @@ def run_task(task: Task, export: Export) -> SweepRow:
     max_abs = max((f.max_abs for f in figures), default=0.0)
     max_rel = max((f.max_rel for f in figures), default=0.0)
     max_ulp = max((f.max_ulp for f in figures), default=0)
-    return SweepRow(str(label), task.model, task.driven, VERIFIED, seconds, "", "", max_abs, max_rel, max_ulp)
+    return SweepRow(
+        str(label), task.model, task.driven, VERIFIED, seconds, max_abs=max_abs, max_rel=max_rel, max_ulp=max_ulp
+    )
 
 
 def make_pool_factory(jobs: int) -> Callable[[], Executor]:

@@ -49,8 +49,12 @@ class Batch(StrictlyRead):
 
     @property
     def has_large(self) -> bool:
-        """Return whether so large a batch was run that larger ones are verified, and may be processed in slices."""
+        """Return whether so large a batch was run that larger ones are verified, and may be processed in chunks."""
         return max(self.sizes, default=0) >= LARGEST_RUN
+
+    def explain_limits(self) -> str:
+        """Explain why no larger batch is verified."""
+        return self.limits or f"the contract names no size of {LARGEST_RUN:,}"
 
 
 # Prefixes of variable names: what ``jvp`` pushes forward, and what ``vjp`` pulls back.
@@ -246,7 +250,7 @@ class Contract(StrictlyRead):
     # Implicit models: their solves, and the outputs of ``newton_info``, of shape () or one number for each solve.
     solvers: tuple[Solver, ...] = ()
     info: tuple[TensorSpec, ...] = ()
-    # sha256 of the canonical text of the graphs (``exporter.graph.canonical``): identifies what the file computes.
+    # sha256 of the canonical text of the graphs (``exporter.graph.canonical_text``): identifies what the file computes.
     graph: str = ""
 
     def __post_init__(self) -> None:

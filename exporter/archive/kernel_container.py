@@ -227,7 +227,6 @@ def _quote(name: str) -> str:
     return urllib.parse.quote(name, safe="~/:")
 
 
-
 def _format_numbers(value: torch.Tensor) -> Iterator[str]:
     values = value.detach().cpu().reshape(-1).tolist()
     texts = [v.hex() if isinstance(v, float) else str(int(v)) for v in values]

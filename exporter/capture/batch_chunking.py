@@ -1,6 +1,6 @@
 """Large batches, chunk by chunk: intermediate values stay in the cache, and memory is reused.
 
-A slice is called as the whole batch is, so results do not depend on slices if the elements of a batch are independent.
+A chunk is called as the whole batch is, so results do not depend on chunks if the elements of a batch are independent.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from exporter.capture.forward_wrapper import emit_method_source
 from exporter.graph.torch_nodes import iterate_nodes
 from exporter.model.eager.warmup import Warmup
 
-# Measured: slices pay if a graph computes this many times the numbers that it returns (2 to 4 times as fast at 300,000
+# Measured: chunks pay if a graph computes this many times the numbers that it returns (2 to 4 times as fast at 300,000
 # rows); below that the copy that joins them costs more than it saves.
 MIN_WORK_RATIO = 12
-# Bytes that an operation computes for a slice, about. Slices of 2,048 to 65,536 rows have most of the gain.
-BYTES, SMALLEST, SLICE = 2**19, 1_024, 16_384
+# Bytes that an operation computes for a chunk, about. Chunks of 2,048 to 65,536 rows have most of the gain.
+BYTES, SMALLEST, CHUNK = 2**19, 1_024, 16_384
 # For derivatives, whose rows are repeated for every direction, or carry a tangent with each value.
 REPEATED = 4_096
 
 
 def is_chunkable(warm: Warmup) -> bool:
-    """Return whether all inputs and outputs of the model's methods have the batch, and batches of more than a slice
-    are verified: what was never run is not written."""
+    """Return whether all inputs and outputs of the model's methods have the batch, and large batches are verified:
+    what was never run is not written."""
     source = warm.source
     return bool(source.batch_ndim and source.inputs) and not any(warm.constant) and warm.batch.has_large
 
 
 def add_chunked_method(
-    module: torch.jit.ScriptModule, method: str, inner: str, arguments: Sequence[str], count: int, max_rows: int = SLICE
+    module: torch.jit.ScriptModule, method: str, inner: str, arguments: Sequence[str], count: int, max_rows: int = CHUNK
 ) -> str:
-    """Write the method that calls ``inner`` on slices, and return its name; ``inner`` itself if slices do not pay.
+    """Write the method that calls ``inner`` on chunks, and return its name; ``inner`` itself if chunks do not pay.
 
     The ``arguments`` and the ``count`` results are tensors that all have the batch; ``max_rows`` are the rows of a
-    slice at most."""
+    chunk at most."""
     computed_counts, returned_count = _count_numbers(module._c._get_method(inner).graph.copy())
     if sum(computed_counts) < MIN_WORK_RATIO * returned_count:
         return inner
@@ -69,15 +69,15 @@ def _get_sizes(value: Any) -> list[int] | None:
 
 
 def emit_chunked_source(name: str, inner: str, arguments: Sequence[str], count: int, size: int) -> str:
-    """Return source of a method that calls ``inner`` on slices of ``size`` rows."""
-    first_slice = ", ".join(f"{a}.narrow(0, 0, {size})" for a in arguments)
-    next_slice = ", ".join(f"{a}.narrow(0, tf_start, min({size}, tf_rows - tf_start))" for a in arguments)
+    """Return source of a method that calls ``inner`` on chunks of ``size`` rows."""
+    first_chunk = ", ".join(f"{a}.narrow(0, 0, {size})" for a in arguments)
+    next_chunk = ", ".join(f"{a}.narrow(0, tf_start, min({size}, tf_rows - tf_start))" for a in arguments)
     lines = [f"tf_rows = {arguments[0]}.size(0)"]
     lines += [f"if tf_rows <= {size}:", f"    tf_v = self.{inner}({', '.join(arguments)})"]
-    lines += ["else:", f"    tf_v = self.{inner}({first_slice})"]
+    lines += ["else:", f"    tf_v = self.{inner}({first_chunk})"]
     lines += [f"tf_o_{i} = tf_v[{i}]" for i in range(count)]
     lines += [f"if tf_rows > {size}:", *(f"    tf_list_{i} = [tf_o_{i}]" for i in range(count))]
-    lines += [f"    for tf_start in range({size}, tf_rows, {size}):", f"        tf_v = self.{inner}({next_slice})"]
+    lines += [f"    for tf_start in range({size}, tf_rows, {size}):", f"        tf_v = self.{inner}({next_chunk})"]
     lines += [f"        tf_list_{i}.append(tf_v[{i}])" for i in range(count)]
     lines += [f"    tf_o_{i} = torch.cat(tf_list_{i})" for i in range(count)]
     return emit_method_source(name, arguments, lines, [f"tf_o_{i}" for i in range(count)])

@@ -9,7 +9,7 @@ import torch
 
 from exporter.archive.contract import COTANGENT, TANGENT, MethodSpec
 from exporter.archive.method_names import BLOCKS, EVERY, JACOBIAN, JVP, ROWS, SOLVED, VJP
-from exporter.capture.batch_chunking import REPEATED, SLICE, add_chunked_method, is_chunkable
+from exporter.capture.batch_chunking import CHUNK, REPEATED, add_chunked_method, is_chunkable
 from exporter.capture.derivative_plan import FORWARD, REVERSE, DerivativePlan, Specs, count_batch_dims, select_real
 from exporter.capture.forward_wrapper import emit_forward_source, make_argument_names
 from exporter.capture.jacobian_source import (
@@ -117,9 +117,9 @@ class _MethodWriter:
         return [self._format_place(t) for t in tensors]
 
     def _define_forward(self, name: str, inner: str, taken: Specs, count: int) -> None:
-        # A Newton solver has its own slices, but not for products that are repeated for every direction.
+        # A Newton solver has its own chunks, but not for products that are repeated for every direction.
         if is_chunkable(self._warm) and (inner == JACOBIAN or not find_solvers(self._warm.source.parameter_module)):
-            size = SLICE if inner == BLOCKS else REPEATED
+            size = CHUNK if inner == BLOCKS else REPEATED
             names = make_argument_names([s.name for s in taken])
             inner = add_chunked_method(self._module, name, inner, names, count, size)
         # A graph of operators depends on the traced strides.

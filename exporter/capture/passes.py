@@ -154,10 +154,10 @@ def simplify_operators(state: CaptureState) -> None:
 
 
 def define_forward(state: CaptureState) -> None:
-    """Define ``forward`` around the traced method: it takes any batch, large ones in slices."""
+    """Define ``forward`` around the traced method: it takes any batch, large ones in chunks."""
     inner = METHOD
     count = len(state.warm.output_specs)
-    # A Newton solver has its own slices.
+    # A Newton solver has its own chunks.
     if is_chunkable(state.warm) and not state.solves:
         inner = add_chunked_method(state.module, "forward", inner, state.argument_names, count)
     inputs = state.source.inputs

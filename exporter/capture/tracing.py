@@ -48,7 +48,7 @@ def check_constant_outputs(warm: Warmup, module: torch.jit.ScriptModule) -> None
     graph_outputs = list(next(iter(graph.outputs())).node().inputs())
     input_names = {value.debugName() for value in list(graph.inputs())[1:]}
     for spec, constant, value in zip(warm.output_specs, warm.constant, graph_outputs, strict=True):
-        # trace_methods expands such an output to the batch, with sizes that do come from an input.
+        # make_forward_run expands such an output to the batch, with sizes that do come from an input.
         if constant and _reaches(next(iter(value.node().inputs())), input_names, set()):
             what = f"output {spec.name!r} of model {warm.source.name!r} does not carry the batch"
             where = find_forward_line(warm.source)
@@ -98,7 +98,9 @@ def trace_recording_warnings(
     caught: list[tuple[str, str]] = []
     other_warnings: list[tuple[Any, type[Warning], str, int]] = []
 
-    def show(message: Any, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None):
+    def show(
+        message: Any, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
         # The warning's own location may be inside torch; the user's line is on the stack now.
         if issubclass(category, TracerWarning):
             caught.append((user_source_location() or f"{filename}:{lineno}", str(message).split(". ")[0]))

@@ -178,8 +178,10 @@ class _AliasAnalysis:
             read.add(MODE)
         if node.kind in _MODES:
             writes.add(MODE)
-        has_effect, memory = acts or bool(writes), {"reads": frozenset(read), "writes": frozenset(writes)}
-        return dataclasses.replace(node, blocks=blocks, effect=has_effect, **memory)
+        has_effect = acts or bool(writes)
+        return dataclasses.replace(
+            node, blocks=blocks, effect=has_effect, reads=frozenset(read), writes=frozenset(writes)
+        )
 
     def _find_callee(self, node: Node) -> Effects | None:
         """Return the known effects of a method that is called."""

@@ -64,8 +64,8 @@ def _sort_loop(node: Node, hashes: Hashes) -> Node:
         inner = _sort_block(body, hashes)
         keys = [_hash([key, _encode_value(v, hashes)]) for key, v in zip(keys, inner.outputs[1:], strict=True)]
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    outputs = (inner.outputs[0], *_permute(inner.outputs[1:], order))
-    block = Block((turn, *_permute(carried, order)), inner.nodes, outputs)
+    block_outputs = (inner.outputs[0], *_permute(inner.outputs[1:], order))
+    block = Block((turn, *_permute(carried, order)), inner.nodes, block_outputs)
     inputs = (count, condition, *_permute(initial, order))
     outputs, types = _permute(node.outputs, order), _permute(node.types, order)
     return dataclasses.replace(node, inputs=inputs, blocks=(block,), outputs=outputs, types=types)

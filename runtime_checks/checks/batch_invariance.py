@@ -16,15 +16,15 @@ from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call, Tensors
 
 SIZES, PERMUTATION, CONCATENATION = "batch sizes", "permutation", "concatenation"
-LAYOUTS, RANKS, BEYOND = "memory layouts", "batch dimensions", "batches beyond 1,000"
+LAYOUTS, RANKS, LARGE_BATCHES = "memory layouts", "batch dimensions", "large batches"
 INVARIANCES = (SIZES, PERMUTATION, CONCATENATION, LAYOUTS, RANKS)
 # What puts a tensor into another shape or layout.
 Layout = Callable[[torch.Tensor], torch.Tensor]
 # Enough rows to permute, few enough to compare by hand.
 ROWS = 12
-# Beyond the sizes run in eager mode, where it ran a large one: files process large batches slice by slice.
+# Beyond the sizes run in eager mode, where it ran a large one: files process large batches chunk by chunk.
 LARGE = 20_011
-# For implicit models, where only the Jacobian goes in slices beyond those of the loop.
+# For implicit models, where only the Jacobian goes in chunks beyond those of the loop.
 LARGE_SOLVED = 4_099
 
 
@@ -41,7 +41,7 @@ def batch_invariance_checks(contract: Contract, cases: Cases) -> list[Expectatio
         return [*layout_checks, *(NotRun(check, reason) for check in unplanned)]
     expectations: list[Expectation | NotRun] = []
     if not contract.batch.has_large:
-        expectations.append(NotRun(BEYOND, contract.batch.limits or "the contract names none of 1,000"))
+        expectations.append(NotRun(LARGE_BATCHES, contract.batch.explain_limits()))
     for method in contract.methods:
         # Extreme cases are left out: beside them the rounding of an ordinary row would not be seen.
         parts = [c for c in cases if c.method == method and not c.is_extreme]

@@ -6,10 +6,11 @@ import torch
 
 from exporter.archive.cases import Cases, ReferenceCase
 from exporter.archive.contract import Contract
+from runtime_checks.checks.batch_invariance import LARGE_BATCHES
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call
 
-MOVED, LARGE, MISPLACED = "moved to the device", "large batches", "input on the wrong device"
+MOVED, MISPLACED = "moved to the device", "input on the wrong device"
 SIZES = (10_000, 100_000)
 
 
@@ -34,10 +35,8 @@ def plan_large_batch_checks(contract: Contract, cases: Cases) -> list[Expectatio
     for method in contract.methods:
         case = _find_ordinary_case(cases, method)
         if case is None or contract.batch.ndim == 0:
-            expectations.append(NotRun(LARGE, "does not apply: the contract's shapes are whole"))
-        elif not contract.batch.has_large:
-            expectations.append(NotRun(LARGE, contract.batch.limits or "the contract names none of 1,000"))
-        else:
+            expectations.append(NotRun(LARGE_BATCHES, "does not apply: the contract's shapes are whole"))
+        elif contract.batch.has_large:
             expectations += [_repeat_rows(case, rows) for rows in SIZES]
     return expectations
 
@@ -51,4 +50,4 @@ def _repeat_rows(case: ReferenceCase, rows: int) -> Expectation:
         return value[torch.arange(rows) % value.shape[0]]
 
     inputs, outputs = (tuple(map(repeat, values)) for values in (case.inputs, case.outputs))
-    return Expectation(LARGE, f"batch {rows}", Call(case.method, inputs), outputs)
+    return Expectation(LARGE_BATCHES, f"batch {rows}", Call(case.method, inputs), outputs)

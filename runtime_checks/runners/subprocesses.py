@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,13 +28,17 @@ def check_limits(seconds: float, memory: float) -> None:
 def write_calls(calls: Sequence[Call], path: Path) -> None:
     """Write calls as torch and plain values only, for processes without torchferry, or without Python."""
     try:
-        settings = [(c.method, [*c.inputs], c.default_dtype, c.moved, c.left_on_cpu) for c in calls]
-        lists = [([*c.parameters], [*c.parameters.values()], [*c.seeds], [*c.wrt]) for c in calls]
-        torch.save([(*a, *b) for a, b in zip(settings, lists, strict=True)], path)
+        torch.save([_list_fields(call) for call in calls], path)
     except (OSError, RuntimeError) as error:
         what, where = "the calls for a fresh process cannot be written", str(path.parent)
         got, mend = str(error).splitlines()[0], "free the disk, or set TMPDIR to another one"
         raise OutputError(what, where=where, got=got, mend=mend) from None
+
+
+def _list_fields(call: Call) -> tuple[Any, ...]:
+    parameters, values = [*call.parameters], [*call.parameters.values()]
+    device_fields = (call.default_dtype, call.moved, call.left_on_cpu)
+    return (call.method, [*call.inputs], *device_fields, parameters, values, [*call.seeds], [*call.wrt])
 
 
 def build_environment() -> dict[str, str]:

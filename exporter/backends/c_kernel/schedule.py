@@ -52,10 +52,9 @@ def find_uniform_nodes(graph: ExprGraph, ends: Iterable[int]) -> list[int]:
     uniform_nodes: dict[int, None] = {}
     for i in reachable_nodes(graph, ends, ()):
         node = graph[i]
-        node_args = node.args if node.op != "const" and node.op not in _EACH else None
-        if node_args is None or graph.batch_rows[i] or graph.loops[i]:
+        if node.op == "const" or node.op in _EACH or graph.batch_rows[i] or graph.loops[i]:
             continue
-        if all(a in uniform_nodes or graph[a].op == "const" for a in node_args):
+        if all(a in uniform_nodes or graph[a].op == "const" for a in node.args):
             uniform_nodes[i] = None
     return list(uniform_nodes)
 

@@ -51,8 +51,8 @@ class RuleTable(dict[str, AnyRule]):
         return decorate
 
 
-# Takes the ``OperatorCall``; returns what the operator returns, of expressions.
-Rule = Callable[[Any], Any]
+# Returns what the operator returns, of expressions.
+Rule = Callable[["OperatorCall"], Any]
 # By operators' names without overload: ``@lowers("div")``.
 RULES: RuleTable[Rule] = RuleTable()
 lowers = RULES.register

@@ -88,9 +88,14 @@ def build_onnx_model(program: Program, contract: Contract, opset: int) -> Any:
 
     with quiet_export(), quiet_logs("torch.onnx", "onnxscript", "onnx_ir"):
         try:
-            settings = {"dynamo": True, "opset_version": opset, "optimize": False, "verbose": False}
-            table = float64_precision.make_translations()
-            onnx_program = torch.onnx.export(program.exported, custom_translation_table=table, **settings)
+            onnx_program = torch.onnx.export(
+                program.exported,
+                dynamo=True,
+                opset_version=opset,
+                optimize=False,
+                verbose=False,
+                custom_translation_table=float64_precision.make_translations(),
+            )
         except torch.onnx.OnnxExporterError as error:
             raise _make_unsupported_error(program, error) from error
     assert onnx_program is not None

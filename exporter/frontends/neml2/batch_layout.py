@@ -68,10 +68,10 @@ def infer_layout(model: Any, calls: Sequence[Call], settings: Any, wrap: Wrap) -
 
 
 def _make_specs(names: list[str], types: list[Any], event_shapes: list[Shape], extra: Shape) -> tuple[TensorSpec, ...]:
-    names_of_types = [t.__name__ for t in types]
-    samplings = [BY_TYPE.get(name, Sampling()) for name in names_of_types]
-    rows = zip(names, [(*extra, *shape) for shape in event_shapes], names_of_types, samplings, strict=True)
-    return tuple(TensorSpec(name, shape, type=t, sampling=sampling) for name, shape, t, sampling in rows)
+    return tuple(
+        TensorSpec(name, (*extra, *shape), type=t.__name__, sampling=BY_TYPE.get(t.__name__, Sampling()))
+        for name, t, shape in zip(names, types, event_shapes, strict=True)
+    )
 
 
 def _describe_extra(extra: Shape) -> tuple[Finding, ...]:

@@ -52,9 +52,13 @@ class _NewtonUpdate:
         system = update.system
         self.update = update
         self.findings = _check_update(path, update)
-        names = {"unknowns": [system.unknown_names], "residuals": [system.residual_names]}
-        shapes: Any = system.declared_sub_batch_shapes
-        self.system = ModelNonlinearSystem(system.model, structure=["dense"], declared_sub_batch_shapes=shapes, **names)
+        self.system = ModelNonlinearSystem(
+            system.model,
+            unknowns=[system.unknown_names],
+            residuals=[system.residual_names],
+            structure=["dense"],
+            declared_sub_batch_shapes=system.declared_sub_batch_shapes,  # pyright: ignore[reportArgumentType]
+        )
         update.system = self.system
         update.input_sensitivity_solver = update.param_sensitivity_solver = DenseLU()
         self.functions: tuple[Any, Any] | None = None
@@ -110,8 +114,9 @@ class _NewtonUpdate:
         sub_batch_ndims, declared = dict(ranks), system.declared_sub_batch_shapes
         for name in system.unknown_names:
             unknowns[name] = _conform_to_declared_sub_batch(name, unknowns[name], declared.get(name))
-            known = {"produced": unknowns[name], "input_sbn": ranks, "declared": declared}
-            sub_batch_ndims[name] = _resolve_unknown_sbn(name, **known)
+            sub_batch_ndims[name] = _resolve_unknown_sbn(
+                name, produced=unknowns[name], input_sbn=ranks, declared=declared
+            )
         u, g = system.to_sparse(unknowns, givens, sub_batch_ndims)
         widest: tuple[int, ...] = ()
         for name, value in state.items():

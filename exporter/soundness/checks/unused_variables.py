@@ -24,6 +24,6 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
     unused, constant = [n for n in names if n not in used], [n for n, la in run.labels.items() if not la & set(names)]
     reason = "the model takes it and does not use its values"
     findings = [Finding(CHECK, f"input {name!r} reaches no output", reason=reason) for name in unused]
-    what, reason = "output {!r} depends on no input's values", "it is a constant of the model"
-    findings += [Finding(OUTPUT, what.format(name), reason=reason) for name in constant]
+    reason = "it is a constant of the model"
+    findings += [Finding(OUTPUT, f"output {name!r} depends on no input's values", reason=reason) for name in constant]
     return findings

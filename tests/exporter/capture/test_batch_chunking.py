@@ -1,4 +1,4 @@
-"""Large batches go through a file slice by slice."""
+"""Large batches go through a file chunk by chunk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 import torchferry
 from exporter.capture import batch_chunking
-from exporter.capture.batch_chunking import SLICE
+from exporter.capture.batch_chunking import CHUNK
 from exporter.common.errors import MismatchError
 from runtime_checks.report import FAILED
 
@@ -34,8 +34,8 @@ def exported(tmp_path, without_the_gate):
     return one
 
 
-@pytest.mark.parametrize("rows", [SLICE - 1, SLICE, SLICE + 1, 2 * SLICE, 2 * SLICE + 7])
-def test_slices_are_put_together(exported, rows):
+@pytest.mark.parametrize("rows", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 7])
+def test_chunks_are_put_together(exported, rows):
     x = torch.randn(rows, 3, dtype=F, generator=torch.Generator().manual_seed(0))
     module = load_module(exported.path)
     for got, wanted in zip(module(x), module.forward_batch(x), strict=True):
@@ -52,9 +52,9 @@ def derived(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", ["jacobian", "jvp", "vjp"])
-def test_derivatives_of_slices_are_put_together(derived, method):
+def test_derivatives_of_chunks_are_put_together(derived, method):
     generator = torch.Generator().manual_seed(0)
-    x, along, z = (torch.randn(SLICE + 7, *s, dtype=F, generator=generator) for s in ((3,), (3,), ()))
+    x, along, z = (torch.randn(CHUNK + 7, *s, dtype=F, generator=generator) for s in ((3,), (3,), ()))
     given = {"jacobian": (x,), "jvp": (x, along), "vjp": (x, along, z)}[method]
     assert f"{method}_slices_batch" in derived._c._method_names()
     whole = getattr(derived, f"{method}_batch")(*given)
@@ -64,7 +64,7 @@ def test_derivatives_of_slices_are_put_together(derived, method):
 
 def test_so_are_those_of_a_source_librarys_chain_rule():
     module = load_module(ROOT / "artifacts" / "perzyna.pt")
-    rows = 2 * SLICE + 3
+    rows = 2 * CHUNK + 3
     shapes = [(6,), (6,), (6,), (), (), (6,)]
     generator = torch.Generator().manual_seed(0)
     given = [torch.rand(rows, *s, dtype=F, generator=generator) for s in shapes]
@@ -73,14 +73,14 @@ def test_so_are_those_of_a_source_librarys_chain_rule():
         assert torch.equal(got, wanted)
 
 
-def test_an_implicit_models_jacobian_goes_in_slices():
+def test_an_implicit_models_jacobian_goes_in_chunks():
     module = load_module(ROOT / "artifacts" / "return_map.pt")
     methods = module._c._method_names()
     assert ("jacobian_slices_batch" in methods, "forward_slices_batch" in methods) == (True, False)
 
 
-def test_gradients_go_through_slices(exported):
-    x = torch.randn(SLICE + 5, 3, dtype=F, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
+def test_gradients_go_through_chunks(exported):
+    x = torch.randn(CHUNK + 5, 3, dtype=F, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
     module = load_module(exported.path)
     got, wanted = (torch.autograd.grad(run(x)[1].sum(), x)[0] for run in (module, module.forward_batch))
     assert torch.equal(got, wanted)
@@ -96,7 +96,7 @@ def test_a_few_operations_go_at_once():
     assert "forward_slices_batch" not in methods
 
 
-def test_wide_values_go_in_smaller_slices(tmp_path, without_the_gate):
+def test_wide_values_go_in_smaller_chunks(tmp_path, without_the_gate):
     """A few operations on much that is not returned."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 2)).double()
@@ -108,7 +108,7 @@ def test_wide_values_go_in_smaller_slices(tmp_path, without_the_gate):
 
 
 @pytest.mark.parametrize("method", ["forward", "jacobian", "jvp", "vjp"])
-def test_a_lost_slice_is_seen(method, tmp_path, monkeypatch, without_the_gate):
+def test_a_lost_chunk_is_seen(method, tmp_path, monkeypatch, without_the_gate):
     original = batch_chunking.emit_chunked_source
 
     def short(name, *given):

@@ -14,6 +14,7 @@ from exporter.archive import pt_archive
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.errors import MissingRuntimeError, UsageError
 from runtime_checks.checks import devices
+from runtime_checks.checks.batch_invariance import LARGE_BATCHES, batch_invariance_checks
 from runtime_checks.checks.expectation import Expectation, NotRun
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.libtorch_runner import LibtorchRunner
@@ -42,7 +43,7 @@ def test_what_a_device_adds_to_the_calls(elastic):
     labels = {(p.check, p.label) for p in planned if isinstance(p, Expectation)}
     assert labels >= {
         (devices.MOVED, "warmup"),
-        (devices.LARGE, "batch 100000"),
+        (LARGE_BATCHES, "batch 100000"),
         (devices.MISPLACED, "last input on cpu"),
     }
     large = next(p for p in planned if isinstance(p, Expectation) and p.label == "batch 100000")
@@ -52,9 +53,11 @@ def test_what_a_device_adds_to_the_calls(elastic):
 def test_no_large_batch_where_eager_mode_ran_none(elastic):
     opened = pt_archive.read(elastic)
     batch = dataclasses.replace(opened.contract.batch, sizes=(0, 1, 13), limits="batch 1000: not run")
-    planned = devices.plan_device_checks(dataclasses.replace(opened.contract, batch=batch), opened.cases())
-    assert {p.reason for p in planned if p.check == devices.LARGE and isinstance(p, NotRun)} == {batch.limits}
-    assert not [p for p in planned if p.check == devices.LARGE and isinstance(p, Expectation)]
+    contract = dataclasses.replace(opened.contract, batch=batch)
+    planned = devices.plan_device_checks(contract, opened.cases())
+    assert not [p for p in planned if p.check == LARGE_BATCHES]
+    everywhere = batch_invariance_checks(contract, opened.cases())
+    assert [p.reason for p in everywhere if isinstance(p, NotRun) and p.check == LARGE_BATCHES] == [batch.limits]
 
 
 @pytest.mark.parametrize("runner", [PythonRunner(), LibtorchRunner()], ids=["python", "libtorch"])
@@ -125,7 +128,7 @@ def test_every_check_on_cuda(factory, runtime, tmp_path):
     (exported,) = torchferry.export(f"{MODELS}:{factory}", output=path, runtimes=runtime, devices="cpu,cuda")
     assert exported.contract.devices == ("cpu", "cuda")
     found = {c.check: c.verdict for leg in exported.report.legs if leg.device == "cuda" for c in leg.checks}
-    for check in (devices.MOVED, devices.LARGE, devices.MISPLACED, "stored cases", "fresh inputs"):
+    for check in (devices.MOVED, LARGE_BATCHES, devices.MISPLACED, "stored cases", "fresh inputs"):
         assert found[check] == "passed"
 
 
