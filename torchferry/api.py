@@ -146,8 +146,8 @@ def export(
         parameters: Globs of the parameters that stay settable; by default all that can.
         differentiable: Whether torch's autograd through the loaded file is compared with eager mode's; adds ``vjp``.
         symmetric: Blocks ``"OUT:IN"`` that are second derivatives of a potential, and are checked as such.
-        thorough: Whether batches to 1,000 and 20,011 are run whatever they cost; by default a call of a check computes
-            about a billion numbers at most, and the contract says which sizes were left out.
+        thorough: Whether large batches are run whatever they cost; by default a check computes about a billion
+            numbers in eager mode at most, and the contract names the sizes that were left out.
         against: An earlier archive of the model: each result's ``reasons`` say why it does not serve this model (a
             static size, the structure of the backward pass, ...), and are empty if it serves as well.
         on_failure: What an element of an implicit model becomes that does not converge: ``"nan"``, ``"last"`` (its

@@ -18,7 +18,8 @@ AllowOption = Annotated[
     list[str] | None, Option(help="CHECK:REASON lets a finding of the soundness gate pass; every report shows it.")
 ]
 ThoroughOption = Annotated[
-    bool, Option("--thorough", help="Run large batches, whatever they cost; the contract says which were left out.")
+    bool,
+    Option("--thorough", help="Run large batches whatever they cost. Without it the contract names those left out."),
 ]
 DerivativeOption = Annotated[
     list[str] | None, Option(help="OUT:IN block of the Jacobian, by an input or a parameter; globs; or all.")
