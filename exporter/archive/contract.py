@@ -52,6 +52,10 @@ class Batch(StrictlyRead):
         """Return whether so large a batch was run that larger ones are verified, and may be processed in chunks."""
         return max(self.sizes, default=0) >= LARGEST_RUN
 
+    def with_one_dimension(self) -> Batch:
+        """Return the batch as a container has it that takes one batch dimension."""
+        return dataclasses.replace(self, ranks=(1,)) if self.ndim else self
+
     def explain_limits(self) -> str:
         """Explain why no larger batch is verified."""
         return self.limits or f"the contract names no size of {LARGEST_RUN:,}"
@@ -122,6 +126,10 @@ class Solver(StrictlyRead):
     path: str
     settings: dict[str, float]
     on_failure: str
+
+    def without_errors(self) -> Solver:
+        """Return the solver as a container has it that raises no errors."""
+        return dataclasses.replace(self, on_failure="nan") if self.on_failure == "raise" else self
 
 
 # Outputs of ``newton_info``, for each solve.

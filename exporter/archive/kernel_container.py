@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors
-from exporter.archive.contract import Batch, Bounds, Contract, Finding, contract_from_json, name_output
+from exporter.archive.contract import Bounds, Contract, Finding, contract_from_json, name_output
 from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import ArchiveError, summarize_error
 
@@ -73,7 +73,6 @@ def is_kernel(path: Path) -> bool:
 def derive_kernel_contract(contract: Contract, notes: Sequence[str] = ()) -> Contract:
     """Derive a kernel's contract from its archive's; ``notes`` are errors that the kernel does not raise."""
     findings = [Finding("container", note, reason="a kernel raises no errors") for note in notes]
-    batch = contract.batch
     outputs = dict(contract.tolerance.outputs)
     if contract.solvers:
         # A residual below the solver's own tolerance is rounding, which depends on this code's order of operations.
@@ -85,14 +84,12 @@ def derive_kernel_contract(contract: Contract, notes: Sequence[str] = ()) -> Con
         findings.append(Finding("container", what, reason="sums are rounded in another order"))
     return dataclasses.replace(
         contract,
-        batch=Batch(batch.ndim, batch.sizes, (1,) if batch.ndim else batch.ranks, batch.limits),
+        batch=contract.batch.with_one_dimension(),
         findings=(*contract.findings, *findings),
         tolerance=dataclasses.replace(contract.tolerance, outputs=outputs),
         devices=("cpu",),
         differentiable=False,
-        solvers=tuple(
-            dataclasses.replace(s, on_failure=s.on_failure.replace("raise", "nan")) for s in contract.solvers
-        ),
+        solvers=tuple(solver.without_errors() for solver in contract.solvers),
     )
 
 

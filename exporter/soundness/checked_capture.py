@@ -67,8 +67,9 @@ def checked_capture(
             derivative_request.validate_names(request, *names)
         with clock("soundness"):
             room.import_alike()
-            allowances, opinion, gate_seed = options.allowances, options.second_opinion, derive_seed(seed, "gate")
-            findings, draws = gate.check_before_capture(first, room, gate_seed, allowances, second_opinion=opinion)
+            findings, draws = gate.check_before_capture(
+                first, room, derive_seed(seed, "gate"), options.allowances, second_opinion=options.second_opinion
+            )
         with clock("warmup"):
             warm = warm_up(first, derive_seed(seed, "more warmup"), thorough=options.thorough)
         options.announce(summarize_model(warm))

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 
 from exporter.archive.cases import ReferenceCase, supports_case
-from exporter.archive.contract import Batch, Contract, Finding, Solver
+from exporter.archive.contract import Contract, Finding, Solver
 from exporter.archive.pt_archive import Archive
 from exporter.backends.torch_export.program import Overrides, Program, export_program
 from exporter.graph.loading import load_module
@@ -39,13 +39,11 @@ def _adapt_contract(contract: Contract, programs: dict[str, Program], parameters
 
     def keep_settable(solver: Solver) -> Solver:
         settings = {n: v for n, v in solver.settings.items() if f"{solver.path}.{n}" in parameters}
-        on_failure = solver.on_failure.replace("raise", "nan")
-        return dataclasses.replace(solver, settings=settings, on_failure=on_failure)
+        return dataclasses.replace(solver.without_errors(), settings=settings)
 
-    batch = contract.batch
     return dataclasses.replace(
         contract,
-        batch=Batch(batch.ndim, batch.sizes, (1,) if batch.ndim else batch.ranks, batch.limits),
+        batch=contract.batch.with_one_dimension(),
         parameters=tuple(p for p in contract.parameters if p.name in parameters),
         findings=(*contract.findings, *findings),
         devices=("cpu",),

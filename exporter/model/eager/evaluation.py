@@ -101,6 +101,12 @@ def evaluate(source: Source, inputs: Inputs, *, attached: bool = False) -> dict[
     return normalize_outputs(result, source)
 
 
+def evaluate_on_copies(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
+    """Return copies of the outputs by name for copies of these inputs. Call it under ``eager_context``."""
+    outputs = evaluate(source, tuple(t.clone() for t in inputs))
+    return {name: value.detach().clone() for name, value in outputs.items()}
+
+
 def user_traceback_location(error: BaseException) -> str:
     """Return ``file:line`` of the innermost frame of an exception that is neither torch's nor torchferry's."""
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]

@@ -9,7 +9,7 @@ import torch
 
 from exporter.archive.load_history import NamedTensors, parse_lag
 from exporter.archive.tensor_spec import FLOATING
-from exporter.model.eager.evaluation import evaluate
+from exporter.model.eager.evaluation import evaluate_on_copies
 from exporter.model.implicit.implicit_update import collect_newton_info
 from exporter.model.implicit.newton_solver import CONVERGED, find_solvers
 from exporter.model.source import Inputs, Source
@@ -54,12 +54,6 @@ def _advance_variable(name: str, inputs: NamedTensors, outputs: NamedTensors) ->
     else:
         value = now + (now - before) if before is not None and now.is_floating_point() else now
     return value.to(now.dtype).expand_as(now).clone()
-
-
-def evaluate_on_copies(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:
-    """Return copies of the outputs by name for copies of these inputs. Call it under ``eager_context``."""
-    outputs = evaluate(source, tuple(t.clone() for t in inputs))
-    return {name: value.detach().clone() for name, value in outputs.items()}
 
 
 def _find_converged(source: Source, inputs: Inputs) -> torch.Tensor:

@@ -20,10 +20,10 @@ from exporter.model.eager.dynamic_sizes import (
     probe_batch_sizes,
     probe_trace_sizes,
 )
-from exporter.model.eager.evaluation import eager_context, evaluate, find_forward_line
+from exporter.model.eager.evaluation import eager_context, evaluate, evaluate_on_copies, find_forward_line
 from exporter.model.eager.input_sampling import SPREAD, InputSampler, hint_at_rows
 from exporter.model.eager.preconditions import check_capturable, check_eval_mode
-from exporter.model.eager.second_step import append_second_step, evaluate_on_copies
+from exporter.model.eager.second_step import append_second_step
 from exporter.model.implicit.implicit_update import collect_newton_info
 from exporter.model.implicit.newton_solver import CONVERGED, STATUS, find_solvers
 from exporter.model.source import Inputs, Source
