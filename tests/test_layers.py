@@ -26,7 +26,7 @@ def test_rules_hold(path: Path):
         ("runtime_checks/model.py", "def f():\n    import neml2"),
         ("runtime_checks/model.py", "import torchferry"),
         ("exporter/soundness/gate.py", "import runtime_checks.verification, torchferry.pipeline"),
-        ("exporter/backends/registry.py", "from exporter.capture import tracing"),
+        ("exporter/backends/backend.py", "from exporter.capture import tracing"),
         ("exporter/archive/pt_archive.py", "from exporter.model import source"),
         ("exporter/common/errors.py", "from exporter.archive import contract"),
         ("exporter/graph/reader.py", "from exporter.model.source import Source"),

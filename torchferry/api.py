@@ -16,8 +16,7 @@ from exporter.archive.formats import path_for_format, resolve_formats
 from exporter.archive.kernel_container import is_kernel
 from exporter.archive.tensor_spec import Sampling, Signature, TensorSpec
 from exporter.archive.variable_renaming import RenameRule
-from exporter.backends.backend import OPSET, WriteOptions
-from exporter.backends.registry import BACKENDS
+from exporter.backends.backend import OPSET, WriteOptions, load_backend
 from exporter.common.errors import (
     ArchiveError,
     CaptureError,
@@ -241,15 +240,13 @@ def convert(
     """
     source = Path(path)
     (format_name,) = resolve_formats([to], None)
-    if format_name not in BACKENDS:
-        expected = ", ".join(BACKENDS)
-        raise UsageError("an archive is converted to another container", where="--to", got=to, expected=expected)
+    backend = load_backend(format_name)
     output_path = Path(output) if output is not None else path_for_format(source, format_name)
     options = WriteOptions(opset, finite_math)
     verify_options = VerifyOptions((), devices, time_limit, memory_limit)
-    BACKENDS[format_name].require()
+    backend.require()
     verifier = FileVerifier(verify_options, [format_name])
-    return _conversion.convert(source, output_path, BACKENDS[format_name], options, verifier)
+    return _conversion.convert(source, output_path, backend, options, verifier)
 
 
 def check(

@@ -17,8 +17,8 @@ from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Contract
 from exporter.archive.formats import KERNEL, choose_output_path, path_for_format
 from exporter.archive.variable_renaming import rename_variables
+from exporter.backends.backend import load_backend
 from exporter.backends.c_kernel.package import package_kernel
-from exporter.backends.registry import BACKENDS
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.capture.passes import CaptureResult
 from exporter.capture.serialization import serialize_module
@@ -69,7 +69,7 @@ def export(source: str | nn.Module | Callable[..., Any], options: ExportOptions)
     Raises the errors of ``exporter.common.errors``; a failure leaves no file behind, and the files of models before the
     one that failed stay: each stands for itself."""
     for name in options.container_formats:
-        BACKENDS[name].require()
+        load_backend(name).require()
     verifier = FileVerifier(options.verify, ("pt", *options.container_formats))
     loads = resolve_sources(source, options.models, options.inputs)
     if options.against is not None and len(loads) > 1:
@@ -111,7 +111,7 @@ def export_model(
             if name != KERNEL or not isinstance(kernel, UnsupportedError):
                 output = path_for_format(path, name)
                 with clock(name):
-                    containers.append(convert(archive_path, output, BACKENDS[name], write_options, verifier, fresh))
+                    containers.append(convert(archive_path, output, load_backend(name), write_options, verifier, fresh))
     if isinstance(kernel, UnsupportedError):
         # The archive, if requested, is already in its place.
         raise kernel

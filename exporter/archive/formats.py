@@ -1,4 +1,4 @@
-"""The formats of a model's file: name, suffix, the runtimes that run it, and how it is read."""
+"""The registry of formats of a model's file: name, suffix, the runtimes that run it, how it is read, who writes it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from exporter.common.errors import UsageError, suggest_names
 
 @dataclass(frozen=True)
 class Format:
-    """A format of files: ``runtimes`` that run it, the usual one first; without a suffix it is a folder."""
+    """A format of files: ``runtimes`` that run it, the usual one first; without a suffix it is a folder.
+
+    ``backend`` is the folder and class below ``exporter.backends`` that write it from an archive: a text, since who
+    reads a file does without the code that writes it."""
 
     name: str
     suffix: str
     runtimes: tuple[str, ...]
     read: Callable[[Path], Any]
+    backend: str = ""
 
 
 # ``program`` is a package of torch.export programs, ``pt2`` a package of code compiled from them, ``c`` a folder of C
@@ -28,10 +32,10 @@ FORMATS = {
     f.name: f
     for f in (
         Format("pt", ".pt", ("python", "libtorch", "c"), pt_archive.read),
-        Format("onnx", ".onnx", ("onnxruntime",), onnx_container.read),
-        Format("pt2", ".pt2", ("aoti", "libtorch"), pt_archive.read),
-        Format("program", ".program.pt2", ("program",), pt_archive.read),
-        Format("c", "", ("c",), kernel_container.read),
+        Format("onnx", ".onnx", ("onnxruntime",), onnx_container.read, "onnx.OnnxBackend"),
+        Format("pt2", ".pt2", ("aoti", "libtorch"), pt_archive.read, "torch_export.CompiledBackend"),
+        Format("program", ".program.pt2", ("program",), pt_archive.read, "torch_export.ProgramBackend"),
+        Format("c", "", ("c",), kernel_container.read, "c_kernel.KernelBackend"),
     )
 }
 KERNEL = "c"

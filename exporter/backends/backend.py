@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from exporter.archive.contract import Contract
-from exporter.archive.formats import Format
+from exporter.archive.formats import FORMATS, Format
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import UsageError
 
@@ -34,7 +35,7 @@ class WriteOptions:
 
 
 class Backend(Protocol):
-    """A writer of one format. Its module stands in a folder of its own, and ``registry.BACKENDS`` holds it by name."""
+    """A writer of one format, in the module ``backend`` of a folder of its own; its line of ``FORMATS`` names it."""
 
     @property
     def format(self) -> Format: ...
@@ -51,3 +52,14 @@ class Backend(Protocol):
         It replaces what is at ``output`` only if the caller's block succeeds; a failure leaves or changes no file.
         Raises ``UnsupportedError``, with the model and line in the way, if the format cannot express the archive."""
         ...
+
+
+def load_backend(format_name: str) -> Backend:
+    """Load the backend that writes a format. Raise ``UsageError`` for one that is not written from an archive."""
+    folder, _, name = FORMATS[format_name].backend.partition(".")
+    if not folder:
+        expected = ", ".join(f.name for f in FORMATS.values() if f.backend)
+        raise UsageError(
+            "an archive is converted to another container", where="--to", got=format_name, expected=expected
+        )
+    return getattr(importlib.import_module(f"exporter.backends.{folder}.backend"), name)()
