@@ -32,7 +32,7 @@ import sys, torch
 sys.path.insert(0, {folder!r})
 import image_networks
 model, inputs = image_networks.{factory}()
-x = inputs["image"]
+(x,) = inputs.values()
 batch = {{0: torch.export.Dim.DYNAMIC}}
 """
 PEERS = {

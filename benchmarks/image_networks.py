@@ -83,7 +83,7 @@ def build_resnet() -> nn.Module:
 def make_example(build: Callable[[], nn.Module]) -> Example:
     """Make a network with seeded weights, in eval mode, and two images."""
     torch.manual_seed(0)
-    return build().double().eval(), {"image": torch.rand(2, 3, SIZE, SIZE, dtype=torch.float64)}
+    return build().double().eval(), {"input": torch.rand(2, 3, SIZE, SIZE, dtype=torch.float64)}
 
 
 def make_mobilenet() -> Example:

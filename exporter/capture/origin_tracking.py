@@ -15,9 +15,8 @@ from torch import nn
 from torch._C._autograd import _get_sequence_nr
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from exporter.common.torch_hooks import ENTRY
+from exporter.common.torch_hooks import ENTRY, DispatchHook
 from exporter.common.user_code import INTERNAL_PATH_PREFIXES
 from exporter.graph.origin import AFTER, BACKWARD, FORWARD, HOOK, Origin
 
@@ -47,7 +46,7 @@ def relabel_forward_parts(graph: torch.fx.GraphModule) -> None:
             node.meta[_META] = dataclasses.replace(origin, part=FORWARD)
 
 
-class OriginTracker(TorchDispatchMode):
+class OriginTracker(DispatchHook):
     """A mode inside ``make_fx`` that stores origins on nodes; ``model`` is the module whose submodules are named."""
 
     def __init__(self, model: nn.Module) -> None:

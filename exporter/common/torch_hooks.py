@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.autograd import graph
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Deprecation messages of torch.jit (DeprecationWarning up to torch 2.13, FutureWarning from 2.14).
 DEPRECATIONS = r"`torch\.jit\.\w+` is (deprecated|not supported in Python 3\.14)"
@@ -50,6 +51,15 @@ class FunctionHook(TorchFunctionMode):
     def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of the call."""
         raise NotImplementedError
+
+
+class DispatchHook(TorchDispatchMode):
+    """A mode that sees torch's operators, as ``TorchDispatchMode``, which imports torch's compiler when it sees the
+    first one: that takes a second, and fails where the operators of the import come to the mode."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 @contextlib.contextmanager

@@ -110,7 +110,7 @@ def test_a_version_that_the_index_does_not_have(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("version", ["", "2.13; rm", "../up"])
 def test_what_is_no_version(version):
-    with pytest.raises(UsageError, match="no version of torch"):
+    with pytest.raises(UsageError, match="not a version of torch"):
         torch_environments.ensure_python(version)
 
 

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from exporter.archive.tensor_spec import name_dtype
 from exporter.backends.c_kernel.expression_graph import DTYPES, Expr, ExprGraph, Formula
 from exporter.common.errors import UnsupportedError
+from exporter.common.torch_hooks import DispatchHook
 
 AnyRule = TypeVar("AnyRule", bound=Callable[..., Any])
 # Operators that run on the node indices; where they fill in a number it is zero, which is node 0.
@@ -147,7 +147,7 @@ class OperatorCall:
         return self.dispatch.map_expressions(formula, dtype, *(self.cast(v, dtype) for v in values))
 
 
-class SymbolicDispatch(TorchDispatchMode):
+class SymbolicDispatch(DispatchHook):
     """Dispatch mode in which torch's operators on tensors add nodes to ``graph``."""
 
     def __init__(self, graph: ExprGraph) -> None:

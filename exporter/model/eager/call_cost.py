@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from exporter.common.torch_hooks import DispatchHook
 
 # Measured on one core, as the numbers that an elementwise operation computes in the same time: an operation of few
 # numbers, and ten floating-point operations of a product or a convolution.
@@ -43,7 +44,7 @@ class CallCost:
         return size <= ALWAYS_RUN or spent + self.estimate(size) <= factor * MAX_NUMBERS_PER_CHECK
 
 
-class NumberCounter(TorchDispatchMode):
+class NumberCounter(DispatchHook):
     """Counts the numbers that torch computes under it; a view computes none."""
 
     def __init__(self) -> None:

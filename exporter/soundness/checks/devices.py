@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from exporter.archive.contract import Finding
 from exporter.common.forking import ForkFailedError
-from exporter.common.torch_hooks import FunctionHook, patch_forward
+from exporter.common.torch_hooks import DispatchHook, FunctionHook, patch_forward
 from exporter.common.user_code import user_source_location
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
@@ -66,7 +65,7 @@ class _DeviceQueries(FunctionHook):
         return func(*args, **kwargs)
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(DispatchHook):
     """The operations that were called, in order."""
 
     def __init__(self) -> None:

@@ -154,7 +154,7 @@ def test_a_candidate_that_runs_out_of_memory_is_left_out_of_that_batch():
         ([], "nothing to time"),
         (["robertson.pt", "--method", "forwards"], "no method"),
         (["robertson.pt", "--batch", "0"], "numbers from 1 on"),
-        (["robertson.pt", "--batch", "many"], "a batch is no number"),
+        (["robertson.pt", "--batch", "many"], "a batch size is not a number"),
         (["robertson.pt", "--threads", "0"], "numbers from 1 on"),
         (["robertson.pt", "--batch", "1", "--plot", "a.png"], "no picture format"),
         (["robertson.pt", "rates.pt"], "one contract"),
