@@ -50,7 +50,7 @@ from torchferry import conversion as _conversion
 from torchferry import pipeline as _pipeline
 from torchferry import soundness_check as _soundness_check
 from torchferry.conversion import Converted
-from torchferry.options import ExportOptions, select_archive_runtimes
+from torchferry.options import ExportOptions, choose_jobs, select_archive_runtimes
 from torchferry.pipeline import Exported
 from torchferry.soundness_check import Checked
 
@@ -112,6 +112,8 @@ def export(
     differentiable: bool = False,
     symmetric: Sequence[str] = (),
     thorough: bool = False,
+    budget: float | None = None,
+    jobs: int | None = None,
     against: str | Path | None = None,
     on_failure: OnFailure | None = None,
     formats: str | Sequence[str] = (),
@@ -145,8 +147,11 @@ def export(
         parameters: Globs of the parameters that stay settable; by default all that can.
         differentiable: Whether torch's autograd through the loaded file is compared with eager mode's; adds ``vjp``.
         symmetric: Blocks ``"OUT:IN"`` that are second derivatives of a potential, and are checked as such.
-        thorough: Whether large batches are run whatever they cost; by default a check computes about a billion
-            numbers in eager mode at most, and the contract names the sizes that were left out.
+        thorough: Whether large batches are run whatever they cost; without it the contract names the sizes that were
+            left out.
+        budget: About how many seconds large batches may take on one core, in all checks together; by default 3. What
+            a batch would take is estimated from the numbers that small ones compute.
+        jobs: How many checks of the gate run at the same time; by default as many as this process has cores.
         against: An earlier archive of the model: each result's ``reasons`` say why it does not serve this model (a
             static size, the structure of the backward pass, ...), and are empty if it serves as well.
         on_failure: What an element of an implicit model becomes that does not converge: ``"nan"``, ``"last"`` (its
@@ -194,6 +199,8 @@ def export(
             DerivativeRequest(blocks, jvp, vjp, tuple(parameters), differentiable, tuple(symmetric)),
             announce=announce or (lambda listing: None),
             thorough=thorough,
+            budget=budget,
+            jobs=choose_jobs(jobs),
         ),
         write=WriteOptions(opset),
         verify=select_archive_runtimes(verify_options, format_names),
@@ -258,6 +265,8 @@ def check(
     allow: Sequence[str] = (),
     second_opinion: bool = False,
     thorough: bool = False,
+    budget: float | None = None,
+    jobs: int | None = None,
 ) -> list[Checked]:
     """Run the soundness gate alone, as ``torchferry check`` does; nothing is written.
 
@@ -269,6 +278,8 @@ def check(
         allow: Findings that may pass, each as ``"CHECK:REASON"``.
         second_opinion: Whether to ask ``torch.export`` too; its answer decides nothing.
         thorough: As in ``export``.
+        budget: As in ``export``.
+        jobs: As in ``export``.
 
     Returns:
         One ``Checked`` for each model: findings, the checks that ran, and those that could not.
@@ -283,7 +294,9 @@ def check(
         ```
     """
     allowances = tuple(map(Allowance.parse, allow))
-    options = CaptureOptions(seed, allowances, second_opinion=second_opinion, thorough=thorough)
+    options = CaptureOptions(
+        seed, allowances, second_opinion=second_opinion, thorough=thorough, budget=budget, jobs=choose_jobs(jobs)
+    )
     path = Path(inputs) if isinstance(inputs, str) else inputs
     return _soundness_check.check(source, models=models, inputs=path, options=options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,9 @@ from exporter.common.errors import UsageError
 from exporter.model.implicit.newton_solver import OnFailure
 from exporter.soundness.checked_capture import CaptureOptions
 from runtime_checks.options import VerifyOptions
+
+# Each check that runs holds the model once.
+MAX_JOBS = 8
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,18 @@ class ExportOptions:
     def container_formats(self) -> tuple[str, ...]:
         """Return the formats that are written from the archive."""
         return tuple(name for name in self.formats if name != "pt")
+
+
+def choose_jobs(jobs: int | None) -> int:
+    """Return how many checks run at the same time; by default as many as this process has cores.
+
+    Raises ``UsageError`` if that is none."""
+    if jobs is None:
+        has_affinity = hasattr(os, "sched_getaffinity")
+        return min(MAX_JOBS, len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
+    if jobs < 1:
+        raise UsageError("no check could run", where="--jobs", got=str(jobs), expected="a number from 1 on")
+    return jobs
 
 
 def select_archive_runtimes(options: VerifyOptions, formats: Sequence[str]) -> VerifyOptions:

@@ -159,9 +159,10 @@ def make_cases(
     """Make the cases to store, fresh ones to verify with, and the findings about what could not be drawn."""
     stored = make_stored_cases(warm, derive_seed(seed, "stored cases"))
     fresh, limits = make_fresh_cases(warm, derive_seed(seed, "fresh cases"))
-    stored = (*stored, *make_method_cases(warm, captured.methods, stored, derive_seed(seed, "tangents")))
-    fresh = (*fresh, *make_method_cases(warm, captured.methods, fresh, derive_seed(seed, "fresh tangents")))
-    return stored, fresh, limits
+    stored_methods = make_method_cases(warm, captured.methods, stored, derive_seed(seed, "tangents"))
+    fresh_methods = make_method_cases(warm, captured.methods, fresh, derive_seed(seed, "fresh tangents"))
+    forward_cases = [tuple(evaluated.forward for evaluated in cases) for cases in (stored, fresh)]
+    return (*forward_cases[0], *stored_methods), (*forward_cases[1], *fresh_methods), limits
 
 
 def _package_kernel(path: Path, *, finite_math: bool) -> dict[str, bytes] | UnsupportedError:

@@ -25,33 +25,51 @@ class ForkFailedError(Exception):
     """A call that did not finish: it took too long, or a signal ended its process."""
 
 
+class ForkedCall:
+    """A function call in a forked process, beside what this process goes on with."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self._pipe, child_end = multiprocessing.connection.Pipe()
+        self._pid = fork()
+        if self._pid == 0:
+            self._pipe.close()
+            _send_answer(child_end, function, args)
+        child_end.close()
+
+    def wait(self, seconds: float = DEFAULT_SECONDS) -> Any:
+        """Return the function's result, or raise the ``TorchferryError`` that it raised.
+
+        Raises ``ForkFailedError`` if the process ends without an answer, or does not end within ``seconds``."""
+        try:
+            if not self._pipe.poll(seconds):
+                raise ForkFailedError(f"no end within {seconds:g} s")
+            try:
+                status, value = pickle.loads(self._pipe.recv_bytes())
+            except EOFError:
+                raise ForkFailedError("its process was killed") from None
+        finally:
+            self.end()
+        if status == "raised":
+            raise value
+        if status == "failed":
+            raise ForkFailedError(value)
+        return value
+
+    def end(self) -> None:
+        """End the process, whether or not it has answered."""
+        pid, self._pid = self._pid, 0
+        self._pipe.close()
+        if pid:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
 def run_in_fork(function: Callable[..., Any], *args: Any, seconds: float = DEFAULT_SECONDS) -> Any:
     """Return the result of ``function(*args)`` in a forked process, or raise the ``TorchferryError`` that it raised.
 
     Raises ``ForkFailedError`` if the process ends without an answer. Output that the model prints there is dropped."""
-    parent_end, child_end = multiprocessing.connection.Pipe()
-    pid = fork()
-    if pid == 0:
-        parent_end.close()
-        _send_answer(child_end, function, args)
-    child_end.close()
-    try:
-        if not parent_end.poll(seconds):
-            raise ForkFailedError(f"no end within {seconds:g} s")
-        try:
-            status, value = pickle.loads(parent_end.recv_bytes())
-        except EOFError:
-            raise ForkFailedError("its process was killed") from None
-    finally:
-        parent_end.close()
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-    if status == "raised":
-        raise value
-    if status == "failed":
-        raise ForkFailedError(value)
-    return value
+    return ForkedCall(function, *args).wait(seconds)
 
 
 @contextlib.contextmanager

@@ -59,8 +59,10 @@ def read(module: torch.jit.ScriptModule, settable: Collection[str] | None = None
     # Tensors that some method writes to are named by their path, and are one memory for all readers.
     first_effects = _compute_effects(graphs, frozenset())
     state = frozenset[str]().union(*(method_effects.written_tensors for method_effects in first_effects.values()))
-    named = {name: name_written_tensors(graph, state) for name, graph in graphs.items()}
-    effects_by_name = _compute_effects(named, state)
+    effects_by_name = first_effects
+    if state:
+        named = {name: name_written_tensors(graph, state) for name, graph in graphs.items()}
+        effects_by_name = _compute_effects(named, state)
     return SavedGraphs({name: effects_by_name[name].graph for name in graphs}, tensors.values)
 
 

@@ -15,7 +15,7 @@ from exporter.common.tensors import all_close, bitwise_equal, is_finite
 from exporter.model.eager.evaluation import evaluate, get_forward_code
 from exporter.model.eager.warmup import Warmup
 from exporter.model.source import Inputs, Source
-from exporter.soundness.clean_room import CleanRoom
+from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.execution_paths import locate_value_divergence
 from exporter.soundness.footprint import find_suspect_line
 from exporter.soundness.run_recording import canonicalize, find_difference, record_run
@@ -30,12 +30,12 @@ Outputs = dict[str, torch.Tensor] | str
 class EagerContext:
     """A model in eager mode. ``draws`` are inputs by label, ``other_inputs`` of another batch size where it has any.
 
-    ``room`` is a clean room from before the first call."""
+    ``room`` runs functions from the state before the first call."""
 
     source: Source
     draws: Draws
     other_inputs: Inputs
-    room: CleanRoom
+    room: CleanRooms
 
     @property
     def inputs(self) -> Inputs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.implicit.solve_recording import record_solver_calls
 from exporter.model.source import Inputs, Listing, Source
 from exporter.soundness import gate
-from exporter.soundness.clean_room import CleanRoom
+from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.gate import Allowance
 
 
@@ -39,7 +40,8 @@ from exporter.soundness.gate import Allowance
 class CaptureOptions:
     """How a model is captured: the ``seed`` of all random draws, the ``allowances`` of findings, the requested
     derivatives, whether ``torch.export`` is asked too (``second_opinion``), who is told of the model's inputs and
-    outputs before it is captured (``announce``), and whether large batches are run whatever they cost (``thorough``).
+    outputs before it is captured (``announce``), whether large batches are run whatever they cost (``thorough``)
+    or how many seconds they may take (``budget``), and how many checks run at the same time (``jobs``).
     """
 
     seed: int = 0
@@ -48,6 +50,16 @@ class CaptureOptions:
     second_opinion: bool = False
     announce: Callable[[Listing], Any] = lambda listing: None
     thorough: bool = False
+    budget: float | None = None
+    jobs: int = 1
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and not 0 < self.budget < math.inf:
+            what, expected = "the budget is not a number of seconds", "a finite number above 0"
+            raise UsageError(what, where="--budget", got=f"{self.budget:g}", expected=expected)
+        if self.budget is not None and self.thorough:
+            what, mend = "all large batches are to run, and only those of a budget", "leave one of the two out"
+            raise UsageError(what, where="--thorough, --budget", expected="one of them", mend=mend)
 
 
 def checked_capture(
@@ -58,7 +70,7 @@ def checked_capture(
     The residual of an implicit update is checked first, as a model of its own; afterwards a solve is one operation."""
     seed, request = options.seed, options.derivative_request
     captured_solvers, solver_findings = _capture_solvers(source, options, clock)
-    with newton_capture.replace_solvers(captured_solvers), CleanRoom(source) as room:
+    with newton_capture.replace_solvers(captured_solvers), CleanRooms(source, options.jobs) as room:
         with clock("warmup"):
             first = run_first(source, derive_seed(seed, "warmup"))
         if request is not None:
@@ -71,7 +83,8 @@ def checked_capture(
                 first, room, derive_seed(seed, "gate"), options.allowances, second_opinion=options.second_opinion
             )
         with clock("warmup"):
-            warm = warm_up(first, derive_seed(seed, "more warmup"), thorough=options.thorough)
+            more_seed = derive_seed(seed, "more warmup")
+            warm = warm_up(first, more_seed, budget=options.budget, thorough=options.thorough)
         options.announce(summarize_model(warm))
         derivatives, derivative_findings = resolve_model_derivatives(warm, request)
         with clock("capture"):
@@ -113,9 +126,10 @@ def _capture_solvers(
             raise UnsupportedError(what, where=path, got=got, expected="an update of its own for each")
         residual = _build_residual_source(source, path, loop, calls[path])
         part = detect_inner_autograd(residual, derive_seed(seed, "warmup"))
-        warm, _, findings = checked_capture(
-            part, CaptureOptions(seed, options.allowances, thorough=options.thorough), clock
+        part_options = CaptureOptions(
+            seed, options.allowances, thorough=options.thorough, budget=options.budget, jobs=options.jobs
         )
+        warm, _, findings = checked_capture(part, part_options, clock)
         with clock("capture"), eager_context(source), ignore_deprecations():
             captured_solvers[path] = newton_capture.capture_solver(path, loop, warm.inputs)
             newton_capture.check_own_parameters(path, captured_solvers[path], source.parameter_module)

@@ -10,6 +10,7 @@ import importlib
 import multiprocessing.connection
 import os
 import pickle
+import queue
 import signal
 import sys
 from collections.abc import Callable
@@ -26,19 +27,55 @@ from exporter.model.source import Source
 _LAZY = ("torch", "sympy", "mpmath")
 
 
-class CleanRoom:
-    """A process that was forked before the model first ran; every call starts from the state of then."""
+class CleanRooms:
+    """Processes that were forked before the model first ran; every call starts from the state of then, in one that is
+    free. ``count`` calls run at the same time, from as many threads."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, count: int = 1) -> None:
+        self.source, self.count = source, count
         self._initial_modules = set(sys.modules)
         # Found once here, and not in every process that is forked.
         find_bound_applies()
         find_marked_modules(source.parameter_module)
-        self._pipe, child_pipe = multiprocessing.connection.Pipe()
         if not hasattr(os, "fork"):
             what = "the soundness gate runs the model in forked processes, which this system does not have"
             raise MissingRuntimeError(what, got=sys.platform, expected="Linux or macOS")
+        self._rooms = [_Room(source) for _ in range(count)]
+        self._free_rooms: queue.SimpleQueue[_Room] = queue.SimpleQueue()
+        for room in self._rooms:
+            self._free_rooms.put(room)
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run ``function(source, *args)`` of a module under ``eager_context``, with arguments that can be pickled."""
+        room = self._free_rooms.get()
+        try:
+            return room.run(function, args)
+        finally:
+            self._free_rooms.put(room)
+
+    def import_alike(self) -> None:
+        """Import torch modules there that this process imported since: each first call would do it again."""
+        names = [n for n in sys.modules if n not in self._initial_modules and n.partition(".")[0] in _LAZY]
+        for room in self._rooms if names else ():
+            room.import_modules(names)
+
+    def close(self) -> None:
+        """End the processes; calls that run raise ``ForkFailedError``."""
+        for room in self._rooms:
+            room.end()
+
+    def __enter__(self) -> CleanRooms:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class _Room:
+    """One process, which forks another for each call."""
+
+    def __init__(self, source: Source) -> None:
+        self._pipe, child_pipe = multiprocessing.connection.Pipe()
         self._pid = fork()
         if self._pid == 0:
             # A process group of its own, so that the processes that it forked end with it.
@@ -47,34 +84,30 @@ class CleanRoom:
             _serve(child_pipe, source)
         child_pipe.close()
 
-    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run ``function(source, *args)`` of a module under ``eager_context``, with arguments that can be pickled."""
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         try:
             self._pipe.send_bytes(pickle.dumps((function, args)))
             error, value = pickle.loads(self._pipe.recv_bytes())
-        except (EOFError, BrokenPipeError):
+        except (EOFError, OSError):
             raise ForkFailedError("the process from before the first call was ended") from None
         if error is not None:
             raise error
         return value
 
-    def import_alike(self) -> None:
-        """Import torch modules there that this process imported since: each first call would do it again."""
-        names = [n for n in sys.modules if n not in self._initial_modules and n.partition(".")[0] in _LAZY]
-        if names:
-            self._pipe.send_bytes(pickle.dumps((None, names)))
+    def import_modules(self, names: list[str]) -> None:
+        self._pipe.send_bytes(pickle.dumps((None, names)))
 
-    def __enter__(self) -> CleanRoom:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._pipe.close()
+    def end(self) -> None:
+        pid, self._pid = self._pid, 0
+        if not pid:
+            return
         # Its current work is not needed any more.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self._pipe.close()
 
 
 def _serve(pipe: Any, source: Source) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -11,7 +13,7 @@ import torch
 from exporter.archive.contract import Finding
 from exporter.capture.passes import CaptureResult
 from exporter.common.errors import UnsoundError, UsageError, suggest_names
-from exporter.common.forking import ForkFailedError
+from exporter.common.forking import ForkedCall, ForkFailedError
 from exporter.model.eager.warmup import FirstRun, Warmup
 from exporter.soundness.branch_search import search_branch_inputs
 from exporter.soundness.check_context import CaptureContext, EagerContext
@@ -33,10 +35,10 @@ from exporter.soundness.checks import (
     torch_export_opinion,
     unused_variables,
 )
-from exporter.soundness.clean_room import CleanRoom
+from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.probe_inputs import Draws, draw_probe_inputs, find_timely_labels
 
-_Context = TypeVar("_Context", EagerContext, CaptureContext)
+_Context = TypeVar("_Context", EagerContext, ForkedCall)
 
 # Checks of eager mode, before a capture of it can mean anything.
 _EAGER_CHECKS = (
@@ -71,7 +73,7 @@ class Allowance:
 
 
 def check_before_capture(
-    first: FirstRun, room: CleanRoom, seed: int, allowances: Sequence[Allowance], *, second_opinion: bool
+    first: FirstRun, room: CleanRooms, seed: int, allowances: Sequence[Allowance], *, second_opinion: bool
 ) -> tuple[tuple[Finding, ...], Draws]:
     """Run the checks of eager mode; return their findings and the draws, the first of which is to be traced.
 
@@ -89,10 +91,27 @@ def check_before_capture(
     context = EagerContext(first.source, probes, first.sampler.draw(other_size, generator), room)
     if second_opinion:
         findings += _run_check(torch_export_opinion.CHECK, torch_export_opinion.check, context)
-    for name, check in _BEFORE.items():
-        findings += _run_check(name, check, context)
-        require_sound(first.source.name, findings, allowances)
+    with contextlib.closing(_run_side_by_side(_BEFORE, context)) as results:
+        for new_findings in results:
+            findings += new_findings
+            require_sound(first.source.name, findings, allowances)
     return apply_allowances(findings, allowances), probes
+
+
+def _run_side_by_side(
+    checks: Mapping[str, Callable[[EagerContext], list[Finding]]], context: EagerContext
+) -> Generator[list[Finding], None, None]:
+    """Yield the findings of each check in order; as many run at the same time as the context has rooms."""
+    with ThreadPoolExecutor(context.room.count) as threads:
+        pending = [threads.submit(_run_check, name, check, context) for name, check in checks.items()]
+        try:
+            for future in pending:
+                yield future.result()
+        except BaseException:
+            # Nobody asks for the results of the others, which run to this end.
+            threads.shutdown(wait=False, cancel_futures=True)
+            context.room.close()
+            raise
 
 
 def check_after_capture(
@@ -101,9 +120,14 @@ def check_after_capture(
     """Check the capture against the model; ``before`` are earlier findings. Raises ``UnsoundError``."""
     context = CaptureContext(warm, captured.module, probes, captured.tracer_warnings)
     findings = [*before, *captured.findings]
-    for name, check in _AFTER.items():
-        findings += _run_check(name, check, context)
-        require_sound(warm.source.name, findings, allowances)
+    calls = [ForkedCall(check, context) for check in _AFTER.values()]
+    try:
+        for name, call in zip(_AFTER, calls, strict=True):
+            findings += _run_check(name, ForkedCall.wait, call)
+            require_sound(warm.source.name, findings, allowances)
+    finally:
+        for call in calls:
+            call.end()
     return apply_allowances(findings, allowances)
 
 

@@ -44,6 +44,11 @@ class ForkServer:
         self._log = log
         self._lock = threading.Lock()
 
+    def start(self) -> None:
+        """Start the process now, so that it imports torch beside what the caller does before the first job."""
+        with self._lock, contextlib.suppress(MissingRuntimeError):
+            self._ensure_started()
+
     def run(self, job: Mapping[str, object], seconds: float) -> tuple[int, str]:
         """Run a job; return its process's exit code, negative for a signal, and its output.
 

@@ -15,7 +15,8 @@ from exporter.archive.contract import Contract
 from exporter.common.errors import ArchiveError, MissingRuntimeError, RunError
 from runtime_checks import native_build
 from runtime_checks.runners.base import Call, CallResult, Run
-from runtime_checks.runners.subprocesses import check_limits, make_early_end_error, run_process, write_calls
+from runtime_checks.runners.call_files import write_calls
+from runtime_checks.runners.subprocesses import check_limits, make_early_end_error, run_process
 
 _REPORTED = (0, 5)
 

@@ -15,8 +15,9 @@ from exporter.archive.pt_archive import MAX_OPTIMISED_NODES
 from exporter.common.errors import RunError
 from runtime_checks.runners import fork_server
 from runtime_checks.runners.base import Call, CallResult, Run
+from runtime_checks.runners.call_files import write_calls
 from runtime_checks.runners.fork_server import TORCH_AND_ITS_OWN
-from runtime_checks.runners.subprocesses import check_limits, make_early_end_error, write_calls
+from runtime_checks.runners.subprocesses import check_limits, make_early_end_error
 
 GRAPHS, CODE, PROGRAMS = "graphs", "code", "programs"
 

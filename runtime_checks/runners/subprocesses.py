@@ -1,4 +1,4 @@
-"""Shared parts of runners that start a process: its limits, its environment, its calls as a file, its end."""
+"""Shared parts of runners that start a process: its limits, its environment, its end."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from exporter.common.errors import MissingRuntimeError, OutputError, RunError, UsageError
-from runtime_checks.runners.base import Call
+from exporter.common.errors import MissingRuntimeError, RunError, UsageError
 
 _KEPT_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")
 
@@ -23,22 +19,6 @@ def check_limits(seconds: float, memory: float) -> None:
         what, got = "a limit is not a positive number", f"{seconds} s, {memory} bytes"
         expected = "--time-limit in seconds and --memory-limit in GiB, both above 0"
         raise UsageError(what, got=got, expected=expected)
-
-
-def write_calls(calls: Sequence[Call], path: Path) -> None:
-    """Write calls as torch and plain values only, for processes without torchferry, or without Python."""
-    try:
-        torch.save([_list_fields(call) for call in calls], path)
-    except (OSError, RuntimeError) as error:
-        what, where = "the calls for a fresh process cannot be written", str(path.parent)
-        got, mend = str(error).splitlines()[0], "free the disk, or set TMPDIR to another one"
-        raise OutputError(what, where=where, got=got, mend=mend) from None
-
-
-def _list_fields(call: Call) -> tuple[Any, ...]:
-    parameters, values = [*call.parameters], [*call.parameters.values()]
-    device_fields = (call.default_dtype, call.moved, call.left_on_cpu)
-    return (call.method, [*call.inputs], *device_fields, parameters, values, [*call.seeds], [*call.wrt])
 
 
 def build_environment() -> dict[str, str]:

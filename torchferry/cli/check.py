@@ -8,7 +8,9 @@ from typer import Option
 
 from torchferry.cli.options import (
     AllowOption,
+    BudgetOption,
     InputsOption,
+    JobsOption,
     JsonOption,
     ModelOption,
     SeedOption,
@@ -16,6 +18,7 @@ from torchferry.cli.options import (
     ThoroughOption,
 )
 from torchferry.cli.output import out, print_findings, print_json
+from torchferry.cli.startup import pause_collection
 
 
 def command(
@@ -28,6 +31,8 @@ def command(
         bool, Option("--second-opinion", help="Also ask torch.export; its answer decides nothing.")
     ] = False,
     thorough: ThoroughOption = False,
+    budget: BudgetOption = None,
+    jobs: JobsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run the soundness gate alone: would a capture of the model keep its meaning?
@@ -42,9 +47,10 @@ def command(
 
       torchferry check net.py:make_model --allow 'data read:the branch is never taken in this solver'
     """
-    import torchferry
+    with pause_collection():
+        from torchferry import api
 
-    reports = torchferry.check(
+    reports = api.check(
         source,
         models=model or [],
         inputs=inputs,
@@ -52,6 +58,8 @@ def command(
         allow=allow or [],
         second_opinion=second_opinion,
         thorough=thorough,
+        budget=budget,
+        jobs=jobs,
     )
     if json:
         print_json([c.as_dict() for c in reports])

@@ -16,6 +16,7 @@ from torchferry.cli.options import (
     TimeLimitOption,
 )
 from torchferry.cli.output import count_bytes, out, print_json
+from torchferry.cli.startup import pause_collection
 
 
 def command(
@@ -49,10 +50,11 @@ def command(
 
       torchferry convert eq.pt --to c -o kernel
     """
-    import torchferry
-    from runtime_checks.report import render
+    with pause_collection():
+        from runtime_checks.report import render
+        from torchferry import api
 
-    result = torchferry.convert(
+    result = api.convert(
         path,
         output,
         to=to,

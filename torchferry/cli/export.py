@@ -10,9 +10,11 @@ from typer import Option
 
 from torchferry.cli.options import (
     AllowOption,
+    BudgetOption,
     DerivativeOption,
     DeviceOption,
     InputsOption,
+    JobsOption,
     JsonOption,
     MemoryLimitOption,
     ModelOption,
@@ -24,9 +26,11 @@ from torchferry.cli.options import (
     TimeLimitOption,
 )
 from torchferry.cli.output import count_bytes, err, out, print_json, print_listing, print_timings
+from torchferry.cli.startup import pause_collection
 
 if TYPE_CHECKING:
     from exporter.model.implicit.newton_solver import OnFailure
+    from torchferry.pipeline import Exported
 
 
 def command(
@@ -54,6 +58,8 @@ def command(
         list[str] | None, Option(help="A parameter that stays settable (globs). Default: all that can.")
     ] = None,
     thorough: ThoroughOption = False,
+    budget: BudgetOption = None,
+    jobs: JobsOption = None,
     against: Annotated[
         Path | None, Option(help="An earlier archive: say whether it serves this model as well, and why not.")
     ] = None,
@@ -98,54 +104,72 @@ def command(
       torchferry export train_step.py:loss_and_grad -o new.pt --against old.pt
     """
     start = time.perf_counter()
-    import torchferry
-    from runtime_checks.report import render
-    from torchferry.pipeline import result_to_dict
+    from runtime_checks.runners.fork_server import shared_fork_server
 
-    started = {"imports": time.perf_counter() - start}
-    results = torchferry.export(
-        source,
-        models=model or [],
-        output=str(output) if output is not None else None,
-        renames=rename or [],
-        inputs=inputs,
-        seed=seed,
-        allow=allow or [],
-        derivatives=derivative or [],
-        jvp=jvp,
-        vjp=vjp,
-        parameters=parameter or [],
-        differentiable=differentiable,
-        symmetric=symmetric or [],
-        thorough=thorough,
-        against=against,
-        on_failure=cast("OnFailure | None", on_failure),
-        formats=format or [],
-        opset=opset,
-        runtimes=runtime,
-        devices=device,
-        time_limit=time_limit,
-        memory_limit=memory_limit,
-        announce=None if json else print_listing,
-        progress=err.print,
-    )
+    with shared_fork_server() as server:
+        if "python" in runtime:
+            server.start()
+        with pause_collection():
+            from torchferry import api
+
+        import_seconds = time.perf_counter() - start
+        results = api.export(
+            source,
+            models=model or [],
+            output=str(output) if output is not None else None,
+            renames=rename or [],
+            inputs=inputs,
+            seed=seed,
+            allow=allow or [],
+            derivatives=derivative or [],
+            jvp=jvp,
+            vjp=vjp,
+            parameters=parameter or [],
+            differentiable=differentiable,
+            symmetric=symmetric or [],
+            thorough=thorough,
+            budget=budget,
+            jobs=jobs,
+            against=against,
+            on_failure=cast("OnFailure | None", on_failure),
+            formats=format or [],
+            opset=opset,
+            runtimes=runtime,
+            devices=device,
+            time_limit=time_limit,
+            memory_limit=memory_limit,
+            announce=None if json else print_listing,
+            progress=err.print,
+        )
     if json:
+        from torchferry.pipeline import result_to_dict
+
         print_json([result_to_dict(e) for e in results])
         return
     for result in results:
-        out.print(render(result.report))
-        for container in result.containers:
-            out.print(render(container.report))
-        for path in dict.fromkeys((result.path, *(c.path for c in result.containers))):
-            out.print(f"wrote {path} ({count_bytes(path)} bytes)", soft_wrap=True)
-        for reason in result.reasons or ():
-            out.print(f"{against} does not serve this model: {reason.kind}: {reason.text}", soft_wrap=True)
-        if result.reasons == ():
-            out.print(f"{against} serves this model as well: the graphs are the same", soft_wrap=True)
+        _print_result(result, against)
         if timings:
-            parts = {f"verify: {name}": value for name, value in result.report.seconds.items()}
-            stages = {name: value for name, value in result.seconds.items() if name != "verify"}
-            print_timings({**started, **stages, **parts})
-            for name, method in result.contract.methods.items():
-                if method.how:
-                    out.print(f"{name}: {method.how}", soft_wrap=True)
+            _print_timings(result, import_seconds)
+
+
+def _print_result(result: Exported, against: Path | None) -> None:
+    from runtime_checks.report import render
+
+    out.print(render(result.report))
+    for container in result.containers:
+        out.print(render(container.report))
+    for path in dict.fromkeys((result.path, *(c.path for c in result.containers))):
+        out.print(f"wrote {path} ({count_bytes(path)} bytes)", soft_wrap=True)
+    for reason in result.reasons or ():
+        out.print(f"{against} does not serve this model: {reason.kind}: {reason.text}", soft_wrap=True)
+    if result.reasons == ():
+        out.print(f"{against} serves this model as well: the graphs are the same", soft_wrap=True)
+
+
+def _print_timings(result: Exported, import_seconds: float) -> None:
+    parts = {f"verify: {name}": value for name, value in result.report.seconds.items()}
+    stages = {name: value for name, value in result.seconds.items() if name != "verify"}
+    print_timings({"imports": import_seconds, **stages, **parts})
+    for name, method in result.contract.methods.items():
+        if method.how:
+            out.print(f"{name}: {method.how}", soft_wrap=True)

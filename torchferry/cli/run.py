@@ -10,6 +10,7 @@ from typer import Option
 from exporter.common.errors import UsageError
 from torchferry.cli.options import ArchiveArgument, JsonOption
 from torchferry.cli.output import err, out, print_json
+from torchferry.cli.startup import pause_collection
 
 
 def command(
@@ -36,13 +37,14 @@ def command(
 
       torchferry run return_map.pt --history cycle.pt --plot cycle.svg --curve 'stress[0]:strain[0]'
     """
-    import torch
-    from rich.progress import Progress
+    with pause_collection():
+        import torch
+        from rich.progress import Progress
 
-    from exporter.common.atomic_files import atomic_write_path
-    from runtime_checks import history_plot as pictures
-    from runtime_checks import load_history as histories
-    from runtime_checks.model import load
+        from exporter.common.atomic_files import atomic_write_path
+        from runtime_checks import history_plot as pictures
+        from runtime_checks import load_history as histories
+        from runtime_checks.model import load
 
     model = load(path, device)
     load_history = histories.read(history, model.contract)

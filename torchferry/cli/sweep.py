@@ -57,7 +57,7 @@ def command(
             task = bar.add_task("sweep", total=total)
             return lambda row: bar.update(task, advance=1, description=row.model[:24].ljust(24))
 
-        export = functools.partial(torchferry.export, derivatives=derivative or [], runtimes=runtime)
+        export = functools.partial(torchferry.export, derivatives=derivative or [], runtimes=runtime, jobs=1)
         rows = sweep(folders, output, export, make_pool_factory(jobs), seed=seed, watch=watch)
     if coverage is not None:
         coverage.write_text(render_coverage_page(rows, describe_versions()))

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from torchferry.cli.options import DeviceOption, JsonOption, MemoryLimitOption, TimeLimitOption
 from torchferry.cli.output import err, out, print_json
+from torchferry.cli.startup import pause_collection
 
 
 def command(
@@ -40,16 +41,22 @@ def command(
 
       torchferry verify eq.pt --runtime python,libtorch --device cpu,cuda
     """
-    from runtime_checks.containers import infer_file_format
-    from runtime_checks.file_verifier import FileVerifier
-    from runtime_checks.options import VerifyOptions
-    from runtime_checks.report import render
+    from runtime_checks.runners.fork_server import shared_fork_server
 
-    options = VerifyOptions(runtime, device, time_limit, memory_limit, envelope, err.print)
-    format_name = infer_file_format(path)
-    report = FileVerifier(options, [format_name]).collect_report(path, format_name)
-    if report.passed and json:
-        print_json(report.as_dict())
-    if not json:
-        out.print(render(report))
-    report.raise_if_failed()
+    with shared_fork_server() as server:
+        if runtime in ("", "python") and path.suffix == ".pt":
+            server.start()
+        with pause_collection():
+            from runtime_checks.containers import infer_file_format
+            from runtime_checks.file_verifier import FileVerifier
+            from runtime_checks.options import VerifyOptions
+            from runtime_checks.report import render
+
+        options = VerifyOptions(runtime, device, time_limit, memory_limit, envelope, err.print)
+        format_name = infer_file_format(path)
+        report = FileVerifier(options, [format_name]).collect_report(path, format_name)
+        if report.passed and json:
+            print_json(report.as_dict())
+        if not json:
+            out.print(render(report))
+        report.raise_if_failed()

@@ -3,76 +3,128 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from exporter.common.errors import UsageError
 from exporter.common.torch_hooks import DispatchHook
 
 # Measured on one core, as the numbers that an elementwise operation computes in the same time: an operation of few
 # numbers, and ten floating-point operations of a product or a convolution.
 NUMBERS_PER_OPERATION, FLOPS_PER_NUMBER = 1_000, 10
-# Numbers that a check may compute in eager mode: about a second on one core.
-MAX_NUMBERS_PER_CHECK = 1_000_000_000
+# Numbers that are computed in eager mode in about a second on one core.
+NUMBERS_PER_SECOND = 1_000_000_000
+# The checks that run large batches: of warmup, of the gate, and of the archive. By default a second for each.
+SIZE_CHECKS, DEFAULT_BUDGET = 3, 3.0
 # Batches to this size run whatever they cost: every check has its smallest form.
 ALWAYS_RUN = 13
 
 
 @dataclass(frozen=True)
 class CallCost:
-    """The numbers that calls of two sizes computed, and what they say of other sizes; by default nothing is known, and
+    """The numbers that calls of two sizes computed and the bytes that they held at most, which say what other sizes
+    cost. A check may compute so many numbers as ``limit``, and hold ``memory`` bytes. By default nothing is known, and
     nothing is bounded."""
 
     sizes: tuple[int, int] = (1, 2)
     numbers: tuple[float, float] = (0.0, 0.0)
+    held: tuple[float, float] = (0.0, 0.0)
+    limit: float = math.inf
+    memory: float = math.inf
 
     def estimate(self, size: int) -> float:
-        """Estimate the numbers at another size: the line through both, or the power if that grows faster."""
-        (first, second), (least, most) = self.sizes, self.numbers
+        """Estimate the numbers that a call of another size computes."""
+        return self._extrapolate(self.numbers, size)
+
+    def explain(self, size: int, spent: float = 0.0, *, factor: float = 1.0) -> str:
+        """Explain why a check that ``spent`` so many numbers may not run a size; the empty text if it may.
+
+        ``factor``: how often it may cost as much as another check."""
+        if size <= ALWAYS_RUN:
+            return ""
+        if (held := self._extrapolate(self.held, size)) > self.memory:
+            return f"it would hold about {held / 2**30:.1f} GiB, of {self.memory / 2**30:.1f} GiB that a check may hold"
+        numbers = self.estimate(size)
+        if spent + numbers <= factor * self.limit:
+            return ""
+        seconds = numbers / NUMBERS_PER_SECOND
+        return f"it would take about {seconds:.{1 if seconds < 10 else 0}f} s in eager mode (--budget, --thorough)"
+
+    def require_budget(self) -> None:
+        """Check that the smallest form of every check is within the budget. Raises ``UsageError``."""
+        least = self.estimate(ALWAYS_RUN)
+        if least > self.limit:
+            budget, needed = (n * SIZE_CHECKS / NUMBERS_PER_SECOND for n in (self.limit, least))
+            what, expected = "the budget is too small for any check", f"at least {math.ceil(10 * needed) / 10:g} s"
+            mend = "leave --budget out: the smallest form of every check runs in any case"
+            raise UsageError(what, where="--budget", got=f"{budget:g} s", expected=expected, mend=mend)
+
+    def _extrapolate(self, measured: tuple[float, float], size: int) -> float:
+        """Return the value at a size: on the line through both, or by their power if that grows faster."""
+        (first, second), (least, most) = self.sizes, measured
         line = least + (most - least) * (size - first) / (second - first)
         if not 0 < least < most:
             return max(line, least)
         power = math.log(most / least) / math.log(second / first)
         return max(line, least * (size / first) ** power)
 
-    def is_affordable(self, size: int, spent: float = 0.0, *, factor: float = 1.0) -> bool:
-        """Return whether a check that ``spent`` so many numbers may run a size; ``factor`` times the usual bound."""
-        return size <= ALWAYS_RUN or spent + self.estimate(size) <= factor * MAX_NUMBERS_PER_CHECK
 
-
-class NumberCounter(DispatchHook):
-    """Counts the numbers that torch computes under it; a view computes none."""
+class CallCounter(DispatchHook):
+    """Counts the numbers that torch computes under it, and the bytes of the tensors that are alive at the same time;
+    views are free."""
 
     def __init__(self) -> None:
         super().__init__()
         self.numbers = 0.0
+        self.peak = self._alive = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not func.is_view:
-            numbers = sum(t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor))
-            if count := flop_registry.get(func.overloadpacket):
-                numbers += count(*args, **kwargs, out_val=result) / FLOPS_PER_NUMBER
-            self.numbers += NUMBERS_PER_OPERATION + numbers
+        if func.is_view:
+            return result
+        tensors = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        self.numbers += NUMBERS_PER_OPERATION + sum(t.numel() for t in tensors)
+        if count := flop_registry.get(func.overloadpacket):
+            self.numbers += count(*args, **kwargs, out_val=result) / FLOPS_PER_NUMBER
+        if not func._schema.is_mutable:
+            for tensor in tensors:
+                self._alive += tensor.nbytes
+                weakref.finalize(tensor, self._release, tensor.nbytes)
+            self.peak = max(self.peak, self._alive)
         return result
 
+    def _release(self, count: int) -> None:
+        self._alive -= count
 
-def measure_call_cost(run: Callable[[int], Any], sizes: tuple[int, int]) -> CallCost:
-    """Measure the cost of ``run``, which is called with each of the sizes.
+
+def measure_call_cost(run: Callable[[int], Any], sizes: tuple[int, int], budget: float = DEFAULT_BUDGET) -> CallCost:
+    """Measure the cost of ``run``, which is called with each of the sizes; ``budget``: seconds for all checks.
 
     Of what torch cannot run under a counter nothing is known."""
-    counts = []
-    for size in sizes:
-        counter = NumberCounter()
+    counters = (CallCounter(), CallCounter())
+    for size, counter in zip(sizes, counters, strict=True):
         try:
             with counter:
                 run(size)
         except Exception:
             return CallCost()
-        counts.append(counter.numbers)
-    return CallCost(sizes, (counts[0], counts[1]))
+    numbers, held = ((first, second) for first, second in [[c.numbers for c in counters], [c.peak for c in counters]])
+    return CallCost(sizes, numbers, held, budget * NUMBERS_PER_SECOND / SIZE_CHECKS, read_available_memory() / 2)
+
+
+def read_available_memory() -> float:
+    """Return the bytes that a process can get without swapping; infinity where the system does not say it."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return math.inf
+    sizes = {line.partition(":")[0]: line.split()[1] for line in lines if len(line.split()) > 1}
+    return int(sizes["MemAvailable"]) * 1024.0 if "MemAvailable" in sizes else math.inf

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from exporter.archive.cases import Cases, ReferenceCase
+from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Finding, MethodSpec, strip_prefix
 from exporter.common.errors import WarmupError
 from exporter.common.tensors import all_close, copy_transposed, copy_with_gaps
@@ -14,13 +15,21 @@ from exporter.model.eager.derivatives import compute_jacobian_blocks, compute_jv
 from exporter.model.eager.dynamic_sizes import check_output_sizes, format_sizes
 from exporter.model.eager.evaluation import eager_context, evaluate, expand_constants
 from exporter.model.eager.warmup import Warmup, draw_extreme_inputs
-from exporter.model.implicit.implicit_update import collect_newton_info
+from exporter.model.implicit.implicit_update import record_solves, stack_infos
 from exporter.model.source import Inputs
 
 METHOD = "forward"
 
 
-def make_stored_cases(warm: Warmup, seed: int) -> tuple[ReferenceCase, ...]:
+@dataclass(frozen=True)
+class EvaluatedCase:
+    """A case of ``forward``, and what its solves recorded: iterations, norms of residuals, statuses."""
+
+    forward: ReferenceCase
+    solve_info: Inputs = ()
+
+
+def make_stored_cases(warm: Warmup, seed: int) -> tuple[EvaluatedCase, ...]:
     """Make cases of the warmup inputs, a batch of 1, a batch that is not the traced one, extreme magnitudes."""
     generator = torch.Generator().manual_seed(seed)
     with eager_context(warm.source):
@@ -34,7 +43,7 @@ def make_stored_cases(warm: Warmup, seed: int) -> tuple[ReferenceCase, ...]:
         return tuple(_make_case(warm, name, inputs) for name, inputs in samples)
 
 
-def make_fresh_cases(warm: Warmup, seed: int) -> tuple[tuple[ReferenceCase, ...], tuple[Finding, ...]]:
+def make_fresh_cases(warm: Warmup, seed: int) -> tuple[tuple[EvaluatedCase, ...], tuple[Finding, ...]]:
     """Draw new inputs with eager outputs: every accepted batch size, unbatched, strided and broadcast inputs.
 
     What the source itself does not accept is returned as a finding, with the reason."""
@@ -55,14 +64,14 @@ def make_fresh_cases(warm: Warmup, seed: int) -> tuple[tuple[ReferenceCase, ...]
             return (*cases, *size_cases), limits
         element = tuple(t.expand(size, *t.shape[1:]) for t in warm.sampler.draw(1, generator))
         cases.append(_make_case(warm, "expanded", element))
-        cases.append(make_broadcast_case(warm, size, generator))
+        cases.append(EvaluatedCase(make_broadcast_case(warm, size, generator)))
         unbatched = _make_unbatched_case(warm, generator)
         if isinstance(unbatched, Finding):
             return tuple(cases), (unbatched,)
-        return (*cases, unbatched), ()
+        return (*cases, EvaluatedCase(unbatched)), ()
 
 
-def _make_size_cases(warm: Warmup, generator: torch.Generator) -> tuple[list[ReferenceCase], tuple[Finding, ...]]:
+def _make_size_cases(warm: Warmup, generator: torch.Generator) -> tuple[list[EvaluatedCase], tuple[Finding, ...]]:
     """Make cases with several open sizes in other orders; report the ones that eager mode rejects."""
     cases, rejections = [], []
     for sizes in warm.sampler.arrange_sizes(warm.traced_sizes[1]):
@@ -83,7 +92,7 @@ MAX_PARAMETER_ROWS = 32
 
 
 def make_method_cases(
-    warm: Warmup, methods: Mapping[str, MethodSpec], cases: Cases, seed: int
+    warm: Warmup, methods: Mapping[str, MethodSpec], cases: Sequence[EvaluatedCase], seed: int
 ) -> tuple[ReferenceCase, ...]:
     """Make cases of the methods beside ``forward``, at the inputs of other cases, from eager mode and its autograd.
 
@@ -93,11 +102,12 @@ def make_method_cases(
     results = []
     for name, spec in methods.items():
         has_parameter_blocks = any(not isinstance(o, str) and o[1] not in spec.inputs for o in spec.outputs)
-        for case in cases:
+        for evaluated in cases:
+            case = evaluated.forward
             if case.is_extreme or not _has_traced_batch_ndim(warm, case):
                 continue
             if name == "newton_info":
-                results.append(_make_info_case(warm, case))
+                results.append(ReferenceCase(case.name, name, case.inputs, evaluated.solve_info))
             elif not (has_parameter_blocks and case.outputs[0].shape[0] > MAX_PARAMETER_ROWS):
                 results.append(_make_derivative_case(warm, name, spec, case, generator))
     return tuple(results)
@@ -140,18 +150,13 @@ def _make_derivative_case(
     return ReferenceCase(case.name, name, (*case.inputs, *extra.values()), tuple(v.contiguous() for v in values))
 
 
-def _make_info_case(warm: Warmup, case: ReferenceCase) -> ReferenceCase:
-    with eager_context(warm.source):
-        info = collect_newton_info(warm.source, *(t.clone(memory_format=torch.contiguous_format) for t in case.inputs))
-    return ReferenceCase(case.name, "newton_info", case.inputs, info)
-
-
-def _make_case(warm: Warmup, name: str, inputs: Inputs) -> ReferenceCase:
+def _make_case(warm: Warmup, name: str, inputs: Inputs) -> EvaluatedCase:
     """Evaluate the model into a case; raise ``CaptureError`` if an output's open sizes differ from its declaration."""
-    outputs = _evaluate_outputs(warm, inputs)
+    with record_solves() as infos:
+        outputs = _evaluate_outputs(warm, inputs)
     if warm.source.sizes:
         check_output_sizes(warm.source, inputs, warm.output_specs, outputs)
-    return ReferenceCase(name, METHOD, inputs, outputs)
+    return EvaluatedCase(ReferenceCase(name, METHOD, inputs, outputs), stack_infos(warm.source, infos))
 
 
 def _evaluate_outputs(warm: Warmup, inputs: Inputs) -> Inputs:

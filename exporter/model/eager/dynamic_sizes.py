@@ -133,8 +133,7 @@ def probe_batch_sizes(
         """Explain why a size costs too much; the empty text if it does not."""
         if count_numbers(source, (*source.inputs, *outputs), sampler, size) > MAX_NUMBERS:
             return f"inputs and outputs would hold more than {MAX_NUMBERS} numbers"
-        is_affordable = size == traced or cost.is_affordable(size)
-        return "" if is_affordable else f"it would compute about {cost.estimate(size):.0e} numbers (--thorough)"
+        return "" if size == traced else cost.explain(size)
 
     further = (traced, MIDDLE) if explain_cost(LARGEST_RUN) else (traced,)
     for size in sorted({*LADDER, *further}):

@@ -13,7 +13,7 @@ from exporter.archive.contract import Batch, Finding
 from exporter.archive.tensor_spec import FLOATING, Sampling, TensorSpec, name_dtype
 from exporter.common.errors import CaptureError, WarmupError
 from exporter.common.tensors import all_close, bitwise_equal, copy_transposed, copy_with_gaps, is_finite
-from exporter.model.eager.call_cost import CallCost, measure_call_cost
+from exporter.model.eager.call_cost import DEFAULT_BUDGET, CallCost, measure_call_cost
 from exporter.model.eager.dynamic_sizes import (
     choose_trace_sizes,
     infer_dynamic_shape,
@@ -88,16 +88,21 @@ def make_sampler(source: Source, low: float = -1.0, high: float = 1.0) -> InputS
     return InputSampler(hint_at_rows(source.inputs, hint), source.batch_ndim, stack_calls(source))
 
 
-def warm_up(first: FirstRun, seed: int, *, thorough: bool = False) -> Warmup:
-    """Run the model in eager mode to learn what to capture; ``thorough``: large batches are run whatever they cost.
+def warm_up(first: FirstRun, seed: int, *, budget: float | None = None, thorough: bool = False) -> Warmup:
+    """Run the model in eager mode to learn what to capture.
 
-    Raises ``WarmupError`` where eager mode fails or is not finite; ``CaptureError`` where outputs do not carry the
-    batch."""
+    ``budget``: seconds for the large batches of all checks; ``thorough``: they run whatever they cost. Raises
+    ``WarmupError`` where eager mode fails or is not finite; ``CaptureError`` where outputs do not carry the batch;
+    ``UsageError`` for a budget that is too small for any check."""
     source, sizes, sampler = first.source, first.sizes, first.sampler
     generator = torch.Generator().manual_seed(seed)
     with eager_context(source):
         specs, constant = infer_output_specs(first, generator)
-        cost = _measure_cost(first, seed) if source.has_dynamic_size and not thorough else CallCost()
+        cost = CallCost()
+        if source.has_dynamic_size and not thorough:
+            cost = _measure_cost(first, seed, DEFAULT_BUDGET if budget is None else budget)
+            if budget is not None:
+                cost.require_budget()
         batch = probe_batch_sizes(source, sampler, specs, sizes[0], generator, cost)
         sampler, finding = shrink_sampling_range(source, sampler, sizes[1], generator)
         contiguous, layout = probe_memory_layouts(source, sampler, sizes[1], generator)
@@ -106,7 +111,7 @@ def warm_up(first: FirstRun, seed: int, *, thorough: bool = False) -> Warmup:
     return Warmup(refined_source, first.inputs, specs, constant, sampler, sizes, batch, contiguous, cost, findings)
 
 
-def _measure_cost(first: FirstRun, seed: int) -> CallCost:
+def _measure_cost(first: FirstRun, seed: int, budget: float) -> CallCost:
     """Measure what a call costs at two sizes: of a batch the second has the rows twice, so that solves take as long."""
     source, sampler, (size, other_size) = first.source, first.sampler, first.sizes
     generator = torch.Generator().manual_seed(seed)
@@ -116,7 +121,7 @@ def _measure_cost(first: FirstRun, seed: int) -> CallCost:
     else:
         other_sample = sampler.draw(other_size, generator)
     samples = {size: sample, other_size: other_sample}
-    return measure_call_cost(lambda n: evaluate(source, samples[n]), (size, other_size))
+    return measure_call_cost(lambda n: evaluate(source, samples[n]), (size, other_size), budget)
 
 
 def find_inputs(

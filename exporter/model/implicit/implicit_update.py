@@ -54,6 +54,11 @@ def collect_newton_info(source: Source, *inputs: torch.Tensor) -> tuple[torch.Te
     """Return iterations, residual norm and status of one run; several solves are stacked in the last dimension."""
     with record_solves() as infos:
         source.module(*inputs)
+    return stack_infos(source, infos)
+
+
+def stack_infos(source: Source, infos: Sequence[SolveInfo]) -> tuple[torch.Tensor, ...]:
+    """Return iterations, residual norm and status of all solves of a run."""
     order = list(find_solvers(source.parameter_module).values())
     ordered = sorted(infos, key=lambda info: order.index(info.loop))
     parts = zip(*((i.iterations, i.residual_norm.double(), i.status) for i in ordered), strict=True)

@@ -15,7 +15,6 @@ import torch
 
 from exporter.archive.contract import Finding
 from exporter.capture.symbolic_guards import SIZE_COMPARISON
-from exporter.common.forking import run_in_fork
 from exporter.model.eager.dynamic_sizes import MAX_NUMBERS, count_numbers, format_sizes
 from exporter.model.eager.evaluation import eager_context, find_forward_line
 from exporter.model.implicit.newton_solver import find_solvers
@@ -45,13 +44,6 @@ MAX_SOLVED_BATCH = 256
 READS_FACTOR = 10
 
 
-def check(context: CaptureContext) -> list[Finding]:
-    """Check that the capture agrees with eager mode at other batch sizes and dynamic sizes."""
-    if not context.source.has_dynamic_size or not context.source.inputs:
-        return []
-    return run_in_fork(_check, context)
-
-
 @dataclass
 class _Trials:
     """Comparisons of capture and eager mode at further sizes. ``agreed`` are the sizes at which both agree,
@@ -69,8 +61,8 @@ class _Trials:
         warm, largest = self.context.warm, sizes if isinstance(sizes, int) else max(sizes.values())
         variables = (*warm.source.inputs, *warm.output_specs)
         is_too_wide = max(largest, count_numbers(warm.source, variables, warm.sampler, sizes)) > MAX_NUMBERS
-        is_affordable = warm.cost.is_affordable(largest, self.spent, factor=self.factor)
-        if is_too_wide or not (is_affordable or largest in warm.traced_sizes):
+        is_too_dear = largest not in warm.traced_sizes and warm.cost.explain(largest, self.spent, factor=self.factor)
+        if is_too_wide or is_too_dear:
             self.left_out.append(largest)
             return (), ""
         self.spent += warm.cost.estimate(largest)
@@ -84,8 +76,11 @@ class _Trials:
         return inputs, mismatch
 
 
-def _check(context: CaptureContext) -> list[Finding]:
+def check(context: CaptureContext) -> list[Finding]:
+    """Check that the capture agrees with eager mode at other batch sizes and dynamic sizes."""
     source, warm = context.source, context.warm
+    if not source.has_dynamic_size or not source.inputs:
+        return []
     with eager_context(source):
         traced = context.draws[0][1]
         base = record_run(source, traced)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from exporter.archive.contract import Finding
-from exporter.common.forking import run_in_fork
 from exporter.common.tensors import copy_transposed, copy_with_gaps
 from exporter.model.eager.evaluation import eager_context, find_forward_line
 from exporter.soundness.check_context import (
@@ -25,10 +24,6 @@ _MEND = (
 
 def check(context: CaptureContext) -> list[Finding]:
     """Check that the capture agrees with eager mode at every draw."""
-    return run_in_fork(_check, context)
-
-
-def _check(context: CaptureContext) -> list[Finding]:
     source = context.source
     with eager_context(source):
         for label, inputs in context.draws:

@@ -7,6 +7,7 @@ its output before an early end, and the evidence of isolation: the outcome of im
 path, foreign modules (none)."""
 
 import functools
+import gc
 import io
 import json
 import os
@@ -291,7 +292,12 @@ def serve():
     packages = json.loads(sys.argv[1])
     isolation.guard_imports(packages)
     warnings.simplefilter("ignore")
+    # Nearly all objects of an import stay: garbage collections would look at them again and again, there and in forks.
+    gc.disable()
     import torch  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
 
     for line in sys.stdin:
         number = os.fork()

@@ -27,7 +27,7 @@ from exporter.frontends import python_factory
 from exporter.model.eager.evaluation import eager_context
 from exporter.soundness import gate
 from exporter.soundness.checks import data_reads
-from exporter.soundness.clean_room import CleanRoom
+from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.execution_paths import trace_path
 from exporter.soundness.footprint import Footprint
 from exporter.soundness.gate import Allowance
@@ -160,7 +160,7 @@ def test_runs_apart():
     with pytest.raises(ForkFailedError, match="was killed"):
         run_in_fork(_dies)
     source = source_for(planted_models.sound())
-    with CleanRoom(source) as room:
+    with CleanRooms(source) as room:
         assert room(_changes, 2.0) == 12.0
         assert room(_changes, 2.0) == 12.0
         scale = dict(source.parameter_module.named_parameters())["scale"]
@@ -348,8 +348,8 @@ def test_what_a_garbage_collection_calls_is_no_part_of_a_run():
 
 def test_processes_end_with_the_room():
     source = source_for(planted_models.sound())
-    with CleanRoom(source) as room:
-        pid = room._pid
+    with CleanRooms(source) as room:
+        pid = room._rooms[0]._pid
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

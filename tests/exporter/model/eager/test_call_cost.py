@@ -8,7 +8,7 @@ from project import load_module
 from torch import nn
 
 import torchferry
-from exporter.common.errors import UnsoundError
+from exporter.common.errors import UnsoundError, UsageError
 from exporter.model.eager import call_cost
 from exporter.model.eager.call_cost import CallCost, measure_call_cost
 from exporter.soundness.checks import batch_sizes
@@ -61,7 +61,7 @@ class Limited(Chain):
 def costly(monkeypatch):
     """Lets a check compute the numbers of not quite 500 elements of a chain."""
     monkeypatch.setattr(call_cost, "NUMBERS_PER_OPERATION", 0)
-    monkeypatch.setattr(call_cost, "MAX_NUMBERS_PER_CHECK", 500 * 72 - 1)
+    monkeypatch.setattr(call_cost, "NUMBERS_PER_SECOND", 500 * 72 - 1)
 
 
 @pytest.mark.parametrize(
@@ -99,24 +99,70 @@ def test_what_runs_under_no_counter_has_no_bound():
         raise RuntimeError
 
     assert measure_call_cost(fail, (5, 10)) == CallCost()
-    assert CallCost().is_affordable(10**9)
+    assert CallCost().explain(10**9) == ""
 
 
-def test_small_batches_run_whatever_they_cost_and_the_sum_is_bounded(monkeypatch):
-    dear = CallCost((5, 10), (5e12, 1e13))
-    assert dear.is_affordable(13)
-    assert not dear.is_affordable(14)
-    monkeypatch.setattr(call_cost, "MAX_NUMBERS_PER_CHECK", 100)
-    cheap = CallCost((5, 10), (5.0, 10.0))
-    assert cheap.is_affordable(60)
-    assert not cheap.is_affordable(60, 50)
-    assert cheap.is_affordable(60, 50, factor=2)
+def test_small_batches_run_whatever_they_cost_and_the_sum_is_bounded():
+    dear = CallCost((5, 10), (5e12, 1e13), limit=1e9)
+    assert dear.explain(13) == ""
+    assert dear.explain(14) == "it would take about 14000 s in eager mode (--budget, --thorough)"
+    cheap = CallCost((5, 10), (5.0, 10.0), limit=100)
+    assert cheap.explain(60) == ""
+    assert cheap.explain(60, 50) != ""
+    assert cheap.explain(60, 50, factor=2) == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "peak"),
+    [
+        (lambda x: x.exp(), 3),
+        (lambda x: x.exp().exp().exp(), 6),
+        (lambda x: [x.exp() for _ in range(4)], 12),
+        (lambda x: x.exp().mul_(2).t(), 3),
+    ],
+    ids=["one", "a chain", "all alive", "in place, and a view"],
+)
+def test_bytes_that_are_held_at_the_same_time(function, peak):
+    cost = measure_call_cost(lambda n: function(ROWS[n]), (5, 10))
+    assert cost.held == (8 * 5 * peak, 8 * 10 * peak)
+
+
+def test_a_batch_for_which_there_is_no_memory_is_left_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(call_cost, "read_available_memory", lambda: 2 * 2 * 3 * 8 * 900)
+    (one,) = torchferry.export(Chain(), output=tmp_path / "m.pt")
+    assert one.contract.batch.sizes == (0, 1, 2, 5, 13, 64)
+    assert "batch 1000: not run, it would hold about 0.0 GiB" in one.contract.batch.limits
+
+
+def test_a_budget_allows_more(costly, tmp_path):
+    (one,) = torchferry.export(Chain(), output=tmp_path / "m.pt", budget=3 * 2.1)
+    assert one.contract.batch.sizes == (0, 1, 2, 5, 13, 1000)
+
+
+@pytest.mark.parametrize(
+    ("options", "got", "expected"),
+    [
+        ({"budget": 0.05}, "0.05 s", "at least 0.1 s"),
+        ({"budget": 0.0}, "0", "a finite number above 0"),
+        ({"budget": float("nan")}, "nan", "a finite number above 0"),
+        ({"budget": 1.0, "thorough": True}, None, "one of them"),
+        ({"jobs": 0}, "0", "a number from 1 on"),
+    ],
+)
+def test_limits_that_cannot_be_kept(costly, options, got, expected):
+    with pytest.raises(UsageError) as caught:
+        torchferry.check(Chain(), **options)
+    assert caught.value.details.get("got") == got
+    assert caught.value.details["expected"] == expected
 
 
 def test_a_costly_batch_is_left_out_and_said(costly, tmp_path):
     (one,) = torchferry.export(Chain(), output=tmp_path / "m.pt")
     assert one.contract.batch.sizes == (0, 1, 2, 5, 13, 64)
-    assert "batch 1000: not run, it would compute about 7e+04 numbers (--thorough)" in one.contract.batch.limits
+    assert (
+        "batch 1000: not run, it would take about 2.0 s in eager mode (--budget, --thorough)"
+        in one.contract.batch.limits
+    )
     (sizes,) = (c for c in one.report.checks if c.check == "batch sizes")
     assert "batch 64" in sizes.detail
     assert "batch 20011" not in sizes.detail
@@ -153,7 +199,7 @@ def test_a_size_that_a_costly_model_reads_is_found(costly, model, size):
 
 
 def test_sizes_that_no_check_could_afford_are_not_said_to_agree(monkeypatch):
-    monkeypatch.setattr(call_cost, "MAX_NUMBERS_PER_CHECK", 1)
+    monkeypatch.setattr(call_cost, "NUMBERS_PER_SECOND", 1)
     (report,) = torchferry.check(Threshold(40))
     note = next(f for f in report.findings if f.what == "len() reads a size")
     assert note.reason == "capture and eager mode agree at every size that was run, to 12"
