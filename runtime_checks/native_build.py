@@ -10,13 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from filelock import FileLock
 
 from exporter.common.errors import MissingRuntimeError
+from exporter.common.temporary_folders import temporary_folder
 
 SOURCES = Path(__file__).with_name("native")
 INSTALL = 'pip install "torchferry[native]", and a C++17 compiler (apt-get install g++)'
@@ -65,10 +65,10 @@ def build(*, sanitize: str = "", force: bool = False, announce: Callable[[str], 
             shutil.rmtree(target)
         if not target.exists():
             announce(f"building the native library for torch {_torch_version()} (once, about a minute)")
-            with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
-                _build(Path(folder), sanitize)
+            with temporary_folder(".build-", target.parent) as folder:
+                _build(folder, sanitize)
                 # Renamed as a whole: a folder under that name is always finished.
-                Path(folder, "prefix").rename(target)
+                (folder / "prefix").rename(target)
     return target
 
 

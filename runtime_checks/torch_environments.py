@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock
 
 from exporter.common.errors import MissingRuntimeError, UsageError
-from runtime_checks.native_build import cache_folder, make_cache_error
 
 # Packages that reading a graph needs besides torch.
+from exporter.common.temporary_folders import temporary_folder
+from runtime_checks.native_build import cache_folder, make_cache_error
+
 _REQUIREMENTS = ("pydantic>=2.10", "jinja2>=3.1", "filelock>=3.13")
 _READY = "ready.txt"
 
@@ -47,8 +48,8 @@ def ensure_python(torch: str, *, any_build: bool = False, announce: Callable[[st
 
 def _check_cpu_build(torch: str, any_build: bool) -> None:
     """Raise ``MissingRuntimeError`` if the index has no build of it for CPUs: one for GPUs takes gigabytes."""
-    with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
-        report = Path(folder, "report.json")
+    with temporary_folder() as folder:
+        report = folder / "report.json"
         arguments = ["--dry-run", "--ignore-installed", "--quiet", "--report", str(report), f"torch=={torch}"]
         _run_pip([sys.executable, "-m", "pip", "install", *arguments], torch)
         packages = [row["metadata"]["name"] for row in json.loads(report.read_text())["install"]]

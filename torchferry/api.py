@@ -26,6 +26,7 @@ from exporter.common.errors import (
     UnsoundError,
     UsageError,
 )
+from exporter.common.stopwatch import Step, Watch, ignore_step
 from exporter.graph.archive_diff import Difference, diff_archives
 from exporter.model.composition import ComposedModel, Part
 from exporter.model.function_model import declare
@@ -78,6 +79,7 @@ __all__ = [
     "Sampling",
     "Settings",
     "Signature",
+    "Step",
     "TensorSpec",
     "TorchferryError",
     "UnsoundError",
@@ -122,6 +124,7 @@ def export(
     memory_limit: float = MEMORY_LIMIT,
     announce: Callable[[Listing], Any] | None = None,
     progress: Callable[[str], Any] = lambda text: None,
+    watch: Watch = ignore_step,
 ) -> list[Exported]:
     """Export models of an input file, of a Python factory, or a module; verify each file before it appears.
 
@@ -164,6 +167,7 @@ def export(
         memory_limit: GiB for the process that verifies.
         announce: Called with name, inputs and outputs of each model before it is captured.
         progress: Called with texts on the build of the native library.
+        watch: Called with a ``Step`` when a stage begins or a check ends: ``stage``, ``part``, ``done``, ``total``.
 
     Returns:
         One ``Exported`` for each model: path, contract, report, seconds by stage.
@@ -204,6 +208,7 @@ def export(
         ),
         write=WriteOptions(opset),
         verify=select_archive_runtimes(verify_options, format_names),
+        watch=watch,
     )
     with shared_fork_server():
         return _pipeline.export(source, options)
@@ -267,6 +272,7 @@ def check(
     thorough: bool = False,
     budget: float | None = None,
     jobs: int | None = None,
+    watch: Watch = ignore_step,
 ) -> list[Checked]:
     """Run the soundness gate alone, as ``torchferry check`` does; nothing is written.
 
@@ -280,6 +286,7 @@ def check(
         thorough: As in ``export``.
         budget: As in ``export``.
         jobs: As in ``export``.
+        watch: As in ``export``.
 
     Returns:
         One ``Checked`` for each model: findings, the checks that ran, and those that could not.
@@ -298,7 +305,7 @@ def check(
         seed, allowances, second_opinion=second_opinion, thorough=thorough, budget=budget, jobs=choose_jobs(jobs)
     )
     path = Path(inputs) if isinstance(inputs, str) else inputs
-    return _soundness_check.check(source, models=models, inputs=path, options=options)
+    return _soundness_check.check(source, models=models, inputs=path, options=options, watch=watch)
 
 
 def verify(

@@ -12,6 +12,7 @@ from exporter.archive.input_files import InputValues
 from exporter.archive.variable_renaming import RenameRule
 from exporter.backends.backend import WriteOptions
 from exporter.common.errors import UsageError
+from exporter.common.stopwatch import Watch, ignore_step
 from exporter.model.implicit.newton_solver import OnFailure
 from exporter.soundness.checked_capture import CaptureOptions
 from runtime_checks.options import VerifyOptions
@@ -26,8 +27,8 @@ class ExportOptions:
 
     ``renames`` are rules for names in the contract, ``inputs`` a file of warmup inputs or a dict by name, ``against``
     an earlier archive; ``on_failure`` overrides what an implicit model returns for elements that do not converge.
-    ``capture``, ``write`` and ``verify`` are the options of these stages. Raises ``UsageError`` for what contradicts
-    itself."""
+    ``capture``, ``write`` and ``verify`` are the options of these stages; ``watch`` is told of each step. Raises
+    ``UsageError`` for what contradicts itself."""
 
     models: tuple[str, ...] = ()
     output: Path | None = None
@@ -39,6 +40,7 @@ class ExportOptions:
     capture: CaptureOptions = field(default_factory=CaptureOptions)
     write: WriteOptions = field(default_factory=WriteOptions)
     verify: VerifyOptions = field(default_factory=VerifyOptions)
+    watch: Watch = ignore_step
 
     def __post_init__(self) -> None:
         if self.against is not None and "pt" not in self.formats:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,8 @@ from exporter.capture.passes import CaptureResult
 from exporter.capture.serialization import serialize_module
 from exporter.common.atomic_files import atomic_write_path
 from exporter.common.errors import UnsupportedError, UsageError
+from exporter.common.stopwatch import Stopwatch
+from exporter.common.temporary_folders import temporary_folder
 from exporter.common.torch_hooks import ignore_deprecations
 from exporter.graph.canonical_text import format_canonical_text, hash_graph_text
 from exporter.graph.provenance import open_archive
@@ -33,7 +34,7 @@ from exporter.model.eager.case_generation import make_fresh_cases, make_method_c
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import Warmup
 from exporter.model.source import Source
-from exporter.soundness.checked_capture import Stopwatch, checked_capture, derive_seed
+from exporter.soundness.checked_capture import checked_capture, derive_seed
 from runtime_checks.file_verifier import FileVerifier
 from runtime_checks.report import Report
 from torchferry.contract_assembly import build_contract, compute_envelope
@@ -51,6 +52,7 @@ class Exported:
         contract: What the file promises: variables, shapes, methods, tolerances.
         report: The report of its verification.
         seconds: Seconds by stage, in order.
+        parts: Seconds of parts of stages, by stage and part; parts run side by side.
         containers: The other containers that were written from the archive.
         reasons: Why an earlier archive does not serve this model; None if it was not compared with one.
     """
@@ -59,6 +61,7 @@ class Exported:
     contract: Contract
     report: Report
     seconds: dict[str, float] = field(default_factory=dict)
+    parts: dict[tuple[str, str], float] = field(default_factory=dict)
     containers: tuple[Converted, ...] = ()
     reasons: tuple[Reason, ...] | None = None
 
@@ -78,7 +81,7 @@ def export(source: str | nn.Module | Callable[..., Any], options: ExportOptions)
     earlier = open_archive(options.against) if options.against is not None else None
     results = []
     for load in loads:
-        clock = Stopwatch()
+        clock = Stopwatch(options.watch)
         with clock("load"):
             model_source = load()
             if options.on_failure is not None:
@@ -116,7 +119,7 @@ def export_model(
         # The archive, if requested, is already in its place.
         raise kernel
     first_path = path if is_kept else containers[0].path
-    return Exported(first_path, contract, report, clock.seconds, tuple(containers))
+    return Exported(first_path, contract, report, clock.seconds, clock.parts, tuple(containers))
 
 
 def write_archive(
@@ -176,8 +179,8 @@ def _package_kernel(path: Path, *, finite_math: bool) -> dict[str, bytes] | Unsu
 @contextlib.contextmanager
 def temporary_archive(path: Path) -> Iterator[Path]:
     """Yield the path of an archive that only serves as the source of other containers."""
-    with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
-        yield Path(folder, f"{path.stem}.pt")
+    with temporary_folder() as folder:
+        yield folder / f"{path.stem}.pt"
 
 
 def result_to_dict(result: Exported) -> dict[str, Any]:

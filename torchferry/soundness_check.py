@@ -13,6 +13,7 @@ from torch import nn
 from exporter.archive.contract import Finding
 from exporter.archive.input_files import InputValues, read_inputs
 from exporter.capture.autograd_detection import detect_inner_autograd
+from exporter.common.stopwatch import Stopwatch, Watch, ignore_step
 from exporter.frontends import resolve
 from exporter.frontends.neml2 import input_file
 from exporter.model.eager.warmup import run_first, warm_up
@@ -20,7 +21,6 @@ from exporter.model.source import Listing
 from exporter.soundness import gate
 from exporter.soundness.checked_capture import (
     CaptureOptions,
-    Stopwatch,
     checked_capture,
     derive_seed,
     summarize_model,
@@ -57,13 +57,14 @@ def check(
     models: Sequence[str] = (),
     inputs: Path | InputValues | None = None,
     options: CaptureOptions,
+    watch: Watch = ignore_step,
 ) -> list[Checked]:
     """Run the soundness gate alone for the models that ``export`` would export, and raise the same errors."""
     reports = []
     # The user's own module is put back into its previous mode.
     modes = {m: m.training for m in source.modules()} if isinstance(source, nn.Module) else {}
     for load in resolve_sources(source, models, inputs):
-        clock = Stopwatch()
+        clock = Stopwatch(watch)
         try:
             marked_source = detect_inner_autograd(load(), derive_seed(options.seed, "warmup"))
             _, _, findings = checked_capture(marked_source, options, clock)

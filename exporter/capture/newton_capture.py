@@ -1,4 +1,5 @@
-"""Newton solvers in the file: residual and Jacobian are captured as graphs, and the loop around them is compiled."""
+"""Loops in the file: what a Newton solver or a coordinate descent calls is captured as graphs, and the loop around
+them is compiled."""
 
 from __future__ import annotations
 
@@ -22,44 +23,66 @@ from exporter.common.tensors import all_close
 from exporter.common.torch_hooks import patch_forward, pause_tracing
 from exporter.model.eager.evaluation import evaluate
 from exporter.model.eager.warmup import find_finite_rows
+from exporter.model.implicit.coordinate_descent import CoordinateDescent
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.implicit.solve_recording import SolverArguments, record_solver_calls
 from exporter.model.source import Inputs, Source
 
+# The arguments of a coordinate descent, and what it returned.
+DescentCall = tuple[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]], torch.Tensor]
 # The results of a solver.
 SOLVER_RESULTS = ("unknowns", "Jacobians", "iterations", "norms of the residual", "status", "factors")
-GRAPHS = ("residual", "jacobian")
+SOLVER_GRAPHS, DESCENT_GRAPHS = ("residual", "jacobian"), ("rate", "tangent")
 
 
 @dataclass(frozen=True)
-class CapturedSolver:
-    """A solver and the graphs that it calls, functions of ``(u, *held)``."""
+class CapturedLoop:
+    """A loop and the graphs that it calls by name, functions of ``(u, *held)``, of which ``batched`` by position have
+    the batch."""
 
-    loop: NewtonSolver
-    residual: FxProgram
-    jacobian: FxProgram
+    loop: NewtonSolver | CoordinateDescent
+    graphs: Mapping[str, FxProgram]
+    batched: Sequence[int]
 
     def script(self) -> torch.jit.ScriptModule:
-        """Compile the solver, anew in each call: the passes of a capture modify what they are given."""
-        solver = copy.copy(self.loop)
-        solver._modules = {}
-        for name, program in (("residual", self.residual), ("jacobian", self.jacobian)):
-            solver.__dict__.pop(name)
-            solver.add_module(name, _script_graph(program, self.loop.batched, returns_pair=name == "jacobian"))
-        return torch.jit.script(solver)
+        """Compile the loop, anew in each call: the passes of a capture modify what they are given."""
+        loop = copy.copy(self.loop)
+        loop._modules = {}
+        for name, program in self.graphs.items():
+            loop.__dict__.pop(name)
+            loop.add_module(name, _script_graph(program, self.batched))
+        return torch.jit.script(loop)
 
 
-def capture_solver(path: str, loop: NewtonSolver, arguments: Inputs) -> CapturedSolver:
+def capture_solver(path: str, loop: NewtonSolver, arguments: Inputs) -> CapturedLoop:
     """Capture a solver from the inputs of one solve, under ``eager_context``; raises ``CaptureError``."""
-    guess, fixed_tensors = arguments[0], loop.collect_args(arguments[1:])
-    graphs = [trace_solver_graph(getattr(loop, name), (guess, fixed_tensors), path, loop) for name in GRAPHS]
-    return CapturedSolver(loop, *graphs)
+    inputs = arguments[0], loop.collect_args(arguments[1:])
+    graphs = {name: trace_loop_graph(getattr(loop, name), inputs, path, loop) for name in SOLVER_GRAPHS}
+    return CapturedLoop(loop, graphs, range(1 + loop.batched))
 
 
-def check_own_parameters(path: str, solver: CapturedSolver, model: nn.Module) -> None:
-    """Check that the residual reads no parameter but its own: the file would keep a copy. Raises ``CaptureError``."""
+def capture_descent(path: str, loop: CoordinateDescent, recorded: DescentCall) -> CapturedLoop:
+    """Capture a coordinate descent from one of its calls; raises ``CaptureError``, also where it computes something
+    else than that call did."""
+    (coupling, force, args), expected = recorded
+    values = args[: len(args) - len(loop.names)]
+    component = loop.component(loop.collect_args(values), 0)
+    w = force.select(-1, 0).clone()
+    batched = [0, *(i for i, t in enumerate(component[: len(values)], 1) if t.ndim and t.shape[0] == w.shape[0])]
+    graphs = {name: trace_loop_graph(getattr(loop, name), (w, component), path, loop) for name in DESCENT_GRAPHS}
+    captured = CapturedLoop(loop, graphs, batched)
+    if not all_close(captured.script()(coupling, force, loop.collect_args(values)), expected):
+        what, where = "a predictor does not compute in the file what it computes in eager mode", path
+        raise CaptureError(what, check="implicit", where=where, expected="the same rates")
+    return captured
+
+
+def check_own_parameters(path: str, solver: CapturedLoop, model: nn.Module) -> None:
+    """Check that the graphs read no parameter but the loop's own: the file would keep a copy.
+
+    Raises ``CaptureError``."""
     parameter_names = {p.data_ptr(): name for name, p in model.named_parameters() if p.numel()}
-    for program in (solver.residual, solver.jacobian):
+    for program in solver.graphs.values():
         for value in program.constants.values():
             if value.numel() and value.data_ptr() in parameter_names:
                 what = f"the residual of {path!r} reads a parameter that is not its own"
@@ -68,12 +91,13 @@ def check_own_parameters(path: str, solver: CapturedSolver, model: nn.Module) ->
                 raise CaptureError(what, check="implicit", where=path, got=got, expected=expected, mend=mend)
 
 
-def check_solver(path: str, solver: CapturedSolver, samples: Sequence[Inputs]) -> None:
+def check_solver(path: str, solver: CapturedLoop, samples: Sequence[Inputs]) -> None:
     """Check that the compiled solver takes the iterations of eager mode, to the last. Raises ``CaptureError``."""
-    compiled = _make_forward(solver.script())
+    compiled, loop = _make_forward(solver.script()), solver.loop
+    assert isinstance(loop, NewtonSolver)
     for guess, *arguments in samples:
-        tensors = solver.loop.collect_args(arguments)
-        expected, actual = (run(guess, tensors, True) for run in (solver.loop.forward, compiled))
+        tensors = loop.collect_args(arguments)
+        expected, actual = (run(guess, tensors, True) for run in (loop.forward, compiled))
         for name, expected_value, actual_value in zip(SOLVER_RESULTS, expected, actual, strict=True):
             if not all_close(actual_value, expected_value):
                 what = f"the implicit update {path!r} is not solved as in eager mode"
@@ -103,24 +127,24 @@ def check_failure_visible(path: str, loop: NewtonSolver, source: Source, inputs:
 
 
 @contextlib.contextmanager
-def replace_solvers(solves: Mapping[str, CapturedSolver]) -> Iterator[None]:
-    """Run solves as they will run in the file: some ten times as fast as in eager mode."""
-    with patch_forward({solver.loop: _make_forward(solver.script()) for solver in solves.values()}):
+def replace_loops(captured: Mapping[str, CapturedLoop]) -> Iterator[None]:
+    """Run loops as they will run in the file: some ten times as fast as in eager mode."""
+    with patch_forward({loop.loop: _make_forward(loop.script()) for loop in captured.values()}):
         yield
 
 
 def _make_forward(compiled: torch.jit.ScriptModule) -> Callable[..., Any]:
-    def forward(u: torch.Tensor, fixed_tensors: list[torch.Tensor], tangents: bool = False) -> tuple[torch.Tensor, ...]:
+    def forward(*arguments: Any) -> Any:
         state = torch._C._get_tracing_state()
         # With optimisation it is as fast, after a second that every process would spend again.
         with pause_tracing(state) if state else contextlib.nullcontext(), optimized_execution(False):
-            return compiled(u, fixed_tensors, tangents)
+            return compiled(*arguments)
 
     return forward
 
 
-def trace_solver_graph(function: Any, arguments: SolverArguments, path: str, model: nn.Module) -> FxProgram:
-    """Trace a function of a solver to a graph without batch constants; raises ``CaptureError``."""
+def trace_loop_graph(function: Any, arguments: SolverArguments, path: str, model: nn.Module) -> FxProgram:
+    """Trace a function of a loop to a graph without batch constants; raises ``CaptureError``."""
     guess, fixed_tensors = arguments
 
     def run(u: torch.Tensor, *fixed_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -144,15 +168,16 @@ class _GraphConstants(nn.Module):
             self.register_buffer(f"tf_{i}", value.detach().clone())
 
 
-def _script_graph(program: FxProgram, batched: int, *, returns_pair: bool) -> torch.jit.ScriptModule:
+def _script_graph(program: FxProgram, batched: Sequence[int]) -> torch.jit.ScriptModule:
     # A new class each time: TorchScript gives modules of one class one set of methods.
     module = torch.jit.script(type("Graph", (_GraphConstants,), {})(program.constants))
     names = [f"x{i}" for i in range(program.inputs)]
     places = {target: f"self.tf_{i}" for i, target in enumerate(program.constants)}
-    module.define(emit_torchscript(program, "graph", names, places, [(i, 0) for i in range(1 + batched)]))
+    module.define(emit_torchscript(program, "graph", names, places, [(i, 0) for i in batched]))
     rewrite_operators(module)
     arguments = ", ".join(["u", *(f"held[{i}]" for i in range(program.inputs - 1))])
-    returns, tail = ("Tuple[Tensor, Tensor]", "") if returns_pair else ("Tensor", "[0]")
+    (output,) = (node for node in program.graph.graph.nodes if node.op == "output")
+    returns, tail = ("Tuple[Tensor, Tensor]", "") if len(output.args[0]) == 2 else ("Tensor", "[0]")
     head = f"def forward(self, u: Tensor, held: List[Tensor]) -> {returns}:"
     module.define(f"{head}\n    return self.graph({arguments}){tail}\n")
     return module

@@ -23,7 +23,7 @@ from exporter.capture.derivative_methods import define_derivative_methods
 from exporter.capture.derivative_plan import DerivativePlan, plan_derivatives
 from exporter.capture.forward_wrapper import emit_forward_source, make_argument_names
 from exporter.capture.joint_graph import list_program_constants, trace_joint_graph
-from exporter.capture.newton_capture import CapturedSolver
+from exporter.capture.newton_capture import CapturedLoop
 from exporter.capture.operator_rewrites import eliminate_common_subexpressions, list_operators, rewrite_operators
 from exporter.capture.scripting import find_marked_modules, scripting_findings
 from exporter.capture.settable_parameters import find_settable_parameters
@@ -66,7 +66,7 @@ class CaptureState:
         inputs: Inputs,
         seed: int,
         resolved_derivatives: ResolvedDerivatives | None,
-        solves: Mapping[str, CapturedSolver],
+        solves: Mapping[str, CapturedLoop],
     ) -> None:
         source = warm.source
         self.warm, self.source, self.inputs, self.solves = warm, source, inputs, solves
@@ -206,7 +206,7 @@ def capture(
     inputs: Inputs,
     seed: int,
     resolved_derivatives: ResolvedDerivatives | None = None,
-    solves: Mapping[str, CapturedSolver] | None = None,
+    solves: Mapping[str, CapturedLoop] | None = None,
 ) -> CaptureResult:
     """Trace the module to save at ``inputs``, and inspect its constants.
 

@@ -90,7 +90,7 @@ def find_repeated_submodules(warm: Warmup) -> set[nn.Module]:
 
 
 def trace_recording_warnings(
-    warm: Warmup, methods: Methods, inlined: set[nn.Module], solves: Mapping[str, newton_capture.CapturedSolver]
+    warm: Warmup, methods: Methods, inlined: set[nn.Module], solves: Mapping[str, newton_capture.CapturedLoop]
 ) -> tuple[torch.jit.ScriptModule, list[tuple[str, str]]]:
     """Trace and return the module with its ``TracerWarning``s and the user's lines; other warnings are passed on.
 
@@ -133,7 +133,7 @@ def trace_methods(
     methods: Methods,
     buffers: Mapping[str, Sequence[torch.Tensor]],
     inlined: set[nn.Module],
-    solves: Mapping[str, newton_capture.CapturedSolver],
+    solves: Mapping[str, newton_capture.CapturedLoop],
 ) -> torch.jit.ScriptModule:
     """Trace the methods into one module, which reads its constants from ``buffers``; marked modules are scripted."""
     source = warm.source

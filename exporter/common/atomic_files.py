@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from exporter.common.errors import OutputError
+from exporter.common.temporary_folders import list_temporary
 
 
 @contextlib.contextmanager
@@ -31,7 +32,8 @@ def atomic_write_path(path: Path) -> Iterator[Path]:
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         except OSError as error:
             raise make_write_error(path, error) from None
-        yield temporary
+        with list_temporary(temporary):
+            yield temporary
         try:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
@@ -63,7 +65,8 @@ def atomic_write_folder(folder: Path, last: str, old: Callable[[], Collection[st
             temporary.mkdir()
         except OSError as error:
             raise make_write_error(folder, error) from None
-        yield temporary
+        with list_temporary(temporary):
+            yield temporary
         try:
             old_names = set(old())
             new_files = sorted(temporary.iterdir(), key=lambda file: file.name == last)

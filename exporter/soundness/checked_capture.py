@@ -6,9 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,19 +19,22 @@ from exporter.archive.derivative_request import DerivativeRequest, ResolvedDeriv
 from exporter.archive.tensor_spec import TensorSpec, infer_spec, name_dtype
 from exporter.capture import newton_capture
 from exporter.capture.autograd_detection import detect_inner_autograd
+from exporter.capture.newton_capture import CapturedLoop
 from exporter.capture.passes import CaptureResult, capture
 from exporter.common.errors import UnsupportedError, UsageError
 from exporter.common.forking import run_in_fork
-from exporter.common.torch_hooks import ignore_deprecations
+from exporter.common.stopwatch import Stopwatch
+from exporter.common.torch_hooks import ignore_deprecations, patch_forward
 from exporter.model.eager.derivatives import find_nonzero_blocks
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import Warmup, run_first, warm_up
+from exporter.model.implicit.coordinate_descent import CoordinateDescent, find_descents
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.implicit.solve_recording import record_solver_calls
 from exporter.model.source import Inputs, Listing, Source
 from exporter.soundness import gate
 from exporter.soundness.clean_room import CleanRooms
-from exporter.soundness.gate import Allowance
+from exporter.soundness.gate import Allowance, GateOptions
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ def checked_capture(
 
     The residual of an implicit update is checked first, as a model of its own; afterwards a solve is one operation."""
     seed, request = options.seed, options.derivative_request
-    captured_solvers, solver_findings = _capture_solvers(source, options, clock)
-    with newton_capture.replace_solvers(captured_solvers), CleanRooms(source, options.jobs) as room:
+    captured_loops, solver_findings = _capture_loops(source, options, clock)
+    with newton_capture.replace_loops(captured_loops), CleanRooms(source, options.jobs) as room:
         with clock("warmup"):
             first = run_first(source, derive_seed(seed, "warmup"))
         if request is not None:
@@ -79,30 +80,63 @@ def checked_capture(
             derivative_request.validate_names(request, *names)
         with clock("soundness"):
             room.import_alike()
-            findings, draws = gate.check_before_capture(
-                first, room, derive_seed(seed, "gate"), options.allowances, second_opinion=options.second_opinion
-            )
+            gate_options = GateOptions(options.allowances, options.second_opinion, clock.report)
+            findings, draws = gate.check_before_capture(first, room, derive_seed(seed, "gate"), gate_options)
         with clock("warmup"):
             more_seed = derive_seed(seed, "more warmup")
             warm = warm_up(first, more_seed, budget=options.budget, thorough=options.thorough)
         options.announce(summarize_model(warm))
         derivatives, derivative_findings = resolve_model_derivatives(warm, request)
         with clock("capture"):
-            captured = capture(warm, draws[0][1], derive_seed(seed, "capture"), derivatives, captured_solvers)
+            captured = capture(warm, draws[0][1], derive_seed(seed, "capture"), derivatives, captured_loops)
         with clock("soundness"):
-            findings = gate.check_after_capture(warm, captured, draws, findings, options.allowances)
+            findings = gate.check_after_capture(warm, captured, draws, findings, gate_options)
     return warm, captured, (*solver_findings, *findings, *derivative_findings)
 
 
-def _capture_solvers(
+def _capture_loops(
     source: Source, options: CaptureOptions, clock: Stopwatch
-) -> tuple[Mapping[str, newton_capture.CapturedSolver], tuple[Finding, ...]]:
-    """Return the captured solvers of the model by path, and the findings about their residuals."""
-    seed = options.seed
-    captured_solvers: dict[str, newton_capture.CapturedSolver] = {}
-    solver_findings: list[Finding] = []
+) -> tuple[Mapping[str, CapturedLoop], tuple[Finding, ...]]:
+    """Return the captured loops of an implicit model by path, and the findings about the residuals of its solvers."""
     if not (solvers := find_solvers(source.parameter_module)):
-        return captured_solvers, ()
+        return {}, ()
+    _check_solvers(source, solvers)
+    with clock("capture"), eager_context(source), ignore_deprecations():
+        captured_loops = _capture_descents(source, derive_seed(options.seed, "warmup"))
+    with newton_capture.replace_loops(captured_loops):
+        captured_solvers, findings = _capture_solvers(source, solvers, options, clock)
+    return {**captured_loops, **captured_solvers}, findings
+
+
+def _capture_descents(source: Source, seed: int) -> dict[str, CapturedLoop]:
+    """Return the captured coordinate descents of predictors, by path. One that no run calls is left out."""
+    descents = find_descents(source.parameter_module)
+    calls = run_in_fork(_record_descents, source, seed) if descents else {}
+    return {path: newton_capture.capture_descent(path, descents[path], call) for path, call in calls.items()}
+
+
+def _record_descents(source: Source, seed: int) -> dict[str, newton_capture.DescentCall]:
+    """Return the arguments and the result of the last call of each coordinate descent in a first run, by path."""
+    calls: dict[str, newton_capture.DescentCall] = {}
+
+    def wrap_forward(path: str, loop: CoordinateDescent) -> Callable[..., torch.Tensor]:
+        forward = loop.forward
+
+        def run(*arguments: Any) -> torch.Tensor:
+            result = forward(*arguments)
+            calls[path] = (arguments, result)
+            return result
+
+        return run
+
+    descents = find_descents(source.parameter_module)
+    with patch_forward({loop: wrap_forward(path, loop) for path, loop in descents.items()}):
+        run_first(source, seed)
+    return calls
+
+
+def _check_solvers(source: Source, solvers: Mapping[str, NewtonSolver]) -> None:
+    """Check that the file can hold these solvers. Raises ``UnsupportedError``."""
     if source.uses_autograd:
         what = "a model that takes gradients itself holds an implicit update"
         expected = "gradients inside the residual, or --derivative for those of the update"
@@ -116,6 +150,15 @@ def _capture_solvers(
             what = "an implicit update is part of the residual of another"
             mend = "make the inner unknowns unknowns of the outer system"
             raise UnsupportedError(what, where=path, expected="updates one after the other", mend=mend)
+
+
+def _capture_solvers(
+    source: Source, solvers: Mapping[str, NewtonSolver], options: CaptureOptions, clock: Stopwatch
+) -> tuple[dict[str, CapturedLoop], tuple[Finding, ...]]:
+    """Return the captured solvers by path, and the findings about their residuals."""
+    seed = options.seed
+    captured_solvers: dict[str, CapturedLoop] = {}
+    solver_findings: list[Finding] = []
     with clock("warmup"):
         inputs, calls = run_in_fork(_record_first_calls, source, derive_seed(seed, "warmup"))
     for path, loop in solvers.items():
@@ -221,18 +264,3 @@ def summarize_model(warm: Warmup) -> Listing:
 def derive_seed(seed: int, stage: str) -> int:
     """Return the seed of one stage, derived from the seed of the export."""
     return int.from_bytes(hashlib.sha256(f"{seed} {stage}".encode()).digest()[:7], "big")
-
-
-class Stopwatch:
-    """A stopwatch that sums the seconds of each stage: ``with clock("load"): ...``."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, stage: str):
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start

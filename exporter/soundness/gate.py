@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -72,12 +73,22 @@ class Allowance:
         return cls(check, reason.strip())
 
 
+@dataclasses.dataclass(frozen=True)
+class GateOptions:
+    """The user's ``allowances``, whether ``torch.export`` is asked too (``second_opinion``), which takes some seconds,
+    and who is told of each check that ended: its name, how many of how many have, its seconds (``report``)."""
+
+    allowances: Sequence[Allowance] = ()
+    second_opinion: bool = False
+    report: Callable[[str, int, int, float], Any] = lambda name, done, total, seconds: None
+
+
 def check_before_capture(
-    first: FirstRun, room: CleanRooms, seed: int, allowances: Sequence[Allowance], *, second_opinion: bool
+    first: FirstRun, room: CleanRooms, seed: int, options: GateOptions
 ) -> tuple[tuple[Finding, ...], Draws]:
     """Run the checks of eager mode; return their findings and the draws, the first of which is to be traced.
 
-    ``second_opinion`` asks ``torch.export``, too, which takes some seconds. Raises ``UnsoundError``."""
+    Raises ``UnsoundError``."""
     generator = torch.Generator().manual_seed(seed)
     traced, other_size = first.sizes
     probes = draw_probe_inputs(first.sampler, traced, generator)
@@ -89,19 +100,21 @@ def check_before_capture(
     except ForkFailedError as error:
         findings.append(_make_not_run_finding(data_reads.CHECK, f"inputs for every branch: {error}"))
     context = EagerContext(first.source, probes, first.sampler.draw(other_size, generator), room)
-    if second_opinion:
-        findings += _run_check(torch_export_opinion.CHECK, torch_export_opinion.check, context)
+    if options.second_opinion:
+        opinion, _ = _run_check(torch_export_opinion.CHECK, torch_export_opinion.check, context)
+        findings += opinion
     with contextlib.closing(_run_side_by_side(_BEFORE, context)) as results:
-        for new_findings in results:
+        for done, (name, (new_findings, seconds)) in enumerate(zip(_BEFORE, results, strict=True), 1):
             findings += new_findings
-            require_sound(first.source.name, findings, allowances)
-    return apply_allowances(findings, allowances), probes
+            require_sound(first.source.name, findings, options.allowances)
+            options.report(name, done, len(RUNS), seconds)
+    return apply_allowances(findings, options.allowances), probes
 
 
 def _run_side_by_side(
     checks: Mapping[str, Callable[[EagerContext], list[Finding]]], context: EagerContext
-) -> Generator[list[Finding], None, None]:
-    """Yield the findings of each check in order; as many run at the same time as the context has rooms."""
+) -> Generator[tuple[list[Finding], float], None, None]:
+    """Yield the findings and the seconds of each check in order; as many run at the same time as there are rooms."""
     with ThreadPoolExecutor(context.room.count) as threads:
         pending = [threads.submit(_run_check, name, check, context) for name, check in checks.items()]
         try:
@@ -115,27 +128,32 @@ def _run_side_by_side(
 
 
 def check_after_capture(
-    warm: Warmup, captured: CaptureResult, probes: Draws, before: Sequence[Finding], allowances: Sequence[Allowance]
+    warm: Warmup, captured: CaptureResult, probes: Draws, before: Sequence[Finding], options: GateOptions
 ) -> tuple[Finding, ...]:
     """Check the capture against the model; ``before`` are earlier findings. Raises ``UnsoundError``."""
     context = CaptureContext(warm, captured.module, probes, captured.tracer_warnings)
     findings = [*before, *captured.findings]
     calls = [ForkedCall(check, context) for check in _AFTER.values()]
     try:
-        for name, call in zip(_AFTER, calls, strict=True):
-            findings += _run_check(name, ForkedCall.wait, call)
-            require_sound(warm.source.name, findings, allowances)
+        for done, (name, call) in enumerate(zip(_AFTER, calls, strict=True), len(RUNS) - len(_AFTER) + 1):
+            new_findings, seconds = _run_check(name, ForkedCall.wait, call)
+            findings += new_findings
+            require_sound(warm.source.name, findings, options.allowances)
+            options.report(name, done, len(RUNS), seconds)
     finally:
         for call in calls:
             call.end()
-    return apply_allowances(findings, allowances)
+    return apply_allowances(findings, options.allowances)
 
 
-def _run_check(name: str, check: Callable[[_Context], list[Finding]], context: _Context) -> list[Finding]:
+def _run_check(name: str, check: Callable[[_Context], list[Finding]], context: _Context) -> tuple[list[Finding], float]:
+    """Return the findings of a check, and its seconds."""
+    start = time.perf_counter()
     try:
-        return check(context)
+        findings = check(context)
     except ForkFailedError as error:
-        return [_make_not_run_finding(name, str(error))]
+        findings = [_make_not_run_finding(name, str(error))]
+    return findings, time.perf_counter() - start
 
 
 def _make_not_run_finding(name: str, why: str) -> Finding:

@@ -11,7 +11,6 @@ import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,9 +18,11 @@ from filelock import FileLock
 
 from exporter.archive import target_machine
 from exporter.common.errors import ArchiveError, MissingRuntimeError
-from runtime_checks.native_build import cache_folder, make_cache_error
 
 # No flag may change a result: no contraction, no fast math.
+from exporter.common.temporary_folders import temporary_folder
+from runtime_checks.native_build import cache_folder, make_cache_error
+
 FLAGS = ("-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 NATIVE = "-march=native"
 INSTALL = "install one (apt-get install gcc), or name it with the variable CC"
@@ -70,8 +71,8 @@ def compile_kernel(files: Mapping[str, bytes]) -> Path:
         check_private_folder(target.parent)
         with FileLock(f"{target}.lock"):
             if not target.exists():
-                with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as folder:
-                    place = Path(folder, "made")
+                with temporary_folder(".build-", target.parent) as folder:
+                    place = folder / "made"
                     place.mkdir(mode=0o700)
                     _run_compiler(command, files, place)
                     place.rename(target)
@@ -99,12 +100,12 @@ def check_private_folder(folder: Path) -> None:
 
 def _run_compiler(command: list[str], files: Mapping[str, bytes], place: Path) -> None:
     main = next(iter(files))
-    with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
+    with temporary_folder() as folder:
         for name, data in files.items():
-            Path(folder, name).write_bytes(data)
+            (folder / name).write_bytes(data)
         library = place / "kernel.so"
         for native in ([NATIVE], []):
-            arguments = [*command, *FLAGS, *native, "-o", str(library), str(Path(folder, main)), "-lm"]
+            arguments = [*command, *FLAGS, *native, "-o", str(library), str(folder / main), "-lm"]
             done = subprocess.run(arguments, capture_output=True, text=True, check=False)
             # Not every compiler supports -march=native here.
             if done.returncode == 0 or NATIVE not in done.stderr:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from exporter.common.errors import MissingRuntimeError
+from exporter.common.temporary_folders import temporary_folder
 from runtime_checks.runners.base import Call, CallResult
 from runtime_checks.runners.subprocesses import make_early_end_error, run_process
 
@@ -40,8 +40,8 @@ def run_child(
 ) -> tuple[tuple[CallResult, ...], dict[str, Any]]:
     """Run ``calls`` in a fresh process that executes the file ``child``; return the results and its evidence, no
     results if the evidence has a ``load_error``. Raise ``RunError`` if the process ends early."""
-    with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
-        files = {name: Path(folder, name) for name in ("job.json", "calls.npz", "results.npz", "evidence.json")}
+    with temporary_folder() as folder:
+        files = {name: folder / name for name in ("job.json", "calls.npz", "results.npz", "evidence.json")}
         paths = {name.partition(".")[0]: str(path) for name, path in files.items() if name != "job.json"}
         full_job = {**job, "index": write_arrays(names, calls, files["calls.npz"]), **paths}
         files["job.json"].write_text(json.dumps(full_job))

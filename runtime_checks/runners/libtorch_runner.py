@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from exporter.archive.contract import Contract
 from exporter.common.errors import ArchiveError, MissingRuntimeError, RunError
+from exporter.common.temporary_folders import temporary_folder
 from runtime_checks import native_build
 from runtime_checks.runners.base import Call, CallResult, Run
 from runtime_checks.runners.call_files import write_calls
@@ -35,8 +35,8 @@ class LibtorchRunner:
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
         harness = native_build.build() / "bin" / "torchferry_verify"
         source = {contract.source.library, *contract.source.refused_imports} - {"", "torch"}
-        with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
-            calls_file, results_file = Path(folder, "calls.pt"), Path(folder, "results.pt")
+        with temporary_folder() as folder:
+            calls_file, results_file = folder / "calls.pt", folder / "results.pt"
             write_calls(calls, calls_file)
             command = [str(harness), str(path.resolve()), "--json", "--device", self.device]
             command += ["--replay", str(calls_file), "--results", str(results_file)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from exporter.archive.contract import Contract
 from exporter.archive.pt_archive import MAX_OPTIMISED_NODES
 from exporter.common.errors import RunError
+from exporter.common.temporary_folders import temporary_folder
 from runtime_checks.runners import fork_server
 from runtime_checks.runners.base import Call, CallResult, Run
 from runtime_checks.runners.call_files import write_calls
@@ -42,9 +42,9 @@ class PythonRunner:
 
     def run(self, path: Path, contract: Contract | None, calls: Sequence[Call]) -> Run:
         """Run the calls. Without a contract the file is foreign, and may return other values than tuples of tensors."""
-        with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
+        with temporary_folder() as folder:
             names = ("calls.pt", "results.pt", "evidence.json", "said.txt")
-            calls_file, results_file, evidence_file, log_file = (Path(folder, name) for name in names)
+            calls_file, results_file, evidence_file, log_file = (folder / name for name in names)
             write_calls(calls, calls_file)
             source = {contract.source.library, *contract.source.refused_imports} - {""} if contract else set()
             job: dict[str, object] = {

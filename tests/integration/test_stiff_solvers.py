@@ -18,8 +18,9 @@ from tampering import change_cases
 import torchferry
 from exporter.archive.derivative_request import DerivativeRequest
 from exporter.capture import derivative_methods, jacobian_source
+from exporter.common.stopwatch import Stopwatch
 from exporter.frontends import resolve
-from exporter.soundness.checked_capture import CaptureOptions, Stopwatch
+from exporter.soundness.checked_capture import CaptureOptions
 from runtime_checks import native_build
 from torchferry.options import ExportOptions
 from torchferry.pipeline import write_archive

@@ -12,9 +12,10 @@ from torch import nn
 from exporter.archive.contract import Finding
 from exporter.archive.tensor_spec import Signature, TensorSpec
 from exporter.capture.autograd_detection import detect_inner_autograd
+from exporter.common.stopwatch import Stopwatch
 from exporter.frontends import python_factory
 from exporter.model.source import Source
-from exporter.soundness.checked_capture import CaptureOptions, Stopwatch, checked_capture
+from exporter.soundness.checked_capture import CaptureOptions, checked_capture
 from exporter.soundness.gate import Allowance
 
 

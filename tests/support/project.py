@@ -11,8 +11,8 @@ import torch
 
 from exporter.archive import pt_archive
 from exporter.archive.pt_archive import Archive
+from exporter.common.stopwatch import Stopwatch
 from exporter.frontends import resolve
-from exporter.soundness.checked_capture import Stopwatch
 from torchferry.options import ExportOptions
 from torchferry.pipeline import write_archive
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from types import FrameType
 
 import typer
 from typer import Option
@@ -28,6 +26,7 @@ from torchferry.cli import (
     verify,
 )
 from torchferry.cli import run as run_history
+from torchferry.cli.interruption import end_soon_when_interrupted, report_interrupt
 from torchferry.cli.output import print_error
 
 # typer ships its own click from some version on, and depends on the package before it.
@@ -74,29 +73,18 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run the command line and return its exit code. A bug of torchferry keeps its traceback and gives 1."""
-    previous_handler = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        code = app(arguments, standalone_mode=False) or 0
+        with end_soon_when_interrupted():
+            code = app(arguments, standalone_mode=False) or 0
         # Newer typers turn the signal into this code themselves.
-        return _report_interrupt() if code == INTERRUPTED else code
+        return report_interrupt() if code == INTERRUPTED else code
     except TorchferryError as error:
         print_error(error, as_json="--json" in arguments)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return _report_interrupt()
+        return report_interrupt()
     except Exception as error:
         if not isinstance(error, ClickException):
             raise
         error.show()  # pyright: ignore[reportAttributeAccessIssue]
         return UsageError.exit_code
-    finally:
-        signal.signal(signal.SIGTERM, previous_handler)
-
-
-def _report_interrupt() -> int:
-    sys.stderr.write("interrupted: no half-written file was left behind\n")
-    return INTERRUPTED
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -18,6 +18,7 @@ from torchferry.cli.options import (
     ThoroughOption,
 )
 from torchferry.cli.output import out, print_findings, print_json
+from torchferry.cli.progress import show_steps
 from torchferry.cli.startup import pause_collection
 
 
@@ -50,17 +51,19 @@ def command(
     with pause_collection():
         from torchferry import api
 
-    reports = api.check(
-        source,
-        models=model or [],
-        inputs=inputs,
-        seed=seed,
-        allow=allow or [],
-        second_opinion=second_opinion,
-        thorough=thorough,
-        budget=budget,
-        jobs=jobs,
-    )
+    with show_steps(is_silent=json) as display:
+        reports = api.check(
+            source,
+            models=model or [],
+            inputs=inputs,
+            seed=seed,
+            allow=allow or [],
+            second_opinion=second_opinion,
+            thorough=thorough,
+            budget=budget,
+            jobs=jobs,
+            watch=display.show,
+        )
     if json:
         print_json([c.as_dict() for c in reports])
         return

@@ -25,11 +25,13 @@ from torchferry.cli.options import (
     ThoroughOption,
     TimeLimitOption,
 )
-from torchferry.cli.output import count_bytes, err, out, print_json, print_listing, print_timings
+from torchferry.cli.output import count_bytes, err, out, print_json, print_listing, print_slowest, print_timings
+from torchferry.cli.progress import show_steps
 from torchferry.cli.startup import pause_collection
 
 if TYPE_CHECKING:
     from exporter.model.implicit.newton_solver import OnFailure
+    from exporter.model.source import Listing
     from torchferry.pipeline import Exported
 
 
@@ -113,34 +115,41 @@ def command(
             from torchferry import api
 
         import_seconds = time.perf_counter() - start
-        results = api.export(
-            source,
-            models=model or [],
-            output=str(output) if output is not None else None,
-            renames=rename or [],
-            inputs=inputs,
-            seed=seed,
-            allow=allow or [],
-            derivatives=derivative or [],
-            jvp=jvp,
-            vjp=vjp,
-            parameters=parameter or [],
-            differentiable=differentiable,
-            symmetric=symmetric or [],
-            thorough=thorough,
-            budget=budget,
-            jobs=jobs,
-            against=against,
-            on_failure=cast("OnFailure | None", on_failure),
-            formats=format or [],
-            opset=opset,
-            runtimes=runtime,
-            devices=device,
-            time_limit=time_limit,
-            memory_limit=memory_limit,
-            announce=None if json else print_listing,
-            progress=err.print,
-        )
+
+        def announce(listing: Listing) -> None:
+            with display.pause():
+                print_listing(listing)
+
+        with show_steps(is_silent=json) as display:
+            results = api.export(
+                source,
+                models=model or [],
+                output=str(output) if output is not None else None,
+                renames=rename or [],
+                inputs=inputs,
+                seed=seed,
+                allow=allow or [],
+                derivatives=derivative or [],
+                jvp=jvp,
+                vjp=vjp,
+                parameters=parameter or [],
+                differentiable=differentiable,
+                symmetric=symmetric or [],
+                thorough=thorough,
+                budget=budget,
+                jobs=jobs,
+                against=against,
+                on_failure=cast("OnFailure | None", on_failure),
+                formats=format or [],
+                opset=opset,
+                runtimes=runtime,
+                devices=device,
+                time_limit=time_limit,
+                memory_limit=memory_limit,
+                announce=None if json else announce,
+                progress=err.print,
+                watch=display.show,
+            )
     if json:
         from torchferry.pipeline import result_to_dict
 
@@ -169,7 +178,9 @@ def _print_result(result: Exported, against: Path | None) -> None:
 def _print_timings(result: Exported, import_seconds: float) -> None:
     parts = {f"verify: {name}": value for name, value in result.report.seconds.items()}
     stages = {name: value for name, value in result.seconds.items() if name != "verify"}
-    print_timings({"imports": import_seconds, **stages, **parts})
+    seconds = {"imports": import_seconds, **stages, **parts}
+    print_timings(seconds)
+    print_slowest(seconds, result.parts)
     for name, method in result.contract.methods.items():
         if method.how:
             out.print(f"{name}: {method.how}", soft_wrap=True)

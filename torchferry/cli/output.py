@@ -209,6 +209,34 @@ def print_findings(name: str, findings: Sequence[Finding]) -> None:
     out.print(table)
 
 
+# What shortens a stage, for the user who waits for it.
+_SHORTER = {
+    "imports": "several models in one command import once",
+    "load": "what the source does when it is built",
+    "warmup": "--budget: fewer large batches",
+    "soundness": "--budget: fewer large batches; --jobs: more checks side by side",
+    "capture": "fewer operations, derivatives or settable parameters",
+    "cases": "a solver that takes fewer iterations, cheaper calls in eager mode",
+    "write": "fewer operations",
+    "verify": "--budget: fewer large batches; one --runtime and one --device",
+    "c": "fewer operations",
+    "onnx": "fewer operations",
+    "pt2": "fewer operations",
+}
+SLOWEST = 3
+
+
+def print_slowest(seconds: Mapping[str, float], parts: Mapping[tuple[str, str], float]) -> None:
+    """Print the slowest stages, the slowest part of each, and what would shorten them."""
+    for label in sorted(seconds, key=lambda name: -seconds[name])[:SLOWEST]:
+        stage = label.partition(":")[0]
+        own_parts = {part: value for (of, part), value in parts.items() if of == stage}
+        slowest = max(own_parts, key=lambda part: own_parts[part], default="")
+        part_text = f", of which {slowest!r} {own_parts[slowest]:.1f} s" if slowest else ""
+        hint = f" (shorter by: {_SHORTER[stage]})" if stage in _SHORTER else ""
+        out.print(f"slow: {label} {seconds[label]:.1f} s{part_text}{hint}", soft_wrap=True)
+
+
 def print_timings(seconds: Mapping[str, float]) -> None:
     """Print a table of the seconds of each stage."""
     total = sum(seconds.values())

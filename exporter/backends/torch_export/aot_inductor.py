@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from exporter.backends.torch_export.program import ORIGIN, Program, quiet_export, quiet_logs
 from exporter.common.errors import MissingRuntimeError, UnsupportedError, summarize_error
+from exporter.common.temporary_folders import temporary_folder
 
 # Fixed records of a package, as torch's loader reads it (torch/csrc/inductor/aoti_package/model_package_loader.cpp).
 _FRAME = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little", ".data/version": b"3\n"}
@@ -34,9 +34,9 @@ def require() -> None:
 def compile_programs(programs: Mapping[str, Program]) -> dict[str, bytes]:
     """Return the records of a package; raise ``UnsupportedError`` if AOTInductor rejects a program."""
     records = dict(_FRAME)
-    with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
+    with temporary_folder() as folder:
         for method, program in programs.items():
-            package = Path(folder, f"{method}.pt2")
+            package = folder / f"{method}.pt2"
             _compile(program, package)
             with zipfile.ZipFile(package) as package_zip:
                 for name in package_zip.namelist():

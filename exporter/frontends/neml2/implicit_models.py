@@ -15,6 +15,7 @@ from torch import nn
 from exporter.archive.contract import Finding, Tolerance
 from exporter.common.errors import CaptureError, UnsupportedError, UsageError, summarize_error
 from exporter.common.torch_hooks import FunctionHook, swap_parameters
+from exporter.frontends.neml2.predictors import install_descents
 from exporter.model.implicit.implicit_update import solve_implicit
 from exporter.model.implicit.newton_solver import LineSearch, LineSearchKind, NewtonSolver, Settings, find_solvers
 from exporter.model.implicit.solve_recording import record_solver_calls
@@ -39,6 +40,8 @@ def install_solvers(model: nn.Module) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     for path, update in list(find_updates(model)):
         findings += _NewtonUpdate(path, update).findings
+        if update.predictor is not None:
+            install_descents(update.predictor)
     return tuple(findings)
 
 

@@ -17,6 +17,7 @@ from exporter.archive.contract import Finding
 from exporter.common.forking import ForkFailedError
 from exporter.common.torch_hooks import DispatchHook, FunctionHook, patch_forward
 from exporter.common.user_code import user_source_location
+from exporter.model.implicit.coordinate_descent import find_descents
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import EagerContext, make_refusal, run_eager
@@ -81,7 +82,8 @@ class _Operations(DispatchHook):
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
-    with patch_forward({loop: loop.infer_shapes for loop in find_solvers(source.parameter_module).values()}):
+    loops = (*find_solvers(source.parameter_module).values(), *find_descents(source.parameter_module).values())
+    with patch_forward({loop: loop.infer_shapes for loop in loops}):
         on_cpu, failed_cpu = _record_operations(source, inputs, "cpu")
         on_gpu, failed = _record_operations(source, inputs, "cuda")
         if failed_cpu:

@@ -14,12 +14,12 @@ import pickle
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from exporter.archive.contract import Finding
 from exporter.common.errors import summarize_error
 from exporter.common.forking import ForkFailedError
+from exporter.common.temporary_folders import temporary_folder
 from exporter.model.eager.evaluation import eager_context, find_forward_line
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import EagerContext, Outputs, describe_mismatch, make_refusal, run_eager
@@ -67,8 +67,8 @@ def _check(source: Source, inputs: Inputs, where: str) -> list[Finding]:
         payload = pickle.dumps((source, inputs))
     except Exception as error:
         raise ForkFailedError(f"the model cannot be passed to a new interpreter: {summarize_error(error)}") from None
-    with tempfile.TemporaryDirectory() as folder:
-        model_file = Path(folder, "model")
+    with temporary_folder() as folder:
+        model_file = folder / "model"
         model_file.write_bytes(pickle.dumps((sys.path, _find_module_files(source), payload)))
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             answers = list(pool.map(lambda seed: _run_interpreter(model_file, seed), SEEDS))

@@ -228,7 +228,7 @@ def other_settings(loop, **settings):
 
 def planted(monkeypatch, fault):
     """In what becomes of the file, and not in eager mode."""
-    graph_of, scripted = newton_capture.trace_solver_graph, newton_capture.CapturedSolver.script
+    graph_of, scripted = newton_capture.trace_loop_graph, newton_capture.CapturedLoop.script
 
     def graph(function, taken, path, named):
         def residual(u, held):
@@ -247,8 +247,8 @@ def planted(monkeypatch, fault):
         settings = {"cap": {"max_its": 3}, "early": {"rel_tol": 1e-2}}.get(fault, {})
         return scripted(dataclasses.replace(self, loop=other_settings(self.loop, **settings)))
 
-    monkeypatch.setattr(newton_capture, "trace_solver_graph", graph)
-    monkeypatch.setattr(newton_capture.CapturedSolver, "script", compiled)
+    monkeypatch.setattr(newton_capture, "trace_loop_graph", graph)
+    monkeypatch.setattr(newton_capture.CapturedLoop, "script", compiled)
 
 
 @pytest.mark.usefixtures("without_the_gate")
@@ -260,7 +260,7 @@ def test_planted_faults(tmp_path, monkeypatch, fault):
     # The file itself, held against eager mode.
     monkeypatch.setattr(newton_capture, "check_solver", lambda *_: None)
     monkeypatch.setattr(newton_capture, "check_own_parameters", lambda *_: None)
-    monkeypatch.setattr(newton_capture, "replace_solvers", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(newton_capture, "replace_loops", lambda _: contextlib.nullcontext())
     with pytest.raises(MismatchError) as caught:
         torchferry.export(update(), output=tmp_path / "m.pt")
     assert "stored cases" in caught.value.details["where"]

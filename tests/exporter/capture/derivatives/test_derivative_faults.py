@@ -9,8 +9,9 @@ from torch import nn
 from exporter.archive import derivative_request, pt_archive
 from exporter.archive.derivative_request import DerivativeRequest
 from exporter.capture import constants, derivative_methods, jacobian_source, settable_parameters
+from exporter.common.stopwatch import Stopwatch
 from exporter.frontends import python_factory
-from exporter.soundness.checked_capture import CaptureOptions, Stopwatch
+from exporter.soundness.checked_capture import CaptureOptions
 from runtime_checks.checks import derivative_consistency, finite_differences
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.libtorch_runner import LibtorchRunner

@@ -1,0 +1,59 @@
+"""What a long command is doing: its stages in order, the parts of a stage, and the seconds of both."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is going on: a stage, a part of it, and how many of how many parts are done."""
+
+    stage: str
+    part: str = ""
+    done: int = 0
+    total: int = 0
+
+    def __str__(self) -> str:
+        count = f" ({self.done} of {self.total})" if self.total else ""
+        return self.stage + count + (f": {self.part}" if self.part else "")
+
+
+Watch = Callable[[Step], Any]
+
+
+def ignore_step(step: Step) -> None:
+    """Watch nothing."""
+
+
+class Stopwatch:
+    """A stopwatch that sums the seconds of each stage, ``with clock("load"): ...``, and tells ``watch`` of each step.
+
+    ``seconds`` are those of stages, ``parts`` those of parts by ``(stage, part)``; parts may run side by side."""
+
+    def __init__(self, watch: Watch = ignore_step) -> None:
+        self._watch = watch
+        self._stage = ""
+        self.seconds: dict[str, float] = {}
+        self.parts: dict[tuple[str, str], float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        outer, self._stage = self._stage, stage
+        self._watch(Step(stage))
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+            self._stage = outer
+
+    def report(self, part: str, done: int, total: int, seconds: float) -> None:
+        """Report that a part of the current stage has ended, after so many seconds."""
+        key = self._stage, part
+        self.parts[key] = self.parts.get(key, 0.0) + seconds
+        self._watch(Step(self._stage, part, done, total))

@@ -1,0 +1,66 @@
+"""Interrupts: a command ends within a second of Ctrl-C, also in the middle of one long operation of torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from exporter.common.errors import INTERRUPTED
+from exporter.common.temporary_folders import remove_temporary_paths
+
+# Python hears of a signal between two of its own operations; so long it may take to come to one.
+PATIENCE = 0.7
+
+
+@contextlib.contextmanager
+def end_soon_when_interrupted() -> Iterator[None]:
+    """Raise ``KeyboardInterrupt`` at SIGINT and SIGTERM; if Python cannot hear of them soon, end the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    is_heard = threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        is_heard.set()
+        raise KeyboardInterrupt
+
+    # A process in a shell's background ignores interrupts.
+    signals = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
+    previous_handlers = {number: signal.signal(number, interrupt) for number in signals}
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    previous_descriptor = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    watcher = threading.Thread(target=_watch, args=(receiver, is_heard), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(previous_descriptor)
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
+        is_heard.set()
+        sender.close()
+        watcher.join()
+        receiver.close()
+
+
+def _watch(receiver: socket.socket, is_heard: threading.Event) -> None:
+    """Wait for a signal, whose number Python writes to the socket at once."""
+    while numbers := receiver.recv(1):
+        if numbers[0] in (signal.SIGINT, signal.SIGTERM) and not is_heard.wait(PATIENCE):
+            remove_temporary_paths()
+            report_interrupt()
+            os._exit(INTERRUPTED)
+
+
+def report_interrupt() -> int:
+    """Say that the command was interrupted; return its exit code."""
+    sys.stderr.write("interrupted: no half-written file was left behind\n")
+    sys.stderr.flush()
+    return INTERRUPTED
