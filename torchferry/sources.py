@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from exporter.archive.input_files import InputValues, read_inputs
+from exporter.capture.newton_capture import compile_descent
 from exporter.common.errors import UsageError
 from exporter.frontends import python_factory, resolve
 from exporter.model.implicit.newton_solver import OnFailure, find_solvers
@@ -27,7 +28,7 @@ def resolve_sources(
     if callable(source):
         return [lambda: python_factory.source_from_callable(source, example_inputs)]
     names = resolve.choose_models(source, models)
-    return [functools.partial(resolve.load, source, name, example_inputs) for name in names]
+    return [functools.partial(resolve.load, source, name, example_inputs, compile_descent) for name in names]
 
 
 def apply_failure_policy(source: Source, on_failure: OnFailure) -> None:

@@ -20,16 +20,14 @@ from exporter.capture.operator_rewrites import rewrite_operators
 from exporter.capture.torchscript_writer import emit_torchscript
 from exporter.common.errors import CaptureError
 from exporter.common.tensors import all_close
-from exporter.common.torch_hooks import patch_forward, pause_tracing
+from exporter.common.torch_hooks import ignore_deprecations, patch_forward, pause_tracing
 from exporter.model.eager.evaluation import evaluate
 from exporter.model.eager.warmup import find_finite_rows
-from exporter.model.implicit.coordinate_descent import CoordinateDescent
+from exporter.model.implicit.coordinate_descent import CoordinateDescent, DescentCall
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.implicit.solve_recording import SolverArguments, record_solver_calls
 from exporter.model.source import Inputs, Source
 
-# The arguments of a coordinate descent, and what it returned.
-DescentCall = tuple[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]], torch.Tensor]
 # The results of a solver.
 SOLVER_RESULTS = ("unknowns", "Jacobians", "iterations", "norms of the residual", "status", "factors")
 SOLVER_GRAPHS, DESCENT_GRAPHS = ("residual", "jacobian"), ("rate", "tangent")
@@ -75,6 +73,15 @@ def capture_descent(path: str, loop: CoordinateDescent, recorded: DescentCall) -
         what, where = "a predictor does not compute in the file what it computes in eager mode", path
         raise CaptureError(what, check="implicit", where=where, expected="the same rates")
     return captured
+
+
+def compile_descent(loop: CoordinateDescent, recorded: DescentCall) -> Callable[..., torch.Tensor]:
+    """Compile a coordinate descent from one of its calls, to be run many times; one that cannot be stays as it is."""
+    try:
+        with ignore_deprecations():
+            return _make_forward(capture_descent("the predictor", loop, recorded).script())
+    except CaptureError:
+        return loop.forward
 
 
 def check_own_parameters(path: str, solver: CapturedLoop, model: nn.Module) -> None:

@@ -9,6 +9,7 @@ from exporter.archive.input_files import InputValues
 from exporter.common.errors import UsageError
 from exporter.frontends import python_factory
 from exporter.frontends.neml2 import input_file
+from exporter.model.implicit.coordinate_descent import CompileDescent
 from exporter.model.source import Source
 
 
@@ -41,6 +42,10 @@ def choose_models(text: str, models: Sequence[str]) -> list[str]:
     return names
 
 
-def load(text: str, model: str, inputs: InputValues | None) -> Source:
-    """Load one model from a Python factory or a NEML2 input file."""
-    return python_factory.load(text, inputs) if is_python(text) else input_file.load(Path(text), model, inputs)
+def load(text: str, model: str, inputs: InputValues | None, compile_descent: CompileDescent | None = None) -> Source:
+    """Load one model from a Python factory or a NEML2 input file.
+
+    ``compile_descent`` compiles loops of predictors, for a driver whose history is recorded."""
+    if is_python(text):
+        return python_factory.load(text, inputs)
+    return input_file.load(Path(text), model, inputs, compile_descent)

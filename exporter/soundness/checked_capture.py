@@ -28,7 +28,7 @@ from exporter.common.torch_hooks import ignore_deprecations, patch_forward
 from exporter.model.eager.derivatives import find_nonzero_blocks
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import Warmup, run_first, warm_up
-from exporter.model.implicit.coordinate_descent import CoordinateDescent, find_descents
+from exporter.model.implicit.coordinate_descent import CoordinateDescent, DescentCall, find_descents
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.implicit.solve_recording import record_solver_calls
 from exporter.model.source import Inputs, Listing, Source
@@ -115,9 +115,9 @@ def _capture_descents(source: Source, seed: int) -> dict[str, CapturedLoop]:
     return {path: newton_capture.capture_descent(path, descents[path], call) for path, call in calls.items()}
 
 
-def _record_descents(source: Source, seed: int) -> dict[str, newton_capture.DescentCall]:
+def _record_descents(source: Source, seed: int) -> dict[str, DescentCall]:
     """Return the arguments and the result of the last call of each coordinate descent in a first run, by path."""
-    calls: dict[str, newton_capture.DescentCall] = {}
+    calls: dict[str, DescentCall] = {}
 
     def wrap_forward(path: str, loop: CoordinateDescent) -> Callable[..., torch.Tensor]:
         forward = loop.forward

@@ -15,7 +15,8 @@ from torch import nn
 from exporter.archive.contract import Finding, Tolerance
 from exporter.common.errors import CaptureError, UnsupportedError, UsageError, summarize_error
 from exporter.common.torch_hooks import FunctionHook, swap_parameters
-from exporter.frontends.neml2.predictors import install_descents
+from exporter.frontends.neml2.predictors import compile_when_called, install_descents
+from exporter.model.implicit.coordinate_descent import CompileDescent, find_descents
 from exporter.model.implicit.implicit_update import solve_implicit
 from exporter.model.implicit.newton_solver import LineSearch, LineSearchKind, NewtonSolver, Settings, find_solvers
 from exporter.model.implicit.solve_recording import record_solver_calls
@@ -43,6 +44,15 @@ def install_solvers(model: nn.Module) -> tuple[Finding, ...]:
         if update.predictor is not None:
             install_descents(update.predictor)
     return tuple(findings)
+
+
+def compile_predictors(model: nn.Module, compile_descent: CompileDescent) -> None:
+    """Compile the loops of all predictors of ``model`` after their first call."""
+    for _, update in find_updates(model):
+        if update.predictor is not None:
+            install_descents(update.predictor)
+    for descent in find_descents(model).values():
+        compile_when_called(descent, compile_descent)
 
 
 class _NewtonUpdate:

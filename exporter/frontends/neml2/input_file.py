@@ -21,6 +21,7 @@ from exporter.common.errors import MissingRuntimeError, SourceError, UsageError,
 from exporter.frontends.neml2 import batch_layout, driver_recording, implicit_models
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import run_first
+from exporter.model.implicit.coordinate_descent import CompileDescent
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Listing, Source
 
@@ -65,7 +66,7 @@ def list_driver_models(path: Path) -> list[str]:
     return [n for n in (_read_driver_option(root, d, "model") for d in _list_names(root, "Drivers")) if n]
 
 
-def load(path: Path, name: str, inputs: InputValues | None) -> Source:
+def load(path: Path, name: str, inputs: InputValues | None, compile_descent: CompileDescent | None = None) -> Source:
     """Load one model of an input file. Warmup inputs: ``inputs``, else those that the file's drivers feed it.
 
     Raises ``SourceError`` for a file that does not parse or a name that is not there, ``UnsupportedError`` for a solver
@@ -77,7 +78,7 @@ def load(path: Path, name: str, inputs: InputValues | None) -> Source:
         if inputs is not None:
             calls, findings = [_make_call(model, inputs, factory)], ()
         else:
-            calls, findings = _record_calls(path, name)
+            calls, findings = _record_calls(path, name, compile_descent)
         layout = batch_layout.infer_layout(model, calls, factory.settings, Neml2Module)
     raw = Neml2Module(model, layout.sub_batch).eval()
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -229,7 +230,7 @@ def _read_driver_option(factory: Any, driver: str, option: str) -> str:
     return ""
 
 
-def _record_calls(path: Path, name: str) -> Any:
+def _record_calls(path: Path, name: str, compile_descent: CompileDescent | None) -> Any:
     """Record the calls of the model ``name`` by the file's drivers, also from within the model that they drive."""
     neml2 = _import_neml2()
     runs = []
@@ -240,7 +241,7 @@ def _record_calls(path: Path, name: str) -> Any:
             unit = functools.partial(neml2.ModelUnitTest.from_file, path, name=driver)
             runs.append((driver, lambda unit=unit: _prepare_unit_test(unit())))
         elif driver_type == "TransientDriver":
-            runs.append((driver, functools.partial(_prepare_transient, factory, driver)))
+            runs.append((driver, functools.partial(_prepare_transient, factory, driver, compile_descent)))
     return driver_recording.record_driver_calls(runs, name)
 
 
@@ -249,12 +250,14 @@ def _prepare_unit_test(unit: Any) -> driver_recording.Drive:
     return unit.model, lambda: unit.model(*inputs)
 
 
-def _prepare_transient(factory: Any, driver: str) -> driver_recording.Drive:
+def _prepare_transient(factory: Any, driver: str, compile_descent: CompileDescent | None) -> driver_recording.Drive:
     transient = factory.get_driver(driver)
     # The driver runs only to be recorded; the file that it would save is not needed.
     transient.save_as = ""
     if not check_neml2_abi():
         implicit_models.install_solvers(transient.model)
+    if compile_descent is not None:
+        implicit_models.compile_predictors(transient.model, compile_descent)
     return transient.model, transient.run
 
 

@@ -10,16 +10,32 @@ import torch
 from torch import nn
 
 from exporter.common.torch_hooks import swap_parameters
-from exporter.model.implicit.coordinate_descent import CoordinateDescent
+from exporter.model.implicit.coordinate_descent import CompileDescent, CoordinateDescent
 
 PREDICTOR = "CoordinateDescentPredictor"
 
 
-def install_descents(predictor: nn.Module) -> None:
+def install_descents(predictor: nn.Module) -> list[CoordinateDescent]:
     """Replace the loops of each ``CoordinateDescentPredictor`` in a predictor by a ``CoordinateDescent``."""
-    for module in list(predictor.modules()):
-        if type(module).__name__ == PREDICTOR and "forward" not in module.__dict__:
-            _LoopedPredictor(module)
+    modules = [m for m in predictor.modules() if type(m).__name__ == PREDICTOR and "forward" not in m.__dict__]
+    return [_LoopedPredictor(module).descent for module in modules]
+
+
+def compile_when_called(descent: CoordinateDescent, compile_descent: CompileDescent) -> None:
+    """Compile a descent after its first call, for a model that is called many times."""
+    import neml2
+
+    forward = descent.forward
+
+    def run_first(*arguments: Any) -> torch.Tensor:
+        result = forward(*arguments)
+        descent.__dict__["forward"] = forward
+        # The library forbids it inside a forward, and so what torch imports for a trace.
+        with neml2.allow_autograd(reason="torchferry compiles the loops of a predictor"):
+            descent.__dict__["forward"] = compile_descent(descent, (arguments, result))
+        return result
+
+    descent.__dict__["forward"] = run_first
 
 
 class _LoopedPredictor:

@@ -15,6 +15,11 @@ from torch import nn
 
 from exporter.model.jit_marks import mark
 
+# The arguments of a call, and what it returned.
+DescentCall = tuple[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]], torch.Tensor]
+# Compiles a descent from one of its calls.
+CompileDescent = Callable[["CoordinateDescent", DescentCall], Callable[..., torch.Tensor]]
+
 
 class CoordinateDescent(nn.Module):
     """Sweeps over the components of ``g``, each of which is one solve.

@@ -92,6 +92,7 @@ def check(context: CaptureContext) -> list[Finding]:
         trials = _Trials(context, factor, torch.Generator().manual_seed(0), [warm.traced_sizes[0]])
         pending = _list_sizes(context, reads, literals)
         seen, allowed = set(), max(0, MAX_SIZES - len(pending))
+        recorded_sizes = [warm.traced_sizes[0]]
         while pending:
             size = pending.pop(0)
             if size in seen:
@@ -100,8 +101,9 @@ def check(context: CaptureContext) -> list[Finding]:
             inputs, mismatch = trials.compare(size)
             if mismatch:
                 return [_make_finding(context, base, inputs, f"{source.size_name} {size}", mismatch)]
-            if inputs and reads and size <= SIZES[-1]:
+            if inputs and reads and size <= SIZES[-1] and _is_apart(size, recorded_sizes, literals):
                 # Another path through the code compares with other literals.
+                recorded_sizes.append(size)
                 new_literals = [n for n in _find_literals(record_run(source, inputs)) if n not in literals]
                 literals += new_literals
                 neighbours = _list_neighbours(new_literals)[:allowed]
@@ -166,6 +168,12 @@ def _find_literals(base: RunRecording) -> list[int]:
     texts += [text for value in compared_values for text in re.findall(r"(?<![\w.])\d+", value)]
     numbers = {int(float(text)) for text in texts if abs(float(text)) < 1e9}
     return sorted(n for n in numbers if n > 2)
+
+
+def _is_apart(size: int, sizes: Iterable[int], literals: Iterable[int]) -> bool:
+    """Return whether a literal is between the size and each of the others: between two sizes without one, comparisons
+    with literals give the same."""
+    return all(any(min(size, other) <= n <= max(size, other) for n in literals) for other in sizes)
 
 
 def _list_neighbours(literals: Iterable[int]) -> list[int]:
