@@ -109,7 +109,8 @@ def export_slip(tmp_path: Path, sweeps: int):
 def test_the_file_has_the_loop_once(tmp_path):
     counts = []
     for sweeps in (2, 9):
-        graph = load_module(export_slip(tmp_path, sweeps).path)._c._get_method("forward").graph.copy()
+        module = load_module(export_slip(tmp_path, sweeps).path)
+        graph = module._c._get_method("forward").graph.copy()
         torch._C._jit_pass_inline(graph)
         counts.append(sum(1 for _ in iterate_nodes(graph)))
     assert counts[0] == counts[1]
