@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from exporter.common.errors import TorchferryError, summarize_error
 
 DEFAULT_SECONDS = 300.0
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ForkFailedError(Exception):
@@ -90,23 +92,41 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def fork() -> int:
-    """Fork this process with SIGINT and SIGTERM blocked; return what ``os.fork`` does."""
-    # An exception that an interrupt raises while Python's own hooks run after a fork is lost.
-    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Fork this process, and only then handle SIGINT and SIGTERM; return what ``os.fork`` does."""
+    with _postpone_interrupts(), warnings.catch_warnings():
+        # Python 3.12 warns where other threads run; the child uses none of their locks.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+@contextlib.contextmanager
+def _postpone_interrupts() -> Iterator[None]:
+    """Handle interrupts after the context: an exception that one raises while Python's own hooks run in a fork is lost.
+
+    They are blocked here, and recorded where another thread receives them."""
+    parent, received = os.getpid(), list[int]()
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    present = {n: signal.getsignal(n) for n in INTERRUPTS} if is_main_thread else {}
+    # One that was not installed from Python cannot be put back.
+    handlers = {number: handler for number, handler in present.items() if handler is not None}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: received.append(number))
     try:
-        with warnings.catch_warnings():
-            # Python 3.12 warns where other threads run; the child uses none of their locks.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return os.fork()
+        yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+        if received and os.getpid() == parent:
+            signal.raise_signal(received[0])
 
 
 def silence_child() -> None:
     """Silence the child process: no output of the model, no signal handlers of the host."""
     # A garbage collection writes to every object's header, and so copies every page of the parent.
     gc.disable()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in INTERRUPTS:
         signal.signal(number, signal.SIG_DFL)
     if sys.platform == "linux":
         # PR_SET_PDEATHSIG: a child without its parent must end.

@@ -11,7 +11,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Step:
-    """What is going on: a stage, a part of it, and how many of how many parts are done."""
+    """What is going on.
+
+    Attributes:
+        stage: The stage of a command: ``"soundness"``.
+        part: What has ended in it: the name of a check.
+        done: How many parts have ended.
+        total: How many there are; 0 for a stage without parts.
+    """
 
     stage: str
     part: str = ""

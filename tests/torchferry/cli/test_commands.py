@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -396,3 +397,57 @@ def test_python_models_are_listed_too(capfd, tmp_path):
     assert "kinetic" in text
     assert run(["show", f"{PLANTED}:plain"]) == 2
     assert "--inputs" in capfd.readouterr().err
+
+
+SLOW = """
+import os
+import torch
+from torch import nn
+import torchferry
+
+COMMAND = os.getpid()
+
+class Slow(nn.Module):
+    signature = torchferry.Signature.of({"x": ()}, {"y": ()})
+
+    def forward(self, x):
+        if os.getpid() != COMMAND:
+            return x + 1
+        open("begun", "w").close()
+        # One operation of torch, which takes minutes.
+        return x + torch.linalg.svdvals(torch.ones(7_000, 7_000, dtype=x.dtype))[0]
+"""
+
+
+def test_an_interrupt_ends_a_long_operation():
+    Path("slow.py").write_text(SLOW)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "exporter", "export", "slow.py:Slow", "-o", "slow.pt"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
+    deadline = time.monotonic() + 60
+    while not Path("begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    # Without an end of its own it would be here for minutes.
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted" in error
+    assert sorted(left_behind()) == ["begun", "slow.py"]
+
+
+def test_long_commands_say_what_they_do(monkeypatch, capfd):
+    monkeypatch.setattr("torchferry.cli.progress.QUIET_SECONDS", 0.0)
+    assert run(["export", str(RATES), "--model", "eq", "-o", "eq.pt", "--timings"]) == 0
+    captured = capfd.readouterr()
+    assert re.search(r"^\d+ s: soundness \(1 of 15\): random numbers$", captured.err, re.MULTILINE)
+    assert re.search(r"^\d+ s: soundness \(15 of 15\): dtype$", captured.err, re.MULTILINE)
+    slowest = [line for line in captured.out.splitlines() if line.startswith("slow: ")]
+    assert len(slowest) == 3
+    assert any("soundness" in line and "--jobs" in line for line in slowest)
+    assert run(["check", str(RATES), "--model", "eq", "--json"]) == 0
+    assert capfd.readouterr().err == ""
