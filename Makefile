@@ -19,7 +19,7 @@ demo-fem: .venv/installed
 	$(BIN)/python examples/fem/plate.py out/return_map.pt -o out/plate.svg
 
 test: lint .venv/neml2
-	$(BIN)/python -m pytest -n $(JOBS) --dist load --maxschedchunk 4
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # The long sweeps that `make test` leaves out.
 test-all: test

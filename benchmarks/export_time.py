@@ -1,14 +1,16 @@
 """How long an export takes, beside what torch itself offers for the same network.
 
-python benchmarks/export_time.py [--only NAME] [--thorough]
+python benchmarks/export_time.py [--only NAME] [--thorough] [--scenarios FOLDER]
 
-Each row is one command in a process of its own, imports included, the shorter of two runs. The peers load the network
-and write their file, without a check.
+Each row is one command in a process of its own, imports included, the shorter of two runs; of ``hardening`` a C kernel
+is written. The peers load the network and write their file, without a check. ``--scenarios`` adds the model that the
+driver of each NEML2 input file below a folder drives, run once, with its largest memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,15 +20,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from exporter.frontends.neml2 import input_file
+
 ROOT = Path(__file__).parents[1]
 NETWORKS = ROOT / "benchmarks" / "image_networks.py"
 # Source and options of ``torchferry export``, and whether torch's own exporters are run beside it.
 MODELS = {
     "three rates": (f"{ROOT / 'examples/rates/model.i'}", ["--model", "eq"], False),
     "network": (f"{ROOT / 'benchmarks/network.py'}:make_model", [], False),
+    "hardening": (f"{ROOT / 'benchmarks/by_hand/hardening.i'}", ["--model", "update", "--format", "pt,c"], False),
     "MobileNetV3-small": (f"{NETWORKS}:make_mobilenet", [], True),
     "ResNet-18": (f"{NETWORKS}:make_resnet", [], True),
 }
+# Steps from rest, elastic and plastic: random values of the inputs are no state of this material.
+STEPS = 32
 PEER = """
 import sys, torch
 sys.path.insert(0, {folder!r})
@@ -54,13 +61,41 @@ def time_command(command: list[str]) -> float:
     return min(seconds)
 
 
+def write_steps(path: Path) -> None:
+    """Write inputs of ``hardening``: strains at the end of a first step, everything else zero."""
+    import torch
+
+    generator = torch.Generator().manual_seed(3)
+    six = {n: torch.zeros(STEPS, 6, dtype=torch.float64) for n in ("strain~1", "stress", "stress~1")}
+    names = ("t~1", "equivalent_plastic_strain", "equivalent_plastic_strain~1")
+    one = {n: torch.zeros(STEPS, dtype=torch.float64) for n in names}
+    strain = 5e-3 * (2 * torch.rand(STEPS, 6, generator=generator, dtype=torch.float64) - 1)
+    torch.save({**six, **one, "strain": strain, "t": torch.ones(STEPS, dtype=torch.float64)}, path)
+
+
+def time_scenarios(folder: Path) -> Table:
+    """Export the model of each driver once; return a table of seconds and memory."""
+    table = Table("scenario", "seconds", "largest memory, GB")
+    for path in sorted(folder.rglob("*.i")):
+        for name in input_file.list_driver_models(path)[:1]:
+            with tempfile.TemporaryDirectory() as output:
+                command = [sys.executable, "-m", "exporter", "export", str(path), "--model", name]
+                start = time.perf_counter()
+                process = subprocess.Popen([*command, "-o", f"{output}/m.pt"], stdout=subprocess.DEVNULL)
+                _, status, usage = os.wait4(process.pid, 0)
+                seconds = f"{time.perf_counter() - start:.0f}" if status == 0 else f"exit code {status >> 8}"
+                table.add_row(str(path.relative_to(folder)), seconds, f"{usage.ru_maxrss / 1e6:.1f}")
+    return table
+
+
 def main() -> None:
     """Time each model and print the table."""
     parser = argparse.ArgumentParser(description="Time exports beside those of torch.")
     parser.add_argument("--only", choices=MODELS, help="one of the models")
     parser.add_argument("--thorough", action="store_true", help="pass --thorough to the export")
+    parser.add_argument("--scenarios", type=Path, help="a folder of NEML2 input files")
     arguments = parser.parse_args()
-    table = Table("model", "command", "seconds", "times torch.export")
+    table = Table("model", "command", "seconds", "times torch.export", "times torch.onnx")
     for name, (source, options, has_peers) in MODELS.items():
         if arguments.only not in (None, name):
             continue
@@ -68,15 +103,20 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "model.pt")
             command = [sys.executable, "-m", "exporter", "export", source, "-o", path, *options]
+            if name == "hardening":
+                write_steps(Path(folder) / "steps.pt")
+                command += ["--inputs", f"{folder}/steps.pt"]
             rows["torchferry export"] = time_command([*command, *["--thorough"] * arguments.thorough])
             rows["torchferry verify"] = time_command([sys.executable, "-m", "exporter", "verify", path])
             for peer, code in PEERS.items() if has_peers else ():
                 preparation = PEER.format(folder=str(NETWORKS.parent), factory=source.rpartition(":")[2])
                 rows[peer] = time_command([sys.executable, "-c", preparation + code.format(path=path)])
         for label, seconds in rows.items():
-            times = f"{seconds / rows['torch.export']:.1f}" if "torch.export" in rows else ""
-            table.add_row(name, label, f"{seconds:.1f}", times)
+            times = [f"{seconds / rows[p]:.1f}" if p in rows else "" for p in ("torch.export", "torch.onnx.export")]
+            table.add_row(name, label, f"{seconds:.1f}", *times)
     Console().print(table)
+    if arguments.scenarios:
+        Console().print(time_scenarios(arguments.scenarios))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ from pathlib import Path
 from filelock import FileLock
 
 from exporter.common.errors import MissingRuntimeError, UsageError
-
-# Packages that reading a graph needs besides torch.
 from exporter.common.temporary_folders import temporary_folder
 from runtime_checks.native_build import cache_folder, make_cache_error
 
+# Packages that reading a graph needs besides torch.
 _REQUIREMENTS = ("pydantic>=2.10", "jinja2>=3.1", "filelock>=3.13")
 _READY = "ready.txt"
 

@@ -18,7 +18,7 @@ from exporter.capture.constant_folding import fold_batch_constants
 from exporter.capture.fx_tracing import FxProgram, eliminate_duplicates, trace_to_fx
 from exporter.capture.operator_rewrites import rewrite_operators
 from exporter.capture.torchscript_writer import emit_torchscript
-from exporter.common.errors import CaptureError
+from exporter.common.errors import CaptureError, TorchferryError, summarize_error
 from exporter.common.tensors import all_close
 from exporter.common.torch_hooks import ignore_deprecations, patch_forward, pause_tracing
 from exporter.model.eager.evaluation import evaluate
@@ -60,7 +60,7 @@ def capture_solver(path: str, loop: NewtonSolver, arguments: Inputs) -> Captured
 
 
 def capture_descent(path: str, loop: CoordinateDescent, recorded: DescentCall) -> CapturedLoop:
-    """Capture a coordinate descent from one of its calls; raises ``CaptureError``, also where it computes something
+    """Capture a coordinate descent from one of its calls; raises ``TorchferryError``, also where it computes something
     else than that call did."""
     (coupling, force, args), expected = recorded
     values = args[: len(args) - len(loop.names)]
@@ -69,9 +69,13 @@ def capture_descent(path: str, loop: CoordinateDescent, recorded: DescentCall) -
     batched = [0, *(i for i, t in enumerate(component[: len(values)], 1) if t.ndim and t.shape[0] == w.shape[0])]
     graphs = {name: trace_loop_graph(getattr(loop, name), (w, component), path, loop) for name in DESCENT_GRAPHS}
     captured = CapturedLoop(loop, graphs, batched)
-    if not all_close(captured.script()(coupling, force, loop.collect_args(values)), expected):
-        what, where = "a predictor does not compute in the file what it computes in eager mode", path
-        raise CaptureError(what, check="implicit", where=where, expected="the same rates")
+    try:
+        result = captured.script()(coupling, force, loop.collect_args(values))
+    except RuntimeError as error:
+        raise CaptureError("the loops of a predictor do not run", where=path, got=summarize_error(error)) from error
+    if not all_close(result, expected):
+        what, got = "a predictor does not compute in the file what it computes in eager mode", "other rates"
+        raise CaptureError(what, check="implicit", where=path, got=got, expected="the same rates")
     return captured
 
 
@@ -80,12 +84,12 @@ def compile_descent(loop: CoordinateDescent, recorded: DescentCall) -> Callable[
     try:
         with ignore_deprecations():
             return _make_forward(capture_descent("the predictor", loop, recorded).script())
-    except CaptureError:
+    except TorchferryError:
         return loop.forward
 
 
 def check_own_parameters(path: str, solver: CapturedLoop, model: nn.Module) -> None:
-    """Check that the graphs read no parameter but the loop's own: the file would keep a copy.
+    """Check that the graphs read no parameter but the loop's own: the file would keep a copy of another.
 
     Raises ``CaptureError``."""
     parameter_names = {p.data_ptr(): name for name, p in model.named_parameters() if p.numel()}

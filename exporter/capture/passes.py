@@ -66,10 +66,10 @@ class CaptureState:
         inputs: Inputs,
         seed: int,
         resolved_derivatives: ResolvedDerivatives | None,
-        solves: Mapping[str, CapturedLoop],
+        loops: Mapping[str, CapturedLoop],
     ) -> None:
         source = warm.source
-        self.warm, self.source, self.inputs, self.solves = warm, source, inputs, solves
+        self.warm, self.source, self.inputs, self.loops = warm, source, inputs, loops
         self.is_batched = bool(source.batch_ndim)
         self.argument_names = make_argument_names([s.name for s in source.inputs])
         self.generator = torch.Generator().manual_seed(seed)
@@ -91,7 +91,7 @@ class CaptureState:
     def methods(self) -> Methods:
         """Return the methods to trace."""
         methods = {METHOD: (make_forward_run(self.warm), self.inputs)} if self.program is None else {}
-        if self.solves:
+        if self.loops:
             methods[NEWTON_INFO] = (functools.partial(collect_newton_info, self.source), self.inputs)
         return {**methods, **self.plan.traced_methods}
 
@@ -104,7 +104,7 @@ class CaptureState:
 def find_constants(state: CaptureState) -> None:
     """Trace once to find the constants, and the buffers that hold them in the second trace."""
     source, program = state.source, state.program
-    first, state.tracer_warnings = trace_recording_warnings(state.warm, state.methods, state.inlined, state.solves)
+    first, state.tracer_warnings = trace_recording_warnings(state.warm, state.methods, state.inlined, state.loops)
     if program is None:
         check_constant_outputs(state.warm, first)
     constants.pin_numbers(first)
@@ -123,7 +123,7 @@ def find_constants(state: CaptureState) -> None:
 
 def trace_module(state: CaptureState) -> None:
     """Trace the module that is kept, with its constants in buffers."""
-    state.module = trace_methods(state.warm, state.methods, state.buffers, state.inlined, state.solves)
+    state.module = trace_methods(state.warm, state.methods, state.buffers, state.inlined, state.loops)
 
 
 def settle_constants(state: CaptureState) -> None:
@@ -133,7 +133,7 @@ def settle_constants(state: CaptureState) -> None:
     constants.lift_constants(state.module)
     constants.pin_dtypes(state.module)
     constants.follow_inputs(state.module)
-    marked = [path for path in find_marked_modules(state.source.parameter_module) if path not in state.solves]
+    marked = [path for path in find_marked_modules(state.source.parameter_module) if path not in state.loops]
     state.findings += [*constants.find_fixed_devices(state.module), *scripting_findings(marked)]
 
 
@@ -158,7 +158,7 @@ def define_forward(state: CaptureState) -> None:
     inner = METHOD
     count = len(state.warm.output_specs)
     # A Newton solver has its own chunks.
-    if is_chunkable(state.warm) and not state.solves:
+    if is_chunkable(state.warm) and not state.loops:
         inner = add_chunked_method(state.module, "forward", inner, state.argument_names, count)
     inputs = state.source.inputs
     state.module.define(emit_forward_source(inputs, count, state.is_batched, state.is_contiguous, inner=inner))
@@ -170,8 +170,8 @@ def define_derivatives(state: CaptureState) -> None:
 
 
 def define_newton_info(state: CaptureState) -> None:
-    """Define the method that says how the solves of an implicit model went."""
-    if not state.solves:
+    """Define the method that says how the loops of an implicit model went."""
+    if not state.loops:
         return
     inputs = state.source.inputs
     state.method_specs["newton_info"] = MethodSpec(tuple(s.name for s in inputs), tuple(NEWTON_OUTPUTS))
@@ -190,7 +190,7 @@ def find_parameters(state: CaptureState) -> None:
     spec = state.method_specs.get("jacobian")
     blocks = [o for o in spec.outputs if not isinstance(o, str)] if spec else []
     # Random samples may not converge.
-    inputs = state.warm.inputs if state.solves else state.inputs
+    inputs = state.warm.inputs if state.loops else state.inputs
     state.parameters, frozen = find_settable_parameters(state.warm, state.module, inputs, state.generator, blocks)
     state.findings += frozen
 
@@ -206,16 +206,16 @@ def capture(
     inputs: Inputs,
     seed: int,
     resolved_derivatives: ResolvedDerivatives | None = None,
-    solves: Mapping[str, CapturedLoop] | None = None,
+    loops: Mapping[str, CapturedLoop] | None = None,
 ) -> CaptureResult:
     """Trace the module to save at ``inputs``, and inspect its constants.
 
-    ``resolved_derivatives`` are those to be defined; ``solves``: the solvers of implicit updates, by path.
+    ``resolved_derivatives`` are those to be defined; ``loops``: those of implicit updates, of solvers and predictors.
 
     Raises ``CaptureError`` if there is no trace, or if an output without a batch depends on the inputs;
     ``OperatorError`` for an operator of a source library."""
     with eager_context(warm.source), ignore_deprecations():
-        state = CaptureState(warm, inputs, seed, resolved_derivatives, solves or {})
+        state = CaptureState(warm, inputs, seed, resolved_derivatives, loops or {})
         for run_pass in PASSES:
             run_pass(state)
         operators, findings = list_operators(state.module), tuple(state.findings)

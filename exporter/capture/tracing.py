@@ -90,7 +90,7 @@ def find_repeated_submodules(warm: Warmup) -> set[nn.Module]:
 
 
 def trace_recording_warnings(
-    warm: Warmup, methods: Methods, inlined: set[nn.Module], solves: Mapping[str, newton_capture.CapturedLoop]
+    warm: Warmup, methods: Methods, inlined: set[nn.Module], loops: Mapping[str, newton_capture.CapturedLoop]
 ) -> tuple[torch.jit.ScriptModule, list[tuple[str, str]]]:
     """Trace and return the module with its ``TracerWarning``s and the user's lines; other warnings are passed on.
 
@@ -111,7 +111,7 @@ def trace_recording_warnings(
         warnings.simplefilter("always", TracerWarning)
         warnings.showwarning = show
         with ValueReadRecorder():
-            module = trace_methods(warm, methods, {}, inlined, solves)
+            module = trace_methods(warm, methods, {}, inlined, loops)
     for message, category, filename, lineno in other_warnings:
         warnings.warn_explicit(message, category, filename, lineno)
     return module, list(dict.fromkeys(caught))
@@ -133,13 +133,13 @@ def trace_methods(
     methods: Methods,
     buffers: Mapping[str, Sequence[torch.Tensor]],
     inlined: set[nn.Module],
-    solves: Mapping[str, newton_capture.CapturedLoop],
+    loops: Mapping[str, newton_capture.CapturedLoop],
 ) -> torch.jit.ScriptModule:
     """Trace the methods into one module, which reads its constants from ``buffers``; marked modules are scripted."""
     source = warm.source
     modules = find_marked_modules(source.parameter_module)
-    scripted = {path: solve.script() for path, solve in solves.items() if path in modules}
-    scripted |= {path: compile_submodule(path, part) for path, part in modules.items() if path not in solves}
+    scripted = {path: solve.script() for path, solve in loops.items() if path in modules}
+    scripted |= {path: compile_submodule(path, part) for path, part in modules.items() if path not in loops}
     runs = {name: run for name, (run, _) in methods.items()}
     root = module_tree.build(source.parameter_module, runs, buffers, inlined, scripted)
     example_inputs = {name: tuple(t.clone() for t in inputs) for name, (_, inputs) in methods.items()}

@@ -27,30 +27,30 @@ def atomic_write_path(path: Path) -> Iterator[Path]:
         raise make_write_error(path, error) from None
     # Named before it exists: an interrupt may come at once.
     temporary = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"
-    try:
+    with list_temporary(temporary, new_folders):
         try:
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        except OSError as error:
-            raise make_write_error(path, error) from None
-        with list_temporary(temporary):
+            try:
+                os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            except OSError as error:
+                raise make_write_error(path, error) from None
             yield temporary
-        try:
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            # Until now others had no access; the archive gets the permissions of any new file.
-            umask = os.umask(0)
-            os.umask(umask)
-            temporary.chmod(0o666 & ~umask)
-            temporary.replace(path)
-        except OSError as error:
-            raise make_write_error(path, error) from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if not path.exists():
-            for new_folder in new_folders:
-                with contextlib.suppress(OSError):
-                    new_folder.rmdir()
+            try:
+                with temporary.open("rb") as file:
+                    os.fsync(file.fileno())
+                # Until now others had no access; the archive gets the permissions of any new file.
+                umask = os.umask(0)
+                os.umask(umask)
+                temporary.chmod(0o666 & ~umask)
+                temporary.replace(path)
+            except OSError as error:
+                raise make_write_error(path, error) from None
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            if not path.exists():
+                for new_folder in new_folders:
+                    with contextlib.suppress(OSError):
+                        new_folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -59,28 +59,28 @@ def atomic_write_folder(folder: Path, last: str, old: Callable[[], Collection[st
     the file ``last`` at the end, replacing the files ``old``. Other files in the folder are not touched."""
     new_folders = [p for p in (folder, *folder.parents) if not p.exists()]
     temporary = folder / f".{secrets.token_hex(4)}.tmp"
-    try:
+    with list_temporary(temporary, new_folders):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            temporary.mkdir()
-        except OSError as error:
-            raise make_write_error(folder, error) from None
-        with list_temporary(temporary):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                temporary.mkdir()
+            except OSError as error:
+                raise make_write_error(folder, error) from None
             yield temporary
-        try:
-            old_names = set(old())
-            new_files = sorted(temporary.iterdir(), key=lambda file: file.name == last)
-            for file in new_files:
-                file.replace(folder / file.name)
-            for name in old_names - {file.name for file in new_files}:
-                (folder / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise make_write_error(folder, error) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        for new_folder in new_folders:
-            with contextlib.suppress(OSError):
-                new_folder.rmdir()
+            try:
+                old_names = set(old())
+                new_files = sorted(temporary.iterdir(), key=lambda file: file.name == last)
+                for file in new_files:
+                    file.replace(folder / file.name)
+                for name in old_names - {file.name for file in new_files}:
+                    (folder / name).unlink(missing_ok=True)
+            except OSError as error:
+                raise make_write_error(folder, error) from None
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            for new_folder in new_folders:
+                with contextlib.suppress(OSError):
+                    new_folder.rmdir()
 
 
 def write_atomically(path: Path, data: bytes) -> None:

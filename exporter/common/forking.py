@@ -115,11 +115,13 @@ def _postpone_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
-        if received and os.getpid() == parent:
-            signal.raise_signal(received[0])
+        # The child handles none before ``silence_child``: an exception would run this process's code there.
+        if os.getpid() == parent:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+            if received:
+                signal.raise_signal(received[0])
 
 
 def silence_child() -> None:
@@ -128,6 +130,7 @@ def silence_child() -> None:
     gc.disable()
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
     if sys.platform == "linux":
         # PR_SET_PDEATHSIG: a child without its parent must end.
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-_PATHS: set[Path] = set()
+# Temporary paths, and new folders around them, which go if they are empty.
+_PATHS: dict[Path, Sequence[Path]] = {}
 
 
 @contextlib.contextmanager
-def list_temporary(path: Path) -> Iterator[None]:
-    """List a file or a folder as temporary inside the context."""
-    _PATHS.add(path)
+def list_temporary(path: Path, new_folders: Sequence[Path] = ()) -> Iterator[None]:
+    """List a file or a folder as temporary inside the context, and the folders that were made for it."""
+    _PATHS[path] = new_folders
     try:
         yield
     finally:
-        _PATHS.discard(path)
+        _PATHS.pop(path, None)
 
 
 @contextlib.contextmanager
@@ -30,9 +31,12 @@ def temporary_folder(prefix: str = "torchferry-", parent: Path | None = None) ->
 
 def remove_temporary_paths() -> None:
     """Remove what is listed now: for a process that ends without leaving its contexts."""
-    for path in list(_PATHS):
+    for path, new_folders in list(_PATHS.items()):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+        for folder in new_folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()

@@ -21,7 +21,7 @@ from exporter.capture import newton_capture
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.capture.newton_capture import CapturedLoop
 from exporter.capture.passes import CaptureResult, capture
-from exporter.common.errors import UnsupportedError, UsageError
+from exporter.common.errors import TorchferryError, UnsupportedError, UsageError
 from exporter.common.forking import run_in_fork
 from exporter.common.stopwatch import Stopwatch
 from exporter.common.torch_hooks import ignore_deprecations, patch_forward
@@ -31,6 +31,7 @@ from exporter.model.eager.warmup import Warmup, run_first, warm_up
 from exporter.model.implicit.coordinate_descent import CoordinateDescent, DescentCall, find_descents
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.implicit.solve_recording import record_solver_calls
+from exporter.model.jit_marks import mark
 from exporter.model.source import Inputs, Listing, Source
 from exporter.soundness import gate
 from exporter.soundness.clean_room import CleanRooms
@@ -80,7 +81,7 @@ def checked_capture(
             derivative_request.validate_names(request, *names)
         with clock("soundness"):
             room.import_alike()
-            gate_options = GateOptions(options.allowances, options.second_opinion, clock.report)
+            gate_options = GateOptions(options.allowances, options.second_opinion, options.jobs, clock.report)
             findings, draws = gate.check_before_capture(first, room, derive_seed(seed, "gate"), gate_options)
         with clock("warmup"):
             more_seed = derive_seed(seed, "more warmup")
@@ -102,17 +103,29 @@ def _capture_loops(
         return {}, ()
     _check_solvers(source, solvers)
     with clock("capture"), eager_context(source), ignore_deprecations():
-        captured_loops = _capture_descents(source, derive_seed(options.seed, "warmup"))
+        captured_loops, descent_findings = _capture_descents(source, derive_seed(options.seed, "warmup"))
     with newton_capture.replace_loops(captured_loops):
         captured_solvers, findings = _capture_solvers(source, solvers, options, clock)
-    return {**captured_loops, **captured_solvers}, findings
+    return {**captured_loops, **captured_solvers}, (*descent_findings, *findings)
 
 
-def _capture_descents(source: Source, seed: int) -> dict[str, CapturedLoop]:
-    """Return the captured coordinate descents of predictors, by path. One that no run calls is left out."""
+def _capture_descents(source: Source, seed: int) -> tuple[dict[str, CapturedLoop], list[Finding]]:
+    """Return the captured coordinate descents of predictors, by path, and a finding for each that stays unrolled.
+
+    One that the first run does not call is left out."""
+    captured_loops, findings = dict[str, CapturedLoop](), list[Finding]()
     descents = find_descents(source.parameter_module)
-    calls = run_in_fork(_record_descents, source, seed) if descents else {}
-    return {path: newton_capture.capture_descent(path, descents[path], call) for path, call in calls.items()}
+    for path, call in (run_in_fork(_record_descents, source, seed) if descents else {}).items():
+        try:
+            captured = newton_capture.capture_descent(path, descents[path], call)
+            newton_capture.check_own_parameters(path, captured, source.parameter_module)
+        except TorchferryError as error:
+            what = f"the loops of the predictor {path!r} are unrolled"
+            findings.append(Finding("implicit", what, reason=error.details.get("got", error.what)))
+        else:
+            captured_loops[path] = captured
+            mark(descents[path], jit="script")
+    return captured_loops, findings
 
 
 def _record_descents(source: Source, seed: int) -> dict[str, DescentCall]:

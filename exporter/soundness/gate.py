@@ -39,7 +39,7 @@ from exporter.soundness.checks import (
 from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.probe_inputs import Draws, draw_probe_inputs, find_timely_labels
 
-_Context = TypeVar("_Context", EagerContext, ForkedCall)
+_Context = TypeVar("_Context", EagerContext, CaptureContext)
 
 # Checks of eager mode, before a capture of it can mean anything.
 _EAGER_CHECKS = (
@@ -76,10 +76,12 @@ class Allowance:
 @dataclasses.dataclass(frozen=True)
 class GateOptions:
     """The user's ``allowances``, whether ``torch.export`` is asked too (``second_opinion``), which takes some seconds,
-    and who is told of each check that ended: its name, how many of how many have, its seconds (``report``)."""
+    how many checks run at the same time (``jobs``), and who is told of each check that ended: its name, how many of how
+    many have, its seconds (``report``)."""
 
     allowances: Sequence[Allowance] = ()
     second_opinion: bool = False
+    jobs: int = 1
     report: Callable[[str, int, int, float], Any] = lambda name, done, total, seconds: None
 
 
@@ -133,15 +135,23 @@ def check_after_capture(
     """Check the capture against the model; ``before`` are earlier findings. Raises ``UnsoundError``."""
     context = CaptureContext(warm, captured.module, probes, captured.tracer_warnings)
     findings = [*before, *captured.findings]
-    calls = [ForkedCall(check, context) for check in _AFTER.values()]
+    pending, calls = list(_AFTER.items()), list[tuple[str, ForkedCall]]()
     try:
-        for done, (name, call) in enumerate(zip(_AFTER, calls, strict=True), len(RUNS) - len(_AFTER) + 1):
-            new_findings, seconds = _run_check(name, ForkedCall.wait, call)
+        for done in range(len(RUNS) - len(_AFTER), len(RUNS)):
+            while pending and len(calls) < options.jobs:
+                name, check = pending.pop(0)
+                calls.append((name, ForkedCall(_run_check, name, check, context)))
+            name, call = calls[0]
+            try:
+                new_findings, seconds = call.wait()
+            except ForkFailedError as error:
+                new_findings, seconds = [_make_not_run_finding(name, str(error))], 0.0
+            calls.pop(0)
             findings += new_findings
             require_sound(warm.source.name, findings, options.allowances)
-            options.report(name, done, len(RUNS), seconds)
+            options.report(name, done + 1, len(RUNS), seconds)
     finally:
-        for call in calls:
+        for _, call in calls:
             call.end()
     return apply_allowances(findings, options.allowances)
 

@@ -18,11 +18,10 @@ from filelock import FileLock
 
 from exporter.archive import target_machine
 from exporter.common.errors import ArchiveError, MissingRuntimeError
-
-# No flag may change a result: no contraction, no fast math.
 from exporter.common.temporary_folders import temporary_folder
 from runtime_checks.native_build import cache_folder, make_cache_error
 
+# No flag may change a result: no contraction, no fast math.
 FLAGS = ("-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 NATIVE = "-march=native"
 INSTALL = "install one (apt-get install gcc), or name it with the variable CC"

@@ -44,4 +44,6 @@ def source_of(path: Path, kind: str) -> Source:
 def findings_of(source: Source, *allowed: str) -> tuple[Finding, ...]:
     """What the gate says of a model that it lets pass; else its error is raised."""
     source = detect_inner_autograd(source, 0)
-    return checked_capture(source, CaptureOptions(allowances=tuple(map(Allowance.parse, allowed))), Stopwatch())[2]
+    return checked_capture(
+        source, CaptureOptions(allowances=tuple(map(Allowance.parse, allowed)), jobs=2), Stopwatch()
+    )[2]

@@ -27,7 +27,7 @@ from torchferry.cli.options import (
 )
 from torchferry.cli.output import count_bytes, err, out, print_json, print_listing, print_slowest, print_timings
 from torchferry.cli.progress import show_steps
-from torchferry.cli.startup import pause_collection
+from torchferry.cli.startup import pause_collection, start_runtime
 
 if TYPE_CHECKING:
     from exporter.model.implicit.newton_solver import OnFailure
@@ -106,11 +106,7 @@ def command(
       torchferry export train_step.py:loss_and_grad -o new.pt --against old.pt
     """
     start = time.perf_counter()
-    from runtime_checks.runners.fork_server import shared_fork_server
-
-    with shared_fork_server() as server:
-        if "python" in runtime:
-            server.start()
+    with start_runtime(runtime):
         with pause_collection():
             from torchferry import api
 

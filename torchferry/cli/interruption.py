@@ -10,12 +10,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 from exporter.common.errors import INTERRUPTED
 from exporter.common.temporary_folders import remove_temporary_paths
 
 # Python hears of a signal between two of its own operations; so long it may take to come to one.
 PATIENCE = 0.7
+# The handlers from before the command that runs, by signal.
+_PREVIOUS_HANDLERS: dict[signal.Signals, Any] = {}
 
 
 @contextlib.contextmanager
@@ -38,25 +41,47 @@ def end_soon_when_interrupted() -> Iterator[None]:
     previous_descriptor = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     watcher = threading.Thread(target=_watch, args=(receiver, is_heard), daemon=True)
     watcher.start()
+    _PREVIOUS_HANDLERS.update(previous_handlers)
     try:
         yield
     finally:
         signal.set_wakeup_fd(previous_descriptor)
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
+        _restore_handlers()
         is_heard.set()
         sender.close()
         watcher.join()
         receiver.close()
 
 
+def _restore_handlers() -> None:
+    for number, handler in _PREVIOUS_HANDLERS.items():
+        signal.signal(number, handler)
+    _PREVIOUS_HANDLERS.clear()
+
+
+def _leave_command() -> None:
+    """Handle signals as before the command: in a process that was forked from it, they are not the command's."""
+    if _PREVIOUS_HANDLERS:
+        signal.set_wakeup_fd(-1)
+        _restore_handlers()
+
+
+os.register_at_fork(after_in_child=_leave_command)
+
+
 def _watch(receiver: socket.socket, is_heard: threading.Event) -> None:
     """Wait for a signal, whose number Python writes to the socket at once."""
     while numbers := receiver.recv(1):
-        if numbers[0] in (signal.SIGINT, signal.SIGTERM) and not is_heard.wait(PATIENCE):
-            remove_temporary_paths()
-            report_interrupt()
-            os._exit(INTERRUPTED)
+        if numbers[0] in (signal.SIGINT, signal.SIGTERM):
+            if not is_heard.wait(PATIENCE):
+                remove_temporary_paths()
+                if sys.stderr.isatty():
+                    # A line that shows progress is still there, and has hidden the cursor.
+                    sys.stderr.write("\r\x1b[2K\x1b[?25h")
+                report_interrupt()
+                os._exit(INTERRUPTED)
+            # Another signal may be needed, if the code that this one interrupts goes on.
+            is_heard.clear()
 
 
 def report_interrupt() -> int:

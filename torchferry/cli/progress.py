@@ -23,7 +23,12 @@ class StepDisplay:
         self._start = self._last = time.monotonic()
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         self._live = Progress(
-            *columns, console=err, transient=True, redirect_stdout=False, redirect_stderr=False, disable=is_silent
+            *columns,
+            console=err,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            disable=is_silent or not err.is_terminal,
         )
         self._task = self._live.add_task("start", total=None)
 
@@ -38,8 +43,7 @@ class StepDisplay:
 
     def start(self) -> None:
         """Show the line, if there is a terminal."""
-        if err.is_terminal:
-            self._live.start()
+        self._live.start()
 
     def stop(self) -> None:
         """Take the line away."""

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from torchferry.cli.options import DeviceOption, JsonOption, MemoryLimitOption, TimeLimitOption
 from torchferry.cli.output import err, out, print_json
-from torchferry.cli.startup import pause_collection
+from torchferry.cli.startup import pause_collection, start_runtime
 
 
 def command(
@@ -41,11 +41,7 @@ def command(
 
       torchferry verify eq.pt --runtime python,libtorch --device cpu,cuda
     """
-    from runtime_checks.runners.fork_server import shared_fork_server
-
-    with shared_fork_server() as server:
-        if runtime in ("", "python") and path.suffix == ".pt":
-            server.start()
+    with start_runtime(runtime or ("python" if path.suffix == ".pt" else "")):
         with pause_collection():
             from runtime_checks.containers import infer_file_format
             from runtime_checks.file_verifier import FileVerifier

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,14 +119,15 @@ def measure_call_cost(run: Callable[[int], Any], sizes: tuple[int, int], budget:
         except Exception:
             return CallCost()
     numbers, held = ((first, second) for first, second in [[c.numbers for c in counters], [c.peak for c in counters]])
-    return CallCost(sizes, numbers, held, budget * NUMBERS_PER_SECOND / SIZE_CHECKS, read_available_memory() / 2)
+    return CallCost(sizes, numbers, held, budget * NUMBERS_PER_SECOND / SIZE_CHECKS, read_memory() / 2)
 
 
-def read_available_memory() -> float:
-    """Return the bytes that a process can get without swapping; infinity where the system does not say it."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return math.inf
-    sizes = {line.partition(":")[0]: line.split()[1] for line in lines if len(line.split()) > 1}
-    return int(sizes["MemAvailable"]) * 1024.0 if "MemAvailable" in sizes else math.inf
+def read_memory() -> float:
+    """Return the bytes of memory that this machine or this container has, whatever of it is in use."""
+    pages, page_size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    limits = [float(pages * page_size)]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        # A group without a limit says "max".
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(float(int(Path(path).read_text())))
+    return min(limits)

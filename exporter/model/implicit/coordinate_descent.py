@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from exporter.model.jit_marks import mark
-
 # The arguments of a call, and what it returned.
 DescentCall = tuple[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]], torch.Tensor]
 # Compiles a descent from one of its calls.
@@ -44,7 +42,6 @@ class CoordinateDescent(nn.Module):
         self.__dict__ |= {"rate": rate, "tangent": tangent, "owner": owner, "names": names}
         self.sweeps, self.bisections, self.polish = counts
         self.component_count = 0
-        mark(self, jit="script")
 
     if TYPE_CHECKING:
         # TorchScript reads the annotations of a class.

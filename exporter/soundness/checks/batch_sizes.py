@@ -6,10 +6,13 @@ compared with."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -18,7 +21,7 @@ from exporter.capture.symbolic_guards import SIZE_COMPARISON
 from exporter.model.eager.dynamic_sizes import MAX_NUMBERS, count_numbers, format_sizes
 from exporter.model.eager.evaluation import eager_context, find_forward_line
 from exporter.model.implicit.newton_solver import find_solvers
-from exporter.model.source import Inputs
+from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import (
     CaptureContext,
     find_disagreement,
@@ -40,7 +43,7 @@ SIZES = (*SMALL, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048, 4096, 5000)
 MAX_SIZES = 60
 LARGE = (10_000, 100_000)
 MAX_SOLVED_BATCH = 256
-# If Python reads sizes, the check may cost so many times as much as another.
+# If Python reads sizes, the check may cost so many times as much as another, for all sizes but the large ones.
 READS_FACTOR = 10
 
 
@@ -61,7 +64,8 @@ class _Trials:
         warm, largest = self.context.warm, sizes if isinstance(sizes, int) else max(sizes.values())
         variables = (*warm.source.inputs, *warm.output_specs)
         is_too_wide = max(largest, count_numbers(warm.source, variables, warm.sampler, sizes)) > MAX_NUMBERS
-        is_too_dear = largest not in warm.traced_sizes and warm.cost.explain(largest, self.spent, factor=self.factor)
+        factor = 1 if largest in LARGE else self.factor
+        is_too_dear = largest not in warm.traced_sizes and warm.cost.explain(largest, self.spent, factor=factor)
         if is_too_wide or is_too_dear:
             self.left_out.append(largest)
             return (), ""
@@ -92,7 +96,7 @@ def check(context: CaptureContext) -> list[Finding]:
         trials = _Trials(context, factor, torch.Generator().manual_seed(0), [warm.traced_sizes[0]])
         pending = _list_sizes(context, reads, literals)
         seen, allowed = set(), max(0, MAX_SIZES - len(pending))
-        recorded_sizes = [warm.traced_sizes[0]]
+        is_user_read = not all(_is_in_library(source, where) for where, _ in reads)
         while pending:
             size = pending.pop(0)
             if size in seen:
@@ -101,9 +105,8 @@ def check(context: CaptureContext) -> list[Finding]:
             inputs, mismatch = trials.compare(size)
             if mismatch:
                 return [_make_finding(context, base, inputs, f"{source.size_name} {size}", mismatch)]
-            if inputs and reads and size <= SIZES[-1] and _is_apart(size, recorded_sizes, literals):
+            if inputs and is_user_read and size <= SIZES[-1]:
                 # Another path through the code compares with other literals.
-                recorded_sizes.append(size)
                 new_literals = [n for n in _find_literals(record_run(source, inputs)) if n not in literals]
                 literals += new_literals
                 neighbours = _list_neighbours(new_literals)[:allowed]
@@ -170,10 +173,11 @@ def _find_literals(base: RunRecording) -> list[int]:
     return sorted(n for n in numbers if n > 2)
 
 
-def _is_apart(size: int, sizes: Iterable[int], literals: Iterable[int]) -> bool:
-    """Return whether a literal is between the size and each of the others: between two sizes without one, comparisons
-    with literals give the same."""
-    return all(any(min(size, other) <= n <= max(size, other) for n in literals) for other in sizes)
+def _is_in_library(source: Source, where: str) -> bool:
+    """Return whether a line is the source library's own, whose code has no thresholds for sizes."""
+    library = source.origin.library
+    spec = importlib.util.find_spec(library) if library in sys.modules else None
+    return any(Path(where).is_relative_to(folder) for folder in (spec and spec.submodule_search_locations) or ())
 
 
 def _list_neighbours(literals: Iterable[int]) -> list[int]:

@@ -35,7 +35,11 @@ _BUILD = {"BUILD_SET", "SET_ADD", "SET_UPDATE"}
 def check(context: EagerContext) -> list[Finding]:
     """Check that outputs do not depend on the order of a set."""
     where = context.room(_find_set_line, context.inputs)
-    return context.room(_check, context.inputs, where) if where else []
+    if not where:
+        return []
+    # A room may be ended at any time, and would leave a folder of its own behind.
+    with temporary_folder() as folder:
+        return context.room(_check, context.inputs, where, folder)
 
 
 def _find_set_line(source: Source, inputs: Inputs) -> str:
@@ -61,17 +65,16 @@ def _names_set(step: dis.Instruction, following: dis.Instruction) -> bool:
     return step.opname.startswith("LOAD_") and (constant or step.argval in ("set", "frozenset", "hash"))
 
 
-def _check(source: Source, inputs: Inputs, where: str) -> list[Finding]:
+def _check(source: Source, inputs: Inputs, where: str, folder: Path) -> list[Finding]:
     reference = run_eager(source, inputs)
     try:
         payload = pickle.dumps((source, inputs))
     except Exception as error:
         raise ForkFailedError(f"the model cannot be passed to a new interpreter: {summarize_error(error)}") from None
-    with temporary_folder() as folder:
-        model_file = folder / "model"
-        model_file.write_bytes(pickle.dumps((sys.path, _find_module_files(source), payload)))
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            answers = list(pool.map(lambda seed: _run_interpreter(model_file, seed), SEEDS))
+    model_file = folder / "model"
+    model_file.write_bytes(pickle.dumps((sys.path, _find_module_files(source), payload)))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda seed: _run_interpreter(model_file, seed), SEEDS))
     for seed, outputs in zip(SEEDS, answers, strict=True):
         mismatch = _compare_outputs(outputs, reference)
         if mismatch:

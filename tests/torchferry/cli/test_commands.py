@@ -451,3 +451,45 @@ def test_long_commands_say_what_they_do(monkeypatch, capfd):
     assert any("soundness" in line and "--jobs" in line for line in slowest)
     assert run(["check", str(RATES), "--model", "eq", "--json"]) == 0
     assert capfd.readouterr().err == ""
+
+
+CHILDREN = """
+import multiprocessing
+import time
+import torchferry
+from torch import nn
+
+def wait():
+    time.sleep(60)
+
+class Parallel(nn.Module):
+    signature = torchferry.Signature.of({"x": ()}, {"y": ()})
+
+    def forward(self, x):
+        return x + 1
+
+def make_model():
+    child = multiprocessing.get_context("fork").Process(target=wait)
+    child.start()
+    time.sleep(0.1)
+    child.terminate()
+    child.join()
+    # Longer than an interrupt may take.
+    time.sleep(1.5)
+    assert child.exitcode == -15
+    return Parallel()
+"""
+
+
+def test_a_signal_to_a_process_of_the_user_s_is_not_the_command_s():
+    Path("children.py").write_text(CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "exporter", "export", "children.py:make_model", "-o", "m.pt"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert Path("m.pt").exists()

@@ -135,3 +135,29 @@ def test_a_loop_that_computes_something_else_is_refused(monkeypatch):
         with pytest.raises(CaptureError, match="does not compute in the file"):
             newton_capture.capture_descent("guess", descent, (arguments, result + 1e-6))
     assert list(find_descents(predictor)) == ["descent"]
+
+
+@pytest.mark.usefixtures("without_the_gate")
+def test_a_loop_that_cannot_be_captured_is_unrolled_and_said(tmp_path, monkeypatch):
+    def fail(*_):
+        raise CaptureError("no", got="a reason")
+
+    monkeypatch.setattr(newton_capture, "capture_descent", fail)
+    exported = export_slip(tmp_path, 1)
+    assert exported.report.passed
+    (finding,) = (f for f in exported.contract.findings if "unrolled" in f.what)
+    assert (finding.what, finding.reason) == ("the loops of the predictor 'predictor.descent' are unrolled", "a reason")
+
+
+def test_values_that_are_stored_once_are_left_to_the_library():
+    from neml2.types import Scalar
+
+    unrolled, looped = make_predictor(), make_predictor()
+    (descent,) = install_descents(looped)
+    coupling, force, strength = make_inputs(7, 3)
+    once = Scalar(strength.data[:, :1], sub_batch_ndim=1, sub_batch_state=("broadcast",), sub_batch_meta=(3,))
+    # It cannot take them either.
+    descent.__dict__["forward"] = None
+    for predictor in (unrolled, looped):
+        with torch.no_grad(), pytest.raises(IndexError, match="out of bounds"):
+            predictor(coupling, force, once)

@@ -128,7 +128,7 @@ def test_bytes_that_are_held_at_the_same_time(function, peak):
 
 
 def test_a_batch_for_which_there_is_no_memory_is_left_out(monkeypatch, tmp_path):
-    monkeypatch.setattr(call_cost, "read_available_memory", lambda: 2 * 2 * 3 * 8 * 900)
+    monkeypatch.setattr(call_cost, "read_memory", lambda: 2 * 2 * 3 * 8 * 900)
     (one,) = torchferry.export(Chain(), output=tmp_path / "m.pt")
     assert one.contract.batch.sizes == (0, 1, 2, 5, 13, 64)
     assert "batch 1000: not run, it would hold about 0.0 GiB" in one.contract.batch.limits
@@ -216,3 +216,29 @@ def test_sizes_that_eager_mode_refuses_are_not_said_to_agree(monkeypatch):
     note = next(f for f in report.findings if f.what == "len() reads a size")
     assert note.reason == "capture and eager mode agree at every size that was run, to 5"
     assert report.not_run == ()
+
+
+class Derived(nn.Module):
+    """Compares what is computed from a size, and on one side of that a size."""
+
+    signature = Chain.signature
+
+    def forward(self, x):
+        if x.shape[0] // 32 > 4 and x.shape[0] == 777:
+            return x * 2
+        return x * 1
+
+
+class Counted(nn.Module):
+    signature = Chain.signature
+
+    def forward(self, x):
+        if x.numel() > 6000 and x.shape[0] == 3500:
+            return x * 2
+        return x * 1
+
+
+@pytest.mark.parametrize(("model", "size"), [(Derived(), 777), (Counted(), 3500)])
+def test_a_size_behind_a_number_that_follows_from_it_is_found(model, size):
+    with pytest.raises(UnsoundError, match=f"at batch {size}: output"):
+        torchferry.check(model)
