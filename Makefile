@@ -18,8 +18,10 @@ demo-fem: .venv/installed
 	$(BIN)/torchferry export examples/return_map.py:make_model --derivative stress:strain -o out/return_map.pt
 	$(BIN)/python examples/fem/plate.py out/return_map.pt -o out/plate.svg
 
+# Twice, as the gate forks: a fork costs by what its process holds, and torch never frees what tests have compiled.
 test: lint .venv/neml2
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/exporter
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --ignore tests/exporter
 
 # The long sweeps that `make test` leaves out.
 test-all: test
