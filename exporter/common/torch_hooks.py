@@ -54,8 +54,10 @@ class FunctionHook(TorchFunctionMode):
 
 
 class DispatchHook(TorchDispatchMode):
-    """A mode that sees torch's operators, as ``TorchDispatchMode``, which imports torch's compiler when it sees the
-    first one: that takes a second, and fails where the operators of the import come to the mode."""
+    """A mode that sees torch's operators.
+
+    A plain ``TorchDispatchMode`` imports torch's compiler at the first operator. That takes a second, and fails if the
+    mode itself fails on an operator of the import."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

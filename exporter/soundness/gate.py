@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -40,6 +41,8 @@ from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.probe_inputs import Draws, draw_probe_inputs, find_timely_labels
 
 _Context = TypeVar("_Context", EagerContext, CaptureContext)
+# The findings and the seconds of each check.
+Results = Generator[tuple[list[Finding], float], None, None]
 
 # Checks of eager mode, before a capture of it can mean anything.
 _EAGER_CHECKS = (
@@ -105,28 +108,8 @@ def check_before_capture(
     if options.second_opinion:
         opinion, _ = _run_check(torch_export_opinion.CHECK, torch_export_opinion.check, context)
         findings += opinion
-    with contextlib.closing(_run_side_by_side(_BEFORE, context)) as results:
-        for done, (name, (new_findings, seconds)) in enumerate(zip(_BEFORE, results, strict=True), 1):
-            findings += new_findings
-            require_sound(first.source.name, findings, options.allowances)
-            options.report(name, done, len(RUNS), seconds)
+    _collect(first.source.name, _BEFORE, _run_in_rooms(_BEFORE, context), findings, options)
     return apply_allowances(findings, options.allowances), probes
-
-
-def _run_side_by_side(
-    checks: Mapping[str, Callable[[EagerContext], list[Finding]]], context: EagerContext
-) -> Generator[tuple[list[Finding], float], None, None]:
-    """Yield the findings and the seconds of each check in order; as many run at the same time as there are rooms."""
-    with ThreadPoolExecutor(context.room.count) as threads:
-        pending = [threads.submit(_run_check, name, check, context) for name, check in checks.items()]
-        try:
-            for future in pending:
-                yield future.result()
-        except BaseException:
-            # Nobody asks for the results of the others, which run to this end.
-            threads.shutdown(wait=False, cancel_futures=True)
-            context.room.close()
-            raise
 
 
 def check_after_capture(
@@ -135,25 +118,56 @@ def check_after_capture(
     """Check the capture against the model; ``before`` are earlier findings. Raises ``UnsoundError``."""
     context = CaptureContext(warm, captured.module, probes, captured.tracer_warnings)
     findings = [*before, *captured.findings]
-    pending, calls = list(_AFTER.items()), list[tuple[str, ForkedCall]]()
-    try:
-        for done in range(len(RUNS) - len(_AFTER), len(RUNS)):
-            while pending and len(calls) < options.jobs:
-                name, check = pending.pop(0)
-                calls.append((name, ForkedCall(_run_check, name, check, context)))
-            name, call = calls[0]
-            try:
-                new_findings, seconds = call.wait()
-            except ForkFailedError as error:
-                new_findings, seconds = [_make_not_run_finding(name, str(error))], 0.0
-            calls.pop(0)
-            findings += new_findings
-            require_sound(warm.source.name, findings, options.allowances)
-            options.report(name, done + 1, len(RUNS), seconds)
-    finally:
-        for _, call in calls:
-            call.end()
+    _collect(warm.source.name, _AFTER, _run_in_forks(_AFTER, context, options.jobs), findings, options)
     return apply_allowances(findings, options.allowances)
+
+
+def _collect(
+    model: str, checks: Iterable[str], results: Results, findings: list[Finding], options: GateOptions
+) -> None:
+    """Add the findings of each check in order, and report that it has ended. Raises ``UnsoundError``, and ends the
+    checks that still run."""
+    with contextlib.closing(results):
+        for name, (new_findings, seconds) in zip(checks, results, strict=True):
+            findings += new_findings
+            require_sound(model, findings, options.allowances)
+            options.report(name, RUNS.index(name) + 1, len(RUNS), seconds)
+
+
+def _run_in_rooms(checks: Mapping[str, Callable[[EagerContext], list[Finding]]], context: EagerContext) -> Results:
+    """Yield the result of each check in order; as many run at the same time as there are rooms."""
+    with ThreadPoolExecutor(context.room.count) as threads:
+        pending = [threads.submit(_run_check, name, check, context) for name, check in checks.items()]
+        try:
+            for future in pending:
+                yield future.result()
+        except BaseException:
+            # Nobody asks for the results of the others.
+            threads.shutdown(wait=False, cancel_futures=True)
+            context.room.close()
+            raise
+
+
+def _run_in_forks(
+    checks: Mapping[str, Callable[[CaptureContext], list[Finding]]], context: CaptureContext, jobs: int
+) -> Results:
+    """Yield the result of each check in order; ``jobs`` of them run at the same time, each in a forked process."""
+    waiting, running = deque(checks.items()), deque[tuple[str, ForkedCall]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                name, check = waiting.popleft()
+                running.append((name, ForkedCall(_run_check, name, check, context)))
+            name, call = running[0]
+            try:
+                result = call.wait()
+            except ForkFailedError as error:
+                result = [_make_not_run_finding(name, str(error))], 0.0
+            running.popleft()
+            yield result
+    finally:
+        for _, call in running:
+            call.end()
 
 
 def _run_check(name: str, check: Callable[[_Context], list[Finding]], context: _Context) -> tuple[list[Finding], float]:

@@ -118,7 +118,8 @@ def measure_call_cost(run: Callable[[int], Any], sizes: tuple[int, int], budget:
                 run(size)
         except Exception:
             return CallCost()
-    numbers, held = ((first, second) for first, second in [[c.numbers for c in counters], [c.peak for c in counters]])
+    first, second = counters
+    numbers, held = (first.numbers, second.numbers), (first.peak, second.peak)
     return CallCost(sizes, numbers, held, budget * NUMBERS_PER_SECOND / SIZE_CHECKS, read_memory() / 2)
 
 

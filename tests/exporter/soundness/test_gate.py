@@ -7,9 +7,11 @@ import itertools
 import json
 import os
 import signal
+import threading
 import time
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy
 import planted_models
@@ -25,7 +27,7 @@ from exporter.common.errors import UnsoundError, UsageError
 from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.frontends import python_factory
 from exporter.model.eager.evaluation import eager_context
-from exporter.soundness import gate
+from exporter.soundness import gate, probe_inputs
 from exporter.soundness.checks import data_reads
 from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.execution_paths import trace_path
@@ -167,6 +169,90 @@ def test_runs_apart():
         scale.data.zero_()
         assert room(_changes, 1.0) == 6.0
     assert float(scale.detach().sum()) == 0.0
+
+
+def _sleeps_there(source) -> None:
+    time.sleep(60)
+
+
+def _refuses(_) -> list[Finding]:
+    return [Finding("random numbers", "planted", severity="unsound")]
+
+
+def _list_children() -> set[str]:
+    """Every process that this one has started, in whichever thread."""
+    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+
+
+def test_a_refusal_ends_the_checks_that_still_run(monkeypatch):
+    before, start = _list_children(), time.monotonic()
+    asked = threading.Event()
+
+    def wait_there(context):
+        asked.set()
+        return context.room(_sleeps_there)
+
+    def refuse_late(context):
+        assert asked.wait(30)
+        return _refuses(context)
+
+    monkeypatch.setattr(gate, "_BEFORE", {"random numbers": refuse_late, "data read": wait_there})
+    with pytest.raises(UnsoundError, match="planted"):
+        torchferry.check(planted_models.sound(), jobs=2)
+    assert time.monotonic() - start < 30
+    assert _list_children() == before
+
+
+def test_checks_side_by_side_find_what_each_finds_alone():
+    def function(self, x):
+        if x.max() > 1e30 or len(x) == 200:
+            return -x
+        return x * self.scale
+
+    allowed = ["data read:as it is", "batch size:as it is", "values:as it is"]
+    reports, steps = {}, {}
+    for jobs in (1, 3):
+        steps[jobs] = []
+        watch = steps[jobs].append
+        (reports[jobs],) = torchferry.check(model_of(function), allow=allowed, jobs=jobs, watch=watch)
+    assert reports[1].findings == reports[3].findings
+    assert {f.severity for f in reports[1].findings} >= {"allowed"}
+    for jobs in (1, 3):
+        ended = [(s.part, s.done, s.total) for s in steps[jobs] if s.part]
+        assert ended == [(name, i, len(gate.RUNS)) for i, name in enumerate(gate.RUNS, 1)]
+
+
+def _dies_there(_) -> list[Finding]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return []
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_check_of_a_capture_that_dies_says_so_and_the_others_run(monkeypatch, jobs):
+    monkeypatch.setitem(gate._AFTER, "values", _dies_there)
+    (report,) = torchferry.check(planted_models.sound(), jobs=jobs)
+    assert report.not_run == ("values",)
+    assert {"batch size", "dtype"} <= set(report.checks)
+    monkeypatch.setitem(gate._AFTER, "dtype", _refuses)
+    with pytest.raises(UnsoundError, match="planted"):
+        torchferry.check(planted_models.sound(), jobs=jobs)
+
+
+def _halve(self, x):
+    while x.abs().max() > 1.0:
+        x = x * self.factor
+    return x
+
+
+@pytest.mark.parametrize(("function", "is_slow"), [(_halve, True), (lambda self, x: x.tanh() * self.factor, False)])
+def test_draws_that_take_too_long_are_left_out(monkeypatch, function, is_slow):
+    model: Any = model_of(function)
+    model.factor = 1 - 1e-5
+    source = source_for(model)
+    draws = [(name, (torch.full((5, 3), value, dtype=F),)) for name, value in (("small", 0.5), ("large", 1e8))]
+    monkeypatch.setattr(probe_inputs, "SECONDS", 0.1)
+    with eager_context(source):
+        assert run_in_fork(probe_inputs.find_timely_labels, source, draws) == ["small"] + ["large"] * (not is_slow)
 
 
 def test_a_read_is_followed_through_views_and_writes_in_place():

@@ -11,7 +11,7 @@ from project import load_module
 import torchferry
 from exporter.capture import newton_capture
 from exporter.common.errors import CaptureError
-from exporter.frontends.neml2.predictors import install_descents
+from exporter.frontends.neml2.predictors import compile_when_called, install_descents
 from exporter.graph.torch_nodes import iterate_nodes
 from exporter.model.implicit.coordinate_descent import CoordinateDescent, find_descents
 
@@ -95,6 +95,20 @@ def test_values_that_all_components_share():
     with torch.no_grad():
         assert torch.equal(looped(*inputs).data, unrolled(*inputs).data)
     assert descent.component_count == 0
+
+
+def test_a_model_of_many_calls_compiles_its_loop_after_the_first(monkeypatch):
+    unrolled, looped = make_predictor(), make_predictor()
+    (descent,) = install_descents(looped)
+    calls, rate = [], looped._phi_inv
+    monkeypatch.setattr(looped, "_phi_inv", lambda *arguments: calls.append(arguments) or rate(*arguments))
+    compile_when_called(descent, newton_capture.compile_descent)
+    with torch.no_grad():
+        assert torch.equal(looped(*make_inputs(7, 3)).data, unrolled(*make_inputs(7, 3)).data)
+        first = len(calls)
+        assert first > 50
+        assert torch.equal(looped(*make_inputs(9, 3)).data, unrolled(*make_inputs(9, 3)).data)
+    assert len(calls) == first
 
 
 def export_slip(tmp_path: Path, sweeps: int):
