@@ -1,9 +1,10 @@
-"""How long an export takes, beside what torch itself offers for the same network.
+"""How long an export takes, beside what torch itself and NEML2 offer for the same model.
 
 python benchmarks/export_time.py [--only NAME] [--thorough] [--scenarios FOLDER]
 
 Each row is one command in a process of its own, imports included, the shorter of two runs; of ``hardening`` a C kernel
-is written. The peers load the network and write their file, without a check. ``--scenarios`` adds the model that the
+is written. The peers load the model and write their file, without a check; ``neml2-compile`` writes machine code, as a
+C kernel is. ``--scenarios`` adds the model that the
 driver of each NEML2 input file below a folder drives, run once, with its largest memory.
 """
 
@@ -108,6 +109,10 @@ def main() -> None:
                 command += ["--inputs", f"{folder}/steps.pt"]
             rows["torchferry export"] = time_command([*command, *["--thorough"] * arguments.thorough])
             rows["torchferry verify"] = time_command([sys.executable, "-m", "exporter", "verify", path])
+            if source.endswith(".i"):
+                tool = str(Path(sys.executable).with_name("neml2-compile"))
+                peer_options = [source, "--model", options[1], "--output-dir", f"{folder}/compiled", "-q"]
+                rows["neml2-compile"] = time_command([tool, *peer_options])
             for peer, code in PEERS.items() if has_peers else ():
                 preparation = PEER.format(folder=str(NETWORKS.parent), factory=source.rpartition(":")[2])
                 rows[peer] = time_command([sys.executable, "-c", preparation + code.format(path=path)])

@@ -96,9 +96,9 @@ def check_own_parameters(path: str, solver: CapturedLoop, model: nn.Module) -> N
     for program in solver.graphs.values():
         for value in program.constants.values():
             if value.numel() and value.data_ptr() in parameter_names:
-                what = f"the residual of {path!r} reads a parameter that is not its own"
-                got, expected = parameter_names[value.data_ptr()], "parameters of the residual and of its submodules"
-                mend = "register the module with this parameter as a submodule of the residual"
+                what = f"the loop of {path!r} reads a parameter that is not its own"
+                got, expected = parameter_names[value.data_ptr()], "parameters of the residual, or of the law of rates"
+                mend = "register the module with this parameter as a submodule of it"
                 raise CaptureError(what, check="implicit", where=path, got=got, expected=expected, mend=mend)
 
 

@@ -121,7 +121,7 @@ def _capture_descents(source: Source, seed: int) -> tuple[dict[str, CapturedLoop
             newton_capture.check_own_parameters(path, captured, source.parameter_module)
         except TorchferryError as error:
             what = f"the loops of the predictor {path!r} are unrolled"
-            findings.append(Finding("implicit", what, reason=error.details.get("got", error.what)))
+            findings.append(Finding("implicit", what, reason=f"{error.what}: {error.details.get('got', '')}"))
         else:
             captured_loops[path] = captured
             mark(descents[path], jit="script")

@@ -203,6 +203,15 @@ def test_a_refusal_ends_the_checks_that_still_run(monkeypatch):
     assert _list_children() == before
 
 
+def test_a_refusal_of_a_capture_ends_the_checks_that_still_run(monkeypatch):
+    before, start = _list_children(), time.monotonic()
+    monkeypatch.setattr(gate, "_AFTER", {"batch size": _refuses, "values": _sleeps_there})
+    with pytest.raises(UnsoundError, match="planted"):
+        torchferry.check(planted_models.sound(), jobs=2)
+    assert time.monotonic() - start < 30
+    assert _list_children() == before
+
+
 def test_checks_side_by_side_find_what_each_finds_alone():
     def function(self, x):
         if x.max() > 1e30 or len(x) == 200:

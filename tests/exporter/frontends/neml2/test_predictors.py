@@ -111,6 +111,23 @@ def test_a_model_of_many_calls_compiles_its_loop_after_the_first(monkeypatch):
     assert len(calls) == first
 
 
+def test_a_loop_that_cannot_be_compiled_stays_as_it_is_and_is_not_tried_again(monkeypatch):
+    tried = []
+
+    def fail(*_):
+        tried.append(True)
+        raise CaptureError("no")
+
+    monkeypatch.setattr(newton_capture, "capture_descent", fail)
+    unrolled, looped = make_predictor(), make_predictor()
+    (descent,) = install_descents(looped)
+    compile_when_called(descent, newton_capture.compile_descent)
+    with torch.no_grad():
+        for batch in (7, 9):
+            assert torch.equal(looped(*make_inputs(batch, 3)).data, unrolled(*make_inputs(batch, 3)).data)
+    assert tried == [True]
+
+
 def export_slip(tmp_path: Path, sweeps: int):
     source = tmp_path / f"slip_{sweeps}.i"
     source.write_text(SLIP.read_text().replace("sweeps = 2", f"sweeps = {sweeps}"))
@@ -154,13 +171,14 @@ def test_a_loop_that_computes_something_else_is_refused(monkeypatch):
 @pytest.mark.usefixtures("without_the_gate")
 def test_a_loop_that_cannot_be_captured_is_unrolled_and_said(tmp_path, monkeypatch):
     def fail(*_):
-        raise CaptureError("no", got="a reason")
+        raise CaptureError("it has no graph", got="a reason")
 
     monkeypatch.setattr(newton_capture, "capture_descent", fail)
     exported = export_slip(tmp_path, 1)
     assert exported.report.passed
     (finding,) = (f for f in exported.contract.findings if "unrolled" in f.what)
-    assert (finding.what, finding.reason) == ("the loops of the predictor 'predictor.descent' are unrolled", "a reason")
+    assert finding.what == "the loops of the predictor 'predictor.descent' are unrolled"
+    assert finding.reason == "it has no graph: a reason"
 
 
 def test_values_that_are_stored_once_are_left_to_the_library():
