@@ -76,9 +76,9 @@ def table() -> str:
     for name in REFERENCES:
         path = FOLDER / f"{name}.pt"
         contract = pt_archive.read(path).contract
-        made = contract.created_with
+        result = contract.created_with
         what = ", ".join(contract.methods)
-        environment = f"torchferry {made.torchferry}, torch {made.torch}, Python {made.python}"
+        environment = f"torchferry {result.torchferry}, torch {result.torch}, Python {result.python}"
         rows.append(f"| `{name}` | {path.stat().st_size} | {what} | `{contract.graph[:16]}` | {environment} |")
     return "\n".join([_TABLE, "| --- | ---: | --- | --- | --- |", *rows])
 

@@ -22,15 +22,15 @@ def row(path: Path, root: Path, output: Path, to: str) -> dict:
     name = str(path.relative_to(root).with_suffix(""))
     place = output / f"{name}.{to}"
     start = time.perf_counter()
-    found: dict = {"model": name, "to": to}
+    result: dict = {"model": name, "to": to}
     try:
-        made = torchferry.convert(path, place, to=to)
+        container = torchferry.convert(path, place, to=to)
     except torchferry.TorchferryError as error:
-        found |= {"verdict": type(error).__name__, "reason": error.what, **error.details}
+        result |= {"verdict": type(error).__name__, "reason": error.what, **error.details}
     else:
-        worst = max((o.comparison.max_rel for o in made.report.outputs), default=0.0)
-        found |= {"verdict": "verified", "max_rel": worst, "limits": made.contract.batch.limits}
-    return {**found, "seconds": round(time.perf_counter() - start, 1)}
+        worst = max((o.comparison.max_rel for o in container.report.outputs), default=0.0)
+        result |= {"verdict": "verified", "max_rel": worst, "limits": container.contract.batch.limits}
+    return {**result, "seconds": round(time.perf_counter() - start, 1)}
 
 
 def main() -> None:
@@ -39,20 +39,20 @@ def main() -> None:
     asked.add_argument("-o", "--output", type=Path, required=True)
     asked.add_argument("--to", default="onnx")
     asked.add_argument("--only", default="")
-    given = asked.parse_args()
-    given.output.mkdir(parents=True, exist_ok=True)
-    kept = given.output / "containers.json"
+    arguments = asked.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    kept = arguments.output / "containers.json"
     rows = json.loads(kept.read_text()) if kept.exists() else []
     done = {(r["model"], r["to"]) for r in rows}
-    for path in sorted(given.folder.rglob("*.pt")):
-        name = str(path.relative_to(given.folder).with_suffix(""))
-        if (name, given.to) in done or given.only not in name:
+    for path in sorted(arguments.folder.rglob("*.pt")):
+        name = str(path.relative_to(arguments.folder).with_suffix(""))
+        if (name, arguments.to) in done or arguments.only not in name:
             continue
-        rows.append(row(path, given.folder, given.output, given.to))
+        rows.append(row(path, arguments.folder, arguments.output, arguments.to))
         kept.write_text(json.dumps(rows, indent=1))
-        one = rows[-1]
-        said = f"{one['max_rel']:.1e}" if one["verdict"] == "verified" else one["reason"]
-        print(f"{one['verdict']:18} {one['seconds']:6.1f} s  {name}: {said}", flush=True)
+        item = rows[-1]
+        message = f"{item['max_rel']:.1e}" if item["verdict"] == "verified" else item["reason"]
+        print(f"{item['verdict']:18} {item['seconds']:6.1f} s  {name}: {message}", flush=True)
     print(dict(Counter((r["to"], r["verdict"]) for r in rows)))
 
 

@@ -69,9 +69,9 @@ def write_steps(path: Path) -> None:
     generator = torch.Generator().manual_seed(3)
     six = {n: torch.zeros(STEPS, 6, dtype=torch.float64) for n in ("strain~1", "stress", "stress~1")}
     names = ("t~1", "equivalent_plastic_strain", "equivalent_plastic_strain~1")
-    one = {n: torch.zeros(STEPS, dtype=torch.float64) for n in names}
+    item = {n: torch.zeros(STEPS, dtype=torch.float64) for n in names}
     strain = 5e-3 * (2 * torch.rand(STEPS, 6, generator=generator, dtype=torch.float64) - 1)
-    torch.save({**six, **one, "strain": strain, "t": torch.ones(STEPS, dtype=torch.float64)}, path)
+    torch.save({**six, **item, "strain": strain, "t": torch.ones(STEPS, dtype=torch.float64)}, path)
 
 
 def time_scenarios(folder: Path) -> Table:

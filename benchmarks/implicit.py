@@ -50,7 +50,7 @@ def compiled(text: str, name: str, pairs: Sequence[tuple[str, str]], folder: Pat
 
     if not (folder / name / "metadata.json").is_file():
         start = time.perf_counter()
-        wanted = [f"{of}:{by}" for of, by in pairs]
+        wanted = [f"{output_name}:{wrt}" for output_name, wrt in pairs]
         options = [part for pair in wanted for part in ("-d", pair)]
         tool = str(Path(sys.executable).with_name("neml2-compile"))
         subprocess.run([tool, text, "--model", name, "--output-dir", str(folder), "-q", *options], check=True)
@@ -86,10 +86,10 @@ def main() -> None:
         for rows in arguments.batches:
             inputs = tuple(t[torch.arange(rows) % t.shape[0]].contiguous() for t in seen)
             raw: Any = source.module
-            given = list(raw._wrapped(inputs).values()) if own else []
+            values = list(raw._wrapped(inputs).values()) if own else []
             ways: dict[str, Callable[[], object]] = {
                 "update": lambda inputs=inputs: model.module(*inputs),
-                "update, eager": lambda given=given, inputs=inputs: own(*given) if own else source.module(*inputs),
+                "update, eager": lambda values=values, inputs=inputs: own(*values) if own else source.module(*inputs),
                 "update and tangents": lambda inputs=inputs: model.module.jacobian(*inputs),
                 "update and tangents, eager": lambda inputs=inputs: tangents(source, inputs, pairs),
             }

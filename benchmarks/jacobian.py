@@ -33,17 +33,17 @@ SECONDS = 3.0
 def differences(model: Model, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     """Forward differences, a call of ``forward`` for each component of each input."""
     base = model.module(*inputs)
-    found = []
-    for at, value in enumerate(inputs):
+    result = []
+    for position, value in enumerate(inputs):
         flat = value.reshape(value.shape[0], -1)
         for k in range(flat.shape[1]):
             moved = flat.clone()
             step = 1.5e-8 * moved[:, k].abs().clamp(min=1e-3)
             moved[:, k] += step
-            given = [moved.reshape(value.shape) if i == at else t for i, t in enumerate(inputs)]
-            above = model.module(*given)
-            found += [(a - b) / step.reshape(-1, *[1] * (a.ndim - 1)) for a, b in zip(above, base, strict=True)]
-    return found
+            arguments = [moved.reshape(value.shape) if i == position else t for i, t in enumerate(inputs)]
+            above = model.module(*arguments)
+            result += [(a - b) / step.reshape(-1, *[1] * (a.ndim - 1)) for a, b in zip(above, base, strict=True)]
+    return result
 
 
 def main(text: str, name: str = "") -> None:

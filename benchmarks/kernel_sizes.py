@@ -19,16 +19,16 @@ from runtime_checks.kernels import compilation
 
 
 def operations(folder: Path, name: str) -> int:
-    said = re.findall(r"^/\* \w+: (\d+) operations\. \*/$", (folder / f"{name}_lanes.h").read_text(), re.M)
-    return max(map(int, said))
+    message = re.findall(r"^/\* \w+: (\d+) operations\. \*/$", (folder / f"{name}_lanes.h").read_text(), re.M)
+    return max(map(int, message))
 
 
 def compiled(folder: Path, name: str) -> float:
     """Seconds. Raises ``CalledProcessError`` where the compiler fails."""
     with tempfile.TemporaryDirectory() as place:
-        made = ["cc", *compilation.FLAGS, compilation.NATIVE, str(folder / f"{name}.c"), "-o", f"{place}/k.so", "-lm"]
+        result = ["cc", *compilation.FLAGS, compilation.NATIVE, str(folder / f"{name}.c"), "-o", f"{place}/k.so", "-lm"]
         start = time.perf_counter()
-        subprocess.run(made, check=True)
+        subprocess.run(result, check=True)
         return time.perf_counter() - start
 
 
@@ -36,13 +36,13 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("folders", type=Path, nargs="+")
     asked.add_argument("--only", default="")
-    given = asked.parse_args()
+    arguments = asked.parse_args()
     print("| kernel | operations | C, kB | compiler, s |\n| --- | ---: | ---: | ---: |", flush=True)
-    for root in given.folders:
+    for root in arguments.folders:
         for manifest in sorted(root.rglob(kernel_container.MANIFEST)):
             folder = manifest.parent
             label = str(folder.relative_to(root)).removesuffix(".c")
-            if given.only not in label:
+            if arguments.only not in label:
                 continue
             name = kernel_container.read(folder).name
             text = sum((folder / f"{name}{end}").stat().st_size for end in (".c", "_lanes.h"))

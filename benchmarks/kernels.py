@@ -58,17 +58,17 @@ def inputs(name: str, names: tuple[str, ...], rows: int) -> list[torch.Tensor]:
     """A step from rest, elastic and plastic."""
     generator = torch.Generator().manual_seed(3)
     strain = 5e-3 * (2 * torch.rand(rows, 6, generator=generator, dtype=F) - 1)
-    given: dict[str, torch.Tensor] = {"strain": strain, "t": torch.full((rows,), 1.0, dtype=F)}
+    arguments: dict[str, torch.Tensor] = {"strain": strain, "t": torch.full((rows,), 1.0, dtype=F)}
     six = {"stress", "stress~1", "strain~1", "plastic~1"}
-    return [given.get(n, torch.zeros((rows, 6) if n in six else (rows,), dtype=F)).contiguous() for n in names]
+    return [arguments.get(n, torch.zeros((rows, 6) if n in six else (rows,), dtype=F)).contiguous() for n in names]
 
 
 def built(source: Path, folder: Path) -> ctypes.CDLL:
     flags = [f for f in compilation.FLAGS if not f.startswith("-std")]
-    made = folder / f"{source.stem}_hand.so"
+    result = folder / f"{source.stem}_hand.so"
     compiler = "g++" if source.suffix == ".cpp" else "gcc"
-    subprocess.run([compiler, *flags, compilation.NATIVE, str(source), "-o", str(made), "-lm"], check=True)
-    return ctypes.CDLL(str(made))
+    subprocess.run([compiler, *flags, compilation.NATIVE, str(source), "-o", str(result), "-lm"], check=True)
+    return ctypes.CDLL(str(result))
 
 
 def pointers(values: list[numpy.ndarray]) -> Any:
@@ -96,8 +96,8 @@ def eager_of(name: str) -> Callable[..., Any]:
     from exporter.frontends import resolve
     from exporter.model.eager.evaluation import evaluate
 
-    made = resolve.load(source, resolve.choose_models(source, [])[0], None)
-    return lambda *given: evaluate(made, given)
+    result = resolve.load(source, resolve.choose_models(source, [])[0], None)
+    return lambda *arguments: evaluate(result, arguments)
 
 
 def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Callable[[int], Callable[[], float]]]]:
@@ -110,84 +110,84 @@ def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Cal
     opened = kernel_container.read(path.with_suffix(""))
     kernel = ctypes.CDLL(str(build_library(opened)))[f"{opened.name}_forward"]
     loop, hand = built(HERE / "loop.c", folder), built(HERE / f"{name}.cpp", folder)["by_hand"]
-    for of in (loop.kernel_seconds, loop.hand_seconds):
-        of.restype = ctypes.c_double
+    for function in (loop.kernel_seconds, loop.hand_seconds):
+        function.restype = ctypes.c_double
     specs = archive.contract.outputs
 
     def outputs(rows: int) -> list[numpy.ndarray]:
         return [numpy.zeros((rows, *s.static_shape)) for s in specs]
 
-    def hold(found: list[numpy.ndarray], rows: int, what: str) -> None:
-        for value, wanted in zip(found, archive(*inputs(name, names, rows)), strict=True):
+    def hold(result: list[numpy.ndarray], rows: int, what: str) -> None:
+        for value, wanted in zip(result, archive(*inputs(name, names, rows)), strict=True):
             close = numpy.allclose(value, wanted.numpy(), rtol=1e-6, atol=1e-6 * float(wanted.abs().max()))
             assert close, f"{name}: {what} has other numbers than the archive"
 
     def by_kernel(rows: int) -> Callable[[], float]:
-        given, found = [v.numpy() for v in inputs(name, names, rows)], outputs(rows)
-        arrays = make_arrays(given, True), make_arrays(found, True)
+        arguments, result = [v.numpy() for v in inputs(name, names, rows)], outputs(rows)
+        arrays = make_arrays(arguments, True), make_arrays(result, True)
 
         def run(times: int) -> float:
             return loop.kernel_seconds(kernel, ctypes.c_long(times), ctypes.c_long(rows), *arrays)
 
         run(1)
-        hold(found, rows, "the kernel")
+        hold(result, rows, "the kernel")
         # The arrays live as long as what has their addresses.
-        return lambda kept=(given, found): c_seconds(run)
+        return lambda kept=(arguments, result): c_seconds(run)
 
     def by_hand(rows: int) -> Callable[[], float]:
-        given, found = [v.numpy() for v in inputs(name, names, rows)], outputs(rows)
-        places = pointers(given), pointers(found)
+        arguments, result = [v.numpy() for v in inputs(name, names, rows)], outputs(rows)
+        places = pointers(arguments), pointers(result)
 
         def run(times: int) -> float:
             return loop.hand_seconds(hand, ctypes.c_long(times), ctypes.c_long(rows), *places)
 
         run(1)
-        hold(found, rows, "the reference")
+        hold(result, rows, "the reference")
         # The arrays live as long as what has their addresses.
-        return lambda kept=(given, found): c_seconds(run)
+        return lambda kept=(arguments, result): c_seconds(run)
 
     def by_archive(rows: int) -> Callable[[], float]:
-        given = inputs(name, names, rows)
+        arguments = inputs(name, names, rows)
 
         def run() -> Any:
             with torch.inference_mode():
-                return archive.module.forward(*given)
+                return archive.module.forward(*arguments)
 
         return lambda: python_seconds(run)
 
-    found = {"by hand": by_hand, "kernel": by_kernel, ".pt": by_archive}
+    result = {"by hand": by_hand, "kernel": by_kernel, ".pt": by_archive}
     eager = eager_of(name)
     if eager is not None:
-        found["eager"] = lambda rows: _eager(eager, name, names, rows, bool(model))
+        result["eager"] = lambda rows: _eager(eager, name, names, rows, bool(model))
     if compiled and model:
-        made = neml2_compiled(source, model, [], folder / "neml2")
-        found["neml2 compiled"] = lambda rows: _compiled(made, name, names, rows)
+        compiled_model = neml2_compiled(source, model, [], folder / "neml2")
+        result["neml2 compiled"] = lambda rows: _compiled(compiled_model, name, names, rows)
     elif compiled and name == "radial_return":
         torchferry.convert(path, folder / f"{name}.pt2", to="pt2")
         fast = torchferry.load(folder / f"{name}.pt2")
-        found[".pt2"] = lambda rows: _plain(fast, inputs(name, names, rows))
-    return archive, found
+        result[".pt2"] = lambda rows: _plain(fast, inputs(name, names, rows))
+    return archive, result
 
 
-def _plain(run: Any, given: list[torch.Tensor]) -> Callable[[], float]:
+def _plain(run: Any, arguments: list[torch.Tensor]) -> Callable[[], float]:
     def call() -> Any:
         with torch.inference_mode():
-            return run(*given)
+            return run(*arguments)
 
     return lambda: python_seconds(call)
 
 
 def _eager(run: Any, name: str, names: tuple[str, ...], rows: int, neml2: bool) -> Callable[[], float]:
-    given = inputs(name, names, rows)
+    arguments = inputs(name, names, rows)
     if neml2:
-        typed = {n: run.input_spec[n](v) for n, v in zip(names, given, strict=True)}
+        typed = {n: run.input_spec[n](v) for n, v in zip(names, arguments, strict=True)}
         return lambda: python_seconds(lambda: run(*typed.values()))
-    return lambda: python_seconds(lambda: run(*given))
+    return lambda: python_seconds(lambda: run(*arguments))
 
 
 def _compiled(run: Any, name: str, names: tuple[str, ...], rows: int) -> Callable[[], float]:
-    given = dict(zip(names, inputs(name, names, rows), strict=True))
-    return lambda: python_seconds(lambda: run.forward(given))
+    arguments = dict(zip(names, inputs(name, names, rows), strict=True))
+    return lambda: python_seconds(lambda: run.forward(arguments))
 
 
 def main() -> None:
@@ -195,18 +195,18 @@ def main() -> None:
     asked.add_argument("-o", "--output", type=Path)
     asked.add_argument("--only", default="")
     asked.add_argument("--without-compiled", action="store_true")
-    given = asked.parse_args()
+    arguments = asked.parse_args()
     torch.set_num_threads(1)
     rows_of: dict[str, dict[str, dict[int, float]]] = {}
     for name in SOURCES:
-        if given.only not in name:
+        if arguments.only not in name:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            _, made = ways(name, Path(folder), compiled=not given.without_compiled)
-            table: dict[str, dict[int, float]] = {way: {} for way in made}
+            _, runs = ways(name, Path(folder), compiled=not arguments.without_compiled)
+            table: dict[str, dict[int, float]] = {way: {} for way in runs}
             for batch in BATCHES:
                 ready = {}
-                for way, prepare in made.items():
+                for way, prepare in runs.items():
                     try:
                         ready[way] = prepare(batch)
                         ready[way]()
@@ -217,12 +217,12 @@ def main() -> None:
                 for _ in range(ROUNDS):
                     for way, run in ready.items():
                         times[way].append(run())
-                for way, found in times.items():
-                    table[way][batch] = statistics.median(found) / batch * 1e6
+                for way, result in times.items():
+                    table[way][batch] = statistics.median(result) / batch * 1e6
             rows_of[name] = table
             show(name, table)
-    if given.output:
-        plot(rows_of, given.output)
+    if arguments.output:
+        plot(rows_of, arguments.output)
 
 
 def show(name: str, table: dict[str, dict[int, float]]) -> None:
@@ -245,8 +245,8 @@ def plot(rows_of: dict[str, dict[str, dict[int, float]]], output: Path) -> None:
 
     figure, axes = pyplot.subplots(1, len(rows_of), figsize=(4.2 * len(rows_of), 3.6), sharey=True)
     for axis, (name, table) in zip(numpy.atleast_1d(axes), rows_of.items(), strict=True):
-        for way, found in table.items():
-            axis.loglog(list(found), list(found.values()), marker="o", markersize=3, label=way)
+        for way, result in table.items():
+            axis.loglog(list(result), list(result.values()), marker="o", markersize=3, label=way)
         axis.set_title(name)
         axis.set_xlabel("elements of the batch")
         axis.grid(visible=True, which="both", alpha=0.2)

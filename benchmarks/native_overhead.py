@@ -33,9 +33,9 @@ def main(archive: str) -> None:
                 *("-ltorchferry", "-ltorch", "-ltorch_cpu", "-lc10"),
             ]
         )
-        found = json.loads(subprocess.run([program, archive], capture_output=True, text=True, check=True).stdout)
+        result = json.loads(subprocess.run([program, archive], capture_output=True, text=True, check=True).stdout)
     table = Table("batch", "way", "ns a call", "ratio to forward", "copies", title=archive)
-    for batch, ways in found.items():
+    for batch, ways in result.items():
         for way, figures in ways.items():
             table.add_row(batch, way, str(figures["ns"]), f"{figures['ratio']:.2f}", str(figures["copies"]))
     Console().print(table)

@@ -29,18 +29,20 @@ NEEDS = {
 START, END = "<!-- parity -->\n", "<!-- end of parity -->"
 
 
-def made(source: str | nn.Module, folder: Path, **given) -> dict[str, tuple[torchferry.Contract, Report, float, Path]]:
+def export_all(
+    source: str | nn.Module, folder: Path, **arguments
+) -> dict[str, tuple[torchferry.Contract, Report, float, Path]]:
     """Contract, report, seconds and file of each container."""
     start = time.perf_counter()
-    (first,) = torchferry.export(source, output=folder / "model.pt", **given)
-    found = {"pt": (first.contract, first.report, time.perf_counter() - start, first.path)}
+    (first,) = torchferry.export(source, output=folder / "model.pt", **arguments)
+    result = {"pt": (first.contract, first.report, time.perf_counter() - start, first.path)}
     for kind in ("onnx", "pt2", "program"):
         start = time.perf_counter()
-        one = torchferry.convert(first.path, to=kind)
-        found[kind] = (one.contract, one.report, time.perf_counter() - start, one.path)
+        item = torchferry.convert(first.path, to=kind)
+        result[kind] = (item.contract, item.report, time.perf_counter() - start, item.path)
     return {
         kind: (contract, torchferry.verify(path, runtimes=RUNTIMES[kind]), seconds, path)
-        for kind, (contract, _, seconds, path) in found.items()
+        for kind, (contract, _, seconds, path) in result.items()
     }
 
 
@@ -96,15 +98,15 @@ ROWS = (
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
-        found = made(f"{ROOT}/examples/return_map.py:make_model", Path(folder), derivatives="stress:strain")
-        columns = {kind: column(kind, *of) for kind, of in found.items()}
+        result = export_all(f"{ROOT}/examples/return_map.py:make_model", Path(folder), derivatives="stress:strain")
+        columns = {kind: column(kind, *row) for kind, row in result.items()}
     with tempfile.TemporaryDirectory(prefix="torchferry-") as folder:
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 2))
-        single = made(network, Path(folder), inputs={"input": torch.linspace(-1, 1, 12).reshape(4, 3)})
+        single = export_all(network, Path(folder), inputs={"input": torch.linspace(-1, 1, 12).reshape(4, 3)})
     heads = " | ".join(f"`{FORMATS[kind].suffix}`" for kind in columns)
     lines = [f"| | {heads} |", "| --- |" + " --- |" * len(columns)]
-    lines += [f"| {name} | {' | '.join(of[i] for of in columns.values())} |" for i, name in enumerate(ROWS)]
+    lines += [f"| {name} | {' | '.join(cells[i] for cells in columns.values())} |" for i, name in enumerate(ROWS)]
     in_float32 = (
         worst(report, {s.name for s in contract.outputs}, set()) for contract, report, _, _ in single.values()
     )

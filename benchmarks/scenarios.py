@@ -47,8 +47,8 @@ def scenario(path: Path, send: Any, tangents: bool) -> None:
     start = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            held = _differentiated if tangents else _held
-            row |= held(path, Path(folder) / "model.pt", start)
+            measure = _differentiated if tangents else _held
+            row |= measure(path, Path(folder) / "model.pt", start)
     except TorchferryError as error:
         row["reason"] = f"{type(error).__name__}: " + str(error).replace("\n", ";")[:400]
     send.send(row)
@@ -56,24 +56,24 @@ def scenario(path: Path, send: Any, tangents: bool) -> None:
 
 def _differentiated(path: Path, file: Path, start: float) -> dict[str, Any]:
     (name,) = input_file.list_driver_models(path)[:1]
-    (one,) = torchferry.export(str(path), models=[name], output=file, derivatives="all")
-    checks = [c for leg in one.report.legs for c in leg.checks if c.check == finite_differences.CHECK]
+    (exported,) = torchferry.export(str(path), models=[name], output=file, derivatives="all")
+    checks = [c for leg in exported.report.legs for c in leg.checks if c.check == finite_differences.CHECK]
     judged = [re.search(r"(\d+) of (\d+) entries", c.detail) for c in checks]
-    known, of = (sum(int(found[i]) for found in judged if found) for i in (1, 2))
-    kinks = sum(c.check == finite_differences.SIDES for leg in one.report.legs for c in leg.checks)
-    return {"seconds": time.perf_counter() - start, "entries": of, "resolved": known, "kinks": kinks}
+    known, count = (sum(int(result[i]) for result in judged if result) for i in (1, 2))
+    kinks = sum(c.check == finite_differences.SIDES for leg in exported.report.legs for c in leg.checks)
+    return {"seconds": time.perf_counter() - start, "entries": count, "resolved": known, "kinks": kinks}
 
 
 def _held(path: Path, file: Path, start: float) -> dict[str, Any]:
     (name,) = input_file.list_driver_models(path)[:1]
-    (one,) = torchferry.export(str(path), models=[name], output=file, runtimes=["python", "libtorch"])
+    (exported,) = torchferry.export(str(path), models=[name], output=file, runtimes=["python", "libtorch"])
     row: dict[str, Any] = {"seconds": time.perf_counter() - start}
-    row["solver"] = next((f.reason for f in one.contract.findings if f.check == "solver"), "")
+    row["solver"] = next((f.reason for f in exported.contract.findings if f.check == "solver"), "")
     source = resolve.load(str(path), name, None)
     for rows in BATCHES:
         history = record_load_history(_alone(source) if rows == 1 else source, 0 if rows == 1 else rows)
         row["steps"] = history.steps
-        row[f"batch {rows}"] = _python(file, one.contract, history) | {"native": _natively(file, history)}
+        row[f"batch {rows}"] = _python(file, exported.contract, history) | {"native": _natively(file, history)}
     return row
 
 
@@ -82,18 +82,18 @@ def _alone(source: Source) -> Source:
 
 
 def _python(file: Path, contract: Contract, history: LoadHistory) -> dict[str, Any]:
-    found = histories.run(torchferry.load(file), history)
+    result = histories.run(torchferry.load(file), history)
     try:
-        histories.check_history(contract, history, found)
+        histories.check_history(contract, history, result)
     except TorchferryError as error:
-        said = str(error).replace("\n", ";")[:300]
+        message = str(error).replace("\n", ";")[:300]
     else:
-        said = ""
+        message = ""
     lost = sum(int(v.isnan().sum()) for v in history.expected.values())
-    return {"worst": _worst(contract, history, found), "mismatch": said, "nan": lost}
+    return {"worst": _worst(contract, history, result), "mismatch": message, "nan": lost}
 
 
-def _worst(contract: Contract, history: LoadHistory, found: Mapping[str, torch.Tensor]) -> float:
+def _worst(contract: Contract, history: LoadHistory, result: Mapping[str, torch.Tensor]) -> float:
     """In units of what step ``n`` is allowed: ``n`` times the tolerance of one call."""
     worst = 0.0
     for name, wanted in history.expected.items():
@@ -104,7 +104,7 @@ def _worst(contract: Contract, history: LoadHistory, found: Mapping[str, torch.T
                 continue
             scale = float(value[finite].abs().max()) or 1.0
             allowed = (bounds.atol * scale + bounds.rtol * value.abs() + bounds.floor) * (step + 1)
-            worst = max(worst, float(((found[name][step] - value).abs() / allowed)[finite].max()))
+            worst = max(worst, float(((result[name][step] - value).abs() / allowed)[finite].max()))
     return worst
 
 
@@ -134,8 +134,8 @@ def run(path: Path, limit: float, tangents: bool) -> dict[str, Any]:
 
 def implicit(folder: Path) -> list[Path]:
     """Input files with an implicit update, the slow crystals last."""
-    found = [p for p in sorted(folder.rglob("*.i")) if "ImplicitUpdate" in p.read_text()]
-    return sorted(found, key=lambda p: "crystal" in str(p))
+    result = [p for p in sorted(folder.rglob("*.i")) if "ImplicitUpdate" in p.read_text()]
+    return sorted(result, key=lambda p: "crystal" in str(p))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -147,9 +147,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         if "reason" in row:
             lines.append(f"| {row['scenario']} | | | | {row['reason']} | | |")
             continue
-        held = [row[f"batch {n}"] for n in BATCHES]
-        shown = [h["mismatch"] or f"{h['worst']:.1e}" + (f" ({h['nan']} NaN)" if h["nan"] else "") for h in held]
-        native = "agrees" if all(h["native"] for h in held) else "DIFFERS"
+        rows = [row[f"batch {n}"] for n in BATCHES]
+        shown = [h["mismatch"] or f"{h['worst']:.1e}" + (f" ({h['nan']} NaN)" if h["nan"] else "") for h in rows]
+        native = "agrees" if all(h["native"] for h in rows) else "DIFFERS"
         solver = row["solver"].removeprefix("apart by ").removesuffix(" of what its tolerances allow, at most")
         cells = [row["scenario"], f"{row['seconds']:.0f}", str(row["steps"]), solver, *shown, native]
         lines.append(f"| {' | '.join(cells)} |")

@@ -77,7 +77,7 @@ def traced(model: Model, frozen: bool, threads: int) -> Call:
     for parameter in source.parameter_module.parameters():
         parameter.requires_grad_(False)
     spec = [torch.rand(8, *s.static_shape, dtype=getattr(torch, s.dtype)) for s in source.inputs]
-    of, _, by = model.derivative.partition(":")
+    output, _, wrt = model.derivative.partition(":")
 
     class Run(torch.nn.Module):
         def __init__(self) -> None:
@@ -87,19 +87,19 @@ def traced(model: Model, frozen: bool, threads: int) -> Call:
         def forward(self, *inputs: torch.Tensor):
             if model.method == "jacobian":
                 assert source.compute_jacobian_blocks is not None
-                outputs, found = source.compute_jacobian_blocks(*inputs)
-                return (*outputs, found[of, by])
-            found = self.inner(*inputs)
-            return tuple(found.values()) if isinstance(found, dict) else found
+                outputs, result = source.compute_jacobian_blocks(*inputs)
+                return (*outputs, result[output, wrt])
+            result = self.inner(*inputs)
+            return tuple(result.values()) if isinstance(result, dict) else result
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made: Any = torch.jit.trace(Run().eval(), tuple(spec), check_trace=False)
-        made = torch.jit.freeze(made) if frozen else made
+        module: Any = torch.jit.trace(Run().eval(), tuple(spec), check_trace=False)
+        module = torch.jit.freeze(module) if frozen else module
 
     def call(method: str, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        found = made(*inputs)
-        return found if isinstance(found, (tuple, list)) else (found,)
+        result = module(*inputs)
+        return result if isinstance(result, (tuple, list)) else (result,)
 
     return call
 
@@ -146,54 +146,54 @@ def measured(model: Model, folder: Path, batches: Sequence[int]) -> BenchmarkRes
     return run_benchmark(paths, others=others, method=model.method, batches=batches)
 
 
-def section(model: Model, found: BenchmarkResult) -> list[str]:
+def section(model: Model, result: BenchmarkResult) -> list[str]:
     """A table of times, then of ratios to the ``.pt``."""
-    names = {label: label.partition(" (")[0] for label in found.candidates}
-    first = found.candidates[0]
-    heads = " | ".join(f"{b:,}" for b in found.batches)
+    names = {label: label.partition(" (")[0] for label in result.candidates}
+    first = result.candidates[0]
+    heads = " | ".join(f"{b:,}" for b in result.batches)
     lines = [
         f"## {model.title}: `{model.method}`",
         "",
         f"| a call | {heads} |",
-        "| --- |" + " ---: |" * len(found.batches),
+        "| --- |" + " ---: |" * len(result.batches),
     ]
-    for label in found.candidates:
-        cells = [format_time(t.median) if (t := found.find_timing(label, b)) else "-" for b in found.batches]
+    for label in result.candidates:
+        cells = [format_time(t.median) if (t := result.find_timing(label, b)) else "-" for b in result.batches]
         lines.append(f"| {names[label]} | {' | '.join(cells)} |")
-    bound = [format_time(found.bounds[b]) for b in found.batches]
+    bound = [format_time(result.bounds[b]) for b in result.batches]
     lines += [f"| memory traffic alone | {' | '.join(bound)} |", ""]
-    lines += [f"| times the `.pt`'s speed | {heads} |", "| --- |" + " ---: |" * len(found.batches)]
-    for label in found.candidates[1:]:
-        pairs = [(found.find_timing(first, b), found.find_timing(label, b)) for b in found.batches]
-        cells = [f"{one.median / other.median:.2f}" if one and other else "-" for one, other in pairs]
+    lines += [f"| times the `.pt`'s speed | {heads} |", "| --- |" + " ---: |" * len(result.batches)]
+    for label in result.candidates[1:]:
+        pairs = [(result.find_timing(first, b), result.find_timing(label, b)) for b in result.batches]
+        cells = [f"{item.median / other.median:.2f}" if item and other else "-" for item, other in pairs]
         lines.append(f"| {names[label]} | {' | '.join(cells)} |")
     lines += [
         "",
         "| in a fresh process | load | call 1 | calls 2 to 5 | MiB at the largest batch |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
-    for one in found.colds:
-        if one.error:
-            lines.append(f"| {names[one.candidate]} | {one.error} | | | |")
+    for item in result.colds:
+        if item.error:
+            lines.append(f"| {names[item.candidate]} | {item.error} | | | |")
             continue
-        later = ", ".join(f"{ms:.3g}" for ms in one.calls[1:])
-        peak = f"{one.peaks[max(one.peaks)]:.0f}" if one.peaks else ""
-        lines.append(f"| {names[one.candidate]} | {one.load:.3g} ms | {one.calls[0]:.3g} ms | {later} ms | {peak} |")
-    return [*lines, "", *found.notes, ""]
+        later = ", ".join(f"{ms:.3g}" for ms in item.calls[1:])
+        peak = f"{item.peaks[max(item.peaks)]:.0f}" if item.peaks else ""
+        lines.append(f"| {names[item.candidate]} | {item.load:.3g} ms | {item.calls[0]:.3g} ms | {later} ms | {peak} |")
+    return [*lines, "", *result.notes, ""]
 
 
 def targets(results: dict[str, BenchmarkResult]) -> list[str]:
     """What the project aims at, each a ratio of this run."""
 
     def ratio(title: str, other: str, batch: int) -> float | None:
-        found = results[title]
-        label = next((c for c in found.candidates if c.startswith(other)), "")
-        one, two = found.find_timing(found.candidates[0], batch), found.find_timing(label, batch)
-        return two.median / one.median if one and two else None
+        result = results[title]
+        label = next((c for c in result.candidates if c.startswith(other)), "")
+        item, two = result.find_timing(result.candidates[0], batch), result.find_timing(label, batch)
+        return two.median / item.median if item and two else None
 
     rows = []
-    for title, found in results.items():
-        largest = max(found.batches)
+    for title, result in results.items():
+        largest = max(result.batches)
         aims = [
             ("eager at 1", ratio(title, "eager", 1), 10.0),
             ("trace and freeze at 1", ratio(title, "trace and freeze", 1), 1.0),
@@ -206,9 +206,9 @@ def targets(results: dict[str, BenchmarkResult]) -> list[str]:
                 rows.append(f"| {title} | {name} | {value:.2f} | {aim:g} | {'met' if value >= aim else 'missed'} |")
         for batch in (1, largest):
             value = ratio(title, "torchferry .pt2", batch)
-            one = found.find_timing(found.candidates[0], batch)
-            if value is not None and one is not None:
-                bound = one.median / found.bounds[batch]
+            item = result.find_timing(result.candidates[0], batch)
+            if value is not None and item is not None:
+                bound = item.median / result.bounds[batch]
                 rows.append(f"| {title} | `.pt2` at {batch:,} | {value:.2f} | | {bound:.1f} times the memory traffic |")
     return ["| model | the `.pt` beside | times as fast | aim | |", "| --- | --- | ---: | ---: | --- |", *rows, ""]
 
@@ -219,31 +219,31 @@ def main() -> None:
     asked.add_argument("--only", default="")
     asked.add_argument("--largest", type=int, default=10**9)
     asked.add_argument("--files", type=Path, help="a folder to keep the files in")
-    given = asked.parse_args()
+    arguments = asked.parse_args()
     start, before = time.perf_counter(), describe_machine()
     results: dict[str, BenchmarkResult] = {}
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="torchferry-") as temporary:
-        folder = given.files or Path(temporary)
+        folder = arguments.files or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         for model in SUITE:
-            if given.only not in model.title:
+            if arguments.only not in model.title:
                 continue
-            found = measured(model, folder, [b for b in model.batches if b <= given.largest])
-            results[model.title] = found
-            lines += section(model, found)
-            print("\n".join(section(model, found)), flush=True)
-    said = ", ".join(f"{k} {v}" for k, v in before.items())
+            result = measured(model, folder, [b for b in model.batches if b <= arguments.largest])
+            results[model.title] = result
+            lines += section(model, result)
+            print("\n".join(section(model, result)), flush=True)
+    message = ", ".join(f"{k} {v}" for k, v in before.items())
     head = [
         "# Speed",
         "",
         f"Written by `make bench` in {time.perf_counter() - start:.0f} s; one thread; medians of rounds in which each "
-        f"candidate has its turn. Before it began: {said}. A copy moves "
+        f"candidate has its turn. Before it began: {message}. A copy moves "
         f"{next(iter(results.values())).bandwidth / 1e9:.1f} GB/s.",
         "",
     ]
-    given.output.write_text("\n".join([*head, *targets(results), *lines]).rstrip() + "\n")
-    print(f"wrote {given.output}")
+    arguments.output.write_text("\n".join([*head, *targets(results), *lines]).rstrip() + "\n")
+    print(f"wrote {arguments.output}")
 
 
 if __name__ == "__main__":

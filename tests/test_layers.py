@@ -77,7 +77,7 @@ def test_planted_faults_are_measured(tmp_path):
     folder = tmp_path / "exporter" / "common"
     folder.mkdir(parents=True)
     (tmp_path / "exporter" / "loose.py").write_text("")
-    lines = "    import shutil\n" + "\n".join(f"    x{i} = {i}" for i in range(70))
+    lines = "    import shutil\n    made = 1\n" + "\n".join(f"    x{i} = {i}" for i in range(70))
     (folder / "a.py").write_text(
         f'import exporter.archive.b\n\n\ndef divided(a, b, c, d, e, f, g, h, i):\n    """The sum."""\n{lines}\n'
     )
@@ -91,6 +91,7 @@ def test_planted_faults_are_measured(tmp_path):
         "imports of a floor that is not lower": 1,
         "imports inside functions of light modules": 1,
         "functions named by a bare participle": 1,
+        "variables whose name says nothing": 1,
         "lines of the longest function": 1,
         "parameters of the function with most": 1,
         "public docstrings that start with a verb": 1,

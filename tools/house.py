@@ -48,6 +48,10 @@ HEAVY = (
 )
 BRINGS_NUMPY = ("runtime_checks.kernels.ctypes_library",)
 PACKAGES = ("exporter", "runtime_checks", "torchferry")
+# Variables have nouns as names there too; the models of hazards are written as a user would.
+OTHER_CODE, AS_USERS_WRITE = ("tests", "benchmarks", "tools", "examples", "artifacts"), "hazards"
+# Names of variables that say nothing of what they hold.
+VAGUE = {"found", "made", "given", "one", "at", "of", "by", "held", "said"}
 LINES_OF_FILE = 600
 LINES_OF_FUNCTION = 60
 PARAMETERS = 8
@@ -100,6 +104,19 @@ class Function:
 def list_files(root: Path = ROOT) -> list[Path]:
     """List the Python files of the three packages."""
     return sorted(path for package in PACKAGES for path in root.glob(f"{package}/**/*.py"))
+
+
+def find_vague_variables(root: Path = ROOT) -> list[str]:
+    """List the variables whose name says nothing of what they hold."""
+    others = (path for folder in OTHER_CODE for path in root.glob(f"{folder}/**/*.py"))
+    return [
+        f"{path.relative_to(root)}:{node.lineno} {node.id}"
+        for path in (*list_files(root), *(p for p in others if AS_USERS_WRITE not in p.parts))
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE
+    ]
 
 
 def list_imports(text: str) -> set[str]:
@@ -242,6 +259,7 @@ def measure(root: Path = ROOT) -> dict[str, tuple[str, list[str]]]:
     circle = find_circle(read_edges(root))
     # A property is a value: its name is a noun or a state.
     participles = [f"{f.where} {f.name}" for f in functions if is_participle(f.name) and not f.is_property]
+    vague = find_vague_variables(root)
     longest, most = max(own, key=lambda f: f.lines), max(own, key=lambda f: f.parameters)
     too_long = [f"{f.where} {f.name}: {f.lines} lines" for f in own if f.lines > LINES_OF_FUNCTION]
     inner = sorted({place for path in files for place in find_inner_imports(path, root)})
@@ -262,6 +280,7 @@ def measure(root: Path = ROOT) -> dict[str, tuple[str, list[str]]]:
         "imports of a floor that is not lower": (str(len(back)), back),
         "imports inside functions of light modules": (str(len(inner)), inner),
         "functions named by a bare participle": (str(len(participles)), participles),
+        "variables whose name says nothing": (str(len(vague)), vague),
         "lines of the longest function": (f"{longest.lines} ({longest.name})", too_long),
         "parameters of the function with most": (f"{most.parameters} ({most.name})", too_many),
         "public docstrings that start with a verb": (verbs, no_verb),

@@ -103,13 +103,13 @@ class Plate:
     def response(self, u: np.ndarray) -> tuple[dict[str, torch.Tensor], np.ndarray]:
         """The new state, and tangents ``(points, 6, 6)``. Raises ``RuntimeError`` where a point does not converge."""
         strain = torch.from_numpy(mandel(self.basis.interpolate(u)).reshape(6, -1).T.copy())
-        given = {"strain": strain} | {f"{name}~1": value for name, value in self.state.items()}
-        found = self.material.call("jacobian", given)
-        lost = int(found["ep"].isnan().sum())
+        arguments = {"strain": strain} | {f"{name}~1": value for name, value in self.state.items()}
+        result = self.material.call("jacobian", arguments)
+        lost = int(result["ep"].isnan().sum())
         if lost:
             raise RuntimeError(f"{lost} of {len(strain)} quadrature points do not converge: take a smaller load step")
-        now = {"strain": strain, "stress": found["stress"], "ep": found["ep"]}
-        return now, found["d stress / d strain"].numpy()
+        now = {"strain": strain, "stress": result["stress"], "ep": result["ep"]}
+        return now, result["d stress / d strain"].numpy()
 
     def at_points(self, values: np.ndarray) -> np.ndarray:
         """``(points, ...)`` as scikit-fem takes it, ``(..., elements, points of each)``."""

@@ -86,16 +86,16 @@ def main(archive: str, library: str) -> None:
         return out
 
     tolerances = {"rtol": 1e-6, "atol": [1e-10, 1e-16, 1e-8]}
-    found = solve_ivp(rate, (0.0, 4e10), [1.0, 0.0, 0.0], method="Radau", jac=jacobian, **tolerances)
+    result = solve_ivp(rate, (0.0, 4e10), [1.0, 0.0, 0.0], method="Radau", jac=jacobian, **tolerances)
     print(
         json.dumps(
             {
-                "success": bool(found.success),
-                "y": found.y[:, -1].tolist(),
-                "steps": len(found.t) - 1,
-                "nfev": found.nfev,
-                "njev": found.njev,
-                "nlu": found.nlu,
+                "success": bool(result.success),
+                "y": result.y[:, -1].tolist(),
+                "steps": len(result.t) - 1,
+                "nfev": result.nfev,
+                "njev": result.njev,
+                "nlu": result.nlu,
                 "calls": calls,
                 "torch": "torch" in sys.modules,
             }

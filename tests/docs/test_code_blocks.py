@@ -126,9 +126,9 @@ def test_the_graphs_are_what_the_page_shows(folder):
     """The lines of each listing, and no operation that it leaves out."""
     export_unverified(str(RATES), folder / "eq.pt", "eq")
     page = ROOT / "docs" / "guides" / "compare-archives.md"
-    found = [(info.removeprefix("text "), text) for info, text in blocks(page) if info.startswith("text graph")]
-    assert len(found) == 2
-    for command, text in found:
+    result = [(info.removeprefix("text "), text) for info, text in blocks(page) if info.startswith("text graph")]
+    assert len(result) == 2
+    for command, text in result:
         printed = run([sys.executable, "-m", "exporter", *command.split()], folder)
         operations = [" ".join(line.split()) for line in printed.splitlines() if "aten::" in line]
         assert operations == [" ".join(line.split()) for line in text.splitlines()]
@@ -179,8 +179,8 @@ add_executable(solver %s)
 def test_the_native_blocks_build_and_give_the_numbers(language, main, target, tmp_path):
     if language == "fortran":
         need_fortran()
-    found = dict(blocks())
-    block = found[language]
+    result = dict(blocks())
+    block = result[language]
     if language == "c":
         include, block = block.split("\n", 1)
         text = main % (include, block)
@@ -189,8 +189,8 @@ def test_the_native_blocks_build_and_give_the_numbers(language, main, target, tm
     source = {"c": "main.c", "cpp": "main.cpp", "fortran": "main.f90"}[language]
     enabled = {"c": "C", "cpp": "CXX", "fortran": "C Fortran"}[language]
     (tmp_path / source).write_text(text)
-    assert target in found["cmake"]
-    linked = found["cmake"].replace("torchferry::c)", f"{target})")
+    assert target in result["cmake"]
+    linked = result["cmake"].replace("torchferry::c)", f"{target})")
     (tmp_path / "CMakeLists.txt").write_text(PROJECT % (enabled, source, linked))
     package = native_build.build() / "lib" / "cmake" / "torchferry"
     cmake = native_build.find_tool("cmake")

@@ -62,10 +62,10 @@ def test_a_reference_is_small_and_names_no_folder(name):
     path = FOLDER / f"{name}.pt"
     assert path.stat().st_size < models.LARGEST
     whole = pt_archive.read(path)
-    said = f"{whole.contract}{whole.graph}"
-    assert "/work/" not in said
-    assert "/home/" not in said
-    assert "/tmp/" not in said
+    message = f"{whole.contract}{whole.graph}"
+    assert "/work/" not in message
+    assert "/home/" not in message
+    assert "/tmp/" not in message
     saved = read(load_module(path), list_settable_tensors(whole.contract))
     assert {n.origin.where[:1] for g in saved.graphs.values() for n in g} & {"/"} == set()
 
@@ -96,6 +96,6 @@ def test_a_difference_of_torchs_is_told_apart(tmp_path: Path):
     """An archive that says that another torch wrote another graph: this torch reads otherwise."""
     path = Path(shutil.copy(FOLDER / "composed.pt", tmp_path / "composed.pt"))
     change_contract(path, lambda raw: raw["created_with"].update(torch="2.10.0"))
-    found = torchferry.diff(path, FOLDER / "composed.pt")
-    assert found.verdict == "same graph"
-    assert any("made with torch" in note for note in found.notes)
+    result = torchferry.diff(path, FOLDER / "composed.pt")
+    assert result.verdict == "same graph"
+    assert any("made with torch" in note for note in result.notes)

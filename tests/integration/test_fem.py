@@ -82,14 +82,16 @@ def test_the_tangent_is_symmetric_and_that_of_a_difference(plate):
     """Associative plasticity; a strain that is half in the plastic range."""
     strain = torch.zeros(2, 6, dtype=torch.float64)
     strain[0, 0], strain[1, 5] = 1e-4, 5e-3
-    given = {"strain": strain, **{f"{n}~1": torch.zeros(2, 6, dtype=torch.float64) for n in ("strain", "stress")}}
-    given["ep~1"] = torch.zeros(2, dtype=torch.float64)
-    tangent = plate.material.call("jacobian", given)["d stress / d strain"]
+    arguments = {"strain": strain, **{f"{n}~1": torch.zeros(2, 6, dtype=torch.float64) for n in ("strain", "stress")}}
+    arguments["ep~1"] = torch.zeros(2, dtype=torch.float64)
+    tangent = plate.material.call("jacobian", arguments)["d stress / d strain"]
     np.testing.assert_allclose(tangent, tangent.mT, rtol=1e-7, atol=1e-4)
     h = 1e-7
     for i in range(6):
         moved = [
-            plate.material.call("forward", given | {"strain": strain + sign * h * torch.eye(6, dtype=strain.dtype)[i]})
+            plate.material.call(
+                "forward", arguments | {"strain": strain + sign * h * torch.eye(6, dtype=strain.dtype)[i]}
+            )
             for sign in (1, -1)
         ]
         column = (moved[0]["stress"] - moved[1]["stress"]) / (2 * h)

@@ -43,9 +43,9 @@ def test_a_solver_reproduces_eager_mode(program, solvers, decay, eager):
         need_fortran()
     code, out, text = run(solvers / program, decay)
     assert code == 0, text
-    found = torch.tensor([[float(x) for x in line.split()] for line in out.decode().splitlines()], dtype=torch.float64)
-    assert found.shape == (4, 2)
-    torch.testing.assert_close(found, eager, rtol=1e-12, atol=0)
+    result = torch.tensor([[float(x) for x in line.split()] for line in out.decode().splitlines()], dtype=torch.float64)
+    assert result.shape == (4, 2)
+    torch.testing.assert_close(result, eager, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("program", ["decay", "decay_cpp", "decay_fortran"])

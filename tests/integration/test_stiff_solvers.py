@@ -72,9 +72,9 @@ def transposed(tmp_path, monkeypatch) -> Path:
 def by_cvode(program: Path, archive: Path | str) -> tuple[int, list[str], tuple[int, ...], str]:
     code, out, text = run(program, archive)
     *lines, last = out.decode().splitlines()
-    found = COUNTS.fullmatch(last)
-    assert found is not None, text
-    return code, lines, tuple(map(int, found.groups())), text
+    result = COUNTS.fullmatch(last)
+    assert result is not None, text
+    return code, lines, tuple(map(int, result.groups())), text
 
 
 def test_cvode_takes_the_steps_that_it_takes_with_functions_by_hand(cvode, robertson):
@@ -120,21 +120,21 @@ def by_hand() -> dict:
     from scipy.integrate import solve_ivp
 
     tolerances = {"rtol": 1e-6, "atol": [1e-10, 1e-16, 1e-8]}
-    found = solve_ivp(rate, (0.0, 4e10), [1.0, 0.0, 0.0], method="Radau", jac=jacobian, **tolerances)
-    counts = {"steps": len(found.t) - 1, "nfev": found.nfev, "njev": found.njev, "nlu": found.nlu}
-    return {**counts, "y": found.y[:, -1].tolist()}
+    result = solve_ivp(rate, (0.0, 4e10), [1.0, 0.0, 0.0], method="Radau", jac=jacobian, **tolerances)
+    counts = {"steps": len(result.t) - 1, "nfev": result.nfev, "njev": result.njev, "nlu": result.nlu}
+    return {**counts, "y": result.y[:, -1].tolist()}
 
 
 def test_radau_without_torch(robertson, by_hand):
-    found = by_radau(robertson)
-    assert found["success"], found
-    assert found["torch"] is False
+    result = by_radau(robertson)
+    assert result["success"], result
+    assert result["torch"] is False
     # The Jacobian really was called.
-    assert found["calls"]["jacobian"] == found["njev"] > 0
-    assert {k: found[k] for k in ("steps", "nfev", "njev", "nlu")} == {k: v for k, v in by_hand.items() if k != "y"}
-    torch.testing.assert_close(torch.tensor(found["y"]), torch.tensor(by_hand["y"]), rtol=1e-6, atol=0)
+    assert result["calls"]["jacobian"] == result["njev"] > 0
+    assert {k: result[k] for k in ("steps", "nfev", "njev", "nlu")} == {k: v for k, v in by_hand.items() if k != "y"}
+    torch.testing.assert_close(torch.tensor(result["y"]), torch.tensor(by_hand["y"]), rtol=1e-6, atol=0)
 
 
 def test_radau_with_a_transposed_jacobian(transposed, by_hand):
-    found = by_radau(transposed)
-    assert not found["success"] or found["steps"] != by_hand["steps"]
+    result = by_radau(transposed)
+    assert not result["success"] or result["steps"] != by_hand["steps"]

@@ -26,18 +26,18 @@ print(json.dumps({
 """
 
 
-def needed(distribution: str, found: dict[str, metadata.Distribution]) -> dict[str, metadata.Distribution]:
+def needed(distribution: str, result: dict[str, metadata.Distribution]) -> dict[str, metadata.Distribution]:
     """torch's distribution and those that it requires here."""
-    if distribution in found:
-        return found
+    if distribution in result:
+        return result
     try:
-        found[distribution] = metadata.distribution(distribution)
+        result[distribution] = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
-        return found
-    for requirement in found[distribution].requires or []:
+        return result
+    for requirement in result[distribution].requires or []:
         if "extra ==" not in requirement:
-            needed(re.split(r"[\s;<>=!~\[(]", requirement, maxsplit=1)[0], found)
-    return found
+            needed(re.split(r"[\s;<>=!~\[(]", requirement, maxsplit=1)[0], result)
+    return result
 
 
 @pytest.fixture

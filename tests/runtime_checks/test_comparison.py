@@ -17,21 +17,21 @@ numbers = st.floats(width=64)
 @given(st.lists(numbers, min_size=1, max_size=6))
 def test_equal_tensors_pass_with_nan_and_infinity(values):
     value = torch.tensor(values, dtype=F)
-    found = compare_tensors(value.clone(), value, EXACT)
-    assert found.passed
-    assert (found.max_abs, found.max_ulp) == (0.0, 0)
+    result = compare_tensors(value.clone(), value, EXACT)
+    assert result.passed
+    assert (result.max_abs, result.max_ulp) == (0.0, 0)
 
 
 @given(st.lists(numbers, min_size=1, max_size=6), st.data())
 def test_nan_in_one_place_never_passes(values, data):
     expected = torch.tensor(values, dtype=F).nan_to_num()
     got = expected.clone()
-    at = data.draw(st.integers(0, len(values) - 1))
-    got[at] = math.nan
+    position = data.draw(st.integers(0, len(values) - 1))
+    got[position] = math.nan
     for a, b in ((got, expected), (expected, got)):
-        found = compare_tensors(a, b, Bounds(1.0, 1e300))
-        assert not found.passed
-        assert found.worst == (at,)
+        result = compare_tensors(a, b, Bounds(1.0, 1e300))
+        assert not result.passed
+        assert result.worst == (position,)
 
 
 @pytest.mark.parametrize("other", [-math.inf, 1.0, math.nan])
@@ -45,10 +45,10 @@ def test_the_bound_is_absolute_plus_relative():
     inside = expected + torch.tensor([9e-7, 9e-7, 1e-4], dtype=F)
     outside = expected + torch.tensor([0.0, 0.0, 1.1e-4], dtype=F)
     assert compare_tensors(inside, expected, BOUNDS).passed
-    found = compare_tensors(outside, expected, BOUNDS)
-    assert not found.passed
-    assert found.worst == (2,)
-    assert found.reason == "1 of 3 elements differ"
+    result = compare_tensors(outside, expected, BOUNDS)
+    assert not result.passed
+    assert result.worst == (2,)
+    assert result.reason == "1 of 3 elements differ"
 
 
 @pytest.mark.parametrize("magnitude", [1.0, 1e9, 1e-13, 1e-200])
@@ -56,10 +56,10 @@ def test_a_millionth_is_found(magnitude):
     expected = (torch.rand(50, 6, dtype=F) + 1) * magnitude
     got = expected.clone()
     got[17, 3] *= 1 + 1e-6
-    found = compare_tensors(got, expected, BOUNDS)
-    assert not found.passed
-    assert found.worst == (17, 3)
-    assert found.max_rel == pytest.approx(1e-6, rel=1e-3)
+    result = compare_tensors(got, expected, BOUNDS)
+    assert not result.passed
+    assert result.worst == (17, 3)
+    assert result.max_rel == pytest.approx(1e-6, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_a_millionth_is_found(magnitude):
     ],
 )
 def test_shape_dtype_and_device_must_agree(got, reason):
-    found = compare_tensors(got, torch.zeros(2, dtype=F), BOUNDS)
-    assert not found.passed
-    assert reason in found.reason
+    result = compare_tensors(got, torch.zeros(2, dtype=F), BOUNDS)
+    assert not result.passed
+    assert reason in result.reason
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 40))
@@ -84,14 +84,14 @@ def test_ulps_count_representable_numbers(start, steps):
         value = math.nextafter(value, math.inf)
     if math.isinf(value):
         return
-    found = compare_tensors(torch.tensor([value], dtype=F), torch.tensor([start], dtype=F), EXACT)
+    result = compare_tensors(torch.tensor([value], dtype=F), torch.tensor([start], dtype=F), EXACT)
     # Both zeros count as one number.
-    assert found.max_ulp == steps
+    assert result.max_ulp == steps
 
 
 def test_float32_and_integers():
-    one = torch.tensor([1.0])
-    assert compare_tensors(torch.nextafter(one, one + 1), one, Bounds(1e-5, 1e-6)).max_ulp == 1
+    item = torch.tensor([1.0])
+    assert compare_tensors(torch.nextafter(item, item + 1), item, Bounds(1e-5, 1e-6)).max_ulp == 1
     assert compare_tensors(torch.tensor([1, 2]), torch.tensor([1, 2]), EXACT).passed
     assert not compare_tensors(torch.tensor([1, 3]), torch.tensor([1, 2]), EXACT).passed
     assert compare_tensors(torch.tensor([True]), torch.tensor([True]), EXACT).passed

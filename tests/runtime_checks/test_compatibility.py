@@ -41,11 +41,11 @@ def test_numbers_that_differ_are_an_error(this_torch, tmp_path):
         cases["batch_7/forward/out/0"] += 1e-3
 
     change_cases(path, off)
-    found = checked([RATES, path], [HERE])
-    assert [row.verdict for row in found.rows] == [VERIFIED, DIFFERS]
-    assert "stored cases" in found.rows[1].detail
+    result = checked([RATES, path], [HERE])
+    assert [row.verdict for row in result.rows] == [VERIFIED, DIFFERS]
+    assert "stored cases" in result.rows[1].detail
     with pytest.raises(MismatchError, match="fails under torch"):
-        found.raise_if_failed()
+        result.raise_if_failed()
 
 
 def test_another_torch_than_was_asked_for_counts_as_broken(this_torch):
@@ -72,11 +72,11 @@ def test_a_version_that_cannot_be_got_is_said_and_is_no_success(monkeypatch):
         raise MissingRuntimeError(f"the package index has no build of torch {torch} for CPUs", got="19 packages")
 
     monkeypatch.setattr(compatibility, "ensure_python", refused)
-    found = checked([RATES], ["2.10.0"])
-    assert found.rows[0].verdict == NOT_THERE
-    assert not found.passed
+    result = checked([RATES], ["2.10.0"])
+    assert result.rows[0].verdict == NOT_THERE
+    assert not result.passed
     with pytest.raises(MissingRuntimeError, match=r"torch 2\.10\.0 is not available"):
-        found.raise_if_failed()
+        result.raise_if_failed()
 
 
 def fake_pip(names: list[str], code: int = 0):

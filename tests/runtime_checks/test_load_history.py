@@ -45,42 +45,44 @@ def driven(model):
     generator = torch.Generator().manual_seed(0)
     dt = 0.1 + torch.rand(STEPS, ROWS, generator=generator, dtype=F)
     x, y = 3 * torch.rand(2, ROWS, generator=generator, dtype=F)
-    given = {"prescribed/dt": dt, "initial/x~1": x, "initial/x~2": x + 0.5, "initial/y~1": y}
-    before, found = x + 0.5, {"x": [], "y": []}
+    arguments = {"prescribed/dt": dt, "initial/x~1": x, "initial/x~2": x + 0.5, "initial/y~1": y}
+    before, result = x + 0.5, {"x": [], "y": []}
     for step in range(STEPS):
         inputs = {"x~1": x, "dt": dt[step], "y~1": y, "x~2": before}
         values = model(*(inputs[s.name] for s in model.signature.inputs))
         named = dict(zip((s.name for s in model.signature.outputs), values, strict=True))
         before, x, y = x, named["x"].detach(), named["y"].detach()
-        found["x"].append(x)
-        found["y"].append(y)
-    return given | {f"expected/{n}": torch.stack(v) for n, v in found.items()}
+        result["x"].append(x)
+        result["y"].append(y)
+    return arguments | {f"expected/{n}": torch.stack(v) for n, v in result.items()}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("history")
     model = composed()
-    given = driven(model)
-    first = {n: given[f"initial/{n}"] for n in ("x~1", "x~2", "y~1")} | {"dt": given["prescribed/dt"][0]}
+    arguments = driven(model)
+    first = {n: arguments[f"initial/{n}"] for n in ("x~1", "x~2", "y~1")} | {"dt": arguments["prescribed/dt"][0]}
     torchferry.export(model, output=folder / "m.pt", inputs=first)
-    torch.save(given, folder / "history.pt")
+    torch.save(arguments, folder / "history.pt")
     return folder / "m.pt", folder / "history.pt"
 
 
-def test_every_step_is_that_of_eager_mode(made, tmp_path):
-    path, given = made
-    said = CliRunner().invoke(app, ["run", str(path), "--history", str(given), "-o", str(tmp_path / "out.pt")])
-    assert said.exit_code == 0, said.output
-    assert f"{STEPS} steps, equal to what is expected of x, y" in said.output
-    found = torch.load(tmp_path / "out.pt", weights_only=True)
-    torch.testing.assert_close(found["y"], torch.load(given, weights_only=True)["expected/y"], rtol=1e-9, atol=1e-12)
-    rows = json.loads(CliRunner().invoke(app, ["run", str(path), "--history", str(given), "--json"]).output)
+def test_every_step_is_that_of_eager_mode(files, tmp_path):
+    path, arguments = files
+    message = CliRunner().invoke(app, ["run", str(path), "--history", str(arguments), "-o", str(tmp_path / "out.pt")])
+    assert message.exit_code == 0, message.output
+    assert f"{STEPS} steps, equal to what is expected of x, y" in message.output
+    result = torch.load(tmp_path / "out.pt", weights_only=True)
+    torch.testing.assert_close(
+        result["y"], torch.load(arguments, weights_only=True)["expected/y"], rtol=1e-9, atol=1e-12
+    )
+    rows = json.loads(CliRunner().invoke(app, ["run", str(path), "--history", str(arguments), "--json"]).output)
     assert rows == {"steps": STEPS, "compared": ["x", "y"], "not_finite_from_step": None}
 
 
 @pytest.fixture
-def swapped(made, tmp_path):
+def swapped(files, tmp_path):
     """The outputs have each other's names, so that each state is fed back into the other."""
 
     def swap(contract):
@@ -88,28 +90,28 @@ def swapped(made, tmp_path):
         contract["methods"]["forward"]["outputs"].reverse()
 
     other = tmp_path / "m.pt"
-    other.write_bytes(made[0].read_bytes())
+    other.write_bytes(files[0].read_bytes())
     change_contract(other, swap)
     return other
 
 
-def test_states_that_are_fed_back_in_the_wrong_order(made, swapped):
-    given, other = made[1], swapped
+def test_states_that_are_fed_back_in_the_wrong_order(files, swapped):
+    arguments, other = files[1], swapped
     model = torchferry.load(other)
-    held = load_history.read(given, model.contract)
+    history = load_history.read(arguments, model.contract)
     with pytest.raises(MismatchError, match="at step 0"):
-        load_history.check_history(model.contract, held, load_history.run(model, held))
+        load_history.check_history(model.contract, history, load_history.run(model, history))
 
 
-def test_an_element_that_does_not_converge(made, tmp_path):
-    path, given = made
-    values = torch.load(given, weights_only=True)
+def test_an_element_that_does_not_converge(files, tmp_path):
+    path, arguments = files
+    values = torch.load(arguments, weights_only=True)
     values = {n: v.clone() for n, v in values.items() if not n.startswith("expected")}
     values["prescribed/dt"][4, 2] = float("nan")
     torch.save(values, tmp_path / "h.pt")
-    said = CliRunner().invoke(app, ["run", str(path), "--history", str(tmp_path / "h.pt")])
-    assert said.exit_code == 0
-    assert "from step 4 on some elements have not converged: 2 values at the end" in said.output
+    message = CliRunner().invoke(app, ["run", str(path), "--history", str(tmp_path / "h.pt")])
+    assert message.exit_code == 0
+    assert "from step 4 on some elements have not converged: 2 values at the end" in message.output
 
 
 NONE = pytest.mark.parametrize(
@@ -132,9 +134,9 @@ NONE = pytest.mark.parametrize(
 
 
 @NONE
-def test_histories_that_are_none(made, tmp_path, change, message, natively_said):
-    path, given = made
-    values = torch.load(given, weights_only=True)
+def test_histories_that_are_none(files, tmp_path, change, message, natively_said):
+    path, arguments = files
+    values = torch.load(arguments, weights_only=True)
     change(values)
     torch.save(values, tmp_path / "h.pt")
     with pytest.raises(UsageError) as caught:
@@ -142,8 +144,8 @@ def test_histories_that_are_none(made, tmp_path, change, message, natively_said)
     assert message in str(caught.value)
 
 
-def test_a_file_that_is_none(made, tmp_path):
-    contract = torchferry.load(made[0]).contract
+def test_a_file_that_is_none(files, tmp_path):
+    contract = torchferry.load(files[0]).contract
     (tmp_path / "text.pt").write_text("no tensors")
     for name, message in (("text.pt", "does not load"), ("no.pt", "no history file")):
         with pytest.raises(UsageError, match=message):
@@ -157,48 +159,48 @@ def natively(path, history_file):
     return done.returncode, json.loads(done.stdout)
 
 
-def test_in_c_every_step_is_that_of_eager_mode(made):
-    code, said = natively(*made)
+def test_in_c_every_step_is_that_of_eager_mode(files):
+    code, message = natively(*files)
     assert code == 0
-    assert said["history"]["steps"] == STEPS
-    assert said["history"]["comparisons"] == 2 * STEPS
-    assert said["history"]["not_finite_from_step"] is None
-    assert 0 <= said["history"]["outputs"]["y"]["max_rel"] < 1e-9
+    assert message["history"]["steps"] == STEPS
+    assert message["history"]["comparisons"] == 2 * STEPS
+    assert message["history"]["not_finite_from_step"] is None
+    assert 0 <= message["history"]["outputs"]["y"]["max_rel"] < 1e-9
 
 
-def test_in_c_states_that_are_fed_back_in_the_wrong_order(made, swapped):
-    code, said = natively(swapped, made[1])
+def test_in_c_states_that_are_fed_back_in_the_wrong_order(files, swapped):
+    code, message = natively(swapped, files[1])
     assert code == 5
-    assert said["history"]["difference"]["step"] == 0
+    assert message["history"]["difference"]["step"] == 0
 
 
-def test_in_c_a_step_that_is_off_by_a_little(made, tmp_path):
-    values = torch.load(made[1], weights_only=True)
+def test_in_c_a_step_that_is_off_by_a_little(files, tmp_path):
+    values = torch.load(files[1], weights_only=True)
     values["expected/y"][7, 2] *= 1 + 1e-7
     torch.save(values, tmp_path / "h.pt")
-    code, said = natively(made[0], tmp_path / "h.pt")
+    code, message = natively(files[0], tmp_path / "h.pt")
     assert code == 5
-    found = said["history"]["difference"]
-    assert (found["step"], found["output"], found["worst"]) == (7, "y", [2])
+    result = message["history"]["difference"]
+    assert (result["step"], result["output"], result["worst"]) == (7, "y", [2])
 
 
 @NONE
-def test_in_c_histories_that_are_none(made, tmp_path, change, message, natively_said):
-    values = torch.load(made[1], weights_only=True)
+def test_in_c_histories_that_are_none(files, tmp_path, change, message, natively_said):
+    values = torch.load(files[1], weights_only=True)
     change(values)
     torch.save(values, tmp_path / "h.pt")
-    code, said = natively(made[0], tmp_path / "h.pt")
-    assert (code, said["exit_code"]) == (2, 2)
-    assert natively_said in said["error"]
+    code, text = natively(files[0], tmp_path / "h.pt")
+    assert (code, text["exit_code"]) == (2, 2)
+    assert natively_said in text["error"]
 
 
-def test_an_output_of_another_batch(made, tmp_path):
-    values = torch.load(made[1], weights_only=True)
+def test_an_output_of_another_batch(files, tmp_path):
+    values = torch.load(files[1], weights_only=True)
     values["expected/y"] = values["expected/y"][:, :1]
     torch.save(values, tmp_path / "h.pt")
-    code, said = natively(made[0], tmp_path / "h.pt")
+    code, message = natively(files[0], tmp_path / "h.pt")
     assert code == 5
-    assert "shape" in said["history"]["difference"]["reason"]
+    assert "shape" in message["history"]["difference"]["reason"]
 
 
 class Difference(nn.Module):
@@ -214,9 +216,9 @@ def test_a_recorded_history_that_looks_two_steps_back():
     series = torch.rand(7, 2, 3, dtype=F)
     source = python_factory.source_from_module(Difference(), "d", {"x": series[2], "x~2": series[0]}, "here")
     calls = tuple((series[k], series[k - 2]) for k in range(2, 7))
-    found = record_load_history(dataclasses.replace(source, calls=calls))
-    assert sorted(found.initial) == ["x~1", "x~2"]
-    torch.testing.assert_close(found.expected["y"], series[2:] - series[:-2], rtol=0, atol=0)
+    result = record_load_history(dataclasses.replace(source, calls=calls))
+    assert sorted(result.initial) == ["x~1", "x~2"]
+    torch.testing.assert_close(result.expected["y"], series[2:] - series[:-2], rtol=0, atol=0)
     shuffled = (*calls[:3], calls[4], calls[3])
     with pytest.raises(UsageError, match="not one history"):
         record_load_history(dataclasses.replace(source, calls=shuffled))
@@ -230,11 +232,11 @@ def test_a_vector_without_steps(tmp_path):
         load_history.read(tmp_path / "h.pt", contract)
 
 
-def test_a_picture(made, tmp_path):
-    path, given = made
-    command = ["run", str(path), "--history", str(given), "--plot"]
-    said = CliRunner().invoke(app, [*command, str(tmp_path / "p.svg"), "--curve", "x:dt", "--curve", "y"])
-    assert said.exit_code == 0, said.output
+def test_a_picture(files, tmp_path):
+    path, arguments = files
+    command = ["run", str(path), "--history", str(arguments), "--plot"]
+    invocation = CliRunner().invoke(app, [*command, str(tmp_path / "p.svg"), "--curve", "x:dt", "--curve", "y"])
+    assert invocation.exit_code == 0, invocation.output
     text = (tmp_path / "p.svg").read_text()
     # An element's way is one line of as many points as there are steps, in each of the two panels.
     lines = [d for d in re.findall(r'<path d="([^"]*)" clip-path', text) if d.count("L") == STEPS - 1]
@@ -246,9 +248,9 @@ def test_a_picture(made, tmp_path):
         ("x", "p.xy", "format"),
     ):
         (tmp_path / name).unlink(missing_ok=True)
-        said = CliRunner().invoke(app, [*command, str(tmp_path / name), "--curve", curve])
-        assert isinstance(said.exception, UsageError)
-        assert message in str(said.exception)
+        invocation = CliRunner().invoke(app, [*command, str(tmp_path / name), "--curve", curve])
+        assert isinstance(invocation.exception, UsageError)
+        assert message in str(invocation.exception)
         assert not (tmp_path / name).exists()
 
 

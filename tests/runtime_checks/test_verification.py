@@ -49,11 +49,11 @@ def verdicts(report):
 
 def test_a_sound_archive_passes_in_a_fresh_process(eq_path):
     report = verify(eq_path)
-    found = verdicts(report)
-    assert found.pop("fresh inputs") == NOT_RUN
-    assert set(found.values()) == {PASSED}
+    result = verdicts(report)
+    assert result.pop("fresh inputs") == NOT_RUN
+    assert set(result.values()) == {PASSED}
     others = {"integrity", "source library absent", "contract", "stored cases", "default dtype"}
-    assert {*batch_invariance.INVARIANCES, *others} == set(found)
+    assert {*batch_invariance.INVARIANCES, *others} == set(result)
     refused = report.legs[0].evidence["refused"]
     assert "neml2" in refused
     assert all(outcome.startswith("ModuleNotFoundError") for outcome in refused.values())
@@ -189,14 +189,14 @@ def test_a_contract_of_other_shapes_or_dtypes(eq_copy, change):
 
 def test_a_law_without_calls_is_not_run(eq_copy):
     change_contract(eq_copy, lambda c: c["batch"].update(sizes=[], ranks=[]))
-    found = verdicts(collect_report(eq_copy, runners=[InThisProcess()]))
-    assert found["batch sizes"] == NOT_RUN
-    assert found["batch dimensions"] == NOT_RUN
+    result = verdicts(collect_report(eq_copy, runners=[InThisProcess()]))
+    assert result["batch sizes"] == NOT_RUN
+    assert result["batch dimensions"] == NOT_RUN
 
 
 def test_an_archive_that_depends_on_the_default_dtype(tmp_path):
     n = torch.tensor([1, 2])
-    made = contract(
+    result = contract(
         [TensorSpec("n", (), "int64")],
         [TensorSpec("y", (), "float32")],
         batch=Batch(1, (2,), (1,)),
@@ -210,7 +210,7 @@ def test_an_archive_that_depends_on_the_default_dtype(tmp_path):
 
     module = torch.jit.trace(Third(), (n,))
     pt_archive.write(
-        tmp_path / "m.pt", serialize_module(module), made, [ReferenceCase("one", "forward", (n,), (n / 3,))], "graph"
+        tmp_path / "m.pt", serialize_module(module), result, [ReferenceCase("one", "forward", (n,), (n / 3,))], "graph"
     )
     report = collect_report(tmp_path / "m.pt")
     assert verdicts(report)["default dtype"] == FAILED
@@ -243,7 +243,7 @@ def test_fresh_cases_are_compared(eq_path):
 
 def test_fixed_shapes_have_no_batch_laws(tmp_path):
     x = torch.rand(4, 3, dtype=F)
-    made = contract(
+    promise = contract(
         [TensorSpec("x", (4, 3))],
         [TensorSpec("y", (4, 3))],
         batch=Batch(0),
@@ -256,11 +256,11 @@ def test_fixed_shapes_have_no_batch_laws(tmp_path):
 
     module = torch.jit.trace(Twice(), (x,))
     pt_archive.write(
-        tmp_path / "m.pt", serialize_module(module), made, [ReferenceCase("one", "forward", (x,), (2 * x,))], "graph"
+        tmp_path / "m.pt", serialize_module(module), promise, [ReferenceCase("one", "forward", (x,), (2 * x,))], "graph"
     )
-    found = verdicts(collect_report(tmp_path / "m.pt", runners=[InThisProcess()]))
-    assert {law for law in batch_invariance.INVARIANCES if found[law] != NOT_RUN} == {batch_invariance.LAYOUTS}
-    assert found["stored cases"] == PASSED
+    result = verdicts(collect_report(tmp_path / "m.pt", runners=[InThisProcess()]))
+    assert {law for law in batch_invariance.INVARIANCES if result[law] != NOT_RUN} == {batch_invariance.LAYOUTS}
+    assert result["stored cases"] == PASSED
 
 
 def test_nothing_that_was_checked_is_not_a_pass(eq_path):

@@ -60,32 +60,34 @@ class Oracle:
         term = self.terms[i]
         if term.op == "const":
             return casadi.MX(self.terms.constant_value(i))
-        given = [self.known[a] for a in term.args]
+        arguments = [self.known[a] for a in term.args]
         if term.op == "pick":
-            return given[0][term.extra[0]]
+            return arguments[0][term.extra[0]]
         if term.op == LU:
             n = term.extra[0]
-            return casadi.reshape(casadi.vertcat(*given), n, n).T
+            return casadi.reshape(casadi.vertcat(*arguments), n, n).T
         if term.op == SOLVED:
-            matrix = given[0].T if term.extra[1] else given[0]
-            return casadi.solve(matrix, casadi.vertcat(*given[1:]))
+            matrix = arguments[0].T if term.extra[1] else arguments[0]
+            return casadi.solve(matrix, casadi.vertcat(*arguments[1:]))
         if term.op == NEWTON:
             return self._root(self.loops[term.extra[0]], term.args)
-        return _RULES[term.op](*given)
+        return _RULES[term.op](*arguments)
 
     def _root(self, loop: NewtonLoop, args: Sequence[int]) -> Any:
         """By CasADi's own solver, which brings its derivatives. The first arguments are where it starts."""
         unknowns = casadi.MX.sym("u", loop.size)
         leaves = [i for i in reachable_nodes(self.terms, loop.residual, loop.unknowns) if self.terms[i].op == "leaf"]
-        held = casadi.MX.sym("p", max(len(leaves), 1))
-        own = {u: unknowns[k] for k, u in enumerate(loop.unknowns)} | {leaf: held[k] for k, leaf in enumerate(leaves)}
+        constants = casadi.MX.sym("p", max(len(leaves), 1))
+        own = {u: unknowns[k] for k, u in enumerate(loop.unknowns)} | {
+            leaf: constants[k] for k, leaf in enumerate(leaves)
+        }
         residual = Oracle(self.terms, self.loops, own).of(loop.residual)
         options = {"abstol": 1e-13, "max_iter": 200}
-        solver = casadi.rootfinder("r", "newton", {"x": unknowns, "p": held, "g": residual}, options)
-        given = casadi.vertcat(*(self.known[i] for i in leaves)) if leaves else casadi.MX(0.0)
+        solver = casadi.rootfinder("r", "newton", {"x": unknowns, "p": constants, "g": residual}, options)
+        arguments = casadi.vertcat(*(self.known[i] for i in leaves)) if leaves else casadi.MX(0.0)
         start = casadi.vertcat(*(self.known[a] for a in args[: loop.size]))
         # Behind the unknowns a loop says how it ended: well.
-        return casadi.vertcat(solver(x0=start, p=given)["x"], casadi.MX.zeros(3))
+        return casadi.vertcat(solver(x0=start, p=arguments)["x"], casadi.MX.zeros(3))
 
 
 def values(symbols: Sequence[Any], expression: Any, numbers: Sequence[float]) -> numpy.ndarray:

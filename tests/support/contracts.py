@@ -48,7 +48,7 @@ def contract(inputs=INPUTS, outputs=OUTPUTS, **changes) -> Contract:
 
 def archived(folder: Path, module: torch.nn.Module) -> Path:
     """A file of a module that takes and returns one vector, written without the stages before it."""
-    made = contract(
+    result = contract(
         [TensorSpec("x")],
         [TensorSpec("y")],
         batch=Batch(1, (0, 1, 4), (0, 1, 2)),
@@ -57,6 +57,10 @@ def archived(folder: Path, module: torch.nn.Module) -> Path:
     x = torch.linspace(0, 1, 4, dtype=torch.float64)
     scripted = torch.jit.script(module)
     pt_archive.write(
-        folder / "m.pt", serialize_module(scripted), made, [ReferenceCase("one", "forward", (x,), scripted(x))], "graph"
+        folder / "m.pt",
+        serialize_module(scripted),
+        result,
+        [ReferenceCase("one", "forward", (x,), scripted(x))],
+        "graph",
     )
     return folder / "m.pt"

@@ -39,8 +39,8 @@ def saved_of(module: torch.jit.ScriptModule, name: str) -> SavedGraphs:
     return read(again, list_settable_tensors(pt_archive.read(FOLDER / f"{name}.pt").contract))
 
 
-def find(graph: Any, kind: str, at: int = 0) -> Any:
-    return [n for n in iterate_nodes(graph) if n.kind() == kind][at]
+def find(graph: Any, kind: str, position: int = 0) -> Any:
+    return [n for n in iterate_nodes(graph) if n.kind() == kind][position]
 
 
 def literal(graph: Any, node: Any, value: Any) -> Any:
@@ -50,14 +50,14 @@ def literal(graph: Any, node: Any, value: Any) -> Any:
 
 
 def replaced(graph: Any, node: Any, kind: str, inputs: list[Any] | None = None) -> Any:
-    made = graph.create(kind, list(node.inputs()) if inputs is None else inputs, node.outputsSize())
-    made.copyMetadata(node)
-    made.insertBefore(node)
-    for old, new in zip(list(node.outputs()), made.outputs(), strict=True):
+    result = graph.create(kind, list(node.inputs()) if inputs is None else inputs, node.outputsSize())
+    result.copyMetadata(node)
+    result.insertBefore(node)
+    for old, new in zip(list(node.outputs()), result.outputs(), strict=True):
         new.setType(old.type())
         old.replaceAllUsesWith(new)
     node.destroy()
-    return made
+    return result
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def mutant(
     return taken
 
 
-def swap(kind: str, sibling: str, at: int = 0) -> Callable[[Any], Any]:
-    return lambda graph: replaced(graph, find(graph, kind, at), sibling)
+def swap(kind: str, sibling: str, position: int = 0) -> Callable[[Any], Any]:
+    return lambda graph: replaced(graph, find(graph, kind, position), sibling)
 
 
 # Operators for their siblings.
@@ -215,9 +215,9 @@ def a_transposed_jacobian(graph):
 def order_of_a_shape(graph):
     node = find(graph, "aten::reshape")
     shape = list(node.inputsAt(1).node().inputs())
-    made = node.inputsAt(1).node()
-    made.replaceInput(0, shape[1])
-    made.replaceInput(1, shape[0])
+    result = node.inputsAt(1).node()
+    result.replaceInput(0, shape[1])
+    result.replaceInput(1, shape[0])
 
 
 @mutant("rates", "rate_a", "forward", "added", "aten::sub", most=3)
@@ -238,10 +238,10 @@ def a_node_duplicated(graph):
 @mutant("bar", "", "forward_batch", "added", "aten::neg", most=5)
 def a_node_more(graph):
     node = find(graph, "aten::log")
-    made = graph.create("aten::neg", [node.output()], 1)
-    made.output().setType(node.output().type())
-    made.insertAfter(node)
-    node.output().replaceAllUsesAfterNodeWith(made, made.output())
+    result = graph.create("aten::neg", [node.output()], 1)
+    result.output().setType(node.output().type())
+    result.insertAfter(node)
+    node.output().replaceAllUsesAfterNodeWith(result, result.output())
 
 
 @mutant("bar", "", "forward_batch", "gone", "aten::log", most=5)

@@ -59,36 +59,36 @@ class Direct:
         self.terms = ExprGraph(finite_math=finite_math)
         lowering = SymbolicDispatch(self.terms)
         leaves = {n: lowering.add_leaves(n, v.shape[1:], v.dtype, 1) for n, v in example.items()}
-        given = [SymbolicTensor(leaves[n][None], v.dtype) for n, v in example.items()]
+        arguments = [SymbolicTensor(leaves[n][None], v.dtype) for n, v in example.items()]
         with torch.no_grad(), lowering:
-            found: Any = function(*given)
-        outputs = [tuple(one.ids.reshape(-1).tolist()) for one in found]
+            result: Any = function(*arguments)
+        outputs = [tuple(item.ids.reshape(-1).tolist()) for item in result]
         first, *_ = example
         if jacobian:
-            by = leaves[first].reshape(-1).tolist()
-            outputs = [tuple(forward_mode.build_jacobian(self.terms, {}, one, by)) for one in outputs]
+            wrt = leaves[first].reshape(-1).tolist()
+            outputs = [tuple(forward_mode.build_jacobian(self.terms, {}, item, wrt)) for item in outputs]
         self.outputs = outputs
         wide = tuple(example[first].shape[1:]) if jacobian else ()
         taken = [TensorSpec(n, tuple(v.shape[1:]), str(v.dtype).removeprefix("torch.")) for n, v in example.items()]
-        dtypes = [str(one.dtype).removeprefix("torch.") for one in found]
+        dtypes = [str(item.dtype).removeprefix("torch.") for item in result]
         given_specs = [
-            TensorSpec(f"y{i}", (*one.ids.shape[1:], *wide), dtype)
-            for i, (one, dtype) in enumerate(zip(found, dtypes, strict=True))
+            TensorSpec(f"y{i}", (*item.ids.shape[1:], *wide), dtype)
+            for i, (item, dtype) in enumerate(zip(result, dtypes, strict=True))
         ]
         contract = contract_of(taken, given_specs)
-        made = render_sources(
+        sources = render_sources(
             contract, {"forward": LoweredMethod("forward", self.terms, tuple(example), tuple(outputs), {}, {})}, {}
         )
-        files = {name: text.encode() for name, text in made.files.items()}
+        files = {name: text.encode() for name, text in sources.files.items()}
         change(files)
         self.files = files
-        ordered = {f"{made.name}.c": files[f"{made.name}.c"], **files}
-        described = json.loads(kernel_container.build_manifest(contract, made.name, files, made.workspace))
+        ordered = {f"{sources.name}.c": files[f"{sources.name}.c"], **files}
+        described = json.loads(kernel_container.build_manifest(contract, sources.name, files, sources.workspace))
         self.library = Library(str(compilation.compile_kernel(ordered)), described)
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        found, _ = self.library.call("forward", [value.numpy() for value in inputs], {})
-        return [torch.from_numpy(value) for value in found]
+        result, _ = self.library.call("forward", [value.numpy() for value in inputs], {})
+        return [torch.from_numpy(value) for value in result]
 
 
 def name_of(folder: Path) -> str:
@@ -103,8 +103,8 @@ def resealed(folder: Path, change: Callable[[dict[str, bytes]], None]) -> None:
     for name, data in files.items():
         (folder / name).write_bytes(data)
     left_out = kernel_container.read_manifest(folder)["left_out"]
-    found = kernel_container.build_manifest(whole.contract, whole.name, files, whole.workspace, left_out)
-    (folder / kernel_container.MANIFEST).write_bytes(found)
+    result = kernel_container.build_manifest(whole.contract, whole.name, files, whole.workspace, left_out)
+    (folder / kernel_container.MANIFEST).write_bytes(result)
 
 
 class Difference(nn.Module):

@@ -87,10 +87,10 @@ def rounded():
 class Functions(nn.Module):
     def forward(self, x):
         near = 0.9 * torch.tanh(x)
-        found = [torch.tan(x), torch.asin(near), torch.acos(near), torch.atan(x), torch.sinh(near), torch.cosh(near)]
-        found += [torch.asinh(x), torch.acosh(1 + x.abs()), torch.atanh(near), torch.erf(x), torch.log1p(x.abs())]
-        found += [torch.expm1(near), torch.atan2(x, near), F.gelu(x)]
-        return {"values": torch.stack(found, -1), "bin": torch.bucketize(x, torch.tensor([-0.5, 0.0, 0.5]).double())}
+        result = [torch.tan(x), torch.asin(near), torch.acos(near), torch.atan(x), torch.sinh(near), torch.cosh(near)]
+        result += [torch.asinh(x), torch.acosh(1 + x.abs()), torch.atanh(near), torch.erf(x), torch.log1p(x.abs())]
+        result += [torch.expm1(near), torch.atan2(x, near), F.gelu(x)]
+        return {"values": torch.stack(result, -1), "bin": torch.bucketize(x, torch.tensor([-0.5, 0.0, 0.5]).double())}
 
 
 def functions():

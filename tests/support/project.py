@@ -32,10 +32,10 @@ def need(present: bool, reason: str) -> None:
     pytest.skip(reason)
 
 
-def export_unverified(source: str, path: Path, model: str = "", **given: object) -> Archive:
+def export_unverified(source: str, path: Path, model: str = "", **arguments: object) -> Archive:
     """All stages up to the file, without the fresh process: for tests of those stages."""
     name = resolve.choose_models(source, [model] if model else [])[0]
-    loaded = resolve.load(source, name, given or None)
+    loaded = resolve.load(source, name, arguments or None)
     write_archive(loaded, path, ExportOptions(), Stopwatch())
     return pt_archive.read(path)
 

@@ -21,15 +21,15 @@ def records(path: Path) -> tuple[str, Records]:
 
 def rewrite(path: Path, change: Callable[[Records], object], *, manifest: bool) -> None:
     """Apply ``change`` to the records by name; ``manifest`` says whether the manifest is made to agree."""
-    folder, found = records(path)
-    change(found)
+    folder, result = records(path)
+    change(result)
     if manifest:
-        found.pop(f"extra/{MANIFEST}", None)
-        digests = {name: hashlib.sha256(data).hexdigest() for name, data in found.items()}
+        result.pop(f"extra/{MANIFEST}", None)
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in result.items()}
         text = json.dumps(digests, sort_keys=True, separators=(",", ":"))
-        found[f"extra/{MANIFEST}"] = text.encode()
+        result[f"extra/{MANIFEST}"] = text.encode()
     with zipfile.ZipFile(path, "w") as archive:
-        for name, data in found.items():
+        for name, data in result.items():
             archive.writestr(f"{folder}/{name}", data)
     seal(path)
 
@@ -41,10 +41,10 @@ def change_contract(path: Path, change: Callable[[dict], object]) -> None:
 def change_json(path: Path, record: str, change: Callable[[dict], object]) -> None:
     """A record that is JSON, in an archive that is else whole."""
 
-    def apply(found: Records) -> None:
-        raw = json.loads(found[f"extra/{record}"])
+    def apply(result: Records) -> None:
+        raw = json.loads(result[f"extra/{record}"])
         change(raw)
-        found[f"extra/{record}"] = json.dumps(raw).encode()
+        result[f"extra/{record}"] = json.dumps(raw).encode()
 
     rewrite(path, apply, manifest=True)
 
@@ -54,11 +54,11 @@ def change_cases(path: Path, change: Callable[[dict], object]) -> None:
 
     import torch
 
-    def apply(found: Records) -> None:
-        tensors = torch.load(io.BytesIO(found[f"extra/{CASES}"]), weights_only=True)
+    def apply(result: Records) -> None:
+        tensors = torch.load(io.BytesIO(result[f"extra/{CASES}"]), weights_only=True)
         change(tensors)
         buffer = io.BytesIO()
         torch.save(tensors, buffer)
-        found[f"extra/{CASES}"] = buffer.getvalue()
+        result[f"extra/{CASES}"] = buffer.getvalue()
 
     rewrite(path, apply, manifest=True)

@@ -36,8 +36,8 @@ def training(loss=lambda y: y.sum(), hook=None, size: int | str = "n", model=Non
 
 
 def exported(function, path, **more):
-    (one,) = torchferry.export(function, output=path, **more)
-    return one
+    (item,) = torchferry.export(function, output=path, **more)
+    return item
 
 
 def check(function, path, *sizes):

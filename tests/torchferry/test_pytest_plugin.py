@@ -83,17 +83,17 @@ def pytest_in(suite: pytest.Pytester, *arguments: str) -> tuple[int, str]:
 
 
 def test_without_a_reference_it_fails_and_says_how_to_make_one(suite):
-    code, said = pytest_in(suite)
+    code, message = pytest_in(suite)
     assert code == 1
-    assert "there is no golden archive" in said
-    assert "pytest 'test_spring.py::test_spring' --torchferry-update" in said
+    assert "there is no golden archive" in message
+    assert "pytest 'test_spring.py::test_spring' --torchferry-update" in message
     assert not (suite.path / "goldens").exists()
 
 
 @pytest.fixture
-def held(suite) -> pytest.Pytester:
-    code, said = pytest_in(suite, "--torchferry-update")
-    assert code == 0, said
+def golden_suite(suite) -> pytest.Pytester:
+    code, message = pytest_in(suite, "--torchferry-update")
+    assert code == 0, message
     assert sorted(p.relative_to(suite.path).as_posix() for p in suite.path.rglob("*.pt")) == [
         "elsewhere/soft.pt",
         "goldens/test_spring/test_spring.pt",
@@ -101,73 +101,76 @@ def held(suite) -> pytest.Pytester:
     return suite
 
 
-def test_a_change_is_said_and_accepted(held):
-    code, said = pytest_in(held)
-    assert code == 0, said
-    golden = held.path / "goldens" / "test_spring" / "test_spring.pt"
+def test_a_change_is_said_and_accepted(golden_suite):
+    code, message = pytest_in(golden_suite)
+    assert code == 0, message
+    golden = golden_suite.path / "goldens" / "test_spring" / "test_spring.pt"
     before = golden.read_bytes()
     os.utime(golden, (1, 1))
-    assert pytest_in(held, "--torchferry-update")[0] == 0
+    assert pytest_in(golden_suite, "--torchferry-update")[0] == 0
     assert golden.stat().st_mtime == 1, "an update that changes nothing leaves the file"
-    (held.path / "spring.py").write_text(MODEL.replace(".sin()", ".tanh()"))
-    code, said = pytest_in(held)
+    (golden_suite.path / "spring.py").write_text(MODEL.replace(".sin()", ".tanh()"))
+    code, message = pytest_in(golden_suite)
     assert code == 1
-    assert "the model is not what its golden archive is: differs in graph, numbers" in said
-    assert "aten::tanh" in said
-    assert "spring.py:12" in said
-    assert "to accept it: pytest 'test_spring.py::test_spring' --torchferry-update" in said
+    assert "the model is not what its golden archive is: differs in graph, numbers" in message
+    assert "aten::tanh" in message
+    assert "spring.py:12" in message
+    assert "to accept it: pytest 'test_spring.py::test_spring' --torchferry-update" in message
     assert golden.read_bytes() == before
-    assert pytest_in(held, "--torchferry-update")[0] == 0
+    assert pytest_in(golden_suite, "--torchferry-update")[0] == 0
     assert golden.read_bytes() != before
-    assert pytest_in(held)[0] == 0
+    assert pytest_in(golden_suite)[0] == 0
 
 
-def test_another_graph_of_the_same_numbers_fails(held):
-    (held.path / "spring.py").write_text(MODEL.replace("(self.k * stretch).sin()", "-(-self.k * stretch).sin()"))
-    code, said = pytest_in(held, "-k", "test_spring and not place")
+def test_another_graph_of_the_same_numbers_fails(golden_suite):
+    (golden_suite.path / "spring.py").write_text(
+        MODEL.replace("(self.k * stretch).sin()", "-(-self.k * stretch).sin()")
+    )
+    code, message = pytest_in(golden_suite, "-k", "test_spring and not place")
     assert code == 1
-    assert "its golden archive is: same numbers" in said
-    assert "aten::neg" in said
+    assert "its golden archive is: same numbers" in message
+    assert "aten::neg" in message
 
 
-def test_a_parameter_fails_with_its_largest_difference(held):
-    (held.path / "spring.py").write_text(MODEL.replace("tensor(2.0", "tensor(2.125"))
-    code, said = pytest_in(held, "test_spring.py::test_spring")
+def test_a_parameter_fails_with_its_largest_difference(golden_suite):
+    (golden_suite.path / "spring.py").write_text(MODEL.replace("tensor(2.0", "tensor(2.125"))
+    code, message = pytest_in(golden_suite, "test_spring.py::test_spring")
     assert code == 1
-    assert "constant: k float64[]: 1 of its numbers differ, by at most 0.125" in said
+    assert "constant: k float64[]: 1 of its numbers differ, by at most 0.125" in message
 
 
-def test_in_ci_an_update_is_refused(held, monkeypatch):
+def test_in_ci_an_update_is_refused(golden_suite, monkeypatch):
     monkeypatch.setenv("CI", "true")
-    code, said = pytest_in(held, "--torchferry-update")
+    code, message = pytest_in(golden_suite, "--torchferry-update")
     assert code == 4
-    assert "refused in CI" in said
-    assert pytest_in(held)[0] == 0
+    assert "refused in CI" in message
+    assert pytest_in(golden_suite)[0] == 0
 
 
-def test_a_golden_of_a_newer_schema_is_refused_by_name(held):
-    change_contract(held.path / "goldens" / "test_spring" / "test_spring.pt", lambda raw: raw.update(schema=7))
-    code, said = pytest_in(held, "test_spring.py::test_spring")
+def test_a_golden_of_a_newer_schema_is_refused_by_name(golden_suite):
+    change_contract(golden_suite.path / "goldens" / "test_spring" / "test_spring.pt", lambda raw: raw.update(schema=7))
+    code, message = pytest_in(golden_suite, "test_spring.py::test_spring")
     assert code == 1
-    assert "the archive has schema 7" in said
-    assert "goldens/test_spring/test_spring.pt" in said
+    assert "the archive has schema 7" in message
+    assert "goldens/test_spring/test_spring.pt" in message
 
 
-def test_a_golden_of_a_stranger(held):
+def test_a_golden_of_a_stranger(golden_suite):
     with ignore_deprecations():
         torch.jit.save(
-            torch.jit.trace(torch.sin, torch.ones(2)), str(held.path / "goldens" / "test_spring" / "test_spring.pt")
+            torch.jit.trace(torch.sin, torch.ones(2)),
+            str(golden_suite.path / "goldens" / "test_spring" / "test_spring.pt"),
         )
-    code, said = pytest_in(held, "test_spring.py::test_spring")
+    code, message = pytest_in(golden_suite, "test_spring.py::test_spring")
     assert code == 1
-    assert "has no contract" in said
+    assert "has no contract" in message
 
 
 def test_a_marker_that_is_misspelt(suite):
     (suite.path / "test_spring.py").write_text(TEST.replace("folder=", "directory="))
-    code, said = pytest_in(suite, "-k", "another_place")
+    code, message = pytest_in(suite, "-k", "another_place")
     assert code == 1
-    assert "takes folder and name" in said
+    assert "takes folder and name" in message
 
 
 def test_two_tests_have_two_archives(suite):
@@ -190,7 +193,7 @@ def test_one_archive_for_two_is_refused(suite):
         f"{mark}\ndef test_b(torchferry_golden):\n    pass\n"
         f"def test_twice(torchferry_golden):\n    {law}\n    {law}\n"
     )
-    code, said = pytest_in(suite, "--torchferry-update")
+    code, message = pytest_in(suite, "--torchferry-update")
     assert code == 1
-    assert "two tests have one golden archive" in said
-    assert "a test has one golden archive" in said
+    assert "two tests have one golden archive" in message
+    assert "a test has one golden archive" in message

@@ -35,8 +35,8 @@ def folder(tmp_path: Path, neml2) -> Path:
 
 def test_every_model_gets_a_row_and_failures_do_not_stop_it(folder, tmp_path):
     rows = sweep.sweep([folder], tmp_path / "out", fake_export, AtOnce)
-    found = {(r.file, r.model): (r.verdict, r.kind) for r in rows}
-    assert found == {
+    result = {(r.file, r.model): (r.verdict, r.kind) for r in rows}
+    assert result == {
         ("models/broken.i", ""): ("refused", "SourceError"),
         ("models/deep/rates.i", "rate_a"): ("verified", ""),
         ("models/deep/rates.i", "rate_b"): ("refused", "CaptureError"),

@@ -230,7 +230,7 @@ def print_slowest(seconds: Mapping[str, float], parts: Mapping[tuple[str, str], 
     """Print the slowest stages, the slowest part of each, and what would shorten them."""
     for label in sorted(seconds, key=lambda name: -seconds[name])[:SLOWEST]:
         stage = label.partition(":")[0]
-        own_parts = {part: value for (of, part), value in parts.items() if of == stage}
+        own_parts = {part: value for (owner, part), value in parts.items() if owner == stage}
         slowest = max(own_parts, key=lambda part: own_parts[part], default="")
         part_text = f", of which {slowest!r} {own_parts[slowest]:.1f} s" if slowest else ""
         hint = f" (shorter by: {_SHORTER[stage]})" if stage in _SHORTER else ""

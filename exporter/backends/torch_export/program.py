@@ -81,12 +81,12 @@ class MethodModule(nn.Module):
         self.run_state = RunState()
 
     # The parameter's name stands in the files that torch.export writes.
-    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the method on its inputs, followed by the settable tensors."""
-        count = len(given) - len(self.settable)
+        count = len(values) - len(self.settable)
         tensors = {key: getattr(self, buffer_name) for key, buffer_name in self._constant_names.items()}
-        tensors |= dict(zip(self.settable, given[count:], strict=True))
-        return tuple(self._run(self._method, given[:count], tensors))
+        tensors |= dict(zip(self.settable, values[count:], strict=True))
+        return tuple(self._run(self._method, values[:count], tensors))
 
     def _run(self, method: str, inputs: Sequence[Any], tensors: Mapping[str, torch.Tensor]) -> Any:
         solve = functools.partial(self._solve, tensors)

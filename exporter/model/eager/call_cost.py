@@ -37,7 +37,7 @@ class CallCost:
 
     sizes: tuple[int, int] = (1, 2)
     numbers: tuple[float, float] = (0.0, 0.0)
-    held: tuple[float, float] = (0.0, 0.0)
+    peaks: tuple[float, float] = (0.0, 0.0)
     limit: float = math.inf
     memory: float = math.inf
 
@@ -51,8 +51,9 @@ class CallCost:
         ``factor``: how often it may cost as much as another check."""
         if size <= ALWAYS_RUN:
             return ""
-        if (held := self._extrapolate(self.held, size)) > self.memory:
-            return f"it would hold about {held / 2**30:.1f} GiB, of {self.memory / 2**30:.1f} GiB that a check may hold"
+        if (bytes_needed := self._extrapolate(self.peaks, size)) > self.memory:
+            needed, allowed = (n / 2**30 for n in (bytes_needed, self.memory))
+            return f"it would hold about {needed:.1f} GiB, of {allowed:.1f} GiB that a check may hold"
         numbers = self.estimate(size)
         if spent + numbers <= factor * self.limit:
             return ""
@@ -119,8 +120,8 @@ def measure_call_cost(run: Callable[[int], Any], sizes: tuple[int, int], budget:
         except Exception:
             return CallCost()
     first, second = counters
-    numbers, held = (first.numbers, second.numbers), (first.peak, second.peak)
-    return CallCost(sizes, numbers, held, budget * NUMBERS_PER_SECOND / SIZE_CHECKS, read_memory() / 2)
+    numbers, peaks = (first.numbers, second.numbers), (first.peak, second.peak)
+    return CallCost(sizes, numbers, peaks, budget * NUMBERS_PER_SECOND / SIZE_CHECKS, read_memory() / 2)
 
 
 def read_memory() -> float:

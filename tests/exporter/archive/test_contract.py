@@ -29,14 +29,14 @@ specs = st.builds(
 
 @given(st.lists(specs, max_size=4, unique_by=lambda s: s.name), st.lists(specs, max_size=4, unique_by=lambda s: s.name))
 def test_json_round_trip(inputs, outputs):
-    made = contract(inputs, outputs)
-    assert contract_from_json(made.to_json(), "here") == made
+    result = contract(inputs, outputs)
+    assert contract_from_json(result.to_json(), "here") == result
 
 
 def test_jacobian_outputs_round_trip():
     methods = {"jacobian": MethodSpec(("a~1",), ("old_state/a", ("old_state/a", "a~1")))}
-    made = contract(methods=methods)
-    assert contract_from_json(made.to_json(), "here").methods == methods
+    result = contract(methods=methods)
+    assert contract_from_json(result.to_json(), "here").methods == methods
 
 
 @pytest.mark.parametrize(

@@ -15,23 +15,23 @@ REACHED = {("rate", "low"), ("rate", "a"), ("rate", "a~1"), ("stress", "old/b"),
 
 
 def pairs(*blocks):
-    found, said = resolve_derivatives(DerivativeRequest(tuple(blocks)), INPUTS, OUTPUTS, PARAMETERS, REACHED)
-    return found, said
+    result, message = resolve_derivatives(DerivativeRequest(tuple(blocks)), INPUTS, OUTPUTS, PARAMETERS, REACHED)
+    return result, message
 
 
 def test_all_is_every_block_by_an_input_that_is_not_zero():
-    found, said = pairs("all")
-    assert found.pairs == (("rate", "a"), ("rate", "a~1"), ("stress", "old/b"))
-    assert found.parameter_pairs == ()
-    assert ("rate", "old/b") in found.zeros
-    assert all("k" not in pair and "n" not in pair for pair in found.zeros)
-    assert any("int64" in f.reason for f in said)
+    result, message = pairs("all")
+    assert result.pairs == (("rate", "a"), ("rate", "a~1"), ("stress", "old/b"))
+    assert result.parameter_pairs == ()
+    assert ("rate", "old/b") in result.zeros
+    assert all("k" not in pair and "n" not in pair for pair in result.zeros)
+    assert any("int64" in f.reason for f in message)
 
 
 def test_globs_and_order():
-    found, _ = pairs("*:E", "stress:*", "rate:a~1", "rate:a")
-    assert found.pairs == (("rate", "a"), ("rate", "a~1"), ("stress", "old/b"))
-    assert found.parameter_pairs == (("rate", "E"), ("stress", "E"))
+    result, _ = pairs("*:E", "stress:*", "rate:a~1", "rate:a")
+    assert result.pairs == (("rate", "a"), ("rate", "a~1"), ("stress", "old/b"))
+    assert result.parameter_pairs == (("rate", "E"), ("stress", "E"))
     assert pairs("rate:a*")[0].pairs == (("rate", "a"), ("rate", "a~1"))
 
 

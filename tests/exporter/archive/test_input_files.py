@@ -31,7 +31,7 @@ def test_three_kinds_of_file(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"x": X}, "missing: 't'"),
         ({"x": X, "t": 1.0, "T": 1.0}, "not an input: 'T'(.|\n)*did you mean|not an input: 'T'"),
@@ -44,9 +44,9 @@ def test_three_kinds_of_file(tmp_path, kind):
         ({"x": [X], "t": 1.0}, "wrong shape"),
     ],
 )
-def test_inputs_that_do_not_fit(given, message):
+def test_inputs_that_do_not_fit(arguments, message):
     with pytest.raises(UsageError, match=message):
-        align_inputs(given, SPECS, 1)
+        align_inputs(arguments, SPECS, 1)
 
 
 def test_fixed_shapes_take_no_batch():

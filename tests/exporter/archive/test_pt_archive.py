@@ -159,7 +159,9 @@ def test_every_record_byte_is_guarded(eq_path, tmp_path):
     whole = eq_path.read_bytes()
     for info in infos:
         header = info.header_offset
-        name, extra = (int.from_bytes(whole[header + at : header + at + 2], "little") for at in (26, 28))
+        name, extra = (
+            int.from_bytes(whole[header + position : header + position + 2], "little") for position in (26, 28)
+        )
         changed = bytearray(whole)
         changed[header + 30 + name + extra + info.compress_size // 2] ^= 1
         damaged = tmp_path / "flipped.pt"

@@ -30,8 +30,8 @@ X = torch.linspace(-1, 1, 12, dtype=F).reshape(4, 3)
 
 @pytest.fixture
 def exported(tmp_path, without_the_gate):
-    (one,) = torchferry.export(Chain(), inputs={"x": X}, output=tmp_path / "chain.pt")
-    return one
+    (item,) = torchferry.export(Chain(), inputs={"x": X}, output=tmp_path / "chain.pt")
+    return item
 
 
 @pytest.mark.parametrize("rows", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 7])
@@ -55,10 +55,10 @@ def derived(tmp_path_factory):
 def test_derivatives_of_chunks_are_put_together(derived, method):
     generator = torch.Generator().manual_seed(0)
     x, along, z = (torch.randn(CHUNK + 7, *s, dtype=F, generator=generator) for s in ((3,), (3,), ()))
-    given = {"jacobian": (x,), "jvp": (x, along), "vjp": (x, along, z)}[method]
+    arguments = {"jacobian": (x,), "jvp": (x, along), "vjp": (x, along, z)}[method]
     assert f"{method}_slices_batch" in derived._c._method_names()
-    whole = getattr(derived, f"{method}_batch")(*given)
-    for got, wanted in zip(getattr(derived, method)(*given), whole, strict=True):
+    whole = getattr(derived, f"{method}_batch")(*arguments)
+    for got, wanted in zip(getattr(derived, method)(*arguments), whole, strict=True):
         assert torch.equal(got, wanted)
 
 
@@ -67,9 +67,9 @@ def test_so_are_those_of_a_source_librarys_chain_rule():
     rows = 2 * CHUNK + 3
     shapes = [(6,), (6,), (6,), (), (), (6,)]
     generator = torch.Generator().manual_seed(0)
-    given = [torch.rand(rows, *s, dtype=F, generator=generator) for s in shapes]
+    arguments = [torch.rand(rows, *s, dtype=F, generator=generator) for s in shapes]
     assert "jacobian_slices_batch" in module._c._method_names()
-    for got, wanted in zip(module.jacobian(*given), module.blocks_batch(*given), strict=True):
+    for got, wanted in zip(module.jacobian(*arguments), module.blocks_batch(*arguments), strict=True):
         assert torch.equal(got, wanted)
 
 
@@ -111,9 +111,9 @@ def test_wide_values_go_in_smaller_chunks(tmp_path, without_the_gate):
 def test_a_lost_chunk_is_seen(method, tmp_path, monkeypatch, without_the_gate):
     original = batch_chunking.emit_chunked_source
 
-    def short(name, *given):
-        source = original(name, *given)
-        rows = given[-1]
+    def short(name, *arguments):
+        source = original(name, *arguments)
+        rows = arguments[-1]
         return source.replace(f"tf_rows, {rows})", f"tf_rows - {rows}, {rows})") if name.startswith(method) else source
 
     monkeypatch.setattr(batch_chunking, "emit_chunked_source", short)

@@ -88,9 +88,9 @@ def test_without_inputs():
 
 @given(st.lists(st.text(min_size=1, max_size=6), max_size=6, unique=True))
 def test_argument_names_are_unique_identifiers(names):
-    made = make_argument_names(names)
-    assert len(set(made)) == len(names)
-    assert all(name.isidentifier() and name.isascii() for name in made)
+    result = make_argument_names(names)
+    assert len(set(result)) == len(names)
+    assert all(name.isidentifier() and name.isascii() for name in result)
 
 
 @pytest.mark.parametrize(

@@ -30,14 +30,14 @@ F = torch.float64
 
 def test_a_linear_layer_is_one_graph_for_any_batch(tmp_path):
     function = training()
-    one = exported(function, tmp_path / "m.pt")
+    item = exported(function, tmp_path / "m.pt")
     check(function, tmp_path / "m.pt", 1, 4, 333)
     methods = list_captured_methods(open_archive(tmp_path / "m.pt").saved)
     assert list(methods) == ["forward_batch"]
     # No other operation is left out of it: no method that calls autograd.
     assert {s.origin.part for s in methods["forward_batch"]} == {FORWARD, BACKWARD}
-    assert one.contract.inputs[0].shape == ("n", 10)
-    assert {p.name for p in one.contract.parameters} == {"model.weight", "model.bias"}
+    assert item.contract.inputs[0].shape == ("n", 10)
+    assert {p.name for p in item.contract.parameters} == {"model.weight", "model.bias"}
 
 
 def test_with_a_hook(tmp_path):
@@ -47,12 +47,12 @@ def test_with_a_hook(tmp_path):
     function = training(hook=doubled)
     exported(function, tmp_path / "m.pt")
     check(function, tmp_path / "m.pt", 3, 20)
-    found = list_model_steps(open_archive(tmp_path / "m.pt"))
-    hooks = [s for s in found if s.origin.part == HOOK]
+    result = list_model_steps(open_archive(tmp_path / "m.pt"))
+    hooks = [s for s in result if s.origin.part == HOOK]
     assert [s.operator for s in hooks] == ["aten::mul", "aten::add"]
     line = doubled.__code__.co_firstlineno + 1
     assert {(s.origin.of, s.origin.where) for s in hooks} == {("doubled", f"test_joint_graph.py:{line}")}
-    linear = [s for s in found if s.origin.of == "AddmmBackward0"]
+    linear = [s for s in result if s.origin.of == "AddmmBackward0"]
     assert linear
     assert {s.origin.module for s in linear} == {"model"}
 
@@ -131,8 +131,8 @@ def test_a_module_that_takes_its_stress_from_an_energy(tmp_path):
             return stress, energy
 
     model = Hyperelastic()
-    one = exported(model, tmp_path / "m.pt", derivatives="stress:strain", symmetric=["stress:strain"])
-    assert one.contract.batch.ndim == 1
+    item = exported(model, tmp_path / "m.pt", derivatives="stress:strain", symmetric=["stress:strain"])
+    assert item.contract.batch.ndim == 1
     strain = torch.randn(5, 3, dtype=F)
     with torch.inference_mode():
         got = torchferry.load(tmp_path / "m.pt").call("jacobian", {"strain": strain})["d stress / d strain"]

@@ -31,15 +31,15 @@ def path(tmp_path_factory):
 
 def test_the_file(path):
     loaded = torchferry.load(path)
-    found = loaded.call("forward", POINTS)["x"]
-    torch.testing.assert_close(found, cubic_models.solved(POINTS["x~1"], POINTS["dt"]), rtol=1e-12, atol=0)
+    result = loaded.call("forward", POINTS)["x"]
+    torch.testing.assert_close(result, cubic_models.solved(POINTS["x~1"], POINTS["dt"]), rtol=1e-12, atol=0)
     # Without anything of ours.
     (alone,) = torch.jit.load(str(path))(*POINTS.values())
-    assert torch.equal(alone, found)
+    assert torch.equal(alone, result)
     blocks = loaded.call("jacobian", POINTS)
-    slope = 1 + 6 * POINTS["dt"] * found**2
+    slope = 1 + 6 * POINTS["dt"] * result**2
     torch.testing.assert_close(blocks["d x / d x~1"], 1 / slope)
-    torch.testing.assert_close(blocks["d x / d residual.k"], -POINTS["dt"] * found**3 / slope)
+    torch.testing.assert_close(blocks["d x / d residual.k"], -POINTS["dt"] * result**3 / slope)
     tangents = {f"tangent:{n}": torch.ones_like(v) for n, v in POINTS.items()}
     pushed = loaded.call("jvp", POINTS | tangents)["tangent:x"]
     torch.testing.assert_close(pushed, blocks["d x / d x~1"] + blocks["d x / d dt"])
@@ -62,9 +62,9 @@ def test_failure_is_an_answer(path):
     info = loaded.call("newton_info", values)
     assert info["status"].tolist() == [CONVERGED, NOT_FINITE, CONVERGED]
     good = loaded.call("forward", POINTS)["x"]
-    found = loaded.call("forward", values)["x"]
-    assert found.isnan().tolist() == [False, True, False]
-    assert torch.equal(found[[0, 2]], good[[0, 2]])
+    result = loaded.call("forward", values)["x"]
+    assert result.isnan().tolist() == [False, True, False]
+    assert torch.equal(result[[0, 2]], good[[0, 2]])
     # A tangent of what has not converged is none.
     assert loaded.call("jacobian", values)["d x / d dt"].isnan().tolist() == [False, True, False]
 
@@ -93,17 +93,17 @@ def test_in_c_it_is_a_status(path):
     """All outputs are written, and the text says which elements are NaN."""
     solver = load(ROOT / "examples" / "solvers" / "robertson_scipy.py")
     model = solver.Model(str(path), str(native_build.build() / "lib" / "libtorchferry.so"))
-    given = {n: v.numpy().copy() for n, v in POINTS.items()}
+    arguments = {n: v.numpy().copy() for n, v in POINTS.items()}
     outputs = {"x": np.zeros(3)}
-    model("forward", given, outputs)
+    model("forward", arguments, outputs)
     good = outputs["x"].copy()
-    given["x~1"][1] = np.nan
+    arguments["x~1"][1] = np.nan
     with pytest.raises(RuntimeError, match=r"not converged for 1 of 3 elements(.|\n)*elements 1 \(from 0\)"):
-        model("forward", given, outputs)
+        model("forward", arguments, outputs)
     np.testing.assert_array_equal(outputs["x"], [good[0], np.nan, good[2]])
     # What says why is no failure itself.
     norms = {"residual_norm": np.zeros(3)}
-    model("newton_info", given, norms)
+    model("newton_info", arguments, norms)
     assert np.isnan(norms["residual_norm"]).tolist() == [False, True, False]
 
 
@@ -164,12 +164,12 @@ def test_composed_with_others(tmp_path):
     second = torchferry.ImplicitUpdate(Second(), ["y"], name="second")
     model = torchferry.ComposedModel([update(name="first"), second, Stress()], additional_outputs=["x"])
     values = {**POINTS, "y~1": torch.ones(3, dtype=F), "E": torch.full((3,), 2.0, dtype=F)}
-    (one,) = torchferry.export(model, output=tmp_path / "m.pt", inputs=values, derivatives="all")
-    assert [s.path for s in one.contract.solvers] == ["first.newton", "second.newton"]
+    (exported,) = torchferry.export(model, output=tmp_path / "m.pt", inputs=values, derivatives="all")
+    assert [s.path for s in exported.contract.solvers] == ["first.newton", "second.newton"]
     loaded = torchferry.load(tmp_path / "m.pt")
-    found = loaded.call("forward", {s.name: values[s.name] for s in one.contract.inputs})
+    result = loaded.call("forward", {s.name: values[s.name] for s in exported.contract.inputs})
     x = cubic_models.solved(POINTS["x~1"], POINTS["dt"])
-    torch.testing.assert_close(found["stress"], 2 * x)
-    torch.testing.assert_close(found["y"], cubic_models.solved(x, POINTS["dt"], 0.5))
-    info = loaded.call("newton_info", {s.name: values[s.name] for s in one.contract.inputs})
+    torch.testing.assert_close(result["stress"], 2 * x)
+    torch.testing.assert_close(result["y"], cubic_models.solved(x, POINTS["dt"], 0.5))
+    info = loaded.call("newton_info", {s.name: values[s.name] for s in exported.contract.inputs})
     assert info["status"].shape == (3, 2)

@@ -183,9 +183,9 @@ def guessed(*behind):
 
 @pytest.mark.usefixtures("without_the_gate")
 def test_another_solution_from_another_first_guess_is_said(tmp_path):
-    (one,) = torchferry.export(guessed(), output=tmp_path / "m.pt", derivatives="all")
-    said = [c.detail for c in one.report.checks if c.check == "structural zeros"]
-    assert any("another solution is found" in detail for detail in said), said
+    (exported,) = torchferry.export(guessed(), output=tmp_path / "m.pt", derivatives="all")
+    message = [c.detail for c in exported.report.checks if c.check == "structural zeros"]
+    assert any("another solution is found" in detail for detail in message), message
 
 
 @pytest.mark.usefixtures("without_the_gate")
@@ -220,10 +220,10 @@ def test_a_residual_is_judged_as_a_model_of_its_own(tmp_path, kind, check):
 
 
 def other_settings(loop, **settings):
-    made = copy.copy(loop)
+    result = copy.copy(loop)
     others = {n: nn.Parameter(torch.tensor(v), requires_grad=False) for n, v in settings.items()}
-    made._parameters = {**loop._parameters, **others}
-    return made
+    result._parameters = {**loop._parameters, **others}
+    return result
 
 
 def planted(monkeypatch, fault):
@@ -231,13 +231,13 @@ def planted(monkeypatch, fault):
     graph_of, scripted = newton_capture.trace_loop_graph, newton_capture.CapturedLoop.script
 
     def graph(function, taken, path, named):
-        def residual(u, held):
-            found = function(u, held)
-            return (found[0], found[1] + 1e-6) if isinstance(found, tuple) else found + 1e-6
+        def residual(u, constants):
+            result = function(u, constants)
+            return (result[0], result[1] + 1e-6) if isinstance(result, tuple) else result + 1e-6
 
-        def stale(u, held):
-            found = function(u, held)
-            return (function(taken[0], taken[1])[0].mean(0).expand(found[0].shape), found[1])
+        def stale(u, constants):
+            result = function(u, constants)
+            return (function(taken[0], taken[1])[0].mean(0).expand(result[0].shape), result[1])
 
         if fault == "jacobian":
             return graph_of(stale if function.__name__ == "jacobian" else function, taken, path, named)

@@ -57,13 +57,13 @@ def test_what_lies_between_two_backward_passes():
         second = torch.autograd.grad((first * z).cos().sum(), z)[0]
         return second * 3
 
-    found = [get_origin(n) for n in program_of(two).graph.graph.nodes]
-    parts = [origin.part for origin in found if origin is not None]
+    result = [get_origin(n) for n in program_of(two).graph.graph.nodes]
+    parts = [origin.part for origin in result if origin is not None]
     last = max(i for i, part in enumerate(parts) if part == BACKWARD)
     assert AFTER not in parts[:last]
     assert parts[last + 1 :].count(AFTER) == len(parts) - last - 1 >= 1
     assert FORWARD in parts[parts.index(BACKWARD) :]
-    assert {o.of for o in found if o is not None and "test_origin_tracking.py:" in o.where and "Doubled" in o.of}
+    assert {o.of for o in result if o is not None and "test_origin_tracking.py:" in o.where and "Doubled" in o.of}
     assert HOOK not in parts
 
 

@@ -117,12 +117,12 @@ def test_composed(tmp_path):
     by_name = torchferry.ComposedModel([law, root], jit={"law": "script"})
     findings_of(python_factory.source_from_module(by_name, "m", examples(), "here"))
     one_by_one = torchferry.ComposedModel([law, root], jit=False)
-    said = [
+    message = [
         f.what
         for f in findings_of(python_factory.source_from_module(one_by_one, "m", examples(), "here"))
         if f.check == "script"
     ]
-    assert said == [
+    assert message == [
         "submodule 'law.module' is compiled from its source",
         "submodule 'root.module' is compiled from its source",
     ]
@@ -140,9 +140,9 @@ def test_one_by_one_what_torchscript_cannot_read_is_traced():
     law = torchferry.Part(Law(), inputs={"load": (2,)}, outputs={"x": (2,)}, name="law")
     tail = torchferry.Part(Untyped(), inputs={"x": (2,)}, outputs={"y": (2,)}, name="tail")
     model = torchferry.ComposedModel([law, tail], jit=False)
-    said = [
+    message = [
         f.what
         for f in findings_of(python_factory.source_from_module(model, "m", examples(), "here"))
         if f.check == "script"
     ]
-    assert said == ["submodule 'law.module' is compiled from its source"]
+    assert message == ["submodule 'law.module' is compiled from its source"]

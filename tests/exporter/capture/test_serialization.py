@@ -102,7 +102,7 @@ def test_tensors_stand_on_boundaries():
         tensors = [i for i in archive.infolist() if "/data/" in i.filename]
         assert len(tensors) == 4
         for info in tensors:
-            name, extra = (int.from_bytes(data[info.header_offset + at :][:2], "little") for at in (26, 28))
+            name, extra = (int.from_bytes(data[info.header_offset + position :][:2], "little") for position in (26, 28))
             assert (info.header_offset + 30 + name + extra) % 64 == 0
         assert {i.date_time for i in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
@@ -138,9 +138,9 @@ def test_processes_callers_clocks_and_folders_leave_no_trace(tmp_path):
     before.write_text(before.read_text() + "\n# before\n")
     torchferry.check(f"{before}:momentum_step")
     torchferry.export(f"{tmp_path}/other/train_step.py:loss_and_grad", output=tmp_path / "other" / "m.pt")
-    one, other = (tmp_path / name / "m.pt" for name in ("one", "other"))
-    assert one.read_bytes() == other.read_bytes()
-    with zipfile.ZipFile(one) as archive:
+    item, other = (tmp_path / name / "m.pt" for name in ("one", "other"))
+    assert item.read_bytes() == other.read_bytes()
+    with zipfile.ZipFile(item) as archive:
         assert not [name for name in archive.namelist() if str(tmp_path).encode() in archive.read(name)]
 
 

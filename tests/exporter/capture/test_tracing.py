@@ -25,8 +25,8 @@ def _default_dtype():
     torch.set_default_dtype(before)
 
 
-def export(name: str, tmp_path, **given):
-    return export_unverified(f"{PLANTED}:{name}", tmp_path / "m.pt", **given)
+def export(name: str, tmp_path, **arguments):
+    return export_unverified(f"{PLANTED}:{name}", tmp_path / "m.pt", **arguments)
 
 
 def lines_of(name: str) -> range:
@@ -165,8 +165,8 @@ def test_another_device_without_one(tmp_path):
     module = torch.jit.load(str(opened.path), map_location="meta")
     x = torch.rand(2, 3, dtype=F, device="meta")
     assert module(x)[0].device.type == "meta"
-    made = torch.jit.load(str(export("makes_tensors", tmp_path).path), map_location="meta")
-    assert made(x)[0].device.type == "meta"
+    result = torch.jit.load(str(export("makes_tensors", tmp_path).path), map_location="meta")
+    assert result(x)[0].device.type == "meta"
 
 
 def test_a_constant_that_stays_on_the_cpu_is_found_without_a_gpu(tmp_path):

@@ -13,8 +13,8 @@ from exporter.model.eager.warmup import run_first, warm_up
 F = torch.float64
 
 
-def load(name, given=None):
-    return python_factory.load(f"{PLANTED}:{name}", given)
+def load(name, arguments=None):
+    return python_factory.load(f"{PLANTED}:{name}", arguments)
 
 
 def write(tmp_path, text, name="made.py"):
@@ -72,8 +72,8 @@ def test_a_neighbour_can_be_imported(tmp_path):
 
 
 def test_named_tensors_without_anything_of_ours():
-    given = {"position": torch.rand(4, 2, dtype=F), "velocity": torch.rand(4, 2, dtype=F)}
-    source = load("plain", given)
+    arguments = {"position": torch.rand(4, 2, dtype=F), "velocity": torch.rand(4, 2, dtype=F)}
+    source = load("plain", arguments)
     assert [s.name for s in source.inputs] == ["position", "velocity"]
     assert [s.name for s in warm_up(run_first(source, 0), 0).output_specs] == ["kinetic", "turned"]
 
@@ -100,7 +100,7 @@ def test_nothing_is_known_of_the_inputs():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"position": [[1.0, 2.0]]}, "missing: 'velocity'"),
         ({"position": [[1.0]], "velocity": [[1.0]], "speed": [1.0]}, "not an input: 'speed'"),
@@ -108,9 +108,9 @@ def test_nothing_is_known_of_the_inputs():
         ({"position": [[1.0], [2.0]], "velocity": [[1.0], [1.0], [1.0]]}, "different batch sizes"),
     ],
 )
-def test_examples_that_do_not_fit(given, message):
+def test_examples_that_do_not_fit(arguments, message):
     with pytest.raises(UsageError, match=message):
-        load("plain", given)
+        load("plain", arguments)
 
 
 def test_given_inputs_are_the_warmup_case(tmp_path):

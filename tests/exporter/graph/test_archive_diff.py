@@ -43,66 +43,66 @@ X = {"stretch": torch.linspace(0.1, 1.0, 5, dtype=F)}
 
 
 @pytest.fixture
-def made(tmp_path, without_the_gate, without_verification):
-    def export(model: nn.Module, name: str) -> Path:
+def export(tmp_path, without_the_gate, without_verification):
+    def run(model: nn.Module, name: str) -> Path:
         torchferry.export(model, inputs=X, output=tmp_path / f"{name}.pt")
         return tmp_path / f"{name}.pt"
 
-    return export
+    return run
 
 
-def test_the_same_file(made, tmp_path):
-    one = made(Law(2.0), "one")
-    found = torchferry.diff(one, shutil.copy(one, tmp_path / "copy.pt"), run=True)
-    assert found.verdict == "same file"
-    assert found.same
-    assert found.numbers
-    assert found.lines() == [f"numbers: {len(found.numbers)} of {len(found.numbers)} outputs agree"]
+def test_the_same_file(export, tmp_path):
+    item = export(Law(2.0), "one")
+    result = torchferry.diff(item, shutil.copy(item, tmp_path / "copy.pt"), run=True)
+    assert result.verdict == "same file"
+    assert result.same
+    assert result.numbers
+    assert result.lines() == [f"numbers: {len(result.numbers)} of {len(result.numbers)} outputs agree"]
 
 
-def test_the_same_graph_with_another_history(made, tmp_path):
-    one = made(Law(2.0), "one")
-    other = Path(shutil.copy(one, tmp_path / "other.pt"))
+def test_the_same_graph_with_another_history(export, tmp_path):
+    item = export(Law(2.0), "one")
+    other = Path(shutil.copy(item, tmp_path / "other.pt"))
     change_contract(other, lambda raw: raw["source"].update(version="0.0.1"))
-    assert torchferry.diff(one, other).verdict == "same graph"
+    assert torchferry.diff(item, other).verdict == "same graph"
 
 
-def test_the_same_numbers_by_another_graph(made):
-    one, other = made(Law(2.0), "one"), made(OtherWay(2.0), "other")
-    assert torchferry.diff(one, other).verdict == "differs in graph"
-    found = torchferry.diff(one, other, run=True)
-    assert found.verdict == "same numbers"
-    assert [c.kind for c in found.changes.nodes].count("added") == 2
-    assert all("aten::neg" in c.what for c in found.changes.nodes if c.kind == "added")
+def test_the_same_numbers_by_another_graph(export):
+    item, other = export(Law(2.0), "one"), export(OtherWay(2.0), "other")
+    assert torchferry.diff(item, other).verdict == "differs in graph"
+    result = torchferry.diff(item, other, run=True)
+    assert result.verdict == "same numbers"
+    assert [c.kind for c in result.changes.nodes].count("added") == 2
+    assert all("aten::neg" in c.what for c in result.changes.nodes if c.kind == "added")
 
 
-def test_another_parameter(made):
-    one, other = made(Law(2.0), "one"), made(Law(2.5), "other")
-    found = torchferry.diff(one, other, run=True)
-    assert found.verdict == "differs in constants, numbers"
-    (tensor,) = found.changes.tensors
+def test_another_parameter(export):
+    item, other = export(Law(2.0), "one"), export(Law(2.5), "other")
+    result = torchferry.diff(item, other, run=True)
+    assert result.verdict == "differs in constants, numbers"
+    (tensor,) = result.changes.tensors
     assert (tensor.name, tensor.largest, tensor.differ) == ("stiffness", 0.5, 1)
-    assert found.differing[0].output == "force"
-    assert not found.changes.nodes
+    assert result.differing[0].output == "force"
+    assert not result.changes.nodes
 
 
-def test_another_operator_at_its_line(made):
-    one, other = made(Law(2.0), "one"), made(Law(2.0, softening=True), "other")
-    found = torchferry.diff(one, other, run=True)
-    assert found.verdict == "differs in graph, numbers"
-    (change,) = [c for c in found.changes.nodes if c.method == "forward_batch"]
+def test_another_operator_at_its_line(export):
+    item, other = export(Law(2.0), "one"), export(Law(2.0, softening=True), "other")
+    result = torchferry.diff(item, other, run=True)
+    assert result.verdict == "differs in graph, numbers"
+    (change,) = [c for c in result.changes.nodes if c.method == "forward_batch"]
     assert "aten::tanh" in change.what
     assert "aten::sin" in change.what
     assert change.where.startswith("test_archive_diff.py:")
-    assert any(line.startswith("graph: forward_batch") for line in found.lines())
+    assert any(line.startswith("graph: forward_batch") for line in result.lines())
 
 
-def test_another_name_is_a_difference_of_the_contract(made):
-    one, other = made(Law(2.0), "one"), made(Law(2.0, name="load"), "other")
-    found = torchferry.diff(one, other)
-    assert found.verdict == "differs in contract"
-    assert found.graphs[0] == found.graphs[1]
-    assert {"outputs", "methods.forward.outputs"} <= {c.field for c in found.contract}
+def test_another_name_is_a_difference_of_the_contract(export):
+    item, other = export(Law(2.0), "one"), export(Law(2.0, name="load"), "other")
+    result = torchferry.diff(item, other)
+    assert result.verdict == "differs in contract"
+    assert result.graphs[0] == result.graphs[1]
+    assert {"outputs", "methods.forward.outputs"} <= {c.field for c in result.contract}
 
 
 def test_another_tolerance_is_a_difference_of_the_contract(tmp_path):
@@ -112,29 +112,29 @@ def test_another_tolerance_is_a_difference_of_the_contract(tmp_path):
     assert (change.field, change.before, change.now) == ("tolerance.dtypes.float64.rtol", 1e-10, 1e-3)
 
 
-def test_nan_is_no_small_difference(made):
-    one, other = made(Law(2.0), "one"), made(Law(2.0), "other")
+def test_nan_is_no_small_difference(export):
+    item, other = export(Law(2.0), "one"), export(Law(2.0), "other")
     module = torch.jit.load(str(other))
     with torch.no_grad():
         module.stiffness.fill_(float("nan"))
     with ignore_deprecations():
         torch.jit.save(module, str(other))
-    found = torchferry.diff(one, other)
-    assert str(found.changes.tensors[0].largest) == "nan"
-    assert found.verdict == "differs in constants"
-    report = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    result = torchferry.diff(item, other)
+    assert str(result.changes.tensors[0].largest) == "nan"
+    assert result.verdict == "differs in constants"
+    report = json.loads(json.dumps(result.as_dict(), allow_nan=False))
     assert report["changes"]["tensors"][0]["largest"] == "nan"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308])
-def test_numbers_that_json_does_not_know(value, made, capsys):
-    one, other = made(Law(2.0), "one"), made(Law(2.0), "other")
+def test_numbers_that_json_does_not_know(value, export, capsys):
+    item, other = export(Law(2.0), "one"), export(Law(2.0), "other")
     with ignore_deprecations():
         module = torch.jit.load(str(other))
         with torch.no_grad():
             module.stiffness.fill_(value)
         torch.jit.save(module, str(other))
-    assert run(["diff", str(one), str(other), "--run", "--json"]) == 5
+    assert run(["diff", str(item), str(other), "--run", "--json"]) == 5
     assert json.loads(capsys.readouterr().out)["verdict"] == "differs in constants, numbers"
 
 
@@ -151,71 +151,71 @@ def strangers(tmp_path) -> tuple[Path, Path, Path]:
 
 
 def test_files_of_strangers(strangers):
-    one, again, other = strangers
-    assert torchferry.diff(one, again).verdict in ("same graph", "same file")
-    found = torchferry.diff(one, other)
-    assert found.verdict == "differs in graph"
-    assert "aten::sigmoid" in found.changes.nodes[0].what
-    assert found.changes.nodes[0].module == "1"
-    assert len([n for n in found.notes if "no contract" in n]) == 2
+    item, again, other = strangers
+    assert torchferry.diff(item, again).verdict in ("same graph", "same file")
+    result = torchferry.diff(item, other)
+    assert result.verdict == "differs in graph"
+    assert "aten::sigmoid" in result.changes.nodes[0].what
+    assert result.changes.nodes[0].module == "1"
+    assert len([n for n in result.notes if "no contract" in n]) == 2
     with pytest.raises(UsageError, match="nothing to run both files on"):
-        torchferry.diff(one, other, run=True)
+        torchferry.diff(item, other, run=True)
 
 
-def test_an_archive_against_a_file_of_a_stranger(made, tmp_path):
-    one = made(Law(2.0), "one")
+def test_an_archive_against_a_file_of_a_stranger(export, tmp_path):
+    item = export(Law(2.0), "one")
     with ignore_deprecations():
         plain = torch.jit.trace(lambda x: (2.0 * x).sin(), X["stretch"])
         torch.jit.save(plain, str(tmp_path / "plain.pt"))
-    found = torchferry.diff(one, tmp_path / "plain.pt", run=True)
-    assert found.verdict == "same numbers"
-    assert any(c.kind == "gone" and c.method == "forward_batch" for c in found.changes.nodes)
+    result = torchferry.diff(item, tmp_path / "plain.pt", run=True)
+    assert result.verdict == "same numbers"
+    assert any(c.kind == "gone" and c.method == "forward_batch" for c in result.changes.nodes)
 
 
-def test_an_error_in_one_of_both_is_a_difference(made, tmp_path):
-    one = made(Law(2.0), "one")
+def test_an_error_in_one_of_both_is_a_difference(export, tmp_path):
+    item = export(Law(2.0), "one")
     with ignore_deprecations():
         torch.jit.save(torch.jit.trace(lambda x: (2.0 * x)[:3].sin(), X["stretch"]), str(tmp_path / "plain.pt"))
-    found = torchferry.diff(one, tmp_path / "plain.pt", run=True)
-    assert found.verdict == "differs in graph, numbers"
-    assert any("shape" in a.comparison.reason for a in found.differing)
+    result = torchferry.diff(item, tmp_path / "plain.pt", run=True)
+    assert result.verdict == "differs in graph, numbers"
+    assert any("shape" in a.comparison.reason for a in result.differing)
 
 
-def test_cases_of_both_are_run(made):
-    one, other = made(Law(2.0), "one"), made(Law(2.0, softening=True), "other")
-    found = torchferry.diff(one, other, run=True)
-    assert found.numbers
-    names = {a.case for a in found.numbers}
+def test_cases_of_both_are_run(export):
+    item, other = export(Law(2.0), "one"), export(Law(2.0, softening=True), "other")
+    result = torchferry.diff(item, other, run=True)
+    assert result.numbers
+    names = {a.case for a in result.numbers}
     # The warmup inputs are the same in both, and are asked once.
     assert "warmup (first)" in names
     assert "warmup (second)" not in names
 
 
 @pytest.mark.parametrize("damage", ["cut", "text"])
-def test_a_damaged_file(damage, made, tmp_path):
-    one = made(Law(2.0), "one")
+def test_a_damaged_file(damage, export, tmp_path):
+    item = export(Law(2.0), "one")
     other = tmp_path / "other.pt"
-    other.write_bytes(one.read_bytes()[:500] if damage == "cut" else b"no zip")
+    other.write_bytes(item.read_bytes()[:500] if damage == "cut" else b"no zip")
     with pytest.raises(ArchiveError):
-        torchferry.diff(one, other)
+        torchferry.diff(item, other)
 
 
-def test_a_graph_that_is_not_the_contracts(made):
-    one = made(Law(2.0), "one")
-    rewrite(one, lambda found: found.update({"extra/torchferry/graph.txt": b"# forward()\n"}), manifest=True)
+def test_a_graph_that_is_not_the_contracts(export):
+    item = export(Law(2.0), "one")
+    rewrite(item, lambda result: result.update({"extra/torchferry/graph.txt": b"# forward()\n"}), manifest=True)
     with pytest.raises(ArchiveError, match="names a different graph"):
-        torchferry.diff(one, one)
+        torchferry.diff(item, item)
 
 
-def test_the_command(made, capsys):
-    one, other = made(Law(2.0), "one"), made(Law(2.0, softening=True), "other")
-    assert run(["diff", str(one), str(one)]) == 0
+def test_the_command(export, capsys):
+    item, other = export(Law(2.0), "one"), export(Law(2.0, softening=True), "other")
+    assert run(["diff", str(item), str(item)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "same file"
-    assert run(["diff", str(one), str(other), "--run"]) == 5
+    assert run(["diff", str(item), str(other), "--run"]) == 5
     text = capsys.readouterr().out
     assert text.splitlines()[-1] == "differs in graph, numbers"
     assert text.index("graph:") < text.index("numbers:")
-    assert run(["diff", str(one), str(other), "--json"]) == 5
+    assert run(["diff", str(item), str(other), "--json"]) == 5
     report = json.loads(capsys.readouterr().out)
     assert report["same"] is False
     assert report["verdict"] == "differs in graph"
@@ -235,26 +235,26 @@ def test_the_graph_command(capsys, tmp_path):
     assert len(json.loads(capsys.readouterr().out)) == 10
     assert run(["graph", str(ARTIFACTS / "rates.pt"), "--html", str(tmp_path / "eq.html")]) == 0
     assert (tmp_path / "eq.html").stat().st_size > 400_000
-    for arguments, code, said in (
+    for arguments, code, message in (
         (["--stage", "fused"], 2, "one of raw, profiling, optimized"),
         (["--method", "vjp"], 2, "there is no method 'vjp'"),
         (["--inputs", "nothing.pt"], 2, "the input file does not exist"),
         (["--html", str(tmp_path)], 2, "the output is a folder"),
     ):
         assert run(["graph", str(ARTIFACTS / "rates.pt"), *arguments]) == code
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert run(["graph", str(ROOT / "README.md")]) == 4
 
 
-def test_a_file_says_its_torch_where_it_does_not_load(made, tmp_path):
-    one = made(Law(2.0), "one")
-    change_contract(one, lambda raw: raw["created_with"].update(torch="9.9.9"))
+def test_a_file_says_its_torch_where_it_does_not_load(export, tmp_path):
+    item = export(Law(2.0), "one")
+    change_contract(item, lambda raw: raw["created_with"].update(torch="9.9.9"))
 
-    def unknown(found):
-        name = next(n for n in found if n.endswith(".py") and b"torch.sin" in found[n])
-        found[name] = found[name].replace(b"torch.sin", b"torch.sin_of_9")
+    def unknown(result):
+        name = next(n for n in result if n.endswith(".py") and b"torch.sin" in result[n])
+        result[name] = result[name].replace(b"torch.sin", b"torch.sin_of_9")
 
-    rewrite(one, unknown, manifest=True)
+    rewrite(item, unknown, manifest=True)
     with pytest.raises(ArchiveError, match="does not load") as caught:
-        torchferry.diff(one, one)
+        torchferry.diff(item, item)
     assert "9.9.9" in caught.value.details["expected"]

@@ -80,8 +80,8 @@ SAME = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_is_blind_to(name):
-    one, other = SAME[name]
-    assert text_of(method(*one)) == text_of(method(*other))
+    item, other = SAME[name]
+    assert text_of(method(*item)) == text_of(method(*other))
 
 
 OTHER = {
@@ -169,9 +169,9 @@ OTHER = {
 
 @pytest.mark.parametrize("name", OTHER)
 def test_sees(name):
-    one, other = OTHER[name]
+    item, other = OTHER[name]
     takes = "l: List[Tensor]" if name == "a list that is given" else "x: Tensor, y: Tensor"
-    assert text_of(method(*one, takes=takes)) != text_of(method(*other, takes=takes))
+    assert text_of(method(*item, takes=takes)) != text_of(method(*other, takes=takes))
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -183,8 +183,8 @@ def test_what_it_sees_is_said(name):
             takes = "l: List[Tensor]" if name == "a list that is given" else "x: Tensor, y: Tensor"
             module.define(method(*lines, takes=takes))
             saved.append(read(torch.jit.load(io.BytesIO(write_zip(serialize_module(module))))))
-    found = diff_graphs(*saved)
-    assert found.nodes or found.tensors
+    result = diff_graphs(*saved)
+    assert result.nodes or result.tensors
     assert not diff_graphs(saved[0], saved[0]).nodes
 
 
@@ -210,13 +210,13 @@ def test_reads_and_writes_of_called_methods():
         (reader, ("a = self.other(x)", "self.seen.add_(1)")),
         (writer, ("a = self.seen * 2", "self.other(x)")),
     ):
-        one, two = (other + method(*order, "return a") for order in (lines, lines[::-1]))
-        assert text_of(one) != text_of(two)
+        item, two = (other + method(*order, "return a") for order in (lines, lines[::-1]))
+        assert text_of(item) != text_of(two)
 
 
 def test_defaults_of_arguments_are_part_of_it():
-    one, two = (method("return x * n", takes=f"x: Tensor, n: int = {n}") for n in (3, 4))
-    assert text_of(one) != text_of(two)
+    item, two = (method("return x * n", takes=f"x: Tensor, n: int = {n}") for n in (3, 4))
+    assert text_of(item) != text_of(two)
 
 
 class Warning_(nn.Module):
@@ -229,12 +229,12 @@ class Warning_(nn.Module):
 def test_warnings_have_no_number_of_their_process():
     with ignore_deprecations():
         module = torch.jit.script(Warning_())
-        one, two = (
+        item, two = (
             format_canonical_text(read(torch.jit.load(io.BytesIO(write_zip(serialize_module(module))))))
             for _ in range(2)
         )
-    assert one == two
-    assert "aten::warn('large', 2) !" in one
+    assert item == two
+    assert "aten::warn('large', 2) !" in item
 
 
 def chain(depth: int) -> str:
@@ -261,11 +261,11 @@ def test_blocks_that_are_too_deep_are_an_error_of_ours(monkeypatch):
 
 
 def test_twenty_exports_have_one_hash(tmp_path, without_the_gate):
-    found = {
+    result = {
         export_unverified("examples/composed/model.py:make_model", tmp_path / f"{i}.pt").contract.graph
         for i in range(20)
     }
-    assert len(found) == 1
+    assert len(result) == 1
     last = pt_archive.read(tmp_path / "0.pt")
     assert hash_graph_text(last.graph) == last.contract.graph
     assert len({(tmp_path / f"{i}.pt").read_bytes() for i in range(20)}) == 1

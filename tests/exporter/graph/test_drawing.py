@@ -20,88 +20,88 @@ FOLDER = ROOT / "artifacts"
 
 
 def drawn(name: str, method: str = "forward"):
-    one = compute_stage(open_file(FOLDER / f"{name}.pt"), method, "raw")
-    return build_drawing(one.graph, one.names, one.outputs), one.graph
+    item = compute_stage(open_file(FOLDER / f"{name}.pt"), method, "raw")
+    return build_drawing(item.graph, item.names, item.outputs), item.graph
 
 
 def test_every_operation_is_a_shape_in_the_group_of_its_model():
-    found, graph = drawn("rates")
-    operations = [s for s in found.shapes if s.kind not in (INPUT, OUTPUT)]
+    result, graph = drawn("rates")
+    operations = [s for s in result.shapes if s.kind not in (INPUT, OUTPUT)]
     # The tuple that is returned is the outputs themselves.
     assert len(operations) == len(graph) - 1
     assert {s.group for s in operations} == {"/rate_a", "/rate_b", "/rate_c"}
-    assert [s.label for s in found.shapes if s.kind == OUTPUT] == ["a_rate", "b_rate", "c_rate"]
-    assert [s.label for s in found.shapes if s.kind == INPUT][:3] == ["a", "a~1", "t"]
-    assert len(found.edges) == 12 + 6 + 3
+    assert [s.label for s in result.shapes if s.kind == OUTPUT] == ["a_rate", "b_rate", "c_rate"]
+    assert [s.label for s in result.shapes if s.kind == INPUT][:3] == ["a", "a~1", "t"]
+    assert len(result.edges) == 12 + 6 + 3
 
 
 @pytest.mark.parametrize(("name", "method"), [("return_map", "forward"), ("perzyna", "jacobian"), ("bar", "forward")])
 def test_values_go_in_and_come_out_through_loops_and_branches(name, method):
-    found, graph = drawn(name, method)
-    names = {s.name for s in found.shapes}
-    groups = {g.name for g in found.groups}
-    assert {end for edge in found.edges for end in edge} <= names
-    assert {s.group for s in found.shapes} - {""} <= groups
-    assert {g.parent for g in found.groups} - {""} <= groups
-    reached = {a for a, _ in found.edges}
+    result, graph = drawn(name, method)
+    names = {s.name for s in result.shapes}
+    groups = {g.name for g in result.groups}
+    assert {end for edge in result.edges for end in edge} <= names
+    assert {s.group for s in result.shapes} - {""} <= groups
+    assert {g.parent for g in result.groups} - {""} <= groups
+    reached = {a for a, _ in result.edges}
     # All but what only raises, and what nothing uses.
-    assert {s.name for s in found.shapes if s.kind == INPUT} <= reached
-    assert {s.name for s in found.shapes if s.kind == OUTPUT} <= {b for _, b in found.edges}
-    assert len(found.shapes) >= len(graph)
+    assert {s.name for s in result.shapes if s.kind == INPUT} <= reached
+    assert {s.name for s in result.shapes if s.kind == OUTPUT} <= {b for _, b in result.edges}
+    assert len(result.shapes) >= len(graph)
 
 
 def test_no_group_has_more_side_by_side_than_can_be_read():
-    found, graph = drawn("return_map")
+    result, graph = drawn("return_map")
     assert len(graph) > 2000
     sizes: dict[str, int] = {}
-    for shape in found.shapes:
+    for shape in result.shapes:
         sizes[shape.group] = sizes.get(shape.group, 0) + 1
     assert max(sizes.values()) <= 60
 
 
 def test_an_svg(tmp_path):
     need(shutil.which("dot") is not None, "Graphviz is not installed (apt-get install graphviz)")
-    found, _ = drawn("rates")
-    assert write_svg(tmp_path / "eq.svg", found, "eq") == 0
+    result, _ = drawn("rates")
+    assert write_svg(tmp_path / "eq.svg", result, "eq") == 0
     text = (tmp_path / "eq.svg").read_text()
     assert "sub.Tensor" in text
-    assert text.count('class="node"') == len(found.shapes)
-    assert text.count('class="edge"') == len(found.edges)
+    assert text.count('class="node"') == len(result.shapes)
+    assert text.count('class="edge"') == len(result.edges)
     assert text.count('class="cluster"') == 3
 
 
 def test_an_svg_of_thousands_is_drawn_closed(tmp_path):
     need(shutil.which("dot") is not None, "Graphviz is not installed (apt-get install graphviz)")
-    found, _ = drawn("return_map")
-    assert write_svg(tmp_path / "m.svg", found, "m") > 0
-    assert len(choose_open_groups(found)) < len(found.groups)
+    result, _ = drawn("return_map")
+    assert write_svg(tmp_path / "m.svg", result, "m") > 0
+    assert len(choose_open_groups(result)) < len(result.groups)
     count = (tmp_path / "m.svg").read_text().count('class="node"')
     assert 10 < count <= READABLE
 
 
 def test_without_graphviz_the_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    found, _ = drawn("rates")
+    result, _ = drawn("rates")
     with pytest.raises(MissingRuntimeError, match="Graphviz is not installed") as caught:
-        write_svg(tmp_path / "eq.svg", found, "eq")
+        write_svg(tmp_path / "eq.svg", result, "eq")
     assert "apt-get install graphviz" in caught.value.details["mend"]
     assert "--html" in caught.value.details["mend"]
     assert not (tmp_path / "eq.svg").exists()
-    write_html(tmp_path / "eq.html", found, "eq")
+    write_html(tmp_path / "eq.html", result, "eq")
 
 
 def test_a_page_stands_by_itself(tmp_path):
-    found, _ = drawn("rates")
-    write_html(tmp_path / "eq.html", found, "</script><b>")
+    result, _ = drawn("rates")
+    write_html(tmp_path / "eq.html", result, "</script><b>")
     text = (tmp_path / "eq.html").read_text()
     assert "&lt;/script&gt;&lt;b&gt;" in text
     assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=", text)
     with pytest.raises(OutputError):
-        write_html(tmp_path / "eq.html" / "below.html", found, "eq")
+        write_html(tmp_path / "eq.html" / "below.html", result, "eq")
     with pytest.raises(OutputError, match="a folder"):
-        write_html(tmp_path, found, "eq")
+        write_html(tmp_path, result, "eq")
     (tmp_path / "link.html").symlink_to(tmp_path / "eq.html")
-    write_html(tmp_path / "link.html", found, "another title")
+    write_html(tmp_path / "link.html", result, "another title")
     assert (tmp_path / "link.html").is_symlink()
     assert "another title" in (tmp_path / "eq.html").read_text()
 
@@ -141,28 +141,28 @@ def click(browser, name: str) -> None:
 
 
 def test_a_click_opens_a_group_and_another_closes_it(browser, tmp_path):
-    found, _ = drawn("rates")
-    write_html(tmp_path / "eq.html", found, "eq: forward")
+    result, _ = drawn("rates")
+    write_html(tmp_path / "eq.html", result, "eq: forward")
     browser.get((tmp_path / "eq.html").as_uri())
     # Eight inputs, three closed groups, three outputs.
     assert shown(browser) == 14
     click(browser, "/rate_b")
     assert shown(browser) == 16
     assert browser.find_element("id", "said").text == "rate_b"
-    operation = next(s for s in found.shapes if s.group == "/rate_b")
+    operation = next(s for s in result.shapes if s.group == "/rate_b")
     click(browser, operation.name)
     assert operation.detail in browser.find_element("id", "said").text
     assert operation.where in browser.find_element("id", "said").text
     browser.find_element("id", "close").click()
     assert shown(browser) == 14
     browser.find_element("id", "open").click()
-    assert shown(browser) == len(found.shapes)
+    assert shown(browser) == len(result.shapes)
     assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
 
 
 def test_no_two_shapes_lie_on_each_other(browser, tmp_path):
-    found, _ = drawn("rates")
-    write_html(tmp_path / "eq.html", found, "eq")
+    result, _ = drawn("rates")
+    write_html(tmp_path / "eq.html", result, "eq")
     browser.get((tmp_path / "eq.html").as_uri())
     browser.find_element("id", "open").click()
     overlapping = browser.execute_script(
@@ -174,9 +174,9 @@ def test_no_two_shapes_lie_on_each_other(browser, tmp_path):
 
 
 def test_thousands_of_operations_open_step_by_step(browser, tmp_path):
-    found, graph = drawn("return_map")
+    result, graph = drawn("return_map")
     assert len(graph) > 2000
-    write_html(tmp_path / "m.html", found, "m")
+    write_html(tmp_path / "m.html", result, "m")
     start = time.perf_counter()
     browser.get((tmp_path / "m.html").as_uri())
     assert 5 < shown(browser) < 80

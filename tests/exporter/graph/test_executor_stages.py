@@ -35,30 +35,30 @@ def subtractions_of_time(staged) -> int:
 def test_three_differences_of_time_become_one():
     """The tutorial's example: (t - t~1) stands in each of the three rates."""
     file = open_file(RATES)
-    found = {name: compute_stage(file, "forward", name) for name in STAGES}
-    assert [subtractions_of_time(found[s]) for s in STAGES] == [3, 1, 1]
-    assert found["raw"].nodes == 16
-    assert found["optimized"].nodes == 9
-    assert [len(found[s].graph) for s in STAGES] == [10, 8, 8]
+    result = {name: compute_stage(file, "forward", name) for name in STAGES}
+    assert [subtractions_of_time(result[s]) for s in STAGES] == [3, 1, 1]
+    assert result["raw"].nodes == 16
+    assert result["optimized"].nodes == 9
+    assert [len(result[s].graph) for s in STAGES] == [10, 8, 8]
 
 
 def test_the_ten_passes_one_after_another():
-    found = run_passes(open_file(RATES), "forward")
-    assert len(found) == 10
-    assert all(not one.not_run for one in found)
-    by = {one.name: one for one in found}
-    assert by["inlining"].added["aten::sub"] == 6
-    assert by["inlining"].removed == {"prim::CallMethod": 3}
-    assert by["common subexpressions"].removed == {"aten::sub": 2}
-    assert (found[0].before, found[-1].after) == (7, 9)
-    for one, other in itertools.pairwise(found):
-        assert one.after == other.before
-        assert one.before - sum(one.removed.values()) + sum(one.added.values()) == one.after
+    result = run_passes(open_file(RATES), "forward")
+    assert len(result) == 10
+    assert all(not item.not_run for item in result)
+    passes = {item.name: item for item in result}
+    assert passes["inlining"].added["aten::sub"] == 6
+    assert passes["inlining"].removed == {"prim::CallMethod": 3}
+    assert passes["common subexpressions"].removed == {"aten::sub": 2}
+    assert (result[0].before, result[-1].after) == (7, 9)
+    for item, other in itertools.pairwise(result):
+        assert item.after == other.before
+        assert item.before - sum(item.removed.values()) + sum(item.added.values()) == item.after
 
 
 def test_every_operation_names_its_model_and_its_line():
-    found = compute_stage(open_file(RATES), "forward", "raw").graph
-    for node in found:
+    result = compute_stage(open_file(RATES), "forward", "raw").graph
+    for node in result:
         if node.kind.startswith("aten::"):
             assert node.origin.module in ("rate_a", "rate_b", "rate_c")
             assert node.origin.where.startswith("neml2/models/common/VariableRate.py:")
@@ -67,8 +67,8 @@ def test_every_operation_names_its_model_and_its_line():
 
 
 def test_what_stands_in_a_loop_of_a_submodule_names_it():
-    found = compute_stage(open_file(FOLDER / "bar.pt"), "forward", "raw").graph
-    inner = [n for n in found if n.kind in ("prim::Loop", "prim::If", "aten::gt", "aten::copy_")]
+    result = compute_stage(open_file(FOLDER / "bar.pt"), "forward", "raw").graph
+    inner = [n for n in result if n.kind in ("prim::Loop", "prim::If", "aten::gt", "aten::copy_")]
     assert len(inner) == 4
     for node in inner:
         assert node.origin.module == "law"
@@ -76,11 +76,11 @@ def test_what_stands_in_a_loop_of_a_submodule_names_it():
 
 
 def test_profiled_types_are_shown():
-    found = compute_stage(open_file(FOLDER / "robertson.pt"), "jacobian", "profiling")
-    said = [row.text for row in list_rows(found.graph, found.names)]
-    assert any(": float64[" in text for text in said[1:])
-    assert "float64[" in said[0]
-    assert found.names == ("y",)
+    result = compute_stage(open_file(FOLDER / "robertson.pt"), "jacobian", "profiling")
+    message = [row.text for row in list_rows(result.graph, result.names)]
+    assert any(": float64[" in text for text in message[1:])
+    assert "float64[" in message[0]
+    assert result.names == ("y",)
 
 
 @pytest.mark.parametrize("name", ["composed", "perzyna", "robertson", "loss_and_grad", "momentum_step", "bar"])
@@ -106,18 +106,18 @@ def stranger(tmp_path) -> Path:
 
 
 def test_a_strangers_file_is_read(stranger):
-    found = compute_stage(open_file(stranger), "forward", "raw")
-    assert kinds(found.graph) == ["aten::linear", "aten::tanh", "aten::linear"]
-    assert found.names == ("input",)
-    assert [n.origin.module for n in found.graph] == ["0", "1", "2"]
+    result = compute_stage(open_file(stranger), "forward", "raw")
+    assert kinds(result.graph) == ["aten::linear", "aten::tanh", "aten::linear"]
+    assert result.names == ("input",)
+    assert [n.origin.module for n in result.graph] == ["0", "1", "2"]
 
 
 def test_a_stage_of_a_strangers_file_asks_for_inputs(stranger):
     with pytest.raises(UsageError, match="there are no inputs to run the method on") as caught:
         compute_stage(open_file(stranger), "forward", "optimized")
     assert "--inputs" in caught.value.details["mend"]
-    given = {"input": torch.ones(2, 3)}
-    assert compute_stage(open_file(stranger), "forward", "optimized", given).nodes
+    arguments = {"input": torch.ones(2, 3)}
+    assert compute_stage(open_file(stranger), "forward", "optimized", arguments).nodes
     with pytest.raises(UsageError, match="do not match those of the model"):
         compute_stage(open_file(stranger), "forward", "optimized", {"x": torch.ones(2, 3)})
 
@@ -126,8 +126,8 @@ def test_a_pass_that_cannot_run_says_why(stranger):
     shapes = next(p for p in run_passes(open_file(stranger), "forward") if "shape" in p.name)
     assert "without torchferry's contract and cases" in shapes.not_run
     assert shapes.before == shapes.after
-    given = {"input": torch.ones(2, 3)}
-    assert all(not p.not_run for p in run_passes(open_file(stranger), "forward", given))
+    arguments = {"input": torch.ones(2, 3)}
+    assert all(not p.not_run for p in run_passes(open_file(stranger), "forward", arguments))
 
 
 def test_a_method_that_is_not_there():

@@ -28,25 +28,25 @@ def original_text(name: str) -> str:
     return format_canonical_text(original(name))
 
 
-def said(found: GraphDiff) -> str:
-    return "\n".join(f"{c.method} | {c.module} | {c.kind}: {c.what}" for c in found.nodes)
+def list_changes(result: GraphDiff) -> str:
+    return "\n".join(f"{c.method} | {c.module} | {c.kind}: {c.what}" for c in result.nodes)
 
 
-@pytest.mark.parametrize("one", MUTANTS, ids=lambda m: m.name.replace(" ", "_").replace("::", "."))
-def test_a_change_is_seen_at_its_place(one):
-    module = module_of(one.archive)
-    one.change(graph_of(module, one.path, one.method))
-    mutated = saved_of(module, one.archive)
-    before = original(one.archive)
-    assert format_canonical_text(mutated) != original_text(one.archive)
-    found = diff_graphs(before, mutated)
-    assert not found.tensors
-    lines = [c for c in found.nodes if c.method == one.shown_in]
-    place = one.path if one.module is None else one.module
-    fits = [c for c in lines if c.module == place and all(part in f"{c.kind} {c.what}" for part in one.expected)]
-    assert fits, f"none of\n{said(found)}"
+@pytest.mark.parametrize("item", MUTANTS, ids=lambda m: m.name.replace(" ", "_").replace("::", "."))
+def test_a_change_is_seen_at_its_place(item):
+    module = module_of(item.archive)
+    item.change(graph_of(module, item.path, item.method))
+    mutated = saved_of(module, item.archive)
+    before = original(item.archive)
+    assert format_canonical_text(mutated) != original_text(item.archive)
+    result = diff_graphs(before, mutated)
+    assert not result.tensors
+    lines = [c for c in result.nodes if c.method == item.shown_in]
+    place = item.path if item.module is None else item.module
+    fits = [c for c in lines if c.module == place and all(part in f"{c.kind} {c.what}" for part in item.expected)]
+    assert fits, f"none of\n{list_changes(result)}"
     # Nothing else is said of that method: what stands before and behind is the same.
-    assert len(lines) <= one.most, said(found)
+    assert len(lines) <= item.most, list_changes(result)
 
 
 def test_there_are_thirty_and_more():
@@ -63,12 +63,12 @@ def test_one_ulp_of_one_number_is_seen(name, key):
         flat[0] = torch.nextafter(flat[0], flat[0] + 1)
     before, mutated = original(name), saved_of(module, name)
     assert format_canonical_text(mutated) != original_text(name)
-    found = diff_graphs(before, mutated)
-    assert not found.nodes
-    (one,) = found.tensors
-    assert one.differ == 1
-    assert 0 < one.largest <= 1e-10
-    assert "constant" in key or one.name == key
+    result = diff_graphs(before, mutated)
+    assert not result.nodes
+    (item,) = result.tensors
+    assert item.differ == 1
+    assert 0 < item.largest <= 1e-10
+    assert "constant" in key or item.name == key
 
 
 def test_the_other_zero_is_seen():
@@ -77,9 +77,9 @@ def test_the_other_zero_is_seen():
     zeros = [v for v in module.state_dict().values() if v.is_floating_point() and bool((v == 0).any())]
     with torch.no_grad():
         zeros[0][zeros[0] == 0] *= -1.0
-    found = diff_graphs(before, saved_of(module, "composed"))
-    assert [t.largest for t in found.tensors] == [0.0]
-    assert found.tensors[0].differ > 0
+    result = diff_graphs(before, saved_of(module, "composed"))
+    assert [t.largest for t in result.tensors] == [0.0]
+    assert result.tensors[0].differ > 0
 
 
 # How often: the largest takes seconds each time.
@@ -105,15 +105,17 @@ def test_saving_again_and_again_is_no_change(name):
 def test_a_dropped_output_is_seen():
     before = original("loss_and_grad")
     graph = before.graphs["forward_batch"]
-    (*rest, made) = graph.body.nodes
-    assert made.kind == "prim::TupleConstruct"
-    fewer = dataclasses.replace(made, inputs=made.inputs[:-1])
+    (*rest, result) = graph.body.nodes
+    assert result.kind == "prim::TupleConstruct"
+    fewer = dataclasses.replace(result, inputs=result.inputs[:-1])
     body = dataclasses.replace(graph.body, nodes=(*rest, fewer))
     after = dataclasses.replace(
         before, graphs={**before.graphs, "forward_batch": dataclasses.replace(graph, body=body)}
     )
     assert format_canonical_text(after) != format_canonical_text(before)
-    assert "prim::TupleConstruct: argument 4 to the last: there are 4; there were 5" in said(diff_graphs(before, after))
+    assert "prim::TupleConstruct: argument 4 to the last: there are 4; there were 5" in list_changes(
+        diff_graphs(before, after)
+    )
 
 
 def rename(graph: Any, draw: random.Random) -> None:
@@ -135,17 +137,17 @@ def reorder(graph: Any, draw: random.Random) -> int:
     moves = 0
     for _ in range(12):
         blocks = [graph, *(b for n in iterate_nodes(graph) for b in n.blocks())]
-        found = [n for n in draw.choice(blocks).nodes() if n.kind() not in ("prim::Constant", "prim::GetAttr")]
-        if len(found) < 2:
+        result = [n for n in draw.choice(blocks).nodes() if n.kind() not in ("prim::Constant", "prim::GetAttr")]
+        if len(result) < 2:
             continue
-        one, other = draw.sample(found, 2)
-        if acts(one):
+        item, other = draw.sample(result, 2)
+        if acts(item):
             continue
-        if other.isAfter(one):
-            between = [n for n in found if n.isAfter(one) and (n.isBefore(other) or n is other)]
+        if other.isAfter(item):
+            between = [n for n in result if n.isAfter(item) and (n.isBefore(other) or n is other)]
             if sum(map(acts, between)) > 1:
                 continue
-        moves += bool(graph.alias_db().move_after_topologically_valid(one, other))
+        moves += bool(graph.alias_db().move_after_topologically_valid(item, other))
     return moves
 
 
@@ -173,6 +175,6 @@ def test_a_method_by_itself_does_not_say_which_tensors():
             value.mul_(2)
     doubled, before = saved_of(module, "loss_and_grad"), original("loss_and_grad")
     assert format_method(doubled.graphs["forward_batch"]) == format_method(before.graphs["forward_batch"])
-    found = diff_graphs(before, doubled)
-    assert not found.nodes
-    assert len(found.tensors) == len(list(module.parameters()))
+    result = diff_graphs(before, doubled)
+    assert not result.nodes
+    assert len(result.tensors) == len(list(module.parameters()))

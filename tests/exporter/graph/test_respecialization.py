@@ -46,15 +46,15 @@ def plain(tmp_path_factory):
     ids=["other parameters", "another loss", "a hook", "a static size", "what has no gradient"],
 )
 def test_what_asks_for_another_graph(plain, tmp_path, function, kinds):
-    one = exported(function(), tmp_path / "m.pt", against=plain)
-    assert one.reasons is not None
-    assert [r.kind for r in one.reasons] == kinds, one.reasons
+    item = exported(function(), tmp_path / "m.pt", against=plain)
+    assert item.reasons is not None
+    assert [r.kind for r in item.reasons] == kinds, item.reasons
 
 
 def test_a_change_of_structure_is_said_with_its_line(plain, tmp_path):
-    one = exported(training(lambda y: (y * y).sum()), tmp_path / "m.pt", against=plain)
-    assert one.reasons
-    reason = one.reasons[0]
+    item = exported(training(lambda y: (y * y).sum()), tmp_path / "m.pt", against=plain)
+    assert item.reasons
+    reason = item.reasons[0]
     assert "MulBackward0" in reason.text
     assert "training_functions.py" in reason.text
 
@@ -70,11 +70,11 @@ def test_other_variables_dtypes_and_constants(tmp_path):
 
     exported(scaled(2.0), tmp_path / "old.pt")
     old = open_archive(tmp_path / "old.pt")
-    for at, (function, kind) in enumerate(
+    for position, (function, kind) in enumerate(
         [(scaled(3.0), CONSTANTS), (scaled(2.0, "y"), VARIABLES), (scaled(2.0, dtype="float32"), DTYPE)]
     ):
-        exported(function, tmp_path / f"{at}.pt")
-        assert kind in {r.kind for r in respecialization_reasons(old, open_archive(tmp_path / f"{at}.pt"))}
+        exported(function, tmp_path / f"{position}.pt")
+        assert kind in {r.kind for r in respecialization_reasons(old, open_archive(tmp_path / f"{position}.pt"))}
 
 
 def test_the_command_line(plain, tmp_path):
@@ -86,9 +86,9 @@ def test_the_command_line(plain, tmp_path):
     rows = json.loads(run.invoke(app, ["inspect", str(plain), "--autograd", "--json"]).output)
     assert {row["origin"]["part"] for row in rows["forward_batch"]} == {FORWARD, BACKWARD}
     source = f"{ROOT}/examples/train_step.py:loss_and_grad"
-    said = run.invoke(app, ["export", source, "-o", str(tmp_path / "m.pt"), "--against", str(plain)])
-    assert said.exit_code == 0
-    assert "does not serve this model: variables: inputs are x, target; they were x" in " ".join(said.output.split())
+    message = run.invoke(app, ["export", source, "-o", str(tmp_path / "m.pt"), "--against", str(plain)])
+    assert message.exit_code == 0
+    assert "does not serve this model: variables: inputs are x, target; they were x" in " ".join(message.output.split())
     missing = run.invoke(app, ["export", source, "-o", str(tmp_path / "n.pt"), "--against", str(tmp_path / "no.pt")])
     assert missing.exit_code != 0
     assert not (tmp_path / "n.pt").exists()
@@ -105,6 +105,6 @@ def test_against_a_file_whose_constants_are_others(tmp_path):
     exported(training(model=model), tmp_path / "old.pt", parameters=["model.weight"])
     with torch.no_grad():
         model.get_parameter("bias").add_(1)
-    one = exported(training(model=model), tmp_path / "m.pt", parameters=["model.weight"], against=tmp_path / "old.pt")
-    assert one.reasons
-    assert (one.reasons[0].kind, "model.bias" in one.reasons[0].text) == (CONSTANTS, True)
+    item = exported(training(model=model), tmp_path / "m.pt", parameters=["model.weight"], against=tmp_path / "old.pt")
+    assert item.reasons
+    assert (item.reasons[0].kind, "model.bias" in item.reasons[0].text) == (CONSTANTS, True)

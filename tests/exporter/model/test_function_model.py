@@ -54,8 +54,8 @@ def test_a_factory_and_a_class_that_are_given(tmp_path):
     def make():
         return Detached()
 
-    for at, source in enumerate((Detached, make)):
-        assert exported(source, tmp_path / f"{at}.pt").contract.outputs[0].name == "stress"
+    for position, source in enumerate((Detached, make)):
+        assert exported(source, tmp_path / f"{position}.pt").contract.outputs[0].name == "stress"
 
 
 def test_a_function_that_does_not_say_what_it_takes(tmp_path):
@@ -69,8 +69,8 @@ def test_a_function_with_examples(tmp_path):
     """``--inputs`` say what it takes: a batch of independent elements."""
     path = tmp_path / "g.py"
     path.write_text("def twice(x):\n    return {'y': 2 * x}\n")
-    (one,) = torchferry.export(f"{path}:twice", output=tmp_path / "m.pt", inputs={"x": torch.rand(4, 3, dtype=F)})
-    assert [s.describe() for s in one.contract.inputs] == ["x: Tensor[3] float64"]
+    (item,) = torchferry.export(f"{path}:twice", output=tmp_path / "m.pt", inputs={"x": torch.rand(4, 3, dtype=F)})
+    assert [s.describe() for s in item.contract.inputs] == ["x: Tensor[3] float64"]
 
 
 def test_what_a_function_reads_is_its_own():
@@ -83,8 +83,8 @@ def test_what_a_function_reads_is_its_own():
     def outer(x, scale=shared):
         return inner(scale(x))
 
-    made = FunctionModule(outer)
-    assert {n for n, _ in made.named_parameters()} == {
+    result = FunctionModule(outer)
+    assert {n for n, _ in result.named_parameters()} == {
         "scale.weight",
         "scale.bias",
         "parts_1.weight",
@@ -94,9 +94,9 @@ def test_what_a_function_reads_is_its_own():
 
 
 def test_names_that_a_file_cannot_have():
-    found = []
+    result = []
     weights = {"layer.0": nn.Parameter(torch.ones(2)), "forward": nn.Linear(2, 2)}
-    forward, append = weights["forward"], found.append
+    forward, append = weights["forward"], result.append
 
     def function(x):
         append(x)
@@ -105,17 +105,17 @@ def test_names_that_a_file_cannot_have():
     def later(x):
         return function(x) if x is None else earlier(x)
 
-    made = FunctionModule(later)
+    module = FunctionModule(later)
 
     def earlier(x):
         return x
 
-    assert {n for n, _ in made.named_parameters()} == {"weights_layer_0", "forward_.weight", "forward_.bias"}
+    assert {n for n, _ in module.named_parameters()} == {"weights_layer_0", "forward_.weight", "forward_.bias"}
 
 
 def test_a_network_that_trains_is_not_put_to_rest(tmp_path):
     """The function uses its modules in the mode that it has set them to: dropout draws, batch norm writes."""
-    for part, found in ((nn.Dropout(0.5), "random numbers"), (nn.BatchNorm1d(10, dtype=F), "side effect")):
+    for part, result in ((nn.Dropout(0.5), "random numbers"), (nn.BatchNorm1d(10, dtype=F), "side effect")):
         net = nn.Sequential(layer(), part).train()
 
         @torchferry.declare({"x": ("n", 10)})
@@ -124,7 +124,7 @@ def test_a_network_that_trains_is_not_put_to_rest(tmp_path):
 
         with pytest.raises(UnsoundError) as caught:
             exported(gradient, tmp_path / "m.pt")
-        assert caught.value.details["check"] == found
+        assert caught.value.details["check"] == result
         assert net.training
 
 
@@ -137,11 +137,11 @@ def test_tensors_that_ask_for_gradients_are_parameters(tmp_path):
         kept = {}
         inner = torch.tanh(x @ weights[0])
         inner.register_hook(lambda g: kept.update(inner=g))
-        found = torch.autograd.grad(inner.pow(2).sum(), weights[0])[0]
-        return {"gradient": found, "inner": kept["inner"]}
+        result = torch.autograd.grad(inner.pow(2).sum(), weights[0])[0]
+        return {"gradient": result, "inner": kept["inner"]}
 
-    (one,) = torchferry.export(gradient, output=tmp_path / "m.pt")
-    assert [p.name for p in one.contract.parameters] == ["weights_0"]
+    (item,) = torchferry.export(gradient, output=tmp_path / "m.pt")
+    assert [p.name for p in item.contract.parameters] == ["weights_0"]
     check(gradient, tmp_path / "m.pt", 2, 50)
 
 

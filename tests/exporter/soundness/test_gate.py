@@ -91,12 +91,12 @@ def test_what_passes_is_said_with_its_reason():
         print(f"{float(x.mean()):.3f}")
         return x * self.scale.max().item()
 
-    found = findings_of(source_for(model_of(function)))
-    said = {f.check: f for f in found}
-    assert "no output depends on what was read" in said["data read"].reason
-    assert "attribute 'calls'" in said["hidden state"].what
-    assert "parameter 'scale' is a constant in the file" in said["parameters"].what
-    assert all(f.severity == "sound" for f in found)
+    result = findings_of(source_for(model_of(function)))
+    message = {f.check: f for f in result}
+    assert "no output depends on what was read" in message["data read"].reason
+    assert "attribute 'calls'" in message["hidden state"].what
+    assert "parameter 'scale' is a constant in the file" in message["parameters"].what
+    assert all(f.severity == "sound" for f in result)
 
 
 def test_an_input_that_is_not_used_and_an_output_that_is_constant_are_said():
@@ -106,9 +106,9 @@ def test_an_input_that_is_not_used_and_an_output_that_is_constant_are_said():
         def forward(self, x, y):
             return x * 2, torch.zeros_like(x[:, 0])
 
-    found = {f.check: f.what for f in findings_of(source_for(Model()))}
-    assert "'y'" in found["unused input"]
-    assert "'b'" in found["constant output"]
+    result = {f.check: f.what for f in findings_of(source_for(Model()))}
+    assert "'y'" in result["unused input"]
+    assert "'b'" in result["constant output"]
 
 
 def test_the_users_process_is_left_as_it_was():
@@ -138,8 +138,8 @@ def test_a_check_that_cannot_run_says_so(monkeypatch):
         raise ForkFailedError("planted")
 
     monkeypatch.setitem(gate._BEFORE, "data read", broken)
-    found = [f for f in findings_of(source_for(planted_models.sound())) if f.severity == "not run"]
-    assert found == [Finding("data read", "the check could not run", reason="planted", severity="not run")]
+    result = [f for f in findings_of(source_for(planted_models.sound())) if f.severity == "not run"]
+    assert result == [Finding("data read", "the check could not run", reason="planted", severity="not run")]
 
 
 def _sleeps() -> None:
@@ -266,9 +266,9 @@ def test_draws_that_take_too_long_are_left_out(monkeypatch, function, is_slow):
 
 def test_a_read_is_followed_through_views_and_writes_in_place():
     def function(self, x):
-        held = torch.zeros_like(x)
-        held[:, 1] = x[:, 0]
-        column = held.T[1]
+        copy = torch.zeros_like(x)
+        copy[:, 1] = x[:, 0]
+        column = copy.T[1]
         if bool(torch.zeros_like(x).sum() > 1) or len(x.T) > 5 or bool(self.scale[0] > 9):
             return x
         return x * 2 if bool(column.max() > 100.0) else x * self.scale
@@ -289,8 +289,8 @@ def test_the_control_of_the_read_check():
     source = source_of(HAZARDS / "newton_while_item.py", "Hazard")
     inputs = tuple(torch.cat([t, t[:1]]) for t in source.calls[0])
     with eager_context(source):
-        (found,) = data_reads._check(source, [inputs, inputs])[:1]
-    assert found.severity == "unsound"
+        (result,) = data_reads._check(source, [inputs, inputs])[:1]
+    assert result.severity == "unsound"
     twin = source_of(HAZARDS / "newton_while_item.py", "Sound")
     with eager_context(twin):
         assert not [f for f in data_reads._check(twin, [inputs, inputs]) if f.severity == "unsound"]
@@ -325,15 +325,15 @@ def test_the_second_opinion_decides_nothing():
     assert "one program for every batch size" in opinion.what
     with pytest.raises(UnsoundError) as caught:
         torchferry.check(planted_models.loop_over_batch(), second_opinion=True)
-    said = next(f for f in caught.value.findings if f.check == "second opinion")
-    assert "specialized" in said.what
+    message = next(f for f in caught.value.findings if f.check == "second opinion")
+    assert "specialized" in message.what
     assert caught.value.details["check"] == "batch size"
 
 
 def test_train_mode_is_said():
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
-    found = findings_of(python_factory.source_from_module(model, "m", {"input": torch.rand(4, 3)}, "here"))
-    assert "eval mode" in next(f for f in found if f.check == "train mode").reason
+    result = findings_of(python_factory.source_from_module(model, "m", {"input": torch.rand(4, 3)}, "here"))
+    assert "eval mode" in next(f for f in result if f.check == "train mode").reason
     assert not [f for f in findings_of(source_for(planted_models.sound())) if f.check == "train mode"]
 
 
@@ -365,8 +365,8 @@ def _counted(kept, step, over):
 
 
 def _in_a_list():
-    held = [Inner()]
-    return model_of(lambda self, x: held[0](x))
+    modules = [Inner()]
+    return model_of(lambda self, x: modules[0](x))
 
 
 def _step_slots(kept):

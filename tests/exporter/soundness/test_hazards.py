@@ -42,9 +42,9 @@ def test_a_hazard_is_refused_with_its_line(path):
 @pytest.mark.parametrize("path", [*HAZARDS, *NETWORKS], ids=lambda p: p.stem)
 def test_what_is_sound_passes(path):
     try:
-        found = findings_of(source_of(path, "Sound"))
+        result = findings_of(source_of(path, "Sound"))
     except TorchferryError as error:
         pytest.fail(f"wrongly refused: {error}")
     # What has shapes that data decide cannot run without data, where the device check looks.
-    assert {f.check for f in found if f.severity == "not run"} <= {"device"}
-    assert not [f for f in found if f.severity in ("unsound", "allowed")]
+    assert {f.check for f in result if f.severity == "not run"} <= {"device"}
+    assert not [f for f in result if f.severity in ("unsound", "allowed")]

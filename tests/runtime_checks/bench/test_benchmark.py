@@ -36,16 +36,16 @@ def sleeping(seconds: float, threads: int):
 
 
 @pytest.fixture(scope="module")
-def found() -> BenchmarkResult:
+def measured() -> BenchmarkResult:
     return run_benchmark([ROBERTSON], batches=[1, 64])
 
 
 def test_a_file_beside_itself(tmp_path):
     other = Path(shutil.copy(ROBERTSON, tmp_path / "other.pt"))
     both = run_benchmark([ROBERTSON, other], batches=[1000])
-    one, two = both.timings
-    assert 0.5 < one.median / two.median < 2.0
-    assert one.low <= one.median <= one.high
+    item, two = both.timings
+    assert 0.5 < item.median / two.median < 2.0
+    assert item.low <= item.median <= item.high
     assert both.bounds[1000] == pytest.approx(1e9 * 2 * 3 * 8 * 1000 / both.bandwidth)
 
 
@@ -56,12 +56,12 @@ def test_the_median_is_that_of_a_call():
     assert 3.0e6 < long.median < 5.0e6
 
 
-def test_first_calls_are_those_of_a_fresh_process(found):
-    (one,) = found.colds
-    assert len(one.calls) == 5
-    assert one.load > 0
-    assert one.error == ""
-    assert one.calls[0] > one.calls[-1]
+def test_first_calls_are_those_of_a_fresh_process(measured):
+    (item,) = measured.colds
+    assert len(item.calls) == 5
+    assert item.load > 0
+    assert item.error == ""
+    assert item.calls[0] > item.calls[-1]
 
 
 def ending(threads: int):
@@ -128,9 +128,9 @@ def test_another_model_in_eager_mode_is_none_of_these_files():
 
 def test_too_little_memory_is_said_and_the_rest_is_timed(monkeypatch):
     monkeypatch.setattr(whole, "_read_free_memory", lambda: 2.0**24)
-    found = run_benchmark([ROBERTSON], batches=[1, 10_000_000])
-    assert found.batches == (1,)
-    assert any("10,000,000: left out" in note for note in found.notes)
+    measured = run_benchmark([ROBERTSON], batches=[1, 10_000_000])
+    assert measured.batches == (1,)
+    assert any("10,000,000: left out" in note for note in measured.notes)
 
 
 def test_a_candidate_that_runs_out_of_memory_is_left_out_of_that_batch():
@@ -142,14 +142,14 @@ def test_a_candidate_that_runs_out_of_memory_is_left_out_of_that_batch():
 
         return call
 
-    found = run_benchmark([ROBERTSON], others=[Candidate("small", small)], batches=[4, 16])
-    assert found.find_timing("small", 16) is None
-    assert found.find_timing("small", 4) is not None
-    assert any("too little memory" in note for note in found.notes)
+    measured = run_benchmark([ROBERTSON], others=[Candidate("small", small)], batches=[4, 16])
+    assert measured.find_timing("small", 16) is None
+    assert measured.find_timing("small", 4) is not None
+    assert any("too little memory" in note for note in measured.notes)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         ([], "nothing to time"),
         (["robertson.pt", "--method", "forwards"], "no method"),
@@ -160,10 +160,10 @@ def test_a_candidate_that_runs_out_of_memory_is_left_out_of_that_batch():
         (["robertson.pt", "rates.pt"], "one contract"),
     ],
 )
-def test_bad_usage(given, said, monkeypatch, capsys):
+def test_bad_usage(arguments, message, monkeypatch, capsys):
     monkeypatch.chdir(ROOT / "artifacts")
-    assert run(["bench", *given]) == 2
-    assert said in capsys.readouterr().err
+    assert run(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_missing_file(capsys):
@@ -175,17 +175,17 @@ def test_the_command_beside_eager_mode(tmp_path, capsys, neml2):
     archive = str(ROOT / "artifacts" / "rates.pt")
     picture = tmp_path / "rates.html"
     assert run(["bench", archive, "--against", source, "--batch", "1,100", "--json", "--plot", str(picture)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {t["candidate"] for t in found["timings"]} == {"torchferry .pt (rates.pt)", "eager"}
-    assert found["machine"]["torch"] == torch.__version__
+    measured = json.loads(capsys.readouterr().out)
+    assert {t["candidate"] for t in measured["timings"]} == {"torchferry .pt (rates.pt)", "eager"}
+    assert measured["machine"]["torch"] == torch.__version__
     text = picture.read_text()
     assert "<svg" in text
     assert "memory traffic alone" in text
     assert "/tmp" not in text
 
 
-def test_the_report_has_every_figure(found):
-    labels = dict(report.iterate_rows(found))
+def test_the_report_has_every_figure(measured):
+    labels = dict(report.iterate_rows(measured))
     assert set(labels) == {"torchferry .pt (robertson.pt)", "memory traffic alone"}
     assert all(len(cells) == 2 for cells in labels.values())
     assert report.format_time(1234.0) == "1.23 us"

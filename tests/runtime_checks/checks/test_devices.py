@@ -127,9 +127,9 @@ def test_every_check_on_cuda(factory, runtime, tmp_path):
     path = tmp_path / "m.pt"
     (exported,) = torchferry.export(f"{MODELS}:{factory}", output=path, runtimes=runtime, devices="cpu,cuda")
     assert exported.contract.devices == ("cpu", "cuda")
-    found = {c.check: c.verdict for leg in exported.report.legs if leg.device == "cuda" for c in leg.checks}
+    result = {c.check: c.verdict for leg in exported.report.legs if leg.device == "cuda" for c in leg.checks}
     for check in (devices.MOVED, LARGE_BATCHES, devices.MISPLACED, "stored cases", "fresh inputs"):
-        assert found[check] == "passed"
+        assert result[check] == "passed"
 
 
 @pytest.mark.cuda

@@ -29,7 +29,7 @@ def beside(solid, tmp_path) -> Path:
     """An archive that carries none, with the folder beside it."""
     shutil.copytree(solid.with_suffix(""), tmp_path / "m")
     path = Path(shutil.copy(solid, tmp_path))
-    rewrite(path, lambda found: [found.pop(n) for n in list(found) if pt_archive.KERNEL in n], manifest=True)
+    rewrite(path, lambda result: [result.pop(n) for n in list(result) if pt_archive.KERNEL in n], manifest=True)
     return path
 
 
@@ -53,11 +53,11 @@ def test_it_runs_the_archive(where, request):
         model = torchferry.load(path, engine="kernel")
     assert isinstance(model.engine, Kernel)
     plain = torchferry.load(path)
-    for one in (model, plain):
-        one.set_parameter("residual.yield_stress", torch.tensor(200.0, dtype=F))
+    for item in (model, plain):
+        item.set_parameter("residual.yield_stress", torch.tensor(200.0, dtype=F))
     for batch in (1, 9, 20):
-        given = dict(zip(plain.contract.methods["jacobian"].inputs, inputs(batch), strict=True))
-        got, wanted = (one.call("jacobian", given) for one in (model, plain))
+        arguments = dict(zip(plain.contract.methods["jacobian"].inputs, inputs(batch), strict=True))
+        got, wanted = (item.call("jacobian", arguments) for item in (model, plain))
         for name, value in got.items():
             assert torch.allclose(value, wanted[name], rtol=1e-9, atol=1e-9 * float(wanted[name].abs().max())), name
     with pytest.raises(UsageError, match="runs on the CPU"):
@@ -94,12 +94,12 @@ def test_of_another_model(beside, tmp_path):
 
 
 def test_with_other_variables(carrying):
-    def change(found):
-        (name,) = (n for n in found if n.endswith("kernel/manifest.json"))
-        whole = json.loads(found[name])
+    def change(result):
+        (name,) = (n for n in result if n.endswith("kernel/manifest.json"))
+        whole = json.loads(result[name])
         whole.pop("sha256")
         whole["methods"]["forward"]["inputs"].reverse()
-        found[name] = json.dumps({**whole, "sha256": kernel_container._compute_seal(whole)}).encode()
+        result[name] = json.dumps({**whole, "sha256": kernel_container._compute_seal(whole)}).encode()
 
     rewrite(carrying, change, manifest=True)
     says(carrying, "other variables or methods")
@@ -144,13 +144,13 @@ def test_verified_as_the_archive_carries_it(carrying, solid, capsys):
 
 
 def test_a_fault_in_what_it_carries_is_found(carrying):
-    def planted(found: dict[str, bytes]) -> None:
-        (place,) = [name for name in found if pt_archive.KERNEL in name and name.endswith("_lanes.h")]
-        text = found[place].decode()
+    def planted(result: dict[str, bytes]) -> None:
+        (place,) = [name for name in result if pt_archive.KERNEL in name and name.endswith("_lanes.h")]
+        text = result[place].decode()
         # The strain of the step before, from which the step begins.
         changed = re.sub(r"(= f->\w+\[\d+\]\[l\]) - (f->)", r"\1 + \2", text, count=1)
         assert changed != text
-        found[place] = changed.encode()
+        result[place] = changed.encode()
 
     rewrite(carrying, planted, manifest=True)
     with pytest.raises(torchferry.MismatchError):
@@ -162,7 +162,7 @@ def test_nothing_to_verify(carrying, tmp_path, capsys):
     plain = shutil.copy(ARTIFACTS / "return_map.pt", tmp_path)
     assert run(["verify", str(plain), "--runtime", "c"]) == 2
     assert "carries no kernel" in capsys.readouterr().err
-    rewrite(carrying, lambda found: [found.pop(n) for n in list(found) if n.endswith("_lanes.h")], manifest=True)
+    rewrite(carrying, lambda result: [result.pop(n) for n in list(result) if n.endswith("_lanes.h")], manifest=True)
     assert run(["verify", str(carrying), "--runtime", "c"]) in (4, 6)
     example = f"{ROOT / 'examples' / 'radial_return.py'}:make_model"
     assert run(["export", example, "-o", str(tmp_path / "new.pt"), "--runtime", "c"]) == 2

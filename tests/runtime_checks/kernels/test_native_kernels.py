@@ -86,8 +86,8 @@ def test_the_folder_builds_a_shared_object_that_loads(solid, tmp_path):
     native_build.run_tool([cmake, "-S", str(folder), "-B", str(tmp_path), "-DBUILD_SHARED_LIBS=ON", *options])
     native_build.run_tool([cmake, "--build", str(tmp_path)])
     native_build.run_tool([str(Path(cmake).with_name("ctest")), "--test-dir", str(tmp_path)])
-    (made,) = tmp_path.glob("lib*.so")
-    code, report = harness(made)
+    (result,) = tmp_path.glob("lib*.so")
+    code, report = harness(result)
     assert code == 0
     assert report["engine"] == "kernel"
     assert len(report["cases"]) > 4
@@ -101,7 +101,7 @@ def test_fortran_loads_it(library, shared):
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("no table", "without the symbol torchferry_kernel"),
         ("another format", "torchferry kernel 9"),
@@ -113,7 +113,7 @@ def test_fortran_loads_it(library, shared):
         ("a method lost", "has no method"),
     ],
 )
-def test_shared_objects_that_are_refused(fault, said, solid, library, tmp_path):
+def test_shared_objects_that_are_refused(fault, message, solid, library, tmp_path):
     def change(files):
         name = "make_model_shared.c"
         if fault == "no table":
@@ -137,7 +137,7 @@ def test_shared_objects_that_are_refused(fault, said, solid, library, tmp_path):
         path = built(solid.with_suffix(""), tmp_path / "built", change)
     code, report = harness(path)
     assert code == 4, report
-    assert said in report["error"]
+    assert message in report["error"]
 
 
 def test_a_shared_object_of_something_else(tmp_path):
@@ -204,13 +204,13 @@ def test_python_and_the_native_runtime_build_one_kernel(carrying, tmp_path):
         assert compilation.compile_kernel(ordered) == first / "kernel.so"
 
 
-def stays(path: Path, said: str, **environment: str) -> None:
+def stays(path: Path, message: str, **environment: str) -> None:
     """Torch runs the model, and it is said why."""
     code, report = harness(path, "--engine", "kernel", **environment)
     assert (code, report["engine"]) == (0, "torchscript"), report
     (text,) = report["warnings"]
     assert "runs by TorchScript" in text
-    assert said in text
+    assert message in text
 
 
 def test_an_archive_without_a_kernel(tmp_path):
@@ -218,21 +218,21 @@ def test_an_archive_without_a_kernel(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("compiler", "said"),
+    ("compiler", "message"),
     [
         ("none-such", "the C compiler is not there"),
         ("false", "the C compiler does not start"),
         ("fails", "error: as asked"),
     ],
 )
-def test_compilers_that_do_not_serve(compiler, said, carrying, tmp_path):
+def test_compilers_that_do_not_serve(compiler, message, carrying, tmp_path):
     if compiler == "fails":
         script = tmp_path / "cc"
         script.write_text('#!/bin/sh\n[ "$1" = --version ] && echo 1 && exit 0\necho "error: as asked" >&2\nexit 1\n')
         script.chmod(0o755)
         compiler = str(script)
     place = tmp_path / "cache"
-    stays(carrying, said, CC=compiler, TORCHFERRY_CACHE=str(place))
+    stays(carrying, message, CC=compiler, TORCHFERRY_CACHE=str(place))
     assert not [p for p in (place / "kernels").glob("*") if p.is_dir()]
 
 
@@ -251,37 +251,37 @@ def test_a_cache_of_others(carrying, tmp_path):
 def test_a_cache_that_was_changed(carrying, tmp_path):
     place = tmp_path / "cache"
     assert harness(carrying, "--engine", "kernel", TORCHFERRY_CACHE=str(place))[1]["engine"] == "kernel"
-    (made,) = place.glob("kernels/*/kernel.so")
-    data = bytearray(made.read_bytes())
+    (result,) = place.glob("kernels/*/kernel.so")
+    data = bytearray(result.read_bytes())
     data[len(data) // 2] ^= 1
-    made.write_bytes(data)
+    result.write_bytes(data)
     stays(carrying, "was changed", TORCHFERRY_CACHE=str(place))
 
 
 def test_cases_that_do_not_pass(carrying):
-    def change(found):
-        (name,) = (n for n in found if n.endswith("_lanes.h"))
-        found[name] = found[name].replace(b" - ", b" + ", 3)
+    def change(result):
+        (name,) = (n for n in result if n.endswith("_lanes.h"))
+        result[name] = result[name].replace(b" - ", b" + ", 3)
 
     rewrite(carrying, change, manifest=True)
     stays(carrying, "does not pass")
 
 
 def test_a_kernel_of_other_variables(carrying):
-    def change(found):
-        (name,) = (n for n in found if n.endswith("kernel/manifest.json"))
-        whole = json.loads(found[name])
+    def change(result):
+        (name,) = (n for n in result if n.endswith("kernel/manifest.json"))
+        whole = json.loads(result[name])
         whole["methods"]["forward"]["inputs"].reverse()
-        found[name] = json.dumps(whole).encode()
+        result[name] = json.dumps(whole).encode()
 
     rewrite(carrying, change, manifest=True)
     stays(carrying, "other variables or methods")
 
 
 def test_a_kernel_of_another_format(carrying):
-    def change(found):
-        (name,) = (n for n in found if n.endswith("kernel/manifest.json"))
-        found[name] = found[name].replace(b"torchferry kernel 1", b"torchferry kernel 9")
+    def change(result):
+        (name,) = (n for n in result if n.endswith("kernel/manifest.json"))
+        result[name] = result[name].replace(b"torchferry kernel 1", b"torchferry kernel 9")
 
     rewrite(carrying, change, manifest=True)
     stays(carrying, "another format")
@@ -289,8 +289,8 @@ def test_a_kernel_of_another_format(carrying):
 
 def test_cases_that_say_nothing_of_a_kernel(tmp_path):
     path = tmp_path / "m.pt"
-    given = {"x": torch.randn(8, 3, dtype=torch.float64)}
-    torchferry.export(Difference().double(), output=path, inputs=given, formats="pt,c")
+    arguments = {"x": torch.randn(8, 3, dtype=torch.float64)}
+    torchferry.export(Difference().double(), output=path, inputs=arguments, formats="pt,c")
     code, report = harness(path, "--engine", "kernel")
     assert (code, report["engine"]) == (0, "kernel")
     assert len(report["cases"]) < len(harness(path)[1]["cases"])
@@ -312,8 +312,8 @@ class Kinds(nn.Module):
 
 def test_parameters_of_all_kinds(tmp_path):
     path = tmp_path / "m.pt"
-    given = {"x": torch.randn(8, 3, dtype=torch.float64)}
-    torchferry.export(Kinds(), output=path, inputs=given, formats="pt,c")
+    arguments = {"x": torch.randn(8, 3, dtype=torch.float64)}
+    torchferry.export(Kinds(), output=path, inputs=arguments, formats="pt,c")
     assert harness(built(path.with_suffix(""), tmp_path / "built"))[0] == 0
     assert harness(path, "--engine", "kernel")[1]["engine"] == "kernel"
     kernel, model = torchferry.load(path.with_suffix("")), torchferry.load(path)
@@ -325,9 +325,9 @@ def test_parameters_of_all_kinds(tmp_path):
 
 
 def test_a_manifest_that_is_damaged(carrying):
-    def change(found):
-        (name,) = (n for n in found if n.endswith("kernel/manifest.json"))
-        found[name] = found[name][:-9]
+    def change(result):
+        (name,) = (n for n in result if n.endswith("kernel/manifest.json"))
+        result[name] = result[name][:-9]
 
     rewrite(carrying, change, manifest=True)
     stays(carrying, "manifest of its kernel is damaged")

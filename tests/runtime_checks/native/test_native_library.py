@@ -114,14 +114,14 @@ def test_c_fortran_and_the_harness_agree_with_python(name, clients, archives, tm
     (tmp_path / "in").write_bytes(bits(map(fortran_order, inputs)))
     code, _, text = run(clients / "call_raw_fortran", path, "23", tmp_path / "in", tmp_path / "out")
     assert code == 0, text
-    found = (tmp_path / "out").read_bytes()
+    content = (tmp_path / "out").read_bytes()
     if name == "elastic":
         # Sums over a matrix run along memory, and Fortran's matrices lie the other way: the last bit may differ.
-        numbers = torch.frombuffer(bytearray(found), dtype=torch.float64)
+        numbers = torch.frombuffer(bytearray(content), dtype=torch.float64)
         wanted = torch.frombuffer(bytearray(bits(map(fortran_order, expected))), dtype=torch.float64)
         torch.testing.assert_close(numbers, wanted, rtol=1e-15, atol=0)
     else:
-        assert found == bits(map(fortran_order, expected))
+        assert content == bits(map(fortran_order, expected))
 
 
 def test_no_compiler_is_a_runtime_that_is_not_there(monkeypatch, tmp_path):
@@ -153,8 +153,8 @@ def test_pkg_config_builds_a_c_client(archives, tmp_path):
     assert "/tmp" not in text
     assert str(prefix) not in text
     flags = [line.split(":", 1)[1] for line in text.splitlines() if line.startswith(("Cflags", "Libs"))]
-    found = " ".join(flags).replace("${includedir}", f"{prefix}/include").replace("${libdir}", f"{prefix}/lib")
-    compile_it = ["gcc", str(CLIENTS / "call_raw.c"), "-o", str(tmp_path / "client"), *found.split()]
+    result = " ".join(flags).replace("${includedir}", f"{prefix}/include").replace("${libdir}", f"{prefix}/lib")
+    compile_it = ["gcc", str(CLIENTS / "call_raw.c"), "-o", str(tmp_path / "client"), *result.split()]
     native_build.run_tool(compile_it)
     inputs, expected = agreement(archives["elastic"])
     code, out, text = run(tmp_path / "client", archives["elastic"], "23", stdin=bits(inputs))

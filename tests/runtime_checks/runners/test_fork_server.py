@@ -97,8 +97,8 @@ def test_an_interrupt_leaves_no_answer_behind(path, monkeypatch):
     """It would be taken for that of the next run."""
     wait = fork_server.multiprocessing.connection.wait
 
-    def interrupted(*given):
-        wait(*given)
+    def interrupted(*arguments):
+        wait(*arguments)
         raise KeyboardInterrupt
 
     with fork_server.shared_fork_server():
@@ -142,8 +142,8 @@ def test_it_ends_with_its_host(tmp_path):
     time.sleep(0.5)
     job = children.read_text().split() if children.exists() else []
     host.kill()
-    said, _ = host.communicate()
-    assert len(job) == 1, f"the job has not waited: {said.decode()}"
+    message, _ = host.communicate()
+    assert len(job) == 1, f"the job has not waited: {message.decode()}"
     for number in (server, int(job[0])):
         while Path(f"/proc/{number}").exists() and time.monotonic() < until:
             time.sleep(0.05)

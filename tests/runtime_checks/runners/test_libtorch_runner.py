@@ -102,12 +102,12 @@ def test_a_case_that_does_not_fit_is_damage(elastic, change):
     assert "batch_7" in report["error"]
 
 
-def grown(found):
-    found["extra/torchferry/graph.txt"] += b" "
+def grown(result):
+    result["extra/torchferry/graph.txt"] += b" "
 
 
-def removed(found):
-    del found["extra/torchferry/graph.txt"]
+def removed(result):
+    del result["extra/torchferry/graph.txt"]
 
 
 @pytest.mark.parametrize("change", [grown, removed])
@@ -136,19 +136,19 @@ def test_a_contract_of_other_inputs_than_the_graph_has(elastic):
     assert "takes other inputs" in report["error"]
 
 
-def nested_manifest(found):
-    found["extra/torchferry/manifest.json"] = b'{"a":' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}"
+def nested_manifest(result):
+    result["extra/torchferry/manifest.json"] = b'{"a":' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}"
 
 
-def nested_cases(found):
-    with zipfile.ZipFile(io.BytesIO(found["extra/torchferry/cases.pt"])) as before:
+def nested_cases(result):
+    with zipfile.ZipFile(io.BytesIO(result["extra/torchferry/cases.pt"])) as before:
         names = {name: before.read(name) for name in before.namelist()}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as after:
         for name, data in names.items():
             deep = b"\x80\x02" + b"]" * 300_000 + b"a" * 299_999 + b"."
             after.writestr(name, deep if name.endswith("data.pkl") else data)
-    found["extra/torchferry/cases.pt"] = buffer.getvalue()
+    result["extra/torchferry/cases.pt"] = buffer.getvalue()
 
 
 @pytest.mark.parametrize(("change", "manifest"), [(nested_manifest, False), (nested_cases, True)])

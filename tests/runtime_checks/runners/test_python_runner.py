@@ -46,8 +46,8 @@ def test_outputs_are_those_of_the_module(path):
     strided = torch.stack([X, X], dim=1)[:, 0]
     done = run(path, X, strided, X[:0], X[0].expand(4))
     module = load_module(path)
-    for result, given in zip(done.results, (X, X, X[:0], X[0].expand(4)), strict=True):
-        assert torch.equal(result.outputs[0], module(given)[0])
+    for result, arguments in zip(done.results, (X, X, X[:0], X[0].expand(4)), strict=True):
+        assert torch.equal(result.outputs[0], module(arguments)[0])
 
 
 def test_a_source_of_no_library_refuses_nothing(path):
@@ -112,11 +112,11 @@ def test_an_operator_of_the_source_library_does_not_load(tmp_path, path):
             return (torch.ops.planted.twice(x),)
 
     module = torch.jit.trace(Twice(), (X,))
-    made = pt_archive.read(path).contract
+    result = pt_archive.read(path).contract
     pt_archive.write(
         tmp_path / "twice.pt",
         serialize_module(module),
-        made,
+        result,
         [ReferenceCase("one", "forward", (X,), (2 * X,))],
         "graph",
     )
@@ -128,11 +128,11 @@ def test_an_operator_of_the_source_library_does_not_load(tmp_path, path):
 
 def test_a_bare_tensor_is_not_a_tuple(tmp_path, path):
     module = torch.jit.trace(torch.nn.Tanh(), (X,))
-    made = pt_archive.read(path).contract
+    result = pt_archive.read(path).contract
     pt_archive.write(
         tmp_path / "bare.pt",
         serialize_module(module),
-        made,
+        result,
         [ReferenceCase("one", "forward", (X,), (X.tanh(),))],
         "graph",
     )

@@ -159,9 +159,9 @@ def test_json_is_json(capfd, eq_path):
 
 def test_export_json_and_several_models(capfd):
     assert run(["export", str(RATES), "--model", "eq", "--model", "rate_a", "-o", "out", "--json"]) == 0
-    found = json.loads(capfd.readouterr().out)
-    assert [e["name"] for e in found] == ["eq", "rate_a"]
-    assert all(e["report"]["passed"] for e in found)
+    result = json.loads(capfd.readouterr().out)
+    assert [e["name"] for e in result] == ["eq", "rate_a"]
+    assert all(e["report"]["passed"] for e in result)
     assert left_behind() == ["out", "out/eq.pt", "out/rate_a.pt"] or sorted(left_behind()) == sorted(
         ["out", "out/eq.pt", "out/rate_a.pt"]
     )
@@ -222,9 +222,9 @@ def test_a_mismatch_in_json_carries_the_report(eq_path, capfd):
     path = Path(shutil.copy(eq_path, "eq.pt"))
     change_cases(path, lambda t: t["warmup/forward/out/0"].mul_(1 + 1e-6))
     assert run(["verify", "eq.pt", "--json"]) == 5
-    found = json.loads(capfd.readouterr().out)
-    assert found["error"] == "MismatchError"
-    assert found["report"]["passed"] is False
+    result = json.loads(capfd.readouterr().out)
+    assert result["error"] == "MismatchError"
+    assert result["report"]["passed"] is False
 
 
 def test_a_mismatch_at_export_leaves_no_file(monkeypatch, capfd):

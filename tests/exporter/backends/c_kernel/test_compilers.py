@@ -105,9 +105,9 @@ def test_the_test_program_fails_on_other_numbers(folders, tmp_path):
     folder = folders["robertson"]
     main = name_of(folder)
     lines = (folder / "cases.txt").read_text().splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith("out")) + 1
-    first, *rest = lines[at].split(" ")
-    lines[at] = " ".join([(float.fromhex(first) * 1.001).hex(), *rest])
+    position = next(i for i, line in enumerate(lines) if line.startswith("out")) + 1
+    first, *rest = lines[position].split(" ")
+    lines[position] = " ".join([(float.fromhex(first) * 1.001).hex(), *rest])
     (tmp_path / "cases.txt").write_text("\n".join(lines) + "\n")
     program = tmp_path / "test"
     subprocess.run(
@@ -176,10 +176,10 @@ def test_a_host_that_traps_is_not_stopped(folders, tmp_path, flags):
 
 def test_openmp_changes_no_number(folders, tmp_path):
     call = host(folders["return_map"], tmp_path, "-fopenmp")
-    one, four = call("1", threads=1), call("1", threads=4)
-    assert (one[1][-1], four[1][-1]) == (1, 4)
-    assert one[0] == four[0]
-    assert any(one[0])
+    item, four = call("1", threads=1), call("1", threads=4)
+    assert (item[1][-1], four[1][-1]) == (1, 4)
+    assert item[0] == four[0]
+    assert any(item[0])
 
 
 class TestCompilers:
@@ -214,11 +214,11 @@ class TestCompilers:
 
     def test_a_cache_that_was_changed(self, folders, tmp_path):
         torchferry.load(folders["robertson"])
-        (made,) = (tmp_path / "cache" / "kernels").glob("*/kernel.so")
-        data = bytearray(made.read_bytes())
+        (result,) = (tmp_path / "cache" / "kernels").glob("*/kernel.so")
+        data = bytearray(result.read_bytes())
         data[len(data) // 2] ^= 1
-        made.unlink()
-        made.write_bytes(data)
+        result.unlink()
+        result.write_bytes(data)
         with pytest.raises(ArchiveError, match="in the cache was changed"):
             torchferry.load(folders["robertson"])
 

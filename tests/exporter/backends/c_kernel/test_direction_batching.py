@@ -90,9 +90,9 @@ def test_models_have_the_numbers_of_terms_for_each(name, tmp_path, monkeypatch):
     assert groups(path)
     each, loop = (torchferry.load(tmp_path / kind) for kind in ("each", "loop"))
     for rows in (1, 5, 33):
-        given = given_for(path, rows)
+        arguments = given_for(path, rows)
         for method in ("forward", "jacobian"):
-            wanted, got = getattr(each, method)(**given), getattr(loop, method)(**given)
+            wanted, got = getattr(each, method)(**arguments), getattr(loop, method)(**arguments)
             for a, b in zip(wanted.values(), got.values(), strict=True):
                 numpy.testing.assert_allclose(b, a, rtol=1e-11, atol=1e-13 * max(1.0, float(numpy.abs(a).max())))
 
@@ -102,10 +102,10 @@ def test_directions_that_do_not_meet_are_taken_at_once(chain, tmp_path):
     torchferry.convert(chain, tmp_path / "kernel", to="c")
     # The matrix is tridiagonal; the solution depends on every load.
     assert sorted(set(groups(chain))) == [3, SIZE]
-    given = chained(40, 3)
-    found = torchferry.load(tmp_path / "kernel").forward(**{k: v.numpy() for k, v in given.items()})
-    wanted = torchferry.load(chain).call("forward", given)
-    numpy.testing.assert_allclose(found["x"], wanted["x"].numpy(), rtol=1e-12)
+    arguments = chained(40, 3)
+    result = torchferry.load(tmp_path / "kernel").forward(**{k: v.numpy() for k, v in arguments.items()})
+    wanted = torchferry.load(chain).call("forward", arguments)
+    numpy.testing.assert_allclose(result["x"], wanted["x"].numpy(), rtol=1e-12)
 
 
 def test_a_loop_is_shorter_than_terms_for_each(chain, monkeypatch):
@@ -121,10 +121,10 @@ def test_systems_that_exchange_rows(tmp_path):
     """The matrix is not symmetric, and no two elements exchange the same rows."""
     torchferry.export(unordered(9), output=tmp_path / "rows.pt", formats="pt,c")
     assert set(groups(tmp_path / "rows.pt")) == {9}
-    given = turned(9, 50, 5)
-    found = torchferry.load(tmp_path / "rows").forward(**{k: v.numpy() for k, v in given.items()})
-    wanted = torchferry.load(tmp_path / "rows.pt").call("forward", given)
-    numpy.testing.assert_allclose(found["x"], wanted["x"].numpy(), rtol=1e-9, atol=1e-14)
+    arguments = turned(9, 50, 5)
+    result = torchferry.load(tmp_path / "rows").forward(**{k: v.numpy() for k, v in arguments.items()})
+    wanted = torchferry.load(tmp_path / "rows.pt").call("forward", arguments)
+    numpy.testing.assert_allclose(result["x"], wanted["x"].numpy(), rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.usefixtures("always")
@@ -138,8 +138,8 @@ def test_functions_against_autograd():
         )
 
     wanted = torch.vmap(torch.func.jacrev(lambda row: function(row[None])[0][0]))(x)
-    (found,) = Direct(function, {"x": x}, jacobian=True)(x)
-    torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-14)
+    (result,) = Direct(function, {"x": x}, jacobian=True)(x)
+    torch.testing.assert_close(result, wanted, rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.usefixtures("always")
@@ -161,6 +161,6 @@ def test_columns_that_change_places_are_caught(chain, tmp_path):
 
 @given(st.lists(st.integers(0, 2**9 - 1), min_size=1, max_size=9))
 def test_groups_hold_each_direction_once_and_never_two_of_a_number(depends):
-    found = direction_batching.group_directions(depends, 9)
-    assert sorted(k for group in found for k in group) == list(range(9))
-    assert all((bits & sum(1 << k for k in group)).bit_count() <= 1 for bits in depends for group in found)
+    result = direction_batching.group_directions(depends, 9)
+    assert sorted(k for group in result for k in group) == list(range(9))
+    assert all((bits & sum(1 << k for k in group)).bit_count() <= 1 for bits in depends for group in result)

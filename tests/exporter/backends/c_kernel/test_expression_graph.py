@@ -23,9 +23,9 @@ def value_of(terms: ExprGraph, index: int, leaves: dict[int, float]) -> float:
         return leaves[index]
     if term.op == "const":
         return terms.constant_value(index)
-    given = [numpy.float64(value_of(terms, a, leaves)) for a in term.args]
+    arguments = [numpy.float64(value_of(terms, a, leaves)) for a in term.args]
     with numpy.errstate(all="ignore"):
-        return float(-given[0]) if term.op == "neg" else float(OPERATIONS[term.op](*given))
+        return float(-arguments[0]) if term.op == "neg" else float(OPERATIONS[term.op](*arguments))
 
 
 def same(a: float, b: float) -> bool:
@@ -37,22 +37,22 @@ def test_simplified_is_the_same_number(op):
     for constant, swapped in itertools.product(SPECIAL, (False, True)):
         terms = ExprGraph()
         x, c = terms.add_leaf("x", 0, F64, 1), terms.add_constant(constant, F64)
-        made = terms.add(op, (c, x) if swapped else (x, c), F64)
+        result = terms.add(op, (c, x) if swapped else (x, c), F64)
         for value in SPECIAL:
-            given = (constant, value) if swapped else (value, constant)
+            arguments = (constant, value) if swapped else (value, constant)
             with numpy.errstate(all="ignore"):
-                wanted = float(OPERATIONS[op](*map(numpy.float64, given)))
-            assert same(value_of(terms, made, {x: value}), wanted), (op, constant, swapped, value)
+                wanted = float(OPERATIONS[op](*map(numpy.float64, arguments)))
+            assert same(value_of(terms, result, {x: value}), wanted), (op, constant, swapped, value)
 
 
 @given(st.sampled_from(sorted(OPERATIONS)), st.floats(), st.floats())
 def test_negatives_are_moved_exactly(op, a, b):
     terms = ExprGraph()
     x, y = terms.add_leaf("x", 0, F64, 1), terms.add_leaf("x", 1, F64, 1)
-    made = terms.add(op, (x, terms.add("neg", (y,), F64)), F64)
+    result = terms.add(op, (x, terms.add("neg", (y,), F64)), F64)
     with numpy.errstate(all="ignore"):
         wanted = float(OPERATIONS[op](numpy.float64(a), -numpy.float64(b)))
-    assert same(value_of(terms, made, {x: a, y: b}), wanted)
+    assert same(value_of(terms, result, {x: a, y: b}), wanted)
 
 
 def test_zero_times_what_may_be_infinite():
@@ -60,8 +60,8 @@ def test_zero_times_what_may_be_infinite():
     for finite in (False, True):
         terms = ExprGraph(finite_math=finite)
         x = terms.add_leaf("x", 0, F64, 1)
-        made = terms.add("mul", (terms.add_constant(0.0, F64), x), F64)
-        assert (terms.constant_value(made) == 0.0) is finite
+        result = terms.add("mul", (terms.add_constant(0.0, F64), x), F64)
+        assert (terms.constant_value(result) == 0.0) is finite
 
 
 def test_each_is_there_once():
@@ -84,7 +84,7 @@ def test_constants_are_folded_as_torch_does():
 def test_elements_of_the_batch_do_not_meet():
     terms = ExprGraph()
     terms.origin = "in layer, at net.py:3"
-    one, other = terms.add_leaf("x", 0, F64, 1), terms.add_leaf("x", 0, F64, 2)
+    item, other = terms.add_leaf("x", 0, F64, 1), terms.add_leaf("x", 0, F64, 2)
     with pytest.raises(UnsupportedError, match="mixes elements") as caught:
-        terms.add("add", (one, other), F64)
+        terms.add("add", (item, other), F64)
     assert caught.value.details["where"] == "in layer, at net.py:3"

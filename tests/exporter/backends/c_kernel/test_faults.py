@@ -25,8 +25,8 @@ Change = Callable[[dict[str, bytes]], None]
 @pytest.fixture(scope="module")
 def faulty(folders, tmp_path_factory) -> dict[str, Path]:
     path = tmp_path_factory.mktemp("faults") / "pivots"
-    given = {"b": torch.randn(9, 3, dtype=torch.float64), "e": torch.rand(9, dtype=torch.float64) * 1e-14}
-    torchferry.export(Pivots().double(), output=path, inputs=given, formats="c")
+    arguments = {"b": torch.randn(9, 3, dtype=torch.float64), "e": torch.rand(9, dtype=torch.float64) * 1e-14}
+    torchferry.export(Pivots().double(), output=path, inputs=arguments, formats="c")
     rows = path.with_name("rows")
     torchferry.export(unordered(3), output=rows, formats="c")
     return {**folders, "pivots": path, "rows": rows}
@@ -41,13 +41,13 @@ class Pivots(nn.Module):
         return torch.linalg.solve_ex(off + unit * e[:, None, None], b.unsqueeze(-1))[0].squeeze(-1)
 
 
-def edit(ending: str, pattern: str, by: str | Callable[[re.Match[str]], str], count: int = 1) -> Change:
+def edit(ending: str, pattern: str, replacement: str | Callable[[re.Match[str]], str], count: int = 1) -> Change:
     def change(files: dict[str, bytes]) -> None:
         (name,) = (n for n in files if n.endswith(ending) and not n.startswith("test_") and not n.endswith("_shared.c"))
         text = files[name].decode()
-        found, made = re.subn(pattern, by, text, count=count)
-        assert made, f"nothing in {name} is like {pattern}"
-        files[name] = found.encode()
+        result, matches = re.subn(pattern, replacement, text, count=count)
+        assert matches, f"nothing in {name} is like {pattern}"
+        files[name] = result.encode()
 
     return change
 
@@ -78,7 +78,7 @@ FAULTS = {
         edit("_lanes.h", r"size > before \?", "size < 0.0 ?", 999),
         {"stored cases"},
     ),
-    "a product that is taken for another power": (
+    "a matches that is taken for another power": (
         "perzyna",
         edit("_lanes.h", r"== 2\.0\)", "== 3.0)", 99),
         {"stored cases"},

@@ -40,15 +40,15 @@ def leaves() -> tuple[ExprGraph, list[int]]:
     return terms, [terms.add_leaf("x", k, F64, 1) for k in range(LEAVES)]
 
 
-def agrees(terms: ExprGraph, by: list[int], ends: list[int], numbers: list[float]) -> bool:
+def agrees(terms: ExprGraph, wrt: list[int], ends: list[int], numbers: list[float]) -> bool:
     """Our tangents, computed by CasADi, against those that it makes of ``ends`` itself."""
-    symbols = [casadi.MX.sym(f"x{k}") for k in range(len(by))]
-    known: dict[int, Any] = dict(zip(by, symbols, strict=True))
+    symbols = [casadi.MX.sym(f"x{k}") for k in range(len(wrt))]
+    known: dict[int, Any] = dict(zip(wrt, symbols, strict=True))
     wanted = casadi.jacobian(Oracle(terms, {}, known).of(ends), casadi.vertcat(*symbols))
-    own = forward_mode.build_jacobian(terms, {}, ends, by)
+    own = forward_mode.build_jacobian(terms, {}, ends, wrt)
     got = Oracle(terms, {}, known).of(own)
-    found = values(symbols, got, numbers).reshape(len(ends), len(by))
-    return close(found, values(symbols, casadi.densify(wanted), numbers))
+    result = values(symbols, got, numbers).reshape(len(ends), len(wrt))
+    return close(result, values(symbols, casadi.densify(wanted), numbers))
 
 
 @pytest.mark.parametrize("op", [*UNARY, *BINARY])
@@ -68,15 +68,15 @@ def test_a_rule_that_is_wrong_is_seen(monkeypatch):
 @st.composite
 def graphs(draw) -> list[tuple[str, list[int]]]:
     """Operations on what is there by then."""
-    made = []
-    for at in range(draw(st.integers(1, 25))):
+    operations = []
+    for position in range(draw(st.integers(1, 25))):
         op = draw(st.sampled_from([*UNARY, *BINARY, "where"]))
         count = {"where": 4}.get(op, 1 if op in UNARY else 2)
-        made.append((op, [draw(st.integers(0, LEAVES + at - 1)) for _ in range(count)]))
-    return made
+        operations.append((op, [draw(st.integers(0, LEAVES + position - 1)) for _ in range(count)]))
+    return operations
 
 
-def made(terms: ExprGraph, op: str, args: list[int]) -> int:
+def add_operation(terms: ExprGraph, op: str, args: list[int]) -> int:
     if op != "where":
         return terms.add(op, args, F64)
     return terms.add("where", (terms.add("lt", args[:2], BOOL), *args[2:]), F64)
@@ -87,7 +87,7 @@ def alone(op: str, args: list[float]) -> tuple[float, bool]:
     terms = ExprGraph()
     leaves = [terms.add_leaf("x", k, F64, 1) for k in range(len(args))]
     symbols = [casadi.MX.sym(f"x{k}") for k in range(len(args))]
-    column = Oracle(terms, {}, dict(zip(leaves, symbols, strict=True))).of([made(terms, op, leaves)])
+    column = Oracle(terms, {}, dict(zip(leaves, symbols, strict=True))).of([add_operation(terms, op, leaves)])
     slope = values(symbols, casadi.densify(casadi.jacobian(column, casadi.vertcat(*symbols))), args)
     value = float(values(symbols, column, args)[0, 0])
     kinked = op in ("max", "min", "where") and abs(args[0] - args[1]) < 1e-6
@@ -101,10 +101,10 @@ def alone(op: str, args: list[float]) -> tuple[float, bool]:
 def test_random_graphs(graph, numbers):
     terms, x = leaves()
     ends, here = list(x), list(numbers)
-    for op, of in graph:
-        value, smooth = alone(op, [here[i] for i in of])
+    for op, name in graph:
+        value, smooth = alone(op, [here[i] for i in name])
         # Where it leaves the reals the two need not agree.
-        ends.append(made(terms, op, [ends[i] for i in of]) if smooth else x[0])
+        ends.append(add_operation(terms, op, [ends[i] for i in name]) if smooth else x[0])
         here.append(value if smooth else numbers[0])
     assert agrees(terms, x, ends, numbers)
 
@@ -137,29 +137,29 @@ def test_models_as_they_are_compiled(name, tmp_path):
     for i, term in enumerate(terms.nodes):
         if term.op != "leaf" or not (term.extra[2] == 1 or term.extra[0].startswith(PARAMETER)):
             continue
-        of, place, _ = term.extra
-        if of.startswith(PARAMETER):
-            known[i] = casadi.MX(float(forward.parameters[of.removeprefix(PARAMETER)].reshape(-1)[place]))
-        elif of in inputs:
-            known[i] = casadi.MX.sym(f"{of}_{place}")
+        leaf_name, place, _ = term.extra
+        if leaf_name.startswith(PARAMETER):
+            known[i] = casadi.MX(float(forward.parameters[leaf_name.removeprefix(PARAMETER)].reshape(-1)[place]))
+        elif leaf_name in inputs:
+            known[i] = casadi.MX.sym(f"{leaf_name}_{place}")
             symbols.append(known[i])
-            numbers.append((of, place))
+            numbers.append((leaf_name, place))
     outputs = dict(zip(contract.methods["forward"].outputs, forward.outputs, strict=True))
     oracle = Oracle(terms, forward.loops, known)
     compared = 0
     for row in (0, 3):
-        given = [float(inputs[of][row].reshape(-1)[place]) for of, place in numbers]
-        for of, by in (o for o in contract.methods["jacobian"].outputs if not isinstance(o, str)):
-            if by not in inputs:
+        row_values = [float(inputs[leaf_name][row].reshape(-1)[place]) for leaf_name, place in numbers]
+        for output_name, wrt in (o for o in contract.methods["jacobian"].outputs if not isinstance(o, str)):
+            if wrt not in inputs:
                 continue
-            columns = [s for s, (n, _) in zip(symbols, numbers, strict=True) if n == by]
-            places = [place for n, place in numbers if n == by]
-            block = casadi.jacobian(oracle.of(list(outputs[of])), casadi.vertcat(*columns))
-            found = values(symbols, casadi.densify(block), given)
-            got = blocks[block_name(of, by)][row].reshape(len(outputs[of]), -1)
+            columns = [s for s, (n, _) in zip(symbols, numbers, strict=True) if n == wrt]
+            places = [place for n, place in numbers if n == wrt]
+            block = casadi.jacobian(oracle.of(list(outputs[output_name])), casadi.vertcat(*columns))
+            result = values(symbols, casadi.densify(block), row_values)
+            got = blocks[block_name(output_name, wrt)][row].reshape(len(outputs[output_name]), -1)
             full = numpy.zeros(got.shape)
-            full[:, places] = found
+            full[:, places] = result
             assert numpy.isfinite(got).all()
-            assert close(got, full), (name, of, by)
+            assert close(got, full), (name, output_name, wrt)
             compared += 1
     assert compared >= 2

@@ -68,19 +68,19 @@ def test_sweeps_are_written_once(exported, monkeypatch, tmp_path):
     monkeypatch.setattr(function_merging, "WORTH", 10**9)
     torchferry.convert(exported, tmp_path / "each", to="c")
     assert len(lanes(once)) < 0.4 * len(lanes(tmp_path / "each"))
-    one, each = torchferry.load(once), torchferry.load(tmp_path / "each")
+    item, each = torchferry.load(once), torchferry.load(tmp_path / "each")
     for rows in (1, 7, 16, 50):
-        given = {name: value.numpy() for name, value in swept(rows).items()}
+        arguments = {name: value.numpy() for name, value in swept(rows).items()}
         for method in ("forward", "jacobian"):
-            wanted = each.call(method, given)
-            assert all((one.call(method, given)[name] == value).all() for name, value in wanted.items())
+            wanted = each.call(method, arguments)
+            assert all((item.call(method, arguments)[name] == value).all() for name, value in wanted.items())
 
 
 def test_numbers_are_those_of_the_archive(exported):
     kernel, model = torchferry.load(exported.with_suffix("")), torchferry.load(exported)
-    given = swept(33)
-    found = kernel.call("forward", {name: value.numpy() for name, value in given.items()})["y"]
-    torch.testing.assert_close(torch.from_numpy(found), model.call("forward", given)["y"], rtol=1e-12, atol=1e-14)
+    arguments = swept(33)
+    result = kernel.call("forward", {name: value.numpy() for name, value in arguments.items()})["y"]
+    torch.testing.assert_close(torch.from_numpy(result), model.call("forward", arguments)["y"], rtol=1e-12, atol=1e-14)
 
 
 def test_a_wrong_row_is_caught(exported, tmp_path):
@@ -89,8 +89,8 @@ def test_a_wrong_row_is_caught(exported, tmp_path):
 
     def change(files: dict[str, bytes]) -> None:
         name = f"{kernel_container.read(tmp_path / 'kernel').name}_lanes.h"
-        text, made = re.subn(r"(\w+_rows)\[5\]", r"\1[6]", files[name].decode(), count=1)
-        assert made
+        text, result = re.subn(r"(\w+_rows)\[5\]", r"\1[6]", files[name].decode(), count=1)
+        assert result
         files[name] = text.encode()
 
     resealed(tmp_path / "kernel", change)
@@ -108,13 +108,13 @@ def test_other_kinds_of_numbers(kind, monkeypatch):
         for _ in range(6):
             a, b, c = own
             own = [a * b - torch.where(a > b, a, c), b * c - torch.where(b > c, b, a), c * a - torch.where(c > a, c, b)]
-            own = [torch.remainder(one, 7) for one in own]
+            own = [torch.remainder(item, 7) for item in own]
         return (torch.stack(own, -1),)
 
     x = torch.randint(-9, 9, (21, 3), generator=torch.Generator().manual_seed(0)).to(kind)
-    made = Direct(function, {"x": x})
-    assert "_rows[" in "".join(text.decode() for name, text in made.files.items() if name.endswith("_lanes.h"))
-    assert torch.equal(made(x)[0], function(x)[0])
+    result = Direct(function, {"x": x})
+    assert "_rows[" in "".join(text.decode() for name, text in result.files.items() if name.endswith("_lanes.h"))
+    assert torch.equal(result(x)[0], function(x)[0])
 
 
 BODIES = (
@@ -142,12 +142,12 @@ def test_every_call_does_what_its_function_did(drawn):
         name: [row.split(", ") for row in re.findall(r"  \{ (.*) \},", rows)]
         for name, rows in re.findall(r"static const int (\w+)\[\]\[\d+\] = \{\n(.*?)\};\n", whole.tables, re.S)
     }
-    said = re.findall(r"TF_\((\w+)\)\(f, g(?:, (\w+)\[(\d+)\])?\);", texts["m_body"])
-    assert len(said) == len(parts)
-    for part, (name, table, at) in zip(parts, said, strict=True):
+    message = re.findall(r"TF_\((\w+)\)\(f, g(?:, (\w+)\[(\d+)\])?\);", texts["m_body"])
+    assert len(message) == len(parts)
+    for part, (name, table, position) in zip(parts, message, strict=True):
         body = texts[name]
         if table:
-            rows = tables[table][int(at)]
+            rows = tables[table][int(position)]
             body = re.sub(r"\[r\[(\d+)\]\]", lambda m, rows=rows: f"[{rows[int(m[1])]}]", body)
         assert _plain(body) == _plain(part.body)
 

@@ -42,23 +42,23 @@ def program(folder: Path, main: Path, output: Path, umat: str = "make_model_umat
 def test_a_solver_in_c_without_torch(tmp_path):
     folder = tmp_path / "kernel"
     torchferry.export(f"{SOLVERS / 'decay.py'}:make_model", output=folder, formats="c")
-    made = tmp_path / "decay"
+    result = tmp_path / "decay"
     files = [str(SOLVERS / "decay_kernel.c"), str(folder / "make_model.c")]
-    subprocess.run(["gcc", "-O2", "-ffp-contract=off", f"-I{folder}", *files, "-o", str(made), "-lm"], check=True)
-    said = subprocess.run([str(made)], capture_output=True, text=True, check=True).stdout
-    needed = subprocess.run(["ldd", str(made)], capture_output=True, text=True, check=True).stdout
+    subprocess.run(["gcc", "-O2", "-ffp-contract=off", f"-I{folder}", *files, "-o", str(result), "-lm"], check=True)
+    message = subprocess.run([str(result)], capture_output=True, text=True, check=True).stdout
+    needed = subprocess.run(["ldd", str(result)], capture_output=True, text=True, check=True).stdout
     assert not any(word in needed for word in ("torch", "c10", "stdc++"))
     scope: dict = {}
     exec((SOLVERS / "decay.py").read_text(), scope)
     wanted = numpy.array(scope["integrate"]()).T
-    got = numpy.array([[float(v) for v in line.split()] for line in said.splitlines()])
+    got = numpy.array([[float(v) for v in line.split()] for line in message.splitlines()])
     assert numpy.allclose(got, wanted, rtol=1e-14, atol=0)
 
 
 def test_an_element_under_a_history_of_strain(umat, tmp_path):
-    made = program(umat, SOLVERS / "umat_element.f90", tmp_path / "element")
-    said = subprocess.run([str(made)], capture_output=True, text=True, check=True).stdout
-    rows = numpy.array([[float(v) for v in line.split()] for line in said.splitlines()])
+    result = program(umat, SOLVERS / "umat_element.f90", tmp_path / "element")
+    message = subprocess.run([str(result)], capture_output=True, text=True, check=True).stdout
+    rows = numpy.array([[float(v) for v in line.split()] for line in message.splitlines()])
     path = tmp_path / "m.pt"
     torchferry.export(f"{ROOT / 'examples' / 'return_map.py'}:make_model", output=path)
     model = torchferry.load(path)
@@ -79,8 +79,8 @@ def test_an_element_under_a_history_of_strain(umat, tmp_path):
 
 
 def test_the_tangent_is_the_derivative(umat, tmp_path):
-    made = program(umat, SOLVERS / "umat_element.f90", tmp_path / "element")
-    assert subprocess.run([str(made), "check"], check=False, capture_output=True).returncode == 0
+    result = program(umat, SOLVERS / "umat_element.f90", tmp_path / "element")
+    assert subprocess.run([str(result), "check"], check=False, capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_a_tangent_in_other_components_is_seen(umat, tmp_path, right, wrong):
     text = (umat / "make_model_umat.f90").read_text()
     assert right in text
     (umat / "wrong.f90").write_text(text.replace(right, wrong))
-    made = program(umat, SOLVERS / "umat_element.f90", tmp_path / "element", "wrong.f90")
-    assert subprocess.run([str(made), "check"], check=False, capture_output=True).returncode == 1
+    result = program(umat, SOLVERS / "umat_element.f90", tmp_path / "element", "wrong.f90")
+    assert subprocess.run([str(result), "check"], check=False, capture_output=True).returncode == 1
 
 
 FAILS = """
@@ -123,11 +123,11 @@ def test_what_is_not_solved_asks_for_a_smaller_step(umat, tmp_path, components, 
     main = tmp_path / "fails.f90"
     main.write_text(FAILS.format(components=components, strain=strain))
     # Values that only one branch sets are no warning of ours.
-    made = program(umat, main, tmp_path / "fails")
-    said = subprocess.run([str(made)], capture_output=True, text=True, check=True).stdout.splitlines()[-1].split()
-    assert float(said[0]) == wanted
+    result = program(umat, main, tmp_path / "fails")
+    message = subprocess.run([str(result)], capture_output=True, text=True, check=True).stdout.splitlines()[-1].split()
+    assert float(message[0]) == wanted
     if wanted != 1.0:
-        assert [float(v) for v in said[1:]] == [7.0, 0.25]
+        assert [float(v) for v in message[1:]] == [7.0, 0.25]
 
 
 def test_models_that_are_no_umat(tmp_path, capsys, umat):

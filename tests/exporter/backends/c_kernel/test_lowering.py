@@ -40,9 +40,9 @@ def make():
 
 def lowered(name: str, method: str = "forward"):
     path = ARTIFACTS / f"{name}.pt"
-    made = ArchiveLowering(load_module(path), pt_archive.read(path).contract)
-    forward = made.lower_method("forward")
-    return forward if method == "forward" else made.lower_method(method)
+    result = ArchiveLowering(load_module(path), pt_archive.read(path).contract)
+    forward = result.lower_method("forward")
+    return forward if method == "forward" else result.lower_method(method)
 
 
 def count(function) -> int:
@@ -61,12 +61,12 @@ def written(tmp_path, body: str):
 
 @pytest.fixture
 def export(tmp_path, without_the_gate):
-    def made(body: str):
+    def run(body: str):
         file = written(tmp_path, body)
         example = torch.randn(4, 3, dtype=torch.float64)
         return export_unverified(f"{file}:make", tmp_path / "layer.pt", x=example)
 
-    return made
+    return run
 
 
 def lower(opened):
@@ -128,18 +128,18 @@ def test_open_sizes_are_refused():
 
 def test_control_flow_on_data_is_refused_with_its_line(tmp_path, capsys):
     assert run(["convert", str(ARTIFACTS / "bar.pt"), "--to", "c", "-o", str(tmp_path / "bar")]) == 3
-    said = capsys.readouterr().err
-    assert "models.py:" in said
-    assert "a branch depends on the data" in said
+    message = capsys.readouterr().err
+    assert "models.py:" in message
+    assert "a branch depends on the data" in message
     assert not (tmp_path / "bar").exists()
 
 
 def test_an_operator_without_a_row_keeps_nothing_half_written(export, tmp_path, capsys):
     opened = export("torch.sort(x, -1).values")
     assert run(["convert", str(opened.path), "--to", "c", "-o", str(tmp_path / "k")]) == 3
-    said = capsys.readouterr().err
-    assert "aten::sort" in said
-    assert "layer.py:15" in said
+    message = capsys.readouterr().err
+    assert "aten::sort" in message
+    assert "layer.py:15" in message
     assert not (tmp_path / "k").exists()
 
 

@@ -46,15 +46,15 @@ class Arctan(nn.Module):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> dict[str, Path]:
-    made = {}
+    result = {}
     for name, more in KINDS.items():
-        made[name] = tmp_path_factory.mktemp("newton") / f"{name.replace(' ', '_')}.pt"
+        result[name] = tmp_path_factory.mktemp("newton") / f"{name.replace(' ', '_')}.pt"
         model = torchferry.ImplicitUpdate(Arctan(), ["x"], **more)
         points = torch.linspace(-1.2, 1.2, 12, dtype=F)
         inputs = {"x~1": points / 2, "g": points, "w": torch.ones(12, dtype=F)}
         blocks = () if name == "last" else "x:g"
-        torchferry.export(model, output=made[name], inputs=inputs, derivatives=blocks, formats="pt,c")
-    return made
+        torchferry.export(model, output=result[name], inputs=inputs, derivatives=blocks, formats="pt,c")
+    return result
 
 
 # Solved at once, in a few steps, from too far away, without a solution, at a point that has no number, and NaN.
@@ -76,17 +76,17 @@ def test_every_element_ends_as_in_the_archive(exported, kind):
     kernel, model = torchferry.load(exported[kind].with_suffix("")), torchferry.load(exported[kind])
     names = model.contract.methods["forward"].inputs
     order = [("x~1", "g", "w").index(n) for n in names]
-    given = [inputs()[i] for i in order]
-    arrays = dict(zip(names, (v.numpy() for v in given), strict=True))
+    arguments = [inputs()[i] for i in order]
+    arrays = dict(zip(names, (v.numpy() for v in arguments), strict=True))
     # An archive that raises an error says nothing of its elements.
-    said = torchferry.load(exported["nan"]) if kind == "raise" else model
-    info = dict(zip(("iterations", "residual_norm", "status"), said.module.newton_info(*given), strict=True))
-    found = kernel.call("newton_info", arrays)
+    message = torchferry.load(exported["nan"]) if kind == "raise" else model
+    info = dict(zip(("iterations", "residual_norm", "status"), message.module.newton_info(*arguments), strict=True))
+    result = kernel.call("newton_info", arrays)
     status = info["status"].reshape(-1).numpy()
     assert {0, 3} < {*status.tolist()}
-    assert numpy.array_equal(found["status"].reshape(-1), status)
+    assert numpy.array_equal(result["status"].reshape(-1), status)
     assert numpy.array_equal(kernel.status, status)
-    assert numpy.abs(found["iterations"] - info["iterations"].numpy()).max() <= 1
+    assert numpy.abs(result["iterations"] - info["iterations"].numpy()).max() <= 1
     x = kernel.call("forward", arrays)["x"]
     assert numpy.array_equal(kernel.status, status)
     if kind == "raise":
@@ -98,9 +98,9 @@ def test_every_element_ends_as_in_the_archive(exported, kind):
     if kind == "last":
         # Iterates that run away are not compared but for their being there.
         good = (status == 0) | (status == 3)
-        assert close(x[good], model(*given)[0].numpy()[good])
+        assert close(x[good], model(*arguments)[0].numpy()[good])
         return
-    wanted = model.call("jacobian", dict(zip(names, given, strict=True)))
+    wanted = model.call("jacobian", dict(zip(names, arguments, strict=True)))
     got = kernel.call("jacobian", arrays)
     assert list(got) == list(wanted)
     for name, value in got.items():
@@ -112,9 +112,9 @@ def test_every_element_ends_as_in_the_archive(exported, kind):
 def test_permuting_a_batch_permutes_what_is_found(exported, order):
     kernel = torchferry.load(exported["backtracking"].with_suffix(""))
     names = kernel.contract.methods["forward"].inputs
-    given = dict(zip(names, (inputs()[("x~1", "g", "w").index(n)].numpy() for n in names), strict=True))
-    plain = kernel.call("forward", given)["x"]
-    moved = kernel.call("forward", {n: v[list(order)] for n, v in given.items()})["x"]
+    arguments = dict(zip(names, (inputs()[("x~1", "g", "w").index(n)].numpy() for n in names), strict=True))
+    plain = kernel.call("forward", arguments)["x"]
+    moved = kernel.call("forward", {n: v[list(order)] for n, v in arguments.items()})["x"]
     assert numpy.array_equal(moved, plain[list(order)], equal_nan=True)
 
 
@@ -122,29 +122,29 @@ def test_one_by_one_is_the_same_as_together(exported):
     """A lane of its own, and lanes beside others that end elsewhere."""
     kernel = torchferry.load(exported["strong wolfe"].with_suffix(""))
     names = kernel.contract.methods["forward"].inputs
-    given = dict(zip(names, (inputs()[("x~1", "g", "w").index(n)].numpy() for n in names), strict=True))
-    together = kernel.call("jacobian", given)
+    arguments = dict(zip(names, (inputs()[("x~1", "g", "w").index(n)].numpy() for n in names), strict=True))
+    together = kernel.call("jacobian", arguments)
     for i in range(len(GUESS)):
-        alone = kernel.call("jacobian", {n: v[i : i + 1] for n, v in given.items()})
+        alone = kernel.call("jacobian", {n: v[i : i + 1] for n, v in arguments.items()})
         for name, value in alone.items():
             assert close(value[0], together[name][i]), (name, i)
 
 
 def test_settings_are_arguments(exported):
     kernel = torchferry.load(exported["nan"].with_suffix(""))
-    given = {"x~1": numpy.array([0.5]), "g": numpy.array([0.9]), "w": numpy.array([1.0])}
+    arguments = {"x~1": numpy.array([0.5]), "g": numpy.array([0.9]), "w": numpy.array([1.0])}
     (path,) = (s.path for s in kernel.contract.solvers)
-    assert kernel.call("newton_info", given)["status"].tolist() == [0]
+    assert kernel.call("newton_info", arguments)["status"].tolist() == [0]
     kernel.set_parameter(f"{path}.max_its", 1)
-    assert kernel.call("newton_info", given)["status"].tolist() == [1]
-    assert numpy.isnan(kernel.call("forward", given)["x"]).all()
+    assert kernel.call("newton_info", arguments)["status"].tolist() == [1]
+    assert numpy.isnan(kernel.call("forward", arguments)["x"]).all()
     assert kernel.status.tolist() == [1]
 
 
 def test_a_step_of_decay(tmp_path):
-    (made,) = torchferry.export(update(), output=tmp_path / "k", derivatives="all", jvp=True, formats="c")
-    assert made.report.passed
-    assert made.containers[0].report.passed
+    (result,) = torchferry.export(update(), output=tmp_path / "k", derivatives="all", jvp=True, formats="c")
+    assert result.report.passed
+    assert result.containers[0].report.passed
 
 
 @pytest.mark.parametrize("size", [2, UNROLLED, UNROLLED + 1])
@@ -154,9 +154,9 @@ def test_systems_that_need_pivots(size, tmp_path):
     torchferry.export(unordered(size), output=path, derivatives="x:b", formats="pt,c")
     kernel, model = torchferry.load(path.with_suffix("")), torchferry.load(path)
     names = model.contract.methods["forward"].inputs
-    given = [turned(size, 37, 5)[n] for n in names]
-    arrays = dict(zip(names, (v.numpy() for v in given), strict=True))
-    wanted = model.call("jacobian", dict(zip(names, given, strict=True)))
+    arguments = [turned(size, 37, 5)[n] for n in names]
+    arrays = dict(zip(names, (v.numpy() for v in arguments), strict=True))
+    wanted = model.call("jacobian", dict(zip(names, arguments, strict=True)))
     got = kernel.call("jacobian", arrays)
     for name, value in wanted.items():
         # What elements in 37 draws can have in condition.
@@ -188,11 +188,11 @@ def test_a_system_in_a_residual(tmp_path):
     model = torchferry.ImplicitUpdate(Coupled(), ["x"])
     torchferry.export(model, output=path, inputs=drawn(5), derivatives=("x:a", "x:b"), formats="pt,c")
     kernel, archive = torchferry.load(path.with_suffix("")), torchferry.load(path)
-    assert any("is not raised in" in found.what for found in kernel.contract.findings)
+    assert any("is not raised in" in result.what for result in kernel.contract.findings)
     for rows in (1, 17):
-        given = drawn(rows)
-        got = kernel.call("jacobian", {name: value.numpy() for name, value in given.items()})
-        for name, value in archive.call("jacobian", given).items():
+        arguments = drawn(rows)
+        got = kernel.call("jacobian", {name: value.numpy() for name, value in arguments.items()})
+        for name, value in archive.call("jacobian", arguments).items():
             assert numpy.allclose(got[name], value.numpy(), rtol=1e-9, atol=1e-11), name
             assert value.abs().max() > 1e-3, name
 
@@ -222,23 +222,23 @@ def equal_rows(size: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("size", [2, UNROLLED + 1])
 def test_equal_rows_are_singular(size, tmp_path):
-    given = equal_rows(size)
-    regular = given | {"a": given["a"] + torch.eye(size, dtype=F)}
+    arguments = equal_rows(size)
+    regular = arguments | {"a": arguments["a"] + torch.eye(size, dtype=F)}
     path = tmp_path / "rows.pt"
     torchferry.export(torchferry.ImplicitUpdate(Rows(size), ["x"]), output=path, inputs=regular, formats="pt,c")
     kernel, model = torchferry.load(path.with_suffix("")), torchferry.load(path)
     # What LAPACK finds in equal rows is its own affair.
     assert model.call("newton_info", regular)["status"].tolist() == 6 * [0]
-    for values, status in ((given, 2), (regular, 0)):
-        found = kernel.call("forward", {name: value.numpy() for name, value in values.items()})
+    for values, status in ((arguments, 2), (regular, 0)):
+        result = kernel.call("forward", {name: value.numpy() for name, value in values.items()})
         assert kernel.status.tolist() == 6 * [status]
-        assert numpy.isnan(found["x"]).all() == bool(status)
+        assert numpy.isnan(result["x"]).all() == bool(status)
 
 
 def test_the_control_of_equal_rows(tmp_path):
     """Multiplied by one over the pivot they leave a small number where a division leaves none."""
-    given = equal_rows(2)
-    regular = given | {"a": given["a"] + torch.eye(2, dtype=F)}
+    arguments = equal_rows(2)
+    regular = arguments | {"a": arguments["a"] + torch.eye(2, dtype=F)}
     path = tmp_path / "rows"
     torchferry.export(torchferry.ImplicitUpdate(Rows(2), ["x"]), output=path, inputs=regular, formats="c")
 
@@ -250,7 +250,7 @@ def test_the_control_of_equal_rows(tmp_path):
 
     resealed(path, change)
     kernel = torchferry.load(path)
-    kernel.call("forward", {name: value.numpy() for name, value in given.items()})
+    kernel.call("forward", {name: value.numpy() for name, value in arguments.items()})
     assert kernel.status.tolist() == 6 * [0]
 
 
@@ -274,14 +274,17 @@ def line_of(model: type[nn.Module]) -> str:
 
 def test_lines_of_the_residual_are_said(tmp_path):
     """In C, and where an operator of it is refused."""
-    given = {name: torch.linspace(0.1, 1.0, 5, dtype=F) for name in ("x", "g")}
+    arguments = {name: torch.linspace(0.1, 1.0, 5, dtype=F) for name in ("x", "g")}
     torchferry.export(
-        torchferry.ImplicitUpdate(Tenth(), ["x"], name="tenth"), inputs=given, output=tmp_path / "tenth", formats="c"
+        torchferry.ImplicitUpdate(Tenth(), ["x"], name="tenth"),
+        inputs=arguments,
+        output=tmp_path / "tenth",
+        formats="c",
     )
     (written,) = (tmp_path / "tenth").glob("*_lanes.h")
     assert f"at {line_of(Tenth)} */" in written.read_text()
     bessel = torchferry.ImplicitUpdate(Bessel(), ["x"], name="bessel")
     with pytest.raises(UnsupportedError) as caught:
-        torchferry.export(bessel, inputs=given, output=tmp_path / "bessel", formats="c")
+        torchferry.export(bessel, inputs=arguments, output=tmp_path / "bessel", formats="c")
     assert line_of(Bessel) in caught.value.details["where"]
     assert "residual" in caught.value.details["where"]

@@ -70,21 +70,21 @@ class Raw:
     def __call__(self, count: int, inputs, outputs) -> int:
         return self.function(count, self._arrays(inputs), self._arrays(outputs), None, None, None)
 
-    def _arrays(self, given):
-        if given is None:
+    def _arrays(self, arguments):
+        if arguments is None:
             return None
-        made = (Array * len(given))()
-        for i, (data, strides) in enumerate(given):
-            made[i].data = data
-            made[i].strides = (ctypes.c_ssize_t * len(strides))(*strides) if strides else None
-        return made
+        result = (Array * len(arguments))()
+        for i, (data, strides) in enumerate(arguments):
+            result[i].data = data
+            result[i].strides = (ctypes.c_ssize_t * len(strides))(*strides) if strides else None
+        return result
 
 
 def test_wrong_pointers_and_strides(folders):
     call = Raw(folders["robertson"])
     y, rate = numpy.ones((4, 3)), numpy.zeros((4, 3))
     whole = numpy.zeros(64)
-    at = whole.ctypes.data
+    position = whole.ctypes.data
     assert call(4, [(y.ctypes.data, None)], [(rate.ctypes.data, None)]) == 0
     assert call(0, [(None, None)], [(None, None)]) == 0
     assert call(-1, [(y.ctypes.data, None)], [(rate.ctypes.data, None)]) == -1
@@ -98,29 +98,29 @@ def test_wrong_pointers_and_strides(folders):
         start = (whole[32:]).ctypes.data
         assert call(4, [(y.ctypes.data, None)], [(start, strides)]) == 0, strides
     # On top of the input, but for the very same array; side by side in one structure.
-    assert call(4, [(at, (3, 1))], [(at + 8, (3, 1))]) == -3
-    assert call(4, [(at, (3, 1))], [(at, (3, 1))]) == 0
-    assert call(4, [(at, (6, 1))], [(at + 24, (6, 1))]) == 0
-    assert call(4, [(at, (6, 1))], [(at + 16, (6, 1))]) == -3
+    assert call(4, [(position, (3, 1))], [(position + 8, (3, 1))]) == -3
+    assert call(4, [(position, (3, 1))], [(position, (3, 1))]) == 0
+    assert call(4, [(position, (6, 1))], [(position + 24, (6, 1))]) == 0
+    assert call(4, [(position, (6, 1))], [(position + 16, (6, 1))]) == -3
 
 
 def test_layouts_give_the_same_numbers(folders):
     kernel = torchferry.load(folders["return_map"])
     generator = numpy.random.default_rng(0)
     wide = generator.normal(size=(11, 6)) * 4e-3
-    given = [wide, numpy.zeros((11, 6)), numpy.zeros((11, 6)), numpy.zeros(11)]
-    plain = kernel(*given)
-    apart = kernel(*(numpy.asfortranarray(v) for v in given))
-    backwards = kernel(*(v[::-1] for v in given))
+    arguments = [wide, numpy.zeros((11, 6)), numpy.zeros((11, 6)), numpy.zeros(11)]
+    plain = kernel(*arguments)
+    apart = kernel(*(numpy.asfortranarray(v) for v in arguments))
+    backwards = kernel(*(v[::-1] for v in arguments))
     spread = numpy.zeros((22, 12))
     spread[::2, ::2] = wide
-    strided = kernel(spread[::2, ::2], *given[1:])
-    two = kernel(*(v.reshape(11, 1, *v.shape[1:]) for v in given))
-    for one, a, b, c, d in zip(plain, apart, backwards, strided, two, strict=True):
-        assert numpy.array_equal(one, a)
-        assert numpy.array_equal(one, b[::-1])
-        assert numpy.array_equal(one, c)
-        assert numpy.array_equal(one, d[:, 0])
+    strided = kernel(spread[::2, ::2], *arguments[1:])
+    two = kernel(*(v.reshape(11, 1, *v.shape[1:]) for v in arguments))
+    for item, a, b, c, d in zip(plain, apart, backwards, strided, two, strict=True):
+        assert numpy.array_equal(item, a)
+        assert numpy.array_equal(item, b[::-1])
+        assert numpy.array_equal(item, c)
+        assert numpy.array_equal(item, d[:, 0])
 
 
 def test_long_batches_give_the_same_numbers(folders):
@@ -129,7 +129,7 @@ def test_long_batches_give_the_same_numbers(folders):
     count = NEAR // (2 * 3 * 8) + 21
     y = numpy.random.default_rng(0).random((count, 3))
     (whole,) = kernel(y)
-    pieces = [kernel(y[at : at + 1_000])[0] for at in range(0, count, 1_000)]
+    pieces = [kernel(y[position : position + 1_000])[0] for position in range(0, count, 1_000)]
     assert numpy.array_equal(whole, numpy.concatenate(pieces))
 
 
@@ -223,8 +223,8 @@ def test_members_of_packed_structures(folders):
 def test_the_same_bytes_again(folders, tmp_path):
     again = tmp_path / "again"
     assert run(["convert", str(ARTIFACTS / "return_map.pt"), "--to", "c", "-o", str(again)]) == 0
-    one, other = ({f.name: f.read_bytes() for f in folder.iterdir()} for folder in (folders["return_map"], again))
-    assert one == other
+    item, other = ({f.name: f.read_bytes() for f in folder.iterdir()} for folder in (folders["return_map"], again))
+    assert item == other
 
 
 def test_no_place_for_a_folder(tmp_path, capsys):
@@ -237,8 +237,8 @@ def test_no_place_for_a_folder(tmp_path, capsys):
 
 def test_finite_math_is_asked_for(folders, tmp_path):
     """Fewer operations; the numbers are the same where they are finite."""
-    made = tmp_path / "finite"
-    assert run(["convert", str(ARTIFACTS / "perzyna.pt"), "--to", "c", "--finite-math", "-o", str(made)]) == 0
-    text = {p: next(p.glob("*_lanes.h")).read_text() for p in (folders["perzyna"], made)}
+    result = tmp_path / "finite"
+    assert run(["convert", str(ARTIFACTS / "perzyna.pt"), "--to", "c", "--finite-math", "-o", str(result)]) == 0
+    text = {p: next(p.glob("*_lanes.h")).read_text() for p in (folders["perzyna"], result)}
     counts = [int(re.findall(r"jacobian: (\d+) operations", t)[0]) for t in text.values()]
     assert counts[1] < counts[0]

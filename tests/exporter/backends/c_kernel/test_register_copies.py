@@ -16,15 +16,15 @@ F = torch.float64
 
 def done(text: str, array: str) -> dict[int, str]:
     """What is in each row after the statements: a literal, or a row of before."""
-    found = {int(row): value for row, value in re.findall(rf"^    f->{array}\[(\d+)\]\[l\] = (.*);$", text, re.M)}
+    result = {int(row): value for row, value in re.findall(rf"^    f->{array}\[(\d+)\]\[l\] = (.*);$", text, re.M)}
     for block in re.findall(r"^  \{\n(.*?)^  \}\n", text, re.M | re.S):
         first = int(re.findall(rf"\(\*const to\)\[TF_LANES\] = &f->{array}\[(\d+)\];", block)[0])
         count, value = re.findall(r"k < (\d+);.*to\[k\]\[l\] = (.*);", block, re.S)[0]
         source = re.findall(r"\(\*const from\)\[TF_LANES\] = &(f->\w)\[(\d+)\];", block)
         for k in range(int(count)):
-            assert first + k not in found
-            found[first + k] = f"{source[0][0]}[{int(source[0][1]) + k}][l]" if source else value
-    return found
+            assert first + k not in result
+            result[first + k] = f"{source[0][0]}[{int(source[0][1]) + k}][l]" if source else value
+    return result
 
 
 RUNS = st.tuples(
@@ -36,8 +36,8 @@ RUNS = st.tuples(
 def test_every_number_gets_to_its_row(runs, first):
     values: list[str] = []
     for count, what, shift in runs:
-        at = first + len(values)
-        start = {"rows": 1000 * (shift + 1), "the same rows": at}.get(what)
+        position = first + len(values)
+        start = {"rows": 1000 * (shift + 1), "the same rows": position}.get(what)
         values += [what] * count if start is None else [f"f->d[{start + k}][l]" for k in range(count)]
     rows = range(first, first + len(values))
     wanted = {row: value for row, value in zip(rows, values, strict=True) if value != f"f->d[{row}][l]"}

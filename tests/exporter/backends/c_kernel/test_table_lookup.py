@@ -50,9 +50,11 @@ class Curve(nn.Module):
                 self.register_buffer(name, value)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        at = torch.searchsorted(self.bounds, x.contiguous(), right=True).clamp(1, len(self.bounds) - 1)
-        low, high = self.bounds[at - 1], self.bounds[at]
-        return self.values[at - 1] + (x - low) * (self.values[at] - self.values[at - 1]) / (high - low)
+        position = torch.searchsorted(self.bounds, x.contiguous(), right=True).clamp(1, len(self.bounds) - 1)
+        low, high = self.bounds[position - 1], self.bounds[position]
+        return self.values[position - 1] + (x - low) * (self.values[position] - self.values[position - 1]) / (
+            high - low
+        )
 
 
 def exported(model: nn.Module, path: Path, derivatives: Sequence[str] = ("y:x",)) -> tuple:
@@ -135,17 +137,17 @@ class Resampled(nn.Module):
         points = 0.9 * self.bounds[:10]
         read = self.values[torch.searchsorted(self.bounds, points).clamp(0, 11)]
         matrix = torch.eye(12, dtype=F) * self.values.sum() + 1.0
-        found = torch.linalg.solve_ex(matrix, self.values)[0]
-        at = torch.searchsorted(self.bounds, x.contiguous())
-        return read[at.clamp(0, 9)], found[at.clamp(0, 11)]
+        result = torch.linalg.solve_ex(matrix, self.values)[0]
+        position = torch.searchsorted(self.bounds, x.contiguous())
+        return read[position.clamp(0, 9)], result[position.clamp(0, 11)]
 
 
 def test_tables_that_are_computed(tmp_path):
     path = tmp_path / "resampled"
     torchferry.export(Resampled(), output=path.with_suffix(".pt"), inputs={"x": POINTS[:29]}, formats="pt,c")
     kernel, model = torchferry.load(path), torchferry.load(path.with_suffix(".pt"))
-    given = {"bounds": torch.linspace(-2.0, 1.0, 12, dtype=F), "values": torch.linspace(1.0, 3.0, 12, dtype=F) ** 2}
-    for name, value in given.items():
+    arguments = {"bounds": torch.linspace(-2.0, 1.0, 12, dtype=F), "values": torch.linspace(1.0, 3.0, 12, dtype=F) ** 2}
+    for name, value in arguments.items():
         kernel.set_parameter(name, value.numpy())
         model.set_parameter(name, value)
     for points in (POINTS, POINTS[:1]):
@@ -189,10 +191,10 @@ class Both(nn.Module):
         self.values = nn.Parameter(torch.linspace(1.0, 2.0, 12, dtype=F) ** 2)
 
     def forward(self, x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        at = (6 * x + 6).nan_to_num(0.0).clamp(0, 11).to(torch.int64)
+        position = (6 * x + 6).nan_to_num(0.0).clamp(0, 11).to(torch.int64)
         matrix = self.values[:9].reshape(3, 3) + torch.eye(3, dtype=F)
         small = torch.linalg.solve_ex(matrix, a[..., :3, 0].unsqueeze(-1))[0].squeeze(-1)
-        return self.values[at], torch.linalg.solve_ex(a, self.values.expand(x.shape[0], 12))[0], small
+        return self.values[position], torch.linalg.solve_ex(a, self.values.expand(x.shape[0], 12))[0], small
 
 
 def test_numbers_of_a_table_in_systems(tmp_path):
@@ -204,9 +206,9 @@ def test_numbers_of_a_table_in_systems(tmp_path):
     path = tmp_path / "both"
     torchferry.export(Both(), output=path.with_suffix(".pt"), inputs=drawn(5), formats="pt,c")
     kernel, model = torchferry.load(path), torchferry.load(path.with_suffix(".pt"))
-    given = drawn(21)
-    got = kernel.call("forward", {name: value.numpy() for name, value in given.items()})
-    for name, value in model.call("forward", given).items():
+    arguments = drawn(21)
+    got = kernel.call("forward", {name: value.numpy() for name, value in arguments.items()})
+    for name, value in model.call("forward", arguments).items():
         assert numpy.allclose(got[name], value.numpy(), rtol=1e-11, atol=1e-12), name
 
 
@@ -219,7 +221,7 @@ def test_an_output_in_the_place_of_a_table(tmp_path):
     values, x, y = numpy.linspace(-1.0, 1.0, 40_000), numpy.zeros(4), numpy.zeros(4)
 
     def called(to: int) -> int:
-        arrays = [(ctypes.c_void_p * 2)(at, None) for at in (x.ctypes.data, to)]
+        arrays = [(ctypes.c_void_p * 2)(position, None) for position in (x.ctypes.data, to)]
         return function(4, arrays[0], arrays[1], (ctypes.c_void_p * 1)(values.ctypes.data), None, None)
 
     assert called(y.ctypes.data) == 0
@@ -243,10 +245,18 @@ class Stiffening(nn.Module):
         self.register_buffer("order", torch.randperm(41, generator=torch.Generator().manual_seed(0)))
 
     def forward(self, x: torch.Tensor, old: torch.Tensor, g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        at = torch.searchsorted(self.bounds, x.contiguous(), right=True).clamp(1, 40)
-        slope = (self.stress[at] - self.stress[at - 1]) / (self.bounds[at] - self.bounds[at - 1])
+        position = torch.searchsorted(self.bounds, x.contiguous(), right=True).clamp(1, 40)
+        slope = (self.stress[position] - self.stress[position - 1]) / (
+            self.bounds[position] - self.bounds[position - 1]
+        )
         place = self.order[torch.searchsorted(self.bounds, w.contiguous()).clamp(0, 40)]
-        return self.stress[at - 1] + (x - self.bounds[at - 1]) * slope + self.weights[place].to(F) - g - 0.1 * old
+        return (
+            self.stress[position - 1]
+            + (x - self.bounds[position - 1]) * slope
+            + self.weights[place].to(F)
+            - g
+            - 0.1 * old
+        )
 
 
 def test_a_table_in_a_newton_loop(tmp_path):
@@ -263,9 +273,9 @@ def test_a_table_in_a_newton_loop(tmp_path):
         assert int((re.findall(r"double d\[(\d+)\]", text) or [0])[0]) < 41
     kernel, archive = torchferry.load(path), torchferry.load(path.with_suffix(".pt"))
     for rows in (1, 16, 37):
-        given = {n: 2 * torch.rand(rows, generator=generator, dtype=F) - 1 for n in inputs}
-        wanted = archive.call("jacobian", given)
-        for name, value in kernel.call("jacobian", {n: v.numpy() for n, v in given.items()}).items():
+        arguments = {n: 2 * torch.rand(rows, generator=generator, dtype=F) - 1 for n in inputs}
+        wanted = archive.call("jacobian", arguments)
+        for name, value in kernel.call("jacobian", {n: v.numpy() for n, v in arguments.items()}).items():
             assert numpy.allclose(value, wanted[name].numpy(), rtol=1e-13, atol=1e-14), name
         assert (kernel.status == 0).all()
 
@@ -291,7 +301,7 @@ def test_a_table_in_another_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ending", "pattern", "by"),
+    ("ending", "pattern", "replacement"),
     [
         (".c", r"to = count;", "to = count / 2;"),
         (".c", r"numbers\[middle\] > x", "numbers[middle] >= x"),
@@ -299,7 +309,7 @@ def test_a_table_in_another_order(tmp_path):
     ],
     ids=["half of a table", "the wrong side of a bound", "always the first number"],
 )
-def test_a_planted_fault_is_caught(ending, pattern, by, tmp_path):
+def test_a_planted_fault_is_caught(ending, pattern, replacement, tmp_path):
     path = tmp_path / "read"
     at_bounds = {"x": torch.linspace(-1.0, 1.0, 21, dtype=F).round(decimals=1)}
     torchferry.export(Read(), output=path, inputs=at_bounds, formats="c")
@@ -307,7 +317,7 @@ def test_a_planted_fault_is_caught(ending, pattern, by, tmp_path):
 
     def change(files: dict[str, bytes]) -> None:
         (name,) = (n for n in files if n.endswith(ending) and not n.startswith("test_") and not n.endswith("_shared.c"))
-        text, count = re.subn(pattern, by, files[name].decode())
+        text, count = re.subn(pattern, replacement, files[name].decode())
         assert count
         files[name] = text.encode()
 

@@ -19,19 +19,19 @@ import torchferry
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> Path:
     """A folder that has it under the name by which programs look for it."""
-    (held,) = Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*")
+    (library,) = Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*")
     folder = tmp_path_factory.mktemp("onnxruntime")
-    (folder / "libonnxruntime.so.1").symlink_to(held)
+    (folder / "libonnxruntime.so.1").symlink_to(library)
     return folder
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory, library) -> Path:
-    made = tmp_path_factory.mktemp("decay") / "decay_onnx"
+    result = tmp_path_factory.mktemp("decay") / "decay_onnx"
     flags = ["-std=c11", "-Wall", "-Wextra", "-Wconversion", "-pedantic", "-Werror", f"-I{CLIENTS / 'onnxruntime'}"]
     place = [str(library / "libonnxruntime.so.1"), f"-Wl,-rpath,{library}"]
-    subprocess.run(["gcc", *flags, str(SOLVERS / "decay_onnx.c"), "-o", str(made), *place], check=True)
-    return made
+    subprocess.run(["gcc", *flags, str(SOLVERS / "decay_onnx.c"), "-o", str(result), *place], check=True)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +47,15 @@ def test_it_reproduces_eager_mode(program, decay, monkeypatch):
 
     code, out, text = run(program, decay)
     assert code == 0, text
-    found = torch.tensor([[float(x) for x in line.split()] for line in out.decode().splitlines()], dtype=torch.float64)
-    torch.testing.assert_close(found, torch.tensor(integrate(), dtype=torch.float64).T, rtol=1e-12, atol=0)
+    result = torch.tensor([[float(x) for x in line.split()] for line in out.decode().splitlines()], dtype=torch.float64)
+    torch.testing.assert_close(result, torch.tensor(integrate(), dtype=torch.float64).T, rtol=1e-12, atol=0)
 
 
 def test_it_needs_neither_torch_nor_python(program):
-    said = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True).stdout
-    assert "onnxruntime" in said
-    assert "torch" not in said
-    assert "python" not in said.replace(sys.prefix, "")
+    message = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True).stdout
+    assert "onnxruntime" in message
+    assert "torch" not in message
+    assert "python" not in message.replace(sys.prefix, "")
 
 
 def test_its_errors_are_onnxruntimes(program, decay, tmp_path):

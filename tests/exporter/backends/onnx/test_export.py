@@ -71,9 +71,9 @@ def failed_checks(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("factory", ["digits", "functions", "solves", "small"])
 def test_every_digit_of_float64(factory: str, tmp_path):
-    made = torchferry.convert(_archive(factory, tmp_path))
-    assert made.report.passed
-    assert max(o.comparison.max_rel for o in made.report.outputs if o.comparison.max_abs > 1e-14) < 1e-12
+    result = torchferry.convert(_archive(factory, tmp_path))
+    assert result.report.passed
+    assert max(o.comparison.max_rel for o in result.report.outputs if o.comparison.max_abs > 1e-14) < 1e-12
 
 
 def _archive(factory: str, folder: Path) -> Path:
@@ -95,8 +95,8 @@ def test_the_file_is_of_its_users(rounded):
     assert [o.name for o in model.graph.output] == ["rounded", "quotient", "gate", "difference"]
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     assert [(o.domain, o.version) for o in model.opset_import] == [("", OPSET)]
-    said = {p.key: p.value for p in model.metadata_props}
-    assert json.loads(said[writer.CONTRACT])["name"] == "rounded"
+    message = {p.key: p.value for p in model.metadata_props}
+    assert json.loads(message[writer.CONTRACT])["name"] == "rounded"
     places = {p.value for node in model.graph.node for p in node.metadata_props}
     assert places
     assert all("onnx_models.py:" in place and str(ROOT) not in place for place in places)
@@ -119,8 +119,8 @@ def half_away_from_zero(model) -> None:
     node = next(n for n in model.graph.node if n.op_type == "Round")
     half = numpy_helper.from_array(torch.tensor(0.5).numpy(), "half")
     model.graph.initializer.append(half)
-    at = list(model.graph.node).index(node)
-    model.graph.node.insert(at, onnx.helper.make_node("Add", [node.input[0], "half"], ["shifted"]))
+    position = list(model.graph.node).index(node)
+    model.graph.node.insert(position, onnx.helper.make_node("Add", [node.input[0], "half"], ["shifted"]))
     node.op_type, node.input[0] = "Floor", "shifted"
 
 
@@ -129,8 +129,8 @@ def by_tanh(model) -> None:
     node = next(n for n in model.graph.node if n.op_type == "Erf")
     scaled = numpy_helper.from_array(torch.tensor(1.1283792).numpy(), "two over root pi")
     model.graph.initializer.append(scaled)
-    at = list(model.graph.node).index(node)
-    model.graph.node.insert(at, onnx.helper.make_node("Mul", [node.input[0], scaled.name], ["argument"]))
+    position = list(model.graph.node).index(node)
+    model.graph.node.insert(position, onnx.helper.make_node("Mul", [node.input[0], scaled.name], ["argument"]))
     node.op_type, node.input[0] = "Tanh", "argument"
 
 
@@ -274,11 +274,11 @@ def test_what_has_no_form_is_named_with_its_place(factory, got, where, tmp_path)
 def test_small_terms_stay_in_the_running_model(tmp_path):
     path = converted("small", tmp_path)
     x = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    found = torchferry.load(path).call("forward", {"x": x, "count": torch.tensor([33554435, -33554435])})
-    assert found["held"][0] == 1 / 1e-300
-    assert found["third"].tolist() == [11184811, -11184811]
+    result = torchferry.load(path).call("forward", {"x": x, "count": torch.tensor([33554435, -33554435])})
+    assert result["held"][0] == 1 / 1e-300
+    assert result["third"].tolist() == [11184811, -11184811]
     plain = torchferry.load(tmp_path / "small.pt").call("forward", {"x": x, "count": torch.tensor([1, 2])})
-    torch.testing.assert_close(found["nearly"], plain["nearly"], rtol=1e-15, atol=0.0)
+    torch.testing.assert_close(result["nearly"], plain["nearly"], rtol=1e-15, atol=0.0)
 
 
 @pytest.mark.parametrize("to", ["onnx", "pt2"])
@@ -319,8 +319,8 @@ def test_a_conversion_to_a_name_of_another_format(tmp_path, output):
 def test_unbatched_scalars_are_loaded(tmp_path):
     path = torchferry.convert(ROOT / "artifacts" / "rates.pt", tmp_path / "rates.onnx").path
     names = onnx_container.read(path).contract.methods["forward"].inputs
-    given = {name: torch.tensor(float(i) ** 2, dtype=torch.float64) for i, name in enumerate(names)}
-    got, wanted = (torchferry.load(p).call("forward", given) for p in (path, ROOT / "artifacts" / "rates.pt"))
+    arguments = {name: torch.tensor(float(i) ** 2, dtype=torch.float64) for i, name in enumerate(names)}
+    got, wanted = (torchferry.load(p).call("forward", arguments) for p in (path, ROOT / "artifacts" / "rates.pt"))
     assert got.keys() == wanted.keys()
     assert all(torch.equal(got[name], value) for name, value in wanted.items())
 
@@ -347,7 +347,7 @@ def test_a_missing_package_is_exit_code_6(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         ["convert", "rates.pt", "--to", "tflite"],
         ["convert", "rates.pt", "--to", "pt"],
@@ -355,23 +355,23 @@ def test_a_missing_package_is_exit_code_6(monkeypatch, tmp_path, capsys):
         ["verify", "rates.pt", "--runtime", "onnxruntime"],
     ],
 )
-def test_bad_usage(given, monkeypatch):
+def test_bad_usage(arguments, monkeypatch):
     monkeypatch.chdir(ROOT / "artifacts")
-    assert run(given) == 2
+    assert run(arguments) == 2
 
 
 def test_several_formats_in_one_call(tmp_path):
-    (one,) = torchferry.export(f"{MODELS}:rounded", output=tmp_path / "m.pt", formats="pt,onnx")
+    (exported,) = torchferry.export(f"{MODELS}:rounded", output=tmp_path / "m.pt", formats="pt,onnx")
     assert {p.name for p in tmp_path.iterdir()} == {"m.pt", "m.onnx", "m.onnx.json", "m.onnx.npz"}
-    assert one.path == tmp_path / "m.pt"
-    assert [c.path for c in one.containers] == [tmp_path / "m.onnx"]
-    fresh = next(c for c in one.containers[0].report.checks if c.check == "fresh inputs")
+    assert exported.path == tmp_path / "m.pt"
+    assert [c.path for c in exported.containers] == [tmp_path / "m.onnx"]
+    fresh = next(c for c in exported.containers[0].report.checks if c.check == "fresh inputs")
     assert fresh.calls > 4
 
 
 def test_the_suffix_says_the_format(tmp_path):
-    (one,) = torchferry.export(f"{MODELS}:rounded", output=tmp_path / "m.onnx")
-    assert one.path == tmp_path / "m.onnx"
+    (exported,) = torchferry.export(f"{MODELS}:rounded", output=tmp_path / "m.onnx")
+    assert exported.path == tmp_path / "m.onnx"
     assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", "m.onnx.json", "m.onnx.npz"}
 
 

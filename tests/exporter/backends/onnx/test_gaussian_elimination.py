@@ -40,8 +40,8 @@ def test_solutions_from_factors(n: int, left: bool, adjoint: bool):
 
 def test_vectors_and_matrices_and_one_matrix_for_many_sides():
     a = conditioned(6, 4)
-    for one, sides in ((a, drawn(6, 4)), (a, drawn(6, 4, 3)), (a[0], drawn(4)), (a[0], drawn(6, 4, 2))):
-        torch.testing.assert_close(SOLVE(one, sides)[0], torch.linalg.solve(one, sides), rtol=1e-11, atol=1e-12)
+    for item, sides in ((a, drawn(6, 4)), (a, drawn(6, 4, 3)), (a[0], drawn(4)), (a[0], drawn(6, 4, 2))):
+        torch.testing.assert_close(SOLVE(item, sides)[0], torch.linalg.solve(item, sides), rtol=1e-11, atol=1e-12)
 
 
 def test_a_matrix_that_needs_its_pivots():

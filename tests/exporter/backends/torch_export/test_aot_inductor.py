@@ -33,9 +33,9 @@ F = torch.float64
 
 @pytest.fixture(scope="module")
 def robertson(tmp_path_factory) -> Path:
-    made = torchferry.convert(ROBERTSON, tmp_path_factory.mktemp("pt2") / "robertson.pt2", to="pt2")
-    assert made.report.passed
-    return made.path
+    result = torchferry.convert(ROBERTSON, tmp_path_factory.mktemp("pt2") / "robertson.pt2", to="pt2")
+    assert result.report.passed
+    return result.path
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def machine(path: Path, change: Callable[[dict], object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda raw: raw["instructions"].append("avx1024"), "without avx1024"),
         (lambda raw: raw.update(processor="riscv"), "processor riscv"),
@@ -104,10 +104,10 @@ def machine(path: Path, change: Callable[[dict], object]) -> None:
         (lambda raw: raw.update(device="cuda"), "device cuda"),
     ],
 )
-def test_code_for_another_machine(copy, change, said):
+def test_code_for_another_machine(copy, change, message):
     machine(copy, change)
     for use in (torchferry.load, torchferry.verify):
-        with pytest.raises(RunError, match=f"(?s)another machine.*{said}"):
+        with pytest.raises(RunError, match=f"(?s)another machine.*{message}"):
             use(copy)
 
 
@@ -140,14 +140,14 @@ def test_changed_bytes(copy):
 def test_one_methods_code_in_the_place_of_anothers(copy):
     """Both agree with the manifest: the numbers do not."""
 
-    def swap(found: Records) -> None:
+    def swap(result: Records) -> None:
         start = f"{pt_archive.COMPILED}forward/", f"{pt_archive.COMPILED}jacobian/"
-        moved = {n: d for n, d in found.items() if n.startswith(start)}
+        moved = {n: d for n, d in result.items() if n.startswith(start)}
         for name in moved:
-            del found[name]
+            del result[name]
         for name, data in moved.items():
             here, there = start if name.startswith(start[0]) else start[::-1]
-            found[there + name.removeprefix(here)] = data
+            result[there + name.removeprefix(here)] = data
 
     rewrite(copy, swap, manifest=True)
     with pytest.raises((MismatchError, ArchiveError)):
@@ -165,9 +165,9 @@ def test_torchs_own_loader_takes_it(robertson):
     """One batch dimension, then the parameters."""
     from torch._inductor.package.package import load_package
 
-    held = pt_archive.read(robertson).parameters()["forward"]
-    found = load_package(str(robertson), model_name="forward")(y(5), *held.values())
-    assert torch.equal(found[0], torchferry.load(robertson)(y(5))[0])
+    parameters = pt_archive.read(robertson).parameters()["forward"]
+    result = load_package(str(robertson), model_name="forward")(y(5), *parameters.values())
+    assert torch.equal(result[0], torchferry.load(robertson)(y(5))[0])
 
 
 def test_compiled_code_is_not_converted_further(copy):
@@ -187,19 +187,19 @@ def native(path: Path) -> tuple[int, str]:
 
 def test_the_native_library_holds_the_machine(copy):
     machine(copy, lambda raw: raw["instructions"].append("avx1024"))
-    code, said = native(copy)
+    code, message = native(copy)
     assert code == 4
-    assert "for another machine" in said
-    assert "without avx1024" in said
+    assert "for another machine" in message
+    assert "without avx1024" in message
 
 
 def test_the_native_library_unpacks_no_hostile_names(copy, tmp_path):
     with zipfile.ZipFile(copy, "a") as file:
         file.writestr("archive/data/../../../evil.so", b"x")
     pt_archive.seal(copy)
-    code, said = native(copy)
+    code, message = native(copy)
     assert code == 4
-    assert "leads out of the archive" in said
+    assert "leads out of the archive" in message
     assert [p.name for p in tmp_path.rglob("*")] == ["robertson.pt2"]
 
 
@@ -220,24 +220,24 @@ def absent(path: Path) -> None:
 
 
 def of_other_numbers(path: Path) -> None:
-    def change(found: Records) -> None:
-        held = torch.load(io.BytesIO(found[f"data/{PARAMETERS}"]), weights_only=True)
-        for of in held.values():
-            of["k"] *= 1 + 1e-6
+    def change(result: Records) -> None:
+        parameters = torch.load(io.BytesIO(result[f"data/{PARAMETERS}"]), weights_only=True)
+        for name in parameters.values():
+            name["k"] *= 1 + 1e-6
         buffer = io.BytesIO()
-        torch.save(held, buffer)
-        found[f"data/{PARAMETERS}"] = buffer.getvalue()
+        torch.save(parameters, buffer)
+        result[f"data/{PARAMETERS}"] = buffer.getvalue()
 
     rewrite(path, change, manifest=True)
 
 
 def of_another_graph(path: Path) -> None:
-    def change(found: Records) -> None:
-        text = found["extra/torchferry/graph.txt"] + b"\n"
-        found["extra/torchferry/graph.txt"] = text
-        contract = json.loads(found["extra/torchferry/contract.json"])
+    def change(result: Records) -> None:
+        text = result["extra/torchferry/graph.txt"] + b"\n"
+        result["extra/torchferry/graph.txt"] = text
+        contract = json.loads(result["extra/torchferry/contract.json"])
         contract["graph"] = hashlib.sha256(text).hexdigest()
-        found["extra/torchferry/contract.json"] = json.dumps(contract).encode()
+        result["extra/torchferry/contract.json"] = json.dumps(contract).encode()
 
     rewrite(path, change, manifest=True)
 
@@ -260,7 +260,7 @@ def of_other_names(path: Path) -> None:
 
 
 def without_a_method(path: Path) -> None:
-    rewrite(path, lambda found: [found.pop(n) for n in list(found) if "aotinductor/jacobian" in n], manifest=True)
+    rewrite(path, lambda result: [result.pop(n) for n in list(result) if "aotinductor/jacobian" in n], manifest=True)
 
 
 def of_another_machine(path: Path) -> None:
@@ -268,7 +268,7 @@ def of_another_machine(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (absent, "there is no robertson.pt2"),
         (of_other_numbers, "does not pass: forward"),
@@ -279,9 +279,9 @@ def of_another_machine(path: Path) -> None:
         (of_another_machine, "avx1024"),
     ],
 )
-def test_an_engine_that_is_not_fit_is_said_and_not_used(beside, change, said):
+def test_an_engine_that_is_not_fit_is_said_and_not_used(beside, change, message):
     change(beside.with_suffix(".pt2"))
-    with pytest.warns(EngineWarning, match=said):
+    with pytest.warns(EngineWarning, match=message):
         model = torchferry.load(beside, engine="pt2")
     assert isinstance(model.engine, TorchScriptEngine)
     with pytest.raises(UsageError, match="no such engine"):

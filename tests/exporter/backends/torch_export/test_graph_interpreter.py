@@ -34,8 +34,8 @@ def scripted(body: str) -> torch.jit.ScriptModule:
 
 def interpreted(module: torch.jit.ScriptModule, *inputs: torch.Tensor) -> torch.Tensor:
     saved = read_methods(module, ["forward"])
-    (found,) = Interpreter(saved, saved.tensors, lambda *_: None).run("forward", [t.clone() for t in inputs])
-    return found
+    (result,) = Interpreter(saved, saved.tensors, lambda *_: None).run("forward", [t.clone() for t in inputs])
+    return result
 
 
 BODIES = [
@@ -154,9 +154,9 @@ def test_submodules_that_are_read_apart_are_the_callers():
     assert any(node.kind == APART for node in saved.graphs["forward"])
     seen = []
 
-    def apart(path, given):
+    def apart(path, arguments):
         seen.append(path)
-        return given[0] * 2
+        return arguments[0] * 2
 
     assert torch.equal(Interpreter(saved, saved.tensors, apart).run("forward", [X, Y])[0], 2 * X + Y)
     assert seen == ["inner"]

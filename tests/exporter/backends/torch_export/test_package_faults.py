@@ -24,12 +24,12 @@ def edited(edit: Callable[[Any, Any], object]) -> Callable[..., Program]:
     """The writer's program, changed as a faulty writer would."""
     original = archive_programs.export_program
 
-    def program(*given: Any) -> Program:
-        made = original(*given)
-        for node in list(made.exported.graph.nodes):
-            edit(made.exported.graph, node)
-        made.exported.graph_module.recompile()
-        return made
+    def program(*arguments: Any) -> Program:
+        result = original(*arguments)
+        for node in list(result.exported.graph.nodes):
+            edit(result.exported.graph, node)
+        result.exported.graph_module.recompile()
+        return result
 
     return program
 
@@ -90,11 +90,11 @@ def test_planted_faults(fault, kind, rounded, tmp_path, monkeypatch):
 def test_a_fixed_batch(kind, rounded, tmp_path, monkeypatch):
     original = archive_programs.export_program
 
-    def program(*given: Any) -> Program:
-        made = original(*given)
+    def program(*arguments: Any) -> Program:
+        result = original(*arguments)
         example = [torch.ones(9), torch.ones(9, dtype=torch.int64), torch.ones(9)]
-        fixed = torch.export.export(made.exported.module(), tuple(example), strict=False)
-        return Program(made.method, fixed, made.parameters)
+        fixed = torch.export.export(result.exported.module(), tuple(example), strict=False)
+        return Program(result.method, fixed, result.parameters)
 
     monkeypatch.setattr(archive_programs, "export_program", program)
     with pytest.raises(MismatchError) as caught:

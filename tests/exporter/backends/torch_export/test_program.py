@@ -55,26 +55,26 @@ def test_every_method_is_verified(robertson):
 @pytest.mark.parametrize("batch", [(), (1,), (5,), (2, 3), (0,)])
 def test_called_with_any_batch(robertson, batch):
     model, scripted = torchferry.load(robertson), torchferry.load(ROBERTSON)
-    for one in (model, scripted):
-        one.set_parameter("k", torch.tensor([1.0, 2.0, 3.0], dtype=F))
-    got, wanted = (one.call("jacobian", {"y": y(*batch)}) for one in (model, scripted))
+    for item in (model, scripted):
+        item.set_parameter("k", torch.tensor([1.0, 2.0, 3.0], dtype=F))
+    got, wanted = (item.call("jacobian", {"y": y(*batch)}) for item in (model, scripted))
     for name, value in wanted.items():
         torch.testing.assert_close(got[name], value, rtol=1e-14, atol=0.0)
 
 
 def test_an_implicit_model_with_its_tangent(tmp_path):
     """A Newton loop, as one while_loop."""
-    made = torchferry.convert(ROOT / "artifacts" / "return_map.pt", tmp_path / "m.program.pt2", to="program")
-    assert made.report.passed
-    assert {o.output for o in made.report.outputs} >= {"status", "iterations"}
+    result = torchferry.convert(ROOT / "artifacts" / "return_map.pt", tmp_path / "m.program.pt2", to="program")
+    assert result.report.passed
+    assert {o.output for o in result.report.outputs} >= {"status", "iterations"}
 
 
 def test_torchs_own_loader_takes_it(robertson):
     from torch.export.pt2_archive._package import load_pt2
 
-    held = pt_archive.read(robertson).parameters()["forward"]
-    (found,) = load_pt2(str(robertson)).exported_programs["forward"].module()(y(5), *held.values())
-    assert torch.equal(found, torchferry.load(ROBERTSON)(y(5))[0])
+    parameters = pt_archive.read(robertson).parameters()["forward"]
+    (result,) = load_pt2(str(robertson)).exported_programs["forward"].module()(y(5), *parameters.values())
+    assert torch.equal(result, torchferry.load(ROBERTSON)(y(5))[0])
 
 
 def test_it_says_nothing_of_this_machine_and_is_the_same_again(robertson, tmp_path):
@@ -86,19 +86,19 @@ def test_it_says_nothing_of_this_machine_and_is_the_same_again(robertson, tmp_pa
             assert b"site-packages" not in file.read(name)
 
 
-def other_operator(found: Records) -> None:
+def other_operator(result: Records) -> None:
     """As a faulty writer would have written it: the manifest agrees."""
-    text = found["models/forward.json"].decode()
+    text = result["models/forward.json"].decode()
     assert "torch.ops.aten.neg.default" in text
-    found["models/forward.json"] = text.replace("torch.ops.aten.neg.default", "torch.ops.aten.abs.default").encode()
+    result["models/forward.json"] = text.replace("torch.ops.aten.neg.default", "torch.ops.aten.abs.default").encode()
 
 
-def other_parameters(found: Records) -> None:
-    held = torch.load(io.BytesIO(found[f"data/{PARAMETERS}"]), weights_only=True)
-    held["forward"]["k"] *= 1 + 1e-6
+def other_parameters(result: Records) -> None:
+    parameters = torch.load(io.BytesIO(result[f"data/{PARAMETERS}"]), weights_only=True)
+    parameters["forward"]["k"] *= 1 + 1e-6
     buffer = io.BytesIO()
-    torch.save(held, buffer)
-    found[f"data/{PARAMETERS}"] = buffer.getvalue()
+    torch.save(parameters, buffer)
+    result[f"data/{PARAMETERS}"] = buffer.getvalue()
 
 
 @pytest.mark.parametrize("change", [other_operator, other_parameters])
@@ -110,7 +110,7 @@ def test_planted_faults(copy, change):
 
 
 def test_changed_bytes_and_missing_programs(copy):
-    rewrite(copy, lambda found: found.pop("models/jacobian.json"), manifest=True)
+    rewrite(copy, lambda result: result.pop("models/jacobian.json"), manifest=True)
     with pytest.raises(torchferry.TorchferryError, match="jacobian"):
         torchferry.verify(copy)
     data = bytearray(copy.read_bytes())
@@ -143,36 +143,36 @@ class Runs:
         return (Path.touch, (Path("it_ran"),))
 
 
-def pickled_inputs(found: Records) -> None:
+def pickled_inputs(result: Records) -> None:
     buffer = io.BytesIO()
     torch.save(Runs(), buffer)
-    found["data/sample_inputs/forward.pt"] = buffer.getvalue()
+    result["data/sample_inputs/forward.pt"] = buffer.getvalue()
 
 
-def pickled_weights(found: Records) -> None:
+def pickled_weights(result: Records) -> None:
     name = "data/weights/jacobian_weights_config.json"
-    whole = json.loads(found[name])
-    for one in whole["config"].values():
-        one["use_pickle"] = True
+    whole = json.loads(result[name])
+    for item in whole["config"].values():
+        item["use_pickle"] = True
     buffer = io.BytesIO()
     torch.save(Runs(), buffer)
-    found[name] = json.dumps(whole).encode()
-    found |= dict.fromkeys((n for n in found if "/weight_" in n), buffer.getvalue())
+    result[name] = json.dumps(whole).encode()
+    result |= dict.fromkeys((n for n in result if "/weight_" in n), buffer.getvalue())
 
 
-def legacy_weights(found: Records) -> None:
+def legacy_weights(result: Records) -> None:
     buffer = io.BytesIO()
     torch.save(Runs(), buffer)
-    found["data/weights/jacobian.pt"] = buffer.getvalue()
+    result["data/weights/jacobian.pt"] = buffer.getvalue()
 
 
-def an_object(found: Records) -> None:
+def an_object(result: Records) -> None:
     name = "data/constants/jacobian_constants_config.json"
-    whole = json.loads(found[name])
-    one = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": False, "tensor_meta": None}
-    whole["config"]["held"] = one
-    found[name] = json.dumps(whole).encode()
-    found["data/constants/opaque_obj_0"] = pickle.dumps(Runs())
+    whole = json.loads(result[name])
+    item = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": False, "tensor_meta": None}
+    whole["config"]["held"] = item
+    result[name] = json.dumps(whole).encode()
+    result["data/constants/opaque_obj_0"] = pickle.dumps(Runs())
 
 
 @pytest.mark.parametrize("change", [pickled_inputs, pickled_weights, legacy_weights, an_object])

@@ -70,8 +70,8 @@ def first_block(text: str, change: str) -> str:
 )
 def test_a_wrong_block(tmp_path, monkeypatch, change):
     edited(monkeypatch, lambda text: first_block(text, change))
-    found = failed(tmp_path / "m.pt")
-    assert {finite_differences.CHECK, "stored cases"} <= found
+    result = failed(tmp_path / "m.pt")
+    assert {finite_differences.CHECK, "stored cases"} <= result
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_blocks_in_the_wrong_order(tmp_path, monkeypatch):
 def test_a_block_that_is_declared_zero_and_is_not(tmp_path, monkeypatch):
     reached = derivative_request._explain_missing
 
-    def forget(output, by, kinds, known):
-        return "forgotten" if (output, by) == ("u", "z") else reached(output, by, kinds, known)
+    def forget(output, wrt, kinds, known):
+        return "forgotten" if (output, wrt) == ("u", "z") else reached(output, wrt, kinds, known)
 
     monkeypatch.setattr(derivative_request, "_explain_missing", forget)
     assert failed(tmp_path / "m.pt") == {finite_differences.ZEROS}
@@ -178,8 +178,8 @@ class Yielding(nn.Module):
 def test_newton_across_a_kink(tmp_path, monkeypatch, factor):
     """What the step leaves is what the block changes by on its way, and no more."""
     edited(monkeypatch, lambda text: text.replace(".reshape([tf_rows, ])", f".reshape([tf_rows]).mul({factor})"))
-    found = newton_of(tmp_path / "m.pt", Yielding())
-    assert found.verdict == ("passed" if factor == 1.0 else "failed"), found.detail
+    result = newton_of(tmp_path / "m.pt", Yielding())
+    assert result.verdict == ("passed" if factor == 1.0 else "failed"), result.detail
 
 
 def test_a_kink_excuses_no_other_component(tmp_path, monkeypatch):
@@ -229,8 +229,8 @@ def test_a_model_in_float32_that_says_float64(tmp_path):
         def forward(self, x):
             return (torch.sin(x.float()) * 3.0).to(x.dtype)
 
-    found = {c.check: c for c in examine_of(tmp_path / "m.pt", Rounded()).checks}
-    assert found[finite_differences.CHECK].verdict != "passed"
+    result = {c.check: c for c in examine_of(tmp_path / "m.pt", Rounded()).checks}
+    assert result[finite_differences.CHECK].verdict != "passed"
 
 
 def examine_of(path, model):

@@ -40,13 +40,13 @@ def mixed(tmp_path_factory):
     )
 
 
-def reference(model, x, y, k, of):
+def reference(model, x, y, k, name):
     """Row by row, by ``torch.func``: other code than ours."""
 
-    def one(x, y, k):
-        return model(x[None], y[None], k[None])[of][0]
+    def run_row(x, y, k):
+        return model(x[None], y[None], k[None])[name][0]
 
-    return torch.func.vmap(torch.func.jacrev(one, argnums=(0, 1)))(x, y, k)
+    return torch.func.vmap(torch.func.jacrev(run_row, argnums=(0, 1)))(x, y, k)
 
 
 def test_blocks_in_the_order_of_the_contract(mixed):
@@ -67,14 +67,14 @@ def test_blocks_are_those_of_eager_mode_at_any_batch(mixed, rows, seed):
     model = derivative_models.Mixed().requires_grad_(False)
     with torch.inference_mode():
         got = mixed.call("jacobian", {"x": x, "y": y, "k": k})
-    for of, name in ((0, "h"), (1, "e"), (2, "c")):
-        by_x, by_y = reference(model, x, y, k, of)
-        for by, wanted in (("x", by_x), ("y", by_y)):
-            if (name, by) in mixed.contract.methods["jacobian"].zeros:
+    for index, name in ((0, "h"), (1, "e"), (2, "c")):
+        by_x, by_y = reference(model, x, y, k, index)
+        for wrt, wanted in (("x", by_x), ("y", by_y)):
+            if (name, wrt) in mixed.contract.methods["jacobian"].zeros:
                 assert not wanted.any()
             else:
-                assert got[f"d {name} / d {by}"].shape == wanted.shape
-                assert torch.allclose(got[f"d {name} / d {by}"], wanted, rtol=1e-11, atol=1e-13)
+                assert got[f"d {name} / d {wrt}"].shape == wanted.shape
+                assert torch.allclose(got[f"d {name} / d {wrt}"], wanted, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("rows", [SLICE, SLICE + 1, 2 * SLICE, 2 * SLICE + 17])
@@ -139,11 +139,11 @@ def test_constant_blocks_are_given_and_outputs_that_depend_on_nothing_are_said(t
 
 
 def test_a_kink_is_said_and_no_error(tmp_path):
-    (one,) = torchferry.export(derivative_models.Kinked(), output=tmp_path / "k.pt", derivatives="all")
-    (found,) = (c for c in one.report.checks if c.check == finite_differences.CHECK)
-    assert found.verdict == "passed"
-    assert "not differentiable at 1 of them" in found.detail
-    (sides,) = (c for c in one.report.checks if c.check == finite_differences.SIDES)
+    (item,) = torchferry.export(derivative_models.Kinked(), output=tmp_path / "k.pt", derivatives="all")
+    (result,) = (c for c in item.report.checks if c.check == finite_differences.CHECK)
+    assert result.verdict == "passed"
+    assert "not differentiable at 1 of them" in result.detail
+    (sides,) = (c for c in item.report.checks if c.check == finite_differences.SIDES)
     assert sides.verdict == "passed"
     assert "components 0 of 1 with a kink" in sides.detail
 
@@ -167,8 +167,8 @@ def test_a_block_that_is_wrong_on_one_side_of_a_kink(tmp_path, left):
     assert probe.judge(results).verdict == "passed"
     further = probe.further(results)
     assert further is not None
-    found = further.judge([answer(call) for call in further.calls])
-    assert (found.check, found.verdict) == (finite_differences.SIDES, "passed" if left < 0 else "failed")
+    result = further.judge([answer(call) for call in further.calls])
+    assert (result.check, result.verdict) == (finite_differences.SIDES, "passed" if left < 0 else "failed")
 
 
 def test_a_custom_function_has_the_derivative_that_it_says(tmp_path):
@@ -189,18 +189,18 @@ def test_a_backward_that_lacks_a_term_is_found(tmp_path):
 
 def test_autograd_through_the_file(tmp_path):
     path = tmp_path / "m.pt"
-    (one,) = torchferry.export(derivative_models.Mixed(), output=path, differentiable=True)
-    checks = [(c.check, c.verdict) for c in one.report.checks]
+    (item,) = torchferry.export(derivative_models.Mixed(), output=path, differentiable=True)
+    checks = [(c.check, c.verdict) for c in item.report.checks]
     assert (autograd.CHECK, "passed") in checks
-    assert checks.count((autograd.PARAMETERS, "passed")) == len(one.contract.parameters) == 5
+    assert checks.count((autograd.PARAMETERS, "passed")) == len(item.contract.parameters) == 5
     module, model = torch.jit.load(path), derivative_models.Mixed().requires_grad_(False)
     x, y, k = torch.randn(9, 3, dtype=F), torch.randn(9, dtype=F), torch.zeros(9, dtype=torch.int64)
-    found = []
+    result = []
     for f in (module, model):
-        given = (x.clone().requires_grad_(), y.clone().requires_grad_())
-        h, e, c, _ = f(*given, k)
-        found.append(torch.autograd.grad((h**2).sum() + e.sum() * c.sum(), given))
-    for got, wanted in zip(*found, strict=True):
+        arguments = (x.clone().requires_grad_(), y.clone().requires_grad_())
+        h, e, c, _ = f(*arguments, k)
+        result.append(torch.autograd.grad((h**2).sum() + e.sum() * c.sum(), arguments))
+    for got, wanted in zip(*result, strict=True):
         assert torch.allclose(got, wanted, rtol=1e-12)
 
 
@@ -234,10 +234,10 @@ def test_what_has_no_derivative(tmp_path):
 
 
 def test_float32(tmp_path):
-    (one,) = torchferry.export(
+    (item,) = torchferry.export(
         derivative_models.Single(), output=tmp_path / "s.pt", derivatives="all", jvp=True, vjp=True
     )
-    assert one.report.passed
+    assert item.report.passed
     loaded = torchferry.load(tmp_path / "s.pt")
     assert loaded.call("jacobian", {"x": torch.randn(2, 3)})["d y / d x"].dtype == torch.float32
 
@@ -245,8 +245,8 @@ def test_float32(tmp_path):
 def test_differences_of_a_dtype_that_is_too_coarse_are_not_run(tmp_path):
     model = derivative_models.Single().to(torch.bfloat16)
     model.signature = torchferry.Signature.of({"x": (3,)}, {"y": (3,)}, dtype="bfloat16")
-    (one,) = torchferry.export(model, output=tmp_path / "b.pt", derivatives="all")
-    assert {c.check: c.verdict for c in one.report.checks}[finite_differences.CHECK] == "not run"
+    (item,) = torchferry.export(model, output=tmp_path / "b.pt", derivatives="all")
+    assert {c.check: c.verdict for c in item.report.checks}[finite_differences.CHECK] == "not run"
 
 
 def test_a_rename_leaves_parameters_where_they_are(tmp_path):
@@ -276,13 +276,13 @@ def test_newton_converges_quadratically(tmp_path):
 
 def test_a_neml2_model_by_its_own_chain_rule(tmp_path, neml2):
     path = tmp_path / "eq.pt"
-    (one,) = torchferry.export(
+    (item,) = torchferry.export(
         str(RATES), models=["eq"], output=path, derivatives=["a_rate:a", "*_rate:t*"], jvp=True, vjp=True
     )
-    spec = one.contract.methods["jacobian"]
+    spec = item.contract.methods["jacobian"]
     assert spec.how == "the chain rule of neml2"
     assert ("a_rate", "a") in spec.outputs
-    verdicts = {c.check: c.verdict for c in one.report.checks}
+    verdicts = {c.check: c.verdict for c in item.report.checks}
     assert verdicts[finite_differences.CHECK] == verdicts["products"] == "passed"
 
 

@@ -86,7 +86,7 @@ def test_blocks_are_those_of_eager_mode(name, tmp_path):
     lead = (4,) if loaded.contract.batch.ndim else ()
     inputs = [torch.rand((*lead, *s.static_shape), generator=generator, dtype=F) for s in loaded.contract.inputs]
     model.requires_grad_(False)
-    wanted = torch.autograd.functional.jacobian(lambda *given: tuple_of(model(*given)), tuple(inputs))
+    wanted = torch.autograd.functional.jacobian(lambda *arguments: tuple_of(model(*arguments)), tuple(inputs))
     spec = loaded.contract.methods["jacobian"]
     with torch.inference_mode():
         got = dict(zip(spec.outputs, loaded.module.jacobian(*inputs), strict=True))
@@ -172,8 +172,8 @@ def test_nothing_in_a_variable(tmp_path):
     model = Of(lambda _, x, y: (x * 2, y**2), {"x": (0,), "y": (2,)}, {"a": (0,), "b": (2,)})
     torchferry.export(model, output=tmp_path / "m.pt", derivatives="all", jvp=True, vjp=True)
     inputs = {"x": torch.rand(4, 0, dtype=F), "y": torch.rand(4, 2, dtype=F)}
-    found = torchferry.load(tmp_path / "m.pt").call("jacobian", inputs)
-    assert found["d a / d x"].shape == (4, 0, 0)
+    result = torchferry.load(tmp_path / "m.pt").call("jacobian", inputs)
+    assert result["d a / d x"].shape == (4, 0, 0)
 
 
 def test_tangents_by_rows_where_a_backward_has_no_derivative(tmp_path):

@@ -269,19 +269,19 @@ def test_opaque_pow_is_rewritten(tmp_path):
 
 
 def said_of_the_solver(source):
-    (found,) = (f for f in source.findings if f.check == "solver")
-    return found
+    (result,) = (f for f in source.findings if f.check == "solver")
+    return result
 
 
 def test_implicit_models(tmp_path, monkeypatch):
     """With neml2's own solver where that runs, and without it."""
     path = write(tmp_path, IMPLICIT)
-    found = said_of_the_solver(sources().load(path, "model", None))
-    assert (found.severity == "sound") == sources().check_neml2_abi()
+    result = said_of_the_solver(sources().load(path, "model", None))
+    assert (result.severity == "sound") == sources().check_neml2_abi()
     monkeypatch.setattr(sources(), "check_neml2_abi", lambda: False)
-    found = said_of_the_solver(sources().load(path, "model", None))
-    assert found.severity == "not run"
-    assert "not built for torch" in found.reason
+    result = said_of_the_solver(sources().load(path, "model", None))
+    assert result.severity == "not run"
+    assert "not built for torch" in result.reason
     opened = export_unverified(str(path), tmp_path / "m.pt", "model")
     names = [s.name for s in opened.contract.inputs]
     values = {"x~1": torch.rand(20, dtype=F), "t": torch.rand(20, dtype=F) + 1, "t~1": torch.ones(20, dtype=F)}
@@ -342,29 +342,29 @@ def test_parameters_are_settable_by_their_dotted_name(tmp_path):
 
 
 def test_given_inputs_for_a_neml2_model():
-    given = {n: [1.0, 2.0] for n in ("a", "a~1", "t", "b", "b~1", "c", "c~1")} | {"t~1": [0.0, 0.5]}
-    source = sources().load(RATES, "eq", given)
+    arguments = {n: [1.0, 2.0] for n in ("a", "a~1", "t", "b", "b~1", "c", "c~1")} | {"t~1": [0.0, 0.5]}
+    source = sources().load(RATES, "eq", arguments)
     assert warm_up(run_first(source, 0), 0).inputs[3].tolist() == [0.0, 0.5]
     with pytest.raises(UsageError, match="missing: 't~1'"):
-        sources().load(RATES, "eq", {k: v for k, v in given.items() if k != "t~1"})
+        sources().load(RATES, "eq", {k: v for k, v in arguments.items() if k != "t~1"})
     with pytest.raises(UsageError, match="wrong dtype"):
-        sources().load(RATES, "eq", given | {"a": torch.tensor([1, 2])})
+        sources().load(RATES, "eq", arguments | {"a": torch.tensor([1, 2])})
 
 
 def test_the_history_of_a_driver(tmp_path):
     """Every element decays in its own time; an archive follows."""
     path = write(tmp_path, IMPLICIT)
-    said = CliRunner().invoke(
+    message = CliRunner().invoke(
         app, ["history", str(path), "--model", "model", "--batch", "3", "-o", str(tmp_path / "h.pt")]
     )
-    assert said.exit_code == 0, said.output
-    assert "4 steps of t" in said.output
-    held = torch.load(tmp_path / "h.pt", weights_only=True)
-    t = held["prescribed/t"]
+    assert message.exit_code == 0, message.output
+    assert "4 steps of t" in message.output
+    history = torch.load(tmp_path / "h.pt", weights_only=True)
+    t = history["prescribed/t"]
     assert t[:, 0].tolist() == [0.25, 0.5, 0.75, 1.0]
     assert len(set(t[-1].tolist())) == 3
-    factors = 1 + torch.cat([t[:1] - held["initial/t~1"], t.diff(dim=0)])
-    torch.testing.assert_close(held["expected/x"], held["initial/x~1"] / factors.cumprod(0), rtol=1e-10, atol=0)
+    factors = 1 + torch.cat([t[:1] - history["initial/t~1"], t.diff(dim=0)])
+    torch.testing.assert_close(history["expected/x"], history["initial/x~1"] / factors.cumprod(0), rtol=1e-10, atol=0)
     opened = export_unverified(str(path), tmp_path / "m.pt", "model")
     history = histories.read(tmp_path / "h.pt", opened.contract)
     histories.check_history(opened.contract, history, histories.run(torchferry.load(opened.path), history))

@@ -124,19 +124,19 @@ def test_small_batches_run_whatever_they_cost_and_the_sum_is_bounded():
 )
 def test_bytes_that_are_held_at_the_same_time(function, peak):
     cost = measure_call_cost(lambda n: function(ROWS[n]), (5, 10))
-    assert cost.held == (8 * 5 * peak, 8 * 10 * peak)
+    assert cost.peaks == (8 * 5 * peak, 8 * 10 * peak)
 
 
 def test_a_batch_for_which_there_is_no_memory_is_left_out(monkeypatch, tmp_path):
     monkeypatch.setattr(call_cost, "read_memory", lambda: 2 * 2 * 3 * 8 * 900)
-    (one,) = torchferry.export(Chain(), output=tmp_path / "m.pt")
-    assert one.contract.batch.sizes == (0, 1, 2, 5, 13, 64)
-    assert "batch 1000: not run, it would hold about 0.0 GiB" in one.contract.batch.limits
+    (exported,) = torchferry.export(Chain(), output=tmp_path / "m.pt")
+    assert exported.contract.batch.sizes == (0, 1, 2, 5, 13, 64)
+    assert "batch 1000: not run, it would hold about 0.0 GiB" in exported.contract.batch.limits
 
 
 def test_a_budget_allows_more(costly, tmp_path):
-    (one,) = torchferry.export(Chain(), output=tmp_path / "m.pt", budget=3 * 2.1)
-    assert one.contract.batch.sizes == (0, 1, 2, 5, 13, 1000)
+    (exported,) = torchferry.export(Chain(), output=tmp_path / "m.pt", budget=3 * 2.1)
+    assert exported.contract.batch.sizes == (0, 1, 2, 5, 13, 1000)
 
 
 @pytest.mark.parametrize(
@@ -157,28 +157,28 @@ def test_limits_that_cannot_be_kept(costly, options, got, expected):
 
 
 def test_a_costly_batch_is_left_out_and_said(costly, tmp_path):
-    (one,) = torchferry.export(Chain(), output=tmp_path / "m.pt")
-    assert one.contract.batch.sizes == (0, 1, 2, 5, 13, 64)
+    (exported,) = torchferry.export(Chain(), output=tmp_path / "m.pt")
+    assert exported.contract.batch.sizes == (0, 1, 2, 5, 13, 64)
     assert (
         "batch 1000: not run, it would take about 2.0 s in eager mode (--budget, --thorough)"
-        in one.contract.batch.limits
+        in exported.contract.batch.limits
     )
-    (sizes,) = (c for c in one.report.checks if c.check == "batch sizes")
+    (sizes,) = (c for c in exported.report.checks if c.check == "batch sizes")
     assert "batch 64" in sizes.detail
     assert "batch 20011" not in sizes.detail
-    (large,) = (c for c in one.report.checks if c.check == LARGE_BATCHES)
-    assert (large.verdict, large.detail) == (NOT_RUN, one.contract.batch.limits)
+    (large,) = (c for c in exported.report.checks if c.check == LARGE_BATCHES)
+    assert (large.verdict, large.detail) == (NOT_RUN, exported.contract.batch.limits)
     # What is not verified is not written.
-    assert "forward_slices_batch" not in load_module(one.path)._c._method_names()
+    assert "forward_slices_batch" not in load_module(exported.path)._c._method_names()
 
 
 def test_thorough_runs_it(costly, tmp_path):
-    (one,) = torchferry.export(Chain(), output=tmp_path / "m.pt", thorough=True)
-    assert one.contract.batch.sizes == (0, 1, 2, 5, 13, 1000)
-    assert one.contract.batch.limits == ""
-    (sizes,) = (c for c in one.report.checks if c.check == "batch sizes")
+    (exported,) = torchferry.export(Chain(), output=tmp_path / "m.pt", thorough=True)
+    assert exported.contract.batch.sizes == (0, 1, 2, 5, 13, 1000)
+    assert exported.contract.batch.limits == ""
+    (sizes,) = (c for c in exported.report.checks if c.check == "batch sizes")
     assert "batch 20011" in sizes.detail
-    assert "forward_slices_batch" in load_module(one.path)._c._method_names()
+    assert "forward_slices_batch" in load_module(exported.path)._c._method_names()
 
 
 def test_the_gate_says_which_sizes_it_left_out(costly):

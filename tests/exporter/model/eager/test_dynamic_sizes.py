@@ -37,7 +37,7 @@ def pairs(tmp_path_factory):
     return path
 
 
-def given(n, m):
+def make_inputs(n, m):
     generator = torch.Generator().manual_seed(n + m)
     return {
         name: torch.rand(shape, dtype=F, generator=generator)
@@ -47,7 +47,7 @@ def given(n, m):
 
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 9), (300, 4)])
 def test_any_sizes(pairs, sizes):
-    values = given(*sizes)
+    values = make_inputs(*sizes)
     loaded = torchferry.load(pairs)
     got = loaded.call("forward", values)
     for value, wanted in zip(got.values(), Pairs()(**values), strict=True):
@@ -56,7 +56,7 @@ def test_any_sizes(pairs, sizes):
 
 
 def test_sizes_that_do_not_agree(pairs):
-    values = given(4, 2) | {"w": torch.rand(5, dtype=F)}
+    values = make_inputs(4, 2) | {"w": torch.rand(5, dtype=F)}
     with pytest.raises(Exception, match=r"input 2 \(w\): got shape \[5\], expected \[n\]"):
         torchferry.load(pairs).call("forward", values)
 
@@ -88,7 +88,7 @@ def test_the_c_interface(pairs):
         ins, outs = ((SOLVER.Tensor * len(side))(*map(described, side)) for side in (values, outputs))
         return library.tf_call(model, None, len(ins), ins, len(outs), outs)
 
-    values = list(given(4, 2).values())
+    values = list(make_inputs(4, 2).values())
     outputs = [torch.zeros(4, 2, dtype=F), torch.zeros((), dtype=F)]
     assert call(values, outputs) == 0
     torch.testing.assert_close(outputs[0], Pairs()(*values)[0])
@@ -170,7 +170,7 @@ def test_signatures_that_say_nothing(inputs, outputs, ndim, text):
 
 def test_given_inputs_must_agree(tmp_path):
     with pytest.raises(UsageError, match="wrong shape") as caught:
-        torchferry.export(Pairs(), output=tmp_path / "m.pt", inputs=given(4, 2) | {"w": torch.rand(5, dtype=F)})
+        torchferry.export(Pairs(), output=tmp_path / "m.pt", inputs=make_inputs(4, 2) | {"w": torch.rand(5, dtype=F)})
     assert caught.value.details["expected"] == "[n], n = 4, m = 2"
 
 
@@ -267,8 +267,8 @@ def test_recorded_indices(tmp_path):
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(200, 2, dtype=F, generator=generator)
     edges = torch.randint(0, 200, (300, 2), generator=generator)
-    (one,) = torchferry.export(Graph(), output=tmp_path / "m.pt", inputs={"x": x, "edges": edges})
-    assert one.contract.batch.limits
+    (exported,) = torchferry.export(Graph(), output=tmp_path / "m.pt", inputs={"x": x, "edges": edges})
+    assert exported.contract.batch.limits
 
 
 def test_modules_with_whole_shapes_are_not_composed():

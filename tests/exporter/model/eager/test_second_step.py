@@ -34,15 +34,15 @@ def after(source: Source) -> Source:
         return append_second_step(source)
 
 
-def named(source: Source, at: int) -> dict[str, torch.Tensor]:
-    return dict(zip((s.name for s in source.inputs), source.calls[at], strict=True))
+def named(source: Source, position: int) -> dict[str, torch.Tensor]:
+    return dict(zip((s.name for s in source.inputs), source.calls[position], strict=True))
 
 
 def test_states_are_those_of_the_step_before_and_the_rate_goes_on(return_map):
-    found = after(return_map)
-    first, second = named(found, 0), named(found, 1)
+    result = after(return_map)
+    first, second = named(result, 0), named(result, 1)
     with eager_context(return_map):
-        solved = evaluate(return_map, found.calls[0])
+        solved = evaluate(return_map, result.calls[0])
     for state in ("stress", "ep"):
         assert torch.equal(second[f"{state}~1"], solved[state])
     assert torch.equal(second["strain~1"], first["strain"])
@@ -61,9 +61,9 @@ def test_elements_that_do_not_converge_have_no_next_step(return_map):
     values = named(return_map, 0)
     values["strain"] = values["strain"].clone()
     values["strain"][5] = torch.nan
-    found = after(dataclasses.replace(return_map, calls=(tuple(values.values()),)))
-    assert len(found.calls[1][0]) == len(found.calls[0][0]) - 1
-    assert all(bool(torch.isfinite(t).all()) for t in found.calls[1])
+    result = after(dataclasses.replace(return_map, calls=(tuple(values.values()),)))
+    assert len(result.calls[1][0]) == len(result.calls[0][0]) - 1
+    assert all(bool(torch.isfinite(t).all()) for t in result.calls[1])
 
 
 def test_a_history_that_is_there_is_left_as_it_is(return_map):
@@ -114,7 +114,7 @@ class TwoSteps(torch.nn.Module):
 def test_a_history_of_two_steps():
     model = torchferry.ImplicitUpdate(TwoSteps(), ["x"], name="two_steps")
     zeros, load = torch.zeros(4, dtype=F), torch.linspace(0.5, 2.0, 4, dtype=F)
-    given = {
+    arguments = {
         "load": load,
         "load~1": zeros,
         "x~1": zeros,
@@ -122,11 +122,11 @@ def test_a_history_of_two_steps():
         "t": torch.full((4,), 3.0, dtype=F),
         "t~1": zeros + 2.0,
     }
-    source = source_from_module(model, "two_steps", given, "two_steps")
-    found = after(source)
-    first, second = named(found, 0), named(found, 1)
+    source = source_from_module(model, "two_steps", arguments, "two_steps")
+    result = after(source)
+    first, second = named(result, 0), named(result, 1)
     with eager_context(source):
-        solved = evaluate(source, found.calls[0])["x"]
+        solved = evaluate(source, result.calls[0])["x"]
     assert torch.equal(second["x~1"], solved)
     assert torch.equal(second["x~2"], first["x~1"])
     assert torch.equal(second["t"], torch.full((4,), 4.0, dtype=F))

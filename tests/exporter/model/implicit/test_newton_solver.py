@@ -28,20 +28,20 @@ F = torch.float64
 def arctan(settings: Settings | None = None, on_failure: Any = "nan"):
     """``atan(u) = g``: whole steps diverge from far away. Two unknowns, of which the second is ``u_2 = g``."""
 
-    def residual(u, held):
-        return torch.stack([torch.atan(u[:, 0]) - held[0], u[:, 1] - held[0]], -1)
+    def residual(u, constants):
+        return torch.stack([torch.atan(u[:, 0]) - constants[0], u[:, 1] - constants[0]], -1)
 
-    def jacobian(u, held):
+    def jacobian(u, constants):
         rows = torch.zeros(*u.shape, 2, dtype=u.dtype)
         rows[:, 0, 0], rows[:, 1, 1] = 1 / (1 + u[:, 0] ** 2), 1.0
-        return rows, residual(u, held)
+        return rows, residual(u, constants)
 
     return NewtonSolver(residual, jacobian, nn.Module(), 1, settings or Settings(), on_failure)
 
 
-def run(loop, guess, given):
+def run(loop, guess, constant):
     u = torch.stack([torch.as_tensor(guess, dtype=F), torch.zeros(len(guess), dtype=F)], -1)
-    return loop(u, [torch.as_tensor(given, dtype=F)], True)
+    return loop(u, [torch.as_tensor(constant, dtype=F)], True)
 
 
 def test_a_solution_with_its_jacobian_iterations_and_status():
@@ -91,11 +91,11 @@ def test_a_line_search_solves_what_whole_steps_do_not(kind):
 def test_a_last_step_that_leads_away_is_not_taken():
     """``u^3 = g`` with a guess near zero: a small residual, and a Jacobian that is nearly singular."""
 
-    def residual(u, held):
-        return u**3 - held[0][:, None]
+    def residual(u, constants):
+        return u**3 - constants[0][:, None]
 
     loop = NewtonSolver(
-        residual, lambda u, held: (3 * u[:, :, None] ** 2, residual(u, held)), nn.Module(), 1, Settings()
+        residual, lambda u, constants: (3 * u[:, :, None] ** 2, residual(u, constants)), nn.Module(), 1, Settings()
     )
     u, _, _, norm, status, _ = loop(torch.full((1, 1), 1e-8, dtype=F), [torch.full((1,), 1e-11, dtype=F)])
     assert (status, u) == (CONVERGED, 1e-8)
@@ -105,12 +105,12 @@ def test_a_last_step_that_leads_away_is_not_taken():
 def flat(at_solution):
     """``2 u = 2 g``, with another Jacobian at the solution: zero behind a kink, or not a number."""
 
-    def residual(u, held):
-        return 2 * (u - held[0][:, None])
+    def residual(u, constants):
+        return 2 * (u - constants[0][:, None])
 
-    def jacobian(u, held):
-        slope = torch.where(u == held[0][:, None], at_solution, torch.full_like(u, 2.0))
-        return slope[:, :, None], residual(u, held)
+    def jacobian(u, constants):
+        slope = torch.where(u == constants[0][:, None], at_solution, torch.full_like(u, 2.0))
+        return slope[:, :, None], residual(u, constants)
 
     return NewtonSolver(residual, jacobian, nn.Module(), 1, Settings(abs_tol=1e-3))
 
@@ -141,9 +141,9 @@ def test_permuting_a_batch_permutes_what_is_found(guess, random):
     order = list(range(len(guess)))
     random.shuffle(order)
     wanted = [0.1 * i for i in range(len(guess))]
-    one = run(arctan(), guess, wanted)
+    item = run(arctan(), guess, wanted)
     other = run(arctan(), [guess[i] for i in order], [wanted[i] for i in order])
-    for a, b in zip(one, other, strict=True):
+    for a, b in zip(item, other, strict=True):
         torch.testing.assert_close(a[order], b, rtol=0, atol=0, equal_nan=True)
 
 

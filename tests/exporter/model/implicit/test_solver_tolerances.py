@@ -61,21 +61,21 @@ def kinked():
     return model
 
 
-def changed(monkeypatch, by):
+def changed(monkeypatch, shift):
     """The first block, ``d p / d e``, with ``by`` added."""
     written = jacobian_source.emit_jacobian_source
 
     def edit(*args, **more):
         head, returned = written(*args, **more).rsplit("return (", 1)
-        return f"{head}return ({returned.replace('3])', f'3]).add({by})', 1)}"
+        return f"{head}return ({returned.replace('3])', f'3]).add({shift})', 1)}"
 
     monkeypatch.setattr(derivative_methods, "emit_jacobian_source", edit)
 
 
 @pytest.mark.usefixtures("without_the_gate")
 def test_a_block_that_is_zero_but_for_rounding(tmp_path):
-    (one,) = torchferry.export(flow(), output=tmp_path / "m.pt", derivatives=["p:e", "p:t"])
-    within = one.contract.tolerance.outputs
+    (exported,) = torchferry.export(flow(), output=tmp_path / "m.pt", derivatives=["p:e", "p:t"])
+    within = exported.contract.tolerance.outputs
     by_t = torchferry.load(tmp_path / "m.pt").call("jacobian", flow().__dict__["example_inputs"])["d p / d t"]
     assert 0 < float(by_t.abs().max()) < within["d p / d t"].floor < CAP
     # Beside a block that is not, the usual tolerance is not widened by much.
@@ -93,5 +93,5 @@ def test_an_entry_that_is_off(tmp_path, monkeypatch, much):
 
 @pytest.mark.usefixtures("without_the_gate")
 def test_a_block_that_moves_at_a_kink_is_no_rounding(tmp_path):
-    (one,) = torchferry.export(kinked(), output=tmp_path / "m.pt", derivatives="all")
-    assert one.contract.tolerance.outputs["d x / d e"].floor <= 10 * USUAL.atol
+    (exported,) = torchferry.export(kinked(), output=tmp_path / "m.pt", derivatives="all")
+    assert exported.contract.tolerance.outputs["d x / d e"].floor <= 10 * USUAL.atol

@@ -20,10 +20,10 @@ F = torch.float64
 
 
 def _written(x: torch.Tensor) -> torch.Tensor:
-    found = torch.zeros_like(x)
-    found[:, 1:3] = x[:, :2] * 2
-    found[:, 0] += x[:, 3]
-    return found
+    result = torch.zeros_like(x)
+    result[:, 1:3] = x[:, :2] * 2
+    result[:, 0] += x[:, 3]
+    return result
 
 
 def _copied(x: torch.Tensor) -> torch.Tensor:
@@ -259,7 +259,7 @@ def test_variables_of_no_numbers():
         x = numbers(rows)
         got = kernel(x, torch.zeros(rows, 0, dtype=torch.float32))
         assert torch.equal(got[0], 2 * x)
-        assert [tuple(one.shape) for one in got[1:]] == [(rows, 0), (rows, 0)]
+        assert [tuple(item.shape) for item in got[1:]] == [(rows, 0), (rows, 0)]
 
 
 UNARY = [ANY[n] for n in ("neg", "abs", "exp", "sin", "tanh", "square", "clamp", "where", "relu", "floor", "atan")]
@@ -277,8 +277,8 @@ def test_random_graphs(data):
     def function(x):
         values = [x, x.flip(-1) + 0.5]
         for which, a, b in plan:
-            one, other = values[a % len(values)], values[b % len(values)]
-            values.append(UNARY[which](one) if which < len(UNARY) else BINARY[which - len(UNARY)](one, other))
+            item, other = values[a % len(values)], values[b % len(values)]
+            values.append(UNARY[which](item) if which < len(UNARY) else BINARY[which - len(UNARY)](item, other))
         return tuple(values[2:])
 
     x = numbers(11) / 2

@@ -18,11 +18,11 @@ AWKWARD = torch.tensor([2.0, 3.0, 5.0, 6.0, 12.0, 13.0], dtype=F)
 
 def matrices(n: int, rows: int = 19) -> torch.Tensor:
     """Such as need pivots: zeros and small numbers on the diagonal."""
-    made = torch.randn(rows, n, n, dtype=F, generator=torch.Generator().manual_seed(n))
-    made[::2].diagonal(dim1=-2, dim2=-1).mul_(1e-12)
+    result = torch.randn(rows, n, n, dtype=F, generator=torch.Generator().manual_seed(n))
+    result[::2].diagonal(dim1=-2, dim2=-1).mul_(1e-12)
     if n > 1:
-        made[3, 0, 0] = 0.0
-    return made
+        result[3, 0, 0] = 0.0
+    return result
 
 
 def solved(a: torch.Tensor, b: torch.Tensor):
@@ -94,7 +94,7 @@ def test_no_error_of_a_singular_matrix(tmp_path):
     a, b = matrices(3), torch.ones(19, 3, dtype=F)
     torchferry.export(Solved(), output=tmp_path / "k.pt", inputs={"a": a, "b": b}, formats="pt,c")
     kernel, model = torchferry.load(tmp_path / "k"), torchferry.load(tmp_path / "k.pt")
-    assert any("singular matrix" in found.what for found in kernel.contract.findings)
+    assert any("singular matrix" in result.what for result in kernel.contract.findings)
     a = matrices(3, 40)
     b = torch.randn(40, 3, dtype=F, generator=torch.Generator().manual_seed(2))
     got = kernel.call("forward", {"a": a.numpy(), "b": b.numpy()})
@@ -179,12 +179,12 @@ class Factored(nn.Module):
 
 def test_derivatives_that_are_captured_with_no_form_of_their_own(tmp_path):
     a = matrices(3, 12) + 3 * torch.eye(3, dtype=F)
-    given = {"a": a, "b": torch.randn(12, 3, dtype=F, generator=torch.Generator().manual_seed(5))}
+    arguments = {"a": a, "b": torch.randn(12, 3, dtype=F, generator=torch.Generator().manual_seed(5))}
     torchferry.export(
-        Factored(), output=tmp_path / "k.pt", inputs=given, derivatives=("x:a",), jvp=True, formats="pt,c"
+        Factored(), output=tmp_path / "k.pt", inputs=arguments, derivatives=("x:a",), jvp=True, formats="pt,c"
     )
-    got = torchferry.load(tmp_path / "k").call("jacobian", {name: v.numpy() for name, v in given.items()})
-    for name, value in torchferry.load(tmp_path / "k.pt").call("jacobian", given).items():
+    got = torchferry.load(tmp_path / "k").call("jacobian", {name: v.numpy() for name, v in arguments.items()})
+    for name, value in torchferry.load(tmp_path / "k.pt").call("jacobian", arguments).items():
         assert numpy.allclose(got[name], value.numpy(), rtol=1e-10, atol=1e-11), name
 
 
