@@ -3,7 +3,7 @@
 A history file is a ``torch.save``d dict of tensors: ``"prescribed/<input>"`` of shape ``(steps, *batch, *event)``,
 ``"initial/<input>"`` of shape ``(*batch, *event)`` for variables that are fed back (``x~1``: ``x`` one step before),
 and ``"expected/<output>"`` of shape ``(steps, *batch, *event)`` if there are values to compare with.
-``exporter/history.py`` says how states are fed back."""
+``exporter/archive/load_history.py`` says how states are fed back."""
 
 from __future__ import annotations
 

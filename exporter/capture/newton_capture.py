@@ -173,6 +173,9 @@ def trace_loop_graph(function: Any, arguments: SolverArguments, path: str, model
 class _GraphConstants(nn.Module):
     """The constants of a graph."""
 
+    # The name of the class in files, wherever its source stands.
+    _jit_override_qualname = "__torch__.torchferry.Graph"
+
     def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
         for i, value in enumerate(values.values()):

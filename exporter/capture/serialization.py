@@ -21,6 +21,7 @@ import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from torch.jit import _pickle
 from exporter.archive.zip_records import _SERIAL
 from exporter.capture import module_tree
 from exporter.common.source_paths import importable_path, strip_stand_in
-from exporter.common.user_code import INTERNAL_PATH_PREFIXES
+from exporter.common.user_code import INTERNAL_PATH_PREFIXES, OWN_SOURCES
 
 _CODE, _DEBUG = ".py", ".py.debug_pkl"
 # A text, which stays; a qualified name; a temporary of torch's printer, which numbers them within a record.
@@ -206,7 +207,7 @@ def _build_debug_record(definition: _Definition, offsets: list[tuple[int, int]])
         stack = "".join(definition.strings[i] for i in texts)
         lines = _keep_user_frames(stack)
         user_text = stack if lines is None else "".join(lines)
-        name, line_number = (importable_path(definition.strings[file]), line) if lines is None else ("", 0)
+        name, line_number = (_name_source(definition.strings[file]), line) if lines is None else ("", 0)
         if (user_text, name, line_number) not in sources:
             numbers = _Integers(intern(t) for t in user_text.splitlines(keepends=True))
             sources[user_text, name, line_number] = (numbers, intern(name), line_number)
@@ -219,6 +220,11 @@ def _build_debug_record(definition: _Definition, offsets: list[tuple[int, int]])
             rows.append((offset - old + new, source, tags.setdefault(key, len(tags))))
         before = key
     return pickle.dumps(("FORMAT_WITH_STRING_TABLE", tuple(strings), tuple(rows)), protocol=2)
+
+
+def _name_source(path: str) -> str:
+    """Return a source's name in files: that of one of ours does not depend on where it stands."""
+    return f"torchferry/{Path(path).name}" if path.startswith(OWN_SOURCES) else importable_path(path)
 
 
 def _keep_user_frames(text: str) -> list[str] | None:

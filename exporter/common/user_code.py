@@ -15,12 +15,13 @@ def _folder(name: str) -> str:
 
 
 _EXPORTER = Path(__file__).parents[1]
+# Where our own sources stand.
+OWN_SOURCES = (f"{_EXPORTER}/", f"{_EXPORTER.parent}/torchferry/")
 # Paths of code that no user can mend: torch's and what it calls, ours, the one that shows warnings, and the wrappers
 # that neml2 has around torch's functions, which say where these must not be used.
 INTERNAL_PATH_PREFIXES = (
     *filter(None, map(_folder, ("torch", "sympy", "mpmath", "opt_einsum"))),
-    f"{_EXPORTER}/",
-    f"{_EXPORTER.parent}/torchferry/",
+    *OWN_SOURCES,
     str(warnings.__file__),
     # Code that has no file: Python's own and torch's, but not a notebook's or the interpreter's.
     "<frozen",

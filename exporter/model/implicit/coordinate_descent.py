@@ -29,6 +29,9 @@ class CoordinateDescent(nn.Module):
     ``forward(coupling, force, args)`` takes ``A`` of shape ``(*batch, n, n)`` and ``b`` of shape ``(*batch, n)``, and
     returns ``g``, of the shape of ``b``."""
 
+    # The name of the class in files, wherever its source stands.
+    _jit_override_qualname = "__torch__.torchferry.CoordinateDescent"
+
     def __init__(
         self,
         rate: Callable[..., torch.Tensor],

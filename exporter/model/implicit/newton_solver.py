@@ -118,6 +118,9 @@ class NewtonSolver(nn.Module):
     residual, status (int64), and a factor that is 1 for converged elements. ``dr/du`` costs one more Jacobian and is
     empty, of shape ``(0, n, n)``, unless ``tangents`` is true. It raises only if ``on_failure`` is ``"raise"``."""
 
+    # The name of the class in files, wherever its source stands.
+    _jit_override_qualname = "__torch__.torchferry.NewtonSolver"
+
     def __init__(
         self,
         residual: Callable[..., torch.Tensor],

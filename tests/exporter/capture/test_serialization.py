@@ -172,6 +172,22 @@ def test_classes_of_ours_have_a_namespace_that_hangs_on_no_file(tmp_path, withou
     assert {path.replace("/", ".") for path in paths} == {"__torch__.torchferry", "__torch__.test_serialization"}
 
 
+def test_loops_of_ours_have_it_too(tmp_path, neml2, without_the_gate):
+    """A Newton solver, a predictor, and the graphs that they call."""
+    rows = {name: torch.linspace(0.5, 1.5, 5, dtype=torch.float64) for name in ("A", "b", "strength")}
+    source = Path(__file__).parents[2] / "support" / "slip.i"
+    torchferry.export(str(source), models=["slip"], inputs=rows, output=tmp_path / "m.pt")
+    with zipfile.ZipFile(tmp_path / "m.pt") as archive:
+        code = [name for name in archive.namelist() if "/code/" in name]
+        whole = b"".join(archive.read(name) for name in [*code, *(n for n in archive.namelist() if n.endswith(".pkl"))])
+    paths = {match.decode() for match in re.findall(rb"__torch__[./]\w+", whole + "".join(code).encode())}
+    assert {path.replace("/", ".") for path in paths} == {"__torch__.torchferry"}
+    for kind in (b"NewtonSolver", b"CoordinateDescent", b"Graph"):
+        assert kind in whole
+    assert b"exporter/" not in whole
+    assert b"torchferry/newton_solver.py" in whole
+
+
 @pytest.mark.parametrize("name", ["class_paths_of_sources.pt"])
 def test_older_files_load(name):
     """An archive written when classes stood under the paths of their sources: ``__torch__.exporter.capture.boxes``."""
