@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from project import ROOT
 
 from torchferry import api
 
@@ -47,3 +49,11 @@ def test_what_is_missing_is_seen():
         return a + b
 
     assert list_missing(function) == ["    b: ", "Returns:", "Example:"]
+
+
+def test_every_public_name_is_in_the_reference():
+    pages = (ROOT / "docs" / "reference" / "python-api").glob("*.md")
+    shown = {
+        name for page in pages for name in re.findall(r"^::: torchferry\.api\.(\w+)$", page.read_text(), re.MULTILINE)
+    }
+    assert set(api.__all__) - shown == {"__version__"}
