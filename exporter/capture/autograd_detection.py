@@ -16,6 +16,9 @@ from exporter.model.eager.warmup import run_first
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.source import Source
 
+# A model whose calls take minutes is exported, too.
+SECONDS = 3600.0
+
 
 class _BackwardRequested(Exception):
     """Raised when the autograd engine is called for a backward pass."""
@@ -27,7 +30,7 @@ def detect_inner_autograd(source: Source, seed: int) -> Source:
         # A source library has its own chain rule.
         return source
     try:
-        uses_autograd = run_in_fork(_requests_backward, source, seed)
+        uses_autograd = run_in_fork(_requests_backward, source, seed, seconds=SECONDS)
     except (ForkFailedError, TorchferryError):
         # A failure here occurs again in a stage that reports it.
         return source

@@ -20,6 +20,8 @@ import torch
 from exporter.common.errors import TorchferryError, summarize_error
 
 DEFAULT_SECONDS = 300.0
+# Opened once, and not in every child.
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -131,15 +133,16 @@ def silence_child() -> None:
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
-    if sys.platform == "linux":
+    if _PRCTL is not None:
         # PR_SET_PDEATHSIG: a child without its parent must end.
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        _PRCTL(1, signal.SIGKILL)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
     warnings.simplefilter("ignore")
-    # OpenMP's threads do not survive a fork.
-    torch.set_num_threads(1)
+    # OpenMP's threads do not survive a fork. Each page that a child touches is a fault: what is so already is not set.
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 def _send_answer(pipe: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

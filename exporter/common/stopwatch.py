@@ -18,12 +18,14 @@ class Step:
         part: What has ended in it: the name of a check.
         done: How many parts have ended.
         total: How many there are; 0 for a stage without parts.
+        is_notice: Whether it says what a reader should know now, not only what goes on.
     """
 
     stage: str
     part: str = ""
     done: int = 0
     total: int = 0
+    is_notice: bool = False
 
     def __str__(self) -> str:
         count = f" ({self.done} of {self.total})" if self.total else ""
@@ -58,6 +60,10 @@ class Stopwatch:
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
             self._stage = outer
+
+    def tell(self, notice: str) -> None:
+        """Tell whoever watches something about the current stage."""
+        self._watch(Step(self._stage, notice, is_notice=True))
 
     def report(self, part: str, done: int, total: int, seconds: float) -> None:
         """Report that a part of the current stage has ended, after so many seconds."""

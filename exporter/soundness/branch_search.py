@@ -16,26 +16,40 @@ from collections.abc import Iterator
 
 import torch
 
+from exporter.capture.scripting import find_marked_modules
 from exporter.graph.torch_nodes import iterate_nodes
+from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import Draws, run_eager
 from exporter.soundness.data_dependence import SIZE
 from exporter.soundness.execution_paths import trace_path
 from exporter.soundness.footprint import get_class_file, is_user_file
+from exporter.soundness.probe_inputs import keep_timely_draws
 from exporter.soundness.run_recording import RunRecording, record_run
 
 # Limits: seconds, new draws, draws per path, numbers, and lines after the read that may compare its value.
+SECONDS_OF_RECORD = 60.0
 SECONDS, MAX_DRAWS, MAX_PER_PATH, MAX_NUMBERS, LINES = 1.0, 12, 3, 12, 3
 RANDOM = 16
 _NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e[+-]?\d+)?", re.IGNORECASE)
 
 
-def search_branch_inputs(source: Source, probes: Draws) -> Draws:
-    """Search further draws by label; none where no data are read. Call it in a forked process."""
-    if source.uses_autograd:
-        # A branch on data is refused where tensors have no values.
-        return ()
-    runs = [record_run(source, inputs) for _, inputs in probes[:2]]
+def choose_draws(source: Source, probes: Draws) -> Draws:
+    """Return the draws at which eager mode ends in good time, and others that take further paths through the code.
+
+    Call it in a forked process."""
+    run = record_run(source, probes[0][1], seconds=SECONDS_OF_RECORD)
+    # What may read data may take any number of steps.
+    is_compiled = find_solvers(source.parameter_module) or find_marked_modules(source.parameter_module)
+    if is_compiled or run.graph is None or _find_read_lines(run):
+        probes = keep_timely_draws(source, probes)
+    # A branch on data is refused where tensors have no values.
+    return probes if source.uses_autograd else (*probes, *_search_branch_inputs(source, probes, run))
+
+
+def _search_branch_inputs(source: Source, probes: Draws, first_run: RunRecording) -> Draws:
+    """Return inputs that take new paths, by label; none where no data are read."""
+    runs = [first_run, *(record_run(source, inputs) for _, inputs in probes[1:2])]
     if not any(map(_find_read_lines, runs)):
         return ()
     start = time.perf_counter()

@@ -11,6 +11,7 @@ from torch.jit._fuser import optimized_execution
 from exporter.archive.contract import Finding
 from exporter.archive.method_names import METHOD
 from exporter.common.errors import TorchferryError, summarize_error
+from exporter.common.forking import DEFAULT_SECONDS
 from exporter.common.tensors import all_close, bitwise_equal, is_finite
 from exporter.model.eager.evaluation import evaluate, get_forward_code
 from exporter.model.eager.warmup import Warmup
@@ -45,12 +46,15 @@ class EagerContext:
 
 @dataclass(frozen=True)
 class CaptureContext:
-    """A captured model: the method ``forward_batch`` of ``module`` is the trace. ``draws`` are inputs by label."""
+    """A captured model: the method ``forward_batch`` of ``module`` is the trace. ``draws`` are inputs by label.
+
+    ``limit``: the seconds that a check may take."""
 
     warm: Warmup
     module: torch.jit.ScriptModule
     draws: Draws
     trace_warnings: tuple[tuple[str, str], ...] = ()
+    limit: float = DEFAULT_SECONDS
 
     @property
     def source(self) -> Source:

@@ -22,7 +22,7 @@ from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.capture.newton_capture import CapturedLoop
 from exporter.capture.passes import CaptureResult, capture
 from exporter.common.errors import TorchferryError, UnsupportedError, UsageError
-from exporter.common.forking import run_in_fork
+from exporter.common.forking import DEFAULT_SECONDS, run_in_fork
 from exporter.common.stopwatch import Stopwatch
 from exporter.common.torch_hooks import ignore_deprecations, patch_forward
 from exporter.model.eager.derivatives import find_nonzero_blocks
@@ -36,6 +36,9 @@ from exporter.model.source import Inputs, Listing, Source
 from exporter.soundness import gate
 from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.gate import Allowance, GateOptions
+
+# Calls of a slow model one after the other, from its warmup to its report, two checks side by side.
+CALLS = 100
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,21 @@ def checked_capture(
     with newton_capture.replace_loops(captured_loops), CleanRooms(source, options.jobs) as room:
         with clock("warmup"):
             first = run_first(source, derive_seed(seed, "warmup"))
+            if first.is_slow:
+                minutes = first.seconds * CALLS / 60
+                clock.tell(
+                    f"a call takes {first.seconds:.0f} s, an export about {CALLS} of them: {minutes:.0f} minutes"
+                )
         if request is not None:
             # A misspelt name is reported before the gate, which takes seconds.
             names = ([s.name for s in source.inputs], list(first.outputs), list(_list_own_parameters(source)))
             derivative_request.validate_names(request, *names)
         with clock("soundness"):
             room.import_alike()
-            gate_options = GateOptions(options.allowances, options.second_opinion, options.jobs, clock.report)
+            room.limit = max(DEFAULT_SECONDS, CALLS * first.seconds)
+            gate_options = GateOptions(
+                options.allowances, options.thorough, options.second_opinion, options.jobs, room.limit, clock.report
+            )
             findings, draws = gate.check_before_capture(first, room, derive_seed(seed, "gate"), gate_options)
         with clock("warmup"):
             more_seed = derive_seed(seed, "more warmup")

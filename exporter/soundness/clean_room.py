@@ -19,7 +19,7 @@ from typing import Any
 from exporter.capture.custom_functions import find_bound_applies
 from exporter.capture.scripting import find_marked_modules
 from exporter.common.errors import MissingRuntimeError, TorchferryError
-from exporter.common.forking import ForkFailedError, fork, run_in_fork, silence_child
+from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, fork, run_in_fork, silence_child
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Source
 
@@ -29,10 +29,10 @@ _LAZY = ("torch", "sympy", "mpmath")
 
 class CleanRooms:
     """Processes that were forked before the model first ran; every call starts from the state of then, in one that is
-    free. ``count`` calls run at the same time, from as many threads."""
+    free. ``count`` calls run at the same time, from as many threads; each may take ``limit`` seconds."""
 
     def __init__(self, source: Source, count: int = 1) -> None:
-        self.source, self.count = source, count
+        self.source, self.count, self.limit = source, count, DEFAULT_SECONDS
         self._initial_modules = set(sys.modules)
         # Found once here, and not in every process that is forked.
         find_bound_applies()
@@ -49,7 +49,7 @@ class CleanRooms:
         """Run ``function(source, *args)`` of a module under ``eager_context``, with arguments that can be pickled."""
         room = self._free_rooms.get()
         try:
-            return room.run(function, args)
+            return room.run(function, args, self.limit)
         finally:
             self._free_rooms.put(room)
 
@@ -84,9 +84,9 @@ class _Room:
             _serve(child_pipe, source)
         child_pipe.close()
 
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], limit: float) -> Any:
         try:
-            self._pipe.send_bytes(pickle.dumps((function, args)))
+            self._pipe.send_bytes(pickle.dumps((function, args, limit)))
             error, value = pickle.loads(self._pipe.recv_bytes())
         except (EOFError, OSError):
             raise ForkFailedError("the process from before the first call was ended") from None
@@ -95,7 +95,7 @@ class _Room:
         return value
 
     def import_modules(self, names: list[str]) -> None:
-        self._pipe.send_bytes(pickle.dumps((None, names)))
+        self._pipe.send_bytes(pickle.dumps((None, names, 0.0)))
 
     def end(self) -> None:
         pid, self._pid = self._pid, 0
@@ -114,7 +114,7 @@ def _serve(pipe: Any, source: Source) -> None:
     try:
         silence_child()
         while True:
-            function, args = pickle.loads(pipe.recv_bytes())
+            function, args, limit = pickle.loads(pipe.recv_bytes())
             if function is None:
                 for name in args:
                     with contextlib.suppress(ImportError):
@@ -122,7 +122,7 @@ def _serve(pipe: Any, source: Source) -> None:
                 continue
             try:
                 with eager_context(source):
-                    answer: tuple[Exception | None, Any] = (None, run_in_fork(function, source, *args))
+                    answer: tuple[Exception | None, Any] = (None, run_in_fork(function, source, *args, seconds=limit))
             except (ForkFailedError, TorchferryError) as error:
                 answer = (error, None)
             pipe.send_bytes(pickle.dumps(answer))

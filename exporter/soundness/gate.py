@@ -15,9 +15,9 @@ import torch
 from exporter.archive.contract import Finding
 from exporter.capture.passes import CaptureResult
 from exporter.common.errors import UnsoundError, UsageError, suggest_names
-from exporter.common.forking import ForkedCall, ForkFailedError
+from exporter.common.forking import DEFAULT_SECONDS, ForkedCall, ForkFailedError
 from exporter.model.eager.warmup import FirstRun, Warmup
-from exporter.soundness.branch_search import search_branch_inputs
+from exporter.soundness.branch_search import choose_draws
 from exporter.soundness.check_context import CaptureContext, EagerContext
 from exporter.soundness.checks import (
     batch_ranks,
@@ -38,7 +38,7 @@ from exporter.soundness.checks import (
     unused_variables,
 )
 from exporter.soundness.clean_room import CleanRooms
-from exporter.soundness.probe_inputs import Draws, draw_probe_inputs, find_timely_labels
+from exporter.soundness.probe_inputs import SMALLEST, Draws, draw_probe_inputs
 
 _Context = TypeVar("_Context", EagerContext, CaptureContext)
 # The findings and the seconds of each check.
@@ -78,13 +78,16 @@ class Allowance:
 
 @dataclasses.dataclass(frozen=True)
 class GateOptions:
-    """The user's ``allowances``, whether ``torch.export`` is asked too (``second_opinion``), which takes some seconds,
-    how many checks run at the same time (``jobs``), and who is told of each check that ended: its name, how many of how
-    many have, its seconds (``report``)."""
+    """The user's ``allowances``, whether slow models run all draws (``thorough``), whether ``torch.export`` is asked
+    too (``second_opinion``), which takes some seconds, how many checks run at the same time (``jobs``), the seconds
+    that each may take (``limit``), and who is told of each check that ended: its name, how many of how many have, its
+    seconds (``report``)."""
 
     allowances: Sequence[Allowance] = ()
+    thorough: bool = False
     second_opinion: bool = False
     jobs: int = 1
+    limit: float = DEFAULT_SECONDS
     report: Callable[[str, int, int, float], Any] = lambda name, done, total, seconds: None
 
 
@@ -98,10 +101,13 @@ def check_before_capture(
     traced, other_size = first.sizes
     probes = draw_probe_inputs(first.sampler, traced, generator)
     findings: list[Finding] = []
+    if first.is_slow and not options.thorough:
+        few = tuple((label, inputs) for label, inputs in probes if label in SMALLEST)
+        reason = f"a call takes {first.seconds:.0f} s (--thorough)"
+        findings.append(Finding(input_values.CHECK, f"{len(probes) - len(few)} draws were not run", reason=reason))
+        probes = few
     try:
-        timely = room(find_timely_labels, probes)
-        probes = tuple((label, inputs) for label, inputs in probes if label in timely)
-        probes += room(search_branch_inputs, probes)
+        probes = room(choose_draws, probes)
     except ForkFailedError as error:
         findings.append(_make_not_run_finding(data_reads.CHECK, f"inputs for every branch: {error}"))
     context = EagerContext(first.source, probes, first.sampler.draw(other_size, generator), room)
@@ -116,7 +122,7 @@ def check_after_capture(
     warm: Warmup, captured: CaptureResult, probes: Draws, before: Sequence[Finding], options: GateOptions
 ) -> tuple[Finding, ...]:
     """Check the capture against the model; ``before`` are earlier findings. Raises ``UnsoundError``."""
-    context = CaptureContext(warm, captured.module, probes, captured.tracer_warnings)
+    context = CaptureContext(warm, captured.module, probes, captured.tracer_warnings, options.limit)
     findings = [*before, *captured.findings]
     _collect(warm.source.name, _AFTER, _run_in_forks(_AFTER, context, options.jobs), findings, options)
     return apply_allowances(findings, options.allowances)
@@ -160,7 +166,7 @@ def _run_in_forks(
                 running.append((name, ForkedCall(_run_check, name, check, context)))
             name, call = running[0]
             try:
-                result = call.wait()
+                result = call.wait(context.limit)
             except ForkFailedError as error:
                 result = [_make_not_run_finding(name, str(error))], 0.0
             running.popleft()

@@ -8,16 +8,14 @@ from collections.abc import Callable
 
 import torch
 
-from exporter.capture.scripting import find_marked_modules
 from exporter.common.forking import time_limit
 from exporter.model.eager.input_sampling import InputSampler
-from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import Draws, alias_inputs, run_eager
-from exporter.soundness.data_dependence import SIZE
-from exporter.soundness.run_recording import record_run
 
-SECONDS, SECONDS_OF_RECORD = 0.5, 60.0
+SECONDS = 0.5
+# The draws of a model whose calls are slow: other values, and either side of a branch on the sign of a number.
+SMALLEST = ("traced", "other values", "mixed signs", "spread")
 
 
 def draw_probe_inputs(sampler: InputSampler, size: int, generator: torch.Generator) -> Draws:
@@ -64,29 +62,19 @@ def draw_probe_inputs(sampler: InputSampler, size: int, generator: torch.Generat
     return (("traced", first), *probes)
 
 
-def find_timely_labels(source: Source, probes: Draws) -> list[str]:
-    """Return labels of the draws at which eager mode ends in good time: data may decide the number of steps."""
-    if not _reads_data(source, probes[0][1]):
-        return [label for label, _ in probes]
-    labels = []
+def keep_timely_draws(source: Source, probes: Draws) -> Draws:
+    """Return the draws at which eager mode ends in good time: data may decide the number of steps."""
     start = time.perf_counter()
     run_eager(source, probes[0][1])
     seconds = max(SECONDS, 50 * (time.perf_counter() - start))
-    for label, inputs in probes:
+    timely = [probes[0]]
+    for label, inputs in probes[1:]:
         start = time.perf_counter()
         with contextlib.suppress(TimeoutError), time_limit(seconds):
             run_eager(source, inputs)
-        if label == probes[0][0] or time.perf_counter() - start < seconds:
-            labels.append(label)
-    return labels
-
-
-def _reads_data(source: Source, inputs: Inputs) -> bool:
-    """Return whether Python, a solver or a compiled submodule reads data, on which the number of steps may depend."""
-    if find_solvers(source.parameter_module) or find_marked_modules(source.parameter_module):
-        return True
-    run = record_run(source, inputs, seconds=SECONDS_OF_RECORD)
-    return run.graph is None or any(not label.startswith(SIZE) for origin in run.origins for label in origin)
+        if time.perf_counter() - start < seconds:
+            timely.append((label, inputs))
+    return tuple(timely)
 
 
 def _set_row(value: torch.Tensor, index: int, number: float) -> torch.Tensor:

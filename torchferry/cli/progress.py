@@ -33,9 +33,12 @@ class StepDisplay:
         self._task = self._live.add_task("start", total=None)
 
     def show(self, step: Step) -> None:
-        """Show a step; where there is no terminal, only if the last one that was shown is long ago."""
+        """Show a step; where there is no terminal, only if the last one that was shown is long ago. A notice stays."""
         now = time.monotonic()
-        if err.is_terminal:
+        if step.is_notice:
+            if not self._is_silent:
+                err.print(step.part, soft_wrap=True)
+        elif err.is_terminal:
             self._live.update(self._task, description=str(step))
         elif not self._is_silent and now - self._last > QUIET_SECONDS:
             self._last = now

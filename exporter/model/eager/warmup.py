@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -30,6 +31,9 @@ from exporter.model.source import Inputs, Source
 
 # Rows of the warmup case: enough to represent a history, few enough to store.
 WARMUP_ROWS = 32
+# Seconds of a call from which on the gate runs few draws. All other costs are counted, as a loaded machine must not
+# change what is run; a call of this length is long on any machine.
+SLOW_CALL = 5.0
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,20 @@ class Warmup:
 class FirstRun:
     """The warmup inputs, the sampler for more, and copies of the outputs of the first run.
 
-    ``sizes``: two sizes of the batch, or of the first open size: the one to trace at, and another one."""
+    ``sizes``: two sizes of the batch, or of the first open size: the one to trace at, and another one. ``seconds``:
+    what a call takes."""
 
     source: Source
     sizes: tuple[int, int]
     sampler: InputSampler
     inputs: Inputs
     outputs: dict[str, torch.Tensor]
+    seconds: float = 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        """Return whether a call takes so long that every check has its smallest form."""
+        return self.seconds > SLOW_CALL
 
 
 def run_first(source: Source, seed: int) -> FirstRun:
@@ -74,7 +85,15 @@ def run_first(source: Source, seed: int) -> FirstRun:
         sizes = choose_trace_sizes(source) if source.batch_ndim else (0, 0)
         if source.sizes:
             sizes = probe_trace_sizes(source, make_sampler(source))
-        return FirstRun(source, sizes, *find_inputs(source, generator, sizes[0] if source.sizes else 3))
+        start = time.perf_counter()
+        sampler, inputs, outputs = find_inputs(source, generator, sizes[0] if source.sizes else 3)
+        seconds = time.perf_counter() - start
+        if seconds > SLOW_CALL:
+            # A first call may load or compile what later ones have.
+            start = time.perf_counter()
+            evaluate_on_copies(source, inputs)
+            seconds = time.perf_counter() - start
+        return FirstRun(source, sizes, sampler, inputs, outputs, seconds)
 
 
 def make_sampler(source: Source, low: float = -1.0, high: float = 1.0) -> InputSampler:

@@ -8,6 +8,7 @@ some of the mask set)."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,51 +45,72 @@ def check(context: EagerContext) -> list[Finding]:
     return context.room(_check, [inputs for _, inputs in context.draws])
 
 
+class _Recordings:
+    """Recordings of the draws, each made once. Graphs are kept of the first two alone, as those of large models are."""
+
+    def __init__(self, source: Source, draws: Sequence[Inputs]) -> None:
+        self.source, self.draws = source, draws
+        self._made: dict[int, RunRecording] = {}
+
+    def record(self, index: int) -> RunRecording:
+        """Return the recording of this draw."""
+        if index not in self._made:
+            recording = record_run(self.source, self.draws[index])
+            self._made[index] = recording if index < 2 else dataclasses.replace(recording, graph=None)
+        return self._made[index]
+
+    def list_values(self, index: int, line: ReadLine) -> tuple[str, ...]:
+        """Return what this line reads at a draw."""
+        return tuple(read.value for read in self.record(index).reads if (read.where, read.kind) == line)
+
+
 def _check(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
+    recordings = _Recordings(source, draws)
     # Without values all recordings are alike.
-    bases = [record_run(source, inputs) for inputs in draws[: 1 if source.uses_autograd else 2]]
-    failed = [base for base in bases if base.graph is None]
-    if failed:
-        raise ForkFailedError(failed[0].failure)
+    bases = [recordings.record(i) for i in range(1 if source.uses_autograd else 2)]
+    if failures := [base.failure for base in bases if base.graph is None]:
+        raise ForkFailedError(failures[0])
     lines: dict[ReadLine, frozenset[str]] = {}
     for base in bases:
         for read, origin in zip(base.reads, base.origins, strict=True):
             key = (read.where, read.kind)
             lines[key] = lines.get(key, frozenset()) | origin
-    count_lines = [key for key, labels in lines.items() if _is_count(labels)]
-    changing_lines = _find_changing_lines(source, draws, count_lines) if count_lines else set()
     findings: list[Finding] = []
-    for (where, operation), labels in list(lines.items())[:LINES]:
+    for line, labels in list(lines.items())[:LINES]:
         origin = [label for label in sorted(labels) if not label.startswith(SIZE)]
-        if not origin or (_is_count(labels) and (where, operation) not in changing_lines):
-            continue
-        distinguishing = [i for i in _find_distinguishing_draws(source, draws, where, operation) if i > 1]
-        others = [(draws[i], record_run(source, draws[i])) for i in distinguishing]
-        effect = _describe_effect(source, [*zip(draws[:2], bases, strict=True), *others], where, operation)
-        what = f"{operation} reads data into Python that depend on {', '.join(origin)}"
-        if not effect:
-            findings.append(Finding(CHECK, what, where, reason="no output depends on what was read"))
-        elif operation == "bool()" and distinguishing and _serves_all(source, bases[0], draws):
-            findings.append(Finding(CHECK, what, where, reason=BOTH_WAYS))
-        else:
-            inside = [path for path in find_submodules_at_line(source, where) if path]
-            script = f', or torchferry.mark(..., jit="script") for submodule {inside[-1]!r}' if inside else ""
-            findings.append(make_refusal(CHECK, what, where, effect, _MEND + script))
+        # A size that data decide is sound where it is the same at all data.
+        if origin and not (_is_count(labels) and _reads_the_same(recordings, line)):
+            findings.append(_judge_line(recordings, bases, line, origin))
     return findings
 
 
-def _find_distinguishing_draws(source: Source, draws: Sequence[Inputs], where: str, operation: str) -> list[int]:
+def _judge_line(
+    recordings: _Recordings, bases: Sequence[RunRecording], line: ReadLine, origin: Sequence[str]
+) -> Finding:
+    """Return what the value that a line reads from data does to the outputs."""
+    source, draws, (where, operation) = recordings.source, recordings.draws, line
+    distinguishing = [i for i in _find_distinguishing_draws(recordings, line) if i > 1]
+    others = [(draws[i], recordings.record(i)) for i in distinguishing]
+    effect = _describe_effect(source, [*zip(draws[:2], bases, strict=False), *others], where, operation)
+    what = f"{operation} reads data into Python that depend on {', '.join(origin)}"
+    if not effect:
+        return Finding(CHECK, what, where, reason="no output depends on what was read")
+    if operation == "bool()" and distinguishing and _serves_all(source, bases[0], draws):
+        return Finding(CHECK, what, where, reason=BOTH_WAYS)
+    inside = [path for path in find_submodules_at_line(source, where) if path]
+    script = f', or torchferry.mark(..., jit="script") for submodule {inside[-1]!r}' if inside else ""
+    return make_refusal(CHECK, what, where, effect, _MEND + script)
+
+
+def _find_distinguishing_draws(recordings: _Recordings, line: ReadLine) -> list[int]:
     """Return the draws at which this line reads another value than at the draws before.
 
     There are none where data decide how often the line runs."""
     first_draws: dict[tuple[str, ...], int] = {}
-    counts = set()
-    for i, inputs in enumerate(draws):
-        recording = record_run(source, inputs)
-        if recording.graph is not None:
-            values = tuple(r.value for r in recording.reads if (r.where, r.kind) == (where, operation))
-            counts.add(len(values))
-            first_draws.setdefault(values, i)
+    for i in range(len(recordings.draws)):
+        if not recordings.record(i).failure:
+            first_draws.setdefault(recordings.list_values(i, line), i)
+    counts = set(map(len, first_draws))
     return list(first_draws.values())[:4] if len(first_draws) > 1 and len(counts) == 1 else []
 
 
@@ -115,14 +137,9 @@ def _is_count(labels: frozenset[str]) -> bool:
     return bool(rest) and all(label.startswith(COUNT) for label in rest)
 
 
-def _find_changing_lines(source: Source, draws: Sequence[Inputs], lines: Sequence[ReadLine]) -> set[ReadLine]:
-    """Return those of these lines that read other values at other data."""
-    values_by_line: dict[ReadLine, set[tuple[str, ...]]] = {line: set() for line in lines}
-    for inputs in draws:
-        recording = record_run(source, inputs)
-        for line, values in values_by_line.items():
-            values.add(tuple(r.value for r in recording.reads if (r.where, r.kind) == line))
-    return {line for line, values in values_by_line.items() if len(values) > 1}
+def _reads_the_same(recordings: _Recordings, line: ReadLine) -> bool:
+    """Return whether this line reads the same values at all data."""
+    return len({recordings.list_values(i, line) for i in range(len(recordings.draws))}) == 1
 
 
 def _describe_effect(source: Source, bases: Sequence[tuple[Inputs, RunRecording]], where: str, operation: str) -> str:

@@ -21,7 +21,11 @@ def check(context: CaptureContext) -> list[Finding]:
     dtypes = {t.dtype for t in context.draws[0][1] if t.is_floating_point()}
     if len(dtypes) != 1 or not dtypes <= set(_OTHER_DTYPES):
         return []
-    return [finding for dtype in _OTHER_DTYPES[dtypes.pop()] for finding in run_in_fork(_check, context, dtype)]
+    return [
+        finding
+        for dtype in _OTHER_DTYPES[dtypes.pop()]
+        for finding in run_in_fork(_check, context, dtype, seconds=context.limit)
+    ]
 
 
 def _check(context: CaptureContext, other_dtype: torch.dtype) -> list[Finding]:

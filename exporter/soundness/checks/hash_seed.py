@@ -28,7 +28,6 @@ from exporter.soundness.footprint import Footprint, is_user_file
 CHECK = "hash seed"
 # Two texts keep their order at one seed with probability 1/2, at all of them with 1/16.
 SEEDS = (1, 2, 3, 4)
-SECONDS = 120.0
 _BUILD = {"BUILD_SET", "SET_ADD", "SET_UPDATE"}
 
 
@@ -39,7 +38,7 @@ def check(context: EagerContext) -> list[Finding]:
         return []
     # A room may be ended at any time, and would leave a folder of its own behind.
     with temporary_folder() as folder:
-        return context.room(_check, context.inputs, where, folder)
+        return context.room(_check, context.inputs, where, folder, context.room.limit)
 
 
 def _find_set_line(source: Source, inputs: Inputs) -> str:
@@ -65,7 +64,7 @@ def _names_set(step: dis.Instruction, following: dis.Instruction) -> bool:
     return step.opname.startswith("LOAD_") and (constant or step.argval in ("set", "frozenset", "hash"))
 
 
-def _check(source: Source, inputs: Inputs, where: str, folder: Path) -> list[Finding]:
+def _check(source: Source, inputs: Inputs, where: str, folder: Path, limit: float) -> list[Finding]:
     reference = run_eager(source, inputs)
     try:
         payload = pickle.dumps((source, inputs))
@@ -74,7 +73,7 @@ def _check(source: Source, inputs: Inputs, where: str, folder: Path) -> list[Fin
     model_file = folder / "model"
     model_file.write_bytes(pickle.dumps((sys.path, _find_module_files(source), payload)))
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda seed: _run_interpreter(model_file, seed), SEEDS))
+        answers = list(pool.map(lambda seed: _run_interpreter(model_file, seed, limit), SEEDS))
     for seed, outputs in zip(SEEDS, answers, strict=True):
         mismatch = _compare_outputs(outputs, reference)
         if mismatch:
@@ -91,13 +90,13 @@ def _find_module_files(source: Source) -> dict[str, str]:
     return {name: file for name, file in files.items() if file and is_user_file(file) and name != "__main__"}
 
 
-def _run_interpreter(model_file: Path, seed: int) -> Outputs:
+def _run_interpreter(model_file: Path, seed: int, limit: float) -> Outputs:
     command = [sys.executable, "-c", f"from {__name__} import answer; answer({str(model_file)!r}, {seed})"]
     environment = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     try:
-        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        raise ForkFailedError(f"a new interpreter did not end within {SECONDS:g} s") from None
+        raise ForkFailedError(f"a new interpreter did not end within {limit:g} s") from None
     if process.returncode:
         last_line = (process.stderr.splitlines() or ["?"])[-1]
         raise ForkFailedError(f"the model cannot be passed to a new interpreter: {last_line}")

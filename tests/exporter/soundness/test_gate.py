@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -25,9 +26,11 @@ import torchferry
 from exporter.archive.contract import Finding
 from exporter.common.errors import UnsoundError, UsageError
 from exporter.common.forking import ForkFailedError, run_in_fork
+from exporter.common.stopwatch import Step
 from exporter.frontends import python_factory
+from exporter.model.eager import warmup
 from exporter.model.eager.evaluation import eager_context
-from exporter.soundness import gate, probe_inputs
+from exporter.soundness import branch_search, gate, probe_inputs
 from exporter.soundness.checks import data_reads
 from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.execution_paths import trace_path
@@ -261,7 +264,33 @@ def test_draws_that_take_too_long_are_left_out(monkeypatch, function, is_slow):
     draws = [(name, (torch.full((5, 3), value, dtype=F),)) for name, value in (("small", 0.5), ("large", 1e8))]
     monkeypatch.setattr(probe_inputs, "SECONDS", 0.1)
     with eager_context(source):
-        assert run_in_fork(probe_inputs.find_timely_labels, source, draws) == ["small"] + ["large"] * (not is_slow)
+        kept = run_in_fork(branch_search.choose_draws, source, draws)
+    assert [label for label, _ in kept if label in ("small", "large")] == ["small"] + ["large"] * (not is_slow)
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_a_slow_model_is_announced_and_has_the_smallest_checks(monkeypatch, thorough):
+    monkeypatch.setattr(warmup, "SLOW_CALL", 0.0)
+    steps: list[Step] = []
+    (report,) = torchferry.check(planted_models.sound(), thorough=thorough, watch=steps.append)
+    (notice,) = [step for step in steps if step.is_notice]
+    assert re.fullmatch(r"a call takes \d+ s, an export about \d+ of them: \d+ minutes", notice.part)
+    assert ("draws were not run" in str(report.findings)) is not thorough
+    # The checks are all there, and refuse.
+    with pytest.raises(UnsoundError) as caught:
+        torchferry.check(planted_models.branch_on_data(), thorough=thorough)
+    assert caught.value.details["check"] == "data read"
+
+
+def _sleep(source):
+    time.sleep(5)
+
+
+def test_a_call_in_a_room_may_take_as_long_as_the_room_says():
+    with CleanRooms(source_for(planted_models.sound())) as room:
+        room.limit = 0.2
+        with pytest.raises(ForkFailedError, match=r"no end within 0\.2 s"):
+            room(_sleep)
 
 
 def test_a_read_is_followed_through_views_and_writes_in_place():

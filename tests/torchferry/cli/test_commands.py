@@ -463,6 +463,17 @@ def test_long_commands_say_what_they_do(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_a_slow_model_is_announced_at_once(monkeypatch, capfd):
+    monkeypatch.setattr("exporter.model.eager.warmup.SLOW_CALL", 0.0)
+    assert run(["check", str(RATES), "--model", "eq"]) == 0
+    captured = capfd.readouterr()
+    assert re.search(r"^a call takes 0 s, an export about 100 of them: 0 minutes$", captured.err, re.MULTILINE)
+    assert run(["check", str(RATES), "--model", "eq", "--json"]) == 0
+    captured = capfd.readouterr()
+    assert captured.err == ""
+    assert "draws were not run" in captured.out
+
+
 CHILDREN = """
 import multiprocessing
 import time
