@@ -13,7 +13,7 @@ _PUBLIC = ("forward", "jacobian", "jvp", "vjp", "newton_info")
 
 RESERVED = (
     *_PUBLIC,
-    *(f"{name}_{way}_batch" for name in _PUBLIC for way in ("any", "slices")),
+    *(f"{name}_slices_batch" for name in _PUBLIC),
     *(METHOD, BLOCKS, TANGENTS, BY_PARAMETERS, COTANGENTS, JVP, VJP, JACOBIAN, ROWS, EVERY),
     *(NEWTON_INFO, SOLVED, f"{JVP}_solved", f"{VJP}_solved"),
     "broadcast_batch",

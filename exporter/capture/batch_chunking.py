@@ -70,14 +70,18 @@ def _get_sizes(value: Any) -> list[int] | None:
 
 def emit_chunked_source(name: str, inner: str, arguments: Sequence[str], count: int, size: int) -> str:
     """Return source of a method that calls ``inner`` on chunks of ``size`` rows."""
-    first_chunk = ", ".join(f"{a}.narrow(0, 0, {size})" for a in arguments)
-    next_chunk = ", ".join(f"{a}.narrow(0, tf_start, min({size}, tf_rows - tf_start))" for a in arguments)
+    chunks = [f"tf_x_{i}" for i in range(len(arguments))]
     lines = [f"tf_rows = {arguments[0]}.size(0)"]
-    lines += [f"if tf_rows <= {size}:", f"    tf_v = self.{inner}({', '.join(arguments)})"]
-    lines += ["else:", f"    tf_v = self.{inner}({first_chunk})"]
-    lines += [f"tf_o_{i} = tf_v[{i}]" for i in range(count)]
-    lines += [f"if tf_rows > {size}:", *(f"    tf_list_{i} = [tf_o_{i}]" for i in range(count))]
-    lines += [f"    for tf_start in range({size}, tf_rows, {size}):", f"        tf_v = self.{inner}({next_chunk})"]
-    lines += [f"        tf_list_{i}.append(tf_v[{i}])" for i in range(count)]
-    lines += [f"    tf_o_{i} = torch.cat(tf_list_{i})" for i in range(count)]
-    return emit_method_source(name, arguments, lines, [f"tf_o_{i}" for i in range(count)])
+    lines += [f"tf_list_{i}: List[Tensor] = []" for i in range(count)]
+    # The trace is called at one place only, as in ``forward``; an empty batch is a chunk, too.
+    lines += [f"for tf_start in range(0, max(tf_rows, 1), {size}):"]
+    lines += [f"    {chunk} = {a}" for chunk, a in zip(chunks, arguments, strict=True)]
+    lines += [f"    if tf_rows > {size}:", f"        tf_count = min({size}, tf_rows - tf_start)"]
+    lines += [f"        {chunk} = {chunk}.narrow(0, tf_start, tf_count)" for chunk in chunks]
+    lines += [f"    tf_v = self.{inner}({', '.join(chunks)})"]
+    lines += [f"    tf_list_{i}.append(tf_v[{i}])" for i in range(count)]
+    results = [f"tf_o_{i}" for i in range(count)]
+    lines += [f"{result} = tf_list_{i}[0]" for i, result in enumerate(results)]
+    # A copy of a single chunk would cost its memory once more.
+    lines += [f"if tf_rows > {size}:", *(f"    {r} = torch.cat(tf_list_{i})" for i, r in enumerate(results))]
+    return emit_method_source(name, arguments, lines, results)

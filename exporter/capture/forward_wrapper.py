@@ -1,9 +1,10 @@
 """The ``forward`` that a host calls: checks shapes, takes any number of batch dimensions, calls the trace.
 
 A trace knows one number of dimensions, and gives wrong numbers without an error for another. The generated ``forward``
-passes inputs with one batch dimension of one size on at once; for any other batch it flattens the batch dimensions to
-the traced one and restores them in the outputs, and it broadcasts batches that differ, as eager mode does. It is
-TorchScript source, so it works with every loader."""
+passes inputs with one batch dimension of one size on as they are; for any other batch it flattens the batch dimensions
+to the traced one and restores them in the outputs, and it broadcasts batches that differ, as eager mode does. It is
+TorchScript source, so it works with every loader. The trace is called at one place only: torch inlines every call, and
+what it takes to optimise a graph grows with its operations."""
 
 from __future__ import annotations
 
@@ -18,7 +19,6 @@ from exporter.archive.method_names import METHOD
 from exporter.archive.tensor_spec import Shape, TensorSpec
 
 _TEMPLATE = """
-{%- set args = inputs | map(attribute="name") | join(", ") -%}
 {%- set given = inputs | map(attribute="given") | join(", ") -%}
 {%- macro signature(name) -%}
 def {{ name }}(self{% for x in inputs %}, {{ x.name }}: Tensor{% endfor %}) -> Tuple[{{ returns }}]:
@@ -32,42 +32,45 @@ raise ValueError(
 {%- endmacro -%}
 {%- if batched %}
 {%- if helper %}
-def broadcast_batch(self, a: List[int], b: List[int]) -> List[int]:
-    longer, shorter = a, b
-    if len(a) < len(b):
-        longer, shorter = b, a
-    batch = list(longer)
-    lead = len(longer) - len(shorter)
-    for i in range(len(shorter)):
-        if batch[lead + i] == 1:
-            batch[lead + i] = shorter[i]
-        elif shorter[i] != 1 and shorter[i] != batch[lead + i]:
-            raise ValueError("the batch shapes {} and {} of the inputs do not broadcast".format(a, b))
+def broadcast_batch(self, shapes: List[List[int]]) -> List[int]:
+    batch: List[int] = []
+    for shape in shapes:
+        longer, shorter = batch, shape
+        if len(batch) < len(shape):
+            longer, shorter = shape, batch
+        result = list(longer)
+        lead = len(longer) - len(shorter)
+        for i in range(len(shorter)):
+            if result[lead + i] == 1:
+                result[lead + i] = shorter[i]
+            elif shorter[i] != 1 and shorter[i] != result[lead + i]:
+                raise ValueError("the batch shapes {} and {} of the inputs do not broadcast".format(batch, shape))
+        batch = result
     return batch
 {% endif %}
-{{ signature(name ~ "_any_batch") }}
-{%- for x in inputs if x.ndim %}
-    if {{ x.name }}.dim() < {{ x.ndim }} or {{ x.name }}.shape[{{ x.name }}.dim() - {{ x.ndim }}:] != {{ x.shape }}:
-        {{ refuse(x, x.index, "[*batch, " ~ x.shape[1:-1] ~ "]") }}
-{%- endfor %}
-    batch: List[int] = []
-{%- for x in inputs %}
-    batch = self.broadcast_batch(batch, {{ x.name }}.shape[:{{ x.name }}.dim() - {{ x.ndim }}])
-{%- endfor %}
-    rows = 1
-    for size in batch:
-        rows *= size
-    outputs = self.{{ method }}({% for x in inputs %}
-        {{ x.name }}.expand({{ x.whole }}).reshape({{ x.flat }}){{ x.suffix }},{% endfor %}
-    )
-    return ({% for i in range(count) %}
-        outputs[{{ i }}].reshape(batch + outputs[{{ i }}].shape[1:]),{% endfor %}
-    )
-
 {{ signature(name) }}
-    if {{ traced | join(" and ") }}:
-        return self.{{ method }}({{ given }})
-    return self.{{ name }}_any_batch({{ args }})
+    batch: List[int] = []
+    is_traced = {{ traced | join(" and ") }}
+    if not is_traced:
+{%- for x in inputs if x.ndim %}
+        if {{ x.name }}.dim() < {{ x.ndim }} or {{ x.name }}.shape[{{ x.name }}.dim() - {{ x.ndim }}:] != {{ x.shape }}:
+            {{ refuse(x, x.index, "[*batch, " ~ x.shape[1:-1] ~ "]") }}
+{%- endfor %}
+        batch = self.broadcast_batch([{% for x in inputs %}
+            {{ x.name }}.shape[:{{ x.name }}.dim() - {{ x.ndim }}],{% endfor %}
+        ])
+        rows = 1
+        for size in batch:
+            rows *= size
+{%- for x in inputs %}
+        {{ x.name }} = {{ x.name }}.expand({{ x.whole }}).reshape({{ x.flat }})
+{%- endfor %}
+    outputs = self.{{ method }}({{ given }})
+    if not is_traced:
+        outputs = ({% for i in range(count) %}
+            outputs[{{ i }}].reshape(batch + outputs[{{ i }}].shape[1:]),{% endfor %}
+        )
+    return outputs
 {%- else %}
 {{ signature(name) }}
 {%- for x in inputs %}
@@ -99,7 +102,6 @@ def emit_forward_source(
             "name": name,
             "text": _quote(spec.name),
             "given": name + (".contiguous()" if contiguous else ""),
-            "suffix": ".contiguous()" if contiguous else "",
             "index": i,
             "ndim": len(spec.shape),
             "dims": spec.shape,
