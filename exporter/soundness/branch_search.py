@@ -7,6 +7,7 @@ the user's code is kept, as fuzzers guided by coverage do (AFL: https://lcamtuf.
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import math
 import re
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 import torch
 
 from exporter.capture.scripting import find_marked_modules
+from exporter.common.forking import time_limit
 from exporter.graph.torch_nodes import iterate_nodes
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
@@ -57,10 +59,16 @@ def _search_branch_inputs(source: Source, probes: Draws, first_run: RunRecording
     path_counts = Counter(dict.fromkeys((_hash_path(source, inputs) for _, inputs in probes), MAX_PER_PATH))
     new_draws: list[tuple[str, Inputs]] = []
     for label, inputs in _iter_candidates(probes[0][1], _find_comparison_numbers(source, runs)):
-        if len(new_draws) == MAX_DRAWS or time.perf_counter() - start > SECONDS:
+        if len(new_draws) == MAX_DRAWS:
             break
-        path = _hash_path(source, inputs)
-        if path_counts[path] < MAX_PER_PATH and not isinstance(run_eager(source, inputs), str):
+        path, outputs = 0, ""
+        # Data may decide the number of steps.
+        with contextlib.suppress(TimeoutError), time_limit(max(SECONDS + start - time.perf_counter(), 0.01)):
+            path = _hash_path(source, inputs)
+            outputs = run_eager(source, inputs) if path_counts[path] < MAX_PER_PATH else ""
+        if time.perf_counter() - start > SECONDS:
+            break
+        if not isinstance(outputs, str):
             path_counts[path] += 1
             new_draws.append((label, inputs))
     return tuple(new_draws)

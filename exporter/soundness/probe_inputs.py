@@ -13,7 +13,7 @@ from exporter.model.eager.input_sampling import InputSampler
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import Draws, alias_inputs, run_eager
 
-SECONDS = 0.5
+SECONDS = 0.2
 # The draws of a model whose calls are slow: other values, and either side of a branch on the sign of a number.
 SMALLEST = ("traced", "other values", "mixed signs", "spread")
 

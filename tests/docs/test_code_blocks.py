@@ -7,12 +7,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 from native_build import SOLVERS, need_fortran
 from project import RATES, ROOT, export_unverified, need
+from warm_commands import WarmCommands
 
 from runtime_checks import native_build
 
@@ -22,6 +25,8 @@ pytestmark = pytest.mark.usefixtures("neml2")
 README = ROOT / "README.md"
 # Pages of results are tables of figures; they show no blocks to run.
 PAGES = [README, *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "results")]
+# The width of what commands print.
+COLUMNS = 100
 # The first line of a block that is a file, in the comments of its language.
 NAMED = re.compile(r"(?:#|//|/\*|!) file: (\S+)")
 # A block that calls one of these programs is skipped where it is missing, and the blocks after it run.
@@ -50,21 +55,32 @@ def missing_program(text: str) -> str:
 
 def run(command: list[str], folder: Path, text: str = "") -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": str(COLUMNS)}
     done = subprocess.run(command, cwd=folder, input=text, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, f"{text or command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Path]:
+    """The folder of the programs ``torchferry`` and ``warm-python``."""
+    # The path of a socket is short.
+    with tempfile.TemporaryDirectory() as folder:
+        commands = WarmCommands(Path(folder) / "warm", COLUMNS)
+        yield commands.bin
+        commands.close()
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, programs: Path) -> Path:
     for name in ("examples", "artifacts"):
         (tmp_path / name).symlink_to(ROOT / name)
-    for name, module in (("torchferry", "exporter"), ("pytest", "pytest")):
-        binary = tmp_path / "bin" / name
-        binary.parent.mkdir(exist_ok=True)
-        binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
-        binary.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    for program in programs.iterdir():
+        (tmp_path / "bin" / program.name).symlink_to(program)
+    binary = tmp_path / "bin" / "pytest"
+    binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest "$@"\n')
+    binary.chmod(0o755)
     return tmp_path
 
 
@@ -75,7 +91,7 @@ def run_block(info: str, text: str, folder: Path) -> None:
     elif info == "bash":
         run(["bash", "-euc", f'export PATH="{folder}/bin:$PATH"\n{text}'], folder)
     elif info == "python":
-        run([sys.executable, "-W", "error", "-W", "ignore:`torch.jit", "-"], folder, text)
+        run([f"{folder}/bin/warm-python", "-W", "error", "-W", "ignore:`torch.jit", "-"], folder, text)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +145,7 @@ def test_the_graphs_are_what_the_page_shows(folder):
     result = [(info.removeprefix("text "), text) for info, text in blocks(page) if info.startswith("text graph")]
     assert len(result) == 2
     for command, text in result:
-        printed = run([sys.executable, "-m", "exporter", *command.split()], folder)
+        printed = run([f"{folder}/bin/torchferry", *command.split()], folder)
         operations = [" ".join(line.split()) for line in printed.splitlines() if "aten::" in line]
         assert operations == [" ".join(line.split()) for line in text.splitlines()]
 

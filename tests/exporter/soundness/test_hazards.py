@@ -39,7 +39,11 @@ def test_a_hazard_is_refused_with_its_line(path):
     assert "# HAZARD" in path.read_text().splitlines()[int(where[1]) - 1], str(error)
 
 
-@pytest.mark.parametrize("path", [*HAZARDS, *NETWORKS], ids=lambda p: p.stem)
+# Networks take seconds each.
+SOUND = [*HAZARDS, *(pytest.param(path, marks=pytest.mark.thorough) for path in NETWORKS)]
+
+
+@pytest.mark.parametrize("path", SOUND, ids=lambda p: p.stem)
 def test_what_is_sound_passes(path):
     try:
         result = findings_of(source_of(path, "Sound"))
