@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import shutil
 import zipfile
@@ -17,6 +18,9 @@ import torchferry
 from exporter.soundness import gate
 from runtime_checks.file_verifier import FileVerifier
 from runtime_checks.runners import fork_server
+
+# No collection, nor a search for functions, looks at what torch and torchferry are made of, as in a command.
+gc.freeze()
 
 FACTORIES = {"elastic": "Elastic", "single": "Single", "picks": "picks", "whole": "Whole", "conjugate": "Conjugate"}
 

@@ -22,6 +22,7 @@ from exporter.common.errors import MissingRuntimeError, TorchferryError
 from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, fork, run_in_fork, silence_child
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Source
+from exporter.soundness.rehearsal import rehearse
 
 # Packages that torch imports when they are first needed.
 _LAZY = ("torch", "sympy", "mpmath")
@@ -37,6 +38,7 @@ class CleanRooms:
         # Found once here, and not in every process that is forked.
         find_bound_applies()
         find_marked_modules(source.parameter_module)
+        rehearse()
         if not hasattr(os, "fork"):
             what = "the soundness gate runs the model in forked processes, which this system does not have"
             raise MissingRuntimeError(what, got=sys.platform, expected="Linux or macOS")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from typing import Any
@@ -15,7 +16,7 @@ from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import EagerContext, Outputs, make_refusal, outputs_equal, run_eager
 from exporter.soundness.culprit_line import find_culprit_line
 from exporter.soundness.data_dependence import RANDOM, is_random
-from exporter.soundness.run_recording import record_run
+from exporter.soundness.run_recording import digest, record_run
 
 CHECK = "random numbers"
 SEEDS = 24
@@ -53,8 +54,8 @@ def draws_random_numbers(source: Source, inputs: Inputs) -> bool:
 
 def _read_generator_states() -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy")
-    arrays = str(numpy.random.get_state()) if numpy is not None else ""
-    return bytes(torch.get_rng_state().tolist()), random.getstate(), arrays
+    arrays = pickle.dumps(numpy.random.get_state()) if numpy is not None else b""
+    return digest(torch.get_rng_state()), random.getstate(), arrays
 
 
 def _seed_generators(seed: int) -> None:

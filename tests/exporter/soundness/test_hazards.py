@@ -39,8 +39,11 @@ def test_a_hazard_is_refused_with_its_line(path):
     assert "# HAZARD" in path.read_text().splitlines()[int(where[1]) - 1], str(error)
 
 
-# Networks take seconds each.
-SOUND = [*HAZARDS, *(pytest.param(path, marks=pytest.mark.thorough) for path in NETWORKS)]
+# Of each check the first twin; the others, and networks, take minutes together.
+CHECKS = {load(path).CHECK: path for path in reversed(HAZARDS)}
+FIRST = [path for path in HAZARDS if path in CHECKS.values()]
+REST = [path for path in (*HAZARDS, *NETWORKS) if path not in FIRST]
+SOUND = [*FIRST, *(pytest.param(path, marks=pytest.mark.thorough) for path in REST)]
 
 
 @pytest.mark.parametrize("path", SOUND, ids=lambda p: p.stem)
