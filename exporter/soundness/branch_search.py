@@ -14,6 +14,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -26,7 +27,7 @@ from exporter.soundness.check_context import Draws, run_eager
 from exporter.soundness.data_dependence import SIZE
 from exporter.soundness.execution_paths import trace_path
 from exporter.soundness.footprint import get_class_file, is_user_file
-from exporter.soundness.probe_inputs import keep_timely_draws
+from exporter.soundness.probe_inputs import LIMIT, keep_affordable_draws, keep_timely_draws
 from exporter.soundness.run_recording import RunRecording, record_run
 
 # Limits: seconds, new draws, draws per path, numbers, and lines after the read that may compare its value.
@@ -36,10 +37,24 @@ RANDOM = 16
 _NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e[+-]?\d+)?", re.IGNORECASE)
 
 
-def choose_draws(source: Source, probes: Draws) -> Draws:
+@dataclass(frozen=True)
+class ChosenDraws:
+    """The draws that checks run, how many were left out as the model is dear, and the counted seconds of a call."""
+
+    draws: Draws
+    left_out: int
+    seconds: float
+
+
+def choose_draws(source: Source, probes: Draws, limit: float = LIMIT) -> ChosenDraws:
     """Return the draws at which eager mode ends in good time, and others that take further paths through the code.
 
-    Call it in a forked process."""
+    ``limit``: the numbers that all draws may compute together. Call it in a forked process."""
+    affordable, seconds = keep_affordable_draws(source, probes, limit)
+    return ChosenDraws(_add_branch_draws(source, affordable), len(probes) - len(affordable), seconds)
+
+
+def _add_branch_draws(source: Source, probes: Draws) -> Draws:
     run = record_run(source, probes[0][1], seconds=SECONDS_OF_RECORD)
     # What may read data may take any number of steps.
     is_compiled = find_solvers(source.parameter_module) or find_marked_modules(source.parameter_module)

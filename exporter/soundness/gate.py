@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ from exporter.soundness.checks import (
     unused_variables,
 )
 from exporter.soundness.clean_room import CleanRooms
-from exporter.soundness.probe_inputs import SMALLEST, Draws, draw_probe_inputs
+from exporter.soundness.probe_inputs import LIMIT, Draws, draw_probe_inputs
 
 _Context = TypeVar("_Context", EagerContext, CaptureContext)
 # The findings and the seconds of each check.
@@ -101,13 +102,14 @@ def check_before_capture(
     traced, other_size = first.sizes
     probes = draw_probe_inputs(first.sampler, traced, generator)
     findings: list[Finding] = []
-    if first.is_slow and not options.thorough:
-        few = tuple((label, inputs) for label, inputs in probes if label in SMALLEST)
-        reason = f"a call takes {first.seconds:.0f} s (--thorough)"
-        findings.append(Finding(input_values.CHECK, f"{len(probes) - len(few)} draws were not run", reason=reason))
-        probes = few
+    limit = LIMIT if not first.is_slow else 0.0
     try:
-        probes = room(choose_draws, probes)
+        chosen = room(choose_draws, probes, math.inf if options.thorough else limit)
+        probes = chosen.draws
+        if chosen.left_out:
+            seconds = max(chosen.seconds, first.seconds if first.is_slow else 0.0)
+            reason = f"a call takes {seconds:.{0 if seconds > 5 else 1}f} s (--thorough)"
+            findings.append(Finding(input_values.CHECK, f"{chosen.left_out} draws were not run", reason=reason))
     except ForkFailedError as error:
         findings.append(_make_not_run_finding(data_reads.CHECK, f"inputs for every branch: {error}"))
     context = EagerContext(first.source, probes, first.sampler.draw(other_size, generator), room)

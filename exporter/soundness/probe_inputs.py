@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 
 import torch
 
 from exporter.common.forking import time_limit
+from exporter.model.eager.call_cost import NUMBERS_PER_SECOND, count_numbers
 from exporter.model.eager.input_sampling import InputSampler
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import Draws, alias_inputs, run_eager
@@ -16,6 +18,10 @@ from exporter.soundness.check_context import Draws, alias_inputs, run_eager
 SECONDS = 0.2
 # The draws of a model whose calls are slow: other values, and either side of a branch on the sign of a number.
 SMALLEST = ("traced", "other values", "mixed signs", "spread")
+# Numbers that all draws of a dear model may compute, about two seconds in eager mode, and the draws that it has beside
+# the smallest ones, those first that differ most from what was traced.
+LIMIT = 2.0 * NUMBERS_PER_SECOND
+PREFERRED = ("nan in one row", "zeros", "times 1000", "times 1e-12", "equal rows", "negative", "inf in one row", "ones")
 
 
 def draw_probe_inputs(sampler: InputSampler, size: int, generator: torch.Generator) -> Draws:
@@ -60,6 +66,18 @@ def draw_probe_inputs(sampler: InputSampler, size: int, generator: torch.Generat
     if equal_inputs is not None:
         probes.append(("equal inputs", tuple(t.clone() for t in equal_inputs)))
     return (("traced", first), *probes)
+
+
+def keep_affordable_draws(source: Source, probes: Draws, limit: float = LIMIT) -> tuple[Draws, float]:
+    """Return the draws that compute no more numbers than ``limit`` together, but the smallest ones in any case, and the
+    seconds that a call takes, as they are counted."""
+    numbers = count_numbers(lambda: run_eager(source, probes[0][1]))
+    # Of what cannot be counted nothing is known.
+    affordable = limit / numbers if numbers else (math.inf if limit else 0.0)
+    count = max(len(SMALLEST), int(min(affordable, len(probes))))
+    ranks = {label: rank for rank, label in enumerate((*SMALLEST, *PREFERRED))}
+    chosen = sorted(range(len(probes)), key=lambda i: (ranks.get(probes[i][0], len(ranks)), i))[:count]
+    return tuple(probes[i] for i in sorted(chosen)), numbers / NUMBERS_PER_SECOND
 
 
 def keep_timely_draws(source: Source, probes: Draws) -> Draws:

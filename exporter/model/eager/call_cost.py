@@ -108,6 +108,17 @@ class CallCounter(DispatchHook):
         self._alive -= count
 
 
+def count_numbers(run: Callable[[], Any]) -> float:
+    """Return how many numbers a call computes; 0 for one that torch cannot run under a counter."""
+    counter = CallCounter()
+    try:
+        with counter:
+            run()
+    except Exception:
+        return 0.0
+    return counter.numbers
+
+
 def measure_call_cost(run: Callable[[int], Any], sizes: tuple[int, int], budget: float = DEFAULT_BUDGET) -> CallCost:
     """Measure the cost of ``run``, which is called with each of the sizes; ``budget``: seconds for all checks.
 

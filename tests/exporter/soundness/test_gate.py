@@ -29,7 +29,9 @@ from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.common.stopwatch import Step
 from exporter.frontends import python_factory
 from exporter.model.eager import warmup
+from exporter.model.eager.call_cost import NUMBERS_PER_SECOND
 from exporter.model.eager.evaluation import eager_context
+from exporter.model.eager.warmup import run_first
 from exporter.soundness import branch_search, gate, probe_inputs
 from exporter.soundness.checks import data_reads
 from exporter.soundness.clean_room import CleanRooms
@@ -264,8 +266,40 @@ def test_draws_that_take_too_long_are_left_out(monkeypatch, function, is_slow):
     draws = [(name, (torch.full((5, 3), value, dtype=F),)) for name, value in (("small", 0.5), ("large", 1e8))]
     monkeypatch.setattr(probe_inputs, "SECONDS", 0.1)
     with eager_context(source):
-        kept = run_in_fork(branch_search.choose_draws, source, draws)
+        kept = run_in_fork(branch_search.choose_draws, source, draws).draws
     assert [label for label, _ in kept if label in ("small", "large")] == ["small"] + ["large"] * (not is_slow)
+
+
+def test_a_dear_model_has_the_draws_that_it_can_afford():
+    source = source_for(model_of(lambda self, x: x.tanh()))
+    first = run_first(source, 0)
+    probes = probe_inputs.draw_probe_inputs(first.sampler, 5, torch.Generator().manual_seed(0))
+    _, seconds = probe_inputs.keep_affordable_draws(source, probes)
+    numbers = seconds * NUMBERS_PER_SECOND
+    # Two operations' worth, as there is a copy of the output.
+    assert 1_000 < numbers < 4_000
+    kept = {n: probe_inputs.keep_affordable_draws(source, probes, n * numbers)[0] for n in (0, 4, 6.5, 1000)}
+    labels = {n: [label for label, _ in draws] for n, draws in kept.items()}
+    assert set(labels[0]) == set(labels[4]) == set(probe_inputs.SMALLEST)
+    assert set(labels[6.5]) == {*probe_inputs.SMALLEST, *probe_inputs.PREFERRED[:2]}
+    assert labels[6.5][0] == "traced"
+    assert labels[1000] == [label for label, _ in probes]
+    assert set(probe_inputs.PREFERRED) < set(labels[1000])
+
+
+def test_a_model_that_cannot_be_counted_has_all_draws_unless_it_is_slow(monkeypatch):
+    monkeypatch.setattr(probe_inputs, "count_numbers", lambda run: 0.0)
+    probes = [(label, ()) for label in ("traced", "other values", "mixed signs", "spread", "ones", "zeros")]
+    source = source_for(model_of(lambda self, x: x.tanh()))
+    assert probe_inputs.keep_affordable_draws(source, tuple(probes))[0] == tuple(probes)
+    assert probe_inputs.keep_affordable_draws(source, tuple(probes), 0.0)[0] == tuple(probes[:4])
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_the_draws_of_a_dear_model_are_in_the_report(monkeypatch, thorough):
+    monkeypatch.setattr(gate, "LIMIT", 1.0)
+    (report,) = torchferry.check(planted_models.sound(), thorough=thorough)
+    assert ("draws were not run" in str(report.findings)) is not thorough
 
 
 @pytest.mark.parametrize("thorough", [False, True])
