@@ -13,7 +13,7 @@ from torch import nn
 
 from exporter.archive import kernel_container, pt_archive
 from exporter.archive.cases import ReferenceCase
-from exporter.archive.contract import Contract
+from exporter.archive.contract import Contract, Envelope, Finding
 from exporter.archive.formats import KERNEL, choose_output_path, path_for_format
 from exporter.archive.variable_renaming import rename_variables
 from exporter.backends.backend import load_backend
@@ -23,6 +23,7 @@ from exporter.capture.passes import CaptureResult
 from exporter.capture.serialization import serialize_module
 from exporter.common.atomic_files import atomic_write_path
 from exporter.common.errors import UnsupportedError, UsageError
+from exporter.common.forking import run_beside
 from exporter.common.stopwatch import Stopwatch
 from exporter.common.temporary_folders import temporary_folder
 from exporter.common.torch_hooks import ignore_deprecations
@@ -129,23 +130,28 @@ def write_archive(
 
     Returns the contract, fresh cases that are not in the file, and the files of its kernel if that is requested, or the
     error that says why there is none."""
-    seed = options.capture.seed
+    capture_options = options.capture
     with clock("warmup"):
-        source = detect_inner_autograd(source, derive_seed(seed, "warmup"))
-    warm, captured, findings = checked_capture(source, options.capture, clock)
-    with clock("cases"):
-        stored, fresh, limits = make_cases(warm, captured, seed)
-    devices, request = options.verify.device_names, options.capture.derivative_request
-    envelope = compute_envelope(warm.source.inputs, [*stored, *fresh])
-    contract = build_contract(warm, captured, (*findings, *limits), envelope, devices, request)
-    contract = rename_variables(contract, options.renames)
-    kernel = None
+        source = detect_inner_autograd(source, derive_seed(capture_options.seed, "warmup"))
+    warm, captured, findings = checked_capture(source, capture_options, clock)
+
+    def assemble(limits: Sequence[Finding], envelope: Envelope) -> Contract:
+        devices, request = options.verify.device_names, capture_options.derivative_request
+        contract = build_contract(warm, captured, (*findings, *limits), envelope, devices, request)
+        return rename_variables(contract, options.renames)
+
     # The file's parameters require no gradients: it needs no autograd at run time.
     frozen_source = dataclasses.replace(source, uses_autograd=False)
+    with run_beside(make_cases, warm, captured, capture_options.seed, is_beside=capture_options.jobs > 1) as wait:
+        with clock("write"), eager_context(frozen_source), ignore_deprecations():
+            records = serialize_module(captured.module)
+            text = format_canonical_text(reload_graphs(records, assemble((), Envelope())))
+        with clock("cases"):
+            stored, fresh, limits = wait()
+    contract = assemble(limits, compute_envelope(warm.source.inputs, [*stored, *fresh]))
+    contract = dataclasses.replace(contract, graph=hash_graph_text(text))
+    kernel = None
     with clock("write"), eager_context(frozen_source), ignore_deprecations():
-        records = serialize_module(captured.module)
-        text = format_canonical_text(reload_graphs(records, contract))
-        contract = dataclasses.replace(contract, graph=hash_graph_text(text))
         pt_archive.write(path, records, contract, stored, text)
         if KERNEL in options.formats:
             kernel = _package_kernel(path, finite_math=options.write.finite_math)
@@ -158,7 +164,7 @@ def write_archive(
 
 def make_cases(
     warm: Warmup, captured: CaptureResult, seed: int
-) -> tuple[tuple[ReferenceCase, ...], tuple[ReferenceCase, ...], Sequence[Any]]:
+) -> tuple[tuple[ReferenceCase, ...], tuple[ReferenceCase, ...], Sequence[Finding]]:
     """Make the cases to store, fresh ones to verify with, and the findings about what could not be drawn."""
     stored = make_stored_cases(warm, derive_seed(seed, "stored cases"))
     fresh, limits = make_fresh_cases(warm, derive_seed(seed, "fresh cases"))

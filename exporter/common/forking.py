@@ -20,6 +20,8 @@ import torch
 from exporter.common.errors import TorchferryError, summarize_error
 
 DEFAULT_SECONDS = 300.0
+# A week.
+UNLIMITED = 604_800.0
 # Opened once, and not in every child.
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
@@ -74,6 +76,26 @@ def run_in_fork(function: Callable[..., Any], *args: Any, seconds: float = DEFAU
 
     Raises ``ForkFailedError`` if the process ends without an answer. Output that the model prints there is dropped."""
     return ForkedCall(function, *args).wait(seconds)
+
+
+@contextlib.contextmanager
+def run_beside(function: Callable[..., Any], *args: Any, is_beside: bool = True) -> Iterator[Callable[[], Any]]:
+    """Run ``function(*args)`` in a forked process beside the block, which is given what waits for the result.
+
+    Without ``is_beside``, and where that process was ended, the function runs here, once the block waits."""
+    call = ForkedCall(function, *args) if is_beside else None
+
+    def wait() -> Any:
+        if call is not None:
+            with contextlib.suppress(ForkFailedError):
+                return call.wait(UNLIMITED)
+        return function(*args)
+
+    try:
+        yield wait
+    finally:
+        if call is not None:
+            call.end()
 
 
 @contextlib.contextmanager
