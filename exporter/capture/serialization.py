@@ -12,6 +12,7 @@ caffe2/serialize/inline_container.cc (the zip: one top folder, tensors on 64-byt
 from __future__ import annotations
 
 import bisect
+import functools
 import io
 import itertools
 import pickle
@@ -22,7 +23,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.jit import _pickle
@@ -45,6 +46,8 @@ _FRAME = re.compile(r"(.+)\((\d+)\): (.*)")
 
 def serialize_module(module: Any) -> dict[str, bytes]:
     """Return the records of a ``ScriptModule``'s file, by name without the top folder."""
+    # The import name of a file depends on the search path of now.
+    _read_frame.cache_clear()
     buffer = io.BytesIO()
     torch.jit.save(module, buffer)
     with zipfile.ZipFile(buffer) as zip_file:
@@ -229,10 +232,27 @@ def _name_source(path: str) -> str:
 
 def _keep_user_frames(text: str) -> list[str] | None:
     """Return the user's lines of a stack; None for a text that is not a stack."""
-    frames = [_FRAME.fullmatch(line) for line in text.splitlines()]
-    if not frames or not all(frames):
+    frames = [_read_frame(line) for line in text.splitlines()]
+    if not frames or None in frames:
         return None
     # The callers of the capture are no part of the model.
-    inside = next((i for i, f in enumerate(frames) if f and f[1] == module_tree.__file__), len(frames))
-    user_frames = [f for f in frames[:inside] if f and not f[1].startswith(INTERNAL_PATH_PREFIXES)]
-    return [f"{importable_path(f[1])}({f[2]}): {f[3]}\n" for f in user_frames]
+    inside = itertools.takewhile(lambda f: f is not None and not f.calls_capture, frames)
+    return [f.text for f in inside if f is not None and f.text]
+
+
+class _Frame(NamedTuple):
+    """A line of a stack: its text in files, empty if it is not the user's."""
+
+    text: str
+    calls_capture: bool
+
+
+# The stacks of a model share most of their lines.
+@functools.lru_cache(maxsize=100_000)
+def _read_frame(line: str) -> _Frame | None:
+    match = _FRAME.fullmatch(line)
+    if match is None:
+        return None
+    is_internal = match[1].startswith(INTERNAL_PATH_PREFIXES)
+    text = "" if is_internal else f"{importable_path(match[1])}({match[2]}): {match[3]}\n"
+    return _Frame(text, match[1] == module_tree.__file__)

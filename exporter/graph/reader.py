@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import io
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from exporter.graph.effects import Effects, annotate_effects, name_written_tenso
 from exporter.graph.ir import Block, Graph, Input, Literal, Node
 from exporter.graph.origin import find_origin
 from exporter.graph.recursion import with_deep_recursion
+from exporter.graph.renumbering import renumber_node
 from exporter.graph.submodules import find_mutated_attributes, iterate_submodules
 from exporter.graph.tensors import ModuleTensors, format_literal
 from exporter.graph.torch_nodes import SCALAR_TYPES
@@ -48,14 +49,19 @@ def read(module: torch.jit.ScriptModule, settable: Collection[str] | None = None
     """Read all methods of the top module; ``settable``: parameters whose names matter, None for all of them."""
     names = {n for n, _ in module.named_parameters()} if settable is None else settable
     tensors = ModuleTensors(module, frozenset(names), find_mutated_attributes(module))
-    graphs = {name: _GraphReader(tensors).read_method(name, module._c) for name in sorted(module._c._method_names())}
-    graphs |= {name: _GraphReader(tensors).read_graph(name, graph) for name, graph in _iterate_hooks(module._c)}
+    calls: _KnownCalls = {}
+
+    def make_reader() -> _GraphReader:
+        return _GraphReader(tensors, calls)
+
+    graphs = {name: make_reader().read_method(name, module._c) for name in sorted(module._c._method_names())}
+    graphs |= {name: make_reader().read_graph(name, graph) for name, graph in _iterate_hooks(module._c)}
     if any(node.kind == OBJECT_CALL for graph in graphs.values() for node in graph):
         # It may be a method of any submodule.
         for path, child in iterate_submodules(module._c, ""):
             for name in child._method_names() if path else ():
                 graph_name, graph = f"{path}.{name}", _inline_functions(child, name)
-                graphs[graph_name] = _GraphReader(tensors).read_graph(graph_name, graph, path)
+                graphs[graph_name] = make_reader().read_graph(graph_name, graph, path)
     # Tensors that some method writes to are named by their path, and are one memory for all readers.
     first_effects = _compute_effects(graphs, frozenset())
     state = frozenset[str]().union(*(method_effects.written_tensors for method_effects in first_effects.values()))
@@ -80,7 +86,7 @@ def read_methods(module: torch.jit.ScriptModule, methods: Collection[str], apart
             path, _, method_name = name.rpartition(".")
             attribute = tensors.get_attribute(path)
             owner: Any = attribute._c if isinstance(attribute, torch.jit.ScriptModule) else attribute
-            reader = _GraphReader(tensors, frozenset(apart) - {path})
+            reader = _GraphReader(tensors, {}, frozenset(apart) - {path})
             graphs[name] = reader.read_graph(name, _inline_functions(owner, method_name), path)
             pending += [get_callee(node) for node in graphs[name] if node.kind == CALL]
     return SavedGraphs(graphs, tensors.values)
@@ -131,7 +137,7 @@ def list_settable_tensors(contract: Contract | None) -> set[str] | None:
 def read_graph(graph: Any, module: torch.jit.ScriptModule, method: str) -> Graph:
     """Read a torch graph that is inlined already, as its executor has it."""
     tensors = ModuleTensors(module, frozenset(n for n, _ in module.named_parameters()), find_mutated_attributes(module))
-    return annotate_effects(_GraphReader(tensors).read_graph(method, graph), lambda name: None, frozenset()).graph
+    return annotate_effects(_GraphReader(tensors, {}).read_graph(method, graph), lambda name: None, frozenset()).graph
 
 
 def _inline_functions(module: Any, method: str) -> Any:
@@ -172,11 +178,28 @@ class _ModuleRef:
         self.path = path
 
 
+@dataclass(frozen=True)
+class _Call:
+    """What the call of a submodule's method was read as: its arguments, and the ``nodes`` and ``outputs`` whose own
+    values have the numbers from ``first`` on, of these ``types``."""
+
+    arguments: tuple[Input | _ModuleRef, ...]
+    first: int
+    nodes: tuple[Node, ...]
+    outputs: tuple[Input | _ModuleRef, ...]
+    types: tuple[str, ...]
+
+
+# By submodule, method and arguments: torch's graphs are slow to read, and methods of a file share most of theirs.
+_KnownCalls = dict[tuple[str, ...], _Call]
+
+
 class _GraphReader:
     """Reader of one graph. Values are numbered in torch's own order."""
 
-    def __init__(self, tensors: ModuleTensors, apart: Collection[str] = ()) -> None:
+    def __init__(self, tensors: ModuleTensors, calls: _KnownCalls, apart: Collection[str] = ()) -> None:
         self._tensors = tensors
+        self._calls = calls
         self._apart = apart
         self._values: dict[int, Input | _ModuleRef] = {}
         self._types: dict[int, str] = {}
@@ -279,20 +302,43 @@ class _GraphReader:
             return
         yield self._make_node(node, node_kind, inputs)
 
-    def _inline_call(self, node: Any, path: str) -> list[Node]:
+    def _inline_call(self, node: Any, path: str) -> Sequence[Node]:
         """Read the nodes of a submodule's method, with the values passed to it."""
-        graph = _inline_functions(self._tensors.get_attribute(path), node.s("name"))
-        self_value, *inputs = graph.inputs()
         _, *arguments = (self._values[v.unique()] for v in node.inputs())
+        key = (path, node.s("name"), *_describe_arguments(arguments))
+        known = self._calls.get(key)
+        if known is None:
+            call = self._calls[key] = self._read_call(path, node.s("name"), tuple(arguments))
+        else:
+            call = self._repeat_call(known, arguments)
+        self._values.update({v.unique(): g for v, g in zip(node.outputs(), call.outputs, strict=True)})
+        return call.nodes
+
+    def _read_call(self, path: str, method: str, arguments: tuple[Input | _ModuleRef, ...]) -> _Call:
+        graph, first = _inline_functions(self._tensors.get_attribute(path), method), self._count
+        self_value, *inputs = graph.inputs()
         outside, within = self._values, self._current_module
         self._current_module = path
         self._values = {v.unique(): g for v, g in zip(inputs, arguments, strict=True)}
         self._values[self_value.unique()] = _ModuleRef(path)
-        new_nodes = [new_node for inner in graph.nodes() for new_node in self._read_node(inner)]
-        output_values = [self._values[v.unique()] for v in graph.outputs()]
+        new_nodes = tuple(new_node for inner in graph.nodes() for new_node in self._read_node(inner))
+        outputs = tuple(self._values[v.unique()] for v in graph.outputs())
         self._values, self._current_module = outside, within
-        self._values.update({v.unique(): g for v, g in zip(node.outputs(), output_values, strict=True)})
-        return new_nodes
+        return _Call(arguments, first, new_nodes, outputs, tuple(self._types[i] for i in range(first, self._count)))
+
+    def _repeat_call(self, call: _Call, arguments: Sequence[Input | _ModuleRef]) -> _Call:
+        shift = self._count - call.first
+        pairs = zip(call.arguments, arguments, strict=True)
+        passed = {old: new for old, new in pairs if isinstance(old, int) and isinstance(new, int)}
+
+        def renumber(value: int) -> int:
+            return passed.get(value, value + shift)
+
+        self._types.update(enumerate(call.types, self._count))
+        self._count += len(call.types)
+        nodes = tuple(renumber_node(node, renumber) for node in call.nodes)
+        outputs = tuple(renumber(value) if isinstance(value, int) else value for value in call.outputs)
+        return _Call(tuple(arguments), call.first + shift, nodes, outputs, call.types)
 
     def _make_apart_call(self, node: Any, path: str) -> Node:
         _, *arguments = (self._get_input(v) for v in node.inputs())
@@ -355,6 +401,17 @@ class _GraphReader:
             return ""
         path = f"{owner.path}.{node.s('name')}".lstrip(".")
         return f" of {owner.path or 'self'}: {format_literal(self._tensors.get_attribute(path))}"
+
+
+def _describe_arguments(arguments: Sequence[Input | _ModuleRef]) -> Iterator[str]:
+    """Yield a text for each argument of a call: values of the graph by their places only, constants as they are."""
+    for argument in arguments:
+        if isinstance(argument, int):
+            yield f"value {arguments.index(argument)}"
+        elif isinstance(argument, _ModuleRef):
+            yield f"module {argument.path}"
+        else:
+            yield f"literal {argument.text}" if isinstance(argument, Literal) else f"tensor {argument.key} {argument}"
 
 
 def _is_changed(node: Any) -> bool:
