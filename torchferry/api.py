@@ -150,11 +150,12 @@ def export(
         parameters: Globs of the parameters that stay settable; by default all that can.
         differentiable: Whether torch's autograd through the loaded file is compared with eager mode's; adds ``vjp``.
         symmetric: Blocks ``"OUT:IN"`` that are second derivatives of a potential, and are checked as such.
-        thorough: Whether large batches are run whatever they cost; without it the contract names the sizes that were
-            left out.
+        thorough: Whether large batches and all draws are run whatever they cost; without it the contract names those
+            that were left out.
         budget: About how many seconds large batches may take on one core, in all checks together; by default 3. What
             a batch would take is estimated from the numbers that small ones compute.
-        jobs: How many checks of the gate run at the same time; by default as many as this process has cores.
+        jobs: How many checks of the gate run at the same time; by default as many as this process has cores. From 2 on
+            the cases are computed beside the writing of the file, too.
         against: An earlier archive of the model: each result's ``reasons`` say why it does not serve this model (a
             static size, the structure of the backward pass, ...), and are empty if it serves as well.
         on_failure: What an element of an implicit model becomes that does not converge: ``"nan"``, ``"last"`` (its

@@ -38,11 +38,10 @@ def build_contract(
     warm: Warmup,
     captured: CaptureResult,
     findings: tuple[Finding, ...],
-    envelope: Envelope,
     devices: Sequence[str],
     request: DerivativeRequest | None,
 ) -> Contract:
-    """Build the contract of a captured model."""
+    """Build the contract of a captured model, which knows of no cases yet."""
     source = warm.source
     outputs = warm.output_specs
     parameter_names = [name for name, _ in source.parameter_module.named_parameters()]
@@ -68,11 +67,17 @@ def build_contract(
         devices=tuple(devices),
         operators=captured.operators,
         findings=tuple(map(_strip_finding_paths, (*warm.findings, *findings))),
-        envelope=envelope,
+        envelope=Envelope(),
         differentiable=request is not None and request.differentiable,
         solvers=tuple(Solver(path, loop.read_settings(), loop.get_failure_policy()) for path, loop in solvers.items()),
         info=tuple(TensorSpec(n, shape, d) for n, d in NEWTON_OUTPUTS.items()) if solvers else (),
     )
+
+
+def add_cases(contract: Contract, cases: Cases, limits: Sequence[Finding]) -> Contract:
+    """Return the contract with the range that these cases cover, and the findings about what could not be drawn."""
+    findings = (*contract.findings, *map(_strip_finding_paths, limits))
+    return dataclasses.replace(contract, findings=findings, envelope=compute_envelope(contract.inputs, cases))
 
 
 def _strip_finding_paths(finding: Finding) -> Finding:

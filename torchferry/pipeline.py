@@ -13,7 +13,7 @@ from torch import nn
 
 from exporter.archive import kernel_container, pt_archive
 from exporter.archive.cases import ReferenceCase
-from exporter.archive.contract import Contract, Envelope, Finding
+from exporter.archive.contract import Contract, Finding
 from exporter.archive.formats import KERNEL, choose_output_path, path_for_format
 from exporter.archive.variable_renaming import rename_variables
 from exporter.backends.backend import load_backend
@@ -38,7 +38,7 @@ from exporter.model.source import Source
 from exporter.soundness.checked_capture import checked_capture, derive_seed
 from runtime_checks.file_verifier import FileVerifier
 from runtime_checks.report import Report
-from torchferry.contract_assembly import build_contract, compute_envelope
+from torchferry.contract_assembly import add_cases, build_contract
 from torchferry.conversion import Converted, convert
 from torchferry.options import ExportOptions
 from torchferry.sources import apply_failure_policy, resolve_sources
@@ -130,25 +130,22 @@ def write_archive(
 
     Returns the contract, fresh cases that are not in the file, and the files of its kernel if that is requested, or the
     error that says why there is none."""
-    capture_options = options.capture
+    seed = options.capture.seed
     with clock("warmup"):
-        source = detect_inner_autograd(source, derive_seed(capture_options.seed, "warmup"))
-    warm, captured, findings = checked_capture(source, capture_options, clock)
-
-    def assemble(limits: Sequence[Finding], envelope: Envelope) -> Contract:
-        devices, request = options.verify.device_names, capture_options.derivative_request
-        contract = build_contract(warm, captured, (*findings, *limits), envelope, devices, request)
-        return rename_variables(contract, options.renames)
-
+        source = detect_inner_autograd(source, derive_seed(seed, "warmup"))
+    warm, captured, findings = checked_capture(source, options.capture, clock)
     # The file's parameters require no gradients: it needs no autograd at run time.
     frozen_source = dataclasses.replace(source, uses_autograd=False)
-    with run_beside(make_cases, warm, captured, capture_options.seed, is_beside=capture_options.jobs > 1) as wait:
-        with clock("write"), eager_context(frozen_source), ignore_deprecations():
-            records = serialize_module(captured.module)
-            text = format_canonical_text(reload_graphs(records, assemble((), Envelope())))
+    with run_beside(make_cases, warm, captured, seed, is_beside=options.capture.jobs > 1) as wait:
+        with clock("write"):
+            devices, request = options.verify.device_names, options.capture.derivative_request
+            contract = build_contract(warm, captured, findings, devices, request)
+            with eager_context(frozen_source), ignore_deprecations():
+                records = serialize_module(captured.module)
+                text = format_canonical_text(reload_graphs(records, contract))
         with clock("cases"):
             stored, fresh, limits = wait()
-    contract = assemble(limits, compute_envelope(warm.source.inputs, [*stored, *fresh]))
+    contract = rename_variables(add_cases(contract, [*stored, *fresh], limits), options.renames)
     contract = dataclasses.replace(contract, graph=hash_graph_text(text))
     kernel = None
     with clock("write"), eager_context(frozen_source), ignore_deprecations():

@@ -233,11 +233,12 @@ def _name_source(path: str) -> str:
 def _keep_user_frames(text: str) -> list[str] | None:
     """Return the user's lines of a stack; None for a text that is not a stack."""
     frames = [_read_frame(line) for line in text.splitlines()]
-    if not frames or None in frames:
+    known_frames = list(filter(None, frames))
+    if not frames or len(known_frames) < len(frames):
         return None
     # The callers of the capture are no part of the model.
-    inside = itertools.takewhile(lambda f: f is not None and not f.calls_capture, frames)
-    return [f.text for f in inside if f is not None and f.text]
+    inside = itertools.takewhile(lambda frame: not frame.calls_capture, known_frames)
+    return [frame.text for frame in inside if frame.text]
 
 
 class _Frame(NamedTuple):

@@ -20,8 +20,7 @@ import torch
 from exporter.common.errors import TorchferryError, summarize_error
 
 DEFAULT_SECONDS = 300.0
-# A week.
-UNLIMITED = 604_800.0
+WEEK = 604_800.0
 # Opened once, and not in every child.
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
@@ -88,7 +87,7 @@ def run_beside(function: Callable[..., Any], *args: Any, is_beside: bool = True)
     def wait() -> Any:
         if call is not None:
             with contextlib.suppress(ForkFailedError):
-                return call.wait(UNLIMITED)
+                return call.wait(WEEK)
         return function(*args)
 
     try:

@@ -7,7 +7,6 @@ the user's code is kept, as fuzzers guided by coverage do (AFL: https://lcamtuf.
 
 from __future__ import annotations
 
-import contextlib
 import linecache
 import math
 import re
@@ -21,13 +20,14 @@ import torch
 from exporter.capture.scripting import find_marked_modules
 from exporter.common.forking import time_limit
 from exporter.graph.torch_nodes import iterate_nodes
+from exporter.model.eager.call_cost import NUMBERS_PER_SECOND, count_call
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import Draws, run_eager
+from exporter.soundness.check_context import Draws, Outputs, run_eager
 from exporter.soundness.data_dependence import SIZE
 from exporter.soundness.execution_paths import trace_path
 from exporter.soundness.footprint import get_class_file, is_user_file
-from exporter.soundness.probe_inputs import LIMIT, keep_affordable_draws, keep_timely_draws
+from exporter.soundness.probe_inputs import keep_affordable_draws, keep_timely_draws
 from exporter.soundness.run_recording import RunRecording, record_run
 
 # Limits: seconds, new draws, draws per path, numbers, and lines after the read that may compare its value.
@@ -39,19 +39,23 @@ _NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e[+-]?\d+)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ChosenDraws:
-    """The draws that checks run, how many were left out as the model is dear, and the counted seconds of a call."""
+    """The draws that checks run, how many were left out as a call is costly, and the seconds that these would take."""
 
     draws: Draws
     left_out: int
     seconds: float
 
 
-def choose_draws(source: Source, probes: Draws, limit: float = LIMIT) -> ChosenDraws:
+def choose_draws(source: Source, probes: Draws, limit: float) -> ChosenDraws:
     """Return the draws at which eager mode ends in good time, and others that take further paths through the code.
 
     ``limit``: the numbers that all draws may compute together. Call it in a forked process."""
-    affordable, seconds = keep_affordable_draws(source, probes, limit)
-    return ChosenDraws(_add_branch_draws(source, affordable), len(probes) - len(affordable), seconds)
+    counter = count_call(lambda: run_eager(source, probes[0][1])) if limit < math.inf else None
+    # Of what cannot be counted nothing is known.
+    numbers = counter.numbers if counter is not None else 0.0
+    affordable = keep_affordable_draws(probes, numbers, limit) if numbers else probes
+    left_out = len(probes) - len(affordable)
+    return ChosenDraws(_add_branch_draws(source, affordable), left_out, left_out * numbers / NUMBERS_PER_SECOND)
 
 
 def _add_branch_draws(source: Source, probes: Draws) -> Draws:
@@ -71,19 +75,21 @@ def _search_branch_inputs(source: Source, probes: Draws, first_run: RunRecording
         return ()
     start = time.perf_counter()
     # A fault on a path may show at some inputs only.
-    path_counts = Counter(dict.fromkeys((_hash_path(source, inputs) for _, inputs in probes), MAX_PER_PATH))
+    path_counts = Counter(dict.fromkeys((_run_path(source, inputs)[0] for _, inputs in probes), MAX_PER_PATH))
     new_draws: list[tuple[str, Inputs]] = []
     for label, inputs in _iter_candidates(probes[0][1], _find_comparison_numbers(source, runs)):
         if len(new_draws) == MAX_DRAWS:
             break
-        path, outputs = 0, ""
-        # Data may decide the number of steps.
-        with contextlib.suppress(TimeoutError), time_limit(max(SECONDS + start - time.perf_counter(), 0.01)):
-            path = _hash_path(source, inputs)
-            outputs = run_eager(source, inputs) if path_counts[path] < MAX_PER_PATH else ""
+        try:
+            # Data may decide the number of steps.
+            with time_limit(max(SECONDS + start - time.perf_counter(), 0.01)):
+                path, has_failed = _run_path(source, inputs)
+        except TimeoutError:
+            break
+        # The model, or what calls it, may have caught the alarm.
         if time.perf_counter() - start > SECONDS:
             break
-        if not isinstance(outputs, str):
+        if path_counts[path] < MAX_PER_PATH and not has_failed:
             path_counts[path] += 1
             new_draws.append((label, inputs))
     return tuple(new_draws)
@@ -94,8 +100,11 @@ def _find_read_lines(run: RunRecording) -> list[str]:
     return [read.where for read, origin in reads if any(not label.startswith(SIZE) for label in origin)]
 
 
-def _hash_path(source: Source, inputs: Inputs) -> int:
-    return hash(tuple((step.code, step.instruction) for step in trace_path(lambda: run_eager(source, inputs))))
+def _run_path(source: Source, inputs: Inputs) -> tuple[int, bool]:
+    """Return a hash of the path that a run takes through the user's code, and whether the run failed."""
+    outputs: list[Outputs] = []
+    steps = trace_path(lambda: outputs.append(run_eager(source, inputs)))
+    return hash(tuple((step.code, step.instruction) for step in steps)), not outputs or isinstance(outputs[0], str)
 
 
 def _find_comparison_numbers(source: Source, runs: list[RunRecording]) -> list[float]:

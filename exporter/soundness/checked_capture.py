@@ -45,8 +45,9 @@ CALLS = 100
 class CaptureOptions:
     """How a model is captured: the ``seed`` of all random draws, the ``allowances`` of findings, the requested
     derivatives, whether ``torch.export`` is asked too (``second_opinion``), who is told of the model's inputs and
-    outputs before it is captured (``announce``), whether large batches are run whatever they cost (``thorough``)
-    or how many seconds they may take (``budget``), and how many checks run at the same time (``jobs``).
+    outputs before it is captured (``announce``), whether large batches and all draws are run whatever they cost
+    (``thorough``) or how many seconds large batches may take (``budget``), and how many checks run at the same time
+    (``jobs``).
     """
 
     seed: int = 0

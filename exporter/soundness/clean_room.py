@@ -38,10 +38,10 @@ class CleanRooms:
         # Found once here, and not in every process that is forked.
         find_bound_applies()
         find_marked_modules(source.parameter_module)
-        rehearse()
         if not hasattr(os, "fork"):
             what = "the soundness gate runs the model in forked processes, which this system does not have"
             raise MissingRuntimeError(what, got=sys.platform, expected="Linux or macOS")
+        rehearse()
         self._rooms = [_Room(source) for _ in range(count)]
         self._free_rooms: queue.SimpleQueue[_Room] = queue.SimpleQueue()
         for room in self._rooms:

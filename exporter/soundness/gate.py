@@ -39,7 +39,7 @@ from exporter.soundness.checks import (
     unused_variables,
 )
 from exporter.soundness.clean_room import CleanRooms
-from exporter.soundness.probe_inputs import LIMIT, Draws, draw_probe_inputs
+from exporter.soundness.probe_inputs import LIMIT, Draws, draw_probe_inputs, keep_affordable_draws
 
 _Context = TypeVar("_Context", EagerContext, CaptureContext)
 # The findings and the seconds of each check.
@@ -79,7 +79,7 @@ class Allowance:
 
 @dataclasses.dataclass(frozen=True)
 class GateOptions:
-    """The user's ``allowances``, whether slow models run all draws (``thorough``), whether ``torch.export`` is asked
+    """The user's ``allowances``, whether costly models run all draws (``thorough``), whether ``torch.export`` is asked
     too (``second_opinion``), which takes some seconds, how many checks run at the same time (``jobs``), the seconds
     that each may take (``limit``), and who is told of each check that ended: its name, how many of how many have, its
     seconds (``report``)."""
@@ -101,23 +101,35 @@ def check_before_capture(
     generator = torch.Generator().manual_seed(seed)
     traced, other_size = first.sizes
     probes = draw_probe_inputs(first.sampler, traced, generator)
-    findings: list[Finding] = []
-    limit = LIMIT if not first.is_slow else 0.0
-    try:
-        chosen = room(choose_draws, probes, math.inf if options.thorough else limit)
-        probes = chosen.draws
-        if chosen.left_out:
-            seconds = max(chosen.seconds, first.seconds if first.is_slow else 0.0)
-            reason = f"a call takes {seconds:.{0 if seconds > 5 else 1}f} s (--thorough)"
-            findings.append(Finding(input_values.CHECK, f"{chosen.left_out} draws were not run", reason=reason))
-    except ForkFailedError as error:
-        findings.append(_make_not_run_finding(data_reads.CHECK, f"inputs for every branch: {error}"))
+    probes, findings = _choose_draws(first, room, probes, thorough=options.thorough)
     context = EagerContext(first.source, probes, first.sampler.draw(other_size, generator), room)
     if options.second_opinion:
         opinion, _ = _run_check(torch_export_opinion.CHECK, torch_export_opinion.check, context)
         findings += opinion
     _collect(first.source.name, _BEFORE, _run_in_rooms(_BEFORE, context), findings, options)
     return apply_allowances(findings, options.allowances), probes
+
+
+def _choose_draws(first: FirstRun, room: CleanRooms, probes: Draws, *, thorough: bool) -> tuple[Draws, list[Finding]]:
+    """Return the draws that the checks run, and the findings about those that they do not."""
+    findings: list[Finding] = []
+
+    def report_left_out(count: int, seconds: float) -> None:
+        reason = f"they would take about {seconds:.{1 if seconds < 10 else 0}f} s in eager mode (--thorough)"
+        findings.append(Finding(input_values.CHECK, f"{count} draws were not run", reason=reason))
+
+    limit = math.inf if thorough else LIMIT
+    if first.is_slow and not thorough:
+        few, limit = keep_affordable_draws(probes, first.seconds, 0.0), math.inf
+        report_left_out(len(probes) - len(few), (len(probes) - len(few)) * first.seconds)
+        probes = few
+    try:
+        chosen = room(choose_draws, probes, limit)
+    except ForkFailedError as error:
+        return probes, [*findings, _make_not_run_finding(data_reads.CHECK, f"inputs for every branch: {error}")]
+    if chosen.left_out:
+        report_left_out(chosen.left_out, chosen.seconds)
+    return chosen.draws, findings
 
 
 def check_after_capture(

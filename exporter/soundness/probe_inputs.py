@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 
 import torch
 
 from exporter.common.forking import time_limit
-from exporter.model.eager.call_cost import NUMBERS_PER_SECOND, count_numbers
+from exporter.model.eager.call_cost import NUMBERS_PER_SECOND
 from exporter.model.eager.input_sampling import InputSampler
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import Draws, alias_inputs, run_eager
 
-SECONDS = 0.2
-# The draws of a model whose calls are slow: other values, and either side of a branch on the sign of a number.
+SECONDS = 0.5
+# The draws that every model has: other values, and either side of a branch on the sign of a number.
 SMALLEST = ("traced", "other values", "mixed signs", "spread")
-# Numbers that all draws of a dear model may compute, about two seconds in eager mode, and the draws that it has beside
-# the smallest ones, those first that differ most from what was traced.
+# Numbers that all draws may compute together, about two seconds in eager mode, and the draws that a costly model keeps
+# first beside the smallest ones: those that differ most from what was traced.
 LIMIT = 2.0 * NUMBERS_PER_SECOND
 PREFERRED = ("nan in one row", "zeros", "times 1000", "times 1e-12", "equal rows", "negative", "inf in one row", "ones")
 
@@ -68,16 +67,13 @@ def draw_probe_inputs(sampler: InputSampler, size: int, generator: torch.Generat
     return (("traced", first), *probes)
 
 
-def keep_affordable_draws(source: Source, probes: Draws, limit: float = LIMIT) -> tuple[Draws, float]:
-    """Return the draws that compute no more numbers than ``limit`` together, but the smallest ones in any case, and the
-    seconds that a call takes, as they are counted."""
-    numbers = count_numbers(lambda: run_eager(source, probes[0][1]))
-    # Of what cannot be counted nothing is known.
-    affordable = limit / numbers if numbers else (math.inf if limit else 0.0)
-    count = max(len(SMALLEST), int(min(affordable, len(probes))))
+def keep_affordable_draws(probes: Draws, numbers: float, limit: float) -> Draws:
+    """Return the draws that compute no more than ``limit`` numbers together, ``numbers`` each, in the order of
+    ``probes``; the smallest ones in any case."""
     ranks = {label: rank for rank, label in enumerate((*SMALLEST, *PREFERRED))}
-    chosen = sorted(range(len(probes)), key=lambda i: (ranks.get(probes[i][0], len(ranks)), i))[:count]
-    return tuple(probes[i] for i in sorted(chosen)), numbers / NUMBERS_PER_SECOND
+    labels = sorted((label for label, _ in probes), key=lambda label: ranks.get(label, len(ranks)))
+    kept = labels[: max(len(SMALLEST), int(min(limit / numbers, len(probes))))]
+    return tuple((label, inputs) for label, inputs in probes if label in kept)
 
 
 def keep_timely_draws(source: Source, probes: Draws) -> Draws:

@@ -1,5 +1,7 @@
-"""A rehearsal of the gate's tools on a small model of ours: what torch and Python prepare at their first use, as the
-table of operators, each forked process would otherwise prepare anew."""
+"""A rehearsal of the gate's tools on a small model of ours.
+
+torch and Python prepare much at a first use, as the table of operators. Without a rehearsal every forked process would
+prepare it anew."""
 
 from __future__ import annotations
 

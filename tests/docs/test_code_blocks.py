@@ -109,9 +109,26 @@ def test_blocks_run_in_order(page, folder):
     need(not skipped, "; ".join(skipped))
 
 
-def test_a_block_that_fails_is_seen(folder):
-    with pytest.raises(AssertionError, match="no-such-file"):
-        run_block("bash", "torchferry inspect no-such-file.pt", folder)
+@pytest.mark.parametrize(
+    ("info", "text", "message"),
+    [
+        ("bash", "torchferry inspect no-such-file.pt", "no-such-file"),
+        ("bash", "torchferry verify --no-such-option", "no-such-option"),
+        ("python", "assert 1 == 2, 'as planted'", "as planted"),
+        ("python", "import warnings\nwarnings.warn('as planted')", "UserWarning: as planted"),
+        ("python", "import os\nos.abort()", "os.abort"),
+    ],
+)
+def test_a_block_that_fails_is_seen(info, text, message, folder):
+    with pytest.raises(AssertionError, match=message):
+        run_block(info, text, folder)
+
+
+def test_a_block_leaves_nothing_to_the_next(folder):
+    run_block("python", "import os, torch\nos.environ['LEFT'] = 'x'\ntorch.left = 1\nleft = 1", folder)
+    run_block("python", "import os, torch\nassert 'LEFT' not in os.environ\nassert not hasattr(torch, 'left')", folder)
+    with pytest.raises(AssertionError, match="NameError"):
+        run_block("python", "left", folder)
 
 
 def test_a_program_that_is_not_here_is_named(monkeypatch):

@@ -11,7 +11,9 @@ import contextlib
 import itertools
 import json
 import os
-import signal
+import re
+import select
+import shlex
 import socket
 import subprocess
 import sys
@@ -19,12 +21,13 @@ import time
 import traceback
 import types
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 ROOT = Path(__file__).parents[2]
-# The program of the shell: the standard library's smallest part.
-CLIENT = """#!{python} -IS
-import array, json, os, socket, sys
+# What the programs run: the standard library's smallest part.
+CLIENT = """import array, json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as pipe:
     pipe.connect({address!r})
     request = json.dumps([{kind!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
@@ -44,25 +47,27 @@ class WarmCommands:
         address = folder / "socket"
         self.bin.mkdir(parents=True)
         for kind in ("torchferry", "warm-python"):
-            program = self.bin / kind
-            program.write_text(CLIENT.format(python=sys.executable, address=str(address), kind=kind))
+            client, program = folder / f"{kind}.py", self.bin / kind
+            client.write_text(CLIENT.format(address=str(address), kind=kind))
+            program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-IS", str(client)])} "$@"\n')
             program.chmod(0o755)
         # What a command prints is as wide as its process was told at its start.
         environment = {**os.environ, "COLUMNS": str(columns), "PYTHONPATH": str(ROOT)}
         command = [sys.executable, __file__, str(address)]
-        self._process = subprocess.Popen(command, env=environment, start_new_session=True)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         while not address.exists():
             assert self._process.poll() is None
             time.sleep(0.05)
 
     def close(self) -> None:
-        """End the process, and with it what it started."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        """End the process, as the end of this one does."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._process.wait()
 
 
 def serve(address: str) -> None:
-    """Import what commands import, and run each that is asked for in a fork, until this process is ended."""
+    """Import what commands import, and run each that is asked for in a fork, until the standard input is closed."""
     from runtime_checks.runners import fork_server
     from runtime_checks.runners.subprocesses import build_environment
     from torchferry.cli import app
@@ -77,7 +82,7 @@ def serve(address: str) -> None:
         listener.bind(address + ".new")
         listener.listen()
         os.rename(address + ".new", address)
-        while True:
+        while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
             pipe, _ = listener.accept()
             with pipe:
                 pid = os.fork()
@@ -91,7 +96,7 @@ def serve(address: str) -> None:
                     pipe.sendall(str(status if status >= 0 else 128 - status).encode())
 
 
-def answer(pipe: socket.socket, run: object) -> int:
+def answer(pipe: socket.socket, run: Callable[[list[str]], int]) -> int:
     """Take the command's place: its streams, folder and environment; return its exit code."""
     streams = array.array("i")
     _, extra, _, _ = pipe.recvmsg(16, socket.CMSG_SPACE(3 * streams.itemsize))
@@ -109,7 +114,7 @@ def answer(pipe: socket.socket, run: object) -> int:
     os.environ.update(environment)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     try:
-        return run(arguments) if kind == "torchferry" else run_python(sys.stdin.read(), arguments)  # pyright: ignore
+        return run(arguments) if kind == "torchferry" else run_python(sys.stdin.read(), arguments)
     except SystemExit as end:
         return int(end.code or 0)
     except BaseException:
@@ -122,11 +127,11 @@ def answer(pipe: socket.socket, run: object) -> int:
 
 def run_python(text: str, options: list[str]) -> int:
     """Run a program as ``python OPTIONS -`` does, of which ``-W`` alone is known."""
-    filters = [option for flag, option in itertools.pairwise(options) if flag == "-W"]
     warnings.resetwarnings()
-    for option in filters:
-        action, _, rest = option.partition(":")
-        warnings.filterwarnings(action, message=rest.replace(".", r"\."))  # pyright: ignore[reportArgumentType]
+    for flag, option in itertools.pairwise(options):
+        action, _, start = option.partition(":")
+        if flag == "-W":
+            warnings.filterwarnings(cast(Any, action), message=re.escape(start))
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     exec(compile(text, "<stdin>", "exec"), vars(main))
     return 0

@@ -19,7 +19,7 @@ AllowOption = Annotated[
 ]
 ThoroughOption = Annotated[
     bool,
-    Option("--thorough", help="Run large batches whatever they cost. Without it the contract names those left out."),
+    Option("--thorough", help="Run large batches and all draws whatever they cost; else a report names the rest."),
 ]
 BudgetOption = Annotated[
     float | None, Option(help="About how many seconds large batches may take on one core, in all checks. Default: 3.")

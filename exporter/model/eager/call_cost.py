@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import weakref
@@ -108,29 +109,24 @@ class CallCounter(DispatchHook):
         self._alive -= count
 
 
-def count_numbers(run: Callable[[], Any]) -> float:
-    """Return how many numbers a call computes; 0 for one that torch cannot run under a counter."""
+def count_call(run: Callable[[], Any]) -> CallCounter | None:
+    """Return what a call computes and holds; None for one that torch cannot run under a counter."""
     counter = CallCounter()
     try:
         with counter:
             run()
     except Exception:
-        return 0.0
-    return counter.numbers
+        return None
+    return counter
 
 
 def measure_call_cost(run: Callable[[int], Any], sizes: tuple[int, int], budget: float = DEFAULT_BUDGET) -> CallCost:
     """Measure the cost of ``run``, which is called with each of the sizes; ``budget``: seconds for all checks.
 
     Of what torch cannot run under a counter nothing is known."""
-    counters = (CallCounter(), CallCounter())
-    for size, counter in zip(sizes, counters, strict=True):
-        try:
-            with counter:
-                run(size)
-        except Exception:
-            return CallCost()
-    first, second = counters
+    first, second = (count_call(functools.partial(run, size)) for size in sizes)
+    if first is None or second is None:
+        return CallCost()
     numbers, peaks = (first.numbers, second.numbers), (first.peak, second.peak)
     return CallCost(sizes, numbers, peaks, budget * NUMBERS_PER_SECOND / SIZE_CHECKS, read_memory() / 2)
 

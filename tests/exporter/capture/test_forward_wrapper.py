@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from exporter.archive.tensor_spec import TensorSpec
+from exporter.capture.batch_chunking import emit_chunked_source
 from exporter.capture.forward_wrapper import emit_forward_source, make_argument_names
 
 F = torch.float64
@@ -74,6 +75,14 @@ def test_fixed_shapes_are_whole():
     assert module(*rows)[0].shape == (5, 3)
     with pytest.raises(torch.jit.Error, match=r"input 0 \(a\): got shape \[6\], expected \[5\]"):
         module(torch.zeros(6, dtype=F), *rows[1:])
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_the_trace_is_called_at_one_place(batched):
+    """torch inlines each call, so that the time of the first calls grows with their number."""
+    specs = [TensorSpec("a"), TensorSpec("x", (3,)), TensorSpec("b", (3,))]
+    assert emit_forward_source(specs, 2, batched).count("self.forward_batch(") == 1
+    assert emit_chunked_source("forward_slices_batch", "forward_batch", ["a", "x"], 2, 8).count("self.") == 1
 
 
 def test_without_inputs():

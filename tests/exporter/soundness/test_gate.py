@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -29,7 +30,7 @@ from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.common.stopwatch import Step
 from exporter.frontends import python_factory
 from exporter.model.eager import warmup
-from exporter.model.eager.call_cost import NUMBERS_PER_SECOND
+from exporter.model.eager.call_cost import NUMBERS_PER_OPERATION, NUMBERS_PER_SECOND
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import run_first
 from exporter.soundness import branch_search, gate, probe_inputs
@@ -266,40 +267,77 @@ def test_draws_that_take_too_long_are_left_out(monkeypatch, function, is_slow):
     draws = [(name, (torch.full((5, 3), value, dtype=F),)) for name, value in (("small", 0.5), ("large", 1e8))]
     monkeypatch.setattr(probe_inputs, "SECONDS", 0.1)
     with eager_context(source):
-        kept = run_in_fork(branch_search.choose_draws, source, draws).draws
+        kept = run_in_fork(branch_search.choose_draws, source, draws, math.inf).draws
     assert [label for label, _ in kept if label in ("small", "large")] == ["small"] + ["large"] * (not is_slow)
 
 
-def test_a_dear_model_has_the_draws_that_it_can_afford():
+def _shrink_from_one(self, x):
+    # At a number above 1 it never ends: 1.001 is what the search tries for the literal.
+    while x.max() > 1.0:
+        x = x * 1.0
+    return x
+
+
+def test_the_search_for_branches_ends_where_a_call_does_not():
+    source = source_for(model_of(_shrink_from_one))
+    draws = [("traced", (torch.full((5, 3), 0.5, dtype=F),)), ("other values", (torch.full((5, 3), 0.2, dtype=F),))]
+    with eager_context(source):
+        chosen = run_in_fork(branch_search.choose_draws, source, draws, math.inf, seconds=60.0)
+    assert [label for label, _ in chosen.draws][:2] == ["traced", "other values"]
+
+
+def test_a_costly_model_has_the_draws_that_it_can_afford():
     source = source_for(model_of(lambda self, x: x.tanh()))
-    first = run_first(source, 0)
-    probes = probe_inputs.draw_probe_inputs(first.sampler, 5, torch.Generator().manual_seed(0))
-    _, seconds = probe_inputs.keep_affordable_draws(source, probes)
-    numbers = seconds * NUMBERS_PER_SECOND
-    # Two operations' worth, as there is a copy of the output.
-    assert 1_000 < numbers < 4_000
-    kept = {n: probe_inputs.keep_affordable_draws(source, probes, n * numbers)[0] for n in (0, 4, 6.5, 1000)}
+    probes = probe_inputs.draw_probe_inputs(run_first(source, 0).sampler, 5, torch.Generator().manual_seed(0))
+    kept = {n: probe_inputs.keep_affordable_draws(probes, 10.0, 10.0 * n) for n in (0, 4, 6.5, 1000, math.inf)}
     labels = {n: [label for label, _ in draws] for n, draws in kept.items()}
     assert set(labels[0]) == set(labels[4]) == set(probe_inputs.SMALLEST)
     assert set(labels[6.5]) == {*probe_inputs.SMALLEST, *probe_inputs.PREFERRED[:2]}
+    # In the order of all, the traced one first.
+    assert labels[6.5] == [label for label, _ in probes if label in labels[6.5]]
     assert labels[6.5][0] == "traced"
-    assert labels[1000] == [label for label, _ in probes]
+    assert labels[1000] == labels[math.inf] == [label for label, _ in probes]
     assert set(probe_inputs.PREFERRED) < set(labels[1000])
 
 
-def test_a_model_that_cannot_be_counted_has_all_draws_unless_it_is_slow(monkeypatch):
-    monkeypatch.setattr(probe_inputs, "count_numbers", lambda run: 0.0)
-    probes = [(label, ()) for label in ("traced", "other values", "mixed signs", "spread", "ones", "zeros")]
+def test_draws_are_chosen_by_what_a_call_counts(monkeypatch):
     source = source_for(model_of(lambda self, x: x.tanh()))
-    assert probe_inputs.keep_affordable_draws(source, tuple(probes))[0] == tuple(probes)
-    assert probe_inputs.keep_affordable_draws(source, tuple(probes), 0.0)[0] == tuple(probes[:4])
+    probes = probe_inputs.draw_probe_inputs(run_first(source, 0).sampler, 5, torch.Generator().manual_seed(0))
+    # tanh, and the copies of its input and of its output: three operations of 15 numbers each.
+    numbers = 3 * (NUMBERS_PER_OPERATION + 15)
+    chosen = {n: branch_search.choose_draws(source, probes, n * numbers) for n in (1, 6.5, 1000)}
+    assert [len(c.draws) for c in chosen.values()] == [4, 6, len(probes)]
+    left_out = {n: len(probes) - len(c.draws) for n, c in chosen.items()}
+    assert {n: c.left_out for n, c in chosen.items()} == left_out
+    for n, c in chosen.items():
+        assert c.seconds == pytest.approx(left_out[n] * numbers / NUMBERS_PER_SECOND)
+    monkeypatch.setattr(branch_search, "count_call", lambda run: None)
+    assert branch_search.choose_draws(source, probes, 1.0).left_out == 0
 
 
 @pytest.mark.parametrize("thorough", [False, True])
-def test_the_draws_of_a_dear_model_are_in_the_report(monkeypatch, thorough):
+def test_the_draws_of_a_costly_model_are_in_the_report(monkeypatch, thorough):
     monkeypatch.setattr(gate, "LIMIT", 1.0)
     (report,) = torchferry.check(planted_models.sound(), thorough=thorough)
     assert ("draws were not run" in str(report.findings)) is not thorough
+    with pytest.raises(UnsoundError) as caught:
+        torchferry.check(planted_models.branch_on_data(), thorough=thorough)
+    assert caught.value.details["check"] == "data read"
+
+
+def test_a_slow_model_keeps_few_draws_where_none_could_be_chosen(monkeypatch):
+    def fail(source, probes, limit):
+        raise ForkFailedError("as planted")
+
+    monkeypatch.setattr(warmup, "SLOW_CALL", 0.0)
+    monkeypatch.setattr(gate, "choose_draws", fail)
+    source = source_for(planted_models.sound())
+    first = run_first(source, 0)
+    probes = probe_inputs.draw_probe_inputs(first.sampler, 5, torch.Generator().manual_seed(0))
+    room: Any = lambda function, *arguments: function(source, *arguments)  # noqa: E731
+    draws, findings = gate._choose_draws(first, room, probes, thorough=False)
+    assert {label for label, _ in draws} == set(probe_inputs.SMALLEST)
+    assert [f.severity for f in findings] == ["sound", "not run"]
 
 
 @pytest.mark.parametrize("thorough", [False, True])
