@@ -22,7 +22,6 @@ from exporter.common.errors import MissingRuntimeError, TorchferryError
 from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, fork, run_in_fork, silence_child
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.source import Source
-from exporter.soundness.rehearsal import rehearse
 
 # Packages that torch imports when they are first needed.
 _LAZY = ("torch", "sympy", "mpmath")
@@ -41,7 +40,6 @@ class CleanRooms:
         if not hasattr(os, "fork"):
             what = "the soundness gate runs the model in forked processes, which this system does not have"
             raise MissingRuntimeError(what, got=sys.platform, expected="Linux or macOS")
-        rehearse()
         self._rooms = [_Room(source) for _ in range(count)]
         self._free_rooms: queue.SimpleQueue[_Room] = queue.SimpleQueue()
         for room in self._rooms:
