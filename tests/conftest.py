@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import shutil
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from project import ARTIFACTS, MODELS, RATES, ROOT, export_unverified, load_module, need
+from file_processes import FileProcesses
+from project import ARTIFACTS, MODELS, RATES, ROOT, export_unverified, load_module, make_once, need
 from tampering import change_contract
 
 import torchferry
@@ -21,29 +22,40 @@ from runtime_checks.runners import fork_server
 
 # No collection, nor a search for functions, looks at what torch and torchferry are made of, as in a command.
 gc.freeze()
+# Threads of OpenMP do not live on in the processes of test files.
+torch.set_num_threads(1)
 
 FACTORIES = {"elastic": "Elastic", "single": "Single", "picks": "picks", "whole": "Whole", "conjugate": "Conjugate"}
+KERNELS = ("robertson", "return_map", "perzyna")
 
-
-# A fork costs by what its process holds: what forks most goes first, while that is little. The longest test goes before
-# all, so that nobody waits for it at the end.
-FIRST = ("test_code_blocks.py::test_blocks", "test_hazards.py", "test_gate.py")
+# The longest tests go first, so that nobody waits for them at the end.
+FIRST = ("test_code_blocks.py", "test_gate.py", "test_hazards.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: next((i for i, part in enumerate(FIRST) if part in item.nodeid), len(FIRST)))
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Fork a process for each file, and share one import of torch for all fresh processes that its tests start."""
+    config = session.config
+    # With xdist the workers run the tests.
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        stack = contextlib.ExitStack()
+        config.add_cleanup(stack.close)
+        server = stack.enter_context(fork_server.shared_fork_server())
+
+        def before_fork() -> None:
+            server.start()
+            # All processes make their folders in one.
+            config._tmp_path_factory.getbasetemp()  # pyright: ignore[reportAttributeAccessIssue]
+
+        config.pluginmanager.register(FileProcesses(before_fork, server.take_over))
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_import_of_torch() -> Iterator[None]:
-    """For all fresh processes of a worker."""
-    with fork_server.shared_fork_server():
-        yield
 
 
 @pytest.fixture
@@ -66,11 +78,16 @@ def neml2() -> None:
 
 
 @pytest.fixture(scope="session")
-def eq_path(tmp_path_factory: pytest.TempPathFactory, neml2: None) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all test processes of this run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if base.name.startswith("popen-") else base
+
+
+@pytest.fixture(scope="session")
+def eq_path(shared: Path, neml2: None) -> Path:
     """An archive of the first example; tests that change it work on a copy."""
-    path = tmp_path_factory.mktemp("eq") / "eq.pt"
-    export_unverified(str(RATES), path, "eq")
-    return path
+    return make_once(shared / "eq", lambda folder: export_unverified(str(RATES), folder / "eq.pt", "eq")) / "eq.pt"
 
 
 @pytest.fixture
@@ -79,10 +96,12 @@ def eq_copy(eq_path: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def archives(tmp_path_factory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("native")
-    for name, factory in FACTORIES.items():
-        export_unverified(f"{MODELS}:{factory}", folder / f"{name}.pt")
+def archives(shared: Path) -> dict[str, Path]:
+    def make(folder: Path) -> None:
+        for name, factory in FACTORIES.items():
+            export_unverified(f"{MODELS}:{factory}", folder / f"{name}.pt")
+
+    folder = make_once(shared / "native archives", make)
     return {name: folder / f"{name}.pt" for name in FACTORIES}
 
 
@@ -93,45 +112,46 @@ def elastic(archives, tmp_path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def damaged(archives, tmp_path_factory) -> Path:
+def damaged(archives, shared: Path) -> Path:
     """The archive of ``elastic``, damaged in every way that a host may meet."""
-    folder = tmp_path_factory.mktemp("damaged")
-    whole = archives["elastic"].read_bytes()
-    (folder / "empty.pt").touch()
-    (folder / "truncated.pt").write_bytes(whole[: len(whole) // 2])
-    (folder / "text.pt").write_text("not an archive at all\n" * 20)
-    changed = bytearray(whole)
-    changed[len(whole) // 3] ^= 1
-    (folder / "flipped.pt").write_bytes(changed)
-    torch.jit.save(load_module(archives["elastic"]), str(folder / "foreign.pt"))
-    with zipfile.ZipFile(shutil.copy(archives["elastic"], folder / "added.pt"), "a") as file:
-        file.writestr(f"{file.namelist()[0].split('/')[0]}/extra/stowaway", "x")
-    change_contract(Path(shutil.copy(archives["elastic"], folder / "schema.pt")), lambda c: c.update(schema=2))
-    return folder
+
+    def make(folder: Path) -> None:
+        whole = archives["elastic"].read_bytes()
+        (folder / "empty.pt").touch()
+        (folder / "truncated.pt").write_bytes(whole[: len(whole) // 2])
+        (folder / "text.pt").write_text("not an archive at all\n" * 20)
+        changed = bytearray(whole)
+        changed[len(whole) // 3] ^= 1
+        (folder / "flipped.pt").write_bytes(changed)
+        torch.jit.save(load_module(archives["elastic"]), str(folder / "foreign.pt"))
+        with zipfile.ZipFile(shutil.copy(archives["elastic"], folder / "added.pt"), "a") as file:
+            file.writestr(f"{file.namelist()[0].split('/')[0]}/extra/stowaway", "x")
+        change_contract(Path(shutil.copy(archives["elastic"], folder / "schema.pt")), lambda c: c.update(schema=2))
+
+    return make_once(shared / "damaged", make)
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all test processes of this run."""
-    base = tmp_path_factory.getbasetemp()
-    return base.parent if base.name.startswith("popen-") else base
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(shared: Path) -> dict[str, Path]:
     """Kernels of archives in ``artifacts``; tests that change one work on a copy."""
-    place = tmp_path_factory.mktemp("kernels")
-    names = ("robertson", "return_map", "perzyna")
-    return {n: torchferry.convert(ARTIFACTS / f"{n}.pt", place / n, to="c").path for n in names}
+
+    def make(folder: Path) -> None:
+        for name in KERNELS:
+            torchferry.convert(ARTIFACTS / f"{name}.pt", folder / name, to="c")
+
+    folder = make_once(shared / "kernels", make)
+    return {name: folder / name for name in KERNELS}
 
 
 @pytest.fixture(scope="session")
-def solid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def solid(shared: Path) -> Path:
     """An archive that carries its kernel, which lies beside it as well."""
-    path = tmp_path_factory.mktemp("solid") / "m.pt"
-    source = f"{ROOT / 'examples' / 'return_map.py'}:make_model"
-    torchferry.export(source, output=path, derivatives=["stress:strain"], formats="pt,c")
-    return path
+
+    def make(folder: Path) -> None:
+        source = f"{ROOT / 'examples' / 'return_map.py'}:make_model"
+        torchferry.export(source, output=folder / "m.pt", derivatives=["stress:strain"], formats="pt,c")
+
+    return make_once(shared / "solid", make) / "m.pt"
 
 
 @pytest.fixture

@@ -49,6 +49,10 @@ class ForkServer:
         with self._lock, contextlib.suppress(MissingRuntimeError):
             self._ensure_started()
 
+    def take_over(self) -> None:
+        """Use the parent's process here, in a process that the parent waits for."""
+        self._owner = os.getpid(), self._owner[1]
+
     def run(self, job: Mapping[str, object], seconds: float) -> tuple[int, str]:
         """Run a job; return its process's exit code, negative for a signal, and its output.
 
@@ -85,7 +89,7 @@ class ForkServer:
     def _ensure_started(self) -> subprocess.Popen[bytes]:
         # In a process forked from this one the server belongs to the parent.
         owner = os.getpid(), build_environment()
-        if self._process is not None and self._owner == owner and self._process.poll() is None:
+        if self._process is not None and self._owner == owner and not self._has_ended(self._process):
             return self._process
         self.close()
         # Isolated mode: no PYTHON* variables, no user site; -S: no site-packages either.
@@ -104,6 +108,12 @@ class ForkServer:
         self._process, self._owner = process, owner
         return process
 
+    @staticmethod
+    def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+        """Return whether the process has ended, whose it may be: without a job it prints nothing until then."""
+        assert process.stdout is not None
+        return bool(multiprocessing.connection.wait([process.stdout.fileno()], 0.0))
+
     def close(self) -> None:
         """End the process; ``run`` starts another."""
         process, self._process = self._process, None
@@ -112,7 +122,7 @@ class ForkServer:
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 stream.close()
-        if self._owner[0] == os.getpid() and process.poll() is None:
+        if self._owner[0] == os.getpid():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -7,8 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from filelock import FileLock
-from project import ROOT, need
+from project import ROOT, make_once, need
 
 from runtime_checks import native_build
 
@@ -26,18 +25,17 @@ def need_fortran() -> None:
 
 def programs(source: Path, shared: Path, *, sanitize: str = "") -> Path:
     """The folder of ``source``'s programs. ``shared`` is one folder for all test processes."""
-    prefix = native_build.build(sanitize=sanitize)
-    folder = shared / f"{source.name}{'-sanitized' if sanitize else ''}"
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "done").exists():
-            cmake, ninja = native_build.find_tool("cmake"), native_build.find_tool("ninja", needed=False)
-            options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
-            options += ["-DWRONG_CALLS_ONLY=ON"] if sanitize else []
-            where = f"-Dtorchferry_DIR={prefix / 'lib' / 'cmake' / 'torchferry'}"
-            native_build.run_tool([cmake, "-S", str(source), "-B", str(folder), where, *options])
-            native_build.run_tool([cmake, "--build", str(folder)])
-            (folder / "done").touch()
-    return folder
+
+    def make(folder: Path) -> None:
+        prefix = native_build.build(sanitize=sanitize)
+        cmake, ninja = native_build.find_tool("cmake"), native_build.find_tool("ninja", needed=False)
+        options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
+        options += ["-DWRONG_CALLS_ONLY=ON"] if sanitize else []
+        where = f"-Dtorchferry_DIR={prefix / 'lib' / 'cmake' / 'torchferry'}"
+        native_build.run_tool([cmake, "-S", str(source), "-B", str(folder), where, *options])
+        native_build.run_tool([cmake, "--build", str(folder)])
+
+    return make_once(shared / f"{source.name}{'-sanitized' if sanitize else ''}", make)
 
 
 def run(

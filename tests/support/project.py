@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from exporter.archive import pt_archive
 from exporter.archive.pt_archive import Archive
@@ -30,6 +33,17 @@ def need(present: bool, reason: str) -> None:
     if os.environ.get("TORCHFERRY_REQUIRE_ALL") == "1":
         pytest.fail(f"TORCHFERRY_REQUIRE_ALL=1, and {reason}")
     pytest.skip(reason)
+
+
+def make_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Return the folder that ``make`` has filled, in the first test process of this run that asked for it."""
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "done").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            (folder / "done").touch()
+    return folder
 
 
 def export_unverified(source: str, path: Path, model: str = "", **arguments: object) -> Archive:

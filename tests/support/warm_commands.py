@@ -69,7 +69,6 @@ class WarmCommands:
 def serve(address: str) -> None:
     """Import what commands import, and run each that is asked for in a fork, until the standard input is closed."""
     from runtime_checks.runners import fork_server
-    from runtime_checks.runners.subprocesses import build_environment
     from torchferry.cli import app
     from torchferry.cli.startup import pause_collection
 
@@ -88,8 +87,7 @@ def serve(address: str) -> None:
                 pid = os.fork()
                 if pid == 0:
                     listener.close()
-                    # The parent runs nothing meanwhile.
-                    server._owner = os.getpid(), build_environment()
+                    server.take_over()
                     os._exit(answer(pipe, app.run))
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 with contextlib.suppress(OSError):

@@ -65,6 +65,7 @@ def test_runs_have_one_server_and_it_ends_with_them(path):
         os.kill(first, 0)
 
 
+@pytest.mark.usefixtures("alone")
 def test_another_is_started_where_it_has_ended_or_the_environment_is_another(path, monkeypatch):
     with fork_server.shared_fork_server() as server:
         run(path)
