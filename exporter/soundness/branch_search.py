@@ -46,7 +46,12 @@ class ChosenDraws:
     seconds: float
 
 
-def choose_draws(source: Source, probes: Draws, limit: float) -> ChosenDraws:
+def record_first_run(source: Source, probes: Draws) -> RunRecording:
+    """Record the run at the first draw, within limits: nothing is known of the model yet."""
+    return record_run(source, probes[0][1], seconds=SECONDS_OF_RECORD)
+
+
+def choose_draws(source: Source, probes: Draws, limit: float, first_run: RunRecording | None = None) -> ChosenDraws:
     """Return the draws at which eager mode ends in good time, and others that take further paths through the code.
 
     ``limit``: the numbers that all draws may compute together. Call it in a forked process."""
@@ -55,11 +60,11 @@ def choose_draws(source: Source, probes: Draws, limit: float) -> ChosenDraws:
     numbers = counter.numbers if counter is not None else 0.0
     affordable = keep_affordable_draws(probes, numbers, limit) if numbers else probes
     left_out = len(probes) - len(affordable)
-    return ChosenDraws(_add_branch_draws(source, affordable), left_out, left_out * numbers / NUMBERS_PER_SECOND)
+    draws = _add_branch_draws(source, affordable, first_run or record_first_run(source, probes))
+    return ChosenDraws(draws, left_out, left_out * numbers / NUMBERS_PER_SECOND)
 
 
-def _add_branch_draws(source: Source, probes: Draws) -> Draws:
-    run = record_run(source, probes[0][1], seconds=SECONDS_OF_RECORD)
+def _add_branch_draws(source: Source, probes: Draws, run: RunRecording) -> Draws:
     # What may read data may take any number of steps.
     is_compiled = find_solvers(source.parameter_module) or find_marked_modules(source.parameter_module)
     if is_compiled or run.graph is None or _find_read_lines(run):

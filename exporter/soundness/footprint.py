@@ -87,6 +87,12 @@ class Footprint:
         if event == "call" and frame.f_code not in self.codes and runs_user_code(frame):
             self.codes[frame.f_code] = frame.f_globals
 
+    def without_libraries(self) -> Footprint:
+        """Return the footprint without the code of installed libraries."""
+        other = Footprint()
+        other.codes = {c: space for c, space in self.codes.items() if "site-packages" not in c.co_filename}
+        return other
+
     def read_state(self, module: nn.Module) -> dict[str, Leaf]:
         """Return every leaf by label, in a fixed order."""
         leaves: dict[str, Leaf] = {}

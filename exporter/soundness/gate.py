@@ -18,7 +18,6 @@ from exporter.capture.passes import CaptureResult
 from exporter.common.errors import UnsoundError, UsageError, suggest_names
 from exporter.common.forking import DEFAULT_SECONDS, ForkedCall, ForkFailedError
 from exporter.model.eager.warmup import FirstRun, Warmup
-from exporter.soundness.branch_search import choose_draws
 from exporter.soundness.check_context import CaptureContext, EagerContext
 from exporter.soundness.checks import (
     batch_ranks,
@@ -39,6 +38,7 @@ from exporter.soundness.checks import (
     unused_variables,
 )
 from exporter.soundness.clean_room import CleanRooms
+from exporter.soundness.first_calls import observe_first_calls
 from exporter.soundness.probe_inputs import LIMIT, Draws, draw_probe_inputs, keep_affordable_draws
 
 _Context = TypeVar("_Context", EagerContext, CaptureContext)
@@ -101,35 +101,41 @@ def check_before_capture(
     generator = torch.Generator().manual_seed(seed)
     traced, other_size = first.sizes
     probes = draw_probe_inputs(first.sampler, traced, generator)
-    probes, findings = _choose_draws(first, room, probes, thorough=options.thorough)
+    probes, quiet, findings = _observe_first_calls(first, room, probes, options)
     context = EagerContext(first.source, probes, first.sampler.draw(other_size, generator), room)
     if options.second_opinion:
         opinion, _ = _run_check(torch_export_opinion.CHECK, torch_export_opinion.check, context)
         findings += opinion
-    _collect(first.source.name, _BEFORE, _run_in_rooms(_BEFORE, context), findings, options)
+    _collect(first.source.name, _BEFORE, _run_in_rooms(_BEFORE, context, quiet), findings, options)
     return apply_allowances(findings, options.allowances), probes
 
 
-def _choose_draws(first: FirstRun, room: CleanRooms, probes: Draws, *, thorough: bool) -> tuple[Draws, list[Finding]]:
-    """Return the draws that the checks run, and the findings about those that they do not."""
+def _observe_first_calls(
+    first: FirstRun, room: CleanRooms, probes: Draws, options: GateOptions
+) -> tuple[Draws, frozenset[str], list[Finding]]:
+    """Return the draws that the checks run, the checks that have nothing to look at, and the findings about draws that
+    are not run."""
     findings: list[Finding] = []
 
     def report_left_out(count: int, seconds: float) -> None:
         reason = f"they would take about {seconds:.{1 if seconds < 10 else 0}f} s in eager mode (--thorough)"
         findings.append(Finding(input_values.CHECK, f"{count} draws were not run", reason=reason))
 
-    limit = math.inf if thorough else LIMIT
-    if first.is_slow and not thorough:
+    limit = math.inf if options.thorough else LIMIT
+    if first.is_slow and not options.thorough:
         few, limit = keep_affordable_draws(probes, first.seconds, 0.0), math.inf
         report_left_out(len(probes) - len(few), (len(probes) - len(few)) * first.seconds)
         probes = few
+    start = time.perf_counter()
     try:
-        chosen = room(choose_draws, probes, limit)
+        calls = room(observe_first_calls, probes, limit)
     except ForkFailedError as error:
-        return probes, [*findings, _make_not_run_finding(data_reads.CHECK, f"inputs for every branch: {error}")]
-    if chosen.left_out:
-        report_left_out(chosen.left_out, chosen.seconds)
-    return chosen.draws, findings
+        findings.append(_make_not_run_finding(data_reads.CHECK, f"inputs for every branch: {error}"))
+        return probes, frozenset(), findings
+    options.report("first calls", 0, len(RUNS), time.perf_counter() - start)
+    if calls.chosen.left_out:
+        report_left_out(calls.chosen.left_out, calls.chosen.seconds)
+    return calls.chosen.draws, calls.quiet, findings
 
 
 def check_after_capture(
@@ -154,13 +160,17 @@ def _collect(
             options.report(name, RUNS.index(name) + 1, len(RUNS), seconds)
 
 
-def _run_in_rooms(checks: Mapping[str, Callable[[EagerContext], list[Finding]]], context: EagerContext) -> Results:
-    """Yield the result of each check in order; as many run at the same time as there are rooms."""
+def _run_in_rooms(
+    checks: Mapping[str, Callable[[EagerContext], list[Finding]]], context: EagerContext, quiet: frozenset[str]
+) -> Results:
+    """Yield the result of each check in order, at once of those that are ``quiet``; as many run at the same time as
+    there are rooms."""
     with ThreadPoolExecutor(context.room.count) as threads:
-        pending = [threads.submit(_run_check, name, check, context) for name, check in checks.items()]
+        loud = {name: check for name, check in checks.items() if name not in quiet}
+        pending = {name: threads.submit(_run_check, name, check, context) for name, check in loud.items()}
         try:
-            for future in pending:
-                yield future.result()
+            for name in checks:
+                yield pending[name].result() if name in pending else ([], 0.0)
         except BaseException:
             # Nobody asks for the results of the others.
             threads.shutdown(wait=False, cancel_futures=True)

@@ -1,12 +1,11 @@
 """Each test file runs in a process of its own, forked from one that has collected all tests and run none.
 
-A fork costs by what its process holds, an export forks twenty times, and torch never frees what a test has compiled: in
-one process the last files would take several times as long as the first. A test that ends its process fails, and the
-tests after it run in another. ``--pdb`` runs all tests in the first process."""
+A fork costs by what its process holds, an export forks a dozen times, and torch never frees what a test has compiled:
+in one process the last files would take longer than the first. A test that ends its process fails, and the tests after
+it run in another. ``--pdb`` runs all tests in the first process."""
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing.connection
 import os
 import signal
@@ -26,17 +25,19 @@ class FileProcesses:
     def __init__(self, before_fork: Callable[[], object], after_fork: Callable[[], object]) -> None:
         self._before_fork, self._after_fork = before_fork, after_fork
         self._pid, self._file = 0, Path()
-        # Where reports come from, and in the process of a file where they go.
-        self._incoming: Any = None
-        self._outgoing: Any = None
+        # The other side: of the first process the one that runs a file, and there the first one.
+        self._pipe: Any = None
+        self._is_first = True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Run a test in the process of its file, and report in the first process what that has sent."""
         if item.config.option.usepdb:
             return None
-        if self._outgoing is not None:
-            self._run(item, nextitem, self._outgoing)
+        if not self._is_first:
+            reports = runtestprotocol(item, nextitem=nextitem, log=False)
+            hook, config = item.config.hook, item.config
+            self._pipe.send([hook.pytest_report_to_serializable(config=config, report=report) for report in reports])
             return True
         if self._file != item.path:
             self._end()
@@ -44,7 +45,7 @@ class FileProcesses:
             self._start(item)
         hook = item.ihook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in self._receive(item):
+        for report in self._run(item, nextitem):
             hook.pytest_runtest_logreport(report=report)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
@@ -54,54 +55,57 @@ class FileProcesses:
         self._end()
 
     def _start(self, first: pytest.Item) -> None:
-        """Fork the process that runs this test and those after it in its file."""
+        """Fork the process that runs the tests of a file."""
         self._before_fork()
         self._file = first.path
-        self._incoming, outgoing = multiprocessing.connection.Pipe(duplex=False)
+        here, there = multiprocessing.connection.Pipe()
         with warnings.catch_warnings():
             # Python 3.12 warns where other threads run, here those of xdist: the process uses none of their locks.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._pid = os.fork()
-        if self._pid == 0:
-            code = 1
-            try:
-                self._incoming.close()
-                self._outgoing = outgoing
-                self._after_fork()
-                items = [item for item in first.session.items if item.path == first.path]
-                items = items[items.index(first) :]
-                for item, following in itertools.zip_longest(items, items[1:]):
-                    item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-                code = 0
-            except BrokenPipeError:
-                # Nobody waits for the others.
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        outgoing.close()
-
-    def _run(self, item: pytest.Item, following: pytest.Item | None, outgoing: Any) -> None:
-        reports = runtestprotocol(item, nextitem=following, log=False)
-        hook, config = item.config.hook, item.config
-        outgoing.send([hook.pytest_report_to_serializable(config=config, report=report) for report in reports])
-
-    def _receive(self, item: pytest.Item) -> list[pytest.TestReport]:
-        hook, config = item.config.hook, item.config
+        self._pipe = here if self._pid else there
+        if self._pid:
+            there.close()
+            return
         try:
-            values = self._incoming.recv()
-        except EOFError:
-            pid, self._pid = self._pid, 0
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            here.close()
+            self._is_first = False
+            self._after_fork()
+            self._serve(first.session.items)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _serve(self, items: list[pytest.Item]) -> None:
+        """Run the tests that the first process names, one after the other, to its end or that of the file."""
+        by_id = {item.nodeid: item for item in items}
+        while True:
+            try:
+                item, following = (by_id.get(nodeid) for nodeid in self._pipe.recv())
+            except EOFError:
+                os._exit(0)
+            assert item is not None
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+
+    def _run(self, item: pytest.Item, following: pytest.Item | None) -> list[pytest.TestReport]:
+        """Return the reports of a test, or one of how its process has ended."""
+        hook, config = item.config.hook, item.config
+        next_in_file = following.nodeid if following is not None and following.path == item.path else ""
+        try:
+            self._pipe.send((item.nodeid, next_in_file))
+            values = self._pipe.recv()
+        except (EOFError, BrokenPipeError):
+            code = self._end()
             end = f"signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
             text = f"the process of {item.path.name} ended in this test: {end}"
             return [pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")]
         return [hook.pytest_report_from_serializable(config=config, data=value) for value in values]
 
-    def _end(self) -> None:
+    def _end(self) -> int:
+        """Let the process end, which waits for the next test; return its exit code, negative for a signal."""
         pid, self._pid = self._pid, 0
-        if pid:
-            # Its tests have all ended, or nobody waits for the others: it ends at the next report.
-            self._incoming.close()
-            os.waitpid(pid, 0)
+        if not pid:
+            return 0
+        self._pipe.close()
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

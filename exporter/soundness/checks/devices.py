@@ -20,7 +20,7 @@ from exporter.common.user_code import user_source_location
 from exporter.model.implicit.coordinate_descent import find_descents
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import EagerContext, make_refusal, run_eager
+from exporter.soundness.check_context import EagerContext, make_refusal
 from exporter.soundness.execution_paths import find_divergence
 from exporter.soundness.footprint import is_user_file
 
@@ -31,18 +31,13 @@ _QUERY_NAMES = ("is_cuda", "device", "is_cpu", "get_device", "is_mps", "is_meta"
 
 def check(context: EagerContext) -> list[Finding]:
     """Check that the model computes the same on every device."""
-    room, inputs = context.room, context.inputs
-    return room(_check, inputs) if room(_queries_device, inputs) else []
+    return context.room(_check, context.inputs)
 
 
-def _queries_device(source: Source, inputs: Inputs) -> bool:
-    with _DeviceQueries() as recorder:
-        run_eager(source, inputs)
-    return bool(recorder.queries)
+class DeviceQueries(FunctionHook):
+    """Lines that query a tensor's device, and lines that name a device: the check has nothing to do without them.
 
-
-class _DeviceQueries(FunctionHook):
-    """Lines that query a tensor's device, and lines that name a device."""
+    It is the innermost of several hooks: it looks at the frame that calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +122,7 @@ def _record_operations(source: Source, inputs: Inputs, device: str) -> tuple[_Op
         _move_parameters(source, device)
     operations = _Operations()
     try:
-        with mode, operations, _DeviceQueries() as device_queries:
+        with mode, operations, DeviceQueries() as device_queries:
             operations.queries = device_queries.queries
             source.module(*fake_inputs)
     except Exception as error:

@@ -18,7 +18,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ import torch
 
 from exporter.archive.contract import Finding
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import EagerContext, make_refusal, outputs_equal, run_eager
+from exporter.soundness.check_context import EagerContext, Outputs, make_refusal, outputs_equal, run_eager
 from exporter.soundness.footprint import STDLIB, Footprint, is_user_file
 
 CHECK = "outside world"
@@ -133,15 +133,9 @@ def check(context: EagerContext) -> list[Finding]:
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
     with Footprint() as footprint:
         run_eager(source, inputs)
-    namespaces = {id(space): space for space in footprint.codes.values()}.values()
+    namespaces = _list_namespaces(footprint)
     probes = _list_environment_probes()
-    queries: dict[int, str] = {}
-    with contextlib.ExitStack() as stack:
-        for i, probe in enumerate(probes):
-            stack.enter_context(_intercept(probe, namespaces, lambda v: v, queries, i))
-        stack.enter_context(_replace_clock_classes(namespaces, None, queries))
-        first = run_eager(source, inputs)
-        again = run_eager(source, inputs)
+    queries, (first, again) = _record_queries(source, inputs, probes, namespaces)
     findings = []
     for i, where in queries.items():
         topic = probes[i].topic if i >= 0 else "a clock"
@@ -164,6 +158,27 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
         else:
             findings.append(Finding(CHECK, what, where, reason="no output depends on the answer"))
     return sorted(findings, key=lambda f: f.severity != "unsound")
+
+
+def asks_environment(source: Source, inputs: Inputs, footprint: Footprint) -> bool:
+    """Return whether calls ask the environment for anything; the check has nothing to do without."""
+    return bool(_record_queries(source, inputs, _list_environment_probes(), _list_namespaces(footprint))[0])
+
+
+def _list_namespaces(footprint: Footprint) -> list[dict[str, Any]]:
+    return list({id(space): space for space in footprint.codes.values()}.values())
+
+
+def _record_queries(
+    source: Source, inputs: Inputs, probes: Sequence[EnvironmentProbe], namespaces: Sequence[dict[str, Any]]
+) -> tuple[dict[int, str], tuple[Outputs, Outputs]]:
+    """Return the lines that ask, by the index of the probe (-1 for classes of clocks), and the outputs of two calls."""
+    queries: dict[int, str] = {}
+    with contextlib.ExitStack() as stack:
+        for i, probe in enumerate(probes):
+            stack.enter_context(_intercept(probe, namespaces, lambda v: v, queries, i))
+        stack.enter_context(_replace_clock_classes(namespaces, None, queries))
+        return queries, (run_eager(source, inputs), run_eager(source, inputs))
 
 
 @contextlib.contextmanager

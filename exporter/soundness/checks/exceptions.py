@@ -37,11 +37,11 @@ def check(context: EagerContext) -> list[Finding]:
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
-    with _FailingCalls() as recorder:
+    with FailingCalls() as recorder:
         if isinstance(run_eager(source, inputs), str):
             return []
     for index, (name, where) in enumerate(recorder.calls[:MAX_CALLS]):
-        with _FailingCalls(fails=index):
+        with FailingCalls(fails=index):
             outputs = run_eager(source, inputs)
         if not isinstance(outputs, str):
             evidence = f"where {name} fails, the model goes on another way and returns outputs"
@@ -49,8 +49,8 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
     return []
 
 
-class _FailingCalls(FunctionHook):
-    """Calls inside a ``try`` that catches; the one at index ``fails`` raises."""
+class FailingCalls(FunctionHook):
+    """Calls inside a ``try`` that catches, without which the check has nothing to do; the one at ``fails`` raises."""
 
     def __init__(self, fails: int = -1) -> None:
         super().__init__()

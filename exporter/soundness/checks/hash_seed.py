@@ -33,7 +33,7 @@ _BUILD = {"BUILD_SET", "SET_ADD", "SET_UPDATE"}
 
 def check(context: EagerContext) -> list[Finding]:
     """Check that outputs do not depend on the order of a set."""
-    where = context.room(_find_set_line, context.inputs)
+    where = context.room(_find_first_set_line, context.inputs)
     if not where:
         return []
     # A room may be ended at any time, and would leave a folder of its own behind.
@@ -41,12 +41,16 @@ def check(context: EagerContext) -> list[Finding]:
         return context.room(_check, context.inputs, where, folder, context.room.limit)
 
 
-def _find_set_line(source: Source, inputs: Inputs) -> str:
-    """Return the first line of the code that runs which builds a set, or that of a model with one; empty for none."""
+def _find_first_set_line(source: Source, inputs: Inputs) -> str:
     with Footprint() as footprint:
         run_eager(source, inputs)
+    return find_set_line(source, footprint)
+
+
+def find_set_line(source: Source, footprint: Footprint) -> str:
+    """Return the first line of this code which builds a set, or that of a model with one; empty for none."""
     # The sets of an installed library do not count.
-    footprint.codes = {c: names for c, names in footprint.codes.items() if "site-packages" not in c.co_filename}
+    footprint = footprint.without_libraries()
     for code in footprint.codes:
         steps = list(dis.get_instructions(code))
         builds = [i for i, following in itertools.pairwise(steps) if i.opname in _BUILD or _names_set(i, following)]

@@ -17,8 +17,15 @@ import torch
 from exporter.archive.contract import Finding
 from exporter.model.eager.evaluation import eager_context, find_forward_line
 from exporter.model.source import Inputs, Source
-from exporter.soundness.check_context import EagerContext, describe_difference, make_refusal, outputs_equal, run_eager
-from exporter.soundness.checks.random_numbers import draws_random_numbers
+from exporter.soundness.check_context import (
+    EagerContext,
+    Outputs,
+    describe_difference,
+    make_refusal,
+    outputs_equal,
+    run_eager,
+)
+from exporter.soundness.checks.random_numbers import read_generator_states
 from exporter.soundness.culprit_line import find_culprit_line
 from exporter.soundness.footprint import Footprint, Leaf, make_other_values
 from exporter.soundness.run_recording import digest
@@ -33,16 +40,16 @@ def check(context: EagerContext) -> list[Finding]:
     """Check that outputs do not depend on earlier calls, and that a call writes to nothing that outlives it."""
     room = context.room
     draws = [*(inputs for _, inputs in context.draws[:2]), context.other_inputs]
-    findings = room(_find_writes, draws[0])
+    findings, draws_numbers, first_output = room(_run_twice, draws[0])
     if findings:
         label = findings[0].what.removeprefix("the model writes to ")
         where = room(_find_writing_line, draws[0], label) or findings[0].where
         return [dataclasses.replace(findings[0], where=where), *findings[1:]]
-    if room(draws_random_numbers, draws[0]):
+    if draws_numbers:
         # Two runs differ by themselves then, and another check reports it.
         return findings
-    first_outputs = [room(run_eager, inputs) for inputs in draws]
-    findings += room(_compare_with_first_calls, draws, first_outputs) or room(_check_counters, draws)
+    first_outputs = [first_output, *(room(run_eager, inputs) for inputs in draws[1:])]
+    findings += room(_compare_with_first_calls, draws, first_outputs)
     if findings and findings[0].severity == "unsound":
         where = room(_find_first_write, draws) or findings[0].where
         return [dataclasses.replace(findings[0], where=where), *findings[1:]]
@@ -73,16 +80,21 @@ def is_state_changed(before: dict[str, str], after: dict[str, str]) -> bool:
     return any(before[n] != after[n] for n in after if n in before) or any(n.startswith("attribute") for n in new)
 
 
-def _find_writes(source: Source, inputs: Inputs) -> list[Finding]:
-    """Return a finding for every write to what the caller or the file owns."""
-    copies = tuple(t.clone() for t in inputs)
+def _run_twice(source: Source, inputs: Inputs) -> tuple[list[Finding], bool, Outputs]:
+    """Return a finding for every write to what the caller or the file owns, whether the first call drew random numbers,
+    and its outputs."""
+    copies = tuple(t.clone(memory_format=torch.contiguous_format) for t in inputs)
     before = {label: _fingerprint_tensor(value) for label, value in _collect_owned_tensors(source, copies).items()}
-    if any(isinstance(run_eager(source, copies, as_they_are=True), str) for _ in range(2)):
-        return []
+    states = read_generator_states()
+    outputs = run_eager(source, copies, as_they_are=True)
+    draws_numbers = read_generator_states() != states
+    if isinstance(outputs, str) or isinstance(run_eager(source, copies, as_they_are=True), str):
+        return [], draws_numbers, outputs
     after = {label: _fingerprint_tensor(value) for label, value in _collect_owned_tensors(source, copies).items()}
     touched = [label for label in dict.fromkeys([*before, *after]) if before.get(label) != after.get(label)]
     where, evidence = find_forward_line(source), "it has another value, or was written in place, after a call"
-    return [make_refusal(WRITES, f"the model writes to {n}", where, evidence, _MEND_WRITES) for n in touched]
+    findings = [make_refusal(WRITES, f"the model writes to {n}", where, evidence, _MEND_WRITES) for n in touched]
+    return findings, draws_numbers, outputs
 
 
 def _find_writing_line(source: Source, inputs: Inputs, label: str) -> str:
@@ -109,8 +121,13 @@ def _fingerprint_tensor(value: torch.Tensor) -> tuple[int, str]:
 
 
 def _compare_with_first_calls(source: Source, draws: Sequence[Inputs], first_outputs: Sequence[Any]) -> list[Finding]:
-    """Compare outputs of later calls with those of first calls."""
-    order = [0, 0, *range(len(draws)), *reversed(range(len(draws))), 0]
+    """Compare outputs of later calls with those of first calls; where they agree, check what changes meanwhile."""
+    # Gradients that this call leaves are cleared.
+    with eager_context(source), Footprint() as footprint:
+        outputs = run_eager(source, draws[0])
+    if mismatch := describe_difference(outputs, first_outputs[0]):
+        return [_make_finding(source, "a call gives other outputs than it gives as the first call", mismatch)]
+    order = [0, *range(len(draws)), *reversed(range(len(draws))), 0]
     for i in order:
         mismatch = describe_difference(run_eager(source, draws[i]), first_outputs[i])
         if mismatch:
@@ -129,16 +146,13 @@ def _compare_with_first_calls(source: Source, draws: Sequence[Inputs], first_out
     while count < REPEATS and (time.perf_counter() - start < SECONDS or count < 3):
         count += 1
         if not outputs_equal(run_eager(source, draws[0]), first_outputs[0]):
-            evidence = f"after {count + len(order)} calls"
+            evidence = f"after {count + 1 + len(order)} calls"
             return [_make_finding(source, "equal calls give different outputs", evidence)]
-    return []
+    return _check_counters(source, draws, footprint)
 
 
-def _check_counters(source: Source, draws: Sequence[Inputs]) -> list[Finding]:
+def _check_counters(source: Source, draws: Sequence[Inputs], footprint: Footprint) -> list[Finding]:
     """Set state that changes from call to call to other values, and compare outputs."""
-    # Gradients that this call leaves are cleared.
-    with eager_context(source), Footprint() as footprint:
-        run_eager(source, draws[0])
     states: list[Mapping[str, Leaf]] = []
     for inputs in (draws[0], draws[0], draws[1], draws[-1], draws[0]):
         reference = run_eager(source, inputs)

@@ -37,7 +37,7 @@ def check(context: EagerContext) -> list[Finding]:
 
 
 def _find_drawing_line(source: Source, inputs: Inputs) -> str:
-    return find_culprit_line(lambda: run_eager(source, inputs), _read_generator_states)
+    return find_culprit_line(lambda: run_eager(source, inputs), read_generator_states)
 
 
 def _run_first_call(source: Source, inputs: Inputs, seed: int) -> Outputs:
@@ -45,14 +45,8 @@ def _run_first_call(source: Source, inputs: Inputs, seed: int) -> Outputs:
     return run_eager(source, inputs)
 
 
-def draws_random_numbers(source: Source, inputs: Inputs) -> bool:
-    """Return whether a call draws random numbers."""
-    before = _read_generator_states()
-    run_eager(source, inputs)
-    return _read_generator_states() != before
-
-
-def _read_generator_states() -> tuple[Any, ...]:
+def read_generator_states() -> tuple[Any, ...]:
+    """Return the states of the generators of torch, Python and NumPy."""
     numpy = sys.modules.get("numpy")
     arrays = pickle.dumps(numpy.random.get_state()) if numpy is not None else b""
     return digest(torch.get_rng_state()), random.getstate(), arrays
@@ -66,9 +60,9 @@ def _seed_generators(seed: int) -> None:
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
-    before = _read_generator_states()
+    before = read_generator_states()
     first = run_eager(source, inputs)
-    draws_numbers = _read_generator_states() != before
+    draws_numbers = read_generator_states() != before
     where = _find_drawing_line(source, inputs) if draws_numbers else ""
     for seed in range(SEEDS if draws_numbers else 0):
         _seed_generators(seed)

@@ -48,12 +48,9 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
     findings = []
     with Footprint() as footprint:
         first = run_eager(source, inputs)
-    # Internal state of an installed library is no setting: neml2 counts how deep it is in a call.
-    footprint.codes = {c: space for c, space in footprint.codes.items() if "site-packages" not in c.co_filename}
     if isinstance(first, str):
         return []
-    ours = [*_iter_context_settings(footprint), *_iter_sys_settings(footprint)]
-    for setting in [*ours, *_iter_user_settings(footprint, source)]:
+    for setting in list_settings(source, footprint):
         for other_value in setting.others:
             setting.put(other_value)
             changed = not outputs_equal(run_eager(source, inputs), first)
@@ -66,6 +63,14 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
                 findings.append(make_refusal(CHECK, what, where, evidence, _MEND))
                 break
     return findings
+
+
+def list_settings(source: Source, footprint: Footprint) -> list[Setting]:
+    """List the settings that this code may read; the check has nothing to do without any."""
+    # Internal state of an installed library is no setting: neml2 counts how deep it is in a call.
+    footprint = footprint.without_libraries()
+    ours = [*_iter_context_settings(footprint), *_iter_sys_settings(footprint)]
+    return [*ours, *_iter_user_settings(footprint, source)]
 
 
 def _iter_context_settings(footprint: Footprint) -> Iterator[Setting]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from exporter.archive.contract import Finding
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import EagerContext
-from exporter.soundness.run_recording import record_run
+from exporter.soundness.run_recording import RunRecording, record_run
 
 CHECK, OUTPUT = "unused input", "constant output"
 
@@ -16,8 +16,12 @@ def check(context: EagerContext) -> list[Finding]:
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
+    return list_findings(source, record_run(source, inputs))
+
+
+def list_findings(source: Source, run: RunRecording) -> list[Finding]:
+    """List what this run did not use, and what does not depend on anything."""
     names = [spec.name for spec in source.inputs]
-    run = record_run(source, inputs)
     if run.graph is None:
         return []
     used = frozenset().union(*run.labels.values())

@@ -33,7 +33,7 @@ from exporter.model.eager import warmup
 from exporter.model.eager.call_cost import NUMBERS_PER_OPERATION, NUMBERS_PER_SECOND
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import run_first
-from exporter.soundness import branch_search, gate, probe_inputs
+from exporter.soundness import branch_search, first_calls, gate, probe_inputs
 from exporter.soundness.checks import data_reads
 from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.execution_paths import trace_path
@@ -202,7 +202,7 @@ def test_a_refusal_ends_the_checks_that_still_run(monkeypatch):
         assert asked.wait(30)
         return _refuses(context)
 
-    monkeypatch.setattr(gate, "_BEFORE", {"random numbers": refuse_late, "data read": wait_there})
+    monkeypatch.setattr(gate, "_BEFORE", {"hidden state": refuse_late, "data read": wait_there})
     with pytest.raises(UnsoundError, match="planted"):
         torchferry.check(planted_models.sound(), jobs=2)
     assert time.monotonic() - start < 30
@@ -234,7 +234,7 @@ def test_checks_side_by_side_find_what_each_finds_alone():
     assert {f.severity for f in reports[1].findings} >= {"allowed"}
     for jobs in (1, 3):
         ended = [(s.part, s.done, s.total) for s in steps[jobs] if s.part]
-        assert ended == [(name, i, len(gate.RUNS)) for i, name in enumerate(gate.RUNS, 1)]
+        assert ended == [(name, i, len(gate.RUNS)) for i, name in enumerate(("first calls", *gate.RUNS))]
 
 
 def _dies_there(_) -> list[Finding]:
@@ -326,16 +326,18 @@ def test_the_draws_of_a_costly_model_are_in_the_report(monkeypatch, thorough):
 
 
 def test_a_slow_model_keeps_few_draws_where_none_could_be_chosen(monkeypatch):
-    def fail(source, probes, limit):
+    def fail(source, probes, limit, run):
         raise ForkFailedError("as planted")
 
     monkeypatch.setattr(warmup, "SLOW_CALL", 0.0)
-    monkeypatch.setattr(gate, "choose_draws", fail)
+    monkeypatch.setattr(first_calls, "choose_draws", fail)
     source = source_for(planted_models.sound())
     first = run_first(source, 0)
     probes = probe_inputs.draw_probe_inputs(first.sampler, 5, torch.Generator().manual_seed(0))
     room: Any = lambda function, *arguments: function(source, *arguments)  # noqa: E731
-    draws, findings = gate._choose_draws(first, room, probes, thorough=False)
+    draws, quiet, findings = gate._observe_first_calls(first, room, probes, gate.GateOptions())
+    # Nothing is known of the model then: every check runs.
+    assert not quiet
     assert {label for label, _ in draws} == set(probe_inputs.SMALLEST)
     assert [f.severity for f in findings] == ["sound", "not run"]
 
