@@ -18,14 +18,13 @@ demo-fem: .venv/installed
 	$(BIN)/torchferry export examples/return_map.py:make_model --derivative stress:strain -o out/return_map.pt
 	$(BIN)/python examples/fem/plate.py out/return_map.pt -o out/plate.svg
 
-# Twice, as the gate forks: a fork costs by what its process holds, and torch never frees what tests have compiled.
+# A file's tests stay together: they share what their fixtures made.
 test: lint .venv/neml2
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/exporter
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --ignore tests/exporter
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # The long sweeps that `make test` leaves out.
 test-all: test
-	$(BIN)/python -m pytest -n $(JOBS) -m thorough
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m thorough
 
 lint: .venv/installed
 	$(BIN)/ruff check

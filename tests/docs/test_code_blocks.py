@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 from native_build import SOLVERS, need_fortran
-from project import RATES, ROOT, export_unverified, need
+from project import RATES, ROOT, export_unverified, mark_rest_thorough, need
 from warm_commands import WarmCommands
 
 from runtime_checks import native_build
@@ -94,8 +94,15 @@ def run_block(info: str, text: str, folder: Path) -> None:
         run([f"{folder}/bin/warm-python", "-W", "error", "-W", "ignore:`torch.jit", "-"], folder, text)
 
 
+RUN = [p for p in PAGES if any(is_run(*b) for b in blocks(p))]
+# A reader begins with the others.
+GUIDES = [p for p in RUN if p.parent.name == "guides"]
+
+
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if any(is_run(*b) for b in blocks(p))], ids=lambda p: str(p.relative_to(ROOT))
+    "page",
+    mark_rest_thorough([p for p in RUN if p not in GUIDES], GUIDES),
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_blocks_run_in_order(page, folder):
     """As a reader would; a block that needs a program that is not here is skipped alone, with its reason."""

@@ -9,7 +9,6 @@ from gate_specimens import load
 from project import ROOT
 
 import torchferry
-from exporter.soundness import gate
 
 LOADS = (5e-4, 7e-4, 9e-4, 1.1e-3, 9e-4, -2e-4)
 # Of |r| before and after an iteration: after <= ORDER_TWO * before^2, down to rounding.
@@ -18,15 +17,8 @@ plates = load(ROOT / "examples" / "fem" / "plate.py")
 
 
 @pytest.fixture(scope="module", params=["torchscript", "kernel"])
-def material(tmp_path_factory, request):
-    path = tmp_path_factory.mktemp("fem") / "return_map.pt"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gate, "_BEFORE", {})
-        patch.setattr(gate, "_AFTER", {})
-        torchferry.export(
-            f"{ROOT}/examples/return_map.py:make_model", output=path, derivatives=["stress:strain"], formats="pt,c"
-        )
-    return torchferry.load(path, engine=request.param)
+def material(solid, request):
+    return torchferry.load(solid, engine=request.param)
 
 
 @pytest.fixture

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from exporter.archive import pt_archive
 from exporter.archive.pt_archive import Archive
 from exporter.common.stopwatch import Stopwatch
 from exporter.frontends import resolve
+from exporter.soundness import gate
+from runtime_checks.file_verifier import FileVerifier
 from torchferry.options import ExportOptions
 from torchferry.pipeline import write_archive
 
@@ -33,6 +37,24 @@ def need(present: bool, reason: str) -> None:
     if os.environ.get("TORCHFERRY_REQUIRE_ALL") == "1":
         pytest.fail(f"TORCHFERRY_REQUIRE_ALL=1, and {reason}")
     pytest.skip(reason)
+
+
+@contextlib.contextmanager
+def skip_checks() -> Iterator[None]:
+    """Export without the gate and without verification, for tests that compare the files themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate, "_BEFORE", {})
+        patch.setattr(gate, "_AFTER", {})
+        patch.setattr(FileVerifier, "verify", lambda *_, **__: None)
+        yield
+
+
+def mark_rest_thorough(first: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
+    """Return values of a parameter, of which ``make test`` takes the first ones, and ``make test-all`` the rest.
+
+    Tuples are values of several parameters."""
+    tuples = (value if isinstance(value, tuple) else (value,) for value in rest)
+    return [*first, *(pytest.param(*values, marks=pytest.mark.thorough) for values in tuples)]
 
 
 def make_once(folder: Path, make: Callable[[Path], object]) -> Path:

@@ -9,6 +9,7 @@ import dataclasses
 import pytest
 import torch
 from cubic_models import POINTS, Decay, F, update
+from project import mark_rest_thorough
 from torch import nn
 
 import torchferry
@@ -189,7 +190,7 @@ def test_another_solution_from_another_first_guess_is_said(tmp_path):
 
 
 @pytest.mark.usefixtures("without_the_gate")
-@pytest.mark.parametrize("much", [1e-4, 1e-7])
+@pytest.mark.parametrize("much", mark_rest_thorough([1e-7], [1e-4]))
 def test_an_output_that_does_see_the_first_guess(tmp_path, much):
     """Also where it is so little that the smallest step does not show it."""
     with pytest.raises(MismatchError, match="structural zeros"):
@@ -252,7 +253,7 @@ def planted(monkeypatch, fault):
 
 
 @pytest.mark.usefixtures("without_the_gate")
-@pytest.mark.parametrize("fault", ["residual", "jacobian", "cap", "early"])
+@pytest.mark.parametrize("fault", mark_rest_thorough(["residual", "early"], ["jacobian", "cap"]))
 def test_planted_faults(tmp_path, monkeypatch, fault):
     planted(monkeypatch, fault)
     with pytest.raises(CaptureError, match=r"not solved as in eager mode|is not its own"):

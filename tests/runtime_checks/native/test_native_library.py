@@ -44,6 +44,7 @@ def test_wrong_calls_give_a_status_and_the_handle_goes_on(clients, archives, dam
     assert int(text.split()[-5]) > 25, text
 
 
+@pytest.mark.thorough
 def test_the_sanitizers_find_nothing_over_all_wrong_calls(shared, archives, damaged):
     folder = programs(CLIENTS, shared, sanitize=SANITIZERS)
     code, _, text = run(

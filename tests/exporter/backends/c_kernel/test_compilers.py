@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from kernel_host import name_of
-from project import need
+from project import mark_rest_thorough, need
 
 import torchferry
 from exporter.common.errors import ArchiveError, MissingRuntimeError
@@ -44,7 +44,7 @@ def test_no_warnings(folders, compiler, tmp_path):
 
 
 @pytest.mark.parametrize("vectors", [[], ["-march=native"]], ids=["portable", "native"])
-@pytest.mark.parametrize("name", ["robertson", "return_map"])
+@pytest.mark.parametrize("name", mark_rest_thorough(["robertson"], ["return_map"]))
 def test_sanitizers(folders, name, vectors, tmp_path):
     """Of every batch as if it were long: blocks to come are sent for, beyond the end of arrays as well."""
     folder = shutil.copytree(folders[name], tmp_path / "folder")
@@ -61,7 +61,7 @@ def test_sanitizers(folders, name, vectors, tmp_path):
     assert (done.returncode, done.stdout.endswith("passed\n"), done.stderr) == (0, True, "")
 
 
-@pytest.mark.parametrize("openmp", ["OFF", "ON"])
+@pytest.mark.parametrize("openmp", mark_rest_thorough(["ON"], ["OFF"]))
 def test_cmake_builds_installs_and_tests_it(folders, tmp_path, openmp):
     """And a host finds it."""
     folder = folders["return_map"]

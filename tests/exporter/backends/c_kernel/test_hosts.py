@@ -23,11 +23,9 @@ TRAPS = ["-ffpe-trap=zero,invalid,overflow"]
 
 
 @pytest.fixture(scope="module")
-def umat(tmp_path_factory) -> Path:
+def umat(solid, tmp_path_factory) -> Path:
     need(shutil.which("gfortran") is not None, "gfortran is not installed")
-    folder = tmp_path_factory.mktemp("umat") / "model"
-    source = f"{ROOT / 'examples' / 'return_map.py'}:make_model"
-    assert run(["export", source, "--derivative", "stress:strain", "--format", "c", "-o", str(folder)]) == 0
+    folder = Path(shutil.copytree(solid.with_suffix(""), tmp_path_factory.mktemp("umat") / "model"))
     assert run(["umat", str(folder)]) == 0
     subprocess.run(["gcc", "-O2", "-c", "make_model.c"], cwd=folder, check=True)
     return folder
@@ -55,13 +53,11 @@ def test_a_solver_in_c_without_torch(tmp_path):
     assert numpy.allclose(got, wanted, rtol=1e-14, atol=0)
 
 
-def test_an_element_under_a_history_of_strain(umat, tmp_path):
+def test_an_element_under_a_history_of_strain(umat, solid, tmp_path):
     result = program(umat, SOLVERS / "umat_element.f90", tmp_path / "element")
     message = subprocess.run([str(result)], capture_output=True, text=True, check=True).stdout
     rows = numpy.array([[float(v) for v in line.split()] for line in message.splitlines()])
-    path = tmp_path / "m.pt"
-    torchferry.export(f"{ROOT / 'examples' / 'return_map.py'}:make_model", output=path)
-    model = torchferry.load(path)
+    model = torchferry.load(solid, engine="torchscript")
     strain, stress, ep = torch.zeros(1, 6, dtype=F), torch.zeros(1, 6, dtype=F), torch.zeros(1, dtype=F)
     plastic = 0
     for step, row in enumerate(rows):

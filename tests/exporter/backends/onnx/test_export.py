@@ -13,7 +13,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
-from project import ROOT, export_unverified
+from project import ROOT, export_unverified, mark_rest_thorough
 
 import torchferry
 from exporter.archive import onnx_container
@@ -69,7 +69,7 @@ def failed_checks(path: Path) -> set[str]:
     return {check.check for check in caught.value.report.checks if check.verdict == FAILED}
 
 
-@pytest.mark.parametrize("factory", ["digits", "functions", "solves", "small"])
+@pytest.mark.parametrize("factory", mark_rest_thorough(["digits", "small"], ["functions", "solves"]))
 def test_every_digit_of_float64(factory: str, tmp_path):
     result = torchferry.convert(_archive(factory, tmp_path))
     assert result.report.passed
