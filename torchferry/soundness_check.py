@@ -16,7 +16,7 @@ from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.common.stopwatch import Stopwatch, Watch, ignore_step
 from exporter.frontends import resolve
 from exporter.frontends.neml2 import input_file
-from exporter.model.eager.warmup import run_first, warm_up
+from exporter.model.eager.warmup import measure_cost, run_first, warm_up
 from exporter.model.source import Listing
 from exporter.soundness import gate
 from exporter.soundness.checked_capture import (
@@ -85,6 +85,7 @@ def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None)
         (name,) = resolve.choose_models(source, models)
         seed = derive_seed(0, "warmup")
         model_source = detect_inner_autograd(resolve.load(source, name, read_inputs(inputs) if inputs else None), seed)
-        return [summarize_model(warm_up(run_first(model_source, seed), derive_seed(0, "more warmup")))]
+        more_seed = derive_seed(0, "more warmup")
+        return [summarize_model(warm_up(measure_cost(run_first(model_source, seed), more_seed), more_seed))]
     path = Path(source)
     return [input_file.build_listing(path, name) for name in models or input_file.list_model_names(path)]

@@ -27,7 +27,7 @@ from exporter.common.stopwatch import Stopwatch
 from exporter.common.torch_hooks import ignore_deprecations, patch_forward
 from exporter.model.eager.derivatives import find_nonzero_blocks
 from exporter.model.eager.evaluation import eager_context
-from exporter.model.eager.warmup import Warmup, run_first, warm_up
+from exporter.model.eager.warmup import Warmup, measure_cost, run_first, warm_up
 from exporter.model.implicit.coordinate_descent import CoordinateDescent, DescentCall, find_descents
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.implicit.solve_recording import record_solver_calls
@@ -78,7 +78,9 @@ def checked_capture(
     captured_loops, solver_findings = _capture_loops(source, options, clock)
     with newton_capture.replace_loops(captured_loops), CleanRooms(source, options.jobs) as room:
         with clock("warmup"):
-            first = run_first(source, derive_seed(seed, "warmup"))
+            first, more_seed = run_first(source, derive_seed(seed, "warmup")), derive_seed(seed, "more warmup")
+            if not options.thorough:
+                first = measure_cost(first, more_seed, options.budget)
             if first.is_slow:
                 minutes = first.seconds * CALLS / 60
                 clock.tell(
@@ -96,8 +98,7 @@ def checked_capture(
             )
             findings, draws = gate.check_before_capture(first, room, derive_seed(seed, "gate"), gate_options)
         with clock("warmup"):
-            more_seed = derive_seed(seed, "more warmup")
-            warm = warm_up(first, more_seed, budget=options.budget, thorough=options.thorough)
+            warm = warm_up(first, more_seed)
         options.announce(summarize_model(warm))
         derivatives, derivative_findings = resolve_model_derivatives(warm, request)
         with clock("capture"):

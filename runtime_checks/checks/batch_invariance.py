@@ -6,6 +6,7 @@ of batch dimensions."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -20,8 +21,8 @@ LAYOUTS, RANKS, LARGE_BATCHES = "memory layouts", "batch dimensions", "large bat
 INVARIANCES = (SIZES, PERMUTATION, CONCATENATION, LAYOUTS, RANKS)
 # What puts a tensor into another shape or layout.
 Layout = Callable[[torch.Tensor], torch.Tensor]
-# Enough rows to permute, few enough to compare by hand.
-ROWS = 12
+# Enough rows to permute, few enough to compare by hand; fewer where eager mode ran no batch of so many.
+ROWS, FEW_ROWS = 12, 4
 # Beyond the sizes run in eager mode, where it ran a large one: files process large batches chunk by chunk.
 LARGE = 20_011
 # For implicit models, where only the Jacobian goes in chunks beyond those of the loop.
@@ -76,8 +77,9 @@ def _plan_method_checks(contract: Contract, method: str, inputs: Tensors, output
 
     generator = torch.Generator().manual_seed(0)
     # Spread over all cases: neighbours in one case may be equal, and equal rows show nothing.
-    spread = torch.linspace(0, count - 1, ROWS, dtype=torch.float64).long()
-    shuffled = spread[torch.randperm(ROWS, generator=generator)]
+    rows = ROWS if max(contract.batch.sizes, default=0) >= ROWS else FEW_ROWS
+    spread = torch.linspace(0, count - 1, rows, dtype=torch.float64).long()
+    shuffled = spread[torch.randperm(rows, generator=generator)]
     expectations = [expect(SIZES, f"batch {n}", torch.arange(n) % count) for n in contract.batch.sizes]
     if contract.batch.has_large and (not contract.solvers or method == "jacobian"):
         large = LARGE if not contract.solvers else LARGE_SOLVED
@@ -88,14 +90,21 @@ def _plan_method_checks(contract: Contract, method: str, inputs: Tensors, output
     expectations.append(expect(LAYOUTS, "non-contiguous", spread, layout=_make_strided))
     # Enough rows for code that processes several elements at once.
     expectations.append(expect(LAYOUTS, "non-contiguous block", spread.repeat(4), layout=_make_strided))
-    first_row = torch.zeros(ROWS, dtype=torch.int64)
-    expectations.append(expect(LAYOUTS, "expanded", first_row, layout=lambda t: t[:1].expand(ROWS, *t.shape[1:])))
+    first_row = torch.zeros(rows, dtype=torch.int64)
+    expectations.append(expect(LAYOUTS, "expanded", first_row, layout=lambda t: t[:1].expand(rows, *t.shape[1:])))
+    outer = max(2, rows // 4)
     for rank in contract.batch.ranks:
         if rank == 0:
             expectations.append(expect(RANKS, "unbatched", torch.tensor([0]), shape=lambda t: t[0]))
         if rank == 2:
-            expectations.append(expect(RANKS, "3 x 4", spread, shape=lambda t: t.reshape(3, ROWS // 3, *t.shape[1:])))
+            inner = rows // outer
+            shape = functools.partial(_split_rows, outer=outer, inner=inner)
+            expectations.append(expect(RANKS, f"{outer} x {inner}", spread, shape=shape))
     return expectations
+
+
+def _split_rows(value: torch.Tensor, outer: int, inner: int) -> torch.Tensor:
+    return value.reshape(outer, inner, *value.shape[1:])
 
 
 def _make_strided(value: torch.Tensor) -> torch.Tensor:

@@ -24,10 +24,11 @@ from exporter.common.torch_hooks import DispatchHook
 NUMBERS_PER_OPERATION, FLOPS_PER_NUMBER = 1_000, 10
 # Numbers that are computed in eager mode in about a second on one core.
 NUMBERS_PER_SECOND = 1_000_000_000
-# The checks that run large batches: of warmup, of the gate, and of the archive. By default a second for each.
-SIZE_CHECKS, DEFAULT_BUDGET = 3, 3.0
-# Batches to this size run whatever they cost: every check has its smallest form.
-ALWAYS_RUN = 13
+# The checks that run large batches: of warmup, of the gate, and of the archive. By default half a second each.
+SIZE_CHECKS, DEFAULT_BUDGET = 3, 1.5
+# Batches to this size run whatever they cost, as every check has its smallest form: of most models, and of costly ones,
+# whose larger batch computes more than so many numbers.
+ALWAYS_RUN, ALWAYS_RUN_IF_COSTLY, COSTLY = 13, 5, 0.05 * NUMBERS_PER_SECOND
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,16 @@ class CallCost:
     limit: float = math.inf
     memory: float = math.inf
 
+    @property
+    def is_costly(self) -> bool:
+        """Return whether even small batches take long, and longer than the smallest."""
+        return self.estimate(ALWAYS_RUN) > max(COSTLY, 2 * self.estimate(2))
+
+    @property
+    def always_run(self) -> int:
+        """Return the largest batch that runs whatever it costs."""
+        return ALWAYS_RUN_IF_COSTLY if self.is_costly else ALWAYS_RUN
+
     def estimate(self, size: int) -> float:
         """Estimate the numbers that a call of another size computes."""
         return self._extrapolate(self.numbers, size)
@@ -50,7 +61,7 @@ class CallCost:
         """Explain why a check that ``spent`` so many numbers may not run a size; the empty text if it may.
 
         ``factor``: how often it may cost as much as another check."""
-        if size <= ALWAYS_RUN:
+        if size <= self.always_run:
             return ""
         if (bytes_needed := self._extrapolate(self.peaks, size)) > self.memory:
             needed, allowed = (n / 2**30 for n in (bytes_needed, self.memory))
@@ -63,7 +74,7 @@ class CallCost:
 
     def require_budget(self) -> None:
         """Check that the smallest form of every check is within the budget. Raises ``UsageError``."""
-        least = self.estimate(ALWAYS_RUN)
+        least = self.estimate(self.always_run)
         if least > self.limit:
             budget, needed = (n * SIZE_CHECKS / NUMBERS_PER_SECOND for n in (self.limit, least))
             what, expected = "the budget is too small for any check", f"at least {math.ceil(10 * needed) / 10:g} s"

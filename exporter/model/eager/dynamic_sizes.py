@@ -19,6 +19,8 @@ from exporter.model.source import Source
 
 # Candidates for the traced size and the one compared with it: neither may be a dimension of the model.
 TRACED_SIZES = (5, 7, 11, 13, 17, 19, 23, 29)
+# Those where a call is costly.
+SMALL_SIZES = (2, 3, 4)
 # For open sizes that must be larger, or divisible: for example an image that is halved three times.
 LARGER_SIZES = (16, 40, 72, 136)
 LADDER = (0, 1, 2, ALWAYS_RUN, LARGEST_RUN)
@@ -28,10 +30,11 @@ MIDDLE = 64
 MAX_NUMBERS = 4_000_000
 
 
-def choose_trace_sizes(source: Source) -> tuple[int, int]:
-    """Choose two batch sizes that no dimension of the model has, so that a hard-coded size shows."""
+def choose_trace_sizes(source: Source, *, is_costly: bool = False) -> tuple[int, int]:
+    """Choose two batch sizes that no dimension of the model has, so that a hard-coded size shows; small ones of a model
+    that ``is_costly``."""
     dimensions = _collect_dimensions(source)
-    candidates = itertools.chain(TRACED_SIZES, itertools.count(31, 2))
+    candidates = itertools.chain(SMALL_SIZES if is_costly else (), TRACED_SIZES, itertools.count(31, 2))
     sizes = (size for size in candidates if size not in dimensions)
     return next(sizes), next(sizes)
 

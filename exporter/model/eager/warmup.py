@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -58,7 +58,7 @@ class FirstRun:
     """The warmup inputs, the sampler for more, and copies of the outputs of the first run.
 
     ``sizes``: two sizes of the batch, or of the first open size: the one to trace at, and another one. ``seconds``:
-    what a call takes."""
+    what a call takes; ``cost``: what it computes, if that has been measured."""
 
     source: Source
     sizes: tuple[int, int]
@@ -66,6 +66,7 @@ class FirstRun:
     inputs: Inputs
     outputs: dict[str, torch.Tensor]
     seconds: float = 0.0
+    cost: CallCost = field(default_factory=CallCost)
 
     @property
     def is_slow(self) -> bool:
@@ -107,21 +108,31 @@ def make_sampler(source: Source, low: float = -1.0, high: float = 1.0) -> InputS
     return InputSampler(hint_at_rows(source.inputs, hint), source.batch_ndim, stack_calls(source))
 
 
-def warm_up(first: FirstRun, seed: int, *, budget: float | None = None, thorough: bool = False) -> Warmup:
+def measure_cost(first: FirstRun, seed: int, budget: float | None = None) -> FirstRun:
+    """Return the first run with the cost of a call; a costly model is checked with smaller batches.
+
+    ``budget``: seconds for the large batches of all checks. Raises ``UsageError`` if it is too small for any check."""
+    source, sizes = first.source, first.sizes
+    if not source.has_dynamic_size:
+        return first
+    with eager_context(source):
+        cost = _measure_cost(first, seed, DEFAULT_BUDGET if budget is None else budget)
+    if budget is not None:
+        cost.require_budget()
+    if cost.is_costly and source.batch_ndim:
+        sizes = choose_trace_sizes(source, is_costly=True)
+    return dataclasses.replace(first, sizes=sizes, cost=cost)
+
+
+def warm_up(first: FirstRun, seed: int) -> Warmup:
     """Run the model in eager mode to learn what to capture.
 
-    ``budget``: seconds for the large batches of all checks; ``thorough``: they run whatever they cost. Raises
-    ``WarmupError`` where eager mode fails or is not finite; ``CaptureError`` where outputs do not carry the batch;
-    ``UsageError`` for a budget that is too small for any check."""
-    source, sizes, sampler = first.source, first.sizes, first.sampler
+    Raises ``WarmupError`` where eager mode fails or is not finite; ``CaptureError`` where outputs do not carry the
+    batch."""
+    source, sizes, sampler, cost = first.source, first.sizes, first.sampler, first.cost
     generator = torch.Generator().manual_seed(seed)
     with eager_context(source):
         specs, constant = infer_output_specs(first, generator)
-        cost = CallCost()
-        if source.has_dynamic_size and not thorough:
-            cost = _measure_cost(first, seed, DEFAULT_BUDGET if budget is None else budget)
-            if budget is not None:
-                cost.require_budget()
         batch = probe_batch_sizes(source, sampler, specs, sizes[0], generator, cost)
         sampler, finding = shrink_sampling_range(source, sampler, sizes[1], generator)
         contiguous, layout = probe_memory_layouts(source, sampler, sizes[1], generator)

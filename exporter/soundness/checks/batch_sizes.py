@@ -44,7 +44,7 @@ MAX_SIZES = 60
 LARGE = (10_000, 100_000)
 MAX_SOLVED_BATCH = 256
 # If Python reads sizes, the check may cost so many times as much as another, for all sizes but the large ones.
-READS_FACTOR = 10
+READS_FACTOR = 20
 
 
 @dataclass

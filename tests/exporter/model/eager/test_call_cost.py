@@ -9,11 +9,11 @@ from torch import nn
 
 import torchferry
 from exporter.common.errors import UnsoundError, UsageError
-from exporter.model.eager import call_cost
+from exporter.model.eager import call_cost, warmup
 from exporter.model.eager.call_cost import CallCost, measure_call_cost
 from exporter.soundness.checks import batch_sizes
 from runtime_checks.checks.batch_invariance import LARGE_BATCHES
-from runtime_checks.report import NOT_RUN
+from runtime_checks.report import NOT_RUN, PASSED
 
 F = torch.float64
 ROWS = {n: torch.rand(n, 3, dtype=F) for n in (5, 10)}
@@ -104,8 +104,14 @@ def test_what_runs_under_no_counter_has_no_bound():
 
 def test_small_batches_run_whatever_they_cost_and_the_sum_is_bounded():
     dear = CallCost((5, 10), (5e12, 1e13), limit=1e9)
-    assert dear.explain(13) == ""
-    assert dear.explain(14) == "it would take about 14000 s in eager mode (--budget, --thorough)"
+    assert dear.is_costly
+    assert dear.explain(5) == ""
+    assert dear.explain(13) == "it would take about 13000 s in eager mode (--budget, --thorough)"
+    # A solve of few rows takes as long as one of more: small batches would save nothing.
+    level = CallCost((5, 10), (5e12, 5.1e12), limit=1e9)
+    assert not level.is_costly
+    assert level.explain(13) == ""
+    assert level.explain(14) != ""
     cheap = CallCost((5, 10), (5.0, 10.0), limit=100)
     assert cheap.explain(60) == ""
     assert cheap.explain(60, 50) != ""
@@ -172,6 +178,23 @@ def test_a_costly_batch_is_left_out_and_said(costly, tmp_path):
     assert "forward_slices_batch" not in load_module(exported.path)._c._method_names()
 
 
+def test_a_model_whose_small_batches_are_costly_has_the_smallest(costly, monkeypatch, tmp_path):
+    monkeypatch.setattr(call_cost, "COSTLY", 12 * 72)
+    monkeypatch.setattr(warmup, "DEFAULT_BUDGET", 0.03)
+    (exported,) = torchferry.export(Chain(), output=tmp_path / "m.pt")
+    # 3 is a dimension of the model.
+    assert exported.contract.batch.sizes == (0, 1, 2)
+    assert "batch 13: not run, it would take" in exported.contract.batch.limits
+    ranks, layouts = (
+        (c for c in exported.report.checks if c.check == n) for n in ("batch dimensions", "memory layouts")
+    )
+    assert next(ranks).detail == "unbatched, 2 x 2"
+    assert next(layouts).verdict == PASSED
+    # A size that Python reads is found there, too.
+    with pytest.raises(UnsoundError):
+        torchferry.check(Threshold(3))
+
+
 def test_thorough_runs_it(costly, tmp_path):
     (exported,) = torchferry.export(Chain(), output=tmp_path / "m.pt", thorough=True)
     assert exported.contract.batch.sizes == (0, 1, 2, 5, 13, 1000)
@@ -184,15 +207,15 @@ def test_thorough_runs_it(costly, tmp_path):
 def test_the_gate_says_which_sizes_it_left_out(costly):
     (report,) = torchferry.check(Chain())
     (note,) = (f for f in report.findings if f.check == "batch size")
-    assert note.what.startswith("sizes 255, 256, 1000, ")
-    assert note.reason == "a check may not hold or compute so many numbers; the largest size that was run is 128"
+    assert note.what.startswith("sizes 128, 255, 256, 1000, ")
+    assert note.reason == "a check may not hold or compute so many numbers; the largest size that was run is 100"
     (thorough,) = torchferry.check(Chain(), thorough=True)
     assert [f for f in thorough.findings if f.check == "batch size"] == []
 
 
 @pytest.mark.parametrize(("model", "size"), [(Threshold(300), 1000), (Literal(), 2500)])
 def test_a_size_that_a_costly_model_reads_is_found(costly, model, size):
-    """A model that reads sizes may cost ten times as much, and the sizes that its code names come first."""
+    """A model that reads sizes may cost twenty times as much, and the sizes that its code names come first."""
     with pytest.raises(UnsoundError, match=f"at batch {size}: output") as caught:
         torchferry.check(model)
     assert "test_call_cost.py" in str(caught.value)
