@@ -25,13 +25,16 @@ from exporter.frontends.neml2 import input_file
 
 ROOT = Path(__file__).parents[1]
 NETWORKS = ROOT / "benchmarks" / "image_networks.py"
-# Source and options of ``torchferry export``, and whether torch's own exporters are run beside it.
+BY_HAND = ROOT / "benchmarks" / "by_hand"
+# Source and options of ``torchferry export``, and whose own exporters are run beside it.
 MODELS = {
-    "three rates": (f"{ROOT / 'examples/rates/model.i'}", ["--model", "eq"], False),
-    "network": (f"{ROOT / 'benchmarks/network.py'}:make_model", [], False),
-    "hardening": (f"{ROOT / 'benchmarks/by_hand/hardening.i'}", ["--model", "update", "--format", "pt,c"], False),
-    "MobileNetV3-small": (f"{NETWORKS}:make_mobilenet", [], True),
-    "ResNet-18": (f"{NETWORKS}:make_resnet", [], True),
+    "three rates": (f"{ROOT / 'examples/rates/model.i'}", ["--model", "eq"], "neml2"),
+    "network": (f"{ROOT / 'benchmarks/network.py'}:make_model", [], ""),
+    "hardening": (f"{BY_HAND / 'hardening.i'}", ["--model", "update", "--format", "pt,c"], "neml2"),
+    "Chaboche": (f"{BY_HAND / 'chaboche.i'}", ["--model", "update"], ""),
+    "diffusion": (f"{BY_HAND / 'diffusion.i'}", ["--model", "update"], ""),
+    "MobileNetV3-small": (f"{NETWORKS}:make_mobilenet", [], "torch"),
+    "ResNet-18": (f"{NETWORKS}:make_resnet", [], "torch"),
 }
 # Steps from rest, elastic and plastic: random values of the inputs are no state of this material.
 STEPS = 32
@@ -97,7 +100,7 @@ def main() -> None:
     parser.add_argument("--scenarios", type=Path, help="a folder of NEML2 input files")
     arguments = parser.parse_args()
     table = Table("model", "command", "seconds", "times torch.export", "times torch.onnx")
-    for name, (source, options, has_peers) in MODELS.items():
+    for name, (source, options, peers_of) in MODELS.items():
         if arguments.only not in (None, name):
             continue
         rows: dict[str, float] = {}
@@ -109,11 +112,11 @@ def main() -> None:
                 command += ["--inputs", f"{folder}/steps.pt"]
             rows["torchferry export"] = time_command([*command, *["--thorough"] * arguments.thorough])
             rows["torchferry verify"] = time_command([sys.executable, "-m", "exporter", "verify", path])
-            if source.endswith(".i"):
+            if peers_of == "neml2":
                 tool = str(Path(sys.executable).with_name("neml2-compile"))
                 peer_options = [source, "--model", options[1], "--output-dir", f"{folder}/compiled", "-q"]
                 rows["neml2-compile"] = time_command([tool, *peer_options])
-            for peer, code in PEERS.items() if has_peers else ():
+            for peer, code in PEERS.items() if peers_of == "torch" else ():
                 preparation = PEER.format(folder=str(NETWORKS.parent), factory=source.rpartition(":")[2])
                 rows[peer] = time_command([sys.executable, "-c", preparation + code.format(path=path)])
         for label, seconds in rows.items():

@@ -185,11 +185,9 @@ def test_a_model_whose_small_batches_are_costly_has_the_smallest(costly, monkeyp
     # 3 is a dimension of the model.
     assert exported.contract.batch.sizes == (0, 1, 2)
     assert "batch 13: not run, it would take" in exported.contract.batch.limits
-    ranks, layouts = (
-        (c for c in exported.report.checks if c.check == n) for n in ("batch dimensions", "memory layouts")
-    )
-    assert next(ranks).detail == "unbatched, 2 x 2"
-    assert next(layouts).verdict == PASSED
+    checks = {c.check: c for c in exported.report.checks}
+    assert checks["batch dimensions"].detail == "unbatched, 2 x 2"
+    assert checks["memory layouts"].verdict == PASSED
     # A size that Python reads is found there, too.
     with pytest.raises(UnsoundError):
         torchferry.check(Threshold(3))
