@@ -36,7 +36,11 @@ def observe_first_calls(source: Source, probes: Draws, limit: float) -> FirstCal
     """Run the model for the first times, and choose draws that compute no more than ``limit`` numbers together.
 
     Call it in a forked process."""
-    quiet = _find_quiet_checks(source, probes[0][1])
+    try:
+        quiet = _find_quiet_checks(source, probes[0][1])
+    except Exception:
+        # Each check then looks for itself, and says what keeps it from it.
+        quiet = frozenset[str]()
     run = record_first_run(source, probes)
     return FirstCalls(choose_draws(source, probes, limit, run), quiet - _find_checks_of_outputs(source, run))
 

@@ -12,6 +12,7 @@ from exporter.common.forking import run_in_fork
 from exporter.frontends import python_factory
 from exporter.model.eager.warmup import run_first
 from exporter.soundness import gate, probe_inputs
+from exporter.soundness.checks import settings
 from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.first_calls import observe_first_calls
 
@@ -59,6 +60,14 @@ def test_a_plain_model_gives_them_nothing_to_look_at():
 @pytest.mark.parametrize("check", MODELS)
 def test_what_a_check_saw_is_looked_at(check):
     assert QUIET - observe(MODELS[check]) == {check}
+
+
+def test_where_watching_fails_every_check_looks_for_itself(monkeypatch):
+    def fail(source, footprint):
+        raise ValueError("as planted")
+
+    monkeypatch.setattr(settings, "list_settings", fail)
+    assert observe(lambda self, x: x.tanh()) == frozenset()
 
 
 def test_random_numbers_that_torch_draws_are_in_what_outputs_depend_on():
