@@ -20,7 +20,7 @@ import torch
 from exporter.capture.scripting import find_marked_modules
 from exporter.common.forking import time_limit
 from exporter.graph.torch_nodes import iterate_nodes
-from exporter.model.eager.call_cost import NUMBERS_PER_SECOND, count_call
+from exporter.model.eager.call_cost import NUMBERS_PER_SECOND
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import Draws, Outputs, run_eager
@@ -31,7 +31,6 @@ from exporter.soundness.probe_inputs import keep_affordable_draws, keep_timely_d
 from exporter.soundness.run_recording import RunRecording, record_run
 
 # Limits: seconds, new draws, draws per path, numbers, and lines after the read that may compare its value.
-SECONDS_OF_RECORD = 60.0
 SECONDS, MAX_DRAWS, MAX_PER_PATH, MAX_NUMBERS, LINES = 1.0, 12, 3, 12, 3
 RANDOM = 16
 _NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e[+-]?\d+)?", re.IGNORECASE)
@@ -46,21 +45,14 @@ class ChosenDraws:
     seconds: float
 
 
-def record_first_run(source: Source, probes: Draws) -> RunRecording:
-    """Record the run at the first draw, within limits: nothing is known of the model yet."""
-    return record_run(source, probes[0][1], seconds=SECONDS_OF_RECORD)
-
-
-def choose_draws(source: Source, probes: Draws, limit: float, first_run: RunRecording | None = None) -> ChosenDraws:
+def choose_draws(source: Source, probes: Draws, numbers: float, limit: float, first_run: RunRecording) -> ChosenDraws:
     """Return the draws at which eager mode ends in good time, and others that take further paths through the code.
 
-    ``limit``: the numbers that all draws may compute together. Call it in a forked process."""
-    counter = count_call(lambda: run_eager(source, probes[0][1])) if limit < math.inf else None
-    # Of what cannot be counted nothing is known.
-    numbers = counter.numbers if counter is not None else 0.0
+    ``numbers``: what a call computes, 0 if nothing is known of it; ``limit``: what all draws may compute together;
+    ``first_run``: the recording of the first draw. Call it in a forked process."""
     affordable = keep_affordable_draws(probes, numbers, limit) if numbers else probes
     left_out = len(probes) - len(affordable)
-    draws = _add_branch_draws(source, affordable, first_run or record_first_run(source, probes))
+    draws = _add_branch_draws(source, affordable, first_run)
     return ChosenDraws(draws, left_out, left_out * numbers / NUMBERS_PER_SECOND)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exporter.model.source import Inputs, Source
-from exporter.soundness.branch_search import ChosenDraws, choose_draws, record_first_run
+from exporter.soundness.branch_search import ChosenDraws, choose_draws
 from exporter.soundness.check_context import Draws, run_eager
 from exporter.soundness.checks import (
     devices,
@@ -21,7 +21,7 @@ from exporter.soundness.checks import (
 )
 from exporter.soundness.data_dependence import RANDOM
 from exporter.soundness.footprint import Footprint
-from exporter.soundness.run_recording import RunRecording
+from exporter.soundness.run_recording import RunRecording, record_run
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,13 @@ class FirstCalls:
     quiet: frozenset[str]
 
 
-def observe_first_calls(source: Source, probes: Draws, limit: float) -> FirstCalls:
-    """Run the model for the first times, and choose draws that compute no more than ``limit`` numbers together.
+# A first run may have no end: nothing is known of the model yet.
+SECONDS_OF_RECORD = 60.0
+
+
+def observe_first_calls(source: Source, probes: Draws, numbers: float, limit: float) -> FirstCalls:
+    """Run the model for the first times, and choose draws that compute no more than ``limit`` numbers together,
+    ``numbers`` each.
 
     Call it in a forked process."""
     try:
@@ -41,8 +46,8 @@ def observe_first_calls(source: Source, probes: Draws, limit: float) -> FirstCal
     except Exception:
         # Each check then looks for itself, and says what keeps it from it.
         quiet = frozenset[str]()
-    run = record_first_run(source, probes)
-    return FirstCalls(choose_draws(source, probes, limit, run), quiet - _find_checks_of_outputs(source, run))
+    run = record_run(source, probes[0][1], seconds=SECONDS_OF_RECORD)
+    return FirstCalls(choose_draws(source, probes, numbers, limit, run), quiet - _find_checks_of_outputs(source, run))
 
 
 def _find_quiet_checks(source: Source, inputs: Inputs) -> frozenset[str]:

@@ -128,7 +128,7 @@ def _observe_first_calls(
         probes = few
     start = time.perf_counter()
     try:
-        calls = room(observe_first_calls, probes, limit)
+        calls = room(observe_first_calls, probes, first.cost.estimate(first.sizes[0]), limit)
     except ForkFailedError as error:
         findings.append(_make_not_run_finding(data_reads.CHECK, f"inputs for every branch: {error}"))
         return probes, frozenset(), findings

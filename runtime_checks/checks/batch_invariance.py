@@ -6,7 +6,6 @@ of batch dimensions."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -92,19 +91,14 @@ def _plan_method_checks(contract: Contract, method: str, inputs: Tensors, output
     expectations.append(expect(LAYOUTS, "non-contiguous block", spread.repeat(4), layout=_make_strided))
     first_row = torch.zeros(rows, dtype=torch.int64)
     expectations.append(expect(LAYOUTS, "expanded", first_row, layout=lambda t: t[:1].expand(rows, *t.shape[1:])))
-    outer = max(2, rows // 4)
+    outer, inner = (3, ROWS // 3) if rows == ROWS else (2, FEW_ROWS // 2)
     for rank in contract.batch.ranks:
         if rank == 0:
             expectations.append(expect(RANKS, "unbatched", torch.tensor([0]), shape=lambda t: t[0]))
         if rank == 2:
-            inner = rows // outer
-            shape = functools.partial(_split_rows, outer=outer, inner=inner)
-            expectations.append(expect(RANKS, f"{outer} x {inner}", spread, shape=shape))
+            label = f"{outer} x {inner}"
+            expectations.append(expect(RANKS, label, spread, shape=lambda t: t.unflatten(0, (outer, inner))))
     return expectations
-
-
-def _split_rows(value: torch.Tensor, outer: int, inner: int) -> torch.Tensor:
-    return value.reshape(outer, inner, *value.shape[1:])
 
 
 def _make_strided(value: torch.Tensor) -> torch.Tensor:

@@ -110,7 +110,9 @@ class ForkServer:
 
     @staticmethod
     def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-        """Return whether the process has ended, whose it may be: without a job it prints nothing until then."""
+        """Return whether the process has ended, also where a parent of this one has started it.
+
+        Without a job it prints nothing, and at its end its output is closed."""
         assert process.stdout is not None
         return bool(multiprocessing.connection.wait([process.stdout.fileno()], 0.0))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -13,8 +14,9 @@ import torch
 from exporter.archive.contract import Batch, Finding
 from exporter.archive.tensor_spec import FLOATING, Sampling, TensorSpec, name_dtype
 from exporter.common.errors import CaptureError, WarmupError
+from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.common.tensors import all_close, bitwise_equal, copy_transposed, copy_with_gaps, is_finite
-from exporter.model.eager.call_cost import DEFAULT_BUDGET, CallCost, measure_call_cost
+from exporter.model.eager.call_cost import DEFAULT_BUDGET, CallCost, count_call, measure_call_cost
 from exporter.model.eager.dynamic_sizes import (
     choose_trace_sizes,
     infer_dynamic_shape,
@@ -34,6 +36,8 @@ WARMUP_ROWS = 32
 # Seconds of a call from which on the gate runs few draws. All other costs are counted, as a loaded machine must not
 # change what is run; a call of this length is long on any machine.
 SLOW_CALL = 5.0
+# What counting two calls may take, which no check has seen yet.
+SECONDS_OF_COUNT = 60.0
 
 
 @dataclass(frozen=True)
@@ -112,11 +116,11 @@ def measure_cost(first: FirstRun, seed: int, budget: float | None = None) -> Fir
     """Return the first run with the cost of a call; a costly model is checked with smaller batches.
 
     ``budget``: seconds for the large batches of all checks. Raises ``UsageError`` if it is too small for any check."""
-    source, sizes = first.source, first.sizes
-    if not source.has_dynamic_size:
-        return first
-    with eager_context(source):
-        cost = _measure_cost(first, seed, DEFAULT_BUDGET if budget is None else budget)
+    source, sizes, cost = first.source, first.sizes, CallCost()
+    # In a process of its own: no check has seen the model yet, and at other data it may not end. Nothing is known then.
+    with contextlib.suppress(ForkFailedError), eager_context(source):
+        seconds = max(SECONDS_OF_COUNT, 10 * first.seconds)
+        cost = run_in_fork(_measure_cost, first, seed, DEFAULT_BUDGET if budget is None else budget, seconds=seconds)
     if budget is not None:
         cost.require_budget()
     if cost.is_costly and source.batch_ndim:
@@ -142,10 +146,15 @@ def warm_up(first: FirstRun, seed: int) -> Warmup:
 
 
 def _measure_cost(first: FirstRun, seed: int, budget: float) -> CallCost:
-    """Measure what a call costs at two sizes: of a batch the second has the rows twice, so that solves take as long."""
+    """Measure what a call costs at two sizes: of a batch the second has the rows twice, so that solves take as long.
+
+    A call of whole shapes costs the same at any size."""
     source, sampler, (size, other_size) = first.source, first.sampler, first.sizes
     generator = torch.Generator().manual_seed(seed)
     sample = sampler.draw(size, generator)
+    if not source.has_dynamic_size:
+        counter = count_call(lambda: evaluate(source, sample))
+        return CallCost(numbers=(counter.numbers, counter.numbers)) if counter is not None else CallCost()
     if source.batch_ndim:
         other_size, other_sample = 2 * size, tuple(torch.cat([t, t]) for t in sample)
     else:

@@ -49,7 +49,7 @@ def check(context: EagerContext) -> list[Finding]:
         # Two runs differ by themselves then, and another check reports it.
         return findings
     first_outputs = [first_output, *(room(run_eager, inputs) for inputs in draws[1:])]
-    findings += room(_compare_with_first_calls, draws, first_outputs)
+    findings += room(_check_later_calls, draws, first_outputs)
     if findings and findings[0].severity == "unsound":
         where = room(_find_first_write, draws) or findings[0].where
         return [dataclasses.replace(findings[0], where=where), *findings[1:]]
@@ -120,7 +120,7 @@ def _fingerprint_tensor(value: torch.Tensor) -> tuple[int, str]:
     return value._version, digest(value.to_dense() if value.layout != torch.strided else value)
 
 
-def _compare_with_first_calls(source: Source, draws: Sequence[Inputs], first_outputs: Sequence[Any]) -> list[Finding]:
+def _check_later_calls(source: Source, draws: Sequence[Inputs], first_outputs: Sequence[Any]) -> list[Finding]:
     """Compare outputs of later calls with those of first calls; where they agree, check what changes meanwhile."""
     # Gradients that this call leaves are cleared.
     with eager_context(source), Footprint() as footprint:

@@ -50,7 +50,7 @@ MODELS = {
 def observe(function) -> frozenset[str]:
     source = source_for(function)
     probes = probe_inputs.draw_probe_inputs(run_first(source, 0).sampler, 5, torch.Generator().manual_seed(0))
-    return run_in_fork(observe_first_calls, source, probes, 1e9).quiet
+    return run_in_fork(observe_first_calls, source, probes, 0.0, 1e9).quiet
 
 
 def test_a_plain_model_gives_them_nothing_to_look_at():

@@ -30,7 +30,7 @@ from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.common.stopwatch import Step
 from exporter.frontends import python_factory
 from exporter.model.eager import warmup
-from exporter.model.eager.call_cost import NUMBERS_PER_OPERATION, NUMBERS_PER_SECOND
+from exporter.model.eager.call_cost import NUMBERS_PER_OPERATION
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import run_first
 from exporter.soundness import branch_search, first_calls, gate, probe_inputs
@@ -267,7 +267,7 @@ def test_draws_that_take_too_long_are_left_out(monkeypatch, function, is_slow):
     draws = [(name, (torch.full((5, 3), value, dtype=F),)) for name, value in (("small", 0.5), ("large", 1e8))]
     monkeypatch.setattr(probe_inputs, "SECONDS", 0.1)
     with eager_context(source):
-        kept = run_in_fork(branch_search.choose_draws, source, draws, math.inf).draws
+        kept = run_in_fork(first_calls.observe_first_calls, source, draws, 0.0, math.inf).chosen.draws
     assert [label for label, _ in kept if label in ("small", "large")] == ["small"] + ["large"] * (not is_slow)
 
 
@@ -282,7 +282,7 @@ def test_the_search_for_branches_ends_where_a_call_does_not():
     source = source_for(model_of(_shrink_from_one))
     draws = [("traced", (torch.full((5, 3), 0.5, dtype=F),)), ("other values", (torch.full((5, 3), 0.2, dtype=F),))]
     with eager_context(source):
-        chosen = run_in_fork(branch_search.choose_draws, source, draws, math.inf, seconds=60.0)
+        chosen = run_in_fork(first_calls.observe_first_calls, source, draws, 0.0, math.inf, seconds=60.0).chosen
     assert [label for label, _ in chosen.draws][:2] == ["traced", "other values"]
 
 
@@ -300,19 +300,39 @@ def test_a_costly_model_has_the_draws_that_it_can_afford():
     assert set(probe_inputs.PREFERRED) < set(labels[1000])
 
 
-def test_draws_are_chosen_by_what_a_call_counts(monkeypatch):
+def test_draws_are_chosen_by_what_a_call_computes():
     source = source_for(model_of(lambda self, x: x.tanh()))
     probes = probe_inputs.draw_probe_inputs(run_first(source, 0).sampler, 5, torch.Generator().manual_seed(0))
-    # tanh, and the copies of its input and of its output: three operations of 15 numbers each.
-    numbers = 3 * (NUMBERS_PER_OPERATION + 15)
-    chosen = {n: branch_search.choose_draws(source, probes, n * numbers) for n in (1, 6.5, 1000)}
+    run = record_run(source, probes[0][1])
+    chosen = {n: branch_search.choose_draws(source, probes, 7e8, n * 7e8, run) for n in (1, 6.5, 1000)}
     assert [len(c.draws) for c in chosen.values()] == [4, 6, len(probes)]
     left_out = {n: len(probes) - len(c.draws) for n, c in chosen.items()}
     assert {n: c.left_out for n, c in chosen.items()} == left_out
     for n, c in chosen.items():
-        assert c.seconds == pytest.approx(left_out[n] * numbers / NUMBERS_PER_SECOND)
-    monkeypatch.setattr(branch_search, "count_call", lambda run: None)
-    assert branch_search.choose_draws(source, probes, 1.0).left_out == 0
+        assert c.seconds == pytest.approx(0.7 * left_out[n])
+    # Nothing is known of a call.
+    assert branch_search.choose_draws(source, probes, 0.0, 1.0, run).left_out == 0
+
+
+@pytest.mark.parametrize("batch_ndim", [1, 0])
+def test_the_gate_knows_what_a_call_computes(batch_ndim, monkeypatch):
+    """As warmup has counted it: tanh of 5 rows, or of whole shapes, and a product."""
+    model: Any = model_of(lambda self, x: x.tanh() * self.scale)
+    if not batch_ndim:
+        model.signature = torchferry.Signature.of({"x": (5, 3)}, {"y": (5, 3)}, batch_ndim=0)
+    counts = list[float]()
+
+    def observe(source, probes, numbers, limit):
+        counts.append(numbers)
+        return first_calls.observe_first_calls(source, probes, numbers, limit)
+
+    source = source_for(model)
+    monkeypatch.setattr(gate, "observe_first_calls", observe)
+    room: Any = lambda function, *arguments: function(source, *arguments)  # noqa: E731
+    first = warmup.measure_cost(run_first(source, 0), 0)
+    probes = probe_inputs.draw_probe_inputs(first.sampler, first.sizes[0], torch.Generator().manual_seed(0))
+    gate._observe_first_calls(first, room, probes, gate.GateOptions())
+    assert counts == [2 * (NUMBERS_PER_OPERATION + 15)]
 
 
 @pytest.mark.parametrize("thorough", [False, True])
@@ -326,7 +346,7 @@ def test_the_draws_of_a_costly_model_are_in_the_report(monkeypatch, thorough):
 
 
 def test_a_slow_model_keeps_few_draws_where_none_could_be_chosen(monkeypatch):
-    def fail(source, probes, limit, run):
+    def fail(source, probes, numbers, limit, run):
         raise ForkFailedError("as planted")
 
     monkeypatch.setattr(warmup, "SLOW_CALL", 0.0)

@@ -18,6 +18,7 @@ from project import ROOT
 
 from exporter.archive import pt_archive
 from exporter.common.errors import RunError
+from exporter.common.forking import run_in_fork
 from runtime_checks.runners import fork_server
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.python_runner import PythonRunner
@@ -63,6 +64,24 @@ def test_runs_have_one_server_and_it_ends_with_them(path):
         assert number(server) == first
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("takes_over", [True, False])
+def test_a_forked_process_has_its_own_unless_it_takes_over(path, takes_over):
+    with fork_server.shared_fork_server() as server:
+        server.start()
+        first = number(server)
+
+        def run_there() -> int:
+            if takes_over:
+                server.take_over()
+            run(path)
+            return number(server)
+
+        assert (run_in_fork(run_there) == first) is takes_over
+        run(path)
+        assert number(server) == first
 
 
 @pytest.mark.usefixtures("alone")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from project import load_module
@@ -9,6 +11,7 @@ from torch import nn
 
 import torchferry
 from exporter.common.errors import UnsoundError, UsageError
+from exporter.frontends import python_factory
 from exporter.model.eager import call_cost, warmup
 from exporter.model.eager.call_cost import CallCost, measure_call_cost
 from exporter.soundness.checks import batch_sizes
@@ -191,6 +194,13 @@ def test_a_model_whose_small_batches_are_costly_has_the_smallest(costly, monkeyp
     # A size that Python reads is found there, too.
     with pytest.raises(UnsoundError):
         torchferry.check(Threshold(3))
+
+
+def test_what_does_not_end_has_no_known_cost(monkeypatch):
+    monkeypatch.setattr(warmup, "SECONDS_OF_COUNT", 0.2)
+    monkeypatch.setattr(warmup, "_measure_cost", lambda first, seed, budget: time.sleep(60))
+    source = python_factory.source_from_module(Chain(), "m", None, "here")
+    assert warmup.measure_cost(warmup.run_first(source, 0), 0).cost == CallCost()
 
 
 def test_thorough_runs_it(costly, tmp_path):
