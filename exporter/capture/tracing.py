@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.jit._fuser import optimized_execution
 from torch.jit._trace import TracerWarning
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -145,7 +146,9 @@ def trace_methods(
     example_inputs = {name: tuple(t.clone() for t in inputs) for name, (_, inputs) in methods.items()}
     try:
         replacements = {module: scripted[path] for path, module in modules.items()}
-        with fresh_constants(), inline_custom_functions(), patch_forward(replacements):
+        # With optimisation the code of loops runs as fast, after seconds for each method.
+        unoptimised = optimized_execution(False)
+        with fresh_constants(), inline_custom_functions(), patch_forward(replacements), unoptimised:
             module = torch.jit.trace_module(root, example_inputs, check_trace=False, _store_inputs=False)
     except TorchferryError:
         raise

@@ -18,7 +18,7 @@ from exporter.archive.contract import Origin
 from exporter.archive.input_files import InputValues, order_inputs, to_tensor
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.errors import MissingRuntimeError, SourceError, UsageError, suggest_names, summarize_error
-from exporter.frontends.neml2 import batch_layout, driver_recording, implicit_models
+from exporter.frontends.neml2 import batch_layout, driver_recording, implicit_models, operator_tracing
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import run_first
 from exporter.model.implicit.coordinate_descent import CompileDescent
@@ -242,7 +242,8 @@ def _record_calls(path: Path, name: str, compile_descent: CompileDescent | None)
             runs.append((driver, lambda unit=unit: _prepare_unit_test(unit())))
         elif driver_type == "TransientDriver":
             runs.append((driver, functools.partial(_prepare_transient, factory, driver, compile_descent)))
-    return driver_recording.record_driver_calls(runs, name)
+    with operator_tracing.trace_operators():
+        return driver_recording.record_driver_calls(runs, name)
 
 
 def _prepare_unit_test(unit: Any) -> driver_recording.Drive:
