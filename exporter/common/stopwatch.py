@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,10 @@ class Stopwatch:
 
     def report(self, part: str, done: int, total: int, seconds: float) -> None:
         """Report that a part of the current stage has ended, after so many seconds."""
-        key = self._stage, part
-        self.parts[key] = self.parts.get(key, 0.0) + seconds
+        self.add_parts({(self._stage, part): seconds})
         self._watch(Step(self._stage, part, done, total))
+
+    def add_parts(self, parts: Mapping[tuple[str, str], float]) -> None:
+        """Add the seconds of parts that another stopwatch has measured."""
+        for key, seconds in parts.items():
+            self.parts[key] = self.parts.get(key, 0.0) + seconds

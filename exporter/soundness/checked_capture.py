@@ -21,13 +21,13 @@ from exporter.capture import newton_capture
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.capture.newton_capture import CapturedLoop
 from exporter.capture.passes import CaptureResult, capture
-from exporter.common.errors import TorchferryError, UnsupportedError, UsageError
-from exporter.common.forking import DEFAULT_SECONDS, run_in_fork
+from exporter.common.errors import CaptureError, TorchferryError, UnsupportedError, UsageError
+from exporter.common.forking import DEFAULT_SECONDS, run_beside, run_in_fork
 from exporter.common.stopwatch import Stopwatch
 from exporter.common.torch_hooks import ignore_deprecations, patch_forward
 from exporter.model.eager.derivatives import find_nonzero_blocks
 from exporter.model.eager.evaluation import eager_context
-from exporter.model.eager.warmup import Warmup, measure_cost, run_first, warm_up
+from exporter.model.eager.warmup import Warmup, measure_cost, run_first, stack_calls, subsample_rows, warm_up
 from exporter.model.implicit.coordinate_descent import CoordinateDescent, DescentCall, find_descents
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.implicit.solve_recording import record_solver_calls
@@ -194,19 +194,44 @@ def _capture_solvers(
             what, got = "an implicit update is called more than once in a run", f"{len(calls[path]) // 2} calls"
             raise UnsupportedError(what, where=path, got=got, expected="an update of its own for each")
         residual = _build_residual_source(source, path, loop, calls[path])
-        part = detect_inner_autograd(residual, derive_seed(seed, "warmup"))
         part_options = CaptureOptions(
-            seed, options.allowances, thorough=options.thorough, budget=options.budget, jobs=options.jobs
+            seed, options.allowances, thorough=options.thorough, budget=options.budget, jobs=max(1, options.jobs - 1)
         )
-        warm, _, findings = checked_capture(part, part_options, clock)
+        with run_beside(_check_residual, residual, part_options, is_beside=options.jobs > 1) as wait:
+            with clock("capture"), eager_context(source), ignore_deprecations():
+                captured = _capture_solver(path, loop, subsample_rows(stack_calls(residual)))
+            with clock("soundness"):
+                sample, findings, parts = wait()
+        clock.add_parts(parts)
+        if isinstance(captured, CaptureError):
+            raise captured
+        captured_solvers[path] = captured
         with clock("capture"), eager_context(source), ignore_deprecations():
-            captured_solvers[path] = newton_capture.capture_solver(path, loop, warm.inputs)
-            newton_capture.check_own_parameters(path, captured_solvers[path], source.parameter_module)
-            sample = warm.sampler.draw(warm.traced_sizes[1], torch.Generator().manual_seed(derive_seed(seed, "solves")))
-            newton_capture.check_solver(path, captured_solvers[path], [*calls[path], sample])
+            newton_capture.check_own_parameters(path, captured, source.parameter_module)
+            newton_capture.check_solver(path, captured, [*calls[path], sample])
         run_in_fork(_check_not_hidden, path, loop, source, inputs)
-        solver_findings += [dataclasses.replace(f, what=f"{path}: {f.what}") for f in (*warm.findings, *findings)]
+        solver_findings += [dataclasses.replace(f, what=f"{path}: {f.what}") for f in findings]
     return captured_solvers, tuple(solver_findings)
+
+
+def _capture_solver(path: str, loop: NewtonSolver, inputs: Inputs) -> CapturedLoop | CaptureError:
+    """Return the captured solver, or the error: what the gate says of the residual explains more."""
+    try:
+        return newton_capture.capture_solver(path, loop, inputs)
+    except CaptureError as error:
+        return error
+
+
+def _check_residual(
+    residual: Source, options: CaptureOptions
+) -> tuple[Inputs, tuple[Finding, ...], Mapping[tuple[str, str], float]]:
+    """Check a residual as a model of its own; return a sample of solves, the findings, and the seconds of checks."""
+    clock, seed = Stopwatch(), options.seed
+    part = detect_inner_autograd(residual, derive_seed(seed, "warmup"))
+    warm, _, findings = checked_capture(part, options, clock)
+    generator = torch.Generator().manual_seed(derive_seed(seed, "solves"))
+    sample = warm.sampler.draw(warm.traced_sizes[1], generator)
+    return sample, (*warm.findings, *findings), clock.parts
 
 
 def _check_not_hidden(path: str, loop: NewtonSolver, source: Source, inputs: Inputs) -> None:

@@ -43,7 +43,7 @@ SIZES = (*SMALL, 16, 33, 64, 100, 128, 255, 256, 1000, 1024, 2048, 4096, 5000)
 MAX_SIZES = 60
 LARGE = (10_000, 100_000)
 MAX_SOLVED_BATCH = 256
-# If Python reads sizes, the check may cost so many times as much as another, for all sizes but the large ones.
+# If the user's code reads sizes, the check may cost so many times as much as another, for all sizes but the large ones.
 READS_FACTOR = 20
 
 
@@ -92,11 +92,11 @@ def check(context: CaptureContext) -> list[Finding]:
             # The cause is not a size: another check reports it.
             return []
         reads, literals = _find_size_reads(base), _find_literals(base)
-        factor = READS_FACTOR if reads else 1
+        user_reads = [where for where, _ in reads if not _is_in_library(source, where)]
+        factor = READS_FACTOR if user_reads else 1
         trials = _Trials(context, factor, torch.Generator().manual_seed(0), [warm.traced_sizes[0]])
-        pending = _list_sizes(context, reads, literals)
+        pending = _list_sizes(context, literals, is_user_read=bool(user_reads))
         seen, allowed = set(), max(0, MAX_SIZES - len(pending))
-        is_user_read = not all(_is_in_library(source, where) for where, _ in reads)
         while pending:
             size = pending.pop(0)
             if size in seen:
@@ -105,7 +105,7 @@ def check(context: CaptureContext) -> list[Finding]:
             inputs, mismatch = trials.compare(size)
             if mismatch:
                 return [_make_finding(context, base, inputs, f"{source.size_name} {size}", mismatch)]
-            if inputs and is_user_read and size <= SIZES[-1]:
+            if inputs and user_reads and size <= SIZES[-1]:
                 # Another path through the code compares with other literals.
                 new_literals = [n for n in _find_literals(record_run(source, inputs)) if n not in literals]
                 literals += new_literals
@@ -116,21 +116,24 @@ def check(context: CaptureContext) -> list[Finding]:
             inputs, mismatch = trials.compare(sizes)
             if mismatch:
                 return [_make_finding(context, base, inputs, format_sizes(sizes), mismatch)]
-        return _make_notes(list(reads), literals, trials)
+        return _make_notes(list(reads), user_reads, literals, trials)
 
 
-def _list_sizes(context: CaptureContext, reads: Mapping[tuple[str, str], None], literals: Sequence[int]) -> list[int]:
-    """List the sizes to try. If Python reads sizes, it may compare them with literals: those come before large ones."""
+def _list_sizes(context: CaptureContext, literals: Sequence[int], *, is_user_read: bool) -> list[int]:
+    """List the sizes to try. Where the user's code reads sizes, it may compare them with literals: those come before
+    large ones."""
     neighbours = _list_neighbours(literals)
-    preferred = [context.warm.traced_sizes[1], *SMALL, *(neighbours if reads else ())]
+    preferred = [context.warm.traced_sizes[1], *SMALL, *(neighbours if is_user_read else ())]
     sizes = dict.fromkeys([*preferred, *SIZES, *neighbours, *LARGE])
     # Where each element takes iterations, large batches are left to the residual, which is checked by itself.
-    solved_size = SIZES[-1] if reads else MAX_SOLVED_BATCH
+    solved_size = SIZES[-1] if is_user_read else MAX_SOLVED_BATCH
     max_size = solved_size if find_solvers(context.source.parameter_module) else math.inf
     return [n for n in sizes if n <= max_size and (n or 0 in context.warm.batch.sizes)]
 
 
-def _make_notes(reads: Sequence[tuple[str, str]], literals: Sequence[int], trials: _Trials) -> list[Finding]:
+def _make_notes(
+    reads: Sequence[tuple[str, str]], user_reads: Sequence[str], literals: Sequence[int], trials: _Trials
+) -> list[Finding]:
     """Make the notes of a model that agrees at every size that was run: its reads of sizes, and what was not run."""
     notes: list[Finding] = []
     largest = max(trials.agreed)
@@ -138,9 +141,9 @@ def _make_notes(reads: Sequence[tuple[str, str]], literals: Sequence[int], trial
         reason = f"a check may not hold or compute so many numbers; the largest size that was run is {largest}"
         notes.append(Finding(CHECK, f"sizes {', '.join(map(str, left_out))} were not run", reason=reason))
     not_run = [n for n in literals if n not in trials.agreed]
-    if not_run and reads:
+    if not_run and user_reads:
         what, reason = f"a size is compared with {not_run[0]}", "no batch of that size was run"
-        notes.append(Finding(CHECK, what, reads[0][0], reason=reason))
+        notes.append(Finding(CHECK, what, user_reads[0], reason=reason))
     reason = f"capture and eager mode agree at every size that was run, to {largest}"
     return notes + [Finding(CHECK, f"{operation} reads a size", where, reason=reason) for where, operation in reads]
 
