@@ -21,7 +21,8 @@ def split_names(names: str | Sequence[str]) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class VerifyOptions:
     """``runtimes`` (none: the usual one of the format) on ``devices``, each process within ``time_limit`` seconds and
-    ``memory_limit`` GiB; ``envelope`` is ``error``, ``warn`` or ``off``; ``progress`` is told of long builds.
+    ``memory_limit`` GiB; ``envelope`` is ``error``, ``warn`` or ``off``; ``progress`` is told of long builds;
+    ``jobs`` is how many processes may share the methods of a file.
 
     Names may be one text with commas. Raises ``UsageError`` for an unknown mode of the envelope."""
 
@@ -31,6 +32,7 @@ class VerifyOptions:
     memory_limit: float = MEMORY_LIMIT
     envelope: str = OFF
     progress: Callable[[str], Any] = lambda text: None
+    jobs: int = 1
 
     def __post_init__(self) -> None:
         check_envelope_mode(self.envelope)

@@ -154,8 +154,8 @@ def export(
             that were left out.
         budget: About how many seconds large batches may take on one core, in all checks together; by default 3. What
             a batch would take is estimated from the numbers that small ones compute.
-        jobs: How many checks of the gate run at the same time; by default as many as this process has cores. From 2 on
-            the cases are computed beside the writing of the file, too.
+        jobs: How many checks of the gate, and methods of the file, run at the same time; by default as many as this
+            process has cores. From 2 on the cases are computed beside the writing of the file, too.
         against: An earlier archive of the model: each result's ``reasons`` say why it does not serve this model (a
             static size, the structure of the backward pass, ...), and are empty if it serves as well.
         on_failure: What an element of an implicit model becomes that does not converge: ``"nan"``, ``"last"`` (its
@@ -189,7 +189,9 @@ def export(
     blocks = (derivatives,) if isinstance(derivatives, str) else tuple(derivatives)
     output_path = Path(output) if output is not None else None
     format_names = resolve_formats([formats] if isinstance(formats, str) else formats, output_path)
-    verify_options = VerifyOptions(runtimes, devices, time_limit, memory_limit, progress=progress)
+    verify_options = VerifyOptions(
+        runtimes, devices, time_limit, memory_limit, progress=progress, jobs=choose_jobs(jobs)
+    )
     options = ExportOptions(
         models=tuple(models),
         output=output_path,
@@ -256,7 +258,7 @@ def convert(
     backend = load_backend(format_name)
     output_path = Path(output) if output is not None else path_for_format(source, format_name)
     options = WriteOptions(opset, finite_math)
-    verify_options = VerifyOptions((), devices, time_limit, memory_limit)
+    verify_options = VerifyOptions((), devices, time_limit, memory_limit, jobs=choose_jobs(None))
     backend.require()
     verifier = FileVerifier(verify_options, [format_name])
     return _conversion.convert(source, output_path, backend, options, verifier)
@@ -345,7 +347,7 @@ def verify(
         report = torchferry.verify("spring.pt", runtimes="python,libtorch")
         ```
     """
-    options = VerifyOptions(runtimes, devices, time_limit, memory_limit, envelope, progress)
+    options = VerifyOptions(runtimes, devices, time_limit, memory_limit, envelope, progress, choose_jobs(None))
     format_name = infer_file_format(Path(path))
     return FileVerifier(options, [format_name]).verify(Path(path), format_name)
 

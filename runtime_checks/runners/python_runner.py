@@ -36,6 +36,8 @@ class PythonRunner:
     guarded: bool = False
     # Whether torch's optimiser runs graphs that are not too large for it.
     optimised: bool = True
+    # How many processes may share the methods of a large file.
+    jobs: int = 1
 
     def __post_init__(self) -> None:
         check_limits(self.seconds, self.memory)
@@ -62,6 +64,7 @@ class PythonRunner:
                 "any_outputs": contract is None,
                 "holds": self.holds,
                 "guarded": self.guarded,
+                "jobs": self.jobs if self.device == "cpu" and self.holds == GRAPHS else 1,
             }
             with fork_server.shared_fork_server() as server:
                 code, text = server.run(job, self.seconds)

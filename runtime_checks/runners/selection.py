@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,14 +19,24 @@ from runtime_checks.runners.onnxruntime_runner import OnnxRuntimeRunner
 from runtime_checks.runners.package_runner import PackageRunner
 from runtime_checks.runners.python_runner import PROGRAMS, PythonRunner
 
-# What makes the runner of a runtime from a limit of seconds, one of bytes, and a device.
-RUNTIMES: dict[str, Callable[[float, float, str], Runner]] = {
-    "python": PythonRunner,
-    "libtorch": lambda seconds, memory, device: LibtorchRunner(seconds, device),
-    "onnxruntime": lambda seconds, memory, device: OnnxRuntimeRunner(seconds, device),
-    "aoti": lambda seconds, memory, device: PackageRunner(PythonRunner(seconds, memory, device)),
-    "program": lambda seconds, memory, device: PythonRunner(seconds, memory, device, "program", holds=PROGRAMS),
-    "c": lambda seconds, memory, device: KernelRunner(seconds, device),
+
+@dataclass(frozen=True)
+class Limits:
+    """What a runner's processes may use: seconds and bytes each, and how many may run at the same time."""
+
+    seconds: float
+    memory: float
+    jobs: int
+
+
+# What makes the runner of a runtime from the limits, and a device.
+RUNTIMES: dict[str, Callable[[Limits, str], Runner]] = {
+    "python": lambda limits, device: PythonRunner(limits.seconds, limits.memory, device, jobs=limits.jobs),
+    "libtorch": lambda limits, device: LibtorchRunner(limits.seconds, device),
+    "onnxruntime": lambda limits, device: OnnxRuntimeRunner(limits.seconds, device),
+    "aoti": lambda limits, device: PackageRunner(PythonRunner(limits.seconds, limits.memory, device)),
+    "program": lambda limits, device: PythonRunner(limits.seconds, limits.memory, device, "program", holds=PROGRAMS),
+    "c": lambda limits, device: KernelRunner(limits.seconds, device),
 }
 ON_CPU = ("program", "c")
 
@@ -47,8 +58,8 @@ def select_runners(options: VerifyOptions, format_name: str = "pt") -> tuple[Run
         _check_device(device, names)
     if "libtorch" in names:
         native_build.build(announce=options.progress)
-    limits = (options.time_limit, options.memory_limit * 2**30)
-    runners = tuple(RUNTIMES[name](*limits, device) for device in options.device_names for name in names)
+    limits = Limits(options.time_limit, options.memory_limit * 2**30, options.jobs)
+    runners = tuple(RUNTIMES[name](limits, device) for device in options.device_names for name in names)
     if not runners:
         raise UsageError("no runtime is named", where="--runtime, --device", expected="python, libtorch; cpu, cuda")
     return runners

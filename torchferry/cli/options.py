@@ -25,7 +25,7 @@ BudgetOption = Annotated[
     float | None, Option(help="About how many seconds large batches may take on one core, in all checks. Default: 3.")
 ]
 JobsOption = Annotated[
-    int | None, Option(help="How many checks of the gate run at the same time. Default: as many as there are cores.")
+    int | None, Option(help="How many checks run at the same time. Default: as many as there are cores.")
 ]
 DerivativeOption = Annotated[
     list[str] | None, Option(help="OUT:IN block of the Jacobian, by an input or a parameter; globs; or all.")

@@ -47,8 +47,9 @@ def command(
             from runtime_checks.file_verifier import FileVerifier
             from runtime_checks.options import VerifyOptions
             from runtime_checks.report import render
+            from torchferry.options import choose_jobs
 
-        options = VerifyOptions(runtime, device, time_limit, memory_limit, envelope, err.print)
+        options = VerifyOptions(runtime, device, time_limit, memory_limit, envelope, err.print, choose_jobs(None))
         format_name = infer_file_format(path)
         report = FileVerifier(options, [format_name]).collect_report(path, format_name)
         if report.passed and json:

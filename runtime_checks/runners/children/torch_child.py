@@ -26,6 +26,9 @@ def load_file(path):
     return types.SimpleNamespace(**runpy.run_path(path))
 
 
+# Methods of a graph of at least so many nodes are run side by side: torch's optimiser takes half a second for each.
+NODES_TO_SHARE = 2000
+
 isolation = load_file(os.path.join(os.path.dirname(__file__), "isolation.py"))
 package_loading = load_file(os.path.join(os.path.dirname(__file__), "package_loading.py"))
 
@@ -222,6 +225,66 @@ class JobCalls:
         return outputs
 
 
+def divide_calls(methods, count):
+    """Return the indices of the calls that each of so many processes runs, of calls of these methods.
+
+    All calls of a method are in one process: torch optimises a method in each that runs it."""
+    numbers = {method: [i for i, name in enumerate(methods) if name == method] for method in methods}
+    shares = [[] for _ in range(min(count, len(numbers)) or 1)]
+    for indices in sorted(numbers.values(), key=len, reverse=True):
+        min(shares, key=len).extend(indices)
+    return shares
+
+
+def run_share(calls, share, job_calls):
+    """Run a share of the calls; return the results, and the foreign modules that were loaded."""
+    results = [job_calls.run(calls[i]) for i in share]
+    return results, isolation.find_foreign_modules(job_calls.job["packages"], __file__)
+
+
+def fork_share(calls, share, job_calls, path):
+    """Run a share of the calls in a forked process, which saves what ``run_share`` returns; return its number."""
+    import torch
+
+    number = os.fork()
+    if number == 0:
+        code = 1
+        try:
+            torch.save(run_share(calls, share, job_calls), path)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return number
+
+
+def wait_for_share(number):
+    """Wait for the process of a share; if it failed, end this one as it ended."""
+    code = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    if code:
+        os._exit(code)
+
+
+def run_shares(calls, shares, job_calls):
+    """Run the first share of the calls here, and each other in a process of its own; return as ``run_share`` does."""
+    import torch
+
+    paths = [f"{job_calls.job['results']}.{k}" for k in range(1, len(shares))]
+    children = [fork_share(calls, share, job_calls, path) for share, path in zip(shares[1:], paths, strict=True)]
+    parts = [run_share(calls, shares[0], job_calls)]
+    for number in children:
+        wait_for_share(number)
+    parts += [torch.load(path, weights_only=True) for path in paths]
+    results = [None] * len(calls)
+    for share, (answers, _) in zip(shares, parts, strict=True):
+        for i, answer in zip(share, answers, strict=True):
+            results[i] = answer
+    return results, sorted({name for _, foreign in parts for name in foreign})
+
+
 def perform_job(job):
     """Run the calls of a job; write the results and the evidence."""
     set_limits(job)
@@ -247,10 +310,10 @@ def perform_job(job):
         evidence["methods"] = module.methods if compiled else list(module._c._method_names())
         evidence["nodes"] = 0 if compiled else package_loading.count_graph_nodes(module)
         evidence["optimised"] = evidence["nodes"] <= job["largest_optimised"]
-        calls = JobCalls(job, module, evidence["optimised"])
-        for call in torch.load(job["calls"], weights_only=True):
-            results.append(calls.run(call))
-    evidence["foreign_modules"] = isolation.find_foreign_modules(job["packages"], __file__)
+        calls = torch.load(job["calls"], weights_only=True)
+        is_shared = evidence["optimised"] and evidence["nodes"] >= NODES_TO_SHARE
+        shares = divide_calls([call[0] for call in calls], job["jobs"] if is_shared else 1)
+        results, evidence["foreign_modules"] = run_shares(calls, shares, JobCalls(job, module, evidence["optimised"]))
     torch.save(results, job["results"])
     with open(job["evidence"], "w") as file:
         json.dump(evidence, file)
@@ -281,8 +344,8 @@ def wait_for_job(number):
     watched.register(sys.stdin.fileno(), 0)
     watched.register(ended, select.POLLIN)
     if ended not in dict(watched.poll()):
-        os.kill(number, signal.SIGKILL)
-        os._exit(1)
+        # With all that the job has forked: the server leads a group of processes.
+        os.killpg(0, signal.SIGKILL)
     os.close(ended)
     return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
 
