@@ -19,6 +19,8 @@ from runtime_checks.runners.call_files import write_calls
 from runtime_checks.runners.fork_server import TORCH_AND_ITS_OWN
 from runtime_checks.runners.subprocesses import check_limits, make_early_end_error
 
+# Methods of a graph of at least so many nodes run side by side: torch's optimiser takes half a second for each.
+LEAST_SHARED_NODES = 2000
 GRAPHS, CODE, PROGRAMS = "graphs", "code", "programs"
 
 
@@ -61,6 +63,7 @@ class PythonRunner:
                 "memory": int(self.memory),
                 "seconds": self.seconds,
                 "largest_optimised": MAX_OPTIMISED_NODES if self.optimised else 0,
+                "least_shared": LEAST_SHARED_NODES,
                 "any_outputs": contract is None,
                 "holds": self.holds,
                 "guarded": self.guarded,

@@ -26,9 +26,6 @@ def load_file(path):
     return types.SimpleNamespace(**runpy.run_path(path))
 
 
-# Methods of a graph of at least so many nodes are run side by side: torch's optimiser takes half a second for each.
-NODES_TO_SHARE = 2000
-
 isolation = load_file(os.path.join(os.path.dirname(__file__), "isolation.py"))
 package_loading = load_file(os.path.join(os.path.dirname(__file__), "package_loading.py"))
 
@@ -311,8 +308,9 @@ def perform_job(job):
         evidence["nodes"] = 0 if compiled else package_loading.count_graph_nodes(module)
         evidence["optimised"] = evidence["nodes"] <= job["largest_optimised"]
         calls = torch.load(job["calls"], weights_only=True)
-        is_shared = evidence["optimised"] and evidence["nodes"] >= NODES_TO_SHARE
+        is_shared = evidence["optimised"] and evidence["nodes"] >= job["least_shared"]
         shares = divide_calls([call[0] for call in calls], job["jobs"] if is_shared else 1)
+        evidence["processes"] = len(shares)
         results, evidence["foreign_modules"] = run_shares(calls, shares, JobCalls(job, module, evidence["optimised"]))
     torch.save(results, job["results"])
     with open(job["evidence"], "w") as file:

@@ -1,5 +1,6 @@
 """The fresh process: what it can import, what bounds it, what it says when the archive does not run."""
 
+import contextvars
 import dataclasses
 import time
 
@@ -96,6 +97,58 @@ def test_a_very_large_graph_runs_unoptimised(path, monkeypatch):
     assert torch.equal(done.results[0].outputs[0], load_module(path)(X)[0])
     report = collect_report(path)
     assert {c.check: c.verdict for c in report.checks}["optimising executor"] == "not run"
+
+
+class Powers(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x * x,)
+
+    @torch.jit.export
+    def cube(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        if bool(x[0] == -1.0):
+            raise ValueError("minus one")
+        return (x * x * x,)
+
+
+@pytest.fixture
+def powers(tmp_path, monkeypatch):
+    monkeypatch.setattr(python_runner, "LEAST_SHARED_NODES", 1)
+    path = archived(tmp_path, Powers())
+    opened = pt_archive.read(path)
+    methods = {**opened.contract.methods, "cube": opened.contract.methods["forward"]}
+    return path, dataclasses.replace(opened.contract, methods=methods)
+
+
+def test_methods_of_a_large_graph_run_side_by_side(powers):
+    path, contract = powers
+    calls = [Call(name, (k * X + 1,)) for k in (1, 2) for name in ("forward", "cube", "forward")]
+    calls += [Call("cube", (-X - 1,))]
+    for jobs, processes in ((1, 1), (2, 2), (3, 2)):
+        done = PythonRunner(jobs=jobs).run(path, contract, calls)
+        assert done.evidence["processes"] == processes
+        for call, result in zip(calls[:-1], done.results, strict=False):
+            (x,) = call.inputs
+            assert torch.equal(result.outputs[0], x * x if call.method == "forward" else x * x * x)
+        assert "minus one" in done.results[-1].error
+    assert PythonRunner(jobs=2).run(path, contract, calls[:1]).evidence["processes"] == 1
+
+
+def test_a_process_that_ends_early_ends_the_run(powers, monkeypatch):
+    path, contract = powers
+    source = python_runner.fork_server.CHILD.read_text()
+    planted = path.with_name("planted_child.py")
+    line = "torch.save(run_share(calls, share, job_calls), path)"
+    folder = python_runner.fork_server.CHILD.parent
+    assert line in source
+    source = source.replace("os.path.dirname(__file__)", repr(str(folder))).replace(line, "os.kill(os.getpid(), 9)")
+    planted.write_text(source)
+    calls = [Call("forward", (X,)), Call("cube", (X,))]
+    assert PythonRunner(jobs=2).run(path, contract, calls).results[1].outputs
+    monkeypatch.setattr(python_runner.fork_server, "CHILD", planted)
+    # A server of its own, not that of all tests.
+    monkeypatch.setattr(python_runner.fork_server, "_SHARED", contextvars.ContextVar("planted", default=None))
+    with pytest.raises(RunError, match="ended early"):
+        PythonRunner(jobs=2).run(path, contract, calls)
 
 
 def test_too_little_memory_to_start(path):
