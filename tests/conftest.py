@@ -7,16 +7,27 @@ import gc
 import importlib.util
 import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from file_processes import FileProcesses
-from project import ARTIFACTS, MODELS, RATES, ROOT, export_unverified, load_module, make_once, need, skip_checks
+from project import (
+    ARTIFACTS,
+    MODELS,
+    RATES,
+    ROOT,
+    export_unverified,
+    load_module,
+    make_once,
+    need,
+    skip_checks,
+    skip_gate,
+)
 from tampering import change_contract
 
 import torchferry
-from exporter.soundness import gate
 from runtime_checks.file_verifier import FileVerifier
 from runtime_checks.runners import fork_server
 
@@ -59,10 +70,10 @@ def _one_thread() -> None:
 
 
 @pytest.fixture
-def without_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_the_gate() -> Iterator[None]:
     """It is tested elsewhere, and takes seconds for each model."""
-    monkeypatch.setattr(gate, "_BEFORE", {})
-    monkeypatch.setattr(gate, "_AFTER", {})
+    with skip_gate():
+        yield
 
 
 @pytest.fixture

@@ -40,11 +40,18 @@ def need(present: bool, reason: str) -> None:
 
 
 @contextlib.contextmanager
-def skip_checks() -> Iterator[None]:
-    """Export without the gate and without verification, for tests that compare the files themselves."""
+def skip_gate() -> Iterator[None]:
+    """Export without the gate, for tests of other stages: it is tested by itself, and takes a second for each model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gate, "_BEFORE", {})
         patch.setattr(gate, "_AFTER", {})
+        yield
+
+
+@contextlib.contextmanager
+def skip_checks() -> Iterator[None]:
+    """Export without the gate and without verification, for tests that compare the files themselves."""
+    with skip_gate(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(FileVerifier, "verify", lambda *_, **__: None)
         yield
 
