@@ -17,7 +17,6 @@ from exporter.archive.contract import Contract, Finding
 from exporter.archive.formats import KERNEL, choose_output_path, path_for_format
 from exporter.archive.variable_renaming import rename_variables
 from exporter.backends.backend import load_backend
-from exporter.backends.c_kernel.package import package_kernel
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.capture.passes import CaptureResult
 from exporter.capture.serialization import serialize_module
@@ -173,6 +172,9 @@ def make_cases(
 
 def _package_kernel(path: Path, *, finite_math: bool) -> dict[str, bytes] | UnsupportedError:
     """Return the files of the C kernel of the archive at ``path``, or the error if it has no kernel."""
+    # With what it needs of torch it takes a third of a second to import, and few exports write a kernel.
+    from exporter.backends.c_kernel.package import package_kernel
+
     try:
         return package_kernel(pt_archive.read(path), finite_math=finite_math)
     except UnsupportedError as error:

@@ -1,7 +1,8 @@
 """Functions that differentiate themselves, traced by ``make_fx``.
 
 ``torch.jit.trace`` cannot follow ``torch.autograd.grad``. ``make_fx`` runs the function on tensors with symbolic sizes
-and records the calls to torch's dispatcher, including the backward pass."""
+and records the calls to torch's dispatcher, including the backward pass. What it needs takes a fifth of a second
+to import, and is imported where a model needs it."""
 
 from __future__ import annotations
 
@@ -16,10 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._decomp import get_decompositions
-from torch._functorch.compile_utils import fx_graph_cse
-from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from exporter.capture.origin_tracking import OriginTracker, get_user_line, relabel_forward_parts
 from exporter.capture.symbolic_guards import SizeGuardRecorder
@@ -46,6 +43,14 @@ class FxProgram:
     size_reads: tuple[ValueRead, ...] = ()
 
 
+def import_tracer() -> None:
+    """Import what tracing needs of torch, before processes are forked that would each import it."""
+    import torch._dynamo
+    import torch._functorch.compile_utils
+    import torch._inductor.pattern_matcher
+    import torch.fx.experimental.proxy_tensor  # noqa: F401
+
+
 def trace_to_fx(
     function: Callable[..., Any],
     inputs: Sequence[torch.Tensor],
@@ -57,6 +62,10 @@ def trace_to_fx(
 
     With ``model``, the module that the function runs, every operation gets its origin. If the trace fails, raises
     ``CaptureError`` with torch's own message and the user's line."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
     fake = logging.getLogger("torch._subclasses.fake_tensor")
     level = fake.level
     # Fake tensors log a page before they raise.
@@ -97,6 +106,8 @@ def trace_to_fx(
 
 def eliminate_duplicates(program: FxProgram) -> FxProgram:
     """Compute repeated expressions once and drop ``detach``: for graphs that are run many times in one call."""
+    from torch._functorch.compile_utils import fx_graph_cse
+
     graph = torch.fx.GraphModule(program.graph, fx_graph_cse(program.graph.graph))
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.detach.default:

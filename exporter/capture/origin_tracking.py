@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._autograd import _get_sequence_nr
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from exporter.common.torch_hooks import ENTRY, DispatchHook
@@ -56,6 +55,9 @@ class OriginTracker(DispatchHook):
         self._forward_origins: dict[int, Origin] = {}
         self._has_run_backward = False
         self._handles: list[Any] = []
+        from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+        self._get_proxy_mode = get_proxy_mode
 
     def __enter__(self) -> OriginTracker:
         def enter(module: nn.Module, _: Any) -> None:
@@ -73,7 +75,7 @@ class OriginTracker(DispatchHook):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        mode = get_proxy_mode()
+        mode = self._get_proxy_mode()
         graph = mode.tracer.graph if mode is not None else None
         last = graph._root.prev if graph is not None else None
         result = func(*args, **(kwargs or {}))

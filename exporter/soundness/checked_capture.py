@@ -19,6 +19,7 @@ from exporter.archive.derivative_request import DerivativeRequest, ResolvedDeriv
 from exporter.archive.tensor_spec import TensorSpec, infer_spec, name_dtype
 from exporter.capture import newton_capture
 from exporter.capture.autograd_detection import detect_inner_autograd
+from exporter.capture.fx_tracing import import_tracer
 from exporter.capture.newton_capture import CapturedLoop
 from exporter.capture.passes import CaptureResult, capture
 from exporter.common.errors import CaptureError, TorchferryError, UnsupportedError, UsageError
@@ -183,6 +184,8 @@ def _capture_solvers(
 ) -> tuple[dict[str, CapturedLoop], tuple[Finding, ...]]:
     """Return the captured solvers by path, and the findings about their residuals."""
     seed = options.seed
+    with clock("imports"):
+        import_tracer()
     captured_solvers: dict[str, CapturedLoop] = {}
     solver_findings: list[Finding] = []
     with clock("warmup"):
