@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
+# A file's tests stay together: they share what their fixtures made. With large pages a fork costs half, and an export
+# forks a dozen times.
+PYTEST := GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .PHONY: demo demo-fem test test-all lint docs bench coverage artifacts cuda-check clean
 
@@ -18,13 +21,12 @@ demo-fem: .venv/installed
 	$(BIN)/torchferry export examples/return_map.py:make_model --derivative stress:strain -o out/return_map.pt
 	$(BIN)/python examples/fem/plate.py out/return_map.pt -o out/plate.svg
 
-# A file's tests stay together: they share what their fixtures made.
 test: lint .venv/neml2
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(PYTEST)
 
 # The long sweeps that `make test` leaves out.
 test-all: test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m thorough
+	$(PYTEST) -m thorough
 
 lint: .venv/installed
 	$(BIN)/ruff check

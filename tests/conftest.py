@@ -116,6 +116,16 @@ def archives(shared: Path) -> dict[str, Path]:
     return {name: folder / f"{name}.pt" for name in FACTORIES}
 
 
+@pytest.fixture(scope="session")
+def compiled_robertson(shared: Path) -> Path:
+    """A package of compiled code, which takes a quarter of a minute to write."""
+
+    def make(folder: Path) -> None:
+        torchferry.convert(ARTIFACTS / "robertson.pt", folder / "robertson.pt2", to="pt2")
+
+    return make_once(shared / "compiled robertson", make) / "robertson.pt2"
+
+
 @pytest.fixture
 def elastic(archives, tmp_path) -> Path:
     """A copy to damage."""

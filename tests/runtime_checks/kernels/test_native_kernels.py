@@ -335,8 +335,6 @@ def test_a_manifest_that_is_damaged(carrying):
     stays(carrying, "manifest of its kernel is damaged")
 
 
-def test_compiled_code_has_no_other_engine(tmp_path):
-    path = tmp_path / "m.pt2"
-    torchferry.convert(OTHER, path, to="pt2")
-    _, report = harness(path, "--engine", "kernel")
+def test_compiled_code_has_no_other_engine(compiled_robertson):
+    _, report = harness(compiled_robertson, "--engine", "kernel")
     assert report["status"] == "TF_ERROR_ARGUMENT"

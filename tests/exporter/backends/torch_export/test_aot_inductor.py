@@ -32,10 +32,8 @@ F = torch.float64
 
 
 @pytest.fixture(scope="module")
-def robertson(tmp_path_factory) -> Path:
-    result = torchferry.convert(ROBERTSON, tmp_path_factory.mktemp("pt2") / "robertson.pt2", to="pt2")
-    assert result.report.passed
-    return result.path
+def robertson(compiled_robertson) -> Path:
+    return compiled_robertson
 
 
 @pytest.fixture
