@@ -152,7 +152,7 @@ def export(
         symmetric: Blocks ``"OUT:IN"`` that are second derivatives of a potential, and are checked as such.
         thorough: Whether large batches and all draws are run whatever they cost; without it the contract names those
             that were left out.
-        budget: About how many seconds large batches may take on one core, in all checks together; by default 3. What
+        budget: About how many seconds large batches may take on one core, in all checks together; by default 1.5. What
             a batch would take is estimated from the numbers that small ones compute.
         jobs: How many checks of the gate, and methods of the file, run at the same time; by default as many as this
             process has cores. From 2 on the cases are computed beside the writing of the file, too.
@@ -164,8 +164,8 @@ def export(
         formats: ``"pt"``, ``"onnx"``, ``"pt2"``, ``"program"`` and ``"c"`` (a folder of C sources); by default what
             the output's suffix says. Each is verified where it runs.
         opset: ONNX's version of operators.
-        time_limit: Seconds for the process that verifies.
-        memory_limit: GiB for the process that verifies.
+        time_limit: Seconds for each process that verifies.
+        memory_limit: GiB for each process that verifies.
         announce: Called with name, inputs and outputs of each model before it is captured.
         progress: Called with texts on the build of the native library.
         watch: Called with a ``Step`` when a stage begins or a check ends: ``stage``, ``part``, ``done``, ``total``.
@@ -237,8 +237,8 @@ def convert(
         opset: ONNX's version of operators.
         finite_math: Whether a kernel may take ``0 * x`` for 0, which is wrong if ``x`` is infinite or NaN.
         devices: On what it is verified.
-        time_limit: Seconds for the process that verifies.
-        memory_limit: GiB for the process that verifies.
+        time_limit: Seconds for each process that verifies.
+        memory_limit: GiB for each process that verifies.
 
     Returns:
         The container's path, its contract and the report of its verification.

@@ -43,8 +43,8 @@ class TorchferryError(Exception):
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By default pickle rebuilds an exception without keyword arguments.
-        return _rebuild, (type(self), self.what, self.details)
+        # By default pickle rebuilds an exception without keyword arguments. Findings and reports are set afterwards.
+        return _rebuild, (type(self), self.what, self.details), vars(self)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the parts for ``--json``."""

@@ -23,7 +23,7 @@ from exporter.capture.fx_tracing import import_tracer
 from exporter.capture.newton_capture import CapturedLoop
 from exporter.capture.passes import CaptureResult, capture
 from exporter.common.errors import CaptureError, TorchferryError, UnsupportedError, UsageError
-from exporter.common.forking import DEFAULT_SECONDS, run_beside, run_in_fork
+from exporter.common.forking import DEFAULT_SECONDS, WEEK, ForkedCall, ForkFailedError, run_in_fork
 from exporter.common.stopwatch import Stopwatch
 from exporter.common.torch_hooks import ignore_deprecations, patch_forward
 from exporter.model.eager.derivatives import find_nonzero_blocks
@@ -40,6 +40,8 @@ from exporter.soundness.gate import Allowance, GateOptions
 
 # Calls of a slow model one after the other, from its warmup to its report, two checks side by side.
 CALLS = 100
+# A sample of solves, and the findings about a residual.
+CheckedResidual = tuple[Inputs, tuple[Finding, ...]]
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def _capture_solvers(
 ) -> tuple[dict[str, CapturedLoop], tuple[Finding, ...]]:
     """Return the captured solvers by path, and the findings about their residuals."""
     seed = options.seed
-    with clock("imports"):
+    with clock("capture"):
         import_tracer()
     captured_solvers: dict[str, CapturedLoop] = {}
     solver_findings: list[Finding] = []
@@ -197,17 +199,11 @@ def _capture_solvers(
             what, got = "an implicit update is called more than once in a run", f"{len(calls[path]) // 2} calls"
             raise UnsupportedError(what, where=path, got=got, expected="an update of its own for each")
         residual = _build_residual_source(source, path, loop, calls[path])
-        part_options = CaptureOptions(
-            seed, options.allowances, thorough=options.thorough, budget=options.budget, jobs=max(1, options.jobs - 1)
+        run_capture = functools.partial(
+            _capture_solver, path, loop, subsample_rows(stack_calls(residual)), source, clock
         )
-        with run_beside(_check_residual, residual, part_options, is_beside=options.jobs > 1) as wait:
-            with clock("capture"), eager_context(source), ignore_deprecations():
-                captured = _capture_solver(path, loop, subsample_rows(stack_calls(residual)))
-            with clock("soundness"):
-                sample, findings, parts = wait()
-        clock.add_parts(parts)
-        if isinstance(captured, CaptureError):
-            raise captured
+        check_and_capture = _check_before_capture if options.jobs == 1 else _check_beside_capture
+        (sample, findings), captured = check_and_capture(residual, run_capture, options, clock)
         captured_solvers[path] = captured
         with clock("capture"), eager_context(source), ignore_deprecations():
             newton_capture.check_own_parameters(path, captured, source.parameter_module)
@@ -217,24 +213,71 @@ def _capture_solvers(
     return captured_solvers, tuple(solver_findings)
 
 
-def _capture_solver(path: str, loop: NewtonSolver, inputs: Inputs) -> CapturedLoop | CaptureError:
-    """Return the captured solver, or the error: what the gate says of the residual explains more."""
-    try:
+def _capture_solver(path: str, loop: NewtonSolver, inputs: Inputs, source: Source, clock: Stopwatch) -> CapturedLoop:
+    """Return the captured solver."""
+    with clock("capture"), eager_context(source), ignore_deprecations():
+        guess, args = inputs[0].clone(), loop.collect_args([t.clone() for t in inputs[1:]])
+        # What a model keeps from its first call is kept from one with numbers.
+        loop.residual(guess, args)
+        loop.jacobian(guess, args)
         return newton_capture.capture_solver(path, loop, inputs)
-    except CaptureError as error:
-        return error
 
 
-def _check_residual(
+def _check_residual(residual: Source, options: CaptureOptions, clock: Stopwatch) -> CheckedResidual:
+    """Check a residual as a model of its own; return a sample of solves, and the findings."""
+    part = detect_inner_autograd(residual, derive_seed(options.seed, "warmup"))
+    part_options = dataclasses.replace(
+        options, derivative_request=None, second_opinion=False, announce=lambda listing: None
+    )
+    warm, _, findings = checked_capture(part, part_options, clock)
+    generator = torch.Generator().manual_seed(derive_seed(options.seed, "solves"))
+    return warm.sampler.draw(warm.traced_sizes[1], generator), (*warm.findings, *findings)
+
+
+def _check_before_capture(
+    residual: Source, run_capture: Callable[[], CapturedLoop], options: CaptureOptions, clock: Stopwatch
+) -> tuple[CheckedResidual, CapturedLoop]:
+    """Check a residual, then capture its solver; return what ``_check_residual`` does, and the captured solver."""
+    checked = _check_residual(residual, options, clock)
+    return checked, run_capture()
+
+
+def _check_beside_capture(
+    residual: Source, run_capture: Callable[[], CapturedLoop], options: CaptureOptions, clock: Stopwatch
+) -> tuple[CheckedResidual, CapturedLoop]:
+    """Check a residual in a forked process, in which the model has not run, beside the capture of its solver.
+
+    What the checks refuse explains more than an error of the capture, and is raised in its place."""
+    call = ForkedCall(_check_with_own_clock, residual, dataclasses.replace(options, jobs=options.jobs - 1))
+    try:
+        try:
+            captured = run_capture()
+        except Exception:
+            _wait_for_checks(residual, call)
+            raise
+        with clock("soundness"):
+            checked, parts = _wait_for_checks(residual, call)
+    finally:
+        call.end()
+    clock.add_parts(parts)
+    return checked, captured
+
+
+def _check_with_own_clock(
     residual: Source, options: CaptureOptions
-) -> tuple[Inputs, tuple[Finding, ...], Mapping[tuple[str, str], float]]:
-    """Check a residual as a model of its own; return a sample of solves, the findings, and the seconds of checks."""
-    clock, seed = Stopwatch(), options.seed
-    part = detect_inner_autograd(residual, derive_seed(seed, "warmup"))
-    warm, _, findings = checked_capture(part, options, clock)
-    generator = torch.Generator().manual_seed(derive_seed(seed, "solves"))
-    sample = warm.sampler.draw(warm.traced_sizes[1], generator)
-    return sample, (*warm.findings, *findings), clock.parts
+) -> tuple[CheckedResidual, Mapping[tuple[str, str], float]]:
+    clock = Stopwatch()
+    return _check_residual(residual, options, clock), clock.parts
+
+
+def _wait_for_checks(residual: Source, call: ForkedCall) -> tuple[CheckedResidual, Mapping[tuple[str, str], float]]:
+    """Return what the checks of a residual found. Raises their error, and ``CaptureError`` if their process ended."""
+    try:
+        return call.wait(WEEK)
+    except ForkFailedError as error:
+        what, expected = f"the checks of {residual.name!r} ended early", "checks that end"
+        mend = "free memory, or --jobs 1: one check after the other"
+        raise CaptureError(what, check="implicit", got=str(error), expected=expected, mend=mend) from error
 
 
 def _check_not_hidden(path: str, loop: NewtonSolver, source: Source, inputs: Inputs) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 
 import typer
 from typer import Option
@@ -71,14 +72,18 @@ def _handle_options(
 def main() -> None:
     """Run the command line of this process and exit."""
     code = run(sys.argv[1:])
+    is_watched = sys.getprofile() is not None or sys.gettrace() is not None
+    if is_watched or any(not t.daemon for t in threading.enumerate() if t is not threading.main_thread()):
+        sys.exit(code)
+    atexit._run_exitfuncs()
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # A stream that was closed from the start is None.
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
     except OSError:
         # Nobody reads what is left: Python ends as it does then.
         sys.exit(code)
     # All that torch is made of takes a fifth of a second to take apart, for a process that ends.
-    atexit._run_exitfuncs()
     os._exit(code)
 
 

@@ -22,7 +22,7 @@ ThoroughOption = Annotated[
     Option("--thorough", help="Run large batches and all draws whatever they cost; else a report names the rest."),
 ]
 BudgetOption = Annotated[
-    float | None, Option(help="About how many seconds large batches may take on one core, in all checks. Default: 3.")
+    float | None, Option(help="About how many seconds large batches may take on one core, in all checks. Default: 1.5.")
 ]
 JobsOption = Annotated[
     int | None, Option(help="How many checks run at the same time. Default: as many as there are cores.")

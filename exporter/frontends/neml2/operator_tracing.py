@@ -17,9 +17,10 @@ from torch.jit._trace import TracerWarning
 
 from exporter.common.tensors import all_close
 from exporter.common.torch_hooks import ignore_deprecations
+from exporter.frontends.neml2.driver_recording import CALLS_OF_PART
 
-# A trace costs some thirty calls in eager mode.
-CALLS_BEFORE_TRACE = 20
+# A trace costs some thirty calls in eager mode. It runs no hooks of modules: the calls of a part are recorded before.
+CALLS_BEFORE_TRACE = CALLS_OF_PART
 # Every so many calls of a trace, eager mode is asked too.
 CALLS_BETWEEN_COMPARISONS = 16
 
@@ -30,7 +31,8 @@ Tensors = tuple[torch.Tensor, ...]
 def trace_operators() -> Iterator[None]:
     """Run residuals and Jacobians of NEML2's systems as traces after some calls, inside this context.
 
-    An operator that cannot be traced, or whose trace computes something else than eager mode, stays in eager mode."""
+    An operator that cannot be traced stays in eager mode, and so does one from the first comparison on in which its
+    trace computes something else."""
     from neml2.es.implicit import RHS, Jacobian
 
     functions: dict[Hashable, TracedFunction] = {}
@@ -88,7 +90,8 @@ class TracedFunction:
 def _make_forward(eager: Callable[..., Tensors], functions: dict[Hashable, TracedFunction]) -> Callable[..., Tensors]:
     def forward(operator: Any, *inputs: torch.Tensor) -> Tensors:
         # The solver makes new operators for each solve.
-        layout = (operator.unknown_groups, operator.residual_groups, operator.dyn_ndim, operator.sub_batch_shapes)
+        groups = (operator.unknown_groups, operator.given_groups, operator.residual_groups, operator.param_names)
+        layout = (*groups, operator.dyn_ndim, operator.sub_batch_shapes)
         key = (eager, operator.model, str(layout), *((t.shape, t.dtype, t.device) for t in inputs))
         if key not in functions:
             functions[key] = TracedFunction(functools.partial(eager, operator))

@@ -30,6 +30,7 @@ from exporter.soundness.check_context import (
     run_eager,
 )
 from exporter.soundness.data_dependence import COUNT, SIZE
+from exporter.soundness.footprint import get_class_file, is_user_file
 from exporter.soundness.run_recording import RunRecording, record_run
 
 CHECK = "batch size"
@@ -92,7 +93,7 @@ def check(context: CaptureContext) -> list[Finding]:
             # The cause is not a size: another check reports it.
             return []
         reads, literals = _find_size_reads(base), _find_literals(base)
-        user_reads = [where for where, _ in reads if not _is_in_library(source, where)]
+        user_reads = _find_user_reads(source, reads)
         factor = READS_FACTOR if user_reads else 1
         trials = _Trials(context, factor, torch.Generator().manual_seed(0), [warm.traced_sizes[0]])
         pending = _list_sizes(context, literals, is_user_read=bool(user_reads))
@@ -176,11 +177,19 @@ def _find_literals(base: RunRecording) -> list[int]:
     return sorted(n for n in numbers if n > 2)
 
 
-def _is_in_library(source: Source, where: str) -> bool:
-    """Return whether a line is the source library's own, whose code has no thresholds for sizes."""
+def _find_user_reads(source: Source, reads: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the lines of the reads that the user's code may decide by.
+
+    The source library's own code has no thresholds for sizes; a module of the user's may ask for a size through it."""
     library = source.origin.library
     spec = importlib.util.find_spec(library) if library in sys.modules else None
-    return any(Path(where).is_relative_to(folder) for folder in (spec and spec.submodule_search_locations) or ())
+    folders = (spec and spec.submodule_search_locations) or ()
+
+    def is_user_path(path: str) -> bool:
+        return is_user_file(path) and not any(Path(path).is_relative_to(folder) for folder in folders)
+
+    has_user_module = any(is_user_path(get_class_file(type(m))) for m in source.parameter_module.modules())
+    return [where for where, _ in reads if has_user_module or is_user_path(where)]
 
 
 def _list_neighbours(literals: Iterable[int]) -> list[int]:

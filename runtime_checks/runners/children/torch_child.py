@@ -226,7 +226,9 @@ def divide_calls(methods, count):
     """Return the indices of the calls that each of so many processes runs, of calls of these methods.
 
     All calls of a method are in one process: torch optimises a method in each that runs it."""
-    numbers = {method: [i for i, name in enumerate(methods) if name == method] for method in methods}
+    numbers = {}
+    for i, method in enumerate(methods):
+        numbers.setdefault(method, []).append(i)
     shares = [[] for _ in range(min(count, len(numbers)) or 1)]
     for indices in sorted(numbers.values(), key=len, reverse=True):
         min(shares, key=len).extend(indices)
@@ -256,24 +258,25 @@ def fork_share(calls, share, job_calls, path):
     return number
 
 
-def wait_for_share(number):
-    """Wait for the process of a share; if it failed, end this one as it ended."""
-    code = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
-    if code < 0:
-        os.kill(os.getpid(), -code)
-    if code:
-        os._exit(code)
-
-
 def run_shares(calls, shares, job_calls):
     """Run the first share of the calls here, and each other in a process of its own; return as ``run_share`` does."""
     import torch
 
     paths = [f"{job_calls.job['results']}.{k}" for k in range(1, len(shares))]
-    children = [fork_share(calls, share, job_calls, path) for share, path in zip(shares[1:], paths, strict=True)]
-    parts = [run_share(calls, shares[0], job_calls)]
-    for number in children:
-        wait_for_share(number)
+    children = []
+    try:
+        for share, path in zip(shares[1:], paths, strict=True):
+            children.append(fork_share(calls, share, job_calls, path))
+        parts = [run_share(calls, shares[0], job_calls)]
+        while children:
+            code = os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
+            del children[0]
+            if code:
+                raise ChildProcessError(f"a process of some calls ended with {code}")
+    finally:
+        for number in children:
+            os.kill(number, signal.SIGKILL)
+            os.waitpid(number, 0)
     parts += [torch.load(path, weights_only=True) for path in paths]
     results = [None] * len(calls)
     for share, (answers, _) in zip(shares, parts, strict=True):

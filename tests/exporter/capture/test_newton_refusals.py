@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import os
+import signal
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 import torchferry
 from exporter.capture import newton_capture
 from exporter.common.errors import CaptureError, MismatchError, UnsupportedError, UsageError, WarmupError
+from exporter.soundness import checked_capture
 
 Part, Signature = torchferry.Part, torchferry.Signature
 
@@ -212,12 +215,71 @@ class Counting(Decay):
         return super().forward(x, old, dt) * (1.0 + 1e-9 * self.calls)
 
 
-@pytest.mark.parametrize(("kind", "check"), [(Branching, "data read"), (Counting, "hidden state")])
-def test_a_residual_is_judged_as_a_model_of_its_own(tmp_path, kind, check):
+class OtherAtFirst(Decay):
+    """Another residual in the very first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = False
+
+    def forward(self, x, old, dt):
+        residual = super().forward(x, old, dt)
+        factor = 1.0 if self.called else 2.0
+        self.called = True
+        return factor * residual
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "check"), [(Branching, "data read"), (Counting, "hidden state"), (OtherAtFirst, "hidden state")]
+)
+def test_a_residual_is_judged_as_a_model_of_its_own(tmp_path, kind, check, jobs):
+    """Also where its solver cannot be captured, as of a branch on data."""
     with pytest.raises(torchferry.UnsoundError) as caught:
-        torchferry.export(update(kind()), output=tmp_path / "m.pt")
+        torchferry.export(update(kind()), output=tmp_path / "m.pt", jobs=jobs)
     assert caught.value.details["check"] == check
     assert caught.value.details["where"].startswith(__file__)
+    assert [f.check for f in caught.value.findings if f.severity == "unsound"] == [check]
+
+
+class Caching(Decay):
+    """What the first call makes is kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache = None
+
+    def forward(self, x, old, dt):
+        if self.cache is None:
+            self.cache = x.new_ones(())
+        return self.cache * super().forward(x, old, dt)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_a_residual_keeps_from_its_first_call_has_numbers(tmp_path, jobs):
+    model = update(Caching())
+    torchferry.check(model, jobs=jobs)
+    caches = [m.cache for m in model.modules() if isinstance(m, Caching)]
+    assert [c is None or float(c) for c in caches] == [1.0] * len(caches)
+
+
+def test_a_capture_that_fails_beside_checks_that_pass(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(newton_capture, "capture_solver", fail)
+    for jobs in (1, 2):
+        with pytest.raises(RuntimeError, match="planted"):
+            torchferry.check(update(), jobs=jobs)
+    # What the checks say explains more.
+    with pytest.raises(torchferry.UnsoundError, match="data"):
+        torchferry.check(update(Branching()), jobs=2)
+
+
+def test_checks_whose_process_ends_are_not_taken_as_passed(monkeypatch):
+    monkeypatch.setattr(checked_capture, "_check_residual", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(CaptureError, match=r"the checks of 'newton\.residual' ended early(.|\n)*killed"):
+        torchferry.check(update(), jobs=2)
 
 
 def other_settings(loop, **settings):

@@ -514,3 +514,22 @@ def test_a_signal_to_a_process_of_the_user_s_is_not_the_command_s():
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert Path("m.pt").exists()
+
+
+def test_a_command_ends_as_python_does():
+    """Although it leaves out what takes torch apart."""
+
+    def run_process(*arguments: str) -> tuple[int, str, str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
+        return done.returncode, done.stdout, done.stderr
+
+    code = "import atexit\natexit.register(print, 'said at the end')\nfrom torchferry.cli.app import main\nmain()"
+    status, text, _ = run_process(sys.executable, "-c", code, "--version")
+    assert (status, text.splitlines()[-1]) == (0, "said at the end")
+    status, text, error = run_process(sys.executable, "-c", code, "inspect", "nothing.pt")
+    assert (status, text) == (4, "said at the end\n")
+    assert "does not exist" in error
+    for closed in (">&-", "2>&-"):
+        line = f'exec "$0" -m exporter --version {closed}'
+        assert run_process("sh", "-c", line, sys.executable)[0] == 0
