@@ -1,7 +1,7 @@
 """Functions that differentiate themselves, traced by ``make_fx``.
 
 ``torch.jit.trace`` cannot follow ``torch.autograd.grad``. ``make_fx`` runs the function on tensors with symbolic sizes
-and records the calls to torch's dispatcher, including the backward pass. What it needs takes a fifth of a second
+and records the calls to torch's dispatcher, including the backward pass. What it needs takes up to two seconds
 to import, and is imported where a model needs it."""
 
 from __future__ import annotations
