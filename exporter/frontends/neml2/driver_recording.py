@@ -20,7 +20,7 @@ Drive = tuple[nn.Module, Callable[[], Any]]
 # A driven model is recorded over its whole history. A part of it is called at every Newton iteration, and a few
 # calls are enough to know its inputs.
 CALLS_OF_DRIVEN, CALLS_OF_PART = 2000, 20
-SECONDS_OF_DRIVEN, SECONDS_OF_PART = 60.0, 3.0
+SECONDS_OF_DRIVEN, SECONDS_OF_PART = 30.0, 3.0
 
 
 class _StopDrive(Exception):
