@@ -2,9 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
-# A file's tests stay together: they share what their fixtures made. With large pages a fork costs half, and an export
-# forks a dozen times.
-PYTEST := GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+# A file's tests stay together: they share what their fixtures made.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .PHONY: demo demo-fem test test-all lint docs bench coverage artifacts cuda-check clean
 
