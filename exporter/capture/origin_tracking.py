@@ -55,9 +55,6 @@ class OriginTracker(DispatchHook):
         self._forward_origins: dict[int, Origin] = {}
         self._has_run_backward = False
         self._handles: list[Any] = []
-        from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-        self._get_proxy_mode = get_proxy_mode
 
     def __enter__(self) -> OriginTracker:
         def enter(module: nn.Module, _: Any) -> None:
@@ -75,7 +72,10 @@ class OriginTracker(DispatchHook):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        mode = self._get_proxy_mode()
+        # Imported by whoever traces.
+        from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+        mode = get_proxy_mode()
         graph = mode.tracer.graph if mode is not None else None
         last = graph._root.prev if graph is not None else None
         result = func(*args, **(kwargs or {}))

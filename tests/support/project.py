@@ -39,18 +39,6 @@ def need(present: bool, reason: str) -> None:
     pytest.skip(reason)
 
 
-_GATE = {"_BEFORE": gate._BEFORE, "_AFTER": gate._AFTER}
-
-
-@contextlib.contextmanager
-def run_gate() -> Iterator[None]:
-    """Export with the gate, whichever test asks first for what all processes share."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, checks in _GATE.items():
-            patch.setattr(gate, name, checks)
-        yield
-
-
 @contextlib.contextmanager
 def skip_gate() -> Iterator[None]:
     """Export without the gate, for tests of other stages: it is tested by itself, and takes a second for each model."""
@@ -82,8 +70,7 @@ def make_once(folder: Path, make: Callable[[Path], object]) -> Path:
         if not (folder / "done").exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-            with run_gate():
-                make(folder)
+            make(folder)
             (folder / "done").touch()
     return folder
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -232,18 +232,28 @@ def _read_driver_option(factory: Any, driver: str, option: str) -> str:
 
 def _record_calls(path: Path, name: str, compile_descent: CompileDescent | None) -> Any:
     """Record the calls of the model ``name`` by the file's drivers, also from within the model that they drive."""
+    with operator_tracing.trace_operators() as operators:
+        recorded = driver_recording.record_driver_calls(_list_drives(path, compile_descent), name)
+    if any(operator.is_wrong for operator in operators.values()):
+        recorded = driver_recording.record_driver_calls(_list_drives(path, compile_descent), name)
+    return recorded
+
+
+def _list_drives(
+    path: Path, compile_descent: CompileDescent | None
+) -> list[tuple[str, Callable[[], driver_recording.Drive]]]:
+    """Return what prepares each driver of the file, by name."""
     neml2 = _import_neml2()
-    runs = []
+    drives = []
     factory = neml2.load_input(path)
     for driver in _list_names(factory, "Drivers"):
         driver_type = _read_driver_option(factory, driver, "type")
         if driver_type == "ModelUnitTest":
             unit = functools.partial(neml2.ModelUnitTest.from_file, path, name=driver)
-            runs.append((driver, lambda unit=unit: _prepare_unit_test(unit())))
+            drives.append((driver, lambda unit=unit: _prepare_unit_test(unit())))
         elif driver_type == "TransientDriver":
-            runs.append((driver, functools.partial(_prepare_transient, factory, driver, compile_descent)))
-    with operator_tracing.trace_operators():
-        return driver_recording.record_driver_calls(runs, name)
+            drives.append((driver, functools.partial(_prepare_transient, factory, driver, compile_descent)))
+    return drives
 
 
 def _prepare_unit_test(unit: Any) -> driver_recording.Drive:

@@ -1,14 +1,15 @@
 """Operators of NEML2's Newton solver, run as traces while a driver's history is recorded.
 
 A history evaluates residual and Jacobian hundreds of times, each some thousand small operations in Python. The recorded
-calls are inputs to export with, and no reference: all that is compared is run in eager mode again."""
+calls are inputs to export with, and no reference: all that is compared is run in eager mode again. Where a trace was
+wrong, the history may have followed it, and is recorded anew."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,55 +28,37 @@ CALLS_BETWEEN_COMPARISONS = 16
 Tensors = tuple[torch.Tensor, ...]
 
 
-@contextlib.contextmanager
-def trace_operators() -> Iterator[None]:
-    """Run residuals and Jacobians of NEML2's systems as traces after some calls, inside this context.
+class TracedOperator:
+    """An operator that is traced at a later call, and compared with eager mode from time to time.
 
-    An operator that cannot be traced stays in eager mode, and so does one from the first comparison on in which its
-    trace computes something else."""
-    from neml2.es.implicit import RHS, Jacobian
+    ``is_wrong`` says that its trace has computed something else, and perhaps in calls before; it is given up then."""
 
-    functions: dict[Hashable, TracedFunction] = {}
-    kinds: tuple[Any, ...] = (RHS, Jacobian)
-    originals = {kind: kind.forward for kind in kinds}
-    for kind, original in originals.items():
-        kind.forward = _make_forward(original, functions)
-    try:
-        yield
-    finally:
-        for kind, original in originals.items():
-            kind.forward = original
-
-
-class TracedFunction:
-    """A function of tensors that is traced at a later call, and compared with itself from time to time."""
-
-    def __init__(self, function: Callable[..., Tensors]) -> None:
-        self.function = function
+    def __init__(self) -> None:
         self.trace: Any = None
-        self.calls, self.is_traceable = 0, True
+        self.calls, self.is_traceable, self.is_wrong = 0, True, False
 
-    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+    def run(self, eager: Callable[..., Tensors], inputs: Tensors) -> Tensors:
+        """Return what ``eager`` computes at these inputs."""
         self.calls += 1
         if self.trace is None:
             if self.is_traceable and self.calls > CALLS_BEFORE_TRACE:
-                self._make_trace(inputs)
-            return self.function(*inputs)
+                self._make_trace(eager, inputs)
+            return eager(*inputs)
         with optimized_execution(False):
             outputs = self.trace(*inputs)
         if self.calls % CALLS_BETWEEN_COMPARISONS == 0:
-            expected = self.function(*inputs)
+            expected = eager(*inputs)
             if not all(map(all_close, outputs, expected)):
-                self.trace, self.is_traceable = None, False
+                self.trace, self.is_traceable, self.is_wrong = None, False, True
                 return expected
         return outputs
 
-    def _make_trace(self, inputs: Tensors) -> None:
+    def _make_trace(self, eager: Callable[..., Tensors], inputs: Tensors) -> None:
         import neml2
 
         # A function, not a module: torch names the methods of a module in a time that grows with the cube of its calls.
         def run(*values: torch.Tensor) -> Tensors:
-            return tuple(self.function(*values))
+            return tuple(eager(*values))
 
         with warnings.catch_warnings(), ignore_deprecations():
             warnings.simplefilter("ignore", TracerWarning)
@@ -87,14 +70,31 @@ class TracedFunction:
                 self.is_traceable = False
 
 
-def _make_forward(eager: Callable[..., Tensors], functions: dict[Hashable, TracedFunction]) -> Callable[..., Tensors]:
-    def forward(operator: Any, *inputs: torch.Tensor) -> Tensors:
-        # The solver makes new operators for each solve.
-        groups = (operator.unknown_groups, operator.given_groups, operator.residual_groups, operator.param_names)
-        layout = (*groups, operator.dyn_ndim, operator.sub_batch_shapes)
-        key = (eager, operator.model, str(layout), *((t.shape, t.dtype, t.device) for t in inputs))
-        if key not in functions:
-            functions[key] = TracedFunction(functools.partial(eager, operator))
-        return functions[key](*inputs)
+@contextlib.contextmanager
+def trace_operators() -> Iterator[Mapping[Hashable, TracedOperator]]:
+    """Run residuals and Jacobians of NEML2's systems as traces after some calls, inside this context.
+
+    An operator that cannot be traced stays in eager mode."""
+    from neml2.es.implicit import RHS, Jacobian
+
+    operators: dict[Hashable, TracedOperator] = {}
+    kinds: tuple[Any, ...] = (RHS, Jacobian)
+    originals = {kind: kind.forward for kind in kinds}
+    for kind, original in originals.items():
+        kind.forward = _make_forward(original, operators)
+    try:
+        yield operators
+    finally:
+        for kind, original in originals.items():
+            kind.forward = original
+
+
+def _make_forward(eager: Callable[..., Tensors], operators: dict[Hashable, TracedOperator]) -> Callable[..., Tensors]:
+    def forward(module: Any, *inputs: torch.Tensor) -> Tensors:
+        # The solver makes new modules for each solve.
+        groups = (module.unknown_groups, module.given_groups, module.residual_groups, module.param_names)
+        layout = (*groups, module.dyn_ndim, module.sub_batch_shapes)
+        key = (eager, module.model, str(layout), *((t.shape, t.dtype, t.device) for t in inputs))
+        return operators.setdefault(key, TracedOperator()).run(functools.partial(eager, module), inputs)
 
     return forward

@@ -223,7 +223,7 @@ class JobCalls:
 
 
 def divide_calls(methods, count):
-    """Return the indices of the calls that each of so many processes runs, of calls of these methods.
+    """Return the indices of the calls that each of so many processes runs, in order, of calls of these methods.
 
     All calls of a method are in one process: torch optimises a method in each that runs it."""
     numbers = {}
@@ -232,7 +232,7 @@ def divide_calls(methods, count):
     shares = [[] for _ in range(min(count, len(numbers)) or 1)]
     for indices in sorted(numbers.values(), key=len, reverse=True):
         min(shares, key=len).extend(indices)
-    return shares
+    return [sorted(share) for share in shares]
 
 
 def run_share(calls, share, job_calls):

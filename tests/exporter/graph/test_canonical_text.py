@@ -261,7 +261,7 @@ def test_blocks_that_are_too_deep_are_an_error_of_ours(monkeypatch):
 
 
 @pytest.mark.parametrize("count", mark_rest_thorough([4], [20]))
-def test_exports_have_one_hash(tmp_path, count):
+def test_exports_have_one_hash(tmp_path, without_the_gate, count):
     result = {
         export_unverified("examples/composed/model.py:make_model", tmp_path / f"{i}.pt").contract.graph
         for i in range(count)

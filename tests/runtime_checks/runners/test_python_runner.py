@@ -2,7 +2,9 @@
 
 import contextvars
 import dataclasses
+import runpy
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from exporter.archive import pt_archive
 from exporter.archive.cases import ReferenceCase
 from exporter.capture.serialization import serialize_module
 from exporter.common.errors import RunError
-from runtime_checks.runners import python_runner
+from runtime_checks.runners import fork_server, python_runner
 from runtime_checks.runners.base import Call
 from runtime_checks.runners.fork_server import TORCH_AND_ITS_OWN
 from runtime_checks.runners.python_runner import PythonRunner
@@ -133,22 +135,59 @@ def test_methods_of_a_large_graph_run_side_by_side(powers):
     assert PythonRunner(jobs=2).run(path, contract, calls[:1]).evidence["processes"] == 1
 
 
-def test_a_process_that_ends_early_ends_the_run(powers, monkeypatch):
+def test_calls_are_divided_by_method_and_stay_in_order():
+    divide_calls = runpy.run_path(str(fork_server.CHILD))["divide_calls"]
+    methods = ["a", "b", "a", "c", "a", "b"]
+    assert divide_calls(methods, 1) == [[0, 1, 2, 3, 4, 5]]
+    assert divide_calls(methods, 2) == [[0, 2, 4], [1, 3, 5]]
+    assert divide_calls(methods, 9) == [[0, 2, 4], [1, 5], [3]]
+    assert divide_calls([], 2) == [[]]
+
+
+@pytest.fixture
+def plant(tmp_path, monkeypatch):
+    """Replace lines of the child's program, in a server of the test's own."""
+
+    def replace(*faults: tuple[str, str]) -> None:
+        source = fork_server.CHILD.read_text()
+        source = source.replace("os.path.dirname(__file__)", repr(str(fork_server.CHILD.parent)))
+        for line, fault in faults:
+            assert line in source
+            source = source.replace(line, fault)
+        planted = tmp_path / "planted_child.py"
+        planted.write_text(source)
+        monkeypatch.setattr(fork_server, "CHILD", planted)
+        monkeypatch.setattr(fork_server, "_SHARED", contextvars.ContextVar("planted", default=None))
+
+    return replace
+
+
+OTHER_SHARE = "torch.save(run_share(calls, share, job_calls), path)"
+OWN_SHARE = "parts = [run_share(calls, shares[0], job_calls)]"
+
+
+def test_a_process_that_ends_early_ends_the_run(powers, plant):
     path, contract = powers
-    source = python_runner.fork_server.CHILD.read_text()
-    planted = path.with_name("planted_child.py")
-    line = "torch.save(run_share(calls, share, job_calls), path)"
-    folder = python_runner.fork_server.CHILD.parent
-    assert line in source
-    source = source.replace("os.path.dirname(__file__)", repr(str(folder))).replace(line, "os.kill(os.getpid(), 9)")
-    planted.write_text(source)
     calls = [Call("forward", (X,)), Call("cube", (X,))]
     assert PythonRunner(jobs=2).run(path, contract, calls).results[1].outputs
-    monkeypatch.setattr(python_runner.fork_server, "CHILD", planted)
-    # A server of its own, not that of all tests.
-    monkeypatch.setattr(python_runner.fork_server, "_SHARED", contextvars.ContextVar("planted", default=None))
+    plant((OTHER_SHARE, "os.kill(os.getpid(), 9)"))
     with pytest.raises(RunError, match="ended early"):
         PythonRunner(jobs=2).run(path, contract, calls)
+
+
+def test_a_failure_ends_the_other_processes(powers, plant, tmp_path):
+    path, contract = powers
+    # The other process makes a folder of its number, and this one waits for it.
+    started = tmp_path / "started"
+    started.mkdir()
+    plant(
+        (OTHER_SHARE, f"import time; os.mkdir(f'{started}/{{os.getpid()}}'); time.sleep(300)"),
+        (OWN_SHARE, f"while not os.listdir({str(started)!r}): pass\n        raise RuntimeError('planted')"),
+    )
+    with fork_server.shared_fork_server(), pytest.raises(RunError, match="ended early"):
+        PythonRunner(jobs=2).run(path, contract, [Call("forward", (X,)), Call("cube", (X,))])
+    (folder,) = started.iterdir()
+    assert not Path(f"/proc/{folder.name}").exists()
 
 
 def test_too_little_memory_to_start(path):

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 import torch
+from decay_input import format_decay
 from project import RATES, ROOT, export_unverified, load_module
 from typer.testing import CliRunner
 
@@ -49,64 +50,7 @@ UNIT = """
   []
 []
 """
-IMPLICIT = (
-    block(
-        """
-  [rate]
-    type = ScalarLinearCombination
-    from = 'x'
-    weights = '-1'
-    to = 'x_rate'
-  []
-  [step]
-    type = ScalarBackwardEulerTimeIntegration
-    variable = 'x'
-  []
-  [residual]
-    type = ComposedModel
-    models = 'rate step'
-  []
-  [model]
-    type = ImplicitUpdate
-    equation_system = 'system'
-    solver = 'newton'
-  []
-"""
-    )
-    + """
-[EquationSystems]
-  [system]
-    type = NonlinearSystem
-    model = 'residual'
-    unknowns = 'x'
-  []
-[]
-[Solvers]
-  [newton]
-    type = Newton
-    linear_solver = 'lu'
-  []
-  [lu]
-    type = DenseLU
-  []
-[]
-[Tensors]
-  [times]
-    type = Python
-    expr = 'Scalar(torch.linspace(0.0, 1.0, 5).reshape(5, 1))'
-  []
-[]
-[Drivers]
-  [driver]
-    type = TransientDriver
-    model = 'model'
-    prescribed_time = 'times'
-    ic_Scalar_names = 'x'
-    ic_Scalar_values = '1'
-  []
-[]
-"""
-)
+IMPLICIT = format_decay(1.0, 5)
 
 
 def test_listing_shows_names_shapes_and_types():

@@ -7,29 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from decay_input import format_decay
 
 from exporter.frontends.neml2 import input_file, operator_tracing
-from exporter.frontends.neml2.operator_tracing import CALLS_BEFORE_TRACE, CALLS_BETWEEN_COMPARISONS, TracedFunction
+from exporter.frontends.neml2.operator_tracing import CALLS_BEFORE_TRACE, CALLS_BETWEEN_COMPARISONS, TracedOperator
+from exporter.model.source import Source
 
 pytestmark = pytest.mark.usefixtures("neml2")
-# Its driver takes 60 steps, in each of which Newton's method evaluates residual and Jacobian.
-DRIVER = """
-[Tensors]
-  [times]
-    type = Python
-    expr = 'Scalar(torch.linspace(0.0, 6.0, 61).reshape(61, 1))'
-  []
-[]
-[Drivers]
-  [driver]
-    type = TransientDriver
-    model = 'model'
-    prescribed_time = 'times'
-    ic_Scalar_names = 'x'
-    ic_Scalar_values = '1'
-  []
-[]
-"""
 X = torch.linspace(-1, 1, 5, dtype=torch.float64)
 
 
@@ -44,68 +28,109 @@ class Law:
         return (x * 2,) if float(x.max()) < 5 else (x * 3,)
 
 
-def test_a_function_is_traced_at_a_later_call_and_compared_from_time_to_time():
-    law = Law()
-    traced = TracedFunction(law)
+def test_an_operator_is_traced_at_a_later_call_and_compared_from_time_to_time():
+    law, operator = Law(), TracedOperator()
     for k in range(200):
-        (result,) = traced(X + k / 100)
+        (result,) = operator.run(law, (X + k / 100,))
         assert torch.equal(result, 2 * (X + k / 100))
     compared = (200 - CALLS_BEFORE_TRACE) // CALLS_BETWEEN_COMPARISONS
     # One call is traced.
     assert abs(law.calls - (CALLS_BEFORE_TRACE + 2 + compared)) <= 1
-    assert traced.trace is not None
+    assert operator.trace is not None
+    assert not operator.is_wrong
 
 
 def test_a_trace_that_computes_something_else_is_given_up():
-    law = Law()
-    traced = TracedFunction(law)
+    law, operator = Law(), TracedOperator()
     for _ in range(CALLS_BEFORE_TRACE + 1):
-        traced(X)
-    assert traced.trace is not None
-    results = [traced(X + 10)[0] for _ in range(CALLS_BETWEEN_COMPARISONS)]
+        operator.run(law, (X,))
+    assert operator.trace is not None
+    results = [operator.run(law, (X + 10,))[0] for _ in range(CALLS_BETWEEN_COMPARISONS)]
     # The branch of the trace, and then eager mode for good.
     assert torch.equal(results[0], 2 * (X + 10))
     assert torch.equal(results[-1], 3 * (X + 10))
-    assert traced.trace is None
+    assert operator.is_wrong
     for _ in range(2 * CALLS_BEFORE_TRACE):
-        assert torch.equal(traced(X)[0], 2 * X)
-    assert traced.trace is None
+        assert torch.equal(operator.run(law, (X,))[0], 2 * X)
+    assert operator.trace is None
 
 
-def test_a_function_without_a_trace_stays_in_eager_mode():
+def test_another_operator_of_the_same_layout_is_seen_by_the_comparison():
+    operator = TracedOperator()
+    for _ in range(CALLS_BEFORE_TRACE + 1):
+        operator.run(Law(), (X,))
+    results = [operator.run(lambda x: (x * 7,), (X,))[0] for _ in range(CALLS_BETWEEN_COMPARISONS)]
+    assert torch.equal(results[-1], 7 * X)
+    assert operator.is_wrong
+
+
+def test_an_operator_without_a_trace_stays_in_eager_mode():
     def refuse(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if torch._C._get_tracing_state() is not None:
             raise RuntimeError("not traced")
         return (x + 1,)
 
-    traced = TracedFunction(refuse)
+    operator = TracedOperator()
     for _ in range(2 * CALLS_BEFORE_TRACE):
-        assert torch.equal(traced(X)[0], X + 1)
-    assert not traced.is_traceable
+        assert torch.equal(operator.run(refuse, (X,))[0], X + 1)
+    assert not operator.is_traceable
+    assert not operator.is_wrong
 
 
-def test_a_history_is_the_same_with_and_without_traces(tmp_path, monkeypatch):
+def load(tmp_path: Path) -> Source:
+    path = tmp_path / "decay.i"
+    path.write_text(format_decay(6.0, 61))
+    return input_file.load(path, "model", None)
+
+
+def assert_same_history(source: Source, expected: Source, tolerance: float) -> None:
+    assert len(source.calls) == len(expected.calls) == 60
+    for call, expected_call in zip(source.calls, expected.calls, strict=True):
+        for value, other in zip(call, expected_call, strict=True):
+            torch.testing.assert_close(value, other, rtol=tolerance, atol=0.0)
+
+
+@pytest.fixture
+def eager(tmp_path, monkeypatch) -> Source:
+    with monkeypatch.context() as patch:
+        patch.setattr(operator_tracing, "CALLS_BEFORE_TRACE", 10**9)
+        return load(tmp_path)
+
+
+def test_a_history_is_the_same_with_and_without_traces(tmp_path, eager, monkeypatch):
     from neml2.es.implicit import RHS, Jacobian
 
-    path = tmp_path / "decay.i"
-    path.write_text(Path(input_file.__file__).with_name("abi_probe.i").read_text() + DRIVER)
     forwards = RHS.forward, Jacobian.forward
-    traced_functions = []
-    original = TracedFunction._make_trace
-    monkeypatch.setattr(
-        TracedFunction, "_make_trace", lambda self, inputs: (original(self, inputs), traced_functions.append(self))
-    )
-    source = input_file.load(path, "model", None)
-    assert any(function.trace is not None for function in traced_functions)
+    traced = []
+    make_trace = TracedOperator._make_trace
+
+    def count(self, law, inputs):
+        make_trace(self, law, inputs)
+        traced.append(self)
+
+    monkeypatch.setattr(TracedOperator, "_make_trace", count)
+    source = load(tmp_path)
+    assert [operator.is_wrong for operator in traced] == [False] * len(traced)
+    assert any(operator.trace is not None for operator in traced)
     assert (RHS.forward, Jacobian.forward) == forwards
-    monkeypatch.setattr(operator_tracing, "CALLS_BEFORE_TRACE", 10**9)
-    traced_functions.clear()
-    eager = input_file.load(path, "model", None)
-    assert not traced_functions
-    assert len(source.calls) == len(eager.calls) == 60
-    for call, expected in zip(source.calls, eager.calls, strict=True):
-        for value, other in zip(call, expected, strict=True):
-            assert torch.allclose(value, other, rtol=1e-12, atol=1e-14)
+    assert_same_history(source, eager, 1e-14)
+
+
+def test_a_history_that_followed_a_wrong_trace_is_recorded_anew(tmp_path, eager, monkeypatch):
+    make_trace = TracedOperator._make_trace
+    given_up = []
+
+    def plant(self, law, inputs):
+        make_trace(self, law, inputs)
+        if self.trace is not None:
+            trace = self.trace
+            self.trace = lambda *values: tuple(1.5 * output for output in trace(*values))
+            given_up.append(self)
+
+    monkeypatch.setattr(TracedOperator, "_make_trace", plant)
+    source = load(tmp_path)
+    assert any(operator.is_wrong for operator in given_up)
+    assert_same_history(source, eager, 0.0)
 
 
 def test_the_operators_are_restored_after_a_failure():
