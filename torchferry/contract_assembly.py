@@ -37,11 +37,10 @@ from exporter.model.implicit.solver_tolerances import solver_tolerances
 def build_contract(
     warm: Warmup,
     captured: CaptureResult,
-    findings: tuple[Finding, ...],
     devices: Sequence[str],
     request: DerivativeRequest | None,
 ) -> Contract:
-    """Build the contract of a captured model, which knows of no cases yet."""
+    """Build the contract of a captured model, which knows of no checks and no cases yet."""
     source = warm.source
     outputs = warm.output_specs
     parameter_names = [name for name, _ in source.parameter_module.named_parameters()]
@@ -66,7 +65,7 @@ def build_contract(
         tolerance=solver_tolerances(warm, captured.methods) if solvers else Tolerance(),
         devices=tuple(devices),
         operators=captured.operators,
-        findings=tuple(map(_strip_finding_paths, (*warm.findings, *findings))),
+        findings=tuple(map(_strip_finding_paths, warm.findings)),
         envelope=Envelope(),
         differentiable=request is not None and request.differentiable,
         solvers=tuple(Solver(path, loop.read_settings(), loop.get_failure_policy()) for path, loop in solvers.items()),
@@ -74,9 +73,9 @@ def build_contract(
     )
 
 
-def add_cases(contract: Contract, cases: Cases, limits: Sequence[Finding]) -> Contract:
-    """Return the contract with the range that these cases cover, and the findings about what could not be drawn."""
-    findings = (*contract.findings, *map(_strip_finding_paths, limits))
+def add_evidence(contract: Contract, cases: Cases, findings: Sequence[Finding]) -> Contract:
+    """Return the contract with the range that these cases cover, and more findings."""
+    findings = (*contract.findings, *map(_strip_finding_paths, findings))
     return dataclasses.replace(contract, findings=findings, envelope=compute_envelope(contract.inputs, cases))
 
 

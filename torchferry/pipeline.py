@@ -34,10 +34,10 @@ from exporter.model.eager.case_generation import make_fresh_cases, make_method_c
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import Warmup
 from exporter.model.source import Source
-from exporter.soundness.checked_capture import checked_capture, derive_seed
+from exporter.soundness.checked_capture import capture_beside_checks, derive_seed
 from runtime_checks.file_verifier import FileVerifier
 from runtime_checks.report import Report
-from torchferry.contract_assembly import add_cases, build_contract
+from torchferry.contract_assembly import add_evidence, build_contract
 from torchferry.conversion import Converted, convert
 from torchferry.options import ExportOptions
 from torchferry.sources import apply_failure_policy, resolve_sources
@@ -132,19 +132,23 @@ def write_archive(
     seed = options.capture.seed
     with clock("warmup"):
         source = detect_inner_autograd(source, derive_seed(seed, "warmup"))
-    warm, captured, findings = checked_capture(source, options.capture, clock)
     # The file's parameters require no gradients: it needs no autograd at run time.
     frozen_source = dataclasses.replace(source, uses_autograd=False)
-    with run_beside(make_cases, warm, captured, seed, is_beside=options.capture.jobs > 1) as wait:
+    is_beside = options.capture.jobs > 1
+    with (
+        capture_beside_checks(source, options.capture, clock) as (warm, captured, wait_for_findings),
+        run_beside(make_cases, warm, captured, seed, is_beside=is_beside) as wait_for_cases,
+    ):
         with clock("write"):
-            devices, request = options.verify.device_names, options.capture.derivative_request
-            contract = build_contract(warm, captured, findings, devices, request)
+            contract = build_contract(warm, captured, options.verify.device_names, options.capture.derivative_request)
             with eager_context(frozen_source), ignore_deprecations():
                 records = serialize_module(captured.module)
                 text = format_canonical_text(reload_graphs(records, contract))
+        findings = wait_for_findings()
         with clock("cases"):
-            stored, fresh, limits = wait()
-    contract = rename_variables(add_cases(contract, [*stored, *fresh], limits), options.renames)
+            stored, fresh, limits = wait_for_cases()
+    contract = add_evidence(contract, [*stored, *fresh], [*findings, *limits])
+    contract = rename_variables(contract, options.renames)
     contract = dataclasses.replace(contract, graph=hash_graph_text(text))
     kernel = None
     with clock("write"), eager_context(frozen_source), ignore_deprecations():

@@ -24,6 +24,8 @@ WEEK = 604_800.0
 # Opened once, and not in every child.
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+# Of the call that this process was forked for.
+_pipe_to_parent: Any = None
 
 
 class ForkFailedError(Exception):
@@ -41,17 +43,16 @@ class ForkedCall:
             _send_answer(child_end, function, args)
         child_end.close()
 
-    def wait(self, seconds: float = DEFAULT_SECONDS) -> Any:
+    def wait(self, seconds: float = DEFAULT_SECONDS, hear: Callable[[Any], Any] = lambda value: None) -> Any:
         """Return the function's result, or raise the ``TorchferryError`` that it raised.
 
-        Raises ``ForkFailedError`` if the process ends without an answer, or does not end within ``seconds``."""
+        ``hear`` is called with what the function tells by ``tell_parent``. Raises ``ForkFailedError`` if the process
+        ends without an answer, or says nothing within ``seconds``."""
         try:
-            if not self._pipe.poll(seconds):
-                raise ForkFailedError(f"no end within {seconds:g} s")
-            try:
-                status, value = pickle.loads(self._pipe.recv_bytes())
-            except EOFError:
-                raise ForkFailedError("its process was killed") from None
+            status, value = self._receive(seconds)
+            while status == "told":
+                hear(value)
+                status, value = self._receive(seconds)
         finally:
             self.end()
         if status == "raised":
@@ -60,14 +61,23 @@ class ForkedCall:
             raise ForkFailedError(value)
         return value
 
+    def _receive(self, seconds: float) -> tuple[str, Any]:
+        if not self._pipe.poll(seconds):
+            raise ForkFailedError(f"no end within {seconds:g} s")
+        try:
+            return pickle.loads(self._pipe.recv_bytes())
+        except EOFError:
+            raise ForkFailedError("its process was killed") from None
+
     def end(self) -> None:
         """End the process, whether or not it has answered."""
         pid, self._pid = self._pid, 0
-        self._pipe.close()
         if pid:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+        # Last: another thread that waits sees the end of the process first.
+        self._pipe.close()
 
 
 def run_in_fork(function: Callable[..., Any], *args: Any, seconds: float = DEFAULT_SECONDS) -> Any:
@@ -166,7 +176,14 @@ def silence_child() -> None:
         torch.set_num_threads(1)
 
 
+def tell_parent(value: Any) -> None:
+    """Tell the process that forked this one for a call something, while the call runs."""
+    _pipe_to_parent.send_bytes(pickle.dumps(("told", value)))
+
+
 def _send_answer(pipe: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    global _pipe_to_parent  # noqa: PLW0603
+    _pipe_to_parent = pipe
     try:
         silence_child()
         try:

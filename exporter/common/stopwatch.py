@@ -65,10 +65,14 @@ class Stopwatch:
         """Tell whoever watches something about the current stage."""
         self._watch(Step(self._stage, notice, is_notice=True))
 
-    def report(self, part: str, done: int, total: int, seconds: float) -> None:
-        """Report that a part of the current stage has ended, after so many seconds."""
-        self.add_parts({(self._stage, part): seconds})
-        self._watch(Step(self._stage, part, done, total))
+    def report(self, stage: str, part: str, done: int, total: int, seconds: float) -> None:
+        """Report that a part of a stage has ended, after so many seconds."""
+        self.add_parts({(stage, part): seconds})
+        self._watch(Step(stage, part, done, total))
+
+    def pass_on(self, step: Step) -> None:
+        """Tell whoever watches of a step of another stopwatch."""
+        self._watch(step)
 
     def add_parts(self, parts: Mapping[tuple[str, str], float]) -> None:
         """Add the seconds of parts that another stopwatch has measured."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -23,12 +25,12 @@ from exporter.capture.fx_tracing import import_tracer
 from exporter.capture.newton_capture import CapturedLoop
 from exporter.capture.passes import CaptureResult, capture
 from exporter.common.errors import CaptureError, TorchferryError, UnsupportedError, UsageError
-from exporter.common.forking import DEFAULT_SECONDS, WEEK, ForkedCall, ForkFailedError, run_in_fork
+from exporter.common.forking import DEFAULT_SECONDS, WEEK, ForkedCall, ForkFailedError, run_in_fork, tell_parent
 from exporter.common.stopwatch import Stopwatch
 from exporter.common.torch_hooks import ignore_deprecations, patch_forward
 from exporter.model.eager.derivatives import find_nonzero_blocks
 from exporter.model.eager.evaluation import eager_context
-from exporter.model.eager.warmup import Warmup, measure_cost, run_first, stack_calls, subsample_rows, warm_up
+from exporter.model.eager.warmup import FirstRun, Warmup, measure_cost, run_first, stack_calls, subsample_rows, warm_up
 from exporter.model.implicit.coordinate_descent import CoordinateDescent, DescentCall, find_descents
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.implicit.solve_recording import record_solver_calls
@@ -37,6 +39,9 @@ from exporter.model.source import Inputs, Listing, Source
 from exporter.soundness import gate
 from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.gate import Allowance, GateOptions
+from exporter.soundness.probe_inputs import Draws
+
+_Result = TypeVar("_Result")
 
 # Calls of a slow model one after the other, from its warmup to its report, two checks side by side.
 CALLS = 100
@@ -74,41 +79,79 @@ class CaptureOptions:
 def checked_capture(
     source: Source, options: CaptureOptions, clock: Stopwatch
 ) -> tuple[Warmup, CaptureResult, tuple[Finding, ...]]:
-    """Warm up, check and capture a model. Raises ``UnsoundError`` and related errors.
+    """Warm up, check and capture a model. Raises ``UnsoundError`` and related errors."""
+    with capture_beside_checks(source, options, clock) as (warm, captured, wait):
+        return warm, captured, wait()
+
+
+@contextlib.contextmanager
+def capture_beside_checks(
+    source: Source, options: CaptureOptions, clock: Stopwatch
+) -> Iterator[tuple[Warmup, CaptureResult, Callable[[], tuple[Finding, ...]]]]:
+    """Warm up and capture a model; the block gets both, and what waits for the findings about them.
+
+    Checks of eager mode run beside the capture, and checks of the capture beside the block, unless ``options.jobs`` is
+    1. Raises ``UnsoundError`` and related errors, in place of those of the block: they explain more.
 
     The residual of an implicit update is checked first, as a model of its own; afterwards a solve is one operation."""
-    seed, request = options.seed, options.derivative_request
     captured_loops, solver_findings = _capture_loops(source, options, clock)
-    with newton_capture.replace_loops(captured_loops), CleanRooms(source, options.jobs) as room:
-        with clock("warmup"):
-            first, more_seed = run_first(source, derive_seed(seed, "warmup")), derive_seed(seed, "more warmup")
-            if not options.thorough:
-                first = measure_cost(first, more_seed, options.budget)
-            if first.is_slow:
-                minutes = first.seconds * CALLS / 60
-                clock.tell(
-                    f"a call takes {first.seconds:.0f} s, an export about {CALLS} of them: {minutes:.0f} minutes"
+    report, seed = functools.partial(clock.report, "soundness"), options.seed
+    with newton_capture.replace_loops(captured_loops):
+        with CleanRooms(source, options.jobs) as room:
+            first = _run_first(source, options, clock)
+            with clock("soundness"):
+                room.import_alike()
+                room.limit = max(DEFAULT_SECONDS, CALLS * first.seconds)
+                gate_options = GateOptions(
+                    options.allowances, options.thorough, options.second_opinion, options.jobs, room.limit, report
                 )
-        if request is not None:
-            # A misspelt name is reported before the gate, which takes seconds.
-            names = ([s.name for s in source.inputs], list(first.outputs), list(_list_own_parameters(source)))
-            derivative_request.validate_names(request, *names)
-        with clock("soundness"):
-            room.import_alike()
-            room.limit = max(DEFAULT_SECONDS, CALLS * first.seconds)
-            gate_options = GateOptions(
-                options.allowances, options.thorough, options.second_opinion, options.jobs, room.limit, clock.report
-            )
-            findings, draws = gate.check_before_capture(first, room, derive_seed(seed, "gate"), gate_options)
-        with clock("warmup"):
-            warm = warm_up(first, more_seed)
-        options.announce(summarize_model(warm))
-        derivatives, derivative_findings = resolve_model_derivatives(warm, request)
-        with clock("capture"):
-            captured = capture(warm, draws[0][1], derive_seed(seed, "capture"), derivatives, captured_loops)
-        with clock("soundness"):
-            findings = gate.check_after_capture(warm, captured, draws, findings, gate_options)
-    return warm, captured, (*solver_findings, *findings, *derivative_findings)
+                checks = gate.prepare_eager_checks(first, room, derive_seed(seed, "gate"), gate_options)
+            with _check_beside(checks.run, room.close, clock, is_beside=options.jobs > 1) as wait_for_eager:
+                warm, captured, derivative_findings = _capture_model(
+                    first, checks.draws, captured_loops, options, clock
+                )
+                findings = wait_for_eager()
+
+        def check_capture(clock: Stopwatch) -> tuple[Finding, ...]:
+            own_options = dataclasses.replace(gate_options, report=functools.partial(clock.report, "soundness"))
+            return gate.check_after_capture(warm, captured, checks.draws, findings, own_options)
+
+        with _check_in_fork(source.name, check_capture, clock, is_forked=options.jobs > 1) as wait_for_capture:
+            yield warm, captured, lambda: (*solver_findings, *wait_for_capture(), *derivative_findings)
+
+
+def _run_first(source: Source, options: CaptureOptions, clock: Stopwatch) -> FirstRun:
+    """Run a model first, and measure what a call costs; say so where it is slow."""
+    with clock("warmup"):
+        first = run_first(source, derive_seed(options.seed, "warmup"))
+        if not options.thorough:
+            first = measure_cost(first, derive_seed(options.seed, "more warmup"), options.budget)
+        if first.is_slow:
+            minutes = first.seconds * CALLS / 60
+            clock.tell(f"a call takes {first.seconds:.0f} s, an export about {CALLS} of them: {minutes:.0f} minutes")
+    if options.derivative_request is not None:
+        # A misspelt name is reported before the gate, which takes seconds.
+        names = ([s.name for s in source.inputs], list(first.outputs), list(_list_own_parameters(source)))
+        derivative_request.validate_names(options.derivative_request, *names)
+    return first
+
+
+def _capture_model(
+    first: FirstRun,
+    draws: Draws,
+    captured_loops: Mapping[str, CapturedLoop],
+    options: CaptureOptions,
+    clock: Stopwatch,
+) -> tuple[Warmup, CaptureResult, tuple[Finding, ...]]:
+    """Warm up a model further and capture it; return the findings about its derivatives, too."""
+    seed = options.seed
+    with clock("warmup"):
+        warm = warm_up(first, derive_seed(seed, "more warmup"))
+    options.announce(summarize_model(warm))
+    derivatives, findings = resolve_model_derivatives(warm, options.derivative_request)
+    with clock("capture"):
+        captured = capture(warm, draws[0][1], derive_seed(seed, "capture"), derivatives, captured_loops)
+    return warm, captured, findings
 
 
 def _capture_loops(
@@ -199,11 +242,11 @@ def _capture_solvers(
             what, got = "an implicit update is called more than once in a run", f"{len(calls[path]) // 2} calls"
             raise UnsupportedError(what, where=path, got=got, expected="an update of its own for each")
         residual = _build_residual_source(source, path, loop, calls[path])
-        run_capture = functools.partial(
-            _capture_solver, path, loop, subsample_rows(stack_calls(residual)), source, clock
-        )
-        check_and_capture = _check_before_capture if options.jobs == 1 else _check_beside_capture
-        (sample, findings), captured = check_and_capture(residual, run_capture, options, clock)
+        part_options = dataclasses.replace(options, jobs=max(1, options.jobs - 1))
+        check_residual = functools.partial(_check_residual, residual, part_options)
+        with _check_in_fork(residual.name, check_residual, clock, is_forked=options.jobs > 1) as wait:
+            captured = _capture_solver(path, loop, subsample_rows(stack_calls(residual)), source, clock)
+            sample, findings = wait()
         captured_solvers[path] = captured
         with clock("capture"), eager_context(source), ignore_deprecations():
             newton_capture.check_own_parameters(path, captured, source.parameter_module)
@@ -234,50 +277,75 @@ def _check_residual(residual: Source, options: CaptureOptions, clock: Stopwatch)
     return warm.sampler.draw(warm.traced_sizes[1], generator), (*warm.findings, *findings)
 
 
-def _check_before_capture(
-    residual: Source, run_capture: Callable[[], CapturedLoop], options: CaptureOptions, clock: Stopwatch
-) -> tuple[CheckedResidual, CapturedLoop]:
-    """Check a residual, then capture its solver; return what ``_check_residual`` does, and the captured solver."""
-    checked = _check_residual(residual, options, clock)
-    return checked, run_capture()
+@contextlib.contextmanager
+def _check_beside(
+    check: Callable[[], _Result], stop: Callable[[], Any], clock: Stopwatch, *, is_beside: bool
+) -> Iterator[Callable[[], _Result]]:
+    """Run checks in a thread beside the block, or before it; the block is given what waits for their result.
 
+    What they refuse explains more than an error of the block, and is raised in its place. ``stop`` has the checks end
+    where nobody needs them any more."""
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(check)
 
-def _check_beside_capture(
-    residual: Source, run_capture: Callable[[], CapturedLoop], options: CaptureOptions, clock: Stopwatch
-) -> tuple[CheckedResidual, CapturedLoop]:
-    """Check a residual in a forked process, in which the model has not run, beside the capture of its solver.
+        def wait() -> _Result:
+            with clock("soundness"):
+                return future.result()
 
-    What the checks refuse explains more than an error of the capture, and is raised in its place."""
-    call = ForkedCall(_check_with_own_clock, residual, dataclasses.replace(options, jobs=options.jobs - 1))
-    try:
         try:
-            captured = run_capture()
-        except Exception:
-            _wait_for_checks(residual, call)
-            raise
-        with clock("soundness"):
-            checked, parts = _wait_for_checks(residual, call)
-    finally:
-        call.end()
-    clock.add_parts(parts)
-    return checked, captured
+            if not is_beside:
+                wait()
+            with _put_first(wait):
+                yield wait
+        finally:
+            if not future.done():
+                stop()
 
 
-def _check_with_own_clock(
-    residual: Source, options: CaptureOptions
-) -> tuple[CheckedResidual, Mapping[tuple[str, str], float]]:
-    clock = Stopwatch()
-    return _check_residual(residual, options, clock), clock.parts
-
-
-def _wait_for_checks(residual: Source, call: ForkedCall) -> tuple[CheckedResidual, Mapping[tuple[str, str], float]]:
-    """Return what the checks of a residual found. Raises their error, and ``CaptureError`` if their process ended."""
+@contextlib.contextmanager
+def _put_first(wait: Callable[[], Any]) -> Iterator[None]:
+    """Raise the error that is waited for in place of one of the block."""
     try:
-        return call.wait(WEEK)
+        yield
+    except Exception:
+        wait()
+        raise
+
+
+@contextlib.contextmanager
+def _check_in_fork(
+    name: str, check: Callable[[Stopwatch], _Result], clock: Stopwatch, *, is_forked: bool
+) -> Iterator[Callable[[], _Result]]:
+    """Run checks beside the block in a forked process, where the block has done nothing, or here before the block; the
+    block is given what waits for their result.
+
+    What they refuse explains more than an error of the block, and is raised in its place."""
+    if not is_forked:
+        result = check(clock)
+        yield lambda: result
+        return
+    call = ForkedCall(_check_with_own_clock, check)
+    with _check_beside(lambda: _wait_for_checks(name, call, clock), call.end, clock, is_beside=True) as wait:
+        yield wait
+
+
+def _check_with_own_clock(check: Callable[[Stopwatch], _Result]) -> tuple[_Result, Mapping[tuple[str, str], float]]:
+    clock = Stopwatch(tell_parent)
+    return check(clock), clock.parts
+
+
+def _wait_for_checks(name: str, call: ForkedCall, clock: Stopwatch) -> Any:
+    """Return what the checks in a forked process found, and pass their steps on while they run.
+
+    Raises their error, and ``CaptureError`` if their process ended."""
+    try:
+        result, parts = call.wait(WEEK, clock.pass_on)
     except ForkFailedError as error:
-        what, expected = f"the checks of {residual.name!r} ended early", "checks that end"
+        what, expected = f"the checks of {name!r} ended early", "checks that end"
         mend = "free memory, or --jobs 1: one check after the other"
-        raise CaptureError(what, check="implicit", got=str(error), expected=expected, mend=mend) from error
+        raise CaptureError(what, check="soundness", got=str(error), expected=expected, mend=mend) from error
+    clock.add_parts(parts)
+    return result
 
 
 def _check_not_hidden(path: str, loop: NewtonSolver, source: Source, inputs: Inputs) -> None:

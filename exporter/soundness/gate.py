@@ -92,12 +92,30 @@ class GateOptions:
     report: Callable[[str, int, int, float], Any] = lambda name, done, total, seconds: None
 
 
-def check_before_capture(
-    first: FirstRun, room: CleanRooms, seed: int, options: GateOptions
-) -> tuple[tuple[Finding, ...], Draws]:
-    """Run the checks of eager mode; return their findings and the draws, the first of which is to be traced.
+@dataclasses.dataclass(frozen=True)
+class EagerChecks:
+    """The checks of eager mode, ready to run in ``context``, without those that are ``quiet``; ``findings`` are those
+    of the first calls."""
 
-    Raises ``UnsoundError``."""
+    context: EagerContext
+    quiet: frozenset[str]
+    findings: tuple[Finding, ...]
+    options: GateOptions
+
+    @property
+    def draws(self) -> Draws:
+        """Return inputs by label, the first of which are to be traced."""
+        return self.context.draws
+
+    def run(self) -> tuple[Finding, ...]:
+        """Run the checks; return their findings. Raises ``UnsoundError``."""
+        context, findings, options = self.context, list(self.findings), self.options
+        _collect(context.source.name, _BEFORE, _run_in_rooms(_BEFORE, context, self.quiet), findings, options)
+        return apply_allowances(findings, options.allowances)
+
+
+def prepare_eager_checks(first: FirstRun, room: CleanRooms, seed: int, options: GateOptions) -> EagerChecks:
+    """Choose what the checks of eager mode run, from the model's first calls."""
     generator = torch.Generator().manual_seed(seed)
     traced, other_size = first.sizes
     probes = draw_probe_inputs(first.sampler, traced, generator)
@@ -106,8 +124,7 @@ def check_before_capture(
     if options.second_opinion:
         opinion, _ = _run_check(torch_export_opinion.CHECK, torch_export_opinion.check, context)
         findings += opinion
-    _collect(first.source.name, _BEFORE, _run_in_rooms(_BEFORE, context, quiet), findings, options)
-    return apply_allowances(findings, options.allowances), probes
+    return EagerChecks(context, quiet, tuple(findings), options)
 
 
 def _observe_first_calls(
