@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from native_build import SOLVERS, need_fortran, programs, run
-from project import export_unverified
+from project import export_unverified, mark_rest_thorough
 from tampering import change_cases
 
 SOURCE = f"{SOLVERS / 'decay.py'}:make_model"
@@ -37,7 +37,7 @@ def eager() -> torch.Tensor:
     return torch.tensor(integrate(), dtype=torch.float64).T
 
 
-@pytest.mark.parametrize("program", ["decay", "decay_cpp", "decay_fortran"])
+@pytest.mark.parametrize("program", mark_rest_thorough(["decay"], ["decay_cpp", "decay_fortran"]))
 def test_a_solver_reproduces_eager_mode(program, solvers, decay, eager):
     if program == "decay_fortran":
         need_fortran()
@@ -48,7 +48,7 @@ def test_a_solver_reproduces_eager_mode(program, solvers, decay, eager):
     torch.testing.assert_close(result, eager, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("program", ["decay", "decay_cpp", "decay_fortran"])
+@pytest.mark.parametrize("program", mark_rest_thorough(["decay"], ["decay_cpp", "decay_fortran"]))
 def test_a_solver_stops_where_the_numbers_are_not_those_of_eager_mode(program, solvers, decay, tmp_path):
     if program == "decay_fortran":
         need_fortran()

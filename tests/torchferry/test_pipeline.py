@@ -15,6 +15,7 @@ from torchferry import contract_assembly, pipeline
 pytestmark = pytest.mark.usefixtures("without_the_gate", "without_verification")
 
 
+@pytest.mark.thorough
 def test_the_number_of_jobs_leaves_no_trace(tmp_path):
     for jobs in (1, 2):
         torchferry.export(update(), output=tmp_path / f"{jobs}.pt", derivatives="all", jobs=jobs)

@@ -56,6 +56,7 @@ def test_the_coverage_page(folder, tmp_path):
     assert "2.0e-13 relative" in page
 
 
+@pytest.mark.thorough
 def test_a_process_that_dies_costs_one_row(folder, tmp_path):
     (folder / "broken.i").unlink()
     seen = []

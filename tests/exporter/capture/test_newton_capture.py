@@ -158,6 +158,7 @@ class Stress(nn.Module):
         return E * x
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_the_gate")
 def test_composed_with_others(tmp_path):
     """Behind one another, under names of their own; a history variable passes through."""

@@ -70,6 +70,7 @@ def few(files: dict[str, str]) -> None:
     files["make_model.c"] = f"{head}int make_model_forward({tail}"
 
 
+@pytest.mark.thorough
 def test_both_interfaces(solid, library, folders, shared, tmp_path):
     where = {
         "TF_ARCHIVE": str(solid),

@@ -376,6 +376,7 @@ def test_two_folders_of_one_name(tmp_path, capfd):
     assert "one name" in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_sweep(tmp_path, capfd):
     folder = tmp_path / "models"
     folder.mkdir()

@@ -117,6 +117,7 @@ def test_a_loop_is_shorter_than_terms_for_each(chain, monkeypatch):
     assert loop["jacobian"] < 0.6 * each["jacobian"]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("always")
 def test_systems_that_exchange_rows(tmp_path):
     """The matrix is not symmetric, and no two elements exchange the same rows."""

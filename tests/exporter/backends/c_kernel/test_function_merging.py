@@ -65,6 +65,7 @@ def lanes(folder: Path) -> str:
     return (folder / f"{kernel_container.read(folder).name}_lanes.h").read_text()
 
 
+@pytest.mark.thorough
 def test_sweeps_are_written_once(exported, monkeypatch, tmp_path):
     once = exported.with_suffix("")
     monkeypatch.setattr(function_merging, "WORTH", 10**9)

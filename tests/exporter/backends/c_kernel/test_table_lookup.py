@@ -260,6 +260,7 @@ class Stiffening(nn.Module):
         )
 
 
+@pytest.mark.thorough
 def test_a_table_in_a_newton_loop(tmp_path):
     generator = torch.Generator().manual_seed(1)
     inputs = {n: torch.rand(13, generator=generator, dtype=F) - 0.5 for n in ("x~1", "g", "w")}

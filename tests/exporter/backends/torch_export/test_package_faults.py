@@ -81,9 +81,7 @@ def rounded(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
-    mark_rest_thorough(
-        [(perturb, "pt2"), *((fault, "program") for fault in FAULTS)], [(fault, "pt2") for fault in FAULTS[1:]]
-    ),
+    mark_rest_thorough([(fault, "program") for fault in FAULTS], [(fault, "pt2") for fault in FAULTS]),
 )
 def test_planted_faults(fault, kind, rounded, tmp_path, monkeypatch):
     monkeypatch.setattr(archive_programs, "export_program", edited(fault))
@@ -93,7 +91,7 @@ def test_planted_faults(fault, kind, rounded, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["pt2", "program"])
+@pytest.mark.parametrize("kind", mark_rest_thorough(["program"], ["pt2"]))
 def test_a_fixed_batch(kind, rounded, tmp_path, monkeypatch):
     original = archive_programs.export_program
 

@@ -62,6 +62,7 @@ def test_called_with_any_batch(robertson, batch):
         torch.testing.assert_close(got[name], value, rtol=1e-14, atol=0.0)
 
 
+@pytest.mark.thorough
 def test_an_implicit_model_with_its_tangent(tmp_path):
     """A Newton loop, as one while_loop."""
     result = torchferry.convert(ROOT / "artifacts" / "return_map.pt", tmp_path / "m.program.pt2", to="program")
@@ -191,5 +192,6 @@ def test_a_name_that_says_another_container(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_beside_the_archive(robertson):
     assert run(["bench", str(ROBERTSON), str(robertson), "--batch", "1,10"]) == 0

@@ -168,6 +168,7 @@ def test_a_loop_that_computes_something_else_is_refused(monkeypatch):
     assert list(find_descents(predictor)) == ["descent"]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_the_gate")
 def test_a_loop_that_cannot_be_captured_is_unrolled_and_said(tmp_path, monkeypatch):
     def fail(*_):

@@ -73,6 +73,7 @@ def changed(monkeypatch, shift):
     monkeypatch.setattr(derivative_methods, "emit_jacobian_source", edit)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_the_gate")
 def test_a_block_that_is_zero_but_for_rounding(tmp_path):
     (exported,) = torchferry.export(flow(), output=tmp_path / "m.pt", derivatives=["p:e", "p:t"])
