@@ -6,13 +6,19 @@ the path of the field at fault."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import math
+import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from exporter.archive.contract_text import check_limits, check_name, parse_strictly
+from exporter.archive.format_limits import MAX_RELATIVE_TOLERANCE
 from exporter.archive.tensor_spec import Signature, StrictlyRead, TensorSpec
 from exporter.common.errors import ArchiveError, SchemaError, UsageError, suggest_names
 
@@ -46,6 +52,10 @@ class Batch(StrictlyRead):
     sizes: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
     limits: str = ""
+
+    def __post_init__(self) -> None:
+        if self.ndim not in (0, 1):
+            raise UsageError("a batch has one dimension, or there is none", got=str(self.ndim), expected="0 or 1")
 
     @property
     def has_large(self) -> bool:
@@ -143,6 +153,23 @@ class Bounds(StrictlyRead):
     rtol: float
     atol: float
     floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.rtol <= MAX_RELATIVE_TOLERANCE and 0 <= self.atol <= MAX_RELATIVE_TOLERANCE):
+            got, expected = f"rtol {self.rtol:g}, atol {self.atol:g}", f"numbers from 0 to {MAX_RELATIVE_TOLERANCE:g}"
+            raise UsageError("a tolerance is out of range", got=got, expected=expected)
+        if not 0 <= self.floor < math.inf:
+            raise UsageError(
+                "a tolerance is out of range", got=f"floor {self.floor:g}", expected="0, or a number above"
+            )
+
+    def is_wider(self, other: Bounds) -> bool:
+        """Return whether numbers pass these bounds that do not pass others."""
+        return self.rtol > other.rtol or self.atol > other.atol or self.floor > other.floor
+
+    def describe(self) -> str:
+        """Return the bounds as text."""
+        return f"rtol {self.rtol:.1e}, atol {self.atol:.1e}" + (f", floor {self.floor:.1e}" if self.floor else "")
 
 
 @dataclass(frozen=True)
@@ -262,16 +289,27 @@ class Contract(StrictlyRead):
     graph: str = ""
 
     def __post_init__(self) -> None:
-        for role, specs in (("input", self.inputs), ("output", (*self.outputs, *self.info))):
-            names = [spec.name for spec in specs]
-            repeated = sorted({name for name in names if names.count(name) > 1})
+        check_name(self.name, "the model")
+        if self.graph and not re.fullmatch("[0-9a-f]{64}", self.graph):
+            raise UsageError("the hash of the graphs is no sha256", got=repr(self.graph), expected="64 digits")
+        for role, specs in (
+            ("input", self.inputs),
+            ("output", (*self.outputs, *self.info)),
+            ("parameter", self.parameters),
+        ):
+            counts = Counter(spec.name for spec in specs)
+            repeated = sorted(name for name, count in counts.items() if count > 1)
             if repeated:
                 raise UsageError(f"two {role}s have the same name", got=", ".join(map(repr, repeated)))
+        for parameter in self.parameters:
+            check_name(parameter.name, "a parameter")
         # Applies the same rules to open sizes.
         Signature(self.inputs, self.outputs, self.batch.ndim)
         ins, outs = {spec.name for spec in self.inputs}, {spec.name for spec in (*self.outputs, *self.info)}
         wrt_names = ins | {spec.name for spec in self.parameters}
         for method, spec in self.methods.items():
+            if not (method.isascii() and method.isidentifier()):
+                raise UsageError("the name of a method is no identifier", got=repr(method), expected="letters of ASCII")
             unknown = [n for n in spec.inputs if strip_prefix(n) not in (outs if n.startswith(COTANGENT) else ins)]
             for output in spec.outputs:
                 name, wrt = (output, None) if isinstance(output, str) else output
@@ -279,7 +317,8 @@ class Contract(StrictlyRead):
                 unknown += [] if wrt is None or wrt in wrt_names else [wrt]
             unknown += [output for output, _ in spec.zeros if output not in outs]
             unknown += [wrt for _, wrt in spec.zeros if wrt not in wrt_names]
-            unknown += [pair[0] for pair in spec.symmetric if pair not in spec.outputs]
+            blocks = set(spec.outputs)
+            unknown += [pair[0] for pair in spec.symmetric if pair not in blocks]
             if unknown:
                 what = f"method {method!r} refers to variables that are not in the contract"
                 raise UsageError(what, got=", ".join(map(repr, unknown)))
@@ -296,18 +335,22 @@ class Contract(StrictlyRead):
 
     def input_spec(self, name: str) -> TensorSpec:
         """Return the spec of a method's input: an input, its tangent, or the cotangent of an output."""
-        specs = self.outputs if name.startswith(COTANGENT) else self.inputs
-        return next(s for s in specs if s.name == strip_prefix(name))
+        return self._specs["outputs" if name.startswith(COTANGENT) else "inputs"][strip_prefix(name)]
 
     def output_spec(self, output: str | tuple[str, str]) -> TensorSpec:
         """Return the spec of a method's output: an output, its tangent, the cotangent of an input, or a Jacobian
         block, which has the output's shape followed by the input's or parameter's."""
         if not isinstance(output, str):
             spec = self.output_spec(output[0])
-            wrt = next(s for s in (*self.inputs, *self.parameters) if s.name == output[1])
+            wrt = self._specs["inputs"].get(output[1]) or self._specs["parameters"][output[1]]
             return dataclasses.replace(spec, shape=(*spec.shape, *wrt.shape))
-        specs = self.inputs if output.startswith(COTANGENT) else (*self.outputs, *self.info)
-        return next(s for s in specs if s.name == strip_prefix(output))
+        return self._specs["inputs" if output.startswith(COTANGENT) else "outputs"][strip_prefix(output)]
+
+    @functools.cached_property
+    def _specs(self) -> dict[str, dict[str, Any]]:
+        """Return the specs of each role by name."""
+        roles = {"inputs": self.inputs, "outputs": (*self.outputs, *self.info), "parameters": self.parameters}
+        return {role: {spec.name: spec for spec in specs} for role, specs in roles.items()}
 
     def to_json(self) -> str:
         """Return the contract as JSON."""
@@ -319,10 +362,7 @@ _ADAPTER = TypeAdapter(Contract)
 
 def contract_from_json(text: str | bytes, where: str) -> Contract:
     """Parse a contract; raise ``SchemaError`` for another schema, ``ArchiveError`` if it is invalid."""
-    try:
-        raw: Any = json.loads(text)
-    except ValueError as error:
-        raise ArchiveError("the contract is not JSON", where=where, got=str(error)) from None
+    raw = parse_strictly(text, where)
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if isinstance(schema, int) and schema != SCHEMA:
         writer = raw.get("created_with") or {}
@@ -331,6 +371,7 @@ def contract_from_json(text: str | bytes, where: str) -> Contract:
         got = f"schema {schema}, written by torchferry {version}"
         mend = f"read it with torchferry {version} or newer, or export the model again with this version"
         raise SchemaError(what, where=where, got=got, expected=f"schema {SCHEMA}", mend=mend)
+    check_limits(raw, where)
     try:
         return _ADAPTER.validate_json(text)
     except ValidationError as error:

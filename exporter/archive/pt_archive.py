@@ -20,12 +20,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from exporter.archive import container_kinds
 from exporter.archive.cases import Cases, ReferenceCase, pack_cases, unpack_cases
+from exporter.archive.container_kinds import GRAPHS
 from exporter.archive.contract import Contract, contract_from_json
+from exporter.archive.format_limits import MAX_CONTRACT_BYTES, MAX_INFLATED_BYTES, MAX_NAME, MAX_RECORDS
 from exporter.archive.target_machine import TargetMachine, machine_from_json
 from exporter.archive.zip_records import FOLDER, write_record, write_zip
 from exporter.common.atomic_files import make_write_error
 from exporter.common.errors import ArchiveError, ForeignError
+from exporter.common.plain_text import find_unsafe
 
 if TYPE_CHECKING:
     import torch
@@ -37,15 +41,11 @@ MANIFEST = "torchferry/manifest.json"
 # In packages (.pt2): the machine that the compiled code is for, and the parameter values.
 MACHINE = "torchferry/machine.json"
 PARAMETERS = "torchferry/parameters.pt"
-COMPILED = "data/aotinductor/"
-# In packages of torch.export programs.
-PROGRAMS = "models/"
 # In a .pt that embeds its kernel: the sources and their manifest.
 KERNEL = "torchferry/kernel/"
 REQUIRED_RECORDS = (CONTRACT, CASES, GRAPH, MANIFEST)
 SEAL = b"torchferry sha256 "
-# A zip of a few kB can expand to terabytes; no torchferry archive comes near this size.
-MAX_EXPANDED_BYTES = 16 * 2**30
+_RUNS_AT_LOAD = ("__setstate__", "__torch__.torch.classes")
 # torch's optimising executor takes time with the square of a graph's size: minutes for an unrolled iteration of
 # 125,000 nodes. Graphs of more nodes than this run as they are, and reports say so.
 MAX_OPTIMISED_NODES = 20_000
@@ -53,12 +53,14 @@ MAX_OPTIMISED_NODES = 20_000
 
 @dataclass(frozen=True)
 class Archive:
-    """An archive whose records agree with its manifest."""
+    """An archive whose records agree with its manifest; ``holds`` is its kind: ``graphs`` (TorchScript), ``code``
+    (compiled) or ``programs`` (of torch.export)."""
 
     path: Path
     contract: Contract
     records: Mapping[str, int]
     graph: str
+    holds: str
 
     def record(self, name: str) -> bytes:
         """Return the bytes of the record ``name``."""
@@ -71,14 +73,6 @@ class Archive:
 
     def _find_record_name(self, name: str) -> str:
         return next((place for place in _list_record_names(name) if place in self.records), _list_record_names(name)[0])
-
-    @property
-    def holds(self) -> str:
-        """Return ``graphs`` (TorchScript), ``code`` (compiled) or ``programs`` (of torch.export)."""
-        for content, prefix in (("code", COMPILED), ("programs", PROGRAMS)):
-            if any(name.startswith(prefix) for name in self.records):
-                return content
-        return "graphs"
 
     def machine(self) -> TargetMachine | None:
         """Return the machine that the compiled code is for, or None."""
@@ -185,12 +179,9 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
     sizes = {info.filename.removeprefix(f"{folder}/"): info.file_size for info in archive.infolist()}
     if len(sizes) != len(names):
         raise ArchiveError("a record stands in the archive twice", where=where)
-    if sum(sizes.values()) > MAX_EXPANDED_BYTES:
-        what = "the archive's records expand to an implausible size"
-        got = f"{sum(sizes.values())} bytes"
-        raise ArchiveError(what, where=where, got=got, expected=f"at most {MAX_EXPANDED_BYTES}")
+    _check_sizes(sizes, path.stat().st_size, where)
     for name, digest in _read_manifest(archive, folder, sizes, where).items():
-        if hashlib.sha256(archive.read(f"{folder}/{name}")).hexdigest() != digest:
+        if _compute_digest(archive, f"{folder}/{name}") != digest:
             raise ArchiveError(
                 "a record of the archive was changed",
                 where=f"{where}, record {name}",
@@ -198,7 +189,11 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
                 mend="copy it again, or export it again",
             )
     _check_seal(path)
-    if any(name.startswith((COMPILED, PROGRAMS)) for name in sizes) and f"data/{PARAMETERS}" not in sizes:
+    kind = container_kinds.classify_records(sizes, where)
+    container_kinds.check_suffix(path.name, kind, where)
+    if kind == GRAPHS:
+        check_no_code_at_load({name: archive.read(f"{folder}/{name}") for name in sizes if is_code(name)}, where)
+    elif f"data/{PARAMETERS}" not in sizes:
         what = "this package has no parameters"
         raise ArchiveError(what, where=where, expected=f"the record data/{PARAMETERS}", mend="convert it again")
     contract = contract_from_json(archive.read(f"{folder}/extra/{CONTRACT}"), where)
@@ -208,7 +203,47 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
         expected = f"the sha256 of the record extra/{GRAPH}"
         mend = "export the model again"
         raise ArchiveError(what, where=f"{where}, field graph", got=contract.graph, expected=expected, mend=mend)
-    return Archive(path, contract, sizes, graph.decode())
+    return Archive(path, contract, sizes, graph.decode(), kind)
+
+
+def _check_sizes(sizes: Mapping[str, int], file_size: int, where: str) -> None:
+    """Raise ``ArchiveError`` for more records, or larger ones, than the format allows."""
+    largest = file_size + MAX_INFLATED_BYTES
+    contract_size = sizes.get(f"extra/{CONTRACT}", 0)
+    for what, got, limit in (
+        ("the archive has too many records", len(sizes), MAX_RECORDS),
+        ("the archive's records expand to an implausible size", sum(sizes.values()), largest),
+        ("the contract is too long", contract_size, MAX_CONTRACT_BYTES),
+    ):
+        if got > limit:
+            raise ArchiveError(what, where=where, got=str(got), expected=f"at most {limit}")
+
+
+def _compute_digest(archive: zipfile.ZipFile, name: str) -> str:
+    digest = hashlib.sha256()
+    with archive.open(name) as record:
+        while block := record.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def is_code(name: str) -> bool:
+    """Return whether torch makes classes and objects from this record of a TorchScript file."""
+    return name.startswith("code/") or name in ("data.pkl", "constants.pkl")
+
+
+def check_no_code_at_load(records: Mapping[str, bytes], where: str) -> None:
+    """Check that ``torch.jit.load`` runs nothing of these records.
+
+    It calls ``__setstate__`` of TorchScript's own classes, and of the C++ classes that are registered with torch
+    (torch/csrc/jit/serialization/import.cpp and unpickler.cpp). Neither name can be spelled in another way: their
+    readers know no escapes. Raises ``ArchiveError``."""
+    for name, data in records.items():
+        forbidden = next((text for text in _RUNS_AT_LOAD if text.encode() in data), "")
+        if forbidden and not name.endswith(".debug_pkl"):
+            what, got = "the file has code that runs while it is loaded", f"{forbidden} in the record {name}"
+            mend = "do not load this file: nothing that torchferry writes has such code"
+            raise ArchiveError(what, where=where, got=got, expected="methods that a host calls", mend=mend)
 
 
 def _read_manifest(archive: zipfile.ZipFile, folder: str, sizes: Mapping[str, int], where: str) -> dict[str, str]:
@@ -256,8 +291,11 @@ def _list_record_names(name: str) -> tuple[str, ...]:
 
 
 def _check_record_names(names: Sequence[str], where: str) -> None:
-    """Raise ``ArchiveError`` for names that lead out of the folder that a loader unpacks to."""
+    """Raise ``ArchiveError`` for names that lead out of the folder that a loader unpacks to, and for no names."""
     for name in names:
+        if len(name) > MAX_NAME or find_unsafe(name, is_name=True):
+            what, expected = "a record's name is not a name", f"at most {MAX_NAME} characters, no control characters"
+            raise ArchiveError(what, where=where, got=repr(name[:MAX_NAME]), expected=expected)
         parts = name.replace("\\", "/").split("/")
         if name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or "\0" in name:
             what = "a record's name leads out of the archive"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
+from exporter.archive.contract_text import check_name
 from exporter.common.errors import UsageError
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -62,7 +63,8 @@ class TensorSpec(StrictlyRead):
         sampling: The way in which values are drawn.
 
     Raises:
-        UsageError: The dtype is unknown, or the name of an open size is not an identifier.
+        UsageError: The name has control characters, the dtype is unknown, or the name of an open size is not an
+            identifier.
 
     Example:
         ```python
@@ -77,6 +79,7 @@ class TensorSpec(StrictlyRead):
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
+        check_name(self.name, "a variable")
         if self.dtype not in DTYPES:
             what = f"variable {self.name!r} has an unknown dtype"
             raise UsageError(what, got=repr(self.dtype), expected=f"one of {', '.join(DTYPES)}")

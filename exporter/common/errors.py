@@ -25,6 +25,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from exporter.common.plain_text import escape_unsafe
+
 INTERRUPTED = 130
 
 
@@ -36,10 +38,11 @@ class TorchferryError(Exception):
     def __init__(
         self, what: str, *, check: str = "", where: str = "", got: str = "", expected: str = "", mend: str = ""
     ) -> None:
-        self.what = what
+        # Parts quote files, which may hold what a terminal obeys.
+        self.what = escape_unsafe(what)
         parts = {"check": check, "where": where, "got": got, "expected": expected, "mend": mend}
-        self.details = {key: value for key, value in parts.items() if value}
-        lines = [what, *(f"  {key}: {value}" for key, value in self.details.items())]
+        self.details = {key: escape_unsafe(value) for key, value in parts.items() if value}
+        lines = [self.what, *(f"  {key}: {value}" for key, value in self.details.items())]
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -108,9 +108,8 @@ def self_test(opened: Archive, engine: AotInductorEngine | Kernel) -> str:
     contract = dataclasses.replace(opened.contract, batch=dataclasses.replace(opened.contract.batch, ranks=(1,)))
     cases = [case for case in opened.cases() if supports_case(contract, case)]
     left_out = engine.left_out if isinstance(engine, Kernel) else ()
+    cases = [case for case in cases if not (case.name in left_out and case.is_extreme)]
     for case in cases:
-        if case.name in left_out:
-            continue
         names = opened.contract.methods[case.method].outputs
         for name, got, expected in zip(names, engine.run(case.method, case.inputs), case.outputs, strict=True):
             bounds = opened.contract.tolerance.bounds(name, name_dtype(expected))
@@ -119,4 +118,5 @@ def self_test(opened: Archive, engine: AotInductorEngine | Kernel) -> str:
                 where = f"{case.method}, {name_output(name)}{list(comparison.worst)}"
                 numbers = f"got {comparison.got}, expected {comparison.expected} ({comparison.reason})"
                 return f"case {case.name!r} does not pass: {where}: {numbers}"
-    return "" if cases else "none of its cases is one that the compiled code takes"
+    untested = sorted(contract.methods.keys() - {case.method for case in cases})
+    return f"no case of method {untested[0]!r} is one that the compiled code takes" if untested else ""

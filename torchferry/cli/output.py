@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,7 @@ from exporter.archive.contract import Finding
 from exporter.archive.pt_archive import Archive
 from exporter.archive.tensor_spec import TensorSpec, list_dynamic_sizes
 from exporter.common.errors import MismatchError, TorchferryError, UnsoundError
+from exporter.common.plain_text import escape_unsafe
 
 if TYPE_CHECKING:
     from exporter.graph.archive_diff import Difference
@@ -26,9 +28,20 @@ if TYPE_CHECKING:
     from exporter.model.source import Listing
     from runtime_checks.compatibility import CompatibilityReport
 
-# Names and paths are the user's: they contain no markup.
-out = Console(markup=False, highlight=False, emoji=False)
-err = Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+class PlainConsole(Console):
+    """A console that shows what it is given: no markup, and no characters that a terminal obeys."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the segments of a renderable, with their texts made plain."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=escape_unsafe(segment.text))
+
+
+out, err = PlainConsole(), PlainConsole(stderr=True)
 
 
 def print_json(value: Any) -> None:

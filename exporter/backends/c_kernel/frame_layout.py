@@ -63,6 +63,9 @@ def escape_comment(text: str) -> str:
     return plain.replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
 
 
+TEMPLATES.filters["comment"] = escape_comment
+
+
 def format_struct(name: str, counts: Mapping[str, int], *, lanes: bool, pointers: int = 0) -> str:
     """Return the declaration of a C structure with one array per dtype."""
     members = [f"  const void *t[{pointers}];"] if pointers else []

@@ -15,7 +15,9 @@
 #include <caffe2/serialize/read_adapter_interface.h>
 #include <nlohmann/json.hpp>
 
+#include "container_kinds.hpp"
 #include "kernel.hpp"
+#include "limits.hpp"
 #include "sha256.hpp"
 #include "text.hpp"
 
@@ -99,11 +101,18 @@ class Reader {
       : path_(path), reader_(std::make_shared<Memory>(bytes)) {
     const auto all = reader_.getAllRecords();
     names_ = {all.begin(), all.end()};
+    if (all.size() > kMaxRecords)
+      fail(TF_ERROR_ARCHIVE, {"the archive has too many records", path, std::to_string(all.size()),
+                              "at most " + std::to_string(kMaxRecords)});
     for (const auto& name : names_)
-      if (leads_out(name))
+      if (count_characters(name) > kMaxName || !find_unsafe(name, true).empty())
+        fail(TF_ERROR_ARCHIVE, {"a record's name is not a name", path, name.substr(0, kMaxName),
+                                "at most " + std::to_string(kMaxName) + " characters, no control characters"});
+      else if (leads_out(name))
         fail(TF_ERROR_ARCHIVE, {"a record's name leads out of the archive", path, in_quotes(name), "names below one folder",
                                 "do not load this file: nothing that torchferry writes has such names"});
     if (names_.size() != all.size()) fail(TF_ERROR_ARCHIVE, {"a record stands in the archive twice", path});
+    check_sizes(bytes->size());
   }
 
   const std::set<std::string>& names() const { return names_; }
@@ -143,10 +152,39 @@ class Reader {
   }
 
  private:
+  void check_sizes(uint64_t file_size) {
+    uint64_t sum = 0;
+    for (const auto& name : names_) {
+      const uint64_t size = reader_.getRecordSize(name);
+      sum = size > UINT64_MAX - sum ? UINT64_MAX : sum + size;
+      if (name == kContract && size > kMaxContractBytes)
+        fail(TF_ERROR_ARCHIVE, {"the contract is too long", path_, std::to_string(size),
+                                "at most " + std::to_string(kMaxContractBytes)});
+    }
+    if (sum > file_size + kMaxInflatedBytes)
+      fail(TF_ERROR_ARCHIVE, {"the archive's records expand to an implausible size", path_, std::to_string(sum),
+                              "at most " + std::to_string(file_size + kMaxInflatedBytes)});
+  }
+
   std::string path_;
   caffe2::serialize::PyTorchStreamReader reader_;
   std::set<std::string> names_;
 };
+
+/// torch calls __setstate__ of TorchScript's own classes, and of the C++ classes that are registered with it, while it
+/// loads a file; what is loaded is to run when a host calls it.
+void check_no_code_at_load(Reader& reader, const std::string& path) {
+  for (const auto& name : reader.names()) {
+    const bool is_debug = name.size() > 10 && name.compare(name.size() - 10, 10, ".debug_pkl") == 0;
+    if (is_debug || (name.rfind("code/", 0) != 0 && name != "data.pkl" && name != "constants.pkl")) continue;
+    const auto record = reader.record(name);
+    for (const char* text : {"__setstate__", "__torch__.torch.classes"})
+      if (record.find(text) != std::string::npos)
+        fail(TF_ERROR_ARCHIVE, {"the file has code that runs while it is loaded", path,
+                                std::string(text) + " in the record " + name, "methods that a host calls",
+                                "do not load this file: nothing that torchferry writes has such code"});
+  }
+}
 
 void check_seal(const std::string& path, const std::string& bytes) {
   const size_t body = bytes.size() < kDigits ? 0 : bytes.size() - kDigits;
@@ -174,18 +212,25 @@ ArchiveFile read(const std::string& path, const std::shared_ptr<const std::strin
     reader.check_manifest();
     check_seal(path, *bytes);
   }
-  ArchiveFile file{bytes, reader.record(kContract), reader.record(cases), reader.names().size()};
-  if (reader.names().count(kMachine) && !reader.names().count(kParameters))
+  ArchiveFile file{bytes, reader.record(kContract), reader.record(cases), reader.digest(kGraph),
+                   reader.names().size()};
+  const auto kind = classify_records(reader.names(), path);
+  check_suffix(path, kind);
+  if (kind == Kind::kGraphs)
+    check_no_code_at_load(reader, path);
+  else if (!reader.names().count(kParameters))
     fail(TF_ERROR_ARCHIVE, {"this package has no parameters", path, "", "the record " + kParameters, "convert it again"});
-  for (const auto& name : reader.names())
-    if (name.rfind(kKernel, 0) == 0) file.kernel[name.substr(kKernel.size())] = reader.record(name);
-  file.compiled = reader.names().count(kMachine) && reader.names().count(kParameters);
-  if (file.compiled) {
-    file.machine = reader.record(kMachine);
-    file.parameters = reader.record(kParameters);
-  } else if (reader.names().count(kParameters)) {
+  if (kind == Kind::kPrograms)
     fail(TF_ERROR_ARCHIVE, {"this file holds programs of torch.export, which run in Python", path, "", "",
                             "load the .pt, or what `torchferry convert --to pt2` makes of it"});
+  for (const auto& name : reader.names())
+    if (name.rfind(kKernel, 0) == 0) file.kernel[name.substr(kKernel.size())] = reader.record(name);
+  file.compiled = kind == Kind::kCode;
+  if (file.compiled) {
+    if (!reader.names().count(kMachine))
+      fail(TF_ERROR_ARCHIVE, {"this file holds no compiled code", path, "", "the record " + kMachine, "load it as .pt"});
+    file.machine = reader.record(kMachine);
+    file.parameters = reader.record(kParameters);
   }
   return file;
 }

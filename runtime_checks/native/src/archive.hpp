@@ -15,6 +15,7 @@ struct ArchiveFile {
   std::shared_ptr<const std::string> bytes;
   std::string contract;
   std::string cases;
+  std::string graph_digest;  ///< sha256 of the canonical text of its graphs
   size_t records = 0;
   bool compiled = false;   ///< code of AOTInductor's in the place of graphs
   std::string machine;     ///< that it is for, as JSON

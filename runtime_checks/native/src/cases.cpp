@@ -4,19 +4,14 @@
 #include <sstream>
 
 #include <ATen/ATen.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 
-#include <caffe2/serialize/inline_container.h>
-
-#include "archive.hpp"
 #include "descriptors.hpp"
+#include "pickles.hpp"
 #include "text.hpp"
 #include "text_cases.hpp"
 
 namespace torchferry {
 namespace {
-
-constexpr size_t kPickleBytes = 1024;
 
 struct Key {
   std::string name, method, side;
@@ -54,27 +49,6 @@ void check(const at::Tensor& tensor, const std::vector<int64_t>& shape, tf_dtype
     fail(TF_ERROR_ARCHIVE, {"a case has tensors of different batches", where, got, shape_text(extent.whole({}))});
 }
 
-c10::impl::GenericDict read(const std::string& bytes, const std::string& where) {
-  try {
-    // A pickle is a program, and one that nests a hundred thousand lists ends the process when they are destroyed. What
-    // torch writes for a tensor takes some 200 bytes beside its name.
-    caffe2::serialize::PyTorchStreamReader reader(torchferry::reader(std::make_shared<const std::string>(bytes)));
-    const auto allowed = kPickleBytes * (1 + reader.getAllRecords().size());
-    if (const auto size = reader.getRecordSize("data.pkl"); size > allowed)
-      fail(TF_ERROR_ARCHIVE, {"the stored cases are not tensors by name", where,
-                              std::to_string(size) + " bytes for their names and shapes",
-                              "at most " + std::to_string(allowed)});
-    const auto value = torch::jit::pickle_load({bytes.begin(), bytes.end()});
-    if (value.isGenericDict()) return value.toGenericDict();
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    fail(TF_ERROR_ARCHIVE, {"the stored cases cannot be read", where, text.substr(0, text.find('\n'))});
-  }
-  fail(TF_ERROR_ARCHIVE, {"the stored cases are not tensors by name", where, "something else than a dict"});
-}
-
 std::map<std::string, std::string> inputs_at(const Case& one, const Method& method,
                                              const std::vector<int64_t>& worst, int batch_ndim) {
   std::map<std::string, std::string> found;
@@ -105,7 +79,7 @@ namespace {
 std::vector<Case> pickled_cases(const std::string& bytes, const Contract& contract, const std::string& where) {
   std::vector<Case> cases;
   std::map<std::pair<std::string, std::string>, size_t> places;
-  for (const auto& item : read(bytes, where)) {
+  for (const auto& item : load_pickled_dict(bytes, where)) {
     Key key;
     if (!item.key().isString() || !item.value().isTensor() || !parse_key(item.key().toStringRef(), key))
       fail(TF_ERROR_ARCHIVE, {"the stored cases are not tensors by name", where, item.key().tagKind(),

@@ -6,15 +6,16 @@
 #include <unistd.h>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <nlohmann/json.hpp>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/version.h>
 
 #include "descriptors.hpp"
 #include "engine.hpp"
 #include "files.hpp"
 #include "machine.hpp"
+#include "pickles.hpp"
 #include "call_scope.hpp"
 #include "text.hpp"
 
@@ -91,7 +92,7 @@ class Compiled : public Engine {
     hold_machine(file.machine, path, device);
     try {
       const Unpacked unpacked(*file.bytes);
-      const auto held = torch::jit::pickle_load({file.parameters.begin(), file.parameters.end()}).toGenericDict();
+      const auto held = load_pickled_dict(file.parameters, path);
       for (const auto& method : contract.methods) {
         Entry entry;
         entry.method = method;

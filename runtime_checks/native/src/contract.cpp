@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "contract_fields.hpp"
+#include "limits.hpp"
 #include "text.hpp"
 
 namespace torchferry {
@@ -46,6 +48,10 @@ class Field {
     std::vector<std::pair<std::string, Field>> all;
     for (const auto& [key, value] : value_.items()) all.emplace_back(key, Field(value, path_ + "." + key));
     return all;
+  }
+  /// Those of a field that may be left out.
+  std::vector<std::pair<std::string, Field>> members_of(const std::string& key) const {
+    return has(key) ? at(key).members() : std::vector<std::pair<std::string, Field>>{};
   }
   bool is_text() const { return value_.is_string(); }
   std::string text() const {
@@ -89,7 +95,11 @@ class Field {
   /// Of fields that came later: files without them are as good.
   bool has(const std::string& name) const { return value_.is_object() && value_.contains(name); }
   Bounds bounds() const {
-    return {at("rtol").number(), at("atol").number(), has("floor") ? at("floor").number() : 0.0};
+    const Bounds read{at("rtol").number(), at("atol").number(), has("floor") ? at("floor").number() : 0.0};
+    for (const double part : {read.rtol, read.atol})
+      if (!(part >= 0 && part <= kMaxRelativeTolerance)) broken(std::to_string(part), "a tolerance from 0 to 1");
+    if (!(read.floor >= 0)) broken(std::to_string(read.floor), "0, or a number above");
+    return read;
   }
 
   [[noreturn]] void broken(const std::string& got, const std::string& expected) const {
@@ -105,8 +115,11 @@ class Field {
 std::map<std::string, Variable> variables(const Field& list, std::vector<std::string>& open) {
   std::map<std::string, Variable> found;
   for (const auto& item : list.items()) {
-    Variable variable{item.at("name").text(), item.at("shape").shape(open), item.at("dtype").dtype(),
-                      item.at("type").text()};
+    Variable variable{item.at("name").text(), {}, TF_FLOAT64, "Tensor"};
+    check_name(variable.name, "a variable");
+    if (item.has("shape")) variable.shape = item.at("shape").shape(open);
+    if (item.has("dtype")) variable.dtype = item.at("dtype").dtype();
+    if (item.has("type")) variable.type = item.at("type").text();
     if (!found.emplace(variable.name, variable).second) item.broken(in_quotes(variable.name) + " twice", "one of each");
   }
   return found;
@@ -131,7 +144,11 @@ Variable find(const Field& field, const Variables& plain, const Variables& of_co
 
 Method method_of(const std::string& name, const Field& spec, const Variables& inputs, const Variables& outputs,
                  const Variables& parameters) {
-  Method method{name, {}, {}, spec.at("needs_grad").boolean()};
+  static const std::string kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_";
+  if (name.empty() || name.find_first_not_of(kLetters + "0123456789") != std::string::npos ||
+      kLetters.find(name[0]) == std::string::npos)
+    spec.broken(in_quotes(name), "an identifier as the name of a method");
+  Method method{name, {}, {}, spec.has("needs_grad") && spec.at("needs_grad").boolean()};
   for (const auto& item : spec.at("inputs").items()) method.inputs.push_back(find(item, inputs, outputs));
   for (const auto& item : spec.at("outputs").items()) {
     if (item.is_text()) {
@@ -147,12 +164,16 @@ Method method_of(const std::string& name, const Field& spec, const Variables& in
     shape.insert(shape.end(), by.shape.begin(), by.shape.end());
     method.outputs.push_back({of.name, by.name, shape, of.dtype});
   }
+  for (const auto& pair : spec.has("zeros") ? spec.at("zeros").items() : std::vector<Field>{}) {
+    const auto names = pair.items();
+    find(names[0], outputs, outputs);
+    if (!parameters.count(names[1].text())) find(names[1], inputs, inputs);
+  }
   return method;
 }
 
 Contract parse(const std::string& text, const std::string& where) {
-  const auto raw = json::parse(text, nullptr, false);
-  if (raw.is_discarded()) fail(TF_ERROR_ARCHIVE, {"the contract is not JSON", where});
+  const auto raw = parse_contract(text, where);
   const Field root(raw, "");
   const auto made = root.at("created_with");
   Contract contract;
@@ -164,7 +185,13 @@ Contract parse(const std::string& text, const std::string& where) {
          {"the archive is of schema " + std::to_string(schema), where,
           "schema " + std::to_string(schema) + ", written by torchferry " + contract.made_with_torchferry,
           "schema " + std::to_string(kSchema), "build the runtime of torchferry " + contract.made_with_torchferry});
+  check_fields(raw, where);
   contract.name = root.at("name").text();
+  check_name(contract.name, "the model");
+  if (root.has("graph")) contract.graph = root.at("graph").text();
+  const bool digits = contract.graph.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (!contract.graph.empty() && (!digits || contract.graph.size() != 64))
+    root.at("graph").broken(in_quotes(contract.graph), "64 digits of a sha256");
   const auto ndim = root.at("batch").at("ndim").integer();
   if (ndim != 0 && ndim != 1) root.at("batch").at("ndim").broken(std::to_string(ndim), "0 or 1");
   contract.batch_ndim = static_cast<int>(ndim);
@@ -172,25 +199,31 @@ Contract parse(const std::string& text, const std::string& where) {
   const auto known = contract.sizes.size();
   if (known && contract.batch_ndim) root.at("inputs").broken("open sizes and a batch", "one of them");
   auto outputs = variables(root.at("outputs"), contract.sizes);
-  if (root.has("info")) outputs.merge(variables(root.at("info"), contract.sizes));
+  if (root.has("info"))
+    for (const auto& [name, variable] : variables(root.at("info"), contract.sizes))
+      if (!outputs.emplace(name, variable).second) root.at("info").broken(in_quotes(name) + " twice", "one of each");
   Variables parameters;
   for (const auto& item : root.at("parameters").items()) {
+    check_name(item.at("name").text(), "a parameter");
     contract.parameters.push_back(
         {item.at("name").text(), item.at("shape").shape(contract.sizes), item.at("dtype").dtype()});
     const auto& last = contract.parameters.back();
-    parameters[last.name] = {last.name, last.shape, last.dtype, ""};
+    if (!parameters.emplace(last.name, Variable{last.name, last.shape, last.dtype, ""}).second)
+      item.broken(in_quotes(last.name) + " twice", "one of each");
   }
   if (contract.sizes.size() > known)
     root.at("inputs").broken("none with the open size " + in_quotes(contract.sizes.back()), "an input that decides it");
   for (const auto& [name, spec] : root.at("methods").members())
     contract.methods.push_back(method_of(name, spec, inputs, outputs, parameters));
   if (contract.methods.empty()) root.at("methods").broken("none", "at least forward");
-  for (const auto& [dtype, bounds] : root.at("tolerance").at("dtypes").members())
+  for (const auto& [dtype, bounds] : root.at("tolerance").members_of("dtypes")) {
+    const auto read = bounds.bounds();
     for (const auto& [code, name] : kDtypes)
-      if (dtype == name) contract.tolerance[code] = bounds.bounds();
-  for (const auto& [output, bounds] : root.at("tolerance").at("outputs").members())
+      if (dtype == name) contract.tolerance[code] = read;
+  }
+  for (const auto& [output, bounds] : root.at("tolerance").members_of("outputs"))
     contract.output_tolerance[output] = bounds.bounds();
-  for (const auto& [input, range] : root.at("envelope").at("values").members())
+  for (const auto& [input, range] : root.at("envelope").members_of("values"))
     contract.envelope[input] = {range.at("low").number(), range.at("high").number()};
   if (root.has("solvers"))
     for (const auto& solver : root.at("solvers").items())

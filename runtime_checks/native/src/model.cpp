@@ -40,6 +40,15 @@ void check(const at::Tensor& given, const Role& role, int batch_ndim, const at::
                           (batch_ndim ? "any batch, then " : "") + extent.text(role.shape)});
 }
 
+/// The contract of the graphs in the file. Whatever the file runs is made later.
+Contract checked_contract(const ArchiveFile& file, const std::string& path) {
+  auto contract = contract_from_json(file.contract, path);
+  if (!contract.graph.empty() && !file.library && contract.graph != file.graph_digest)
+    fail(TF_ERROR_ARCHIVE, {"the contract names a different graph than the archive contains", path, contract.graph,
+                            "the sha256 of the record extra/torchferry/graph.txt", "export the model again"});
+  return contract;
+}
+
 /// By default glibc gives memory back to the system after a call of some thousand rows, and takes it again, page by
 /// page, in the next.
 void keep_memory() {
@@ -73,7 +82,7 @@ struct Model::State {
   State(std::string path, const Options& options, const at::Device& device, const ArchiveFile& file)
       : path(std::move(path)),
         options(options),
-        contract(contract_from_json(file.contract, this->path)),
+        contract(checked_contract(file, this->path)),
         cases(file.cases),
         records(file.records),
         device(device),
@@ -371,7 +380,11 @@ void Model::synchronize() const {
 std::vector<Case> Model::cases() const {
   auto found = unpack_cases(state_->cases, contract(), state_->path);
   const auto& names = state_->left_out;
-  const auto is_left_out = [&](const Case& one) { return std::find(names.begin(), names.end(), one.name) != names.end(); };
+  // Only of the two extreme magnitudes does rounding decide what a case gives.
+  const auto is_left_out = [&](const Case& one) {
+    const bool extreme = one.name.rfind("small_", 0) == 0 || one.name.rfind("large_", 0) == 0;
+    return extreme && std::find(names.begin(), names.end(), one.name) != names.end();
+  };
   found.erase(std::remove_if(found.begin(), found.end(), is_left_out), found.end());
   return found;
 }

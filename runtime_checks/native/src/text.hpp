@@ -5,6 +5,8 @@
 
 #include <torchferry/error.hpp>
 
+#include "plain_text.hpp"
+
 namespace torchferry {
 
 /// The parts of a message; empty ones are left out.
@@ -22,7 +24,8 @@ struct Message {
                                      {"expected", expected},
                                      {"mend", mend}})
       if (!value.empty()) lines += std::string("\n  ") + key + ": " + value;
-    return lines;
+    // Parts quote files, which may hold what a terminal obeys.
+    return escape_unsafe(lines);
   }
 };
 

@@ -2,6 +2,7 @@
 
 ``torch_child.py`` runs it by its path, engines import it. It needs the standard library and torch."""
 
+import ast
 import functools
 import io
 import json
@@ -10,6 +11,61 @@ import zipfile
 
 # Records of a package that hold the bytes of tensors; those of other names torch unpickles.
 TENSORS = re.compile(r"(weight|tensor)_\d+$")
+# What a program may call. torch finds a target by name in its whole package, and calls it (torch/_export/serde).
+TARGETS = re.compile(
+    r"torch\.ops\.(aten|prims|higher_order)\.(?!from_file)\w+(\.\w+)?|math\.(ceil|floor|sqrt|trunc)|torch\.sym_\w+"
+    r"|_operator\.(add|sub|mul|floordiv|truediv|mod|pow|neg|abs|eq|ne|lt|le|gt|ge|and_|or_|not_|getitem)"
+)
+# Expressions of sizes, which sympy evaluates as Python: calls of these, numbers, and names of symbols.
+FUNCTIONS = frozenset(
+    [
+        "Symbol",
+        "Integer",
+        "Float",
+        "Rational",
+        "Add",
+        "Mul",
+        "Pow",
+        "Mod",
+        "Max",
+        "Min",
+        "Abs",
+        "Eq",
+        "Equality",
+        "Ne",
+        "Unequality",
+        "Lt",
+        "StrictLessThan",
+        "Le",
+        "LessThan",
+        "Gt",
+        "StrictGreaterThan",
+        "Ge",
+        "GreaterThan",
+        "And",
+        "Or",
+        "Not",
+        "FloorDiv",
+        "CeilDiv",
+        "CleanDiv",
+        "ModularIndexing",
+        "PythonMod",
+        "Where",
+        "Identity",
+        "FloorToInt",
+        "CeilToInt",
+        "RoundToInt",
+        "TruncToInt",
+        "ToFloat",
+        "IntTrueDiv",
+        "FloatTrueDiv",
+        "PowByNatural",
+        "FloatPow",
+    ]
+)
+# Guards, which torch compiles as Python: comparisons of the sizes and strides of inputs.
+GUARD_METHODS = frozenset(("size", "stride", "storage_offset", "dim"))
+OPERATORS = (ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context)
 
 
 def count_nodes(block):
@@ -39,6 +95,7 @@ def load_program_calls(archive, methods):
     from torch.export.pt2_archive._package import load_pt2
 
     check_no_pickles(archive)
+    check_programs(archive)
     programs = load_pt2(archive).exported_programs
     return {m: functools.partial(call_module, programs[m].module()) for m in methods}
 
@@ -61,6 +118,78 @@ def check_no_pickles(archive):
                     has_pickle = record.endswith(".pt")
                 if has_pickle:
                     raise ValueError(f"record {name} is or names a pickle, which torchferry does not write")
+
+
+def check_programs(archive):
+    """Raise ``ValueError`` for a program that holds Python, or that calls something else than operators.
+
+    torch evaluates the sizes and the guards of a program as Python, and calls its targets whatever they are."""
+    with zipfile.ZipFile(archive) as file:
+        for name in file.namelist():
+            _, _, record = name.partition("/")
+            if record.startswith("models/"):
+                for key, value in iterate_fields(json.loads(file.read(name))):
+                    check_field(key, value, f"record {name}")
+
+
+def iterate_fields(value):
+    """Yield the keys and values of all objects in a JSON value."""
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            yield from value.items()
+            todo += value.values()
+        elif isinstance(value, list):
+            todo += value
+
+
+def check_field(key, value, where):
+    """Raise ``ValueError`` for a field that torch would evaluate or call, and that torchferry does not write."""
+    if key == "target" and value is not None and not TARGETS.fullmatch(str(value)):
+        raise ValueError(f"{where} calls {str(value)[:80]!r}, which is no operator")
+    if key == "expr_str" and not is_plain_expression(str(value), is_plain_size):
+        raise ValueError(f"{where} has {str(value)[:80]!r} in the place of a size")
+    if key == "guards_code":
+        for text in value or ():
+            if not is_plain_expression(str(text), is_plain_guard):
+                raise ValueError(f"{where} has {str(text)[:80]!r} in the place of a guard")
+    if key in ("custom_obj_values", "as_custom_obj") and value:
+        raise ValueError(f"{where} has an object of a class, which torchferry does not write")
+
+
+def is_plain_expression(text, is_plain):
+    """Return whether a text is one expression of which every part is plain."""
+    try:
+        tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return all(is_plain(node) for node in ast.walk(tree.body))
+
+
+def is_plain_size(node):
+    """Return whether this part of an expression is a number, a symbol, or a function of sizes."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
+    if isinstance(node, ast.Name):
+        return node.id in FUNCTIONS or re.fullmatch(r"[suz]+\d+", node.id) is not None
+    if isinstance(node, ast.Constant):
+        is_symbol = isinstance(node.value, str) and node.value.isidentifier()
+        return is_symbol or isinstance(node.value, (int, float))
+    return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Compare, ast.keyword, *OPERATORS))
+
+
+def is_plain_guard(node):
+    """Return whether this part of a guard is a number, an input, or a size of one."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute)
+    if isinstance(node, ast.Attribute):
+        return node.attr in GUARD_METHODS
+    if isinstance(node, ast.Name):
+        return node.id == "L"
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, (str, int, float))
+    return isinstance(node, (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.Subscript, *OPERATORS))
 
 
 def call_module(module, inputs):

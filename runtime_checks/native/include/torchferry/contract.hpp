@@ -69,6 +69,7 @@ struct Contract {
   std::map<std::string, Bounds> output_tolerance;
   std::map<std::string, Range> envelope;  ///< by input name
   bool nan_where_not_converged = false;   ///< an implicit model, whose elements that do not converge are NaN
+  std::string graph;  ///< sha256 of the canonical text of the graphs; empty in files that do not say it
   std::string json;
 
   /// Throws `Error` (TF_ERROR_NAME) with the names that there are.

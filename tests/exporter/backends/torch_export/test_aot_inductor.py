@@ -139,7 +139,7 @@ def test_one_methods_code_in_the_place_of_anothers(copy):
     """Both agree with the manifest: the numbers do not."""
 
     def swap(result: Records) -> None:
-        start = f"{pt_archive.COMPILED}forward/", f"{pt_archive.COMPILED}jacobian/"
+        start = "data/aotinductor/forward/", "data/aotinductor/jacobian/"
         moved = {n: d for n, d in result.items() if n.startswith(start)}
         for name in moved:
             del result[name]

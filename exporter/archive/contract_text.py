@@ -1,0 +1,87 @@
+"""The text of a contract before it means anything: strict JSON, within the format's limits, showing as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from exporter.archive.format_limits import MAX_ITEMS, MAX_NAME, MAX_RANK, MAX_SIZE, MAX_TEXT
+from exporter.common.errors import ArchiveError, UsageError
+from exporter.common.plain_text import find_unsafe
+
+
+def parse_strictly(text: str | bytes, where: str) -> Any:
+    """Parse JSON that every reader reads in the same way: UTF-8 without a mark, each key once.
+
+    Raises ``ArchiveError``."""
+    try:
+        decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+        return json.loads(decoded, object_pairs_hook=_make_object, parse_constant=_refuse_constant)
+    except RecursionError:
+        got = "lists or objects nested too deeply"
+    except ValueError as error:
+        got = str(error)
+    raise ArchiveError("the contract is not JSON", where=where, got=got)
+
+
+def _make_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a key stands in an object twice")
+    return values
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def check_limits(raw: Any, where: str) -> None:
+    """Raise ``ArchiveError`` for a contract beyond the format's limits, or with a text that does not show as it is."""
+    for path, value in _iterate(raw):
+        problem = _find_problem(path, value)
+        if problem:
+            what, got, expected = problem
+            field = ".".join(map(str, path)) or "the whole"
+            raise ArchiveError(
+                f"the contract is broken: {what}", where=f"{where}, field {field}", got=got, expected=expected
+            )
+
+
+def check_name(name: str, of: str) -> None:
+    """Raise ``UsageError`` for a name that is empty, too long, or does not show as it is."""
+    unsafe = find_unsafe(name, is_name=True)
+    if not name or len(name) > MAX_NAME or unsafe:
+        got = f"the character {unsafe}" if unsafe else f"{len(name)} characters"
+        expected = f"1 to {MAX_NAME} characters, none of them a control character"
+        raise UsageError(f"the name of {of} is not a name", got=got, expected=expected, mend="rename it")
+
+
+def _find_problem(path: Sequence[str | int], value: Any) -> tuple[str, str, str] | None:
+    if isinstance(value, (list, dict)) and len(value) > MAX_ITEMS:
+        return "there are too many", str(len(value)), f"at most {MAX_ITEMS}"
+    if isinstance(value, str):
+        if len(value) > MAX_TEXT:
+            return "a text is too long", f"{len(value)} characters", f"at most {MAX_TEXT}"
+        if unsafe := find_unsafe(value, is_name=False):
+            return "a text does not show as it is", f"the character {unsafe}", "no control characters"
+    in_shape = len(path) > 1 and path[-2] == "shape"
+    if path and path[-1] == "shape" and isinstance(value, list) and len(value) > MAX_RANK:
+        return "a shape has too many sizes", str(len(value)), f"at most {MAX_RANK}"
+    in_sizes = len(path) > 1 and path[-2] in ("sizes", "ranks")
+    if (in_shape or in_sizes) and isinstance(value, int) and not 0 <= value <= MAX_SIZE:
+        return "a size is out of range", str(value), f"a number from 0 to {MAX_SIZE}"
+    return None
+
+
+def _iterate(raw: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield every value with its path, and every key as a value, without recursion."""
+    stack: list[tuple[tuple[str | int, ...], Any]] = [((), raw)]
+    while stack:
+        path, value = stack.pop()
+        yield path, value
+        if isinstance(value, dict):
+            stack += [((*path, "key"), key) for key in value]
+            stack += [((*path, key), item) for key, item in value.items()]
+        elif isinstance(value, list):
+            stack += [((*path, i), item) for i, item in enumerate(value)]
