@@ -11,7 +11,8 @@ import torch
 
 from exporter.archive import onnx_container, pt_archive
 from exporter.archive.contract import Contract
-from exporter.common.errors import RunError, UsageError, suggest_names, summarize_error
+from exporter.archive.tensor_spec import name_dtype
+from exporter.common.errors import ArchiveError, RunError, UsageError, suggest_names, summarize_error
 from runtime_checks.engines.engines import (
     AotInductorEngine,
     Engine,
@@ -146,7 +147,20 @@ def load(
     compiled = select_engine(opened, engine, str(device), script) if engine != TORCHSCRIPT else None
     if compiled is not None:
         return Model(opened.contract, compiled, device, envelope)
-    return Model(opened.contract, TorchScriptEngine(script()), device, envelope)
+    module = script()
+    _check_parameters(module, opened.contract, str(file))
+    return Model(opened.contract, TorchScriptEngine(module), device, envelope)
+
+
+def _check_parameters(module: Any, contract: Contract, where: str) -> None:
+    """Raise ``ArchiveError`` if a module has not the parameters of its contract."""
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    for spec in contract.parameters:
+        tensor = tensors.get(spec.name)
+        got = "none" if tensor is None else f"{list(tensor.shape)} {name_dtype(tensor)}"
+        if tensor is None or (tuple(tensor.shape), name_dtype(tensor)) != (spec.shape, spec.dtype):
+            what = f"the file has no parameter {spec.name!r} as its contract says"
+            raise ArchiveError(what, where=where, got=got, expected=f"{list(spec.shape)} {spec.dtype}")
 
 
 def _load_script(path: str, device: str | torch.device) -> Any:

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from exporter.archive.contract import Bounds
 from exporter.common.errors import MismatchError
 from runtime_checks.checks.batch_invariance import INVARIANCES
 from runtime_checks.comparison import Comparison
@@ -31,12 +32,16 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class OutputResult:
-    """An output's worst figures over all calls of all checks; ``inputs`` are those of the worst element."""
+    """An output's worst figures over all calls of all checks; ``inputs`` are those of the worst element.
+
+    ``bounds`` are the contract's, and ``is_wide`` says whether numbers pass them that do not pass the usual ones."""
 
     output: str
     comparison: Comparison
     at: str
     inputs: dict[str, Any] = field(default_factory=dict)
+    bounds: Bounds = field(default_factory=lambda: Bounds(0.0, 0.0))
+    is_wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,15 @@ def render(report: Report) -> RenderableType:
         checks.add_row(name, *verdicts, str(max(c.calls for c in present) or ""), shown.detail)
     several = len(report.legs) > 1
     outputs = Table(title=f"{report.model}: outputs against eager mode")
-    for column in ("output", *(["runtime"] if several else []), "max abs", "max rel", "ULP", "worst element"):
+    for column in (
+        "output",
+        *(["runtime"] if several else []),
+        "max abs",
+        "max rel",
+        "ULP",
+        "tolerance",
+        "worst element",
+    ):
         outputs.add_column(column, overflow="fold")
     outputs.add_column("its inputs", overflow="fold")
     for leg in report.legs:
@@ -169,6 +182,7 @@ def render(report: Report) -> RenderableType:
                 f"{c.max_abs:.2e}",
                 f"{c.max_rel:.2e}",
                 str(c.max_ulp) if c.max_ulp >= 0 else "-",
+                Text(result.bounds.describe() + ", wider than usual" * result.is_wide, style="yellow" * result.is_wide),
                 f"{result.at} {list(c.worst)}" if differs else "none",
                 "; ".join(f"{k}={_shorten(v)}" for k, v in result.inputs.items()) if differs else "",
             )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from exporter.archive.cases import Cases, supports_case
-from exporter.archive.contract import Contract, name_output
+from exporter.archive.contract import Contract, Tolerance, name_output
 from exporter.archive.pt_archive import Archive
 from exporter.archive.tensor_spec import name_dtype
 from runtime_checks import containers
@@ -255,7 +255,11 @@ def _summarize_outputs(
             figures = dataclasses.replace(worst, **largest)
             text = name_output(name)
             location = f"{expectation.check}, {expectation.label}" if worst.worst or worst.reason else ""
-            results.append(OutputResult(text, figures, location, _select_worst_inputs(contract, expectation, worst)))
+            inputs = _select_worst_inputs(contract, expectation, worst)
+            bounds, usual = (
+                t.bounds(name, contract.output_spec(name).dtype) for t in (contract.tolerance, Tolerance())
+            )
+            results.append(OutputResult(text, figures, location, inputs, bounds, bounds.is_wider(usual)))
     return tuple(results)
 
 

@@ -23,8 +23,8 @@ _PACKAGES_HAVE = (
 # The first names a record that no other kind has.
 RECORDS = {
     GRAPHS: (
-        "data.pkl", "constants.pkl", "version", "data/#", "constants/#", "code/", "extra/torchferry/cases.pt",
-        "extra/torchferry/kernel/", *_ALL_HAVE,
+        "data.pkl", "constants.pkl", "version", "data/#", "constants/#", "code/", "traced_inputs.pkl",
+        "traced_inputs/#", "extra/torchferry/cases.pt", "extra/torchferry/kernel/", *_ALL_HAVE,
     ),
     CODE: ("data/aotinductor/", "extra/torchferry/machine.json", *_PACKAGES_HAVE, *_ALL_HAVE),
     PROGRAMS: (

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from exporter.archive.contract_text import check_limits, check_name, parse_strictly
+from exporter.archive.contract_text import check_limits, check_name, describe_invalid, is_identifier, parse_strictly
 from exporter.archive.format_limits import MAX_RELATIVE_TOLERANCE
-from exporter.archive.tensor_spec import Signature, StrictlyRead, TensorSpec
+from exporter.archive.tensor_spec import Signature, StrictlyRead, TensorSpec, check_dtype
 from exporter.common.errors import ArchiveError, SchemaError, UsageError, suggest_names
 
 SCHEMA = 1
@@ -154,14 +154,14 @@ class Bounds(StrictlyRead):
     atol: float
     floor: float = 0.0
 
-    def __post_init__(self) -> None:
+    def check_range(self) -> None:
+        """Raise ``UsageError`` for bounds within which numbers that differ by as much as they are large would pass."""
         if not (0 <= self.rtol <= MAX_RELATIVE_TOLERANCE and 0 <= self.atol <= MAX_RELATIVE_TOLERANCE):
             got, expected = f"rtol {self.rtol:g}, atol {self.atol:g}", f"numbers from 0 to {MAX_RELATIVE_TOLERANCE:g}"
             raise UsageError("a tolerance is out of range", got=got, expected=expected)
         if not 0 <= self.floor < math.inf:
-            raise UsageError(
-                "a tolerance is out of range", got=f"floor {self.floor:g}", expected="0, or a number above"
-            )
+            got, expected = f"floor {self.floor:g}", "0, or a number above"
+            raise UsageError("a tolerance is out of range", got=got, expected=expected)
 
     def is_wider(self, other: Bounds) -> bool:
         """Return whether numbers pass these bounds that do not pass others."""
@@ -169,7 +169,9 @@ class Bounds(StrictlyRead):
 
     def describe(self) -> str:
         """Return the bounds as text."""
-        return f"rtol {self.rtol:.1e}, atol {self.atol:.1e}" + (f", floor {self.floor:.1e}" if self.floor else "")
+        if not (self.rtol or self.atol or self.floor):
+            return "exact"
+        return f"rtol {self.rtol:.0e}, atol {self.atol:.0e}" + (f", floor {self.floor:.0e}" if self.floor else "")
 
 
 @dataclass(frozen=True)
@@ -303,12 +305,15 @@ class Contract(StrictlyRead):
                 raise UsageError(f"two {role}s have the same name", got=", ".join(map(repr, repeated)))
         for parameter in self.parameters:
             check_name(parameter.name, "a parameter")
+            check_dtype(parameter.name, parameter.dtype)
+        for bounds in (*self.tolerance.dtypes.values(), *self.tolerance.outputs.values()):
+            bounds.check_range()
         # Applies the same rules to open sizes.
         Signature(self.inputs, self.outputs, self.batch.ndim)
         ins, outs = {spec.name for spec in self.inputs}, {spec.name for spec in (*self.outputs, *self.info)}
         wrt_names = ins | {spec.name for spec in self.parameters}
         for method, spec in self.methods.items():
-            if not (method.isascii() and method.isidentifier()):
+            if not is_identifier(method):
                 raise UsageError("the name of a method is no identifier", got=repr(method), expected="letters of ASCII")
             unknown = [n for n in spec.inputs if strip_prefix(n) not in (outs if n.startswith(COTANGENT) else ins)]
             for output in spec.outputs:
@@ -375,14 +380,9 @@ def contract_from_json(text: str | bytes, where: str) -> Contract:
     try:
         return _ADAPTER.validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        path = ".".join(str(part) for part in first["loc"]) or "the whole text"
+        got, expected = describe_invalid(error), f"a contract of schema {SCHEMA}"
         raise ArchiveError(
-            "the contract is broken",
-            where=f"{where}, field {path}",
-            got=f"{first['msg']} ({str(first.get('input'))[:80]})",
-            expected=f"a contract of schema {SCHEMA}",
-            mend="export the model again",
+            "the contract is broken", where=where, got=got, expected=expected, mend="export the model again"
         ) from None
     except UsageError as error:
         raise ArchiveError(

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from exporter.archive.format_limits import MAX_ITEMS, MAX_NAME, MAX_RANK, MAX_SIZE, MAX_TEXT
 from exporter.common.errors import ArchiveError, UsageError
 from exporter.common.plain_text import find_unsafe
@@ -36,6 +38,13 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
+def describe_invalid(error: ValidationError) -> str:
+    """Describe the first field that does not have its type: ``field opset: Input should be a valid integer (None)``."""
+    first = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in first["loc"]) or "the whole text"
+    return f"field {path}: {first['msg']} ({str(first.get('input'))[:80]})"
+
+
 def check_limits(raw: Any, where: str) -> None:
     """Raise ``ArchiveError`` for a contract beyond the format's limits, or with a text that does not show as it is."""
     for path, value in _iterate(raw):
@@ -55,6 +64,11 @@ def check_name(name: str, of: str) -> None:
         got = f"the character {unsafe}" if unsafe else f"{len(name)} characters"
         expected = f"1 to {MAX_NAME} characters, none of them a control character"
         raise UsageError(f"the name of {of} is not a name", got=got, expected=expected, mend="rename it")
+
+
+def is_identifier(name: str) -> bool:
+    """Return whether every language that a file reaches takes the name as an identifier."""
+    return name.isascii() and name.isidentifier()
 
 
 def _find_problem(path: Sequence[str | int], value: Any) -> tuple[str, str, str] | None:

@@ -17,9 +17,13 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors
 from exporter.archive.contract import Bounds, Contract, Finding, contract_from_json, name_output
-from exporter.archive.tensor_spec import name_dtype
+from exporter.archive.contract_text import check_limits, describe_invalid, is_identifier, parse_strictly
+from exporter.archive.format_limits import MAX_SIZE
+from exporter.archive.tensor_spec import StrictlyRead, name_dtype
 from exporter.common.errors import ArchiveError, summarize_error
 
 if TYPE_CHECKING:
@@ -30,6 +34,29 @@ MANIFEST, CONTRACT, CASES = "manifest.json", "contract.json", "cases.txt"
 HEAD = "torchferry cases 1"
 _NUMBERS_PER_LINE = 8
 _COPY_ADVICE = "copy the folder again, or export the model again"
+
+
+@dataclass(frozen=True)
+class _Variable(StrictlyRead):
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+@dataclass(frozen=True)
+class _Manifest(StrictlyRead):
+    format: str
+    name: str
+    files: dict[str, str]
+    batched: bool
+    workspace: dict[str, int]
+    left_out: list[str]
+    methods: dict[str, dict[str, list[_Variable]]]
+    parameters: list[_Variable]
+    sha256: str
+
+
+_ADAPTER = TypeAdapter(_Manifest)
 
 
 @dataclass(frozen=True)
@@ -164,12 +191,17 @@ def parse_manifest(data: bytes, where: Path) -> dict[str, Any]:
     """Parse a manifest and check it against its own digest. Raises ``ArchiveError``."""
     got = "a text that does not match its own sha256, or another format"
     try:
-        content = json.loads(data)
+        content = parse_strictly(data, str(where))
+        check_limits(content, str(where))
+        _ADAPTER.validate_json(data)
         expected_seal = content.pop("sha256")
         is_valid = content["format"] == FORMAT and expected_seal == _compute_seal(content)
-        is_valid = is_valid and all(Path(n).name == n for n in content["files"])
+        is_valid = is_valid and all(Path(n).name == n for n in content["files"]) and is_identifier(content["name"])
+        is_valid = is_valid and all(0 <= size <= MAX_SIZE for size in content["workspace"].values())
         if is_valid and {CONTRACT, CASES, *_list_sources(content["name"])} <= set(content["files"]):
             return content
+    except ValidationError as error:
+        got = describe_invalid(error)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         got = summarize_error(error)
     what, expected = "the kernel's manifest is damaged", f"a manifest written by torchferry: {FORMAT}"
@@ -193,7 +225,17 @@ def read(path: Path) -> KernelFiles:
             got = f"bytes whose sha256 is not the one in {MANIFEST}"
             raise ArchiveError("a file of the kernel was changed", where=str(file), got=got, mend=_COPY_ADVICE)
     contract = contract_from_json((path / CONTRACT).read_bytes(), str(path / CONTRACT))
+    check_description(content, contract, str(path))
     return KernelFiles(path, contract, content["name"], content["files"], content["workspace"], content)
+
+
+def check_description(manifest: Mapping[str, Any], contract: Contract, where: str) -> None:
+    """Raise ``ArchiveError`` if a manifest has other variables or methods than the contract: hosts call by them."""
+    parameters = [_describe_variable(p.name, p) for p in contract.parameters]
+    described = (manifest["methods"], manifest["parameters"], manifest["batched"], set(manifest["workspace"]))
+    if described != (describe_methods(contract), parameters, bool(contract.batch.ndim), set(contract.methods)):
+        what = "the kernel has other variables or methods than the contract"
+        raise ArchiveError(what, where=where, mend="export it again")
 
 
 def pack_text_cases(contract: Contract, cases: Cases, parameters: Mapping[str, torch.Tensor]) -> bytes:

@@ -15,8 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors, list_tensors
 from exporter.archive.contract import Contract, contract_from_json
+from exporter.archive.contract_text import check_limits, describe_invalid, parse_strictly
+from exporter.archive.tensor_spec import StrictlyRead
 from exporter.common.errors import ArchiveError, MissingRuntimeError, summarize_error
 
 if TYPE_CHECKING:
@@ -27,6 +31,26 @@ SUFFIX = ".onnx"
 MAIN = "forward"
 _PARAMETER = "parameter/"
 _COPY_ADVICE = "copy it again, or export the model again"
+
+
+@dataclass(frozen=True)
+class _Method(StrictlyRead):
+    file: str
+    inputs: list[str]
+    outputs: list[str]
+
+
+@dataclass(frozen=True)
+class _Manifest(StrictlyRead):
+    format: str
+    opset: int
+    methods: dict[str, _Method]
+    files: dict[str, str]
+    contract: dict[str, Any]
+    sha256: str
+
+
+_ADAPTER = TypeAdapter(_Manifest)
 
 
 @dataclass(frozen=True)
@@ -127,14 +151,18 @@ def read(path: Path) -> OnnxFiles:
         mend = "copy them too; or make the file with `torchferry export --format onnx`"
         raise ArchiveError(what, where=str(path), got=f"no {where.name}", expected=expected, mend=mend)
     try:
-        content = json.loads(where.read_bytes())
-        expected_seal = content.pop("sha256")
-        is_valid = content["format"] == FORMAT and expected_seal == _compute_seal(content)
-        files, methods = dict(content["files"]), dict(content["methods"])
-        names = {str(entry["file"]) for entry in methods.values()}
+        data = where.read_bytes()
+        content = parse_strictly(data, str(where))
+        check_limits(content, str(where))
+        manifest = _ADAPTER.validate_json(data)
+        is_valid = manifest.format == FORMAT and content.pop("sha256") == _compute_seal(content)
+        files, methods = manifest.files, manifest.methods
+        names = {entry.file for entry in methods.values()}
         is_valid = is_valid and {path.name, cases_path(path).name, *names} <= set(files)
         # Only names: a manifest cannot refer to files elsewhere.
         is_valid = is_valid and all(Path(name).name == name for name in files)
+    except ValidationError as error:
+        raise _make_damaged_error(where, describe_invalid(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise _make_damaged_error(where, summarize_error(error)) from None
     if not is_valid:
@@ -152,15 +180,18 @@ def read(path: Path) -> OnnxFiles:
         if compute_digest(file) != expected_digest:
             got = f"bytes whose sha256 is not the one in {where.name}"
             raise ArchiveError("a file of the ONNX container was changed", where=str(file), got=got, mend=_COPY_ADVICE)
-    contract = contract_from_json(json.dumps(content["contract"]), str(where))
+    contract = contract_from_json(json.dumps(manifest.contract), str(where))
+    sizes = {name: (len(spec.inputs), len(spec.outputs)) for name, spec in contract.methods.items()}
+    if sizes != {name: (len(entry.inputs), len(entry.outputs)) for name, entry in methods.items()}:
+        raise _make_damaged_error(where, "other methods than the contract's, or other numbers of inputs or outputs")
     return OnnxFiles(
         path,
         contract,
-        int(content["opset"]),
+        manifest.opset,
         {name: path.with_name(name).stat().st_size for name in (*files, where.name)},
-        {name: str(entry["file"]) for name, entry in methods.items()},
-        {name: tuple(entry["inputs"]) for name, entry in methods.items()},
-        {name: tuple(entry["outputs"]) for name, entry in methods.items()},
+        {name: entry.file for name, entry in methods.items()},
+        {name: tuple(entry.inputs) for name, entry in methods.items()},
+        {name: tuple(entry.outputs) for name, entry in methods.items()},
     )
 
 

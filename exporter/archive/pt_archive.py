@@ -8,13 +8,14 @@ Only the functions that need torch import it: inspecting an archive does not."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -149,10 +150,18 @@ def read(path: Path) -> Archive:
         raise ArchiveError(what, where=where, expected="a .pt that torchferry wrote", mend=mend)
     if path.stat().st_size == 0:
         raise ArchiveError("the archive is empty", where=where, got="0 bytes", mend="export it again")
+    with _open_zip(path) as archive:
+        return _read(archive, path)
+
+
+@contextlib.contextmanager
+def _open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a zip file; an error of reading it, in the block too, is an ``ArchiveError``."""
+    where = str(path)
     try:
         with path.open("rb") as file:
-            compiled = file.read(4) == b"\x7fELF"
-        if compiled:
+            is_compiled = file.read(4) == b"\x7fELF"
+        if is_compiled:
             raise ArchiveError(
                 "a shared object is not an archive",
                 where=where,
@@ -160,7 +169,7 @@ def read(path: Path) -> Archive:
                 mend="load a kernel's shared object with the native runtime; here, pass the folder of its sources",
             )
         with zipfile.ZipFile(path) as archive:
-            return _read(archive, path)
+            yield archive
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError) as error:
         raise ArchiveError(
             "the archive is damaged, or is no TorchScript archive at all",
@@ -227,9 +236,16 @@ def _compute_digest(archive: zipfile.ZipFile, name: str) -> str:
     return digest.hexdigest()
 
 
+def check_file_runs_nothing(path: Path) -> None:
+    """Check that loading a TorchScript file of any origin runs none of its code. Raises ``ArchiveError``."""
+    with _open_zip(path) as archive:
+        names = [(name, name.partition("/")[2]) for name in archive.namelist()]
+        check_no_code_at_load({record: archive.read(name) for name, record in names if is_code(record)}, str(path))
+
+
 def is_code(name: str) -> bool:
     """Return whether torch makes classes and objects from this record of a TorchScript file."""
-    return name.startswith("code/") or name in ("data.pkl", "constants.pkl")
+    return (name.startswith("code/") and not name.endswith(".debug_pkl")) or name.endswith(".pkl")
 
 
 def check_no_code_at_load(records: Mapping[str, bytes], where: str) -> None:
@@ -240,7 +256,7 @@ def check_no_code_at_load(records: Mapping[str, bytes], where: str) -> None:
     readers know no escapes. Raises ``ArchiveError``."""
     for name, data in records.items():
         forbidden = next((text for text in _RUNS_AT_LOAD if text.encode() in data), "")
-        if forbidden and not name.endswith(".debug_pkl"):
+        if forbidden:
             what, got = "the file has code that runs while it is loaded", f"{forbidden} in the record {name}"
             mend = "do not load this file: nothing that torchferry writes has such code"
             raise ArchiveError(what, where=where, got=got, expected="methods that a host calls", mend=mend)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from exporter.archive.contract_text import check_name
+from exporter.archive.contract_text import check_name, is_identifier
 from exporter.common.errors import UsageError
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -63,8 +63,7 @@ class TensorSpec(StrictlyRead):
         sampling: The way in which values are drawn.
 
     Raises:
-        UsageError: The name has control characters, the dtype is unknown, or the name of an open size is not an
-            identifier.
+        UsageError: The dtype is unknown, or the name of an open size is not an identifier.
 
     Example:
         ```python
@@ -79,11 +78,8 @@ class TensorSpec(StrictlyRead):
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
-        check_name(self.name, "a variable")
-        if self.dtype not in DTYPES:
-            what = f"variable {self.name!r} has an unknown dtype"
-            raise UsageError(what, got=repr(self.dtype), expected=f"one of {', '.join(DTYPES)}")
-        unfit = [d for d in self.shape if isinstance(d, str) and not d.isidentifier()]
+        check_dtype(self.name, self.dtype)
+        unfit = [d for d in self.shape if isinstance(d, str) and not is_identifier(d)]
         if unfit:
             what = f"variable {self.name!r} has a size whose name is not an identifier"
             raise UsageError(what, got=repr(unfit[0]), expected="an integer, or an identifier for an open size: 'n'")
@@ -102,6 +98,13 @@ class TensorSpec(StrictlyRead):
     def describe(self) -> str:
         """Return name, type, shape and dtype as text."""
         return f"{self.name}: {self.type}{list(self.shape)} {self.dtype}"
+
+
+def check_dtype(name: str, dtype: str) -> None:
+    """Raise ``UsageError`` for a dtype that no variable has."""
+    if dtype not in DTYPES:
+        what = f"variable {name!r} has an unknown dtype"
+        raise UsageError(what, got=repr(dtype), expected=f"one of {', '.join(DTYPES)}")
 
 
 def name_dtype(value: Any) -> str:
@@ -137,7 +140,8 @@ class Signature:
             fixed, except for sizes with names. An output's open sizes are sizes of inputs.
 
     Raises:
-        UsageError: There are both open sizes and a batch, or an output has an open size that no input has.
+        UsageError: A name is empty or has control characters, there are both open sizes and a batch, or an output has
+            an open size that no input has.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -145,6 +149,8 @@ class Signature:
     batch_ndim: int = 1
 
     def __post_init__(self) -> None:
+        for spec in (*self.inputs, *self.outputs):
+            check_name(spec.name, "a variable")
         input_sizes, output_sizes = list_dynamic_sizes(self.inputs), list_dynamic_sizes(self.outputs)
         if (input_sizes or output_sizes) and self.batch_ndim:
             got = f"sizes {', '.join((*input_sizes, *output_sizes))}, batch_ndim={self.batch_ndim}"

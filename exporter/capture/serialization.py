@@ -28,8 +28,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.jit import _pickle
 
+from exporter.archive import pt_archive
 from exporter.archive.zip_records import _SERIAL
 from exporter.capture import module_tree
+from exporter.common.errors import ArchiveError, UnsupportedError
 from exporter.common.source_paths import importable_path, strip_stand_in
 from exporter.common.user_code import INTERNAL_PATH_PREFIXES, OWN_SOURCES
 
@@ -64,7 +66,17 @@ def serialize_module(module: Any) -> dict[str, bytes]:
         place = f"code/{new.rpartition('.')[0].replace('.', '/')}"
         new_records[place + _CODE] = code.encode()
         new_records[place + _DEBUG] = _build_debug_record(definitions[old], offsets)
+    _check_nothing_runs_at_load(new_records)
     return new_records
+
+
+def _check_nothing_runs_at_load(records: Mapping[str, bytes]) -> None:
+    """Raise ``UnsupportedError`` for a module whose file would be refused by every reader."""
+    try:
+        pt_archive.check_no_code_at_load({n: data for n, data in records.items() if pt_archive.is_code(n)}, "")
+    except ArchiveError as error:
+        what, mend = "the model has code that would run while its file is loaded", "leave __setstate__ to Python"
+        raise UnsupportedError(what, got=error.details["got"], expected=error.details["expected"], mend=mend) from None
 
 
 @dataclass(frozen=True)

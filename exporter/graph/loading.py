@@ -47,7 +47,8 @@ def open_file(path: Path) -> File:
 
 
 def load_module(path: Path) -> torch.jit.ScriptModule:
-    """Load any TorchScript file; raise ``ArchiveError`` if that fails."""
+    """Load any TorchScript file; raise ``ArchiveError`` if that fails, or if loading would run code of the file."""
+    pt_archive.check_file_runs_nothing(path)
     with ignore_deprecations():
         try:
             return torch.jit.load(str(path), map_location="cpu")

@@ -52,7 +52,5 @@ def build_embedded_kernel(opened: Archive, files: Mapping[str, bytes]) -> Embedd
         ordered = {first: files[first], **others}
     except KeyError as error:
         raise ArchiveError("a file of the kernel is missing", where=where, expected=str(error)) from None
-    if described["methods"] != kernel_container.describe_methods(opened.contract):
-        what = "the kernel has other variables or methods than the archive"
-        raise ArchiveError(what, where=where, mend="export it again")
+    kernel_container.check_description(described, opened.contract, where)
     return EmbeddedKernel(opened, kernel_container.derive_kernel_contract(opened.contract), ordered, described)

@@ -175,8 +175,11 @@ class Reader {
 /// loads a file; what is loaded is to run when a host calls it.
 void check_no_code_at_load(Reader& reader, const std::string& path) {
   for (const auto& name : reader.names()) {
-    const bool is_debug = name.size() > 10 && name.compare(name.size() - 10, 10, ".debug_pkl") == 0;
-    if (is_debug || (name.rfind("code/", 0) != 0 && name != "data.pkl" && name != "constants.pkl")) continue;
+    const auto ends_with = [&](const std::string& end) {
+      return name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
+    };
+    const bool is_source = name.rfind("code/", 0) == 0 && !ends_with(".debug_pkl");
+    if (!is_source && !ends_with(".pkl")) continue;
     const auto record = reader.record(name);
     for (const char* text : {"__setstate__", "__torch__.torch.classes"})
       if (record.find(text) != std::string::npos)

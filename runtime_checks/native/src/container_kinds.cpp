@@ -23,9 +23,10 @@ struct Rule {
 const std::array<Rule, 3>& rules() {
   static const std::array<Rule, 3> all = {
       {{Kind::kGraphs, "graphs", ".pt",
-        {"data.pkl", "constants.pkl", "version", "data/#", "constants/#", "code/", "extra/torchferry/cases.pt",
-         "extra/torchferry/kernel/", "extra/torchferry/contract.json", "extra/torchferry/graph.txt",
-         "extra/torchferry/manifest.json", ".data/serialization_id", ".data/version", "byteorder"}},
+        {"data.pkl", "constants.pkl", "version", "data/#", "constants/#", "code/", "traced_inputs.pkl",
+         "traced_inputs/#", "extra/torchferry/cases.pt", "extra/torchferry/kernel/", "extra/torchferry/contract.json",
+         "extra/torchferry/graph.txt", "extra/torchferry/manifest.json", ".data/serialization_id", ".data/version",
+         "byteorder"}},
        {Kind::kCode, "code", ".pt2",
         {"data/aotinductor/", "extra/torchferry/machine.json", "archive_format", "archive_version",
          "data/torchferry/cases.pt", "extra/torchferry/cases.pt", "data/torchferry/parameters.pt",

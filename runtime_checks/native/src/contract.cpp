@@ -28,6 +28,12 @@ constexpr std::array<std::pair<tf_dtype, const char*>, 12> kDtypes = {{{TF_FLOAT
                                                                        {TF_COMPLEX64, "complex64"},
                                                                        {TF_COMPLEX128, "complex128"}}};
 
+bool is_identifier(const std::string& name) {
+  static const std::string letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_";
+  return !name.empty() && letters.find(name[0]) != std::string::npos &&
+         name.find_first_not_of(letters + "0123456789") == std::string::npos;
+}
+
 /// A JSON value and its path, so that an error can say which field it is about.
 class Field {
  public:
@@ -80,6 +86,7 @@ class Field {
         if (sizes.back() < 0) broken(std::to_string(sizes.back()), "a size");
         continue;
       }
+      if (!is_identifier(size.text())) broken(in_quotes(size.text()), "a number, or an identifier for an open size");
       const auto found = std::find(open.begin(), open.end(), size.text());
       sizes.push_back(-1 - (found - open.begin()));
       if (found == open.end()) open.push_back(size.text());
@@ -144,10 +151,7 @@ Variable find(const Field& field, const Variables& plain, const Variables& of_co
 
 Method method_of(const std::string& name, const Field& spec, const Variables& inputs, const Variables& outputs,
                  const Variables& parameters) {
-  static const std::string kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_";
-  if (name.empty() || name.find_first_not_of(kLetters + "0123456789") != std::string::npos ||
-      kLetters.find(name[0]) == std::string::npos)
-    spec.broken(in_quotes(name), "an identifier as the name of a method");
+  if (!is_identifier(name)) spec.broken(in_quotes(name), "an identifier as the name of a method");
   Method method{name, {}, {}, spec.has("needs_grad") && spec.at("needs_grad").boolean()};
   for (const auto& item : spec.at("inputs").items()) method.inputs.push_back(find(item, inputs, outputs));
   for (const auto& item : spec.at("outputs").items()) {

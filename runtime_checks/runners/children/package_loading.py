@@ -128,17 +128,18 @@ def check_programs(archive):
         for name in file.namelist():
             _, _, record = name.partition("/")
             if record.startswith("models/"):
-                for key, value in iterate_fields(json.loads(file.read(name))):
-                    check_field(key, value, f"record {name}")
+                for owner, names in iterate_objects(json.loads(file.read(name))):
+                    for key in names:
+                        check_field(key, owner[key], f"record {name}")
 
 
-def iterate_fields(value):
-    """Yield the keys and values of all objects in a JSON value."""
+def iterate_objects(value):
+    """Yield every object inside a JSON value, with its keys."""
     todo = [value]
     while todo:
         value = todo.pop()
         if isinstance(value, dict):
-            yield from value.items()
+            yield value, tuple(value)
             todo += value.values()
         elif isinstance(value, list):
             todo += value

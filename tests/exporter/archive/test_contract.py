@@ -14,9 +14,12 @@ from exporter.archive.contract import (
 )
 from exporter.archive.tensor_spec import Sampling, Signature, TensorSpec
 from exporter.common.errors import ArchiveError, SchemaError, UsageError
+from exporter.common.plain_text import find_unsafe
 
 # What is called a tangent is one of a variable's.
-names = st.text(min_size=1, max_size=8).filter(lambda name: strip_prefix(name) == name)
+names = st.text(min_size=1, max_size=8).filter(
+    lambda name: strip_prefix(name) == name and not find_unsafe(name, is_name=True)
+)
 specs = st.builds(
     TensorSpec,
     names,

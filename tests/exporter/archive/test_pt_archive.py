@@ -234,7 +234,7 @@ def test_output_below_a_file(tmp_path):
 
 
 def test_compressed_bombs_are_refused(eq_copy, monkeypatch):
-    monkeypatch.setattr(pt_archive, "MAX_EXPANDED_BYTES", 1000)
+    monkeypatch.setattr(pt_archive, "MAX_INFLATED_BYTES", -10_000)
     with pytest.raises(ArchiveError, match="plausible"):
         pt_archive.read(eq_copy)
 

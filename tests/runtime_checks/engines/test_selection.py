@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -132,6 +133,34 @@ def test_cases_in_which_rounding_decides_are_left_out(tmp_path):
         assert isinstance(torchferry.load(path, engine="kernel").engine, Kernel)
 
 
+def begin_from_a_sum(result: dict[str, bytes]) -> str:
+    """Begin a step from the sum of two strains, and not from their difference; return the record that says so."""
+    (place,) = [name for name in result if pt_archive.KERNEL in name and name.endswith("_lanes.h")]
+    text = result[place].decode()
+    changed = re.sub(r"(= f->\w+\[\d+\]\[l\]) - (f->)", r"\1 + \2", text, count=1)
+    assert changed != text
+    result[place] = changed.encode()
+    return place
+
+
+def test_a_kernel_that_leaves_out_every_case_is_not_taken(carrying):
+    names = [case.name for case in pt_archive.read(carrying).cases()]
+
+    def forge(result: dict[str, bytes]) -> None:
+        source = begin_from_a_sum(result)
+        place = f"extra/{pt_archive.KERNEL}{kernel_container.MANIFEST}"
+        manifest = json.loads(result[place])
+        manifest["files"][source.rpartition("/")[2]] = hashlib.sha256(result[source]).hexdigest()
+        content = {**manifest, "left_out": names}
+        del content["sha256"]
+        result[place] = json.dumps({**content, "sha256": kernel_container._compute_seal(content)}).encode()
+
+    rewrite(carrying, forge, manifest=True)
+    says(carrying, "does not pass")
+    with pytest.raises(torchferry.MismatchError, match="stored cases"):
+        torchferry.verify(carrying, runtimes="c")
+
+
 def test_verified_as_the_archive_carries_it(carrying, solid, capsys):
     """By every check, as the folder of a kernel is."""
     report = torchferry.verify(carrying, runtimes="python,c")
@@ -144,15 +173,7 @@ def test_verified_as_the_archive_carries_it(carrying, solid, capsys):
 
 
 def test_a_fault_in_what_it_carries_is_found(carrying):
-    def planted(result: dict[str, bytes]) -> None:
-        (place,) = [name for name in result if pt_archive.KERNEL in name and name.endswith("_lanes.h")]
-        text = result[place].decode()
-        # The strain of the step before, from which the step begins.
-        changed = re.sub(r"(= f->\w+\[\d+\]\[l\]) - (f->)", r"\1 + \2", text, count=1)
-        assert changed != text
-        result[place] = changed.encode()
-
-    rewrite(carrying, planted, manifest=True)
+    rewrite(carrying, begin_from_a_sum, manifest=True)
     with pytest.raises(torchferry.MismatchError):
         torchferry.verify(carrying, runtimes="c")
     assert torchferry.verify(carrying).passed

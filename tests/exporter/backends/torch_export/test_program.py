@@ -18,9 +18,10 @@ from tampering import Records, rewrite
 import torchferry
 from exporter.archive import pt_archive
 from exporter.archive.pt_archive import PARAMETERS
-from exporter.common.errors import ArchiveError, MismatchError, UsageError
+from exporter.common.errors import ArchiveError, MismatchError, RunError, UsageError
 from runtime_checks import native_build
 from runtime_checks.report import FAILED
+from runtime_checks.runners.children import package_loading
 from torchferry.cli.app import run
 
 ROBERTSON = ROOT / "artifacts" / "robertson.pt"
@@ -132,9 +133,11 @@ def test_where_it_does_not_run(copy, capsys):
     renamed = copy.with_name("robertson.pt2")
     copy.rename(renamed)
     assert run(["verify", str(renamed)]) == 4
-    assert "holds no compiled code" in capsys.readouterr().err
+    assert "that of another kind of file" in capsys.readouterr().err
     assert run(["graph", str(renamed)]) == 4
-    assert run(["convert", str(renamed), "--to", "onnx"]) == 2
+    assert run(["convert", str(renamed), "--to", "onnx"]) == 4
+    renamed.rename(copy)
+    assert run(["convert", str(copy), "--to", "onnx"]) == 2
 
 
 class Runs:
@@ -182,6 +185,44 @@ def test_no_pickle_is_run(copy, change, tmp_path, monkeypatch):
     rewrite(copy, change, manifest=True)
     for use in (torchferry.load, torchferry.verify):
         with pytest.raises(torchferry.TorchferryError, match=r"pickle|WeightsUnpickler|Weights only"):
+            use(copy)
+    assert [p.name for p in tmp_path.iterdir()] == [copy.name]
+
+
+WRITES = "__import__('pathlib').Path('it_ran').touch()"
+
+
+def put_everywhere(key: str, value: object):
+    """A change of all fields of this name in the program of ``forward``."""
+
+    def apply(result: Records) -> None:
+        whole = json.loads(result["models/forward.json"])
+        for owner, names in list(package_loading.iterate_objects(whole)):
+            for name in names:
+                if name == key:
+                    owner[name] = value
+        result["models/forward.json"] = json.dumps(whole).encode()
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (put_everywhere("expr_str", f"({WRITES}, Symbol('s48', positive=True, integer=True))[1]"), "place of a size"),
+        (put_everywhere("expr_str", f"Symbol('s48') + {WRITES}"), "place of a size"),
+        (put_everywhere("guards_code", [f"{WRITES} or L['values'][0].size()[0] > 0"]), "place of a guard"),
+        (put_everywhere("guards_code", ["L['values'][0].register_hook(print)"]), "place of a guard"),
+        (put_everywhere("target", "torch.utils.cpp_extension.load"), "no operator"),
+        (put_everywhere("target", "torch.ops.aten.from_file.default"), "no operator"),
+        (put_everywhere("target", "_operator.methodcaller"), "no operator"),
+    ],
+)
+def test_no_python_is_run(copy, change, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rewrite(copy, change, manifest=True)
+    for use in (torchferry.load, torchferry.verify):
+        with pytest.raises(RunError, match=message):
             use(copy)
     assert [p.name for p in tmp_path.iterdir()] == [copy.name]
 

@@ -1,0 +1,252 @@
+"""Archives that somebody forged, manifest and seal included: both readers refuse each for the same reason."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from planted_scripts import RunsAtLoad
+from project import ROOT
+from tampering import Records, change_contract, rewrite
+from two_readers import TF_ERROR_ARCHIVE, TF_OK, read_in_python, read_natively
+
+from exporter.archive import format_limits
+from exporter.archive.pt_archive import CASES, CONTRACT, GRAPH
+from exporter.common.plain_text import find_unsafe
+from exporter.common.torch_hooks import ignore_deprecations
+
+ESCAPE = "x\x1b[2K\x1b[32mverified\x1b[0m"
+CONTRACT_RECORD, CASES_RECORD = f"extra/{CONTRACT}", f"extra/{CASES}"
+Forge = Callable[[Path], object]
+
+
+def save_script(module: torch.nn.Module) -> Records:
+    buffer = io.BytesIO()
+    with ignore_deprecations():
+        torch.jit.save(torch.jit.script(module), buffer)
+    with zipfile.ZipFile(buffer) as saved:
+        return {name.partition("/")[2]: saved.read(name) for name in saved.namelist()}
+
+
+def add(name: str, data: bytes = b"x") -> Forge:
+    return lambda path: rewrite(path, lambda r: r.update({name: data}), manifest=True)
+
+
+def take_module_of(module: Callable[[], torch.nn.Module]) -> Forge:
+    def change(old: Records) -> None:
+        ours = {name: data for name, data in old.items() if name.startswith("extra/")}
+        old.clear()
+        old.update({**save_script(module()), **ours})
+
+    return lambda path: rewrite(path, change, manifest=True)
+
+
+def say(change: Callable[[dict], object]) -> Forge:
+    return lambda path: change_contract(path, change)
+
+
+def write_contract(change: Callable[[bytes], bytes]) -> Forge:
+    return lambda path: rewrite(path, lambda r: r.update({CONTRACT_RECORD: change(r[CONTRACT_RECORD])}), manifest=True)
+
+
+def write_cases(change: Callable[[bytes], bytes]) -> Forge:
+    """The pickle inside the record of cases, replaced."""
+
+    def apply(old: Records) -> None:
+        source, target = zipfile.ZipFile(io.BytesIO(old[CASES_RECORD])), io.BytesIO()
+        with zipfile.ZipFile(target, "w") as packed:
+            for name in source.namelist():
+                data = source.read(name)
+                packed.writestr(name, change(data) if name.endswith("/data.pkl") else data)
+        old[CASES_RECORD] = target.getvalue()
+
+    return lambda path: rewrite(path, apply, manifest=True)
+
+
+def first_input(contract: dict) -> dict:
+    return contract["inputs"][0]
+
+
+def rename_input(name: str) -> Forge:
+    def change(contract: dict) -> None:
+        old = first_input(contract)["name"]
+        first_input(contract)["name"] = name
+        inputs = contract["methods"]["forward"]["inputs"]
+        inputs[inputs.index(old)] = name
+        contract["envelope"]["values"].pop(old)
+
+    return say(change)
+
+
+def add_finding(**texts: str) -> Forge:
+    return say(lambda c: c["findings"].append({"check": "values", "what": "", **texts}))
+
+
+def set_bounds(**bounds: float) -> Forge:
+    return say(lambda c: c["tolerance"]["dtypes"]["float64"].update(bounds))
+
+
+NESTED = b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."
+# Lists that are kept first and put into each other afterwards.
+LINKED = (
+    b"\x80\x02("
+    + b"".join(b"]r" + i.to_bytes(4, "little") for i in range(1000))
+    + b"".join(b"j" + i.to_bytes(4, "little") + b"j" + (i + 1).to_bytes(4, "little") + b"a0" for i in range(999))
+    + b"t."
+)
+CLASS_OF_CPP = b"\x80\x02c__torch__.torch.classes.a\nB\n."
+KIND, NOT_JSON, BROKEN = "kind", "is not JSON", "contract is broken"
+PICKLE = "cases cannot be read|not tensors by name"
+HOSTILE: dict[str, tuple[Forge, str]] = {
+    "compiled code beside TorchScript": (add("data/aotinductor/forward/a.so"), "two kinds"),
+    "programs beside TorchScript": (add("models/forward.json", b"{}"), "two kinds"),
+    "no model": (lambda p: rewrite(p, lambda r: r.pop("data.pkl"), manifest=True), "no model"),
+    "a record of nobody": (add("extra/torchferry/more"), KIND),
+    "a record that torch would read": (add("data/weights/w"), KIND),
+    "a number that is none": (add("data/1x"), KIND),
+    "code without a name": (add("code"), KIND),
+    "the name of a package": (lambda p: p.rename(p.with_suffix(".pt2")), KIND),
+    "the name of a program": (lambda p: p.rename(p.with_suffix(".program.pt2")), KIND),
+    "a record with an escape": (add(f"code/{ESCAPE}"), "not a name"),
+    "a record with a long name": (add("code/" + "n" * 600), "not a name"),
+    "a record above": (add("../x"), "leads out"),
+    "TorchScript that runs at load": (take_module_of(RunsAtLoad), "runs while it is loaded"),
+    "a class of C++": (
+        lambda p: rewrite(
+            p, lambda r: r.update({"data.pkl": b"\x80\x02c__torch__.torch.classes.a\nB\n."}), manifest=True
+        ),
+        "runs while it is loaded",
+    ),
+    "an object in traced inputs": (
+        add("traced_inputs.pkl", b"\x80\x02c__torch__.torch.classes.a\nB\n."),
+        "runs while it is loaded",
+    ),
+    "another graph than the contract's": (
+        lambda p: rewrite(p, lambda r: r.update({f"extra/{GRAPH}": b"another"}), manifest=True),
+        "different graph",
+    ),
+    "a hash of nothing": (say(lambda c: c.update(graph="0" * 63)), BROKEN),
+    "a hash with an escape": (say(lambda c: c.update(graph=ESCAPE)), BROKEN),
+    "a text of 32 MiB": (write_contract(lambda data: data + b" " * 2**25), "too long"),
+    "a mark of bytes": (write_contract(lambda data: b"\xef\xbb\xbf" + data), NOT_JSON),
+    "UTF-16": (write_contract(lambda data: data.decode().encode("utf-16")), NOT_JSON),
+    "no UTF-8": (write_contract(lambda data: data.replace(b'"eq"', b'"\xff"')), NOT_JSON),
+    "an end too early": (write_contract(lambda data: data[:-2]), NOT_JSON),
+    "more behind the end": (write_contract(lambda data: data + b"{}"), NOT_JSON),
+    "no object": (write_contract(lambda data: b"[]"), BROKEN),
+    "a list of lists of lists": (write_contract(lambda data: b"[" * 100_000), NOT_JSON),
+    "a key twice": (write_contract(lambda data: data.replace(b"{", b'{"name": "other",', 1)), NOT_JSON),
+    "a key twice, farther in": (
+        write_contract(lambda data: data.replace(b'"ndim"', b'"ndim": 0, "ndim"', 1)),
+        NOT_JSON,
+    ),
+    "not a number": (write_contract(lambda data: data.replace(b"1e-10", b"NaN", 1)), NOT_JSON),
+    "infinity": (write_contract(lambda data: data.replace(b"1e-10", b"Infinity", 1)), NOT_JSON),
+    "a number beyond": (write_contract(lambda data: data.replace(b"1e-10", b"1e999", 1)), f"{BROKEN}|{NOT_JSON}"),
+    "a model with an escape": (say(lambda c: c.update(name=ESCAPE)), BROKEN),
+    "a model with a new line": (say(lambda c: c.update(name="solid\nsubroutine evil()")), "not a name"),
+    "a model without a name": (say(lambda c: c.update(name="")), "not a name"),
+    "a model with a long name": (say(lambda c: c.update(name="n" * 501)), "not a name"),
+    "a name in the other direction": (say(lambda c: c.update(name="a\u202eb")), BROKEN),
+    "an input with an escape": (rename_input(ESCAPE), BROKEN),
+    "an input with a new line": (rename_input("a\nb"), "not a name"),
+    "an input with an invisible name": (rename_input("a\u200bb"), BROKEN),
+    "a finding with an escape": (add_finding(what=ESCAPE), BROKEN),
+    "a reason in the other direction": (add_finding(reason="\u2067sound"), BROKEN),
+    "a key with an escape": (say(lambda c: c["envelope"]["values"].update({ESCAPE: {"low": 0, "high": 1}})), BROKEN),
+    "a library with an escape": (say(lambda c: c["source"].update(library=ESCAPE)), BROKEN),
+    "an operator with an escape": (say(lambda c: c["operators"].append(ESCAPE)), BROKEN),
+    "a long text": (add_finding(what="x" * 100_001), BROKEN),
+    "many findings": (say(lambda c: c.update(findings=[{"check": "a", "what": "b"}] * 10_001)), BROKEN),
+    "many inputs": (
+        say(lambda c: c.update(inputs=[{**first_input(c), "name": f"x{i}"} for i in range(60_000)])),
+        BROKEN,
+    ),
+    "a method that is no name": (say(lambda c: c["methods"].update({"a-b": c["methods"]["forward"]})), "method|broken"),
+    "a method of other letters": (say(lambda c: c["methods"].update({"é": c["methods"]["forward"]})), "method|broken"),
+    "two inputs of a name": (say(lambda c: c["inputs"].append(first_input(c))), "same name|twice"),
+    "a large tolerance": (set_bounds(rtol=1e300), BROKEN),
+    "a large absolute tolerance": (set_bounds(atol=1.5), BROKEN),
+    "a tolerance below zero": (set_bounds(rtol=-1.0), BROKEN),
+    "a floor below zero": (set_bounds(floor=-1.0), BROKEN),
+    "a size below zero": (say(lambda c: first_input(c).update(shape=[-1])), BROKEN),
+    "a size beyond": (say(lambda c: first_input(c).update(shape=[2**41])), BROKEN),
+    "a size of 65 bits": (say(lambda c: first_input(c).update(shape=[2**64])), BROKEN),
+    "a shape of many sizes": (say(lambda c: first_input(c).update(shape=[1] * 65)), BROKEN),
+    "a batch beyond": (say(lambda c: c["batch"].update(sizes=[10**13])), BROKEN),
+    "two batch dimensions": (say(lambda c: c["batch"].update(ndim=2)), "0 or 1"),
+    "an unknown dtype": (say(lambda c: first_input(c).update(dtype="float8")), BROKEN),
+    "an unknown severity": (add_finding(severity="fine"), BROKEN),
+    "deep lists for cases": (write_cases(lambda data: NESTED), PICKLE),
+    "lists that are linked afterwards": (write_cases(lambda data: LINKED), PICKLE),
+    "deep tuples for cases": (write_cases(lambda data: b"\x80\x02)" + b"\x85" * 100_000 + b"."), PICKLE),
+    "an opcode of another protocol": (write_cases(lambda data: b"\x80\x04\x95" + data[2:]), PICKLE),
+    "a pickle that ends early": (write_cases(lambda data: data[: len(data) // 2]), PICKLE),
+    "a list of cases": (write_cases(lambda data: pickle.dumps([1, 2], 2)), PICKLE),
+}
+
+
+def forge_all(folder: Path, honest: Path) -> dict[str, Path]:
+    """A file for each way in which somebody may forge one."""
+    paths = {}
+    for number, (label, (forge, _)) in enumerate(HOSTILE.items()):
+        place = folder / str(number)
+        place.mkdir()
+        forge(Path(shutil.copy(honest, place / "eq.pt")))
+        (paths[label],) = place.iterdir()
+    return paths
+
+
+def test_both_readers_refuse_each_forged_file(eq_path, tmp_path):
+    paths = forge_all(tmp_path, eq_path)
+    natively = dict(zip(paths, read_natively(list(paths.values())), strict=True))
+    problems = []
+    for label, path in paths.items():
+        in_python, (status, native) = read_in_python(path), natively[label]
+        expected = HOSTILE[label][1]
+        if not all(re.search(expected, text) for text in (in_python, native)) or status != TF_ERROR_ARCHIVE:
+            problems.append(f"{label}: {expected!r}\n  Python: {in_python}\n  C++, status {status}: {native}")
+        problems += [f"{label}: unsafe: {text!r}" for text in (in_python, native) if find_unsafe(text, is_name=False)]
+    assert not problems, "\n".join(problems)
+    # The control: what was forged is read.
+    assert (read_in_python(eq_path), read_natively([eq_path])) == ("", [(TF_OK, "")])
+
+
+HONEST: dict[str, Forge] = {
+    "untouched": lambda path: None,
+    "another name of the file": lambda path: path.rename(path.with_name("m")),
+    "letters of every language": say(lambda c: c.update(name="модель 模型 *~1/β")),
+    "an input of any letters": rename_input("état/σ*/~1"),
+    "a name of 500 characters": say(lambda c: c.update(name="é" * 500)),
+    "a finding of two lines": add_finding(what="first\n\tsecond"),
+    "10,000 findings": say(lambda c: c.update(findings=[{"check": "a", "what": "b"}] * 10_000)),
+    "the largest tolerance": set_bounds(rtol=1.0, atol=1.0),
+    "a floor": set_bounds(floor=1e3),
+    "an optional field less": say(lambda c: c.pop("differentiable")),
+    "no hash of the graphs": say(lambda c: c.update(graph="")),
+}
+
+
+@pytest.mark.parametrize("label", HONEST)
+def test_both_readers_take_what_is_honest(eq_copy, label):
+    HONEST[label](eq_copy)
+    (path,) = eq_copy.parent.iterdir()
+    assert (read_in_python(path), read_natively([path])) == ("", [(TF_OK, "")])
+
+
+def test_the_limits_are_the_same_in_both_languages():
+    text = (ROOT / "runtime_checks" / "native" / "src" / "limits.hpp").read_text().replace("'", "")
+    written = dict(re.findall(r"constexpr \w+ k(\w+) = ([^;]+);", text))
+    for name, value in vars(format_limits).items():
+        if name.startswith("MAX_"):
+            # uint64_t{1} << 30
+            number = re.sub(r"\w+\{1\}", "1", written[name.title().replace("_", "")])
+            base, _, shift = number.partition("<<")
+            assert float(base) * 2 ** int(shift or 0) == value, name

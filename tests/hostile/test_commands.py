@@ -1,0 +1,77 @@
+"""Commands over the files of strangers: nothing of the file runs or reaches the terminal, and the exit code is 4."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from planted_scripts import RunsAtLoad
+from project import ARTIFACTS
+from rich.text import Text
+from tampering import change_contract
+
+import torchferry
+from exporter.common.torch_hooks import ignore_deprecations
+from torchferry.cli.app import run
+from torchferry.cli.output import PlainConsole
+
+ESCAPE = "x\x1b[2K\x1b[32mverified\x1b[0m"
+
+
+@pytest.mark.parametrize("command", ["graph", "inspect", "verify"])
+def test_a_foreign_file_that_runs_at_load(command, tmp_path, capsys):
+    path = tmp_path / "foreign.pt"
+    with ignore_deprecations():
+        torch.jit.save(torch.jit.script(RunsAtLoad()), path)
+    start = time.monotonic()
+    assert run([command, str(path)]) == 4
+    assert time.monotonic() - start < 30
+    message = "not a torchferry archive" if command != "graph" else "runs while it is loaded"
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_that_would_run_at_load_is_not_exported(tmp_path):
+    class Whole(torch.nn.Module):
+        signature = torchferry.Signature.of({"x": (3,)})
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = torchferry.mark(RunsAtLoad(), jit="script")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.part(x)
+
+    with pytest.raises(torchferry.CaptureError, match="run while its file is loaded"):
+        torchferry.export(Whole(), output=tmp_path / "m.pt")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "graph"])
+def test_no_escape_reaches_the_terminal(command, tmp_path, capfd):
+    path = Path(shutil.copy(ARTIFACTS / "rates.pt", tmp_path))
+    change_contract(path, lambda c: c.update(name=ESCAPE))
+    assert run([command, str(path)]) == 4
+    out, err = capfd.readouterr()
+    assert "\x1b" not in out + err
+    assert "U+001B" in err
+
+
+def test_a_console_shows_what_it_is_given(capsys):
+    for shown in (ESCAPE, Text(ESCAPE, style="red")):
+        PlainConsole().print(shown)
+        out = capsys.readouterr().out
+        assert "\x1b" not in out
+        assert "\\u001b[32mverified" in out
+
+
+def test_a_wide_tolerance_is_marked(tmp_path, capsys):
+    path = Path(shutil.copy(ARTIFACTS / "rates.pt", tmp_path))
+    change_contract(path, lambda c: c["tolerance"]["dtypes"]["float64"].update(rtol=0.5))
+    report = torchferry.verify(path)
+    assert all(output.is_wide for output in report.outputs)
+    assert not any(output.is_wide for output in torchferry.verify(ARTIFACTS / "rates.pt").outputs)
+    assert run(["verify", str(path)]) == 0
+    assert "wider than" in capsys.readouterr().out

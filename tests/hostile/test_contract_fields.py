@@ -1,0 +1,57 @@
+"""Every field of a contract, forged in every way: both readers refuse the file, or both take it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from contract_fields import format_fields
+from forging import CHANGES, list_places
+from project import ARTIFACTS, ROOT, mark_rest_thorough
+from tampering import records, rewrite
+from two_readers import TF_ERROR_ARCHIVE, TF_OK, read_in_python, read_natively
+
+from exporter.archive.pt_archive import CONTRACT
+
+RECORD = f"extra/{CONTRACT}"
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), mark_rest_thorough([("rates", 13)], [("rates", 1), ("return_map", 3), ("loss_and_grad", 3)])
+)
+def test_both_readers_agree(name, share, tmp_path):
+    """``share``: one of how many forgeries is made."""
+    path = ARTIFACTS / f"{name}.pt"
+    whole = json.loads(records(path)[1][RECORD])
+    forgeries = [(place, change) for place in list_places(whole) if place for change in CHANGES][::share]
+    files, known = list[tuple[str, Path]](), set[bytes]()
+    for number, (place, change) in enumerate(forgeries):
+        contract = copy.deepcopy(whole)
+        change(contract, place)
+        text = json.dumps(contract).encode()
+        if text in known:
+            continue
+        known.add(text)
+        file = Path(shutil.copy(path, tmp_path / f"{number}.pt"))
+        rewrite(file, lambda r, text=text: r.update({RECORD: text}), manifest=True)
+        files.append((f"{change.__name__} at {place}", file))
+    native = read_natively([file for _, file in files])
+    problems = []
+    for (label, file), (status, message) in zip(files, native, strict=True):
+        refused = read_in_python(file)
+        if bool(refused) != (status == TF_ERROR_ARCHIVE) or (not refused and status != TF_OK):
+            problems.append(f"{label}: Python {refused[:300]!r}, C++ {status}: {message[:300]!r}")
+    assert not problems, f"{len(problems)} of {len(files)}:\n" + "\n".join(problems[:40])
+    refusals = sum(status == TF_ERROR_ARCHIVE for status, _ in native)
+    assert len(files) // 2 < refusals < len(files)
+
+
+def test_the_native_reader_has_the_fields_of_the_contract():
+    text = (ROOT / "runtime_checks" / "native" / "src" / "contract_fields.cpp").read_text()
+    match = re.search(r'kFields = R"\(\n(.*?)\n\)"', text, re.DOTALL)
+    assert match is not None
+    assert match[1] == format_fields()
