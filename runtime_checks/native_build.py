@@ -1,7 +1,6 @@
-"""The native library and harness: built once from the sources in ``native/``, kept in a cache.
+"""The native library and harness: built once from the sources in ``native/``, kept in the cache.
 
-The cache is ``$TORCHFERRY_CACHE``, else ``$XDG_CACHE_HOME/torchferry``, else ``~/.cache/torchferry``. A build is
-keyed by everything that changes it: the linked torch, the compiler, the sources, the sanitizers."""
+A build is keyed by everything that changes it: the linked torch, the compiler, the sources, the sanitizers."""
 
 from __future__ import annotations
 
@@ -17,22 +16,12 @@ from filelock import FileLock
 
 from exporter.common.errors import MissingRuntimeError
 from exporter.common.temporary_folders import temporary_folder
+from runtime_checks.cache import cache_folder, make_private_folder
 
+# Its folder in the cache.
+NATIVE = "native"
 SOURCES = Path(__file__).with_name("native")
 INSTALL = 'pip install "torchferry[native]", and a C++17 compiler (apt-get install g++)'
-
-
-def cache_folder() -> Path:
-    """Return the folder of the cache."""
-    setting = os.environ.get("TORCHFERRY_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(setting) if setting else Path(base) / "torchferry"
-
-
-def make_cache_error(what: str, folder: Path, error: OSError) -> MissingRuntimeError:
-    """Return the error for a folder of the cache that cannot be written."""
-    got, mend = error.strerror or str(error), "set TORCHFERRY_CACHE to a folder that can be written"
-    return MissingRuntimeError(what, where=str(folder), got=got, mend=mend)
 
 
 def compute_build_prefix(sanitize: str = "") -> Path:
@@ -46,7 +35,7 @@ def compute_build_prefix(sanitize: str = "") -> Path:
     for file in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
         digest.update(file.relative_to(SOURCES).as_posix().encode() + b"\0" + file.read_bytes())
     name = f"torch-{_torch_version()}{'-' + sanitize.replace(',', '-') if sanitize else ''}-{digest.hexdigest()[:16]}"
-    return cache_folder() / "native" / name
+    return cache_folder() / NATIVE / name
 
 
 def build(*, sanitize: str = "", force: bool = False, announce: Callable[[str], None] = lambda text: None) -> Path:
@@ -55,11 +44,7 @@ def build(*, sanitize: str = "", force: bool = False, announce: Callable[[str], 
     Concurrent processes wait for the one that builds. ``announce`` is told that a build starts.
     Raise ``MissingRuntimeError`` if CMake or a compiler is missing, or if the build fails."""
     target = compute_build_prefix(sanitize)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        what = "there is no writable folder to build the native library in"
-        raise make_cache_error(what, target.parent, error) from None
+    make_private_folder(NATIVE)
     with FileLock(f"{target}.lock"):
         if force and target.exists():
             shutil.rmtree(target)

@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from exporter.common.errors import MissingRuntimeError, UsageError
 from exporter.common.temporary_folders import temporary_folder
-from runtime_checks.native_build import cache_folder, make_cache_error
+from runtime_checks.cache import make_private_folder
 
 # Packages that reading a graph needs besides torch.
 _REQUIREMENTS = ("pydantic>=2.10", "jinja2>=3.1", "filelock>=3.13")
@@ -29,12 +29,8 @@ def ensure_python(torch: str, *, any_build: bool = False, announce: Callable[[st
             "this is not a version of torch", where="--torch", got=repr(torch), expected="for example 2.13.0"
         )
     name = f"torch-{torch}-python-{sys.version_info.major}.{sys.version_info.minor}"
-    folder = cache_folder() / "environments" / name
+    folder = make_private_folder("environments") / name
     python = folder / "bin" / "python"
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise make_cache_error("there is no writable folder for an environment", folder.parent, error) from None
     with FileLock(f"{folder}.lock"):
         if not (folder / _READY).exists():
             _check_cpu_build(torch, any_build)

@@ -5,6 +5,7 @@ before it is loaded."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import platform
@@ -19,11 +20,13 @@ from filelock import FileLock
 from exporter.archive import target_machine
 from exporter.common.errors import ArchiveError, MissingRuntimeError
 from exporter.common.temporary_folders import temporary_folder
-from runtime_checks.native_build import cache_folder, make_cache_error
+from runtime_checks.cache import make_cache_error, make_private_folder
 
 # No flag may change a result: no contraction, no fast math.
 FLAGS = ("-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 NATIVE = "-march=native"
+# Seconds that compiling a kernel may take; those of the most operations that are written take some minutes.
+LIMIT = 3600
 INSTALL = "install one (apt-get install gcc), or name it with the variable CC"
 
 
@@ -63,11 +66,9 @@ def compile_kernel(files: Mapping[str, bytes]) -> Path:
         digest.update(part.encode() + b"\0")
     for name, data in sorted(files.items()):
         digest.update(name.encode() + b"\0" + data + b"\0")
-    target = cache_folder() / "kernels" / digest.hexdigest()[:32]
+    target = make_private_folder("kernels") / digest.hexdigest()[:32]
     library, seal = target / "kernel.so", target / "kernel.sha256"
     try:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_private_folder(target.parent)
         with FileLock(f"{target}.lock"):
             if not target.exists():
                 with temporary_folder(".build-", target.parent) as folder:
@@ -87,16 +88,6 @@ def compile_kernel(files: Mapping[str, bytes]) -> Path:
     return library
 
 
-def check_private_folder(folder: Path) -> None:
-    """Raise ``ArchiveError`` if somebody else could put code into the cache."""
-    status = folder.stat()
-    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-        what = "others can write to the folder of kernels"
-        got = f"owner {status.st_uid}, mode {status.st_mode & 0o777:o}"
-        expected, mend = "a folder of one's own, with mode 700", "remove it, or set TORCHFERRY_CACHE to another folder"
-        raise ArchiveError(what, where=str(folder), got=got, expected=expected, mend=mend)
-
-
 def _run_compiler(command: list[str], files: Mapping[str, bytes], place: Path) -> None:
     main = next(iter(files))
     with temporary_folder() as folder:
@@ -105,15 +96,28 @@ def _run_compiler(command: list[str], files: Mapping[str, bytes], place: Path) -
         library = place / "kernel.so"
         for native in ([NATIVE], []):
             arguments = [*command, *FLAGS, *native, "-o", str(library), str(folder / main), "-lm"]
-            done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+            done = _run_within_limit(arguments)
             # Not every compiler supports -march=native here.
             if done.returncode == 0 or NATIVE not in done.stderr:
                 break
+        if "No space left on device" in done.stderr:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if done.returncode != 0:
             what, where = "the C compiler fails on the kernel", shlex.join([*command, *FLAGS, main])
             mend = "set CC to a compiler of C99"
             raise MissingRuntimeError(what, where=where, got=_extract_errors(done.stderr), mend=mend)
     (place / "kernel.sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
+
+
+def _run_within_limit(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run the compiler. Raises ``MissingRuntimeError`` if it takes too long."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        what, got = "the C compiler does not end on the kernel", f"more than {LIMIT} s"
+        raise MissingRuntimeError(
+            what, where=command[0], got=got, mend="load the archive, which runs as it is"
+        ) from None
 
 
 def _extract_errors(text: str) -> str:

@@ -13,11 +13,15 @@ from exporter.common.errors import MissingRuntimeError, RunError, UsageError
 _KEPT_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")
 
 
+# What a clock and a limit of memory can be set to, with room to spare.
+MOST_SECONDS, MOST_BYTES = 1e8, 2.0**60
+
+
 def check_limits(seconds: float, memory: float) -> None:
-    """Raise ``UsageError`` if a limit is not a positive number."""
-    if not (0 < seconds < float("inf") and 0 < memory < float("inf")):
-        what, got = "a limit is not a positive number", f"{seconds} s, {memory} bytes"
-        expected = "--time-limit in seconds and --memory-limit in GiB, both above 0"
+    """Raise ``UsageError`` if a limit is not a positive number that a system knows."""
+    if not (0 < seconds <= MOST_SECONDS and 0 < memory <= MOST_BYTES):
+        what, got = "a limit is not a positive number", f"{seconds:g} s, {memory:g} bytes"
+        expected = f"--time-limit in seconds, to {MOST_SECONDS:g}, and --memory-limit in GiB, to {MOST_BYTES / 2**30:g}"
         raise UsageError(what, got=got, expected=expected)
 
 

@@ -14,7 +14,10 @@ from rich.text import Text
 from tampering import change_contract
 
 import torchferry
+from exporter.common.errors import MissingRuntimeError
 from exporter.common.torch_hooks import ignore_deprecations
+from runtime_checks import native_build, torch_environments
+from runtime_checks.kernels import compilation
 from torchferry.cli.app import run
 from torchferry.cli.output import PlainConsole
 
@@ -75,3 +78,64 @@ def test_a_wide_tolerance_is_marked(tmp_path, capsys):
     assert not any(output.is_wide for output in torchferry.verify(ARTIFACTS / "rates.pt").outputs)
     assert run(["verify", str(path)]) == 0
     assert "wider than" in capsys.readouterr().out
+
+
+LONG = "n" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["verify", f"{LONG}.pt"],
+        ["inspect", LONG],
+        ["graph", LONG],
+        ["diff", LONG, LONG],
+        ["umat", LONG],
+        ["show", LONG],
+        ["export", f"{LONG}.i"],
+        ["convert", str(ARTIFACTS / "rates.pt"), "--to", "c", "-o", LONG],
+        ["verify", str(ARTIFACTS / "rates.pt"), "--time-limit", "1e300"],
+        ["verify", str(ARTIFACTS / "rates.pt"), "--memory-limit", "1e30"],
+    ],
+)
+def test_what_no_system_has_is_wrong_usage(arguments, capsys):
+    assert run(arguments) == 2
+    error = capsys.readouterr().err
+    assert "error:" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("folder", "use"),
+    [
+        ("native", native_build.build),
+        ("kernels", lambda: torchferry.convert(ARTIFACTS / "rates.pt", "kernel", to="c")),
+        ("environments", lambda: torch_environments.ensure_python("2.10.0")),
+    ],
+)
+def test_nothing_of_a_cache_that_others_can_write_to_is_run(folder, use, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path / "cache"))
+    place = tmp_path / "cache" / folder
+    place.mkdir(parents=True)
+    place.chmod(0o777)
+    with pytest.raises(torchferry.ArchiveError, match="others can write"):
+        use()
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "message"),
+    [
+        ("echo 'fatal error: No space left on device' >&2; exit 1", MissingRuntimeError, "free space"),
+        ("sleep 60", MissingRuntimeError, "does not end"),
+    ],
+)
+def test_a_compiler_that_has_no_room_or_no_end(script, error, message, tmp_path, monkeypatch):
+    compiler = tmp_path / "cc"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in --version) echo 1; exit 0;; esac\n{script}\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(compilation, "LIMIT", 1)
+    with pytest.raises(error, match=message):
+        compilation.compile_kernel({"a.c": b"int a;"})

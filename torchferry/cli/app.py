@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import sys
 import threading
@@ -34,6 +35,9 @@ from torchferry.cli.output import print_error
 
 # typer ships its own click from some version on, and depends on the package before it.
 ClickException = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+# Names that no file has here, and files that others keep.
+UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
 
 app = typer.Typer(name="torchferry", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("export")(export.command)
@@ -99,6 +103,13 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return report_interrupt()
+    except OSError as error:
+        if error.errno not in UNUSABLE:
+            raise
+        what, mend = "a file cannot be reached", "name another file"
+        usage_error = UsageError(what, where=str(error.filename), got=error.strerror or "", mend=mend)
+        print_error(usage_error, as_json="--json" in arguments)
+        return usage_error.exit_code
     except Exception as error:
         if not isinstance(error, ClickException):
             raise

@@ -231,5 +231,5 @@ class TestCompilers:
     def test_a_cache_that_cannot_be_written(self, folders, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path / "file"))
-        with pytest.raises(MissingRuntimeError, match="no place to be built"):
+        with pytest.raises(MissingRuntimeError, match="no writable folder"):
             torchferry.load(folders["robertson"])

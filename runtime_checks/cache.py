@@ -1,0 +1,48 @@
+"""The cache of what is built here: ``$TORCHFERRY_CACHE``, else ``$XDG_CACHE_HOME/torchferry``, else
+``~/.cache/torchferry``.
+
+What is in it is run: a folder of it that somebody else could write to is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from exporter.common.errors import ArchiveError, MissingRuntimeError
+
+
+def cache_folder() -> Path:
+    """Return the folder of the cache."""
+    setting = os.environ.get("TORCHFERRY_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(setting) if setting else Path(base) / "torchferry"
+
+
+def make_private_folder(name: str) -> Path:
+    """Make a folder of the cache, and return it.
+
+    Raises ``MissingRuntimeError`` if it cannot be made, ``ArchiveError`` if somebody else could put code into it."""
+    folder = cache_folder() / name
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        check_private_folder(folder)
+    except OSError as error:
+        raise make_cache_error("there is no writable folder in the cache", folder, error) from None
+    return folder
+
+
+def check_private_folder(folder: Path) -> None:
+    """Raise ``ArchiveError`` if somebody else could put code into the folder."""
+    status = folder.stat()
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+        what = "others can write to a folder of the cache"
+        got = f"owner {status.st_uid}, mode {status.st_mode & 0o777:o}"
+        expected, mend = "a folder of one's own, with mode 700", "remove it, or set TORCHFERRY_CACHE to another folder"
+        raise ArchiveError(what, where=str(folder), got=got, expected=expected, mend=mend)
+
+
+def make_cache_error(what: str, folder: Path, error: OSError) -> MissingRuntimeError:
+    """Return the error for a folder of the cache that cannot be written."""
+    got, mend = error.strerror or str(error), "set TORCHFERRY_CACHE to a folder that can be written, with free space"
+    return MissingRuntimeError(what, where=str(folder), got=got, mend=mend)
