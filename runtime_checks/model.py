@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from exporter.archive import onnx_container, pt_archive
 from exporter.archive.contract import Contract
 from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import ArchiveError, RunError, UsageError, suggest_names, summarize_error
+from exporter.common.script_loading import load_script
 from runtime_checks.engines.engines import (
     AotInductorEngine,
     Engine,
@@ -164,12 +164,9 @@ def _check_parameters(module: Any, contract: Contract, where: str) -> None:
 
 
 def _load_script(path: str, device: str | torch.device) -> Any:
-    with warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning):
-            warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", category)
-        try:
-            module = torch.jit.load(path, map_location=device)
-        except Exception as error:
-            mend = "compare the torch version with the one in the contract, or export it again"
-            raise RunError("the archive does not load", where=path, got=summarize_error(error), mend=mend) from error
+    try:
+        module = load_script(path, device)
+    except Exception as error:
+        mend = "compare the torch version with the one in the contract, or export it again"
+        raise RunError("the archive does not load", where=path, got=summarize_error(error), mend=mend) from error
     return module.eval()

@@ -1,6 +1,7 @@
-"""Operators that exist only where a source library is imported: rewritten by a table, or rejected by name.
+"""Operators that no file may call: rewritten by a table, or rejected by name.
 
-A graph may call ``aten::`` and ``prim::``; a file that calls anything else could be saved, but loaded nowhere else.
+A graph may call torch's operators that compute from their arguments alone (``exporter/common/operators.txt``). One of
+a source library could be saved, but loaded nowhere else; one that writes files or starts threads is no part of a model.
 To support another operator, add a row to ``OPERATOR_REWRITES``."""
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from typing import Any
 import torch
 
 from exporter.common.errors import OperatorError
+from exporter.common.script_loading import OPERATORS
 from exporter.graph.torch_nodes import find_location, iterate_graphs, iterate_nodes
 
-ALLOWED_NAMESPACES = ("aten", "prim")
+# Where torch's own operators are.
+NAMESPACES = ("aten", "prim")
 # A call back into Python: it runs where it was traced and nowhere else.
 PYTHON_CALLS = ("prim::PythonOp",)
 
@@ -51,22 +54,29 @@ def list_operators(module: torch.jit.ScriptModule) -> tuple[str, ...]:
     for path, _, graph in iterate_graphs(module):
         for node in iterate_nodes(graph):
             name = node.kind()
-            if name in PYTHON_CALLS or name.split("::")[0] not in ALLOWED_NAMESPACES:
-                raise _foreign_operator_error(node, path)
+            if name not in OPERATORS:
+                raise _make_operator_error(node, path)
             names.add(name)
     return tuple(sorted(names))
 
 
-def _foreign_operator_error(node: Any, path: str) -> OperatorError:
+def _make_operator_error(node: Any, path: str) -> OperatorError:
     name = f"{node.kind()} {node.pyname()}" if node.kind() in PYTHON_CALLS else node.kind()
+    is_foreign = node.kind() in PYTHON_CALLS or name.split("::")[0] not in NAMESPACES
+    what = f"the graph calls {name}, which " + (
+        "exists only where its library is imported" if is_foreign else "acts on something else than its arguments"
+    )
+    mend = (
+        "write the operation with torch's own operators, or add a row to OPERATOR_REWRITES in "
+        "exporter/capture/operator_rewrites.py"
+    )
     return OperatorError(
-        f"the graph calls {name}, which exists only where its library is imported",
+        what,
         check="operators",
         where=find_location(node) + (f", in submodule {path!r}" if path else ""),
         got=name,
-        expected=" and ".join(f"{space}::" for space in ALLOWED_NAMESPACES) + " operators only",
-        mend="write the operation with torch's own operators, or add a row to OPERATOR_REWRITES in "
-        "exporter/capture/operator_rewrites.py",
+        expected=" and ".join(f"{space}::" for space in NAMESPACES) + " operators only, which compute",
+        mend=mend if is_foreign else "leave it to the host: a model computes outputs from inputs",
     )
 
 

@@ -12,6 +12,7 @@ from exporter.archive.contract import Contract
 from exporter.archive.method_names import BLOCKS
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import ArchiveError, ForeignError, summarize_error
+from exporter.common.script_loading import load_script
 from exporter.common.torch_hooks import ignore_deprecations
 
 
@@ -51,7 +52,7 @@ def load_module(path: Path) -> torch.jit.ScriptModule:
     pt_archive.check_file_runs_nothing(path)
     with ignore_deprecations():
         try:
-            return torch.jit.load(str(path), map_location="cpu")
+            return load_script(str(path))
         except Exception as error:
             got, expected = summarize_error(error), "a TorchScript file, as torch.jit.save writes it"
             raise ArchiveError("the file does not load", where=str(path), got=got, expected=expected) from error

@@ -11,6 +11,7 @@ import torch
 
 from exporter.archive.contract import Contract
 from exporter.archive.pt_archive import MAX_OPTIMISED_NODES
+from exporter.common import script_loading
 from exporter.common.errors import RunError
 from exporter.common.temporary_folders import temporary_folder
 from runtime_checks.runners import fork_server
@@ -66,6 +67,7 @@ class PythonRunner:
                 "least_shared": LEAST_SHARED_NODES,
                 "any_outputs": contract is None,
                 "holds": self.holds,
+                "script_loading": script_loading.__file__,
                 "guarded": self.guarded,
                 "jobs": self.jobs if self.device == "cpu" and self.holds == GRAPHS else 1,
             }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted_scripts import RunsAtLoad
+from planted_scripts import CallsOneThatSaves, Reads, RunsAtLoad, Saves, Seeds
 from project import ROOT
 from tampering import Records, change_contract, rewrite
 from two_readers import TF_ERROR_ARCHIVE, TF_OK, read_in_python, read_natively
@@ -102,6 +102,7 @@ LINKED = (
     + b"t."
 )
 CLASS_OF_CPP = b"\x80\x02c__torch__.torch.classes.a\nB\n."
+OPERATOR = "only computes?"
 KIND, NOT_JSON, BROKEN = "kind", "is not JSON", "contract is broken"
 PICKLE = "cases cannot be read|not tensors by name"
 HOSTILE: dict[str, tuple[Forge, str]] = {
@@ -128,6 +129,10 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
         add("traced_inputs.pkl", b"\x80\x02c__torch__.torch.classes.a\nB\n."),
         "runs while it is loaded",
     ),
+    "a method that writes files": (take_module_of(Saves), OPERATOR),
+    "a function that writes files": (take_module_of(CallsOneThatSaves), OPERATOR),
+    "a method that reads files": (take_module_of(Reads), OPERATOR),
+    "a method that sets the host's random numbers": (take_module_of(Seeds), OPERATOR),
     "another graph than the contract's": (
         lambda p: rewrite(p, lambda r: r.update({f"extra/{GRAPH}": b"another"}), manifest=True),
         "different graph",

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted_scripts import RunsAtLoad
+from planted_scripts import Reads, RunsAtLoad, Saves, Seeds
 from project import ARTIFACTS
 from rich.text import Text
 from tampering import change_contract
 
 import torchferry
-from exporter.common.errors import MissingRuntimeError
+from exporter.common.errors import MissingRuntimeError, RunError
 from exporter.common.torch_hooks import ignore_deprecations
+from exporter.graph.loading import load_module
 from runtime_checks import native_build, torch_environments
 from runtime_checks.kernels import compilation
+from runtime_checks.runners.python_runner import PythonRunner
 from torchferry.cli.app import run
 from torchferry.cli.output import PlainConsole
 
@@ -36,20 +38,45 @@ def test_a_foreign_file_that_runs_at_load(command, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_model_that_would_run_at_load_is_not_exported(tmp_path):
-    class Whole(torch.nn.Module):
-        signature = torchferry.Signature.of({"x": (3,)})
+class Whole(torch.nn.Module):
+    signature = torchferry.Signature.of({"x": (3,)})
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = torchferry.mark(RunsAtLoad(), jit="script")
+    def __init__(self, part: torch.nn.Module) -> None:
+        super().__init__()
+        self.part = torchferry.mark(part, jit="script")
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.part(x)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x)
 
-    with pytest.raises(torchferry.CaptureError, match="run while its file is loaded"):
-        torchferry.export(Whole(), output=tmp_path / "m.pt")
-    assert not list(tmp_path.iterdir())
+
+@pytest.mark.usefixtures("without_the_gate")
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (RunsAtLoad, "run while its file is loaded"),
+        (Saves, "aten::save, which acts"),
+        (Reads, "aten::from_file, which acts"),
+        (Seeds, "aten::manual_seed, which acts"),
+    ],
+)
+def test_a_model_that_acts_is_not_exported(part, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("numbers").write_bytes(bytes(8))
+    with pytest.raises(torchferry.CaptureError, match=message):
+        torchferry.export(Whole(part()), output=tmp_path / "m.pt")
+    assert not (tmp_path / "m.pt").exists()
+
+
+def test_a_file_that_acts_is_not_run(tmp_path, monkeypatch):
+    """Its numbers are right, and it writes where it is called."""
+    monkeypatch.chdir(tmp_path)
+    with ignore_deprecations():
+        torch.jit.save(torch.jit.script(Saves()), "foreign.pt")
+    with pytest.raises(RunError, match=r"calls aten::save"):
+        PythonRunner().run(Path("foreign.pt"), None, [])
+    with pytest.raises(torchferry.ArchiveError, match=r"calls aten::save"):
+        load_module(Path("foreign.pt"))
+    assert [p.name for p in tmp_path.iterdir()] == ["foreign.pt"]
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "graph"])

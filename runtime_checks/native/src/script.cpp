@@ -1,6 +1,9 @@
+#include <set>
+#include <sstream>
 #include <utility>
 
 #include <caffe2/serialize/read_adapter_interface.h>
+#include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/serialization/import.h>
 
 #include "descriptors.hpp"
@@ -11,11 +14,40 @@
 namespace torchferry {
 namespace {
 
+/// The names of exporter/common/operators.txt.
+const std::set<std::string>& operators() {
+  static const auto names = [] {
+    std::istringstream lines(
+#include "operators.inc"
+    );
+    std::set<std::string> all;
+    for (std::string name; lines >> name;) all.insert(name);
+    return all;
+  }();
+  return names;
+}
+
+void check_operators(const torch::jit::Block& block, const std::string& function, const std::string& path) {
+  for (const auto* node : block.nodes()) {
+    const std::string name = node->kind().toQualString();
+    if (!operators().count(name))
+      fail(TF_ERROR_ARCHIVE, {"the file calls an operator that does not only compute", path,
+                              name + " in " + function, "torch's operators that compute from their arguments",
+                              "do not load this file: nothing that torchferry writes has such calls"});
+    for (const auto* inner : node->blocks()) check_operators(*inner, function, path);
+  }
+}
+
 torch::jit::Module load_module(const ArchiveFile& file, const std::string& path, const at::Device& device) {
   try {
     auto module = torch::jit::load(reader(file.bytes), device);
+    // All of its code, whatever calls it: functions, and methods of all classes.
+    for (auto* function : module._ivalue()->compilation_unit()->get_functions())
+      check_operators(*torch::jit::toGraphFunction(*function).graph()->block(), function->name(), path);
     module.eval();
     return module;
+  } catch (const Error&) {
+    throw;
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {

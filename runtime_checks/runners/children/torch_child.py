@@ -150,11 +150,14 @@ class PackageModule:
 
 def load_module(job):
     """Load the module or package of the job."""
-    import torch
-
     if job["holds"] != "graphs":
         return PackageModule(job)
-    return torch.jit.load(job["archive"], map_location=job["device"]).eval()
+    return load_script(job, job["device"])
+
+
+def load_script(job, device):
+    """Load the TorchScript module of the job."""
+    return load_file(job["script_loading"]).load_script(job["archive"], device).eval()
 
 
 def call_package(module, method, *inputs):
@@ -192,10 +195,8 @@ class JobCalls:
 
     def choose_function(self, method, from_cpu):
         """Return the function to call: of the module, or of one that was loaded on the CPU and then moved."""
-        import torch
-
         if from_cpu and self.moved is None:
-            self.moved = torch.jit.load(self.job["archive"], map_location="cpu").eval().to(self.device)
+            self.moved = load_script(self.job, "cpu").to(self.device)
         if isinstance(self.module, PackageModule):
             return functools.partial(call_package, self.module, method)
         return getattr(self.moved if from_cpu else self.module, method)
