@@ -182,7 +182,7 @@ def render(report: Report) -> RenderableType:
                 f"{c.max_abs:.2e}",
                 f"{c.max_rel:.2e}",
                 str(c.max_ulp) if c.max_ulp >= 0 else "-",
-                Text(result.bounds.describe() + ", wider than usual" * result.is_wide, style="yellow" * result.is_wide),
+                Text(result.bounds.describe() + " wide" * result.is_wide, style="yellow" * result.is_wide),
                 f"{result.at} {list(c.worst)}" if differs else "none",
                 "; ".join(f"{k}={_shorten(v)}" for k, v in result.inputs.items()) if differs else "",
             )

@@ -107,8 +107,9 @@ def test_the_isolated_processes_import_nothing_of_ours(path):
 
 
 def test_tests_stand_where_the_code_stands():
-    """A folder of tests has the name of a package; what tests several packages is in ``integration``."""
+    """A folder of tests has the name of a package; what tests several packages is in ``integration``, or in
+    ``hostile`` if it is about the files of strangers."""
     packages = {p.parent.relative_to(ROOT).as_posix() for p in FILES}
     folders = {p.parent.relative_to(ROOT / "tests").as_posix() for p in ROOT.glob("tests/**/test_*.py")}
-    others = {".", "integration", "docs", "runtime_checks/native", "exporter/capture/derivatives"}
+    others = {".", "integration", "hostile", "docs", "runtime_checks/native", "exporter/capture/derivatives"}
     assert {f for f in folders if f not in others and "hazards" not in f} <= packages

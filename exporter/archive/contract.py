@@ -168,10 +168,10 @@ class Bounds(StrictlyRead):
         return self.rtol > other.rtol or self.atol > other.atol or self.floor > other.floor
 
     def describe(self) -> str:
-        """Return the bounds as text."""
+        """Return the bounds as text: ``1e-10, 1e-12`` for rtol and atol, with the floor behind them if there is one."""
         if not (self.rtol or self.atol or self.floor):
             return "exact"
-        return f"rtol {self.rtol:.0e}, atol {self.atol:.0e}" + (f", floor {self.floor:.0e}" if self.floor else "")
+        return f"{self.rtol:.0e}, {self.atol:.0e}" + (f", {self.floor:.0e}" if self.floor else "")
 
 
 @dataclass(frozen=True)
