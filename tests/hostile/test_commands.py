@@ -105,7 +105,7 @@ def test_a_wide_tolerance_is_marked(tmp_path, capsys):
     assert not any(output.is_wide for output in torchferry.verify(ARTIFACTS / "rates.pt").outputs)
     assert run(["verify", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "5e-01, 1e-12" in out
+    assert "5e-01" in out
     assert "wide" in out
 
 
