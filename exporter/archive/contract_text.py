@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from exporter.archive.format_limits import MAX_ITEMS, MAX_NAME, MAX_RANK, MAX_SIZE, MAX_TEXT
+from exporter.archive.format_limits import MAX_ITEMS, MAX_NAME, MAX_NESTING, MAX_RANK, MAX_SIZE, MAX_TEXT
 from exporter.common.errors import ArchiveError, UsageError
 from exporter.common.plain_text import find_unsafe
 
@@ -72,6 +72,8 @@ def is_identifier(name: str) -> bool:
 
 
 def _find_problem(path: Sequence[str | int], value: Any) -> tuple[str, str, str] | None:
+    if len(path) > MAX_NESTING:
+        return "lists or objects are nested too deeply", f"{len(path)} in each other", f"at most {MAX_NESTING}"
     if isinstance(value, (list, dict)) and len(value) > MAX_ITEMS:
         return "there are too many", str(len(value)), f"at most {MAX_ITEMS}"
     if isinstance(value, str):

@@ -139,7 +139,7 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     ),
     "a hash of nothing": (say(lambda c: c.update(graph="0" * 63)), BROKEN),
     "a hash with an escape": (say(lambda c: c.update(graph=ESCAPE)), BROKEN),
-    "a text of 32 MiB": (write_contract(lambda data: data + b" " * 2**25), "too long"),
+    "a text of 8 MiB": (write_contract(lambda data: data + b" " * 2**23), "too long"),
     "a mark of bytes": (write_contract(lambda data: b"\xef\xbb\xbf" + data), NOT_JSON),
     "UTF-16": (write_contract(lambda data: data.decode().encode("utf-16")), NOT_JSON),
     "no UTF-8": (write_contract(lambda data: data.replace(b'"eq"', b'"\xff"')), NOT_JSON),
@@ -147,6 +147,10 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     "more behind the end": (write_contract(lambda data: data + b"{}"), NOT_JSON),
     "no object": (write_contract(lambda data: b"[]"), BROKEN),
     "a list of lists of lists": (write_contract(lambda data: b"[" * 100_000), NOT_JSON),
+    "lists in each other, and long": (
+        write_contract(lambda data: b"[" * 900 + b"1," * 5000 + b"1" + b"]" * 900),
+        BROKEN,
+    ),
     "a key twice": (write_contract(lambda data: data.replace(b"{", b'{"name": "other",', 1)), NOT_JSON),
     "a key twice, farther in": (
         write_contract(lambda data: data.replace(b'"ndim"', b'"ndim": 0, "ndim"', 1)),

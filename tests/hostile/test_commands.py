@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
+import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,24 @@ class Whole(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.part(x)
+
+
+def test_a_foreign_file_with_two_records_of_a_name(tmp_path):
+    """Python reads the last one, and torch the first; torch does not look at the case of letters."""
+    with ignore_deprecations():
+        torch.jit.save(torch.jit.script(RunsAtLoad()), tmp_path / "acts.pt")
+        torch.jit.save(torch.jit.script(torch.nn.Tanh()), tmp_path / "sound.pt")
+    for number, rename in enumerate((str, str.upper)):
+        path = tmp_path / f"{number}.pt"
+        with zipfile.ZipFile(path, "w") as target, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            for source in (tmp_path / "acts.pt", tmp_path / "sound.pt"):
+                with zipfile.ZipFile(source) as saved:
+                    for name in saved.namelist():
+                        record = name.partition("/")[2]
+                        target.writestr(f"archive/{rename(record) if 'code' in record else record}", saved.read(name))
+        with pytest.raises(torchferry.ArchiveError, match="runs while it is loaded"):
+            load_module(path)
 
 
 @pytest.mark.usefixtures("without_the_gate")

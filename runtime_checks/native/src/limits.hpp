@@ -8,14 +8,13 @@ namespace torchferry {
 
 constexpr size_t kMaxRecords = 100'000;
 constexpr uint64_t kMaxInflatedBytes = uint64_t{1} << 30;
-constexpr size_t kMaxContractBytes = size_t{1} << 25;
+constexpr size_t kMaxContractBytes = size_t{1} << 23;
 constexpr size_t kMaxItems = 10'000;
 constexpr size_t kMaxName = 500;
 constexpr size_t kMaxText = 100'000;
 constexpr size_t kMaxRank = 64;
 constexpr int64_t kMaxSize = int64_t{1} << 40;
 constexpr double kMaxRelativeTolerance = 1.0;
-/// Lists and tuples in each other, in the cases: torch writes four.
-constexpr int kMaxPickleDepth = 16;
+constexpr int kMaxNesting = 16;
 
 }  // namespace torchferry

@@ -95,7 +95,7 @@ class Machine {
     return stack_.back();
   }
   void push(Item item) {
-    if (item.depth > kMaxPickleDepth) refuse("containers nested more deeply than " + std::to_string(kMaxPickleDepth));
+    if (item.depth > kMaxNesting) refuse("containers nested more deeply than " + std::to_string(kMaxNesting));
     stack_.push_back(item);
   }
   int pop(size_t count) {

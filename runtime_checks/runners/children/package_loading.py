@@ -17,52 +17,12 @@ TARGETS = re.compile(
     r"|_operator\.(add|sub|mul|floordiv|truediv|mod|pow|neg|abs|eq|ne|lt|le|gt|ge|and_|or_|not_|getitem)"
 )
 # Expressions of sizes, which sympy evaluates as Python: calls of these, numbers, and names of symbols.
-FUNCTIONS = frozenset(
-    [
-        "Symbol",
-        "Integer",
-        "Float",
-        "Rational",
-        "Add",
-        "Mul",
-        "Pow",
-        "Mod",
-        "Max",
-        "Min",
-        "Abs",
-        "Eq",
-        "Equality",
-        "Ne",
-        "Unequality",
-        "Lt",
-        "StrictLessThan",
-        "Le",
-        "LessThan",
-        "Gt",
-        "StrictGreaterThan",
-        "Ge",
-        "GreaterThan",
-        "And",
-        "Or",
-        "Not",
-        "FloorDiv",
-        "CeilDiv",
-        "CleanDiv",
-        "ModularIndexing",
-        "PythonMod",
-        "Where",
-        "Identity",
-        "FloorToInt",
-        "CeilToInt",
-        "RoundToInt",
-        "TruncToInt",
-        "ToFloat",
-        "IntTrueDiv",
-        "FloatTrueDiv",
-        "PowByNatural",
-        "FloatPow",
-    ]
-)
+_NAMES = """
+    Symbol Integer Float Rational Add Mul Pow Mod Max Min Abs Eq Equality Ne Unequality Lt StrictLessThan Le LessThan Gt
+    StrictGreaterThan Ge GreaterThan And Or Not FloorDiv CeilDiv CleanDiv ModularIndexing PythonMod Where Identity
+    FloorToInt CeilToInt RoundToInt TruncToInt ToFloat IntTrueDiv FloatTrueDiv PowByNatural FloatPow
+"""
+FUNCTIONS = frozenset(_NAMES.split())
 # Guards, which torch compiles as Python: comparisons of the sizes and strides of inputs.
 GUARD_METHODS = frozenset(("size", "stride", "storage_offset", "dim"))
 OPERATORS = (ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context)
