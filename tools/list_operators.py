@@ -4,7 +4,8 @@ python tools/list_operators.py [--write]
 
 Prints what this torch has and the list does not, and what the list has and this torch does not; ``--write`` adds the
 former to ``exporter/common/operators.txt`` and to the native library's copy. An operator is on the list unless it acts
-on something else than its arguments: read the new ones before they are written."""
+on something else than its arguments, or is an internal that checks nothing: read the new ones before they are
+written."""
 
 from __future__ import annotations
 
@@ -18,21 +19,25 @@ import torch
 ROOT = Path(__file__).parents[1]
 LIST = ROOT / "exporter" / "common" / "operators.txt"
 NATIVE = ROOT / "runtime_checks" / "native" / "src" / "operators.inc"
-# They name files, set the state of a process, start threads, or send messages.
+# They name files, print, set the state of a process, start threads, or send messages.
 _ACTING = """
     aten::save aten::from_file aten::manual_seed aten::seed aten::initial_seed aten::_print aten::backward
     aten::_backward aten::dist_backward aten::retain_grad aten::set_data aten::record_stream
     aten::_cufft_clear_plan_cache aten::_cufft_set_plan_cache_max_size aten::wait prim::fork prim::TimePoint prim::id
     prim::PythonOp prim::IgnoredPythonOp prim::rpc_async prim::rpc_remote prim::rpc_sync prim::awaitable_nowait
-    prim::awaitable_wait
+    prim::awaitable_wait prim::Print
 """
 # Types of values that stand for something outside of the graph.
 _OUTSIDE = re.compile(r"\b(RRef|Future|Await|Stream|Storage)\b|__torch__")
+# Torch's own internals, which check nothing: indices and sizes lead out of the memory.
+_UNCHECKED = re.compile(
+    r"aten::(_reshape_alias|_sparse_\w*unsafe|_nested_|_test_|_foobar|_resize_output|_cudnn|_validate_|_fused_|_foreach_|_amp_)"
+)
 # Of the graph itself: torch has no schemas of them.
 _STRUCTURE = """
     Constant GetAttr SetAttr If Loop ListConstruct ListUnpack TupleConstruct TupleUnpack TupleIndex TupleSlice
     DictConstruct CreateObject CallMethod CallFunction isinstance hasattr unchecked_cast unchecked_unwrap_optional
-    NumToTensor Uninitialized RaiseException Print EnumName EnumValue ModuleContainerIndex dtype device layout shape max
+    NumToTensor Uninitialized RaiseException EnumName EnumValue ModuleContainerIndex dtype device layout shape max
     min abs data type tolist rangelist StringIndex ConstantChunk requires_grad grad name nbytes itemsize index Enter
     Exit BroadcastSizes ReductionSizes AutogradAdd AutogradZero AutogradAnyNonZero AutogradAllNonZero AutogradAllZero
     is_cpu is_cuda is_ipu is_maia is_meta is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse is_sparse_csr
@@ -46,7 +51,7 @@ def list_pure_operators() -> set[str]:
     for schema in torch._C._jit_get_all_schemas():
         schemas[schema.name].append(str(schema))
     inside = {name for name, texts in schemas.items() if not any(map(_OUTSIDE.search, texts))}
-    aten = {name for name in inside if name.startswith("aten::")}
+    aten = {name for name in inside if name.startswith("aten::") and not _UNCHECKED.match(name)}
     return (aten | {f"prim::{name}" for name in _STRUCTURE.split()}) - set(_ACTING.split())
 
 

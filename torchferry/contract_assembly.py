@@ -27,6 +27,7 @@ from exporter.archive.contract import (
 from exporter.archive.derivative_request import DerivativeRequest
 from exporter.archive.tensor_spec import TensorSpec, name_dtype
 from exporter.capture.passes import CaptureResult
+from exporter.common.plain_text import escape_unsafe
 from exporter.common.source_paths import strip_local_paths
 from exporter.model.eager.case_generation import METHOD
 from exporter.model.eager.warmup import Warmup
@@ -80,8 +81,8 @@ def add_evidence(contract: Contract, cases: Cases, findings: Sequence[Finding]) 
 
 
 def _strip_finding_paths(finding: Finding) -> Finding:
-    """Return the finding without local folders in its texts: a file must not name the folders it was made in."""
-    texts = {f.name: strip_local_paths(getattr(finding, f.name)) for f in dataclasses.fields(finding)}
+    """Return the finding without local folders in its texts, which a file must not name, and as text that shows."""
+    texts = {f.name: escape_unsafe(strip_local_paths(getattr(finding, f.name))) for f in dataclasses.fields(finding)}
     return Finding(**texts)  # pyright: ignore[reportArgumentType]
 
 

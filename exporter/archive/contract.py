@@ -108,7 +108,7 @@ def name_output(output: str | tuple[str, str]) -> str:
 
 def strip_prefix(name: str) -> str:
     """Return the variable that a tangent or cotangent belongs to."""
-    return name.removeprefix(TANGENT).removeprefix(COTANGENT)
+    return name.removeprefix(COTANGENT) if name.startswith(COTANGENT) else name.removeprefix(TANGENT)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Solver(StrictlyRead):
 
     path: str
     settings: dict[str, float]
-    on_failure: str
+    on_failure: Literal["nan", "last", "raise"]
 
     def without_errors(self) -> Solver:
         """Return the solver as a container has it that raises no errors."""
@@ -309,7 +309,9 @@ class Contract(StrictlyRead):
         for bounds in (*self.tolerance.dtypes.values(), *self.tolerance.outputs.values()):
             bounds.check_range()
         # Applies the same rules to open sizes.
-        Signature(self.inputs, self.outputs, self.batch.ndim)
+        Signature(self.inputs, (*self.outputs, *self.info), self.batch.ndim)
+        if not self.methods:
+            raise UsageError("a contract has no methods", expected="at least forward")
         ins, outs = {spec.name for spec in self.inputs}, {spec.name for spec in (*self.outputs, *self.info)}
         wrt_names = ins | {spec.name for spec in self.parameters}
         for method, spec in self.methods.items():

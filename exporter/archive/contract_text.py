@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,6 +12,9 @@ from pydantic import ValidationError
 from exporter.archive.format_limits import MAX_ITEMS, MAX_NAME, MAX_NESTING, MAX_RANK, MAX_SIZE, MAX_TEXT
 from exporter.common.errors import ArchiveError, UsageError
 from exporter.common.plain_text import find_unsafe
+
+# Bytes that file systems allow.
+MAX_FILE_NAME = 255
 
 
 def parse_strictly(text: str | bytes, where: str) -> Any:
@@ -69,6 +73,12 @@ def check_name(name: str, of: str) -> None:
 def is_identifier(name: str) -> bool:
     """Return whether every language that a file reaches takes the name as an identifier."""
     return name.isascii() and name.isidentifier()
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether this is the name of a file in a folder, and no path to another."""
+    is_plain = name == PurePosixPath(name).name == PureWindowsPath(name).name and not find_unsafe(name, is_name=True)
+    return is_plain and name not in ("", ".", "..") and len(name.encode()) <= MAX_FILE_NAME
 
 
 def _find_problem(path: Sequence[str | int], value: Any) -> tuple[str, str, str] | None:

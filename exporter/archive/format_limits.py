@@ -16,5 +16,7 @@ MAX_NAME, MAX_TEXT = 500, 100_000
 MAX_RANK, MAX_SIZE = 64, 2**40
 # Lists and objects in each other, in the contract and in the cases.
 MAX_NESTING = 16
+# Objects in each other in a module's pickle, and brackets and blocks in its source: torch's parsers are recursive.
+MAX_SOURCE_NESTING = 500
 # Of two numbers that differ by as much as they are large nothing is known.
 MAX_RELATIVE_TOLERANCE = 1.0

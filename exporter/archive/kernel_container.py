@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors
 from exporter.archive.contract import Bounds, Contract, Finding, contract_from_json, name_output
-from exporter.archive.contract_text import check_limits, describe_invalid, is_identifier, parse_strictly
+from exporter.archive.contract_text import check_limits, describe_invalid, is_file_name, is_identifier, parse_strictly
 from exporter.archive.format_limits import MAX_SIZE
 from exporter.archive.tensor_spec import StrictlyRead, name_dtype
 from exporter.common.errors import ArchiveError, summarize_error
@@ -196,7 +196,7 @@ def parse_manifest(data: bytes, where: Path) -> dict[str, Any]:
         _ADAPTER.validate_json(data)
         expected_seal = content.pop("sha256")
         is_valid = content["format"] == FORMAT and expected_seal == _compute_seal(content)
-        is_valid = is_valid and all(Path(n).name == n for n in content["files"]) and is_identifier(content["name"])
+        is_valid = is_valid and all(map(is_file_name, content["files"])) and is_identifier(content["name"])
         is_valid = is_valid and all(0 <= size <= MAX_SIZE for size in content["workspace"].values())
         if is_valid and {CONTRACT, CASES, *_list_sources(content["name"])} <= set(content["files"]):
             return content

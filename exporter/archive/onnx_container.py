@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors, list_tensors
 from exporter.archive.contract import Contract, contract_from_json
-from exporter.archive.contract_text import check_limits, describe_invalid, parse_strictly
+from exporter.archive.contract_text import check_limits, describe_invalid, is_file_name, parse_strictly
 from exporter.archive.tensor_spec import StrictlyRead
 from exporter.common.errors import ArchiveError, MissingRuntimeError, summarize_error
 
@@ -160,7 +160,7 @@ def read(path: Path) -> OnnxFiles:
         names = {entry.file for entry in methods.values()}
         is_valid = is_valid and {path.name, cases_path(path).name, *names} <= set(files)
         # Only names: a manifest cannot refer to files elsewhere.
-        is_valid = is_valid and all(Path(name).name == name for name in files)
+        is_valid = is_valid and all(map(is_file_name, files))
     except ValidationError as error:
         raise _make_damaged_error(where, describe_invalid(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:

@@ -25,9 +25,16 @@ from exporter.archive import container_kinds
 from exporter.archive.cases import Cases, ReferenceCase, pack_cases, unpack_cases
 from exporter.archive.container_kinds import GRAPHS
 from exporter.archive.contract import Contract, contract_from_json
-from exporter.archive.format_limits import MAX_CONTRACT_BYTES, MAX_INFLATED_BYTES, MAX_NAME, MAX_RECORDS
+from exporter.archive.format_limits import (
+    MAX_CONTRACT_BYTES,
+    MAX_INFLATED_BYTES,
+    MAX_NAME,
+    MAX_RECORDS,
+    MAX_SOURCE_NESTING,
+)
+from exporter.archive.nesting import measure_depth, measure_source_depth
 from exporter.archive.target_machine import TargetMachine, machine_from_json
-from exporter.archive.zip_records import FOLDER, write_record, write_zip
+from exporter.archive.zip_records import FOLDER, check_one_directory, write_record, write_zip
 from exporter.common.atomic_files import make_write_error
 from exporter.common.errors import ArchiveError, ForeignError
 from exporter.common.plain_text import find_unsafe
@@ -46,7 +53,7 @@ PARAMETERS = "torchferry/parameters.pt"
 KERNEL = "torchferry/kernel/"
 REQUIRED_RECORDS = (CONTRACT, CASES, GRAPH, MANIFEST)
 SEAL = b"torchferry sha256 "
-_RUNS_AT_LOAD = ("__setstate__", "__torch__.torch.classes")
+_RUNS_AT_LOAD = ("__setstate__", "torch.classes")
 # torch's optimising executor takes time with the square of a graph's size: minutes for an unrolled iteration of
 # 125,000 nodes. Graphs of more nodes than this run as they are, and reports say so.
 MAX_OPTIMISED_NODES = 20_000
@@ -169,6 +176,7 @@ def _open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
                 mend="load a kernel's shared object with the native runtime; here, pass the folder of its sources",
             )
         with zipfile.ZipFile(path) as archive:
+            check_one_directory(archive, path.stat().st_size)
             yield archive
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError) as error:
         raise ArchiveError(
@@ -212,7 +220,7 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
         expected = f"the sha256 of the record extra/{GRAPH}"
         mend = "export the model again"
         raise ArchiveError(what, where=f"{where}, field graph", got=contract.graph, expected=expected, mend=mend)
-    return Archive(path, contract, sizes, graph.decode(), kind)
+    return Archive(path, contract, sizes, graph.decode(errors="replace"), kind)
 
 
 def _check_sizes(sizes: Mapping[str, int], file_size: int, where: str) -> None:
@@ -239,6 +247,7 @@ def _compute_digest(archive: zipfile.ZipFile, name: str) -> str:
 def check_file_runs_nothing(path: Path) -> None:
     """Check that loading a TorchScript file of any origin runs none of its code. Raises ``ArchiveError``."""
     with _open_zip(path) as archive:
+        _check_sizes({str(i): e.file_size for i, e in enumerate(archive.infolist())}, path.stat().st_size, str(path))
         # By entry: a name may be there twice, and readers differ in which of the two they take.
         for entry in archive.infolist():
             record = entry.filename.partition("/")[2]
@@ -255,17 +264,23 @@ def is_code(name: str) -> bool:
 
 
 def check_no_code_at_load(records: Mapping[str, bytes], where: str) -> None:
-    """Check that ``torch.jit.load`` runs nothing of these records.
+    """Check that ``torch.jit.load`` runs nothing of these records, and that it survives them.
 
     It calls ``__setstate__`` of TorchScript's own classes, and of the C++ classes that are registered with torch
-    (torch/csrc/jit/serialization/import.cpp and unpickler.cpp). Neither name can be spelled in another way: their
-    readers know no escapes. Raises ``ArchiveError``."""
+    (torch/csrc/jit/serialization/import.cpp and unpickler.cpp). Source may have white space within a dotted name, and
+    pickles may not. What is nested deeply overflows the stack of torch's parsers. Raises ``ArchiveError``."""
+    mend = "do not load this file: nothing that torchferry writes is like it"
     for name, data in records.items():
-        forbidden = next((text for text in _RUNS_AT_LOAD if text.encode() in data), "")
+        is_pickle = name.lower().endswith(".pkl")
+        text = data if is_pickle else data.translate(None, b" \t\r\n\f\v\\")
+        forbidden = next((word for word in _RUNS_AT_LOAD if word.encode() in text), "")
         if forbidden:
             what, got = "the file has code that runs while it is loaded", f"{forbidden} in the record {name}"
-            mend = "do not load this file: nothing that torchferry writes has such code"
             raise ArchiveError(what, where=where, got=got, expected="methods that a host calls", mend=mend)
+        depth = measure_depth(data) if is_pickle else measure_source_depth(data)
+        if depth > MAX_SOURCE_NESTING:
+            what, got = "a record of the file is nested too deeply", f"{depth} levels in the record {name}"
+            raise ArchiveError(what, where=where, got=got, expected=f"at most {MAX_SOURCE_NESTING}", mend=mend)
 
 
 def _read_manifest(archive: zipfile.ZipFile, folder: str, sizes: Mapping[str, int], where: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Zip files with the layout of torch's archives: the same bytes for the same records."""
+"""Zip files with the layout of torch's archives: the same bytes for the same records, and one reading of them."""
 
 from __future__ import annotations
 
@@ -40,3 +40,40 @@ def write_record(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
         start = archive.fp.tell() + _HEADER_SIZE + len(name.encode()) + 4
         info.extra = b"FB" + struct.pack("<H", -start % _ALIGNMENT) + b"Z" * (-start % _ALIGNMENT)
     archive.writestr(info, data)
+
+
+# The end of a zip file, of a large one, and where the latter is: APPNOTE.TXT 4.3.14 to 4.3.16.
+_END, _END_64, _PLACE_64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
+_LONGEST_COMMENT = 2**16
+
+
+def check_one_directory(archive: zipfile.ZipFile, size: int) -> None:
+    """Check that a zip file of ``size`` bytes has one list of its records, where its end says.
+
+    Python's reader looks for the list directly before the end, and torch's where the end says that it begins: in a file
+    with two of them each reads its own. Nor do they know the same methods of compression. Raises ``BadZipFile``."""
+    file = archive.fp
+    assert file is not None
+    start = max(0, size - _LONGEST_COMMENT - _END.size)
+    file.seek(start)
+    tail = file.read()
+    place = tail.rfind(b"PK\5\6")
+    if place < 0 or place + _END.size > len(tail):
+        raise zipfile.BadZipFile("no end of a zip file")
+    _, _, _, _, _, length, begin, comment = _END.unpack_from(tail, place)
+    end = start + place
+    if end + _END.size + comment != size:
+        raise zipfile.BadZipFile("more bytes behind the end of the zip file")
+    file.seek(max(0, end - _PLACE_64.size))
+    signature, _, large_end, _ = _PLACE_64.unpack(file.read(_PLACE_64.size).ljust(_PLACE_64.size))
+    if signature == b"PK\6\7":
+        if large_end != end - _PLACE_64.size - _END_64.size:
+            raise zipfile.BadZipFile("another end of the zip file than the last")
+        file.seek(large_end)
+        *_, length, begin = _END_64.unpack(file.read(_END_64.size))
+        end = large_end
+    if begin + length != end:
+        raise zipfile.BadZipFile("the list of records is not where the end of the zip file says")
+    for entry in archive.infolist():
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.flag_bits & 1:
+            raise zipfile.BadZipFile("a record is encrypted, or compressed by another method than deflate")

@@ -37,6 +37,8 @@ class ForkedCall:
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._pipe, child_end = multiprocessing.connection.Pipe()
+        # One thread may wait for it while another one ends it.
+        self._lock = threading.Lock()
         self._pid = fork()
         if self._pid == 0:
             self._pipe.close()
@@ -62,16 +64,17 @@ class ForkedCall:
         return value
 
     def _receive(self, seconds: float) -> tuple[str, Any]:
-        if not self._pipe.poll(seconds):
-            raise ForkFailedError(f"no end within {seconds:g} s")
         try:
+            if not self._pipe.poll(seconds):
+                raise ForkFailedError(f"no end within {seconds:g} s")
             return pickle.loads(self._pipe.recv_bytes())
-        except EOFError:
+        except (EOFError, OSError):
             raise ForkFailedError("its process was killed") from None
 
     def end(self) -> None:
         """End the process, whether or not it has answered."""
-        pid, self._pid = self._pid, 0
+        with self._lock:
+            pid, self._pid = self._pid, 0
         if pid:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,14 +1,17 @@
 """Text that shows as it is: no control characters, and none that change the direction of what follows.
 
 A terminal obeys escape sequences (ECMA-48), and Unicode's bidirectional controls (UAX #9) reorder what is shown: a
-name that holds them can show as a verdict. The same characters are in ``runtime_checks/native/src/plain_text.hpp``."""
+name that holds them can show as a verdict. The same characters are in ``runtime_checks/native/src/plain_text.cpp``."""
 
 from __future__ import annotations
 
 import re
 
 # C0 and C1 controls and DEL, marks and overrides of direction, separators of lines, invisible ones, surrogates.
-_UNSAFE = "\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+_UNSAFE = (
+    "\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f-\u1160\u17b4-\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff"
+)
 _UNSAFE_IN_NAME = re.compile(f"[{_UNSAFE}]")
 # A text may have several lines.
 _UNSAFE_IN_TEXT = re.compile("[{}]".format(_UNSAFE.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f")))

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.jit._recursive import wrap_cpp_module
 
+# Of types that are written in C++ and registered with torch.
+CLASSES = "__torch__.torch.classes."
 OPERATORS = frozenset(Path(__file__).with_name("operators.txt").read_text().split())
 
 
@@ -21,16 +23,18 @@ def load_script(path: str, device: Any = "cpu") -> Any:
     loaded = import_module(functions, path, torch.device(device), {}, False)
     # All of its code, whatever calls it: functions, and methods of all classes.
     for function in functions.get_functions():
-        strange = next((name for name in iterate_kinds(function.graph) if name not in OPERATORS), None)
-        if strange:
-            raise ValueError(f"{function.name} calls {strange}, which is no operator that only computes")
+        for node in iterate_nodes(function.graph):
+            if node.kind() not in OPERATORS:
+                raise ValueError(f"{function.name} calls {node.kind()}, which is no operator that only computes")
+            if any(value.type().str().startswith(CLASSES) for value in node.outputs()):
+                raise ValueError(f"{function.name} has an object of a C++ class, which does not only compute")
     return wrap_cpp_module(loaded)
 
 
-def iterate_kinds(graph: Any) -> Iterator[str]:
-    """Yield the name of each operation of a graph, those of inner blocks included."""
+def iterate_nodes(graph: Any) -> Iterator[Any]:
+    """Yield each operation of a graph, those of inner blocks included."""
     todo = [graph]
     while todo:
         for node in todo.pop().nodes():
-            yield node.kind()
+            yield node
             todo += node.blocks()

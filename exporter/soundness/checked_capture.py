@@ -325,8 +325,11 @@ def _check_in_fork(
         yield lambda: result
         return
     call = ForkedCall(_check_with_own_clock, check)
-    with _check_beside(lambda: _wait_for_checks(name, call, clock), call.end, clock, is_beside=True) as wait:
-        yield wait
+    try:
+        with _check_beside(lambda: _wait_for_checks(name, call, clock), call.end, clock, is_beside=True) as wait:
+            yield wait
+    finally:
+        call.end()
 
 
 def _check_with_own_clock(check: Callable[[Stopwatch], _Result]) -> tuple[_Result, Mapping[tuple[str, str], float]]:

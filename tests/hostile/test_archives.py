@@ -6,19 +6,20 @@ import io
 import pickle
 import re
 import shutil
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from planted_scripts import CallsOneThatSaves, Reads, RunsAtLoad, Saves, Seeds
+from planted_scripts import CallsOneThatSaves, Prints, Reads, RunsAtLoad, Saves, Seeds
 from project import ROOT
 from tampering import Records, change_contract, rewrite
 from two_readers import TF_ERROR_ARCHIVE, TF_OK, read_in_python, read_natively
 
 from exporter.archive import format_limits
-from exporter.archive.pt_archive import CASES, CONTRACT, GRAPH
+from exporter.archive.pt_archive import CASES, CONTRACT, GRAPH, seal
 from exporter.common.plain_text import find_unsafe
 from exporter.common.torch_hooks import ignore_deprecations
 
@@ -93,6 +94,39 @@ def set_bounds(**bounds: float) -> Forge:
     return say(lambda c: c["tolerance"]["dtypes"]["float64"].update(bounds))
 
 
+CODE = "code/__torch__/torchferry/___torch_mangle_0.py"
+SPACED = b"\ndef f(x: __torch__ .torch \n. classes.profiling._ScriptProfile) -> int:\n  return 1\n"
+
+
+def list_records(data: bytes) -> tuple[bytes, bytes, int]:
+    """The records of a zip file, the list of them, and their number."""
+    place = data.rfind(b"PK\5\6")
+    _, _, _, _, count, _, begin, _ = struct.unpack_from("<4s4H2LH", data, place)
+    return data[:begin], data[begin:place], count
+
+
+def show_another(path: Path) -> None:
+    """Python reads the list directly before the end, and torch the one that the end names."""
+    shown = path.read_bytes()
+    take_module_of(RunsAtLoad)(path)
+    loaded, loaded_list, count = list_records(path.read_bytes())
+    records, records_list, _ = list_records(shown)
+    length = max(len(loaded_list), len(records_list))
+    loaded_list, records_list = loaded_list.ljust(length, b"\0"), records_list.ljust(length, b"\0")
+    comment = b"torchferry sha256 " + b"0" * 64
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, length, len(loaded), len(comment))
+    path.write_bytes(loaded + loaded_list + records + records_list + end + comment)
+
+
+def compress_differently(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        saved = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        for name, data in saved.items():
+            archive.writestr(name, data)
+    seal(path)
+
+
 NESTED = b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."
 # Lists that are kept first and put into each other afterwards.
 LINKED = (
@@ -104,7 +138,7 @@ LINKED = (
 CLASS_OF_CPP = b"\x80\x02c__torch__.torch.classes.a\nB\n."
 OPERATOR = "only computes?"
 KIND, NOT_JSON, BROKEN = "kind", "is not JSON", "contract is broken"
-PICKLE = "cases cannot be read|not tensors by name"
+PICKLE = "cannot be read|not tensors by name|not one that torch writes"
 HOSTILE: dict[str, tuple[Forge, str]] = {
     "compiled code beside TorchScript": (add("data/aotinductor/forward/a.so"), "two kinds"),
     "programs beside TorchScript": (add("models/forward.json", b"{}"), "two kinds"),
@@ -133,6 +167,19 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     "a function that writes files": (take_module_of(CallsOneThatSaves), OPERATOR),
     "a method that reads files": (take_module_of(Reads), OPERATOR),
     "a method that sets the host's random numbers": (take_module_of(Seeds), OPERATOR),
+    "a method that prints": (take_module_of(Prints), OPERATOR),
+    "a C++ class in source": (
+        lambda p: rewrite(p, lambda r: r.update({CODE: r[CODE] + SPACED}), manifest=True),
+        "runs while it is loaded",
+    ),
+    "deep lists in a module": (add("data.pkl", NESTED), "nested too deeply|not one that torch writes"),
+    "deep lists of constants": (add("constants.pkl", NESTED), "nested too deeply|not one that torch writes"),
+    "a list that holds itself": (add("constants.pkl", b"\x80\x02]q\x00h\x00a."), "holds itself|not one that torch"),
+    "deep brackets": (add(CODE, b"(" * 200_000), "nested too deeply"),
+    "deep blocks": (add(CODE, b"\n".join(b"  " * i + b"if True:" for i in range(1000))), "nested too deeply"),
+    "two lists of records": (show_another, "damaged"),
+    "bytes behind the end": (lambda p: p.write_bytes(p.read_bytes() + b"x"), "damaged"),
+    "another compression": (compress_differently, "damaged"),
     "another graph than the contract's": (
         lambda p: rewrite(p, lambda r: r.update({f"extra/{GRAPH}": b"another"}), manifest=True),
         "different graph",
@@ -175,11 +222,32 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     "a long text": (add_finding(what="x" * 100_001), BROKEN),
     "many findings": (say(lambda c: c.update(findings=[{"check": "a", "what": "b"}] * 10_001)), BROKEN),
     "many inputs": (
-        say(lambda c: c.update(inputs=[{**first_input(c), "name": f"x{i}"} for i in range(60_000)])),
+        say(lambda c: c.update(inputs=[{**first_input(c), "name": f"x{i}"} for i in range(20_000)])),
         BROKEN,
     ),
     "a method that is no name": (say(lambda c: c["methods"].update({"a-b": c["methods"]["forward"]})), "method|broken"),
     "a method of other letters": (say(lambda c: c["methods"].update({"é": c["methods"]["forward"]})), "method|broken"),
+    "no method": (say(lambda c: c.update(methods={})), BROKEN),
+    "a block by a tangent": (
+        say(lambda c: c["methods"]["forward"]["outputs"].append([c["outputs"][0]["name"], "tangent:a"])),
+        BROKEN,
+    ),
+    "a zero of a tangent": (
+        say(lambda c: c["methods"]["forward"].update(zeros=[[f"tangent:{c['outputs'][0]['name']}", "a"]])),
+        BROKEN,
+    ),
+    "a symmetric block that is none": (
+        say(lambda c: c["methods"]["forward"].update(symmetric=[[c["outputs"][0]["name"], "a"]])),
+        BROKEN,
+    ),
+    "an information with a new line": (
+        say(lambda c: c.update(info=[{**c["outputs"][0], "name": "a\nb"}])),
+        "not a name",
+    ),
+    "a solver that does what it likes": (
+        say(lambda c: c.update(solvers=[{"path": "p", "settings": {}, "on_failure": "bogus"}])),
+        BROKEN,
+    ),
     "two inputs of a name": (say(lambda c: c["inputs"].append(first_input(c))), "same name|twice"),
     "a large tolerance": (set_bounds(rtol=1e300), BROKEN),
     "a large absolute tolerance": (set_bounds(atol=1.5), BROKEN),

@@ -15,6 +15,7 @@ from tampering import change_contract
 
 import torchferry
 from exporter.archive import kernel_container, onnx_container
+from exporter.archive.contract_text import is_file_name
 from exporter.common.errors import ArchiveError
 
 
@@ -69,6 +70,12 @@ def test_an_onnx_container(folder):
     manifest = onnx_container.manifest_path(folder / "rates.onnx")
     refusals, total = count_refusals(manifest, onnx_container._compute_seal, read)
     assert total // 2 < refusals < total
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/a", "a/b", "a\\b", "n" * 256, "a\nb"])
+def test_what_is_no_name_of_a_file(name):
+    assert not is_file_name(name)
+    assert is_file_name("m.onnx")
 
 
 NAMES = ("a*/b", "x */ int evil(void); /*", "??/", "end\\", "! call evil()", "<b>&'\"", "модель")

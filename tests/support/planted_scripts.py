@@ -57,3 +57,9 @@ class Seeds(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(0)
         return x
+
+
+class Prints(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("\\x1b[2J")
+        return x

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <stdexcept>
 #include <set>
 #include <string_view>
 #include <system_error>
@@ -18,6 +19,7 @@
 #include "container_kinds.hpp"
 #include "kernel.hpp"
 #include "limits.hpp"
+#include "pickles.hpp"
 #include "sha256.hpp"
 #include "text.hpp"
 
@@ -85,6 +87,33 @@ std::shared_ptr<const std::string> read_bytes(const std::string& path) {
   if (!bytes->empty() && !file.read(bytes->data(), static_cast<std::streamsize>(bytes->size())))
     refuse("a file that ends early while it is read");
   return bytes;
+}
+
+/// Little-endian, as zip files have numbers.
+uint64_t number_at(const std::string& bytes, size_t at, size_t width) {
+  uint64_t value = 0;
+  for (size_t i = width; i-- > 0;) value = value << 8 | static_cast<unsigned char>(bytes[at + i]);
+  return value;
+}
+
+/// Throws where a zip file does not have one list of its records, where its end says: see check_one_directory in
+/// exporter/archive/zip_records.py.
+void check_one_directory(const std::string& bytes) {
+  constexpr size_t end_size = 22, large_end_size = 56, place_size = 20;
+  auto end = bytes.rfind("PK\5\6");
+  if (end == std::string::npos || end + end_size > bytes.size() ||
+      end + end_size + number_at(bytes, end + 20, 2) != bytes.size())
+    throw std::runtime_error("no end of a zip file, or more bytes behind it");
+  auto length = number_at(bytes, end + 12, 4), begin = number_at(bytes, end + 16, 4);
+  if (end >= place_size && bytes.compare(end - place_size, 4, "PK\6\7") == 0) {
+    const auto large = number_at(bytes, end - place_size + 8, 8);
+    if (end < place_size + large_end_size || large != end - place_size - large_end_size)
+      throw std::runtime_error("another end of the zip file than the last");
+    length = number_at(bytes, large + 40, 8), begin = number_at(bytes, large + 48, 8);
+    end = large;
+  }
+  if (begin > end || length != end - begin)
+    throw std::runtime_error("the list of records is not where the end of the zip file says");
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -172,20 +201,29 @@ class Reader {
 };
 
 /// torch calls __setstate__ of TorchScript's own classes, and of the C++ classes that are registered with it, while it
-/// loads a file; what is loaded is to run when a host calls it.
+/// loads a file; what is loaded is to run when a host calls it. Source may have white space within a dotted name. What is
+/// nested deeply overflows the stack of torch's parsers.
 void check_no_code_at_load(Reader& reader, const std::string& path) {
+  const std::string mend = "do not load this file: nothing that torchferry writes is like it";
   for (const auto& name : reader.names()) {
     const auto ends_with = [&](const std::string& end) {
       return name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
     };
-    const bool is_source = name.rfind("code/", 0) == 0 && !ends_with(".debug_pkl");
-    if (!is_source && !ends_with(".pkl")) continue;
+    const bool is_pickle = ends_with(".pkl");
+    if (!is_pickle && (name.rfind("code/", 0) != 0 || ends_with(".debug_pkl"))) continue;
     const auto record = reader.record(name);
-    for (const char* text : {"__setstate__", "__torch__.torch.classes"})
-      if (record.find(text) != std::string::npos)
+    auto text = record;
+    const auto is_gap = [](char c) { return std::strchr(" \t\r\n\f\v\\", c) && c; };
+    if (!is_pickle) text.erase(std::remove_if(text.begin(), text.end(), is_gap), text.end());
+    for (const char* word : {"__setstate__", "torch.classes"})
+      if (text.find(word) != std::string::npos)
         fail(TF_ERROR_ARCHIVE, {"the file has code that runs while it is loaded", path,
-                                std::string(text) + " in the record " + name, "methods that a host calls",
-                                "do not load this file: nothing that torchferry writes has such code"});
+                                std::string(word) + " in the record " + name, "methods that a host calls", mend});
+    const auto depth = is_pickle ? measure_depth(record, path + ", record " + name) : measure_source_depth(record);
+    if (depth > kMaxSourceNesting)
+      fail(TF_ERROR_ARCHIVE, {"a record of the file is nested too deeply", path,
+                              std::to_string(depth) + " levels in the record " + name,
+                              "at most " + std::to_string(kMaxSourceNesting), mend});
   }
 }
 
@@ -199,6 +237,7 @@ void check_seal(const std::string& path, const std::string& bytes) {
 }
 
 ArchiveFile read(const std::string& path, const std::shared_ptr<const std::string>& bytes, bool check_integrity) {
+  check_one_directory(*bytes);
   Reader reader(path, bytes);
   std::set<std::string> missing;
   const auto& cases = reader.names().count(kPackedCases) ? kPackedCases : kCases;

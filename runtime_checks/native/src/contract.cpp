@@ -149,6 +149,12 @@ Variable find(const Field& field, const Variables& plain, const Variables& of_co
   return variable;
 }
 
+const Variable& find_exactly(const Field& field, const Variables& known) {
+  const auto found = known.find(field.text());
+  if (found == known.end()) field.broken(in_quotes(field.text()), "a variable of the contract");
+  return found->second;
+}
+
 Method method_of(const std::string& name, const Field& spec, const Variables& inputs, const Variables& outputs,
                  const Variables& parameters) {
   if (!is_identifier(name)) spec.broken(in_quotes(name), "an identifier as the name of a method");
@@ -163,15 +169,21 @@ Method method_of(const std::string& name, const Field& spec, const Variables& in
     const auto pair = item.items();
     if (pair.size() != 2) item.broken(std::to_string(pair.size()) + " names", "an output, and an input or parameter");
     const auto of = find(pair[0], outputs, inputs);
-    const auto by = inputs.count(pair[1].text()) ? find(pair[1], inputs, outputs) : find(pair[1], parameters, outputs);
+    const auto& by = inputs.count(pair[1].text()) ? find_exactly(pair[1], inputs) : find_exactly(pair[1], parameters);
     auto shape = of.shape;
     shape.insert(shape.end(), by.shape.begin(), by.shape.end());
     method.outputs.push_back({of.name, by.name, shape, of.dtype});
   }
   for (const auto& pair : spec.has("zeros") ? spec.at("zeros").items() : std::vector<Field>{}) {
     const auto names = pair.items();
-    find(names[0], outputs, outputs);
-    if (!parameters.count(names[1].text())) find(names[1], inputs, inputs);
+    find_exactly(names[0], outputs);
+    if (!parameters.count(names[1].text())) find_exactly(names[1], inputs);
+  }
+  for (const auto& pair : spec.has("symmetric") ? spec.at("symmetric").items() : std::vector<Field>{}) {
+    const auto names = pair.items();
+    const auto is_block = [&](const Output& o) { return o.name == names[0].text() && o.by == names[1].text(); };
+    if (std::none_of(method.outputs.begin(), method.outputs.end(), is_block))
+      pair.broken(in_quotes(names[0].text()), "a block of the method");
   }
   return method;
 }

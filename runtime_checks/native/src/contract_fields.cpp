@@ -28,7 +28,7 @@ ParameterSpec name:text shape:[int] dtype:text
 Tolerance ?dtypes:{Bounds} ?outputs:{Bounds}
 Finding check:text what:text ?where:text ?reason:text ?severity:'unsound'|'sound'|'allowed'|'not_run' ?evidence:text ?mend:text
 Envelope ?values:{Range} ?dtypes:[text]
-Solver path:text settings:{number} on_failure:text
+Solver path:text settings:{number} on_failure:'nan'|'last'|'raise'
 Sampling ?kind:'recorded'|'blended'|'uniform'|'fixed' ?low:number ?high:number ?spread:number
 Bounds rtol:number atol:number ?floor:number
 Range low:number high:number

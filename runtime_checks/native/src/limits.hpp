@@ -16,5 +16,6 @@ constexpr size_t kMaxRank = 64;
 constexpr int64_t kMaxSize = int64_t{1} << 40;
 constexpr double kMaxRelativeTolerance = 1.0;
 constexpr int kMaxNesting = 16;
+constexpr int kMaxSourceNesting = 500;
 
 }  // namespace torchferry

@@ -1,9 +1,9 @@
 #include "pickles.hpp"
 
 #include <algorithm>
-#include <cstdint>
+#include <cstddef>
 #include <map>
-#include <optional>
+#include <utility>
 #include <vector>
 
 #include <caffe2/serialize/inline_container.h>
@@ -16,17 +16,12 @@
 namespace torchferry {
 namespace {
 
-/// A value on the pickle's stack: a list or a dict may grow, and is in one place only.
-struct Item {
-  int depth = 0;
-  bool grows = false;
-};
-
-/// Runs the opcodes that torch.save writes (Python, Lib/pickletools.py, protocol 2), for the depth alone.
+/// Runs the opcodes that torch writes (Python, Lib/pickletools.py, protocol 2), for what holds what alone.
 class Machine {
  public:
   Machine(const std::string& bytes, const std::string& where) : bytes_(bytes), where_(where) {}
 
+  /// How many containers are in each other in the result.
   int run() {
     while (true) {
       const auto code = static_cast<unsigned char>(take(1)[0]);
@@ -34,35 +29,34 @@ class Machine {
       step(code);
     }
     if (stack_.size() != 1) refuse("a stack of " + std::to_string(stack_.size()) + " values");
-    return stack_[0].depth;
+    return longest_path(stack_[0]);
   }
 
  private:
   void step(unsigned char code) {
     switch (code) {
-      case 0x80: take(1); return;                                    // PROTO
-      case 'c': line(), line(); return push({});                     // GLOBAL
-      case 'X': take(number(4)); return push({});                    // BINUNICODE
-      case 0x8a: take(number(1)); return push({});                   // LONG1
-      case 'K': take(1); return push({});                            // BININT1
-      case 'M': take(2); return push({});                            // BININT2
-      case 'J': take(4); return push({});                            // BININT
-      case 'G': take(8); return push({});                            // BINFLOAT
-      case 'N': case 0x88: case 0x89: return push({});               // NONE, NEWTRUE, NEWFALSE
-      case '(': marks_.push_back(stack_.size()); return;             // MARK
-      case ')': return push({1, false});                             // EMPTY_TUPLE
-      case '}': case ']': return push({1, true});                    // EMPTY_DICT, EMPTY_LIST
-      case 't': return collect(stack_.size() - mark());              // TUPLE
-      case 0x85: case 0x86: case 0x87: return collect(code - 0x84);  // TUPLE1 to TUPLE3
-      case 'R': case 'b': return collect(2);                         // REDUCE, BUILD
-      case 'Q': return collect(1);                                   // BINPERSID
-      case 'a': return grow(1);                                      // APPEND
-      case 's': return grow(2);                                      // SETITEM
-      case 'e': case 'u': return grow(stack_.size() - mark());       // APPENDS, SETITEMS
-      case 'q': memo_[number(1)] = top(); return;                    // BINPUT
-      case 'r': memo_[number(4)] = top(); return;                    // LONG_BINPUT
-      case 'h': return recall(number(1));                            // BINGET
-      case 'j': return recall(number(4));                            // LONG_BINGET
+      case 0x80: take(1); return;                                   // PROTO
+      case 'c': line(), line(); return push();                      // GLOBAL
+      case 'X': take(number(4)); return push();                     // BINUNICODE
+      case 0x8a: take(number(1)); return push();                    // LONG1
+      case 'K': take(1); return push();                             // BININT1
+      case 'M': take(2); return push();                             // BININT2
+      case 'J': take(4); return push();                             // BININT
+      case 'G': take(8); return push();                             // BINFLOAT
+      case 'N': case 0x88: case 0x89: return push();                // NONE, NEWTRUE, NEWFALSE
+      case ')': case '}': case ']': return push();                  // EMPTY_TUPLE, EMPTY_DICT, EMPTY_LIST
+      case '(': marks_.push_back(stack_.size()); return;            // MARK
+      case 't': return push(pop(stack_.size() - mark()));           // TUPLE
+      case 0x85: case 0x86: case 0x87: return push(pop(code - 0x84));  // TUPLE1 to TUPLE3
+      case 'R': case 'b': case 0x81: return push(pop(2));           // REDUCE, BUILD, NEWOBJ
+      case 'Q': return push(pop(1));                                // BINPERSID
+      case 'a': return grow(pop(1));                                // APPEND
+      case 's': return grow(pop(2));                                // SETITEM
+      case 'e': case 'u': return grow(pop(stack_.size() - mark())); // APPENDS, SETITEMS
+      case 'q': memo_[number(1)] = top(); return;                   // BINPUT
+      case 'r': memo_[number(4)] = top(); return;                   // LONG_BINPUT
+      case 'h': return recall(number(1));                           // BINGET
+      case 'j': return recall(number(4));                           // LONG_BINGET
       default: refuse("the opcode " + std::to_string(code));
     }
   }
@@ -90,48 +84,71 @@ class Machine {
     if (place > stack_.size()) refuse("a mark above the stack");
     return place;
   }
-  const Item& top() {
+  size_t top() {
     if (stack_.empty()) refuse("an empty stack");
     return stack_.back();
   }
-  void push(Item item) {
-    if (item.depth > kMaxNesting) refuse("containers nested more deeply than " + std::to_string(kMaxNesting));
-    stack_.push_back(item);
+  void push(std::vector<size_t> values = {}) {
+    held_.push_back(std::move(values));
+    stack_.push_back(held_.size() - 1);
   }
-  int pop(size_t count) {
+  std::vector<size_t> pop(size_t count) {
     if (count > stack_.size()) refuse("an empty stack");
-    int deepest = 0;
-    for (size_t i = stack_.size() - count; i < stack_.size(); ++i) deepest = std::max(deepest, stack_[i].depth);
-    stack_.resize(stack_.size() - count);
-    return deepest;
+    const auto start = stack_.end() - static_cast<std::ptrdiff_t>(count);
+    std::vector<size_t> values(start, stack_.end());
+    stack_.erase(start, stack_.end());
+    return values;
   }
-  void collect(size_t count) { push({pop(count) + 1, false}); }
-  void grow(size_t count) {
-    const int deepest = pop(count);
-    if (!top().grows) refuse("a container that does not grow");
-    const int depth = std::max(top().depth, deepest + 1);
-    stack_.pop_back();
-    push({depth, true});
+  void grow(const std::vector<size_t>& values) {
+    auto& inside = held_[top()];
+    inside.insert(inside.end(), values.begin(), values.end());
   }
   void recall(size_t place) {
     const auto found = memo_.find(place);
     if (found == memo_.end()) refuse("a value that was not kept");
-    // One that grows in two places could hold itself.
-    if (found->second.grows) refuse("a container in two places");
-    push(found->second);
+    stack_.push_back(found->second);
+  }
+
+  /// A container may have grown after others held it: what holds what is known at the end.
+  int longest_path(size_t root) {
+    std::vector<int> depths(held_.size(), -1);
+    std::vector<bool> open(held_.size(), false);
+    std::vector<size_t> todo{root};
+    while (!todo.empty()) {
+      const auto value = todo.back();
+      const bool visited = open[value];
+      open[value] = true;
+      bool ready = true;
+      int depth = 0;
+      for (const auto inner : held_[value]) {
+        if (depths[inner] >= 0) {
+          depth = std::max(depth, depths[inner] + 1);
+          continue;
+        }
+        if (visited || open[inner]) refuse("a container that holds itself");
+        ready = false;
+        todo.push_back(inner);
+      }
+      if (!ready && depths[value] < 0) continue;
+      depths[value] = depth;
+      open[value] = false;
+      todo.pop_back();
+    }
+    return depths[root];
   }
 
   [[noreturn]] void refuse(const std::string& got) const {
-    fail(TF_ERROR_ARCHIVE, {"the stored cases are not tensors by name", where_, got,
-                            "what torch.save writes of a dict of tensors"});
+    fail(TF_ERROR_ARCHIVE, {"a pickle is not one that torch writes", where_, got, "values in lists, tuples and dicts"});
   }
 
   const std::string& bytes_;
   const std::string& where_;
   size_t at_ = 0;
-  std::vector<Item> stack_;
+  /// What each value holds, by its number.
+  std::vector<std::vector<size_t>> held_;
+  std::vector<size_t> stack_;
   std::vector<size_t> marks_;
-  std::map<size_t, Item> memo_;
+  std::map<size_t, size_t> memo_;
 };
 
 }  // namespace
@@ -141,7 +158,10 @@ c10::impl::GenericDict load_pickled_dict(const std::string& bytes, const std::st
     // A pickle is a program, and one that nests a hundred thousand lists ends the process when they are destroyed.
     caffe2::serialize::PyTorchStreamReader reader(torchferry::reader(std::make_shared<const std::string>(bytes)));
     const auto [pickle, size] = reader.getRecord("data.pkl");
-    measure_depth({static_cast<const char*>(pickle.get()), size}, where);
+    const auto depth = measure_depth({static_cast<const char*>(pickle.get()), size}, where);
+    if (depth > kMaxNesting)
+      fail(TF_ERROR_ARCHIVE, {"the stored cases are not tensors by name", where,
+                              std::to_string(depth) + " containers in each other", "at most " + std::to_string(kMaxNesting)});
     const auto value = torch::jit::pickle_load({bytes.begin(), bytes.end()});
     if (value.isGenericDict()) return value.toGenericDict();
   } catch (const Error&) {
@@ -154,5 +174,23 @@ c10::impl::GenericDict load_pickled_dict(const std::string& bytes, const std::st
 }
 
 int measure_depth(const std::string& pickle, const std::string& where) { return Machine(pickle, where).run(); }
+
+int measure_source_depth(const std::string& source) {
+  int depth = 0, deepest = 0, indent = 0, widest = 0;
+  bool at_start = true;
+  for (const char c : source) {
+    if (c == '(' || c == '[' || c == '{') deepest = std::max(deepest, ++depth);
+    if (c == ')' || c == ']' || c == '}') depth = std::max(0, depth - 1);
+    if (c == '\n' || c == '\r') {
+      at_start = true, indent = 0;
+    } else if (at_start && (c == ' ' || c == '\t')) {
+      ++indent;
+    } else if (at_start) {
+      at_start = false;
+      widest = std::max(widest, indent);
+    }
+  }
+  return std::max(deepest, widest / 2);
+}
 
 }  // namespace torchferry

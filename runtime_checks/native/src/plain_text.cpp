@@ -8,16 +8,26 @@
 namespace torchferry {
 namespace {
 
-constexpr std::array<std::pair<uint32_t, uint32_t>, 10> kUnsafe = {{{0x00, 0x1f},
-                                                                    {0x7f, 0x9f},
-                                                                    {0xad, 0xad},
-                                                                    {0x61c, 0x61c},
-                                                                    {0x200b, 0x200f},
-                                                                    {0x2028, 0x202e},
-                                                                    {0x2060, 0x206f},
-                                                                    {0xd800, 0xdfff},
-                                                                    {0xfeff, 0xfeff},
-                                                                    {0xfff9, 0xfffb}}};
+constexpr std::array<std::pair<uint32_t, uint32_t>, 18> kUnsafe = {{
+    {0x00, 0x1f},
+    {0x7f, 0x9f},
+    {0xad, 0xad},
+    {0x34f, 0x34f},
+    {0x61c, 0x61c},
+    {0x115f, 0x1160},
+    {0x17b4, 0x17b5},
+    {0x180b, 0x180f},
+    {0x200b, 0x200f},
+    {0x2028, 0x202e},
+    {0x2060, 0x206f},
+    {0x3164, 0x3164},
+    {0xd800, 0xdfff},
+    {0xfe00, 0xfe0f},
+    {0xfeff, 0xfeff},
+    {0xffa0, 0xffa0},
+    {0xfff9, 0xfffb},
+    {0xe0000, 0xe0fff},
+}};
 
 struct Character {
   uint32_t code;

@@ -34,6 +34,10 @@ void check_operators(const torch::jit::Block& block, const std::string& function
       fail(TF_ERROR_ARCHIVE, {"the file calls an operator that does not only compute", path,
                               name + " in " + function, "torch's operators that compute from their arguments",
                               "do not load this file: nothing that torchferry writes has such calls"});
+    for (const auto* output : node->outputs())
+      if (output->type()->str().rfind("__torch__.torch.classes.", 0) == 0)
+        fail(TF_ERROR_ARCHIVE, {"the file has an object of a C++ class, which does not only compute", path,
+                                output->type()->str() + " in " + function, "values of TorchScript"});
     for (const auto* inner : node->blocks()) check_operators(*inner, function, path);
   }
 }

@@ -22,10 +22,21 @@ _NAMES = """
     StrictGreaterThan Ge GreaterThan And Or Not FloorDiv CeilDiv CleanDiv ModularIndexing PythonMod Where Identity
     FloorToInt CeilToInt RoundToInt TruncToInt ToFloat IntTrueDiv FloatTrueDiv PowByNatural FloatPow
 """
-FUNCTIONS = frozenset(_NAMES.split())
+FUNCTIONS, POWERS = frozenset(_NAMES.split()), frozenset(("Pow", "PowByNatural", "FloatPow"))
+# All other texts and keys: names of values, which torch writes into Python, and arguments of operators.
+NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
+ARGUMENT = re.compile(r"[\w,.> -]*", re.ASCII)
+FREE = frozenset(("custom", "torch_version"))
+# Containers of inputs and outputs. torch imports what other types name.
+CONTAINERS = frozenset((None, "builtins.tuple", "builtins.list", "builtins.dict"))
+# Exponents and the like beyond it take for ever.
+LARGEST_NUMBER = 2**63
 # Guards, which torch compiles as Python: comparisons of the sizes and strides of inputs.
 GUARD_METHODS = frozenset(("size", "stride", "storage_offset", "dim"))
-OPERATORS = (ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context)
+OPERATORS = (
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod),
+    *(ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context),
+)
 
 
 def count_nodes(block):
@@ -88,35 +99,59 @@ def check_programs(archive):
         for name in file.namelist():
             _, _, record = name.partition("/")
             if record.startswith("models/"):
-                for owner, names in iterate_objects(json.loads(file.read(name))):
-                    for key in names:
-                        check_field(key, owner[key], f"record {name}")
+                check_value(json.loads(file.read(name)), "", f"record {name}")
+
+
+def check_value(value, key, where):
+    """Raise ``ValueError`` for a text inside that torch would evaluate, import or call, and that is not plain."""
+    todo = [(key, value)]
+    while todo:
+        key, value = todo.pop()
+        if isinstance(value, dict):
+            for name in value:
+                hold(NAME.fullmatch(name), name, where, "the place of a name")
+            todo += value.items()
+        elif isinstance(value, list):
+            todo += [(key, item) for item in value]
+        elif isinstance(value, str):
+            check_text(key, value, where)
+        if key in ("custom_obj_values", "as_custom_obj") and value:
+            hold(False, key, where, "which is an object of a class")
+
+
+def check_text(key, text, where):
+    """Raise ``ValueError`` for a text that torchferry would not write there."""
+    if key in ("target", "as_operator"):
+        hold(TARGETS.fullmatch(text), text, where, "which is no operator")
+    elif key == "expr_str":
+        hold(is_plain_expression(text, is_plain_size), text, where, "the place of a size")
+    elif key == "guards_code":
+        hold(is_plain_expression(text, is_plain_guard), text, where, "the place of a guard")
+    elif key in ("in_spec", "out_spec"):
+        for node in iterate_objects(json.loads(text)):
+            hold(node.get("type") in CONTAINERS, text, where, "which imports a type")
+    elif key == "as_string":
+        hold(ARGUMENT.fullmatch(text), text, where, "the place of an argument")
+    elif key not in FREE:
+        hold(not text or NAME.fullmatch(text.lstrip("-")), text, where, "the place of a name")
+
+
+def hold(is_plain, text, where, place):
+    """Raise ``ValueError`` for a text that is not plain."""
+    if not is_plain:
+        raise ValueError(f"{where} has {text[:80]!r}, {place}: torchferry does not write it")
 
 
 def iterate_objects(value):
-    """Yield every object inside a JSON value, with its keys."""
+    """Yield every object inside a JSON value."""
     todo = [value]
     while todo:
         value = todo.pop()
         if isinstance(value, dict):
-            yield value, tuple(value)
+            yield value
             todo += value.values()
         elif isinstance(value, list):
             todo += value
-
-
-def check_field(key, value, where):
-    """Raise ``ValueError`` for a field that torch would evaluate or call, and that torchferry does not write."""
-    if key == "target" and value is not None and not TARGETS.fullmatch(str(value)):
-        raise ValueError(f"{where} calls {str(value)[:80]!r}, which is no operator")
-    if key == "expr_str" and not is_plain_expression(str(value), is_plain_size):
-        raise ValueError(f"{where} has {str(value)[:80]!r} in the place of a size")
-    if key == "guards_code":
-        for text in value or ():
-            if not is_plain_expression(str(text), is_plain_guard):
-                raise ValueError(f"{where} has {str(text)[:80]!r} in the place of a guard")
-    if key in ("custom_obj_values", "as_custom_obj") and value:
-        raise ValueError(f"{where} has an object of a class, which torchferry does not write")
 
 
 def is_plain_expression(text, is_plain):
@@ -128,15 +163,25 @@ def is_plain_expression(text, is_plain):
     return all(is_plain(node) for node in ast.walk(tree.body))
 
 
+def is_plain_constant(value):
+    """Return whether a constant is a number of usual size, or a name."""
+    if isinstance(value, str):
+        return NAME.fullmatch(value) is not None
+    return isinstance(value, (int, float)) and abs(value) <= LARGEST_NUMBER
+
+
 def is_plain_size(node):
     """Return whether this part of an expression is a number, a symbol, or a function of sizes."""
     if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
+        is_power = isinstance(node.func, ast.Name) and node.func.id in POWERS
+        exponents = node.args[1:] if is_power else []
+        # A tower of powers is larger than any machine.
+        is_small = all(isinstance(e, ast.Call) and not any(isinstance(n, ast.Call) for n in e.args) for e in exponents)
+        return isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and is_small
     if isinstance(node, ast.Name):
         return node.id in FUNCTIONS or re.fullmatch(r"[suz]+\d+", node.id) is not None
     if isinstance(node, ast.Constant):
-        is_symbol = isinstance(node.value, str) and node.value.isidentifier()
-        return is_symbol or isinstance(node.value, (int, float))
+        return is_plain_constant(node.value)
     return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Compare, ast.keyword, *OPERATORS))
 
 
@@ -149,7 +194,7 @@ def is_plain_guard(node):
     if isinstance(node, ast.Name):
         return node.id == "L"
     if isinstance(node, ast.Constant):
-        return isinstance(node.value, (str, int, float))
+        return is_plain_constant(node.value)
     return isinstance(node, (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.Subscript, *OPERATORS))
 
 

@@ -17,6 +17,7 @@ from contracts import archived
 from project import ROOT
 
 from exporter.archive import pt_archive
+from exporter.common import script_loading
 from exporter.common.errors import RunError
 from exporter.common.forking import run_in_fork
 from runtime_checks.runners import fork_server
@@ -142,6 +143,7 @@ import sys
 from runtime_checks.runners import fork_server
 with fork_server.shared_fork_server() as server:
     job = {"said": sys.argv[1], "archive": sys.argv[2], "holds": "graphs", "device": "cpu", "memory": 2**34}
+    job["script_loading"] = sys.argv[3]
     server._ensure_started()
     print(server._process.pid, flush=True)
     print(server.run({**job, "seconds": 100, "refused": ["this"]}, 100.0))
@@ -151,7 +153,7 @@ with fork_server.shared_fork_server() as server:
 def test_it_ends_with_its_host(tmp_path):
     """Also where that is killed in the middle of a job, here one that waits for ever to open its file."""
     os.mkfifo(tmp_path / "archive")
-    command = [sys.executable, "-c", HOST, str(tmp_path / "said"), str(tmp_path / "archive")]
+    command = [sys.executable, "-c", HOST, str(tmp_path / "said"), str(tmp_path / "archive"), script_loading.__file__]
     host = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
     assert host.stdout is not None
     server = int(host.stdout.readline())

@@ -197,13 +197,14 @@ def put_everywhere(key: str, value: object):
 
     def apply(result: Records) -> None:
         whole = json.loads(result["models/forward.json"])
-        for owner, names in list(package_loading.iterate_objects(whole)):
-            for name in names:
-                if name == key:
-                    owner[name] = value
+        for owner in list(package_loading.iterate_objects(whole)):
+            owner.update({key: value} if key in owner else {})
         result["models/forward.json"] = json.dumps(whole).encode()
 
     return apply
+
+
+QUOTED = f"L['x'].dim() == 1 or L['\"+str({WRITES})+\"'].dim() == 1"
 
 
 @pytest.mark.parametrize(
@@ -216,6 +217,12 @@ def put_everywhere(key: str, value: object):
         (put_everywhere("target", "torch.utils.cpp_extension.load"), "no operator"),
         (put_everywhere("target", "torch.ops.aten.from_file.default"), "no operator"),
         (put_everywhere("target", "_operator.methodcaller"), "no operator"),
+        (put_everywhere("name", f"x={WRITES}"), "place of a name"),
+        (put_everywhere("forward_arg_names", [f"x={WRITES}"]), "place of a name"),
+        (put_everywhere("guards_code", [QUOTED]), "place of a guard"),
+        (put_everywhere("expr_str", "Pow(Integer(9), Pow(Integer(9), Integer(9)))"), "place of a size"),
+        (put_everywhere("expr_str", "9**9**9"), "place of a size"),
+        (put_everywhere("in_spec", json.dumps([1, {"type": "collections.defaultdict"}])), "imports a type"),
     ],
 )
 def test_no_python_is_run(copy, change, message, tmp_path, monkeypatch):
