@@ -39,9 +39,9 @@ class OutputResult:
     output: str
     comparison: Comparison
     at: str
+    bounds: Bounds
+    is_wide: bool
     inputs: dict[str, Any] = field(default_factory=dict)
-    bounds: Bounds = field(default_factory=lambda: Bounds(0.0, 0.0))
-    is_wide: bool = False
 
 
 @dataclass(frozen=True)

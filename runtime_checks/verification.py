@@ -259,7 +259,7 @@ def _summarize_outputs(
             bounds, usual = (
                 t.bounds(name, contract.output_spec(name).dtype) for t in (contract.tolerance, Tolerance())
             )
-            results.append(OutputResult(text, figures, location, inputs, bounds, bounds.is_wider(usual)))
+            results.append(OutputResult(text, figures, location, bounds, bounds.is_wider(usual), inputs))
     return tuple(results)
 
 

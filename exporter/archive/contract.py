@@ -316,7 +316,7 @@ class Contract(StrictlyRead):
         wrt_names = ins | {spec.name for spec in self.parameters}
         for method, spec in self.methods.items():
             if not is_identifier(method):
-                raise UsageError("the name of a method is no identifier", got=repr(method), expected="letters of ASCII")
+                raise UsageError("the name of a method is no identifier of ASCII", got=repr(method))
             unknown = [n for n in spec.inputs if strip_prefix(n) not in (outs if n.startswith(COTANGENT) else ins)]
             for output in spec.outputs:
                 name, wrt = (output, None) if isinstance(output, str) else output
@@ -369,7 +369,10 @@ _ADAPTER = TypeAdapter(Contract)
 
 def contract_from_json(text: str | bytes, where: str) -> Contract:
     """Parse a contract; raise ``SchemaError`` for another schema, ``ArchiveError`` if it is invalid."""
-    raw = parse_strictly(text, where)
+    try:
+        raw = parse_strictly(text)
+    except ValueError as error:
+        raise ArchiveError("the contract is not JSON", where=where, got=str(error)) from None
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if isinstance(schema, int) and schema != SCHEMA:
         writer = raw.get("created_with") or {}
@@ -378,7 +381,7 @@ def contract_from_json(text: str | bytes, where: str) -> Contract:
         got = f"schema {schema}, written by torchferry {version}"
         mend = f"read it with torchferry {version} or newer, or export the model again with this version"
         raise SchemaError(what, where=where, got=got, expected=f"schema {SCHEMA}", mend=mend)
-    check_limits(raw, where)
+    check_limits(raw, "the contract is broken", where)
     try:
         return _ADAPTER.validate_json(text)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The text of a contract before it means anything: strict JSON, within the format's limits, showing as it is."""
+"""The text of a contract or a manifest before it means anything: strict JSON, within limits, showing as it is."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ from exporter.common.plain_text import find_unsafe
 MAX_FILE_NAME = 255
 
 
-def parse_strictly(text: str | bytes, where: str) -> Any:
+def parse_strictly(text: str | bytes) -> Any:
     """Parse JSON that every reader reads in the same way: UTF-8 without a mark, each key once.
 
-    Raises ``ArchiveError``."""
+    Raises ``ValueError``."""
+    decoded = text.decode("utf-8") if isinstance(text, bytes) else text
     try:
-        decoded = text.decode("utf-8") if isinstance(text, bytes) else text
         return json.loads(decoded, object_pairs_hook=_make_object, parse_constant=_refuse_constant)
     except RecursionError:
-        got = "lists or objects nested too deeply"
-    except ValueError as error:
-        got = str(error)
-    raise ArchiveError("the contract is not JSON", where=where, got=got)
+        raise ValueError("lists or objects nested too deeply") from None
 
 
 def _make_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -49,16 +46,14 @@ def describe_invalid(error: ValidationError) -> str:
     return f"field {path}: {first['msg']} ({str(first.get('input'))[:80]})"
 
 
-def check_limits(raw: Any, where: str) -> None:
-    """Raise ``ArchiveError`` for a contract beyond the format's limits, or with a text that does not show as it is."""
+def check_limits(raw: Any, what: str, where: str) -> None:
+    """Raise ``ArchiveError`` for JSON beyond the format's limits, or with a text that does not show as it is."""
     for path, value in _iterate(raw):
         problem = _find_problem(path, value)
         if problem:
-            what, got, expected = problem
-            field = ".".join(map(str, path)) or "the whole"
-            raise ArchiveError(
-                f"the contract is broken: {what}", where=f"{where}, field {field}", got=got, expected=expected
-            )
+            reason, got, expected = problem
+            place = f"{where}, field {'.'.join(map(str, path)) or 'the whole'}"
+            raise ArchiveError(f"{what}: {reason}", where=place, got=got, expected=expected)
 
 
 def check_name(name: str, of: str) -> None:

@@ -17,11 +17,12 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from exporter.archive import sealed_manifest
 from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors
 from exporter.archive.contract import Bounds, Contract, Finding, contract_from_json, name_output
-from exporter.archive.contract_text import check_limits, describe_invalid, is_file_name, is_identifier, parse_strictly
+from exporter.archive.contract_text import is_identifier
 from exporter.archive.format_limits import MAX_SIZE
 from exporter.archive.tensor_spec import StrictlyRead, name_dtype
 from exporter.common.errors import ArchiveError, summarize_error
@@ -44,16 +45,13 @@ class _Variable(StrictlyRead):
 
 
 @dataclass(frozen=True)
-class _Manifest(StrictlyRead):
-    format: str
+class _Manifest(sealed_manifest.Manifest):
     name: str
-    files: dict[str, str]
     batched: bool
     workspace: dict[str, int]
     left_out: list[str]
     methods: dict[str, dict[str, list[_Variable]]]
     parameters: list[_Variable]
-    sha256: str
 
 
 _ADAPTER = TypeAdapter(_Manifest)
@@ -155,7 +153,7 @@ def build_manifest(
         "methods": describe_methods(contract),
         "parameters": [_describe_variable(p.name, p) for p in contract.parameters],
     }
-    return json.dumps({**content, "sha256": _compute_seal(content)}, indent=1, ensure_ascii=False).encode()
+    return sealed_manifest.seal_manifest(content)
 
 
 def describe_methods(contract: Contract) -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -173,11 +171,6 @@ def _describe_variable(name: str, spec: Any) -> dict[str, Any]:
     return {"name": name, "dtype": spec.dtype, "shape": list(spec.shape)}
 
 
-def _compute_seal(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest and check it against its own digest. Raises ``ArchiveError``."""
     if not is_kernel(path):
@@ -189,23 +182,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def parse_manifest(data: bytes, where: Path) -> dict[str, Any]:
     """Parse a manifest and check it against its own digest. Raises ``ArchiveError``."""
-    got = "a text that does not match its own sha256, or another format"
-    try:
-        content = parse_strictly(data, str(where))
-        check_limits(content, str(where))
-        _ADAPTER.validate_json(data)
-        expected_seal = content.pop("sha256")
-        is_valid = content["format"] == FORMAT and expected_seal == _compute_seal(content)
-        is_valid = is_valid and all(map(is_file_name, content["files"])) and is_identifier(content["name"])
-        is_valid = is_valid and all(0 <= size <= MAX_SIZE for size in content["workspace"].values())
-        if is_valid and {CONTRACT, CASES, *_list_sources(content["name"])} <= set(content["files"]):
-            return content
-    except ValidationError as error:
-        got = describe_invalid(error)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        got = summarize_error(error)
-    what, expected = "the kernel's manifest is damaged", f"a manifest written by torchferry: {FORMAT}"
-    raise ArchiveError(what, where=str(where), got=got, expected=expected, mend=_COPY_ADVICE)
+    content = sealed_manifest.parse_manifest(data, _ADAPTER, FORMAT, owner="kernel", where=str(where))
+    name, sizes = content["name"], content["workspace"].values()
+    if not is_identifier(name) or not all(0 <= size <= MAX_SIZE for size in sizes):
+        what, got = "the kernel's manifest is damaged", f"the name {name!r}, the workspaces {list(sizes)}"
+        raise ArchiveError(what, where=str(where), got=got, mend=_COPY_ADVICE)
+    if missing := sorted({CONTRACT, CASES, *_list_sources(name)} - set(content["files"])):
+        what, expected = "a file of the kernel is missing", f"the files listed in {MANIFEST}, and {', '.join(missing)}"
+        raise ArchiveError(what, where=str(where), expected=expected, mend=_COPY_ADVICE)
+    return content
 
 
 def _list_sources(name: str) -> tuple[str, str, str]:

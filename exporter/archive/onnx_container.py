@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors, list_tensors
 from exporter.archive.contract import Contract, contract_from_json
-from exporter.archive.contract_text import check_limits, describe_invalid, is_file_name, parse_strictly
+from exporter.archive.sealed_manifest import Manifest, parse_manifest, seal_manifest
 from exporter.archive.tensor_spec import StrictlyRead
 from exporter.common.errors import ArchiveError, MissingRuntimeError, summarize_error
 
@@ -41,13 +41,10 @@ class _Method(StrictlyRead):
 
 
 @dataclass(frozen=True)
-class _Manifest(StrictlyRead):
-    format: str
+class _Manifest(Manifest):
     opset: int
     methods: dict[str, _Method]
-    files: dict[str, str]
     contract: dict[str, Any]
-    sha256: str
 
 
 _ADAPTER = TypeAdapter(_Manifest)
@@ -122,13 +119,7 @@ def build_manifest(
         "files": {file.name: compute_digest(file) for file in files},
         "contract": dataclasses.asdict(contract),
     }
-    content["sha256"] = _compute_seal(content)
-    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False).encode()
-
-
-def _compute_seal(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return seal_manifest(content)
 
 
 def compute_digest(path: Path) -> str:
@@ -150,23 +141,11 @@ def read(path: Path) -> OnnxFiles:
         expected = f"{where.name} and {cases_path(path).name} in the same folder"
         mend = "copy them too; or make the file with `torchferry export --format onnx`"
         raise ArchiveError(what, where=str(path), got=f"no {where.name}", expected=expected, mend=mend)
-    try:
-        data = where.read_bytes()
-        content = parse_strictly(data, str(where))
-        check_limits(content, str(where))
-        manifest = _ADAPTER.validate_json(data)
-        is_valid = manifest.format == FORMAT and content.pop("sha256") == _compute_seal(content)
-        files, methods = manifest.files, manifest.methods
-        names = {entry.file for entry in methods.values()}
-        is_valid = is_valid and {path.name, cases_path(path).name, *names} <= set(files)
-        # Only names: a manifest cannot refer to files elsewhere.
-        is_valid = is_valid and all(map(is_file_name, files))
-    except ValidationError as error:
-        raise _make_damaged_error(where, describe_invalid(error)) from None
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise _make_damaged_error(where, summarize_error(error)) from None
-    if not is_valid:
-        raise _make_damaged_error(where, "a text that does not match its own sha256, or another format")
+    content = parse_manifest(where.read_bytes(), _ADAPTER, FORMAT, owner="ONNX container", where=str(where))
+    files, methods = content["files"], content["methods"]
+    needed = {path.name, cases_path(path).name, *(entry["file"] for entry in methods.values())}
+    if missing := sorted(needed - set(files)):
+        raise _make_damaged_error(where, f"no digests of {', '.join(missing)}")
     for name, expected_digest in files.items():
         file = path.with_name(name)
         if not file.is_file():
@@ -180,18 +159,18 @@ def read(path: Path) -> OnnxFiles:
         if compute_digest(file) != expected_digest:
             got = f"bytes whose sha256 is not the one in {where.name}"
             raise ArchiveError("a file of the ONNX container was changed", where=str(file), got=got, mend=_COPY_ADVICE)
-    contract = contract_from_json(json.dumps(manifest.contract), str(where))
+    contract = contract_from_json(json.dumps(content["contract"]), str(where))
     sizes = {name: (len(spec.inputs), len(spec.outputs)) for name, spec in contract.methods.items()}
-    if sizes != {name: (len(entry.inputs), len(entry.outputs)) for name, entry in methods.items()}:
+    if sizes != {name: (len(entry["inputs"]), len(entry["outputs"])) for name, entry in methods.items()}:
         raise _make_damaged_error(where, "other methods than the contract's, or other numbers of inputs or outputs")
     return OnnxFiles(
         path,
         contract,
-        manifest.opset,
+        content["opset"],
         {name: path.with_name(name).stat().st_size for name in (*files, where.name)},
-        {name: entry.file for name, entry in methods.items()},
-        {name: tuple(entry.inputs) for name, entry in methods.items()},
-        {name: tuple(entry.outputs) for name, entry in methods.items()},
+        {name: entry["file"] for name, entry in methods.items()},
+        {name: tuple(entry["inputs"]) for name, entry in methods.items()},
+        {name: tuple(entry["outputs"]) for name, entry in methods.items()},
     )
 
 

@@ -15,7 +15,7 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -196,7 +196,10 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
     sizes = {info.filename.removeprefix(f"{folder}/"): info.file_size for info in archive.infolist()}
     if len(sizes) != len(names):
         raise ArchiveError("a record stands in the archive twice", where=where)
-    _check_sizes(sizes, path.stat().st_size, where)
+    _check_sizes(sizes.values(), path.stat().st_size, where)
+    if (length := sizes.get(f"extra/{CONTRACT}", 0)) > MAX_CONTRACT_BYTES:
+        what, expected = "the contract is too long", f"at most {MAX_CONTRACT_BYTES}"
+        raise ArchiveError(what, where=where, got=str(length), expected=expected)
     for name, digest in _read_manifest(archive, folder, sizes, where).items():
         if _compute_digest(archive, f"{folder}/{name}") != digest:
             raise ArchiveError(
@@ -223,14 +226,12 @@ def _read(archive: zipfile.ZipFile, path: Path) -> Archive:
     return Archive(path, contract, sizes, graph.decode(errors="replace"), kind)
 
 
-def _check_sizes(sizes: Mapping[str, int], file_size: int, where: str) -> None:
+def _check_sizes(sizes: Collection[int], file_size: int, where: str) -> None:
     """Raise ``ArchiveError`` for more records, or larger ones, than the format allows."""
     largest = file_size + MAX_INFLATED_BYTES
-    contract_size = sizes.get(f"extra/{CONTRACT}", 0)
     for what, got, limit in (
         ("the archive has too many records", len(sizes), MAX_RECORDS),
-        ("the archive's records expand to an implausible size", sum(sizes.values()), largest),
-        ("the contract is too long", contract_size, MAX_CONTRACT_BYTES),
+        ("the archive's records expand to an implausible size", sum(sizes), largest),
     ):
         if got > limit:
             raise ArchiveError(what, where=where, got=str(got), expected=f"at most {limit}")
@@ -247,7 +248,7 @@ def _compute_digest(archive: zipfile.ZipFile, name: str) -> str:
 def check_file_runs_nothing(path: Path) -> None:
     """Check that loading a TorchScript file of any origin runs none of its code. Raises ``ArchiveError``."""
     with _open_zip(path) as archive:
-        _check_sizes({str(i): e.file_size for i, e in enumerate(archive.infolist())}, path.stat().st_size, str(path))
+        _check_sizes([entry.file_size for entry in archive.infolist()], path.stat().st_size, str(path))
         # By entry: a name may be there twice, and readers differ in which of the two they take.
         for entry in archive.infolist():
             record = entry.filename.partition("/")[2]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forging import ESCAPE
 from planted_scripts import CallsOneThatSaves, Prints, Reads, RunsAtLoad, Saves, Seeds
 from project import ROOT
 from tampering import Records, change_contract, rewrite
@@ -23,7 +24,6 @@ from exporter.archive.pt_archive import CASES, CONTRACT, GRAPH, seal
 from exporter.common.plain_text import find_unsafe
 from exporter.common.torch_hooks import ignore_deprecations
 
-ESCAPE = "x\x1b[2K\x1b[32mverified\x1b[0m"
 CONTRACT_RECORD, CASES_RECORD = f"extra/{CONTRACT}", f"extra/{CASES}"
 Forge = Callable[[Path], object]
 
@@ -96,6 +96,20 @@ def set_bounds(**bounds: float) -> Forge:
 
 CODE = "code/__torch__/torchferry/___torch_mangle_0.py"
 SPACED = b"\ndef f(x: __torch__ .torch \n. classes.profiling._ScriptProfile) -> int:\n  return 1\n"
+
+
+# A comment in brackets, where a line may end, between the parts of a name.
+CLASS = b"__torch__.torch.#\nclasses.profiling._ScriptProfile"
+HIDDEN = b"    made = (%s).__new__(%s)\n    none = (made).enable()\n" % (CLASS, CLASS)
+FORWARD = re.compile(rb"(def forward\(.*?\) -> [^\n]*:\n)", re.DOTALL)
+
+
+def hide_class(old: Records) -> None:
+    """Make an object of a C++ class where ``forward`` begins."""
+    old[CODE], count = re.subn(
+        rb"(def forward\(.*?\) -> [^\n]*:\n)", rb"\1" + HIDDEN, old[CODE], count=1, flags=re.DOTALL
+    )
+    assert count == 1
 
 
 def list_records(data: bytes) -> tuple[bytes, bytes, int]:
@@ -171,6 +185,10 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     "a C++ class in source": (
         lambda p: rewrite(p, lambda r: r.update({CODE: r[CODE] + SPACED}), manifest=True),
         "runs while it is loaded",
+    ),
+    "a C++ class behind a comment": (
+        lambda p: rewrite(p, hide_class, manifest=True),
+        r"object of a C\+\+ class",
     ),
     "deep lists in a module": (add("data.pkl", NESTED), "nested too deeply|not one that torch writes"),
     "deep lists of constants": (add("constants.pkl", NESTED), "nested too deeply|not one that torch writes"),

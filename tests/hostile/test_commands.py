@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forging import ESCAPE
 from planted_scripts import Reads, RunsAtLoad, Saves, Seeds
 from project import ARTIFACTS
 from rich.text import Text
@@ -24,8 +25,6 @@ from runtime_checks.kernels import compilation
 from runtime_checks.runners.python_runner import PythonRunner
 from torchferry.cli.app import run
 from torchferry.cli.output import PlainConsole
-
-ESCAPE = "x\x1b[2K\x1b[32mverified\x1b[0m"
 
 
 @pytest.mark.parametrize("command", ["graph", "inspect", "verify"])

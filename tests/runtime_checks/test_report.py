@@ -34,7 +34,8 @@ def test_a_report_without_a_check_is_an_error_that_names_the_runtime(legs, named
 
 def test_a_failed_check_is_an_error_with_the_worst_elements_and_the_report():
     got, expected = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])
-    worst = OutputResult("force", compare_tensors(got, expected, Bounds(0.0, 0.0)), "batch 2")
+    exact = Bounds(0.0, 0.0)
+    worst = OutputResult("force", compare_tensors(got, expected, exact), "batch 2", exact, False)
     report = make_report(((CheckResult("batches", FAILED, 1, "batch 2"), CheckResult("seeds", FAILED)), (worst,)))
     with pytest.raises(MismatchError, match="does not agree with eager mode") as error:
         report.raise_if_failed()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+# On a terminal the line so far is gone, and a green word stands there.
+ESCAPE = "x\x1b[2K\x1b[32mverified\x1b[0m"
 Place = tuple[str | int, ...]
 VALUES: tuple[Any, ...] = (
     None, True, -1, 2**40 + 1, 2**64, 1.5, -0.5, 1e308, "", "x", "x\x1b[2J", "a\nb", "\u202e", "n" * 501,

@@ -4,12 +4,17 @@ import os
 from typing import Any
 
 import torchferry
+from exporter.archive.contract import Bounds
 from runtime_checks.comparison import Comparison
 from runtime_checks.report import OutputResult
 
 
 class FakeReport:
-    outputs = (OutputResult("y", Comparison(True, max_abs=1e-13, max_rel=2e-13, max_ulp=3), "somewhere"),)
+    outputs = (
+        OutputResult(
+            "y", Comparison(True, max_abs=1e-13, max_rel=2e-13, max_ulp=3), "somewhere", Bounds(0.0, 0.0), False
+        ),
+    )
 
 
 class FakeExported:

@@ -109,34 +109,34 @@ def check_value(value, key, where):
         key, value = todo.pop()
         if isinstance(value, dict):
             for name in value:
-                hold(NAME.fullmatch(name), name, where, "the place of a name")
+                require_plain(NAME.fullmatch(name), name, where, "the place of a name")
             todo += value.items()
         elif isinstance(value, list):
             todo += [(key, item) for item in value]
         elif isinstance(value, str):
             check_text(key, value, where)
         if key in ("custom_obj_values", "as_custom_obj") and value:
-            hold(False, key, where, "which is an object of a class")
+            require_plain(False, key, where, "which is an object of a class")
 
 
 def check_text(key, text, where):
     """Raise ``ValueError`` for a text that torchferry would not write there."""
     if key in ("target", "as_operator"):
-        hold(TARGETS.fullmatch(text), text, where, "which is no operator")
+        require_plain(TARGETS.fullmatch(text), text, where, "which is no operator")
     elif key == "expr_str":
-        hold(is_plain_expression(text, is_plain_size), text, where, "the place of a size")
+        require_plain(is_plain_expression(text, is_plain_size), text, where, "the place of a size")
     elif key == "guards_code":
-        hold(is_plain_expression(text, is_plain_guard), text, where, "the place of a guard")
+        require_plain(is_plain_expression(text, is_plain_guard), text, where, "the place of a guard")
     elif key in ("in_spec", "out_spec"):
         for node in iterate_objects(json.loads(text)):
-            hold(node.get("type") in CONTAINERS, text, where, "which imports a type")
+            require_plain(node.get("type") in CONTAINERS, text, where, "which imports a type")
     elif key == "as_string":
-        hold(ARGUMENT.fullmatch(text), text, where, "the place of an argument")
+        require_plain(ARGUMENT.fullmatch(text), text, where, "the place of an argument")
     elif key not in FREE:
-        hold(not text or NAME.fullmatch(text.lstrip("-")), text, where, "the place of a name")
+        require_plain(not text or NAME.fullmatch(text.lstrip("-")), text, where, "the place of a name")
 
 
-def hold(is_plain, text, where, place):
+def require_plain(is_plain, text, where, place):
     """Raise ``ValueError`` for a text that is not plain."""
     if not is_plain:
         raise ValueError(f"{where} has {text[:80]!r}, {place}: torchferry does not write it")
@@ -173,11 +173,11 @@ def is_plain_constant(value):
 def is_plain_size(node):
     """Return whether this part of an expression is a number, a symbol, or a function of sizes."""
     if isinstance(node, ast.Call):
-        is_power = isinstance(node.func, ast.Name) and node.func.id in POWERS
-        exponents = node.args[1:] if is_power else []
-        # A tower of powers is larger than any machine.
-        is_small = all(isinstance(e, ast.Call) and not any(isinstance(n, ast.Call) for n in e.args) for e in exponents)
-        return isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and is_small
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        # A power in a power is larger than any machine; of the others only symbols have keywords.
+        inner = {n.id for part in node.args for n in ast.walk(part) if isinstance(n, ast.Name)}
+        is_plain_call = name == "Symbol" or not node.keywords
+        return name in FUNCTIONS and is_plain_call and not (name in POWERS and inner & POWERS)
     if isinstance(node, ast.Name):
         return node.id in FUNCTIONS or re.fullmatch(r"[suz]+\d+", node.id) is not None
     if isinstance(node, ast.Constant):

@@ -18,6 +18,7 @@ from tampering import rewrite
 
 import torchferry
 from exporter.archive import kernel_container, pt_archive
+from exporter.archive.sealed_manifest import seal_manifest
 from exporter.common.errors import UsageError
 from runtime_checks.engines.engines import Kernel, TorchScriptEngine
 from torchferry.cli.app import run
@@ -100,7 +101,7 @@ def test_with_other_variables(carrying):
         whole = json.loads(result[name])
         whole.pop("sha256")
         whole["methods"]["forward"]["inputs"].reverse()
-        result[name] = json.dumps({**whole, "sha256": kernel_container._compute_seal(whole)}).encode()
+        result[name] = seal_manifest(whole)
 
     rewrite(carrying, change, manifest=True)
     says(carrying, "other variables or methods")
@@ -153,7 +154,7 @@ def test_a_kernel_that_leaves_out_every_case_is_not_taken(carrying):
         manifest["files"][source.rpartition("/")[2]] = hashlib.sha256(result[source]).hexdigest()
         content = {**manifest, "left_out": names}
         del content["sha256"]
-        result[place] = json.dumps({**content, "sha256": kernel_container._compute_seal(content)}).encode()
+        result[place] = seal_manifest(content)
 
     rewrite(carrying, forge, manifest=True)
     says(carrying, "does not pass")

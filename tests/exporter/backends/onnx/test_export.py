@@ -17,6 +17,7 @@ from project import ROOT, export_unverified, mark_rest_thorough
 
 import torchferry
 from exporter.archive import onnx_container
+from exporter.archive.sealed_manifest import seal_manifest
 from exporter.backends.backend import OPSET
 from exporter.backends.onnx import backend as onnx_backend
 from exporter.backends.onnx import export as writer
@@ -59,8 +60,7 @@ def resealed(path: Path, change: Callable[[dict], object] = lambda whole: None) 
     whole.pop("sha256")
     whole["files"] = {name: hashlib.sha256(path.with_name(name).read_bytes()).hexdigest() for name in whole["files"]}
     change(whole)
-    whole["sha256"] = onnx_container._compute_seal(whole)
-    place.write_text(json.dumps(whole))
+    place.write_bytes(seal_manifest(whole))
 
 
 def failed_checks(path: Path) -> set[str]:

@@ -221,6 +221,7 @@ QUOTED = f"L['x'].dim() == 1 or L['\"+str({WRITES})+\"'].dim() == 1"
         (put_everywhere("forward_arg_names", [f"x={WRITES}"]), "place of a name"),
         (put_everywhere("guards_code", [QUOTED]), "place of a guard"),
         (put_everywhere("expr_str", "Pow(Integer(9), Pow(Integer(9), Integer(9)))"), "place of a size"),
+        (put_everywhere("expr_str", "Pow(Integer(9), e=Pow(Integer(9), Integer(9)))"), "place of a size"),
         (put_everywhere("expr_str", "9**9**9"), "place of a size"),
         (put_everywhere("in_spec", json.dumps([1, {"type": "collections.defaultdict"}])), "imports a type"),
     ],
