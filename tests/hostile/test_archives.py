@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 import re
@@ -125,11 +126,20 @@ def show_another(path: Path) -> None:
     take_module_of(RunsAtLoad)(path)
     loaded, loaded_list, count = list_records(path.read_bytes())
     records, records_list, _ = list_records(shown)
-    length = max(len(loaded_list), len(records_list))
-    loaded_list, records_list = loaded_list.ljust(length, b"\0"), records_list.ljust(length, b"\0")
-    comment = b"torchferry sha256 " + b"0" * 64
-    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, length, len(loaded), len(comment))
-    path.write_bytes(loaded + loaded_list + records + records_list + end + comment)
+    length, size = max(len(loaded_list), len(records_list)), max(len(loaded), len(records))
+    # Python moves all places by as much as the list that it finds lies behind the one that the end names.
+    loaded, records = loaded.ljust(size, b"\0"), records.ljust(size, b"\0")
+    whole = loaded + lengthen(loaded_list, length) + records + lengthen(records_list, length)
+    comment = b"torchferry sha256 "
+    whole += struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, length, size, len(comment) + 64) + comment
+    path.write_bytes(whole + hashlib.sha256(whole).hexdigest().encode())
+
+
+def lengthen(records_list: bytes, length: int) -> bytes:
+    """Make a list of records so long by a comment on its last record."""
+    last, missing = records_list.rfind(b"PK\1\2"), length - len(records_list)
+    head, tail = records_list[: last + 32], records_list[last + 34 :]
+    return head + struct.pack("<H", missing) + tail + b" " * missing
 
 
 def compress_differently(path: Path) -> None:
@@ -195,7 +205,7 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     "a list that holds itself": (add("constants.pkl", b"\x80\x02]q\x00h\x00a."), "holds itself|not one that torch"),
     "deep brackets": (add(CODE, b"(" * 200_000), "nested too deeply"),
     "deep blocks": (add(CODE, b"\n".join(b"  " * i + b"if True:" for i in range(1000))), "nested too deeply"),
-    "two lists of records": (show_another, "damaged"),
+    "two lists of records": (show_another, "list of records is not where"),
     "bytes behind the end": (lambda p: p.write_bytes(p.read_bytes() + b"x"), "damaged"),
     "another compression": (compress_differently, "damaged"),
     "another graph than the contract's": (

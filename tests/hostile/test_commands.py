@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 import warnings
 import zipfile
 from pathlib import Path
@@ -32,9 +31,7 @@ def test_a_foreign_file_that_runs_at_load(command, tmp_path, capsys):
     path = tmp_path / "foreign.pt"
     with ignore_deprecations():
         torch.jit.save(torch.jit.script(RunsAtLoad()), path)
-    start = time.monotonic()
     assert run([command, str(path)]) == 4
-    assert time.monotonic() - start < 30
     message = "not a torchferry archive" if command != "graph" else "runs while it is loaded"
     assert message in capsys.readouterr().err
 
