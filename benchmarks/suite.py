@@ -25,7 +25,7 @@ import torchferry
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.frontends import resolve
 from runtime_checks import containers
-from runtime_checks.bench.benchmark import BenchmarkResult, describe_machine, run_benchmark
+from runtime_checks.bench.benchmark import BenchmarkOptions, BenchmarkResult, describe_machine, run_benchmark
 from runtime_checks.bench.candidates import Candidate
 from runtime_checks.bench.report import format_time
 from torchferry.eager_reference import make_eager_call
@@ -143,7 +143,7 @@ def measured(model: Model, folder: Path, batches: Sequence[int]) -> BenchmarkRes
         ]
     if model.by_hand:
         others.append(Candidate("C++ by hand", functools.partial(by_hand, model.by_hand, folder)))
-    return run_benchmark(paths, others=others, method=model.method, batches=batches)
+    return run_benchmark(paths, BenchmarkOptions(model.method, batches), others=others)
 
 
 def section(model: Model, result: BenchmarkResult) -> list[str]:

@@ -34,6 +34,7 @@ class FileVerifier:
             shown_as=shown_as,
             notes=self._notes,
             envelope=self._options.envelope,
+            trust=self._options.trust,
         )
 
     def verify(self, path: Path, format_name: str, fresh: Cases | None = None, shown_as: Path | None = None) -> Report:

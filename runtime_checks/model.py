@@ -23,6 +23,7 @@ from runtime_checks.engines.engines import (
 )
 from runtime_checks.engines.selection import ENGINES, TORCHSCRIPT, select_engine
 from runtime_checks.envelope import OFF, check_envelope, check_envelope_mode
+from runtime_checks.native_code import GRAPHS, check_code_trust, check_trust_mode
 
 
 class Model:
@@ -113,6 +114,7 @@ def load(
     envelope: str = OFF,
     threads: int = 1,
     engine: str = TORCHSCRIPT,
+    trust: str = GRAPHS,
 ) -> Model:
     """Check the records of an archive, a ``.pt2`` or an ONNX container, and load it.
 
@@ -121,10 +123,12 @@ def load(
     ``threads`` are those of onnxruntime; torch's are the process's own. ``engine="pt2"`` lets the compiled code of a
     ``.pt2`` that lies beside a ``.pt`` run it, ``engine="kernel"`` the C sources that the ``.pt`` carries, or that lie
     in the folder beside it, built by this machine's compiler; once they have passed the ``.pt``'s cases here. Where
-    they cannot, an ``EngineWarning`` says why, and TorchScript runs it. Raises ``ArchiveError`` for a damaged file, and
-    ``RunError`` for code that was compiled for another machine.
+    they cannot, an ``EngineWarning`` says why, and TorchScript runs it. ``trust="native"`` lets native code run that
+    this user has not made here. Raises ``ArchiveError`` for a damaged file, ``TrustError`` for somebody else's compiled
+    code, and ``RunError`` for code that was compiled for another machine.
     """
     check_envelope_mode(envelope)
+    check_trust_mode(trust)
     if engine not in ENGINES:
         raise UsageError("there is no such engine", got=repr(engine), expected=suggest_names(engine, ENGINES))
     file = Path(path)
@@ -136,6 +140,7 @@ def load(
         files = onnx_container.read(file)
         return Model(files.contract, OnnxRuntimeEngine(files, threads), "cpu", envelope)
     opened = pt_archive.read(file)
+    check_code_trust(opened, file, trust)
     if opened.holds == "code":
         check_machine(opened, str(device))
         return Model(opened.contract, AotInductorEngine(opened), device, envelope)
@@ -144,7 +149,7 @@ def load(
             raise UsageError("a program is loaded on the CPU", where=str(file), got=str(device), expected="cpu")
         return Model(opened.contract, ProgramEngine(opened), device, envelope)
     script = functools.partial(_load_script, str(path), device)
-    compiled = select_engine(opened, engine, str(device), script) if engine != TORCHSCRIPT else None
+    compiled = select_engine(opened, engine, str(device), script, trust) if engine != TORCHSCRIPT else None
     if compiled is not None:
         return Model(opened.contract, compiled, device, envelope)
     module = script()

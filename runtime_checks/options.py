@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime_checks.envelope import OFF, check_envelope_mode
+from runtime_checks.native_code import GRAPHS, check_trust_mode
 
 TIME_LIMIT, MEMORY_LIMIT = 600.0, 16.0
 
@@ -22,9 +23,10 @@ def split_names(names: str | Sequence[str]) -> tuple[str, ...]:
 class VerifyOptions:
     """``runtimes`` (none: the usual one of the format) on ``devices``, each process within ``time_limit`` seconds and
     ``memory_limit`` GiB; ``envelope`` is ``error``, ``warn`` or ``off``; ``progress`` is told of long builds;
-    ``jobs`` is how many processes may share the methods of a file.
+    ``jobs`` is how many processes may share the methods of a file; ``trust`` is ``native`` where native code may run
+    that this user has not made here.
 
-    Names may be one text with commas. Raises ``UsageError`` for an unknown mode of the envelope."""
+    Names may be one text with commas. Raises ``UsageError`` for an unknown envelope or trust."""
 
     runtimes: str | Sequence[str] = ()
     devices: str | Sequence[str] = "cpu"
@@ -33,9 +35,11 @@ class VerifyOptions:
     envelope: str = OFF
     progress: Callable[[str], Any] = lambda text: None
     jobs: int = 1
+    trust: str = GRAPHS
 
     def __post_init__(self) -> None:
         check_envelope_mode(self.envelope)
+        check_trust_mode(self.trust)
 
     @property
     def runtime_names(self) -> tuple[str, ...]:

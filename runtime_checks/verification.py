@@ -31,6 +31,7 @@ from runtime_checks.comparison import Comparison, compare_tensors
 from runtime_checks.containers import Container
 from runtime_checks.envelope import ENVELOPE, ERROR, OFF, list_excesses
 from runtime_checks.kernels.embedded import EmbeddedKernel
+from runtime_checks.native_code import GRAPHS, check_code_trust
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult, OutputResult, Report, RuntimeReport
 from runtime_checks.runners import fork_server
 from runtime_checks.runners.base import CallResult, Run, Runner
@@ -48,12 +49,14 @@ def collect_report(
     shown_as: Path | None = None,
     notes: Sequence[str] = (),
     envelope: str = OFF,
+    trust: str = GRAPHS,
 ) -> Report:
     """Run every check on the archive at ``path`` and return the report; a mismatch is in the report, not raised.
 
     ``fresh`` are cases that an export made for the occasion; ``runners`` are runtimes on devices (a fresh Python on the
     CPU if none is given); ``shown_as`` is the name that the report gives a file that is yet to be renamed. Raise
-    ``ArchiveError`` for a damaged file and for one that does not load, ``MissingRuntimeError`` for a missing runtime.
+    ``ArchiveError`` for a damaged file and for one that does not load, ``MissingRuntimeError`` for a missing runtime,
+    ``TrustError`` for native code that was not made here, unless ``trust`` is ``native``.
     """
     runners = runners or (PythonRunner(),)
     seconds: dict[str, float] = {}
@@ -62,6 +65,8 @@ def collect_report(
     cases = opened.cases()
     seconds["integrity"] = time.perf_counter() - start
     files = [containers.select_for_runtime(opened, runner.name) for runner in runners]
+    for file in files:
+        check_code_trust(file, path, trust)
     with fork_server.shared_fork_server():
         legs = [_verify_runtime(path, file, fresh, r, seconds) for file, r in zip(files, runners, strict=True)]
     excesses = list_excesses(opened.contract, cases) if envelope != OFF else []

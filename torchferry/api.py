@@ -23,6 +23,7 @@ from exporter.common.errors import (
     MismatchError,
     MissingRuntimeError,
     TorchferryError,
+    TrustError,
     UnsoundError,
     UsageError,
 )
@@ -43,6 +44,7 @@ from runtime_checks.file_verifier import FileVerifier
 from runtime_checks.kernels.numpy_kernel import Kernel
 from runtime_checks.model import Model
 from runtime_checks.model import load as _load
+from runtime_checks.native_code import NATIVE
 from runtime_checks.options import MEMORY_LIMIT, TIME_LIMIT, VerifyOptions
 from runtime_checks.output_agreement import compare_outputs
 from runtime_checks.report import Report
@@ -82,6 +84,7 @@ __all__ = [
     "Step",
     "TensorSpec",
     "TorchferryError",
+    "TrustError",
     "UnsoundError",
     "UsageError",
     "__version__",
@@ -190,7 +193,7 @@ def export(
     output_path = Path(output) if output is not None else None
     format_names = resolve_formats([formats] if isinstance(formats, str) else formats, output_path)
     verify_options = VerifyOptions(
-        runtimes, devices, time_limit, memory_limit, progress=progress, jobs=choose_jobs(jobs)
+        runtimes, devices, time_limit, memory_limit, progress=progress, jobs=choose_jobs(jobs), trust=NATIVE
     )
     options = ExportOptions(
         models=tuple(models),
@@ -258,7 +261,7 @@ def convert(
     backend = load_backend(format_name)
     output_path = Path(output) if output is not None else path_for_format(source, format_name)
     options = WriteOptions(opset, finite_math)
-    verify_options = VerifyOptions((), devices, time_limit, memory_limit, jobs=choose_jobs(None))
+    verify_options = VerifyOptions((), devices, time_limit, memory_limit, jobs=choose_jobs(None), trust=NATIVE)
     backend.require()
     verifier = FileVerifier(verify_options, [format_name])
     return _conversion.convert(source, output_path, backend, options, verifier)
@@ -319,6 +322,7 @@ def verify(
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
     envelope: str = "off",
+    trust: str = "graphs",
     progress: Callable[[str], Any] = lambda text: None,
 ) -> Report:
     """Check a file in fresh processes without its source library, as ``torchferry verify`` does.
@@ -332,6 +336,7 @@ def verify(
         memory_limit: GiB for each process.
         envelope: What becomes of stored inputs outside the range of values that was checked: ``"error"``, ``"warn"`` or
             ``"off"``.
+        trust: ``"native"`` lets native code run that was not made here: a ``.pt2``, a kernel.
         progress: Called with texts on the build of the native library.
 
     Returns:
@@ -340,6 +345,7 @@ def verify(
     Raises:
         MismatchError: A number differs from eager mode's.
         ArchiveError: The file is damaged.
+        TrustError: It is native code that was not made here, and ``trust`` is not ``"native"``.
         MissingRuntimeError: A runtime or a device is missing.
 
     Example:
@@ -347,7 +353,7 @@ def verify(
         report = torchferry.verify("spring.pt", runtimes="python,libtorch")
         ```
     """
-    options = VerifyOptions(runtimes, devices, time_limit, memory_limit, envelope, progress, choose_jobs(None))
+    options = VerifyOptions(runtimes, devices, time_limit, memory_limit, envelope, progress, choose_jobs(None), trust)
     format_name = infer_file_format(Path(path))
     return FileVerifier(options, [format_name]).verify(Path(path), format_name)
 
@@ -386,6 +392,7 @@ def load(
     envelope: str = "off",
     threads: int = 1,
     engine: str = "torchscript",
+    trust: str = "graphs",
 ) -> Any:
     """Load an archive as a ``Model``, or a kernel's folder as a ``Kernel``.
 
@@ -398,12 +405,16 @@ def load(
         engine: What runs an archive: ``"torchscript"``; ``"pt2"``, the package beside it; ``"kernel"``, the C sources
             that it carries or that lie beside it, built by this machine's compiler. Both have to pass the archive's
             cases here first; otherwise an ``EngineWarning`` says why, and TorchScript runs it.
+        trust: What of the file may run: ``"graphs"``, and native code that this user exported or converted here;
+            ``"native"``, the native code of others too: a package, a kernel.
 
     Returns:
-        A ``Model``, which takes tensors; or a ``Kernel``, which takes NumPy arrays, needs no torch, and has no options.
+        A ``Model``, which takes tensors; or a ``Kernel``, which takes NumPy arrays, needs no torch, and has one option:
+        ``trust``.
 
     Raises:
         ArchiveError: The file is damaged.
+        TrustError: The file is native code that was not made here, and ``trust`` is not ``"native"``.
         RunError: The code was compiled for another machine.
         UsageError: A kernel's folder is loaded with options.
 
@@ -414,7 +425,7 @@ def load(
         ```
     """
     if not is_kernel(Path(path)):
-        return _load(path, device, envelope=envelope, threads=threads, engine=engine)
+        return _load(path, device, envelope=envelope, threads=threads, engine=engine, trust=trust)
     if (str(device), envelope, threads, engine) != ("cpu", "off", 1, "torchscript"):
         raise UsageError("a kernel is loaded on the CPU, without options", where=str(path))
-    return Kernel(Path(path))
+    return Kernel(Path(path), trust)

@@ -6,17 +6,27 @@ from pathlib import Path
 
 from exporter import __version__
 from exporter.archive.kernel_container import is_kernel
-from exporter.common.errors import ArchiveError, MissingRuntimeError, TorchferryError, UsageError
+from exporter.common.errors import ArchiveError, MissingRuntimeError, TorchferryError, TrustError, UsageError
 from runtime_checks.kernels.numpy_kernel import Kernel
 
-__all__ = ["ArchiveError", "Kernel", "MissingRuntimeError", "TorchferryError", "UsageError", "__version__", "load"]
+__all__ = [
+    "ArchiveError",
+    "Kernel",
+    "MissingRuntimeError",
+    "TorchferryError",
+    "TrustError",
+    "UsageError",
+    "__version__",
+    "load",
+]
 
 
-def load(path: str | Path) -> Kernel:
+def load(path: str | Path, *, trust: str = "graphs") -> Kernel:
     """Load a kernel's folder, built by this machine's C compiler. Raises ``MissingRuntimeError`` for other files, which
-    need torch, and without a compiler; ``ArchiveError`` for a folder that was changed."""
+    need torch, and without a compiler; ``ArchiveError`` for a folder that was changed; ``TrustError`` for one that was
+    not made here, unless ``trust`` is ``"native"``."""
     if not is_kernel(Path(path)) and not Path(path).is_dir():
         expected = "the folder of a kernel, which needs NumPy alone"
         mend = "pip install torch, or export the model with --format c"
         raise MissingRuntimeError("torch is not installed", where=str(path), expected=expected, mend=mend)
-    return Kernel(Path(path))
+    return Kernel(Path(path), trust)

@@ -12,6 +12,7 @@ from exporter.archive.formats import check_suffix
 from exporter.backends.backend import Backend, WriteOptions
 from exporter.common.errors import UsageError
 from runtime_checks.file_verifier import FileVerifier
+from runtime_checks.native_code import record_own_code
 from runtime_checks.report import Report
 
 
@@ -51,4 +52,5 @@ def convert(
     with backend.write(opened, output, options) as (path, contract):
         supported = [case for case in fresh if supports_case(contract, case)]
         report = verifier.verify(path, backend.format.name, fresh=supported, shown_as=output)
+    record_own_code(backend.format.read(output))
     return Converted(output, contract, report)

@@ -73,6 +73,10 @@ class KernelFiles:
         """Return the compiler's input by file name, the file to be compiled first."""
         return {name: (self.path / name).read_bytes() for name in _list_sources(self.name)}
 
+    def build_files(self) -> dict[str, bytes]:
+        """Return the sources and the manifest by file name: what an archive that carries the kernel has of it."""
+        return self.sources() | {MANIFEST: (self.path / MANIFEST).read_bytes()}
+
     def cases(self) -> tuple[ReferenceCase, ...]:
         """Return the stored cases."""
         return _read_cases(self.path / CASES, self.contract)[1]

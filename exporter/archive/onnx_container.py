@@ -7,7 +7,6 @@ parameters as they are in the file, ``parameter/NAME``. Reading it needs NumPy a
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from exporter.archive.contract import Contract, contract_from_json
 from exporter.archive.sealed_manifest import Manifest, parse_manifest, seal_manifest
 from exporter.archive.tensor_spec import StrictlyRead
 from exporter.common.errors import ArchiveError, MissingRuntimeError, summarize_error
+from exporter.common.file_digest import compute_file_digest
 
 if TYPE_CHECKING:
     import torch
@@ -116,19 +116,10 @@ def build_manifest(
         "format": FORMAT,
         "opset": opset,
         "methods": {n: {"file": f, "inputs": i, "outputs": o} for n, (f, i, o) in methods.items()},
-        "files": {file.name: compute_digest(file) for file in files},
+        "files": {file.name: compute_file_digest(file) for file in files},
         "contract": dataclasses.asdict(contract),
     }
     return seal_manifest(content)
-
-
-def compute_digest(path: Path) -> str:
-    """Return the sha256 of a file."""
-    hasher = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            hasher.update(block)
-    return hasher.hexdigest()
 
 
 def read(path: Path) -> OnnxFiles:
@@ -156,7 +147,7 @@ def read(path: Path) -> OnnxFiles:
                 expected=f"the files listed in {where.name}",
                 mend="copy it too, or export the model again",
             )
-        if compute_digest(file) != expected_digest:
+        if compute_file_digest(file) != expected_digest:
             got = f"bytes whose sha256 is not the one in {where.name}"
             raise ArchiveError("a file of the ONNX container was changed", where=str(file), got=got, mend=_COPY_ADVICE)
     contract = contract_from_json(json.dumps(content["contract"]), str(where))

@@ -37,6 +37,7 @@ from exporter.archive.target_machine import TargetMachine, machine_from_json
 from exporter.archive.zip_records import FOLDER, check_one_directory, write_record, write_zip
 from exporter.common.atomic_files import make_write_error
 from exporter.common.errors import ArchiveError, ForeignError
+from exporter.common.file_digest import compute_stream_digest
 from exporter.common.plain_text import find_unsafe
 
 if TYPE_CHECKING:
@@ -238,11 +239,8 @@ def _check_sizes(sizes: Collection[int], file_size: int, where: str) -> None:
 
 
 def _compute_digest(archive: zipfile.ZipFile, name: str) -> str:
-    digest = hashlib.sha256()
     with archive.open(name) as record:
-        while block := record.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+        return compute_stream_digest(record)
 
 
 def check_file_runs_nothing(path: Path) -> None:

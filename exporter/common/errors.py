@@ -4,6 +4,7 @@
       UsageError                 2  wrong arguments, names or files
         SourceError              2  the model cannot be loaded from the given source
         OutputError              2  the archive cannot be written to the requested place
+        TrustError               2  somebody else's native code, which nobody asked for
       CaptureError               3  the model cannot be captured soundly
         WarmupError              3  eager mode itself is not finite, pure or repeatable
         OperatorError            3  an operator that exists only with the source library
@@ -70,6 +71,10 @@ class SourceError(UsageError):
 
 class OutputError(UsageError):
     """The archive cannot be written to the requested place."""
+
+
+class TrustError(UsageError):
+    """Native code of somebody else, which nobody asked to be run."""
 
 
 class CaptureError(TorchferryError):

@@ -26,6 +26,7 @@ from runtime_checks.bench.candidates import (
 )
 from runtime_checks.bench.cold_start import ColdStart, measure_cold_start
 from runtime_checks.bench.steady_state import Timing, count_kernel_launches, measure_bandwidth, measure_throughput
+from runtime_checks.native_code import GRAPHS, check_code_trust, check_trust_mode
 
 BATCHES = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 # The part of the machine's free memory that a batch may take.
@@ -68,37 +69,55 @@ class BenchmarkResult:
         return dataclasses.asdict(self)
 
 
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """What is timed: a ``method`` on a ``device`` with so many ``threads``, at ``batches``. A fresh process of a
+    candidate has ``time_limit`` seconds. ``trust`` is ``native`` where somebody else's native code may run."""
+
+    method: str = "forward"
+    batches: Sequence[int] = BATCHES
+    threads: int = 1
+    device: str = "cpu"
+    time_limit: float = 300.0
+    trust: str = GRAPHS
+
+    def __post_init__(self) -> None:
+        check_trust_mode(self.trust)
+        if not self.batches or min(self.batches) < 1 or self.threads < 1:
+            got = f"batches {', '.join(map(str, self.batches))}; {self.threads} threads"
+            what, expected = "there is nothing to time", "numbers from 1 on"
+            raise UsageError(what, where="--batch, --threads", got=got, expected=expected)
+
+
 def run_benchmark(
     paths: Sequence[Path],
+    options: BenchmarkOptions,
     *,
     others: Sequence[Candidate] = (),
-    method: str = "forward",
-    batches: Sequence[int] = BATCHES,
-    threads: int = 1,
-    device: str = "cpu",
-    time_limit: float = 300.0,
     progress: Callable[[str], object] = lambda text: None,
 ) -> BenchmarkResult:
     """Time the files, and ``others`` that run the same contract, on rows of the stored cases of the first.
 
-    Raises ``UsageError`` without candidates, for files of different contracts, and for no batch; ``MismatchError``
-    where a candidate does not compute the numbers that the cases have.
+    Raises ``UsageError`` without candidates, and for files of different contracts; ``TrustError`` for native code that
+    was not made here; ``MismatchError`` where a candidate does not compute the numbers that the cases have.
     """
+    method, device, threads = options.method, options.device, options.threads
     contract = check_same_contract(paths, method)
-    if not batches or min(batches) < 1 or threads < 1:
-        got = f"batches {', '.join(map(str, batches))}; {threads} threads"
-        raise UsageError("there is nothing to time", where="--batch, --threads", got=got, expected="numbers from 1 on")
+    for path in paths:
+        check_code_trust(containers.open_container(path), path, options.trust)
     rows = collect_rows(containers.open_container(paths[0]).cases(), contract, method)
-    batches = sorted(set(batches)) if rows.batched else [1]
+    batches = sorted(set(options.batches)) if rows.batched else [1]
     labels = make_labels(paths)
-    candidates = [make_file_candidate(path, label, device) for path, label in zip(paths, labels, strict=True)]
+    candidates = [
+        make_file_candidate(path, label, device, options.trust) for path, label in zip(paths, labels, strict=True)
+    ]
     candidates += others
     notes: list[str] = []
     with use_threads(threads):
         colds, cold_batches = [], [b for b in batches if rows.count_bytes(b) < 2**28][:6] or batches[:1]
         for candidate in candidates if device == "cpu" else ():
             progress(f"{candidate.label}: a fresh process")
-            colds.append(measure_cold_start(candidate, method, rows, cold_batches, threads, time_limit))
+            colds.append(measure_cold_start(candidate, method, rows, cold_batches, threads, options.time_limit))
         calls = {candidate.label: candidate.open(threads) for candidate in candidates}
         timings: list[Timing] = []
         launched: dict[str, int] = {}

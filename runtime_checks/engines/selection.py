@@ -17,6 +17,7 @@ from exporter.archive.tensor_spec import name_dtype
 from runtime_checks.comparison import compare_tensors
 from runtime_checks.engines.engines import AotInductorEngine, Kernel, check_machine
 from runtime_checks.kernels.embedded import build_embedded_kernel
+from runtime_checks.native_code import check_code_trust, check_kernel_trust
 
 TORCHSCRIPT, PT2 = "torchscript", "pt2"
 KERNEL = "kernel"
@@ -28,14 +29,17 @@ class EngineWarning(UserWarning):
 
 
 def select_engine(
-    opened: Archive, engine: str, device: str, script: Callable[[], Any]
+    opened: Archive, engine: str, device: str, script: Callable[[], Any], trust: str
 ) -> AotInductorEngine | Kernel | None:
     """Return the requested engine; None, with an ``EngineWarning`` that says why, if there is no such engine, if it was
-    made from another archive or for another machine, or if a case does not pass. ``script`` loads the archive itself.
+    made from another archive or for another machine, if it is somebody else's and ``trust`` does not say ``native``, or
+    if a case does not pass. ``script`` loads the archive itself.
     """
     try:
         candidate, reason = (
-            _load_compiled_engine(opened, device) if engine == PT2 else _load_kernel_engine(opened, device, script)
+            _load_compiled_engine(opened, device, trust)
+            if engine == PT2
+            else _load_kernel_engine(opened, device, script, trust)
         )
         if candidate is not None:
             reason = self_test(opened, candidate)
@@ -48,16 +52,21 @@ def select_engine(
     return None
 
 
-def _load_compiled_engine(opened: Archive, device: str) -> tuple[AotInductorEngine | None, str]:
+def _load_compiled_engine(opened: Archive, device: str, trust: str) -> tuple[AotInductorEngine | None, str]:
     path = path_for_format(opened.path, PT2)
     if not path.is_file():
         return None, f"there is no {path.name} beside it"
     package = pt_archive.read(path)
     reason = _find_mismatch(opened, package, device)
-    return (None, reason) if reason else (AotInductorEngine(package), "")
+    if reason:
+        return None, reason
+    check_code_trust(package, path, trust)
+    return AotInductorEngine(package), ""
 
 
-def _load_kernel_engine(opened: Archive, device: str, script: Callable[[], Any]) -> tuple[Kernel | None, str]:
+def _load_kernel_engine(
+    opened: Archive, device: str, script: Callable[[], Any], trust: str
+) -> tuple[Kernel | None, str]:
     """Load the kernel that the archive carries, or the one in the folder beside it."""
     beside = path_for_format(opened.path, "c")
     files = opened.kernel()
@@ -65,8 +74,7 @@ def _load_kernel_engine(opened: Archive, device: str, script: Callable[[], Any])
         kernel_folder = kernel_container.read(beside)
         if kernel_folder.contract.graph != opened.contract.graph:
             return None, f"{beside.name} was made of another graph: make it again with torchferry convert --to c"
-        manifest = (beside / kernel_container.MANIFEST).read_bytes()
-        files = kernel_folder.sources() | {kernel_container.MANIFEST: manifest}
+        files = kernel_folder.build_files()
     if not files:
         return None, "it carries no kernel, and there is none beside it: export it with --format pt,c"
     if device != "cpu":
@@ -74,6 +82,7 @@ def _load_kernel_engine(opened: Archive, device: str, script: Callable[[], Any])
     reason = _find_unsupported(opened)
     if reason:
         return None, reason
+    check_kernel_trust(files, opened.path, trust)
     embedded = build_embedded_kernel(opened, files)
     return Kernel(opened.contract, embedded.sources(), embedded.manifest, dict(script().named_parameters())), ""
 

@@ -10,6 +10,7 @@ from exporter.archive import kernel_container
 from exporter.archive.kernel_container import to_c_identifiers
 from exporter.common.errors import MissingRuntimeError, UsageError, suggest_names
 from runtime_checks.kernels import compilation
+from runtime_checks.native_code import GRAPHS, check_code_trust, check_trust_mode
 
 if TYPE_CHECKING:
     import numpy
@@ -24,6 +25,7 @@ class Kernel:
 
     Raises:
         ArchiveError: The folder was changed.
+        TrustError: The kernel was not made here, and ``trust`` is not ``"native"``.
         MissingRuntimeError: NumPy or a C compiler is missing.
 
     Example:
@@ -33,8 +35,10 @@ class Kernel:
         ```
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, trust: str = GRAPHS) -> None:
+        check_trust_mode(trust)
         files = kernel_container.read(path)
+        check_code_trust(files, path, trust)
         try:
             from runtime_checks.kernels.ctypes_library import Library
         except ImportError as error:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from torchferry.cli.options import JsonOption
+from torchferry.cli.options import AllowNativeOption, JsonOption, choose_trust
 from torchferry.cli.output import err, out, print_json
 
 
@@ -24,6 +24,7 @@ def command(
     device: Annotated[str, Option(help="cpu or cuda.")] = "cpu",
     plot: Annotated[Path | None, Option(help="Draw throughput against the batch: .svg or .html.")] = None,
     time_limit: Annotated[float, Option(help="Seconds for the fresh process of each candidate.")] = 300.0,
+    allow_native: AllowNativeOption = False,
     json: JsonOption = False,
 ) -> None:
     """Time files of one contract side by side, in rounds in which each has its turn.
@@ -44,7 +45,7 @@ def command(
     from exporter.common.errors import UsageError
     from runtime_checks import containers
     from runtime_checks.bench import report
-    from runtime_checks.bench.benchmark import run_benchmark
+    from runtime_checks.bench.benchmark import BenchmarkOptions, run_benchmark
     from runtime_checks.bench.candidates import Candidate
     from runtime_checks.options import VerifyOptions
     from runtime_checks.runners import selection
@@ -68,12 +69,8 @@ def command(
     torch.manual_seed(0)
     result = run_benchmark(
         files,
+        BenchmarkOptions(method, batches, threads, device, time_limit, choose_trust(allow_native)),
         others=candidates,
-        method=method,
-        batches=batches,
-        threads=threads,
-        device=device,
-        time_limit=time_limit,
         progress=(lambda text: None) if json else (lambda text: err.print(text, soft_wrap=True)),
     )
     if plot is not None:

@@ -35,4 +35,13 @@ RuntimeOption = Annotated[str, Option(help="Where it is verified: python, libtor
 DeviceOption = Annotated[str, Option(help="On what: cpu, cuda, cuda:1, or several.")]
 TimeLimitOption = Annotated[float, Option(help="Seconds for each process that runs it.")]
 MemoryLimitOption = Annotated[float, Option(help="GiB for the process that verifies.")]
+AllowNativeOption = Annotated[
+    bool,
+    Option("--allow-native", help="Run native code (.pt2, kernels) that was not made here: you trust who made it."),
+]
 JsonOption = Annotated[bool, Option("--json", help="Print the result for machines.")]
+
+
+def choose_trust(allow_native: bool) -> str:
+    """Return what of a file may run: graphs of operators, or native code too."""
+    return "native" if allow_native else "graphs"

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from exporter.common.errors import UsageError
-from torchferry.cli.options import ArchiveArgument, JsonOption
+from torchferry.cli.options import AllowNativeOption, ArchiveArgument, JsonOption, choose_trust
 from torchferry.cli.output import err, out, print_json
 from torchferry.cli.startup import pause_collection
 
@@ -25,6 +25,7 @@ def command(
         Option(help="What is drawn over what: 'stress[0]:strain[0]', or 'stress[0]' over the steps; may be repeated."),
     ] = None,
     device: Annotated[str, Option(help="Device: cpu, cuda, cuda:1.")] = "cpu",
+    allow_native: AllowNativeOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run a load history through an archive, its states fed back from step to step.
@@ -46,7 +47,7 @@ def command(
         from runtime_checks import load_history as histories
         from runtime_checks.model import load
 
-    model = load(path, device)
+    model = load(path, device, trust=choose_trust(allow_native))
     load_history = histories.read(history, model.contract)
     if curve and plot is None:
         raise UsageError("curves need a picture to draw into", where="--curve", expected="--plot FILE")

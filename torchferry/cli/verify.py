@@ -7,7 +7,14 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from torchferry.cli.options import DeviceOption, JsonOption, MemoryLimitOption, TimeLimitOption
+from torchferry.cli.options import (
+    AllowNativeOption,
+    DeviceOption,
+    JsonOption,
+    MemoryLimitOption,
+    TimeLimitOption,
+    choose_trust,
+)
 from torchferry.cli.output import err, out, print_json
 from torchferry.cli.startup import pause_collection, start_runtime
 
@@ -23,11 +30,13 @@ def command(
     envelope: Annotated[
         str, Option(help="Stored inputs outside the range of values that was checked: error, warn or off.")
     ] = "off",
+    allow_native: AllowNativeOption = False,
     json: JsonOption = False,
 ) -> None:
     """Check an archive: its records, and its numbers in a fresh process without the source library.
 
-    Exit code 0: every check that applies passed. 4: damaged. 5: numbers differ. 6: a runtime or device is missing.
+    Exit code 0: every check that applies passed. 2: native code that was not made here, without --allow-native.
+    4: damaged. 5: numbers differ. 6: a runtime or device is missing.
 
     Examples:
 
@@ -49,7 +58,8 @@ def command(
             from runtime_checks.report import render
             from torchferry.options import choose_jobs
 
-        options = VerifyOptions(runtime, device, time_limit, memory_limit, envelope, err.print, choose_jobs(None))
+        jobs, trust = choose_jobs(None), choose_trust(allow_native)
+        options = VerifyOptions(runtime, device, time_limit, memory_limit, envelope, err.print, jobs, trust)
         format_name = infer_file_format(path)
         report = FileVerifier(options, [format_name]).collect_report(path, format_name)
         if report.passed and json:

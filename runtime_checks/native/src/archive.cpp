@@ -18,6 +18,7 @@
 
 #include "container_kinds.hpp"
 #include "kernel.hpp"
+#include "native_code.hpp"
 #include "limits.hpp"
 #include "pickles.hpp"
 #include "sha256.hpp"
@@ -283,12 +284,18 @@ std::shared_ptr<caffe2::serialize::ReadAdapterInterface> reader(std::shared_ptr<
   return std::make_shared<Memory>(std::move(bytes));
 }
 
-ArchiveFile read_archive(const std::string& path, bool check_integrity) {
+ArchiveFile read_archive(const std::string& path, const Options& options) {
   const auto bytes = read_bytes(path);
   if (bytes->empty()) fail(TF_ERROR_ARCHIVE, {"the archive is empty", path, "0 bytes", "", "export it again"});
-  if (is_library(*bytes)) return read_library(path, *bytes);
+  if (is_library(*bytes)) {
+    // A library's own code may run as soon as it is opened.
+    refuse_foreign_code(sha256(bytes->data(), bytes->size()), path, options);
+    return read_library(path, *bytes);
+  }
   try {
-    return read(path, bytes, check_integrity);
+    auto file = read(path, bytes, options.check_integrity);
+    if (file.compiled) refuse_foreign_code(sha256(bytes->data(), bytes->size()), path, options);
+    return file;
   } catch (const Error&) {
     throw;
   } catch (const std::bad_alloc&) {

@@ -4,6 +4,8 @@
 #include <memory>
 #include <string>
 
+#include <torchferry/model.hpp>
+
 namespace caffe2::serialize {
 class ReadAdapterInterface;
 }
@@ -27,8 +29,8 @@ struct ArchiveFile {
 /// The bytes as torch reads files; it keeps them alive.
 std::shared_ptr<caffe2::serialize::ReadAdapterInterface> reader(std::shared_ptr<const std::string> bytes);
 
-/// Throws `Error`: TF_ERROR_FILE where there is none, TF_ERROR_ARCHIVE where it is damaged or not ours. Without
-/// `check_integrity` no record is compared with the manifest.
-ArchiveFile read_archive(const std::string& path, bool check_integrity);
+/// Throws `Error`: TF_ERROR_FILE where there is none, TF_ERROR_ARCHIVE where it is damaged or not ours, TF_ERROR_TRUST
+/// where it is native code that nobody asked for. Without `check_integrity` no record is compared with the manifest.
+ArchiveFile read_archive(const std::string& path, const Options& options);
 
 }  // namespace torchferry

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernel.hpp"
+#include "native_code.hpp"
 #include "text.hpp"
 
 namespace torchferry {
@@ -36,6 +37,7 @@ Carried carried_engine(const std::map<std::string, std::string>& files, const st
                        const Contract& contract, const Options& options, const Engine& script) {
   if (files.empty())
     fail(TF_ERROR_UNAVAILABLE, {"it carries no kernel", path, "", "", "export it with --format pt,c"});
+  refuse_foreign_code(kernel_digest(files), path, options);
   try {
     refuse_unfit(contract, path);
     const auto manifest = nlohmann::json::parse(files.at("manifest.json"));

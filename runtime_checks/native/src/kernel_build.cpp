@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <fcntl.h>
-#include <pwd.h>
 #include <spawn.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -19,6 +18,7 @@
 #include <unistd.h>
 #include <wordexp.h>
 
+#include "cache.hpp"
 #include "kernel.hpp"
 #include "machine.hpp"
 #include "sha256.hpp"
@@ -145,14 +145,6 @@ std::string key(const std::vector<std::string>& command, const std::string& vers
   return sha256(text.data(), text.size()).substr(0, 32);
 }
 
-fs::path cache() {
-  const auto own = variable("TORCHFERRY_CACHE"), base = variable("XDG_CACHE_HOME");
-  if (!own.empty()) return own;
-  const auto* user = getpwuid(getuid());
-  const auto home = !variable("HOME").empty() || !user ? variable("HOME") : std::string(user->pw_dir);
-  return (base.empty() ? fs::path(home) / ".cache" : fs::path(base)) / "torchferry";
-}
-
 /// Of this process for as long as it lives.
 class Lock {
  public:
@@ -198,15 +190,6 @@ void put(const fs::path& path, const std::string& data) {
   if (!file) throw fs::filesystem_error("write", path, std::error_code(errno, std::generic_category()));
 }
 
-/// Where somebody else could put code into the cache.
-void refuse_shared(const fs::path& folder) {
-  struct stat found {};
-  stat(folder.c_str(), &found);
-  if (found.st_uid != getuid() || found.st_mode & 022)
-    fail(TF_ERROR_ARCHIVE, {"others can write to the folder of kernels", folder.string(), "", "a folder of one's own, with mode 700",
-                            "remove it, or set TORCHFERRY_CACHE to another folder"});
-}
-
 void compile(const std::vector<std::string>& command, const std::map<std::string, std::string>& files,
              const std::string& main, const fs::path& work, const fs::path& made) {
   for (const auto& [name, data] : files) put(work / name, data);
@@ -233,14 +216,14 @@ void compile(const std::vector<std::string>& command, const std::map<std::string
 
 std::string built(const std::map<std::string, std::string>& files, const std::string& main) {
   const auto command = compiler();
-  const auto folder = cache() / "kernels";
+  const auto folder = cache_folder() / "kernels";
   try {
     if (!fs::exists(folder)) {
       fs::create_directories(folder.parent_path());
       if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
         throw fs::filesystem_error("make", folder, std::error_code(errno, std::generic_category()));
     }
-    refuse_shared(folder);
+    refuse_shared_folder(folder);
     const Temporary work(folder);
     auto ask = command;
     ask.push_back("--version");

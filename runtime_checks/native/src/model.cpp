@@ -194,7 +194,7 @@ Model::~Model() = default;
 
 Model Model::load(const std::string& path, const std::string& device, const Options& options) {
   const auto target = parse_device(device);
-  const auto file = read_archive(path, options.check_integrity);
+  const auto file = read_archive(path, options);
   auto state = std::make_unique<State>(path, options, target, file);
   if (options.keep_memory) keep_memory();
   Model model(std::move(state));

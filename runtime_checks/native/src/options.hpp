@@ -13,7 +13,8 @@ inline tf_options default_options() {
   const Options defaults;
   return {sizeof(tf_options),    defaults.settable_parameters, defaults.intra_op_threads,
           defaults.fusion_depth, defaults.optimize,            defaults.check_integrity,
-          static_cast<int32_t>(defaults.envelope), defaults.keep_memory, static_cast<int32_t>(defaults.engine), 0};
+          static_cast<int32_t>(defaults.envelope), defaults.keep_memory, static_cast<int32_t>(defaults.engine),
+          static_cast<int32_t>(defaults.trust)};
 }
 
 /// Null means the defaults.
@@ -37,7 +38,7 @@ inline Options options_of(const tf_options* given) {
   in_range(given->envelope, TF_ENVELOPE_OFF, TF_ENVELOPE_ERROR, "envelope");
   in_range(given->keep_memory, 0, 1, "keep_memory");
   in_range(given->engine, TF_ENGINE_TORCHSCRIPT, TF_ENGINE_KERNEL, "engine");
-  in_range(given->reserved, 0, 0, "reserved");
+  in_range(given->trust, TF_TRUST_GRAPHS, TF_TRUST_NATIVE, "trust");
   options.settable_parameters = given->settable_parameters != 0;
   options.intra_op_threads = given->intra_op_threads;
   options.fusion_depth = given->fusion_depth;
@@ -46,6 +47,7 @@ inline Options options_of(const tf_options* given) {
   options.envelope = static_cast<OutsideEnvelope>(given->envelope);
   options.keep_memory = given->keep_memory != 0;
   options.engine = static_cast<EngineKind>(given->engine);
+  options.trust = static_cast<Trust>(given->trust);
   options.warn = [](const std::string& text) { warning() = text; };
   return options;
 }

@@ -16,7 +16,7 @@ from tampering import change_cases
 from exporter.common.errors import MismatchError, UsageError
 from runtime_checks.bench import benchmark as whole
 from runtime_checks.bench import report
-from runtime_checks.bench.benchmark import BenchmarkResult, run_benchmark
+from runtime_checks.bench.benchmark import BenchmarkOptions, BenchmarkResult, run_benchmark
 from runtime_checks.bench.candidates import Candidate, check_numbers, collect_rows
 from runtime_checks.bench.cold_start import measure_cold_start
 from runtime_checks.bench.steady_state import measure_bandwidth, measure_throughput
@@ -37,12 +37,12 @@ def sleeping(seconds: float, threads: int):
 
 @pytest.fixture(scope="module")
 def measured() -> BenchmarkResult:
-    return run_benchmark([ROBERTSON], batches=[1, 64])
+    return run_benchmark([ROBERTSON], BenchmarkOptions(batches=[1, 64]))
 
 
 def test_a_file_beside_itself(tmp_path):
     other = Path(shutil.copy(ROBERTSON, tmp_path / "other.pt"))
-    both = run_benchmark([ROBERTSON, other], batches=[1000])
+    both = run_benchmark([ROBERTSON, other], BenchmarkOptions(batches=[1000]))
     item, two = both.timings
     assert 0.5 < item.median / two.median < 2.0
     assert item.low <= item.median <= item.high
@@ -83,7 +83,7 @@ def test_other_numbers_are_not_compared(tmp_path):
     wrong = Path(shutil.copy(ROBERTSON, tmp_path / "wrong.pt"))
     change_cases(wrong, lambda tensors: tensors["warmup/forward/out/0"].mul_(1.001))
     with pytest.raises(MismatchError, match="is not compared"):
-        run_benchmark([wrong, ROBERTSON], batches=[16])
+        run_benchmark([wrong, ROBERTSON], BenchmarkOptions(batches=[16]))
 
 
 class OtherDevice(torch.Tensor):
@@ -107,15 +107,15 @@ def test_numbers_of_another_device_are_brought_to_the_cpu():
 
 def test_other_contracts_are_not_compared():
     with pytest.raises(UsageError, match="one contract"):
-        run_benchmark([ROBERTSON, ROOT / "artifacts" / "rates.pt"], batches=[1])
+        run_benchmark([ROBERTSON, ROOT / "artifacts" / "rates.pt"], BenchmarkOptions(batches=[1]))
 
 
 def test_two_files_of_one_name_are_two_candidates(tmp_path):
     (tmp_path / "other").mkdir()
     other = Path(shutil.copy(ROBERTSON, tmp_path / "other"))
-    assert len(run_benchmark([ROBERTSON, other], batches=[8]).candidates) == 2
+    assert len(run_benchmark([ROBERTSON, other], BenchmarkOptions(batches=[8])).candidates) == 2
     with pytest.raises(UsageError, match="named twice"):
-        run_benchmark([other, other], batches=[8])
+        run_benchmark([other, other], BenchmarkOptions(batches=[8]))
 
 
 def test_another_model_in_eager_mode_is_none_of_these_files():
@@ -123,12 +123,12 @@ def test_another_model_in_eager_mode_is_none_of_these_files():
         return lambda method, inputs: []
 
     with pytest.raises(UsageError, match="is not the model"):
-        run_benchmark([ROBERTSON], others=[Candidate("other", nothing)], batches=[8])
+        run_benchmark([ROBERTSON], BenchmarkOptions(batches=[8]), others=[Candidate("other", nothing)])
 
 
 def test_too_little_memory_is_said_and_the_rest_is_timed(monkeypatch):
     monkeypatch.setattr(whole, "_read_free_memory", lambda: 2.0**24)
-    measured = run_benchmark([ROBERTSON], batches=[1, 10_000_000])
+    measured = run_benchmark([ROBERTSON], BenchmarkOptions(batches=[1, 10_000_000]))
     assert measured.batches == (1,)
     assert any("10,000,000: left out" in note for note in measured.notes)
 
@@ -142,7 +142,7 @@ def test_a_candidate_that_runs_out_of_memory_is_left_out_of_that_batch():
 
         return call
 
-    measured = run_benchmark([ROBERTSON], others=[Candidate("small", small)], batches=[4, 16])
+    measured = run_benchmark([ROBERTSON], BenchmarkOptions(batches=[4, 16]), others=[Candidate("small", small)])
     assert measured.find_timing("small", 16) is None
     assert measured.find_timing("small", 4) is not None
     assert any("too little memory" in note for note in measured.notes)

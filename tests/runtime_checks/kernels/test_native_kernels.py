@@ -59,7 +59,7 @@ def library(solid, tmp_path_factory) -> Path:
 
 def harness(path: Path, *arguments: str, **environment: str) -> tuple[int, dict]:
     program = native_build.build() / "bin" / "torchferry_verify"
-    code, out, text = run(program, path, "--json", *arguments, environment=environment)
+    code, out, text = run(program, path, "--json", "--allow-native", *arguments, environment=environment)
     assert out, text
     return code, json.loads(out)
 
@@ -196,7 +196,7 @@ def test_python_and_the_native_runtime_build_one_kernel(carrying, tmp_path):
     place = tmp_path / "cache"
     environment = {**os.environ, "TORCHFERRY_CACHE": str(place)}
     program = native_build.build() / "bin" / "torchferry_verify"
-    command = [str(program), str(carrying), "--engine", "kernel"]
+    command = [str(program), str(carrying), "--engine", "kernel", "--allow-native"]
     subprocess.run(command, env=environment, check=True, capture_output=True)
     (first,) = (p for p in (place / "kernels").iterdir() if p.is_dir())
     with pytest.MonkeyPatch.context() as patch:

@@ -7,7 +7,7 @@ program kernel_fortran
   integer :: status, compared, failed
 
   call get_command_argument(1, path)
-  call model%load(trim(path), status, engine=TF_ENGINE_KERNEL)
+  call model%load(trim(path), status, engine=TF_ENGINE_KERNEL, trust=TF_TRUST_NATIVE)
   if (status /= TF_OK) call complain(model%last_error())
   if (model%engine() /= "kernel") call complain("it is run by " // model%engine())
   if (tf_last_warning() /= "") call complain(tf_last_warning())

@@ -109,6 +109,9 @@ static void loading(const char* elastic, const char* folder) {
   options.keep_memory = 2;
   REFUSE_FREE(TF_ERROR_ARGUMENT, tf_load(elastic, "cpu", &options, &other), "keep_memory");
   options.keep_memory = 0;
+  options.trust = 2;
+  REFUSE_FREE(TF_ERROR_ARGUMENT, tf_load(elastic, "cpu", &options, &other), "trust");
+  options.trust = TF_TRUST_GRAPHS;
   options.envelope = 3;
   REFUSE_FREE(TF_ERROR_ARGUMENT, tf_load(elastic, "cpu", &options, &other), "envelope");
   REFUSE_FREE(TF_ERROR_ARGUMENT, tf_default_options(NULL), "'options'");

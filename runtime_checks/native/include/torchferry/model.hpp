@@ -21,6 +21,9 @@ enum class OutsideEnvelope { kOff = TF_ENVELOPE_OFF, kWarn = TF_ENVELOPE_WARN, k
 /// What runs a .pt.
 enum class EngineKind { kTorchScript = TF_ENGINE_TORCHSCRIPT, kKernel = TF_ENGINE_KERNEL };
 
+/// What of a file may run.
+enum class Trust { kGraphs = TF_TRUST_GRAPHS, kNative = TF_TRUST_NATIVE };
+
 struct Options {
   bool settable_parameters = false;  ///< false: parameters are folded into the graph at load
   int intra_op_threads = 1;          ///< while the model runs; the host's number is restored. 0: the host's
@@ -31,6 +34,8 @@ struct Options {
   OutsideEnvelope envelope = OutsideEnvelope::kOff;  ///< inputs outside the range that was checked
   /// The kernel that the file carries, once it was built here and has passed the cases; else `warn` is told why not.
   EngineKind engine = EngineKind::kTorchScript;
+  /// kNative: also native code that this user has not exported or converted here.
+  Trust trust = Trust::kGraphs;
   std::function<void(const std::string&)> warn;  ///< without one, standard error
 };
 

@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* Grows when a declaration below changes; tf_abi_version() is that of the library that was loaded. */
-#define TF_ABI_VERSION 4
+#define TF_ABI_VERSION 5
 #define TF_MAX_RANK 32
 
 /* Fixed-width, so that other languages know the size. */
@@ -50,8 +50,9 @@ enum {
   TF_ERROR_FROZEN = 16,     /* parameters were not asked to stay settable */
   TF_ERROR_MISMATCH = 17,   /* a stored case gave other numbers */
   TF_ERROR_ENVELOPE = 18,   /* an input has values outside the range that was checked */
-  TF_NOT_CONVERGED = 19     /* tf_call, tf_call_named: some elements of an implicit model have not converged. All outputs
+  TF_NOT_CONVERGED = 19,    /* tf_call, tf_call_named: some elements of an implicit model have not converged. All outputs
                                are written, those elements as NaN; the method newton_info says why, element by element */
+  TF_ERROR_TRUST = 20       /* the file is native code that this user did not make here: see the option trust */
 };
 
 typedef int32_t tf_dtype;
@@ -98,6 +99,7 @@ typedef struct tf_variable {
 } tf_variable;
 
 enum { TF_ENGINE_TORCHSCRIPT = 0, TF_ENGINE_KERNEL = 1 };
+enum { TF_TRUST_GRAPHS = 0, TF_TRUST_NATIVE = 1 };
 enum { TF_ENVELOPE_OFF = 0, TF_ENVELOPE_WARN = 1, TF_ENVELOPE_ERROR = 2 };
 
 typedef struct tf_options {
@@ -115,7 +117,8 @@ typedef struct tf_options {
   int32_t engine;             /* TF_ENGINE_KERNEL: the C sources that a .pt carries run it, built once by this machine's
                                  compiler, once they have given the numbers of its cases; else TorchScript does, and
                                  tf_last_warning says why. Default TF_ENGINE_TORCHSCRIPT */
-  int32_t reserved;           /* 0 */
+  int32_t trust;              /* TF_TRUST_NATIVE: native code may run that this user has not exported or converted here: a
+                                 .pt2, a kernel that a .pt carries, a kernel's shared object. Default TF_TRUST_GRAPHS */
 } tf_options;
 
 typedef struct tf_model_handle* tf_model;
@@ -134,7 +137,7 @@ TF_API const char* tf_last_error(tf_model model);
 TF_API const char* tf_last_warning(void);
 
 TF_API tf_status tf_default_options(tf_options* options);
-/* path: an archive, a .pt2, or the shared object of a kernel, which is code: load only what you trust.
+/* path: an archive; a .pt2, or the shared object of a kernel, which are native code: see the option trust.
  * device: "cpu", "cuda" or "cuda:1"; null is "cpu". options: null for the defaults. *model is null after a failure. */
 TF_API tf_status tf_load(const char* path, const char* device, const tf_options* options, tf_model* model);
 TF_API tf_status tf_close(tf_model model);

@@ -191,10 +191,10 @@ class TestCompilers:
         monkeypatch.setenv("PATH", "")
         monkeypatch.delenv("CC", raising=False)
         with pytest.raises(MissingRuntimeError, match="no C compiler"):
-            torchferry.load(folders["robertson"])
+            torchferry.load(folders["robertson"], trust="native")
         monkeypatch.setenv("CC", "none-such")
         with pytest.raises(MissingRuntimeError, match="none-such"):
-            torchferry.load(folders["robertson"])
+            torchferry.load(folders["robertson"], trust="native")
 
     def test_one_that_fails_is_quoted(self, folders, tmp_path, monkeypatch):
         fake = tmp_path / "cc"
@@ -204,32 +204,32 @@ class TestCompilers:
         fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("CC", str(fake))
         with pytest.raises(MissingRuntimeError, match="error: no room"):
-            torchferry.load(folders["robertson"])
+            torchferry.load(folders["robertson"], trust="native")
         assert not list((tmp_path / "cache" / "kernels").glob("*/kernel.so"))
 
     def test_once(self, folders, monkeypatch):
-        torchferry.load(folders["robertson"])
+        torchferry.load(folders["robertson"], trust="native")
         monkeypatch.setattr(compilation, "_run_compiler", None)
-        torchferry.load(folders["robertson"])
+        torchferry.load(folders["robertson"], trust="native")
 
     def test_a_cache_that_was_changed(self, folders, tmp_path):
-        torchferry.load(folders["robertson"])
+        torchferry.load(folders["robertson"], trust="native")
         (result,) = (tmp_path / "cache" / "kernels").glob("*/kernel.so")
         data = bytearray(result.read_bytes())
         data[len(data) // 2] ^= 1
         result.unlink()
         result.write_bytes(data)
         with pytest.raises(ArchiveError, match="in the cache was changed"):
-            torchferry.load(folders["robertson"])
+            torchferry.load(folders["robertson"], trust="native")
 
     def test_a_cache_that_others_can_write_to(self, folders, tmp_path):
-        torchferry.load(folders["robertson"])
+        torchferry.load(folders["robertson"], trust="native")
         (tmp_path / "cache" / "kernels").chmod(0o777)
         with pytest.raises(ArchiveError, match="others can write"):
-            torchferry.load(folders["robertson"])
+            torchferry.load(folders["robertson"], trust="native")
 
     def test_a_cache_that_cannot_be_written(self, folders, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path / "file"))
         with pytest.raises(MissingRuntimeError, match="no writable folder"):
-            torchferry.load(folders["robertson"])
+            torchferry.load(folders["robertson"], trust="native")

@@ -252,7 +252,7 @@ def test_the_control_of_equal_rows(tmp_path):
         files[name] = files[name].replace(quotient, b"a1_0 *= inverse0;")
 
     resealed(path, change)
-    kernel = torchferry.load(path)
+    kernel = torchferry.load(path, trust="native")
     kernel.call("forward", {name: value.numpy() for name, value in arguments.items()})
     assert kernel.status.tolist() == 6 * [0]
 

@@ -1,0 +1,154 @@
+"""Native code runs where it was made here or was asked for, and nowhere else, by either reader."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from kernel_host import resealed
+from project import ROOT
+
+import torchferry
+from exporter.archive import kernel_container, pt_archive
+from exporter.common.errors import ArchiveError
+from runtime_checks import native_build
+from runtime_checks.engines.engines import Kernel
+from runtime_checks.native_code import record_own_code
+from torchferry.cli.app import run
+
+
+@pytest.fixture
+def elsewhere(monkeypatch, tmp_path) -> Path:
+    """The cache of somebody who made none of the files."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TORCHFERRY_CACHE", str(cache))
+    return cache
+
+
+def verify_natively(program: Path, path: Path, *arguments: str) -> tuple[int, dict]:
+    done = subprocess.run([program, path, "--json", *arguments], capture_output=True, text=True, check=False)
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def harness() -> Path:
+    return native_build.build() / "bin" / "torchferry_verify"
+
+
+@pytest.fixture
+def kernel(solid, tmp_path) -> Path:
+    return Path(shutil.copytree(solid.with_suffix(""), tmp_path / "solid"))
+
+
+def test_what_is_made_here_runs_here(compiled_robertson, kernel, carrying, harness):
+    torchferry.load(compiled_robertson)
+    torchferry.load(kernel)
+    assert isinstance(torchferry.load(carrying, engine="kernel").engine, Kernel)
+    assert verify_natively(harness, compiled_robertson)[0] == 0
+    assert verify_natively(harness, carrying, "--engine", "kernel")[1]["engine"] == "kernel"
+
+
+@pytest.mark.parametrize("name", ["compiled_robertson", "kernel"])
+def test_a_strangers_code_is_refused(name, request, elsewhere, capsys):
+    path = request.getfixturevalue(name)
+    with pytest.raises(torchferry.TrustError, match="nobody asked for it"):
+        torchferry.load(path)
+    for command in (["verify", str(path)], ["bench", str(path), "--batch", "1"]):
+        if command[0] == "bench" and name == "kernel":
+            continue
+        assert run(command) == 2
+        assert "--allow-native" in capsys.readouterr().err
+    # Nothing was built.
+    assert not (elsewhere / "kernels").exists()
+
+
+@pytest.mark.parametrize("name", ["compiled_robertson", "kernel"])
+def test_a_strangers_code_runs_when_it_is_asked_for(name, request, elsewhere):
+    path = request.getfixturevalue(name)
+    torchferry.load(path, trust="native")
+    assert run(["verify", str(path), "--allow-native"]) == 0
+    # To ask for it once is not to own it.
+    with pytest.raises(torchferry.TrustError):
+        torchferry.load(path)
+
+
+def test_a_carried_kernel_of_a_stranger(carrying, elsewhere, capsys):
+    with pytest.warns(torchferry.EngineWarning, match="TrustError"):
+        assert not isinstance(torchferry.load(carrying, engine="kernel").engine, Kernel)
+    assert run(["verify", str(carrying), "--runtime", "c"]) == 2
+    assert run(["verify", str(carrying)]) == 0
+    assert not (elsewhere / "kernels").exists()
+    assert isinstance(torchferry.load(carrying, engine="kernel", trust="native").engine, Kernel)
+    capsys.readouterr()
+
+
+def test_a_pt2_beside_an_archive(compiled_robertson, elsewhere, tmp_path):
+    path = Path(shutil.copy(ROOT / "artifacts" / "robertson.pt", tmp_path))
+    shutil.copy(compiled_robertson, tmp_path)
+    with pytest.warns(torchferry.EngineWarning, match="TrustError"):
+        torchferry.load(path, engine="pt2")
+
+
+def test_the_native_library(compiled_robertson, carrying, elsewhere, harness):
+    code, report = verify_natively(harness, compiled_robertson)
+    assert (code, report["status"]) == (2, "TF_ERROR_TRUST")
+    assert str(elsewhere / "own") in report["error"]
+    assert verify_natively(harness, compiled_robertson, "--allow-native")[0] == 0
+    code, report = verify_natively(harness, carrying, "--engine", "kernel")
+    assert (code, report["engine"]) == (0, "torchscript")
+    assert "nobody asked for it" in report["warnings"][0]
+    assert not (elsewhere / "kernels").exists()
+    assert verify_natively(harness, carrying, "--engine", "kernel", "--allow-native")[1]["engine"] == "kernel"
+
+
+def test_a_shared_object_is_refused_before_its_code_runs(kernel, elsewhere, harness, tmp_path):
+    """A library's constructor runs as soon as it is opened."""
+    marker, hook, path = tmp_path / "ran", tmp_path / "hook.c", tmp_path / "solid.so"
+    hook.write_text(
+        "#include <stdio.h>\n__attribute__((constructor)) static void at_load(void) "
+        f'{{ FILE* file = fopen("{marker}", "w"); if (file) fclose(file); }}\n'
+    )
+    sources = [kernel / "make_model.c", kernel / "make_model_shared.c", hook]
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-o", path, *sources, "-lm"], check=True)
+    assert verify_natively(harness, path)[1]["status"] == "TF_ERROR_TRUST"
+    assert not marker.exists()
+    assert verify_natively(harness, path, "--allow-native")[0] == 0
+    assert marker.exists()
+
+
+def test_a_changed_file_is_nobodys(kernel):
+    """What this user made, and somebody changed and sealed again."""
+    torchferry.load(kernel)
+
+    def change(files: dict[str, bytes]) -> None:
+        files["make_model.c"] += b"/* another */\n"
+
+    resealed(kernel, change)
+    with pytest.raises(torchferry.TrustError):
+        torchferry.load(kernel)
+
+
+def test_a_record_that_others_can_write_counts_for_nothing(compiled_robertson, elsewhere, harness):
+    record_own_code(pt_archive.read(compiled_robertson))
+    torchferry.load(compiled_robertson)
+    assert verify_natively(harness, compiled_robertson)[0] == 0
+    (elsewhere / "own").chmod(0o777)
+    with pytest.raises(ArchiveError, match="others can write"):
+        torchferry.load(compiled_robertson)
+    assert verify_natively(harness, compiled_robertson)[1]["status"] == "TF_ERROR_ARCHIVE"
+
+
+def test_without_a_place_for_the_record(kernel, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path / "file"))
+    record_own_code(kernel_container.read(kernel))
+    with pytest.raises(torchferry.TrustError):
+        torchferry.load(kernel)
+
+
+def test_an_unknown_trust(kernel):
+    with pytest.raises(torchferry.UsageError, match="no such trust"):
+        torchferry.load(kernel, trust="everything")
