@@ -38,6 +38,7 @@ from runtime_checks.runners.base import CallResult, Run, Runner
 from runtime_checks.runners.python_runner import PythonRunner
 
 INTEGRITY, ISOLATION, CONTRACT = "integrity", "source library absent", "contract"
+CONFINEMENT = "confinement"
 HARNESS = "native comparison"
 
 
@@ -99,7 +100,7 @@ def _verify_runtime(
     spent = time.perf_counter() - start
     answers = iter(run.results)
     judged = [_judge_call(e, r, opened.contract) for e, r in zip(expectations, answers, strict=False)]
-    checks = [_judge_integrity(opened), _judge_isolation(run)]
+    checks = [_judge_integrity(opened), _judge_isolation(run), _judge_confinement(run)]
     checks += [*_judge_contract(opened.contract, run), *_judge_harness(run)]
     verdicts = {True: PASSED, False: FAILED, None: NOT_RUN}
     checks += [CheckResult(v.check, verdicts[v.passed], detail=v.detail) for v in run.verdicts]
@@ -198,6 +199,15 @@ def _judge_isolation(run: Run) -> CheckResult:
         return CheckResult(ISOLATION, FAILED, detail=f"importable or loaded: {', '.join(present)}")
     shown = ", ".join(f"import {name} fails" for name in refused) or "nothing foreign loaded"
     return CheckResult(ISOLATION, PASSED, detail=shown)
+
+
+def _judge_confinement(run: Run) -> CheckResult:
+    """Judge what kept the process from the rest of the machine; what the system lacks is no fault of the file."""
+    in_force: Any = run.evidence.get("confinement")
+    if in_force is None:
+        return CheckResult(CONFINEMENT, NOT_RUN, detail="this runner does not confine its process")
+    is_whole = not any(text.startswith("not ") for text in in_force.values())
+    return CheckResult(CONFINEMENT, PASSED if is_whole else NOT_RUN, detail="; ".join(in_force.values()))
 
 
 def _judge_contract(contract: Contract, run: Run) -> list[CheckResult]:

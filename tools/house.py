@@ -32,7 +32,7 @@ FLOORS = {
 # The side that sees only the file sees what a file is, and nothing else of the exporter.
 OF_FILES = ("exporter.common", "exporter.archive")
 NEML2 = "exporter/frontends/neml2/"
-# Libraries that are optional, or take long to import; resource is not on every system.
+# Libraries that are optional, or take long to import; resource and landlockpy are not on every system.
 HEAVY = (
     "torch",
     "numpy",
@@ -45,6 +45,7 @@ HEAVY = (
     "nmhit",
     "rich",
     "resource",
+    "landlockpy",
 )
 BRINGS_NUMPY = ("runtime_checks.kernels.ctypes_library",)
 PACKAGES = ("exporter", "runtime_checks", "torchferry")

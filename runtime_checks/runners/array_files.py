@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,20 +13,18 @@ import torch
 from exporter.common.errors import MissingRuntimeError
 from exporter.common.temporary_folders import temporary_folder
 from runtime_checks.runners.base import Call, CallResult
-from runtime_checks.runners.subprocesses import make_early_end_error, run_process
+from runtime_checks.runners.subprocesses import CONFINES, find_package_folder, make_early_end_error, run_process
 
 
 def find_package_folders(packages: Sequence[str], needed: Sequence[str], where: str, mend: str) -> dict[str, str]:
-    """Return the folder of each package. Raise ``MissingRuntimeError`` if a needed one is not installed."""
-    locations = {}
-    for name in packages:
-        spec = importlib.util.find_spec(name)
-        if spec is None and name in needed:
-            raise MissingRuntimeError(f"{name} is not installed", where=where, mend=mend)
-        if spec is not None:
-            places = list(spec.submodule_search_locations or [])
-            locations[name] = str(Path(places[0] if places else spec.origin or "").parent)
-    return locations
+    """Return the folder of each package, and of the one that confines the process.
+
+    Raise ``MissingRuntimeError`` if a needed one is not installed."""
+    locations = {name: find_package_folder(name) for name in (*packages, CONFINES)}
+    missing = next((name for name in needed if not locations[name]), None)
+    if missing:
+        raise MissingRuntimeError(f"{missing} is not installed", where=where, mend=mend)
+    return {name: folder for name, folder in locations.items() if folder}
 
 
 def run_child(
@@ -43,7 +40,7 @@ def run_child(
     with temporary_folder() as folder:
         files = {name: folder / name for name in ("job.json", "calls.npz", "results.npz", "evidence.json")}
         paths = {name.partition(".")[0]: str(path) for name, path in files.items() if name != "job.json"}
-        full_job = {**job, "index": write_arrays(names, calls, files["calls.npz"]), **paths}
+        full_job = {**job, "folder": str(folder), "index": write_arrays(names, calls, files["calls.npz"]), **paths}
         files["job.json"].write_text(json.dumps(full_job))
         done = run_process([sys.executable, "-I", "-S", str(child), str(files["job.json"])], str(path), seconds)
         if done.returncode != 0 or not files["evidence.json"].exists():

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import importlib.util
 import inspect
 import json
 import multiprocessing.connection
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from exporter.common.errors import MissingRuntimeError
-from runtime_checks.runners.subprocesses import build_environment, make_timeout_error
+from runtime_checks.runners.subprocesses import CONFINES, build_environment, find_package_folder, make_timeout_error
 
 CHILD = Path(__file__).with_name("children") / "torch_child.py"
 # torch and the packages that it imports; numpy is left out, as torch does not need it.
@@ -154,24 +153,19 @@ def shared_fork_server(python: str = sys.executable) -> Iterator[ForkServer]:
 
 def find_interpreter_packages(python: str) -> dict[str, str]:
     """Return ``_find_packages`` of another interpreter. Raise ``MissingRuntimeError`` if it does not run."""
-    code = inspect.getsource(_find_packages)
-    setup = f"import importlib.util, json\nfrom pathlib import Path\nTORCH_AND_ITS_OWN = {TORCH_AND_ITS_OWN!r}\n"
-    command = [python, "-I", "-c", f"{setup}{code}\nprint(json.dumps(_find_packages()))"]
+    code = inspect.getsource(find_package_folder)
+    setup = "from __future__ import annotations\nimport importlib.util, json\nfrom pathlib import Path\n"
+    listing = f"{{name: find_package_folder(name) for name in {TORCH_AND_ITS_OWN!r}}}"
+    command = [python, "-I", "-c", f"{setup}{code}\nprint(json.dumps({listing}))"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=build_environment())
     except (OSError, subprocess.CalledProcessError) as error:
         raise MissingRuntimeError(f"{python} cannot be started", got=str(error)) from None
-    return json.loads(done.stdout)
+    # What confines the process is ours.
+    folders = json.loads(done.stdout) | {CONFINES: find_package_folder(CONFINES)}
+    return {name: folder for name, folder in folders.items() if folder}
 
 
 def _find_packages() -> dict[str, str]:
     """Return the folder of each package that may be imported, as this process finds it."""
-    folders = {}
-    for name in TORCH_AND_ITS_OWN:
-        spec = importlib.util.find_spec(name)
-        if spec is None:
-            continue
-        places = list(spec.submodule_search_locations or [])
-        location = Path(places[0]) if places else Path(spec.origin or "")
-        folders[name] = str(location.parent)
-    return folders
+    return {name: folder for name in (*TORCH_AND_ITS_OWN, CONFINES) if (folder := find_package_folder(name))}

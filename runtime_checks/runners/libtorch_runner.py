@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,15 @@ from exporter.common.temporary_folders import temporary_folder
 from runtime_checks import native_build
 from runtime_checks.runners.base import Call, CallResult, Run
 from runtime_checks.runners.call_files import write_calls
-from runtime_checks.runners.subprocesses import check_limits, make_early_end_error, run_process
+from runtime_checks.runners.subprocesses import (
+    CONFINES,
+    check_limits,
+    find_package_folder,
+    make_early_end_error,
+    run_process,
+)
 
+LAUNCHER = Path(__file__).with_name("children") / "confined_program.py"
 _REPORTED = (0, 5)
 
 
@@ -37,8 +45,11 @@ class LibtorchRunner:
         source = {contract.source.library, *contract.source.refused_imports} - {"", "torch"}
         with temporary_folder() as folder:
             calls_file, results_file = folder / "calls.pt", folder / "results.pt"
+            confinement_file = folder / "confinement.json"
             write_calls(calls, calls_file)
-            command = [str(harness), str(path.resolve()), "--json", "--device", self.device]
+            devices = "" if self.device == "cpu" else self.device
+            command = [sys.executable, "-I", "-S", str(LAUNCHER), str(folder), find_package_folder(CONFINES), devices]
+            command += [str(confinement_file), str(harness), str(path.resolve()), "--json", "--device", self.device]
             command += ["--replay", str(calls_file), "--results", str(results_file)]
             # Whether native code may run was decided before, from the record that this process has of its own.
             command.append("--allow-native")
@@ -52,6 +63,7 @@ class LibtorchRunner:
                 raise make_early_end_error(path, done.returncode, done.stderr, self.seconds, float("inf"))
             # Outputs of all calls that did not fail, one after the other.
             outputs = iter(torch.load(results_file, weights_only=True))
+            in_force = json.loads(confinement_file.read_text())
         results = []
         for i, call in enumerate(calls):
             error = report["replay"]["errors"].get(str(i), "")
@@ -59,7 +71,7 @@ class LibtorchRunner:
             count = 0 if error else len(contract.methods[call.method].outputs) + gradients
             results.append(CallResult(tuple(itertools.islice(outputs, count)), error))
         evidence = {k: report[k] for k in ("torch", "nodes", "foreign_objects", "cases", "threads")}
-        return Run(tuple(results), {**evidence, "optimised": report["optimized"]})
+        return Run(tuple(results), {**evidence, "optimised": report["optimized"], "confinement": in_force})
 
 
 def _parse_report(text: str) -> dict | None:

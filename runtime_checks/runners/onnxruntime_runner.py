@@ -41,6 +41,7 @@ class OnnxRuntimeRunner:
         job = {
             "models": {m: str(path.with_name(name).resolve()) for m, name in opened.methods.items()},
             "providers": PROVIDERS[self.device.partition(":")[0]],
+            "devices": self.device != "cpu",
             "packages": packages,
             "refused": sorted(source - packages.keys()),
         }

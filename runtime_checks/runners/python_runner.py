@@ -54,6 +54,7 @@ class PythonRunner:
             source = {contract.source.library, *contract.source.refused_imports} - {""} if contract else set()
             job: dict[str, object] = {
                 "archive": str(path.resolve()),
+                "folder": str(folder),
                 "device": self.device,
                 "calls": str(calls_file),
                 "results": str(results_file),

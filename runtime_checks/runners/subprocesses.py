@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from exporter.common.errors import MissingRuntimeError, RunError, UsageError
 
+# The package that the confinement of a process needs.
+CONFINES = "landlockpy"
 _KEPT_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")
 
 
@@ -23,6 +26,15 @@ def check_limits(seconds: float, memory: float) -> None:
         what, got = "a limit is not a positive number", f"{seconds:g} s, {memory:g} bytes"
         expected = f"--time-limit in seconds, to {MOST_SECONDS:g}, and --memory-limit in GiB, to {MOST_BYTES / 2**30:g}"
         raise UsageError(what, got=got, expected=expected)
+
+
+def find_package_folder(name: str) -> str:
+    """Return the folder that a package lies in; an empty text if it is not installed."""
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        return ""
+    places = list(spec.submodule_search_locations or [])
+    return str(Path(places[0] if places else spec.origin or "").parent)
 
 
 def build_environment() -> dict[str, str]:

@@ -16,6 +16,7 @@ def load_file(path):
     return types.SimpleNamespace(**runpy.run_path(path))
 
 
+confinement = load_file(os.path.join(os.path.dirname(__file__), "confinement.py"))
 isolation = load_file(os.path.join(os.path.dirname(__file__), "isolation.py"))
 strided_arrays = load_file(os.path.join(os.path.dirname(__file__), "strided_arrays.py"))
 
@@ -33,11 +34,12 @@ def list_mapped_libraries():
 def perform_job(job):
     """Run the calls of a job; write the results and the evidence."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    in_force = confinement.confine(job["folder"])
     import numpy
 
     ctypes_library = load_file(job["ctypes_library"])
     described = job["described"]
-    evidence = {"refused": isolation.try_imports(job["refused"])}
+    evidence = {"confinement": in_force, "refused": isolation.try_imports(job["refused"])}
     results, errors = {}, []
     before = list_mapped_libraries()
     try:

@@ -17,6 +17,7 @@ def load_file(path):
     return types.SimpleNamespace(**runpy.run_path(path))
 
 
+confinement = load_file(os.path.join(os.path.dirname(__file__), "confinement.py"))
 isolation = load_file(os.path.join(os.path.dirname(__file__), "isolation.py"))
 strided_arrays = load_file(os.path.join(os.path.dirname(__file__), "strided_arrays.py"))
 
@@ -58,11 +59,13 @@ def describe_session(session):
 def perform_job(job):
     """Run the calls of a job; write the results and the evidence."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    in_force = confinement.confine(job["folder"], devices=job["devices"])
     import numpy
     import onnx
     import onnxruntime
 
     evidence = {
+        "confinement": in_force,
         "refused": isolation.try_imports(job["refused"]),
         "onnxruntime": onnxruntime.__version__,
         "providers": onnxruntime.get_available_providers(),

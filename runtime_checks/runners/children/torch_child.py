@@ -27,6 +27,7 @@ def load_file(path):
 
 
 isolation = load_file(os.path.join(os.path.dirname(__file__), "isolation.py"))
+confinement = load_file(os.path.join(os.path.dirname(__file__), "confinement.py"))
 package_loading = load_file(os.path.join(os.path.dirname(__file__), "package_loading.py"))
 
 
@@ -42,11 +43,12 @@ def lower_limit(name, value):
 
 
 def set_limits(job):
-    """Set the limits of the job's process on memory, CPU time and core files."""
+    """Set the limits of the job's process on memory, CPU time, and sizes of files."""
     # A GPU's driver maps the memory of the device, and more, into the address space.
     if job["device"] == "cpu":
         lower_limit("RLIMIT_AS", job["memory"])
     lower_limit("RLIMIT_CPU", int(job["seconds"]) + 1)
+    lower_limit("RLIMIT_FSIZE", job["memory"])
     lower_limit("RLIMIT_CORE", 0)
 
 
@@ -289,11 +291,13 @@ def run_shares(calls, shares, job_calls):
 def perform_job(job):
     """Run the calls of a job; write the results and the evidence."""
     set_limits(job)
+    in_force = confinement.confine(job["folder"], devices=job["device"] != "cpu")
     import torch
 
     torch.set_default_dtype(torch.float32)
     torch.set_num_threads(1)
     evidence = {
+        "confinement": in_force,
         "refused": isolation.try_imports(job["refused"]),
         "sys_path": sys.path,
         "torch": torch.__version__,

@@ -139,10 +139,12 @@ def test_threads_take_turns(path):
 
 
 HOST = """
+import os
 import sys
 from runtime_checks.runners import fork_server
 with fork_server.shared_fork_server() as server:
-    job = {"said": sys.argv[1], "archive": sys.argv[2], "holds": "graphs", "device": "cpu", "memory": 2**34}
+    job = {"said": sys.argv[1], "archive": sys.argv[2], "holds": "graphs", "device": "cpu", "memory": 2**34,
+           "folder": os.path.dirname(sys.argv[1])}
     job["script_loading"] = sys.argv[3]
     server._ensure_started()
     print(server._process.pid, flush=True)

@@ -2,6 +2,7 @@
 
 import contextvars
 import dataclasses
+import re
 import runpy
 import time
 from pathlib import Path
@@ -175,19 +176,23 @@ def test_a_process_that_ends_early_ends_the_run(powers, plant):
         PythonRunner(jobs=2).run(path, contract, calls)
 
 
-def test_a_failure_ends_the_other_processes(powers, plant, tmp_path):
+def test_a_failure_ends_the_other_processes(powers, plant):
     path, contract = powers
     # The other process makes a folder of its number, and this one waits for it.
-    started = tmp_path / "started"
-    started.mkdir()
     plant(
-        (OTHER_SHARE, f"import time; os.mkdir(f'{started}/{{os.getpid()}}'); time.sleep(300)"),
-        (OWN_SHARE, f"while not os.listdir({str(started)!r}): pass\n        raise RuntimeError('planted')"),
+        (OTHER_SHARE, "import time; os.mkdir(f\"{job_calls.job['folder']}/pid-{os.getpid()}\"); time.sleep(300)"),
+        (
+            OWN_SHARE,
+            "names = []\n        while not names:"
+            "\n            names = [n for n in os.listdir(job_calls.job['folder']) if n.startswith('pid-')]"
+            "\n        raise RuntimeError(names[0])",
+        ),
     )
-    with fork_server.shared_fork_server(), pytest.raises(RunError, match="ended early"):
+    with fork_server.shared_fork_server(), pytest.raises(RunError, match="ended early") as caught:
         PythonRunner(jobs=2).run(path, contract, [Call("forward", (X,)), Call("cube", (X,))])
-    (folder,) = started.iterdir()
-    assert not Path(f"/proc/{folder.name}").exists()
+    number = re.search(r"RuntimeError: pid-(\d+)", str(caught.value))
+    assert number
+    assert not Path(f"/proc/{number[1]}").exists()
 
 
 def test_too_little_memory_to_start(path):

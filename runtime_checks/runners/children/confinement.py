@@ -1,0 +1,61 @@
+"""The confinement of the processes that run a file: what they can write, start and reach.
+
+It needs the standard library, and landlockpy where that is installed: scripts in this folder run it by its path. What
+the system does not offer is not in force, and is said. Sources: landlock(7), unshare(2), elf(5)."""
+
+import ctypes
+import os
+import re
+
+_NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
+
+
+def confine(folder, devices=False, program=""):
+    """Confine this process, and all that it forks, from now on; return what is in force, a text for each part.
+
+    It writes into ``folder`` alone, which is its folder of temporary files; with ``devices`` to those of the system,
+    which a GPU needs. It starts no other program than ``program``. It has no network."""
+    os.environ["TMPDIR"] = folder
+    network = _leave_network()
+    return {"files": _restrict_files(folder, devices, program), "network": network}
+
+
+def _restrict_files(folder, devices, program):
+    try:
+        import landlockpy
+    except ImportError:
+        return "not confined: landlockpy is not installed"
+    rights = landlockpy.AccessFS
+    changes = landlockpy.fs_for_abi(landlockpy.abi_version()) & ~(rights.READ_FILE | rights.READ_DIR | rights.IOCTL_DEV)
+    try:
+        scopes = landlockpy.Scope.ABSTRACT_UNIX_SOCKET | landlockpy.Scope.SIGNAL
+        with landlockpy.Ruleset(handled_fs=changes, scoped=scopes) as rules:
+            rules.allow_path(folder, changes & ~rights.EXECUTE)
+            rules.allow_path("/dev" if devices else os.devnull, rights.WRITE_FILE | rights.TRUNCATE)
+            for path in _list_program_files(program):
+                rules.allow_path(path, rights.EXECUTE)
+            rules.restrict()
+    except (OSError, landlockpy.LandlockError) as error:
+        return f"not confined: {error}"
+    return f"nothing outside its folder is written, no program is started (Landlock {landlockpy.abi_version()})"
+
+
+def _list_program_files(program):
+    """Return what the system opens to start a program: its file, and the loader that the file names in its head."""
+    if not program:
+        return []
+    with open(program, "rb") as file:
+        loader = re.search(rb"(/[^\0]*/ld[^\0/]*)\0", file.read(4096))
+    return [program, loader.group(1).decode()] if loader else [program]
+
+
+def _leave_network():
+    """Move this process into a network of its own, which has no way out."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        # A user without privileges gets a network of his own in a user namespace of his own.
+        if any(libc.unshare(flags) == 0 for flags in (_NEW_NETWORK, _NEW_USER | _NEW_NETWORK)):
+            return "no network (a namespace of its own)"
+    except AttributeError:
+        return "not cut off from the network: this system has no namespaces"
+    return f"not cut off from the network: {os.strerror(ctypes.get_errno())}"
