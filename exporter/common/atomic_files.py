@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from exporter.common.errors import OutputError
-from exporter.common.temporary_folders import list_temporary
+from exporter.common.temporary_folders import hold_temporary, remove_leftovers
+
+_TEMPORARY_FILE, _TEMPORARY_FOLDER = r"\..+\.[0-9a-f]{8}\.tmp", r"\.[0-9a-f]{8}\.tmp"
 
 
 @contextlib.contextmanager
@@ -25,14 +27,17 @@ def atomic_write_path(path: Path) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise make_write_error(path, error) from None
-    # Named before it exists: an interrupt may come at once.
+    remove_leftovers(folder, _TEMPORARY_FILE)
     temporary = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"
-    with list_temporary(temporary, new_folders):
+
+    def make() -> None:
         try:
-            try:
-                os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            except OSError as error:
-                raise make_write_error(path, error) from None
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        except OSError as error:
+            raise make_write_error(path, error) from None
+
+    try:
+        with hold_temporary(temporary, make, new_folders):
             yield temporary
             try:
                 with temporary.open("rb") as file:
@@ -44,13 +49,13 @@ def atomic_write_path(path: Path) -> Iterator[Path]:
                 temporary.replace(path)
             except OSError as error:
                 raise make_write_error(path, error) from None
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            if not path.exists():
-                for new_folder in new_folders:
-                    with contextlib.suppress(OSError):
-                        new_folder.rmdir()
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if not path.exists():
+            for new_folder in new_folders:
+                with contextlib.suppress(OSError):
+                    new_folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -58,14 +63,18 @@ def atomic_write_folder(folder: Path, last: str, old: Callable[[], Collection[st
     """Yield a new folder within ``folder``; its files move into ``folder`` only if the block ends without an error,
     the file ``last`` at the end, replacing the files ``old``. Other files in the folder are not touched."""
     new_folders = [p for p in (folder, *folder.parents) if not p.exists()]
+    remove_leftovers(folder, _TEMPORARY_FOLDER)
     temporary = folder / f".{secrets.token_hex(4)}.tmp"
-    with list_temporary(temporary, new_folders):
+
+    def make() -> None:
         try:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                temporary.mkdir()
-            except OSError as error:
-                raise make_write_error(folder, error) from None
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
+        except OSError as error:
+            raise make_write_error(folder, error) from None
+
+    try:
+        with hold_temporary(temporary, make, new_folders):
             yield temporary
             try:
                 old_names = set(old())
@@ -76,11 +85,11 @@ def atomic_write_folder(folder: Path, last: str, old: Callable[[], Collection[st
                     (folder / name).unlink(missing_ok=True)
             except OSError as error:
                 raise make_write_error(folder, error) from None
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            for new_folder in new_folders:
-                with contextlib.suppress(OSError):
-                    new_folder.rmdir()
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        for new_folder in new_folders:
+            with contextlib.suppress(OSError):
+                new_folder.rmdir()
 
 
 def write_atomically(path: Path, data: bytes) -> None:

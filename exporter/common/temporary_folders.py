@@ -1,42 +1,113 @@
-"""Temporary files and folders of this process, listed, so that an early end can remove them too."""
+"""Temporary files and folders of this process: listed, so that an early end can remove them too, and locked, so that
+the next process can remove those of one that was killed.
+
+A lock (flock(2)) ends with its process, however that ends. Where a system or a disk has none, leftovers stay."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
 
 # Temporary paths, and new folders around them, which go if they are empty.
 _PATHS: dict[Path, Sequence[Path]] = {}
+# Folders that this process has looked through for leftovers.
+_SWEPT: set[tuple[Path, str]] = set()
 
 
 @contextlib.contextmanager
-def list_temporary(path: Path, new_folders: Sequence[Path] = ()) -> Iterator[None]:
-    """List a file or a folder as temporary inside the context, and the folders that were made for it."""
+def hold_temporary(path: Path, make: Callable[[], object], new_folders: Sequence[Path] = ()) -> Iterator[None]:
+    """Make a temporary file or folder; inside the context it is listed and locked. ``new_folders`` were made for it."""
+    # Listed before it exists: an interrupt may come at once.
     _PATHS[path] = new_folders
+    handle = -1
     try:
+        while handle < 0 and not path.exists():
+            make()
+            handle = _lock(path)
         yield
     finally:
         _PATHS.pop(path, None)
+        if handle >= 0:
+            os.close(handle)
 
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str = "torchferry-", parent: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder, by default among the system's temporary ones, which is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name, list_temporary(Path(name)):
-        yield Path(name)
+    """Yield a new folder, by default among the system's temporary ones, which is removed at the end.
+
+    Those of the same prefix that killed processes have left are removed at the start."""
+    place = parent or Path(tempfile.gettempdir())
+    remove_leftovers(place, re.escape(prefix) + "[0-9a-f]{16}")
+    path = place / f"{prefix}{secrets.token_hex(8)}"
+    try:
+        with hold_temporary(path, lambda: path.mkdir(mode=0o700)):
+            yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_temporary_paths() -> None:
     """Remove what is listed now: for a process that ends without leaving its contexts."""
     for path, new_folders in list(_PATHS.items()):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+        _remove(path)
         for folder in new_folders:
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+
+def remove_leftovers(folder: Path, pattern: str) -> None:
+    """Remove temporary files and folders with names of this pattern that are this user's, and that no process holds.
+
+    A process looks through a folder once."""
+    if (folder, pattern) in _SWEPT:
+        return
+    _SWEPT.add((folder, pattern))
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            is_leftover = re.fullmatch(pattern, entry.name) and _is_ours(entry)
+            if is_leftover and (handle := _lock(Path(entry.path), waits=False)) >= 0:
+                _remove(Path(entry.path))
+                os.close(handle)
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    return not hasattr(os, "getuid") or entry.stat(follow_symlinks=False).st_uid == os.getuid()
+
+
+def _lock(path: Path, *, waits: bool = True) -> int:
+    """Open and lock a file or a folder; return its descriptor, or -1 if it is gone, held by somebody else, or if there
+    are no locks."""
+    if fcntl is None:
+        return -1
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        # Another process may have removed it before this one had the lock.
+        if os.path.samestat(os.fstat(handle), path.stat()):
+            return handle
+    except OSError:
+        pass
+    os.close(handle)
+    return -1
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -165,22 +167,32 @@ class Lock {
   int handle_;
 };
 
-/// A folder that is gone with this.
+/// A folder that is gone with this. Its name and its lock are those of exporter/common/temporary_folders.py, which removes
+/// what killed processes have left.
 class Temporary {
  public:
-  explicit Temporary(const fs::path& beside) : path_((beside / ".build-XXXXXX").string()) {
-    if (!mkdtemp(path_.data())) throw fs::filesystem_error("make", path_, std::error_code(errno, std::generic_category()));
+  explicit Temporary(const fs::path& beside) {
+    std::random_device random;
+    char token[17];
+    std::snprintf(token, sizeof token, "%08x%08x", random(), random());
+    path_ = beside / (std::string(".build-") + token);
+    if (mkdir(path_.c_str(), 0700) != 0)
+      throw fs::filesystem_error("make", path_, std::error_code(errno, std::generic_category()));
+    lock_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (lock_ >= 0) flock(lock_, LOCK_EX);
   }
   ~Temporary() {
     std::error_code ignored;
     fs::remove_all(path_, ignored);
+    if (lock_ >= 0) close(lock_);
   }
   Temporary(const Temporary&) = delete;
   Temporary& operator=(const Temporary&) = delete;
   fs::path path() const { return path_; }
 
  private:
-  std::string path_;
+  fs::path path_;
+  int lock_ = -1;
 };
 
 void put(const fs::path& path, const std::string& data) {
