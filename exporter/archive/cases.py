@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exporter.archive.contract import Contract, MethodSpec
+from exporter.archive.packed_tensors import load_tensors
 from exporter.archive.tensor_spec import fits_shape, name_dtype
 from exporter.common.errors import ArchiveError
 
@@ -56,13 +57,7 @@ def pack_cases(cases: Cases) -> bytes:
 
 def unpack_cases(data: bytes, contract: Contract, where: str) -> tuple[ReferenceCase, ...]:
     """Read serialized cases and check them against the contract. Raises ``ArchiveError``."""
-    import torch
-
-    try:
-        tensors = torch.load(io.BytesIO(data), weights_only=True)
-    except Exception as error:
-        raise ArchiveError("the stored cases cannot be read", where=where, got=str(error)) from None
-    return cases_from_tensors(tensors, contract, where)
+    return cases_from_tensors(load_tensors(data, "the stored cases", where), contract, where)
 
 
 def cases_from_tensors(tensors: Any, contract: Contract, where: str) -> tuple[ReferenceCase, ...]:

@@ -33,6 +33,7 @@ from exporter.archive.format_limits import (
     MAX_SOURCE_NESTING,
 )
 from exporter.archive.nesting import measure_depth, measure_source_depth
+from exporter.archive.packed_tensors import load_tensors
 from exporter.archive.target_machine import TargetMachine, machine_from_json
 from exporter.archive.zip_records import FOLDER, check_one_directory, write_record, write_zip
 from exporter.common.atomic_files import make_write_error
@@ -92,11 +93,12 @@ class Archive:
         """Return what each method of compiled code or programs takes after its inputs, by name, in order."""
         import torch
 
-        try:
-            tensors = torch.load(io.BytesIO(self.record(self._find_record_name(PARAMETERS))), weights_only=True)
-        except Exception as error:
-            place = f"{self.path}, record {self._find_record_name(PARAMETERS)}"
-            raise ArchiveError("the parameters cannot be read", where=place, got=str(error)) from None
+        name = self._find_record_name(PARAMETERS)
+        place = f"{self.path}, record {name}"
+        tensors = load_tensors(self.record(name), "the parameters", place)
+        is_named = all(isinstance(values, dict) for values in tensors.values())
+        if not is_named or any(not isinstance(v, torch.Tensor) for values in tensors.values() for v in values.values()):
+            raise ArchiveError("the parameters are not tensors by name", where=place)
         return {method: dict(values) for method, values in tensors.items()}
 
     def kernel(self) -> dict[str, bytes]:
@@ -329,7 +331,7 @@ def _list_record_names(name: str) -> tuple[str, ...]:
 def _check_record_names(names: Sequence[str], where: str) -> None:
     """Raise ``ArchiveError`` for names that lead out of the folder that a loader unpacks to, and for no names."""
     for name in names:
-        if len(name) > MAX_NAME or find_unsafe(name, is_name=True):
+        if len(name) > MAX_NAME or name.endswith("/") or find_unsafe(name, is_name=True):
             what, expected = "a record's name is not a name", f"at most {MAX_NAME} characters, no control characters"
             raise ArchiveError(what, where=where, got=repr(name[:MAX_NAME]), expected=expected)
         parts = name.replace("\\", "/").split("/")

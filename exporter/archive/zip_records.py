@@ -45,6 +45,8 @@ def write_record(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
 # The end of a zip file, of a large one, and where the latter is: APPNOTE.TXT 4.3.14 to 4.3.16.
 _END, _END_64, _PLACE_64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
 _LONGEST_COMMENT = 2**16
+# Of the flags of a record (4.4.4): its name is UTF-8.
+_UTF_8 = 0x800
 
 
 def check_one_directory(archive: zipfile.ZipFile, size: int) -> None:
@@ -60,7 +62,7 @@ def check_one_directory(archive: zipfile.ZipFile, size: int) -> None:
     place = tail.rfind(b"PK\5\6")
     if place < 0 or place + _END.size > len(tail):
         raise zipfile.BadZipFile("no end of a zip file")
-    _, _, _, _, _, length, begin, comment = _END.unpack_from(tail, place)
+    _, *disks, count, total, length, begin, comment = _END.unpack_from(tail, place)
     end = start + place
     if end + _END.size + comment != size:
         raise zipfile.BadZipFile("more bytes behind the end of the zip file")
@@ -70,10 +72,15 @@ def check_one_directory(archive: zipfile.ZipFile, size: int) -> None:
         if large_end != end - _PLACE_64.size - _END_64.size:
             raise zipfile.BadZipFile("another end of the zip file than the last")
         file.seek(large_end)
-        *_, length, begin = _END_64.unpack(file.read(_END_64.size))
+        *_, first, second, count, total, length, begin = _END_64.unpack(file.read(_END_64.size))
+        disks = [first, second]
         end = large_end
     if begin + length != end:
         raise zipfile.BadZipFile("the list of records is not where the end of the zip file says")
+    if any(disks) or not count == total == len(archive.infolist()):
+        raise zipfile.BadZipFile("another number of records than the end of the zip file says, or several disks")
     for entry in archive.infolist():
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or entry.flag_bits & 1:
             raise zipfile.BadZipFile("a record is encrypted, or compressed by another method than deflate")
+        if not entry.filename.isascii() and not entry.flag_bits & _UTF_8:
+            raise zipfile.BadZipFile("a record's name is not said to be UTF-8")

@@ -32,9 +32,10 @@ def hold_temporary(path: Path, make: Callable[[], object], new_folders: Sequence
     _PATHS[path] = new_folders
     handle = -1
     try:
-        while handle < 0 and not path.exists():
+        make()
+        while (handle := _lock(path)) < 0 and not path.exists():
+            # Another process took it for a leftover before it was locked.
             make()
-            handle = _lock(path)
         yield
     finally:
         _PATHS.pop(path, None)

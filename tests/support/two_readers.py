@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torchferry
 from exporter.archive import pt_archive
 from exporter.common.errors import ArchiveError
 from exporter.common.forking import run_in_fork
+from exporter.common.plain_text import find_unsafe
 from runtime_checks import native_build
 
 TF_OK, TF_ERROR_ARCHIVE = 0, 5
+# What changes a file in its place, and may rename it.
+Forge = Callable[[Path], object]
+
+
+def list_wrong_answers(honest: Path, forgeries: Mapping[str, tuple[Forge, str]], folder: Path) -> list[str]:
+    """What either reader does wrong with forgeries of an honest file, each with a pattern of the reason.
+
+    Both are to refuse each for its reason, as a damaged file, and to quote it in plain text. Without a reason both are
+    to take it."""
+    paths = {}
+    for number, (label, (forge, _)) in enumerate(forgeries.items()):
+        place = folder / str(number)
+        place.mkdir()
+        forge(Path(shutil.copy(honest, place / honest.name)))
+        (paths[label],) = place.iterdir()
+    natively = dict(zip(paths, read_natively(list(paths.values())), strict=True))
+    problems = []
+    for label, path in paths.items():
+        in_python, (status, native) = read_in_python(path), natively[label]
+        expected = forgeries[label][1]
+        is_right = all(re.search(expected, text) if expected else not text for text in (in_python, native))
+        if not is_right or status != (TF_ERROR_ARCHIVE if expected else TF_OK):
+            problems.append(f"{label}: {expected!r}\n  Python: {in_python}\n  C++, status {status}: {native}")
+        problems += [f"{label}: unsafe: {text!r}" for text in (in_python, native) if find_unsafe(text, is_name=False)]
+    return problems
 
 
 def read_in_python(path: Path) -> str:

@@ -4,10 +4,12 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <stdexcept>
+#include <map>
 #include <set>
+#include <stdexcept>
 #include <string_view>
 #include <system_error>
+#include <tuple>
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,6 +25,7 @@
 #include "pickles.hpp"
 #include "sha256.hpp"
 #include "text.hpp"
+#include "zip_directory.hpp"
 
 namespace torchferry {
 namespace {
@@ -39,20 +42,6 @@ const std::string kGraph = kFolder + "graph.txt";
 const std::string kMachine = kFolder + "machine.json";
 const std::string kKernel = kFolder + "kernel/";
 const std::string kParameters = "data/torchferry/parameters.pt";
-
-/// Whether a loader that unpacks a record of this name would write outside of its folder.
-bool leads_out(const std::string& name) {
-  std::string part;
-  for (const char c : name + "/") {
-    if (c != '/' && c != '\\') {
-      part += c;
-      continue;
-    }
-    if (part == "..") return true;
-    part.clear();
-  }
-  return name.empty() || name[0] == '/' || name[0] == '\\';
-}
 
 class Memory : public caffe2::serialize::ReadAdapterInterface {
  public:
@@ -90,33 +79,6 @@ std::shared_ptr<const std::string> read_bytes(const std::string& path) {
   return bytes;
 }
 
-/// Little-endian, as zip files have numbers.
-uint64_t number_at(const std::string& bytes, size_t at, size_t width) {
-  uint64_t value = 0;
-  for (size_t i = width; i-- > 0;) value = value << 8 | static_cast<unsigned char>(bytes[at + i]);
-  return value;
-}
-
-/// Throws where a zip file does not have one list of its records, where its end says: see check_one_directory in
-/// exporter/archive/zip_records.py.
-void check_one_directory(const std::string& bytes) {
-  constexpr size_t end_size = 22, large_end_size = 56, place_size = 20;
-  auto end = bytes.rfind("PK\5\6");
-  if (end == std::string::npos || end + end_size > bytes.size() ||
-      end + end_size + number_at(bytes, end + 20, 2) != bytes.size())
-    throw std::runtime_error("no end of a zip file, or more bytes behind it");
-  auto length = number_at(bytes, end + 12, 4), begin = number_at(bytes, end + 16, 4);
-  if (end >= place_size && bytes.compare(end - place_size, 4, "PK\6\7") == 0) {
-    const auto large = number_at(bytes, end - place_size + 8, 8);
-    if (end < place_size + large_end_size || large != end - place_size - large_end_size)
-      throw std::runtime_error("another end of the zip file than the last");
-    length = number_at(bytes, large + 40, 8), begin = number_at(bytes, large + 48, 8);
-    end = large;
-  }
-  if (begin > end || length != end - begin)
-    throw std::runtime_error("the list of records is not where the end of the zip file says");
-}
-
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 std::string joined(const std::set<std::string>& names) {
@@ -128,30 +90,23 @@ std::string joined(const std::set<std::string>& names) {
 class Reader {
  public:
   Reader(const std::string& path, const std::shared_ptr<const std::string>& bytes)
-      : path_(path), reader_(std::make_shared<Memory>(bytes)) {
+      : path_(path), checksums_(read_directory(*bytes, path)), reader_(std::make_shared<Memory>(bytes)) {
     const auto all = reader_.getAllRecords();
     names_ = {all.begin(), all.end()};
     if (all.size() > kMaxRecords)
       fail(TF_ERROR_ARCHIVE, {"the archive has too many records", path, std::to_string(all.size()),
                               "at most " + std::to_string(kMaxRecords)});
-    for (const auto& name : names_)
-      if (count_characters(name) > kMaxName || !find_unsafe(name, true).empty())
-        fail(TF_ERROR_ARCHIVE, {"a record's name is not a name", path, name.substr(0, kMaxName),
-                                "at most " + std::to_string(kMaxName) + " characters, no control characters"});
-      else if (leads_out(name))
-        fail(TF_ERROR_ARCHIVE, {"a record's name leads out of the archive", path, in_quotes(name), "names below one folder",
-                                "do not load this file: nothing that torchferry writes has such names"});
     if (names_.size() != all.size()) fail(TF_ERROR_ARCHIVE, {"a record stands in the archive twice", path});
     check_sizes(bytes->size());
   }
 
   const std::set<std::string>& names() const { return names_; }
   std::string record(const std::string& name) {
-    auto [data, size] = reader_.getRecord(name);
+    const auto [data, size] = fetch(name);
     return {static_cast<const char*>(data.get()), size};
   }
   std::string digest(const std::string& name) {
-    auto [data, size] = reader_.getRecord(name);
+    const auto [data, size] = fetch(name);
     return sha256(data.get(), size);
   }
 
@@ -196,7 +151,17 @@ class Reader {
                               "at most " + std::to_string(file_size + kMaxInflatedBytes)});
   }
 
+  /// A record's data, which agree with the checksum in the list of records.
+  std::tuple<at::DataPtr, size_t> fetch(const std::string& name) {
+    auto record = reader_.getRecord(name);
+    const auto known = checksums_.find(name);
+    if (known == checksums_.end() || known->second != checksum_of(std::get<0>(record).get(), std::get<1>(record)))
+      throw std::runtime_error("a wrong checksum of the record " + name);
+    return record;
+  }
+
   std::string path_;
+  std::map<std::string, uint32_t> checksums_;
   caffe2::serialize::PyTorchStreamReader reader_;
   std::set<std::string> names_;
 };
@@ -238,7 +203,6 @@ void check_seal(const std::string& path, const std::string& bytes) {
 }
 
 ArchiveFile read(const std::string& path, const std::shared_ptr<const std::string>& bytes, bool check_integrity) {
-  check_one_directory(*bytes);
   Reader reader(path, bytes);
   std::set<std::string> missing;
   const auto& cases = reader.names().count(kPackedCases) ? kPackedCases : kCases;

@@ -151,6 +151,21 @@ class Machine {
   std::map<size_t, size_t> memo_;
 };
 
+/// Throws where a tensor is not dense, on the CPU, and has the bytes of all its elements, as in
+/// exporter/archive/packed_tensors.py: a small file makes no large tensor.
+void check_whole(const c10::IValue& value, const std::string& where) {
+  if (value.isGenericDict())
+    for (const auto& item : value.toGenericDict()) check_whole(item.value(), where);
+  if (!value.isTensor()) return;
+  const auto tensor = value.toTensor();
+  if (tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() && !tensor.is_quantized() &&
+      static_cast<size_t>(tensor.numel()) <= tensor.storage().nbytes() / tensor.element_size())
+    return;
+  fail(TF_ERROR_ARCHIVE, {"what torch.save wrote are not whole tensors", where,
+                          tensor.defined() ? c10::str(tensor.sizes(), ", ", tensor.layout(), ", on ", tensor.device()) : "none",
+                          "dense tensors on the CPU, with the bytes of all their elements"});
+}
+
 }  // namespace
 
 c10::impl::GenericDict load_pickled_dict(const std::string& bytes, const std::string& where) {
@@ -162,7 +177,13 @@ c10::impl::GenericDict load_pickled_dict(const std::string& bytes, const std::st
     if (depth > kMaxNesting)
       fail(TF_ERROR_ARCHIVE, {"the stored cases are not tensors by name", where,
                               std::to_string(depth) + " containers in each other", "at most " + std::to_string(kMaxNesting)});
+    size_t expanded = 0;
+    for (const auto& name : reader.getAllRecords()) expanded += reader.getRecordSize(name);
+    if (expanded > bytes.size())
+      fail(TF_ERROR_ARCHIVE, {"what torch.save wrote cannot be read", where,
+                              "records of " + std::to_string(expanded) + " bytes in " + std::to_string(bytes.size())});
     const auto value = torch::jit::pickle_load({bytes.begin(), bytes.end()});
+    check_whole(value, where);
     if (value.isGenericDict()) return value.toGenericDict();
   } catch (const Error&) {
     throw;
