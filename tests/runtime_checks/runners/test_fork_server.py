@@ -102,7 +102,7 @@ def test_another_is_started_where_it_has_ended_or_the_environment_is_another(pat
 
 def test_what_a_run_does_to_its_process_is_gone_with_it(path):
     with fork_server.shared_fork_server():
-        with pytest.raises(RunError, match="ended early|MemoryError"):
+        with pytest.raises(RunError, match=r"ended early|MemoryError"):
             run(path, memory=2**26)
         run(path)
 

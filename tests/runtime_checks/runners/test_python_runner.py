@@ -196,7 +196,7 @@ def test_a_failure_ends_the_other_processes(powers, plant):
 
 
 def test_too_little_memory_to_start(path):
-    with pytest.raises(RunError, match="ended early|MemoryError"):
+    with pytest.raises(RunError, match=r"ended early|MemoryError"):
         run(path, X, memory=2**26)
 
 
