@@ -7,7 +7,7 @@ import numpy
 
 ERRORS = {
     -1: "an argument is null, or the count is negative",
-    -2: "the strides of an output let its numbers share their place",
+    -2: "the strides let numbers of an output share their place, or reach further than memory",
     -3: "an output overlaps another output, or an input",
 }
 

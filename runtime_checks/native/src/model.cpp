@@ -16,6 +16,7 @@
 #include "engine.hpp"
 #include "envelope.hpp"
 #include "kernel.hpp"
+#include "overlap.hpp"
 #include "text.hpp"
 
 #ifdef __GLIBC__
@@ -290,6 +291,7 @@ void Model::call(const Method& method, const tf_tensor* inputs, const tf_tensor*
   auto tensors = state_->wrap(method, inputs, extent);
   for (size_t i = 0; i < method.outputs.size(); ++i)
     if (outputs[i]) check_output(*outputs[i], role_of(i, method.outputs[i]), extent, state_->device);
+  if (method.outputs.size() > 1) check_apart(method, outputs);
   hold_envelope(contract(), options(), method, tensors);
   const auto results = state_->run(method, inputs, std::move(tensors));
   for (size_t i = 0; i < results.size(); ++i)

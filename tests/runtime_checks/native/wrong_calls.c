@@ -155,6 +155,29 @@ static void names(void) {
   REFUSE(TF_ERROR_ARGUMENT, tf_call_named(model, NULL, 3, NULL, in, 3, outputs, out), "input_names");
 }
 
+/* Outputs in one array: members of a structure, and numbers that take turns. What is apart is written, and the rest is not. */
+static void together(void) {
+  static double rows[N * 13], turns[2 * 9 * N];
+  static int64_t force_row[] = {13, 3, 1}, pushed_row[] = {13, 1}, energy_row[] = {13};
+  static const int64_t force_turn[] = {2, 6 * N, 2 * N}, pushed_turn[] = {2, 2 * N};
+#define ROWS(at)                                                                                        \
+  reset(), out[0].data = rows, out[0].strides = force_row, out[1].data = rows + (at), out[1].strides = pushed_row, \
+      out[2].data = rows + 12, out[2].strides = energy_row
+  ROWS(9);
+  if (call() != TF_OK) complain("members of a structure", tf_last_error(model));
+  if (rows[13 + 1] != force[9 + 1] || rows[13 + 11] != pushed[5] || rows[13 + 12] != energy[1])
+    complain("members of a structure", "other numbers");
+  ROWS(8), REFUSE(TF_ERROR_STRIDE, call(), "shares memory with output");
+  ROWS(10), REFUSE(TF_ERROR_STRIDE, call(), "shares memory with output");
+#define TURNS(at) \
+  reset(), out[0].data = turns, out[0].strides = force_turn, out[1].data = turns + (at), out[1].strides = pushed_turn
+  TURNS(1);
+  if (call() != TF_OK) complain("numbers that take turns", tf_last_error(model));
+  if (turns[2 * (1 + N)] != force[9 + 1] || turns[1 + 2 * (1 + 2 * N)] != pushed[5])
+    complain("numbers that take turns", "other numbers");
+  TURNS(2), REFUSE(TF_ERROR_STRIDE, call(), "shares memory with output");
+}
+
 static void tensors(void) {
   static const int64_t one_row[] = {1, 3, 3}, other[] = {N, 3, 4}, long_v[] = {N + 1, 3}, negative[] = {-1, 3, 3};
   static const int64_t backwards[] = {9, -3, 1}, shared[] = {0, 3, 1}, huge[] = {INT64_MAX / 8, 3, 3}, none[] = {0};
@@ -186,6 +209,10 @@ static void tensors(void) {
   WITH(out[2].dtype = TF_INT64, TF_ERROR_DTYPE, "output 2 ('energy')");
   WITH(out[0].device.type = TF_CUDA, TF_ERROR_DEVICE, "output 0 ('force')");
   WITH(out[0].strides = shared, TF_ERROR_STRIDE, "share memory");
+  WITH(out[1].data = force, TF_ERROR_STRIDE, "shares memory with output");
+  WITH(out[1].data = force + 2, TF_ERROR_STRIDE, "shares memory with output");
+  WITH(out[2].data = pushed + 3 * N - 1, TF_ERROR_STRIDE, "output 1 ('pushed')");
+  together();
   /* A batch of zero is no wrong call, but a whole one; it writes nothing. */
   static const int64_t no_F[] = {0, 3, 3}, no_v[] = {0, 3}, no_s[] = {0};
   const tf_tensor nothing[] = {TENSOR(NULL, 3, no_F), TENSOR(NULL, 2, no_v), TENSOR(NULL, 1, no_s)};

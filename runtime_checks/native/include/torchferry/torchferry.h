@@ -42,7 +42,7 @@ enum {
   TF_ERROR_SHAPE = 8,       /* rank or sizes are not the contract's, or batches do not agree */
   TF_ERROR_DTYPE = 9,
   TF_ERROR_DEVICE = 10,     /* memory on another device than the model */
-  TF_ERROR_STRIDE = 11,     /* negative, or an output whose elements share memory */
+  TF_ERROR_STRIDE = 11,     /* negative, or elements of outputs that share memory */
   TF_ERROR_BUFFER = 12,     /* an output buffer is too small */
   TF_ERROR_MODEL = 13,      /* the model itself failed while it ran */
   TF_ERROR_UNAVAILABLE = 14,/* a device that this machine or this libtorch does not have */
@@ -160,7 +160,7 @@ TF_API tf_status tf_parameter_count(tf_model model, int32_t* count);
 TF_API tf_status tf_parameter(tf_model model, int32_t index, tf_variable* variable);
 
 /* Inputs and outputs in the contract's order. Batches of inputs broadcast; an output has the batch of all of them.
- * A batch of zero elements is a call like any other. Outputs may be the memory of inputs. On CUDA the work is
+ * A batch of zero elements is a call like any other. Outputs may be the memory of inputs, but share none with each other. On CUDA the work is
  * queued on torch's current stream of this thread: see tf_synchronize. */
 TF_API tf_status tf_call(tf_model model, const char* method, int32_t n_inputs, const tf_tensor* inputs,
                          int32_t n_outputs, const tf_tensor* outputs);

@@ -19,7 +19,8 @@ import torchferry
 from exporter.archive import kernel_container
 from exporter.backends.c_kernel.c_source import NEAR
 from exporter.common.errors import ArchiveError, UsageError
-from runtime_checks.kernels.ctypes_library import Array
+from runtime_checks.kernels import compilation
+from runtime_checks.kernels.ctypes_library import Array, Library, make_arrays
 from runtime_checks.runners.kernel_runner import build_library
 from torchferry.cli.app import run
 
@@ -242,3 +243,25 @@ def test_finite_math_is_asked_for(folders, tmp_path):
     text = {p: next(p.glob("*_lanes.h")).read_text() for p in (folders["perzyna"], result)}
     counts = [int(re.findall(r"jacobian: (\d+) operations", t)[0]) for t in text.values()]
     assert counts[1] < counts[0]
+
+
+@pytest.mark.parametrize("stride", [2**62, -(2**62), 2**60, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("side", ["in", "out"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_strides_that_reach_further_than_memory(stride, side, count, folders):
+    """They are refused before an address is computed, which would overflow."""
+    files = kernel_container.read(folders["robertson"])
+    library = Library(str(compilation.compile_kernel(files.sources())), files.manifest)
+    values = numpy.zeros((count, 3)), numpy.zeros((count, 3))
+    arrays = {"in": make_arrays([values[0]], True), "out": make_arrays([values[1]], True)}
+    numbers = (ctypes.c_void_p * 1)(None)
+    status = numpy.zeros(count, dtype=numpy.int32)
+
+    def call() -> int:
+        forward = library.functions["forward"]
+        return forward(count, arrays["in"], arrays["out"], numbers, status.ctypes.data, None)
+
+    assert call() == 0
+    for strides in ((stride, 1), (3, stride)):
+        arrays[side][0].strides = (ctypes.c_ssize_t * 2)(*strides)
+        assert call() == -2
