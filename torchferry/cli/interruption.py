@@ -15,7 +15,7 @@ from typing import Any
 from exporter.common.errors import INTERRUPTED
 from exporter.common.temporary_folders import remove_temporary_paths
 
-# Python hears of a signal between two of its own operations; so long it may take to come to one.
+# Python hears of a signal between two of its own operations; so long it may take to come to one, and then to end.
 PATIENCE = 0.7
 # The handlers from before the command that runs, by signal.
 _PREVIOUS_HANDLERS: dict[signal.Signals, Any] = {}
@@ -23,11 +23,13 @@ _PREVIOUS_HANDLERS: dict[signal.Signals, Any] = {}
 
 @contextlib.contextmanager
 def end_soon_when_interrupted() -> Iterator[None]:
-    """Raise ``KeyboardInterrupt`` at SIGINT and SIGTERM; if Python cannot hear of them soon, end the process."""
+    """Raise ``KeyboardInterrupt`` at SIGINT and SIGTERM; end the process if Python hears of none soon, or goes on.
+
+    What calls Python back, a weak reference or a library in C, may drop the exception."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    is_heard = threading.Event()
+    is_heard, is_over = threading.Event(), threading.Event()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         is_heard.set()
@@ -39,15 +41,18 @@ def end_soon_when_interrupted() -> Iterator[None]:
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     previous_descriptor = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    watcher = threading.Thread(target=_watch, args=(receiver, is_heard), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(receiver, is_heard, is_over), daemon=True)
     watcher.start()
     _PREVIOUS_HANDLERS.update(previous_handlers)
     try:
         yield
+        if is_heard.is_set():
+            raise KeyboardInterrupt
     finally:
         signal.set_wakeup_fd(previous_descriptor)
         _restore_handlers()
         is_heard.set()
+        is_over.set()
         sender.close()
         watcher.join()
         receiver.close()
@@ -69,19 +74,16 @@ def _leave_command() -> None:
 os.register_at_fork(after_in_child=_leave_command)
 
 
-def _watch(receiver: socket.socket, is_heard: threading.Event) -> None:
+def _watch(receiver: socket.socket, is_heard: threading.Event, is_over: threading.Event) -> None:
     """Wait for a signal, whose number Python writes to the socket at once."""
     while numbers := receiver.recv(1):
-        if numbers[0] in (signal.SIGINT, signal.SIGTERM):
-            if not is_heard.wait(PATIENCE):
-                remove_temporary_paths()
-                if sys.stderr.isatty():
-                    # A line that shows progress is still there, and has hidden the cursor.
-                    sys.stderr.write("\r\x1b[2K\x1b[?25h")
-                report_interrupt()
-                os._exit(INTERRUPTED)
-            # Another signal may be needed, if the code that this one interrupts goes on.
-            is_heard.clear()
+        if numbers[0] in (signal.SIGINT, signal.SIGTERM) and not (is_heard.wait(PATIENCE) and is_over.wait(PATIENCE)):
+            remove_temporary_paths()
+            if sys.stderr.isatty():
+                # A line that shows progress is still there, and has hidden the cursor.
+                sys.stderr.write("\r\x1b[2K\x1b[?25h")
+            report_interrupt()
+            os._exit(INTERRUPTED)
 
 
 def report_interrupt() -> int:
