@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from exporter.archive.cases import Cases
+from exporter.archive.signature import check_signature
 from runtime_checks import verification
+from runtime_checks.native_code import NATIVE
 from runtime_checks.options import VerifyOptions
 from runtime_checks.report import Report
 from runtime_checks.runners.selection import list_unchecked_devices, select_runners
@@ -26,15 +28,21 @@ class FileVerifier:
     def collect_report(
         self, path: Path, format_name: str, fresh: Cases | None = None, shown_as: Path | None = None
     ) -> Report:
-        """Run every check on the file, which the report shows as ``shown_as``; a mismatch is in the report."""
+        """Run every check on the file, which the report shows as ``shown_as``; a mismatch is in the report.
+
+        Raises ``SignatureError`` if the file has to be signed, and is not."""
+        notes, trust = self._notes, self._options.trust
+        if self._options.public_key is not None:
+            notes = (*notes, f"signature: {check_signature(path, self._options.public_key).describe()}")
+            trust = NATIVE
         return verification.collect_report(
             path,
             fresh=fresh,
             runners=self._runners[format_name],
             shown_as=shown_as,
-            notes=self._notes,
+            notes=notes,
             envelope=self._options.envelope,
-            trust=self._options.trust,
+            trust=trust,
         )
 
     def verify(self, path: Path, format_name: str, fresh: Cases | None = None, shown_as: Path | None = None) -> Report:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from runtime_checks.envelope import OFF, check_envelope_mode
@@ -24,7 +25,7 @@ class VerifyOptions:
     """``runtimes`` (none: the usual one of the format) on ``devices``, each process within ``time_limit`` seconds and
     ``memory_limit`` GiB; ``envelope`` is ``error``, ``warn`` or ``off``; ``progress`` is told of long builds;
     ``jobs`` is how many processes may share the methods of a file; ``trust`` is ``native`` where native code may run
-    that this user has not made here.
+    that this user has not made here; ``public_key`` is the key that has to have signed the file.
 
     Names may be one text with commas. Raises ``UsageError`` for an unknown envelope or trust."""
 
@@ -36,6 +37,7 @@ class VerifyOptions:
     progress: Callable[[str], Any] = lambda text: None
     jobs: int = 1
     trust: str = GRAPHS
+    public_key: Path | None = None
 
     def __post_init__(self) -> None:
         check_envelope_mode(self.envelope)

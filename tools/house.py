@@ -46,6 +46,7 @@ HEAVY = (
     "rich",
     "resource",
     "landlockpy",
+    "cryptography",
 )
 BRINGS_NUMPY = ("runtime_checks.kernels.ctypes_library",)
 PACKAGES = ("exporter", "runtime_checks", "torchferry")

@@ -14,6 +14,7 @@ from exporter.archive.contract import Contract, Finding
 from exporter.archive.derivative_request import DerivativeRequest
 from exporter.archive.formats import path_for_format, resolve_formats
 from exporter.archive.kernel_container import is_kernel
+from exporter.archive.signature import check_signature, sign_file
 from exporter.archive.tensor_spec import Sampling, Signature, TensorSpec
 from exporter.archive.variable_renaming import RenameRule
 from exporter.backends.backend import OPSET, WriteOptions, load_backend
@@ -22,6 +23,7 @@ from exporter.common.errors import (
     CaptureError,
     MismatchError,
     MissingRuntimeError,
+    SignatureError,
     TorchferryError,
     TrustError,
     UnsoundError,
@@ -37,7 +39,7 @@ from exporter.model.jit_marks import mark
 from exporter.model.source import Listing
 from exporter.soundness.checked_capture import CaptureOptions
 from exporter.soundness.gate import Allowance
-from runtime_checks.containers import infer_file_format
+from runtime_checks.containers import infer_file_format, open_container
 from runtime_checks.engines.selection import EngineWarning
 from runtime_checks.envelope import OutsideEnvelopeWarning
 from runtime_checks.file_verifier import FileVerifier
@@ -81,6 +83,7 @@ __all__ = [
     "Sampling",
     "Settings",
     "Signature",
+    "SignatureError",
     "Step",
     "TensorSpec",
     "TorchferryError",
@@ -95,6 +98,7 @@ __all__ = [
     "export",
     "load",
     "mark",
+    "sign",
     "verify",
 ]
 
@@ -323,6 +327,7 @@ def verify(
     memory_limit: float = MEMORY_LIMIT,
     envelope: str = "off",
     trust: str = "graphs",
+    public_key: str | Path | None = None,
     progress: Callable[[str], Any] = lambda text: None,
 ) -> Report:
     """Check a file in fresh processes without its source library, as ``torchferry verify`` does.
@@ -337,6 +342,7 @@ def verify(
         envelope: What becomes of stored inputs outside the range of values that was checked: ``"error"``, ``"warn"`` or
             ``"off"``.
         trust: ``"native"`` lets native code run that was not made here: a ``.pt2``, a kernel.
+        public_key: The key that has to have signed the file.
         progress: Called with texts on the build of the native library.
 
     Returns:
@@ -346,6 +352,7 @@ def verify(
         MismatchError: A number differs from eager mode's.
         ArchiveError: The file is damaged.
         TrustError: It is native code that was not made here, and ``trust`` is not ``"native"``.
+        SignatureError: It is not signed with ``public_key``.
         MissingRuntimeError: A runtime or a device is missing.
 
     Example:
@@ -353,7 +360,9 @@ def verify(
         report = torchferry.verify("spring.pt", runtimes="python,libtorch")
         ```
     """
-    options = VerifyOptions(runtimes, devices, time_limit, memory_limit, envelope, progress, choose_jobs(None), trust)
+    key = Path(public_key) if public_key is not None else None
+    jobs = choose_jobs(None)
+    options = VerifyOptions(runtimes, devices, time_limit, memory_limit, envelope, progress, jobs, trust, key)
     format_name = infer_file_format(Path(path))
     return FileVerifier(options, [format_name]).verify(Path(path), format_name)
 
@@ -393,6 +402,7 @@ def load(
     threads: int = 1,
     engine: str = "torchscript",
     trust: str = "graphs",
+    public_key: str | Path | None = None,
 ) -> Any:
     """Load an archive as a ``Model``, or a kernel's folder as a ``Kernel``.
 
@@ -407,6 +417,7 @@ def load(
             cases here first; otherwise an ``EngineWarning`` says why, and TorchScript runs it.
         trust: What of the file may run: ``"graphs"``, and native code that this user exported or converted here;
             ``"native"``, the native code of others too: a package, a kernel.
+        public_key: The key that has to have signed the file; native code that it has signed is trusted.
 
     Returns:
         A ``Model``, which takes tensors; or a ``Kernel``, which takes NumPy arrays, needs no torch, and has one option:
@@ -415,6 +426,7 @@ def load(
     Raises:
         ArchiveError: The file is damaged.
         TrustError: The file is native code that was not made here, and ``trust`` is not ``"native"``.
+        SignatureError: The file is not signed with ``public_key``.
         RunError: The code was compiled for another machine.
         UsageError: A kernel's folder is loaded with options.
 
@@ -424,8 +436,39 @@ def load(
         (force,) = model(torch.rand(1000, dtype=torch.float64))
         ```
     """
+    key = Path(public_key) if public_key is not None else None
     if not is_kernel(Path(path)):
-        return _load(path, device, envelope=envelope, threads=threads, engine=engine, trust=trust)
+        return _load(path, device, envelope=envelope, threads=threads, engine=engine, trust=trust, public_key=key)
     if (str(device), envelope, threads, engine) != ("cpu", "off", 1, "torchscript"):
         raise UsageError("a kernel is loaded on the CPU, without options", where=str(path))
+    if key is not None:
+        check_signature(Path(path), key)
+        trust = NATIVE
     return Kernel(Path(path), trust)
+
+
+def sign(path: str | Path, key: str | Path, *, days: float | None = None, passphrase: str | None = None) -> Path:
+    """Sign a file, as ``torchferry sign`` does: who has your public key can tell that the file is the one you signed.
+
+    Args:
+        path: A file that torchferry wrote, of any format.
+        key: The private key, Ed25519 in PEM: ``torchferry keygen`` makes one.
+        days: How many days the signature is valid; by default for ever.
+        passphrase: That of the key, if it has one.
+
+    Returns:
+        The path of the signature, which lies beside the file.
+
+    Raises:
+        ArchiveError: The file is damaged.
+        UsageError: The key is none.
+        MissingRuntimeError: The package cryptography is not installed.
+
+    Example:
+        ```python
+        torchferry.sign("spring.pt", "mine.key", days=365)
+        torchferry.verify("spring.pt", public_key="mine.key.pub")
+        ```
+    """
+    open_container(Path(path))
+    return sign_file(Path(path), Path(key), days, passphrase)

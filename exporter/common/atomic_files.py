@@ -16,8 +16,10 @@ _TEMPORARY_FILE, _TEMPORARY_FOLDER = r"\..+\.[0-9a-f]{8}\.tmp", r"\.[0-9a-f]{8}\
 
 
 @contextlib.contextmanager
-def atomic_write_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; its file replaces ``path`` only if the block ends without an error."""
+def atomic_write_path(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; its file replaces ``path`` only if the block ends without an error.
+
+    ``mode`` are its permissions, less those that the user's umask takes."""
     check_output_path(path)
     # The target of a link is replaced, not the link.
     path = path.resolve()
@@ -45,7 +47,7 @@ def atomic_write_path(path: Path) -> Iterator[Path]:
                 # Until now others had no access; the archive gets the permissions of any new file.
                 umask = os.umask(0)
                 os.umask(umask)
-                temporary.chmod(0o666 & ~umask)
+                temporary.chmod(mode & ~umask)
                 temporary.replace(path)
             except OSError as error:
                 raise make_write_error(path, error) from None
@@ -92,9 +94,9 @@ def atomic_write_folder(folder: Path, last: str, old: Callable[[], Collection[st
                 new_folder.rmdir()
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write the whole file or nothing. Raises ``OutputError`` if that fails, or if ``path`` is not a regular file."""
-    with atomic_write_path(path) as temporary:
+    with atomic_write_path(path, mode) as temporary:
         try:
             temporary.write_bytes(data)
         except OSError as error:

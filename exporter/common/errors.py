@@ -13,6 +13,7 @@
       ArchiveError               4  the file is damaged or its contract is invalid
         ForeignError             4  a TorchScript file that torchferry did not write
         SchemaError              4  the file has a schema that this version does not read
+        SignatureError           4  the file is not signed as it has to be
         RunError                 4  the archive does not load or ends its process
       MismatchError              5  numbers differ
       MissingRuntimeError        6  a requested runtime is not available
@@ -113,6 +114,10 @@ class ForeignError(ArchiveError):
 
 class SchemaError(ArchiveError):
     """The file has a schema that this version does not read."""
+
+
+class SignatureError(ArchiveError):
+    """The file is not signed, or not by that key, not any more, or not as it is now."""
 
 
 class RunError(ArchiveError):

@@ -25,6 +25,7 @@ from torchferry.cli import (
     inspect,
     native,
     show,
+    sign,
     sweep,
     umat,
     verify,
@@ -49,6 +50,8 @@ app.command("diff")(diff.command)
 app.command("verify")(verify.command)
 app.command("convert")(convert.command)
 app.command("umat")(umat.command)
+app.command("keygen")(sign.keygen_command)
+app.command("sign")(sign.command)
 app.command("bench")(bench.command)
 app.command("compat")(compat.command)
 app.command("history")(history.command)

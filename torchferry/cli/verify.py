@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from exporter.common.errors import UsageError
 from torchferry.cli.options import (
     AllowNativeOption,
     DeviceOption,
@@ -31,6 +32,10 @@ def command(
         str, Option(help="Stored inputs outside the range of values that was checked: error, warn or off.")
     ] = "off",
     allow_native: AllowNativeOption = False,
+    require_signature: Annotated[
+        bool, Option("--require-signature", help="The file has to be signed, with the key of --key.")
+    ] = False,
+    key: Annotated[Path | None, Option(help="The public key that has to have signed it.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Check an archive: its records, and its numbers in a fresh process without the source library.
@@ -49,6 +54,8 @@ def command(
       torchferry verify eq.pt --runtime c
 
       torchferry verify eq.pt --runtime python,libtorch --device cpu,cuda
+
+      torchferry verify eq.pt --require-signature --key theirs.key.pub
     """
     with start_runtime(runtime or ("python" if path.suffix == ".pt" else "")):
         with pause_collection():
@@ -58,8 +65,10 @@ def command(
             from runtime_checks.report import render
             from torchferry.options import choose_jobs
 
+        if require_signature and key is None:
+            raise UsageError("no key is named", where="--require-signature", mend="add --key with the public key")
         jobs, trust = choose_jobs(None), choose_trust(allow_native)
-        options = VerifyOptions(runtime, device, time_limit, memory_limit, envelope, err.print, jobs, trust)
+        options = VerifyOptions(runtime, device, time_limit, memory_limit, envelope, err.print, jobs, trust, key)
         format_name = infer_file_format(path)
         report = FileVerifier(options, [format_name]).collect_report(path, format_name)
         if report.passed and json:

@@ -24,7 +24,8 @@ module torchferry
   public :: TF_ABI_VERSION, TF_OK, TF_ERROR_INTERNAL, TF_ERROR_ARGUMENT, TF_ERROR_HANDLE, TF_ERROR_FILE, &
     TF_ERROR_ARCHIVE, TF_ERROR_NAME, TF_ERROR_COUNT, TF_ERROR_SHAPE, TF_ERROR_DTYPE, TF_ERROR_DEVICE, &
     TF_ERROR_STRIDE, TF_ERROR_BUFFER, TF_ERROR_MODEL, TF_ERROR_UNAVAILABLE, TF_ERROR_MEMORY, TF_ERROR_FROZEN, &
-    TF_ERROR_MISMATCH, TF_ERROR_ENVELOPE, TF_NOT_CONVERGED, TF_ERROR_TRUST, TF_FLOAT64, TF_FLOAT32, TF_INT64, TF_INT32
+    TF_ERROR_MISMATCH, TF_ERROR_ENVELOPE, TF_NOT_CONVERGED, TF_ERROR_TRUST, TF_ERROR_SIGNATURE, &
+    TF_FLOAT64, TF_FLOAT32, TF_INT64, TF_INT32
   public :: TF_ENGINE_TORCHSCRIPT, TF_ENGINE_KERNEL, TF_TRUST_GRAPHS, TF_TRUST_NATIVE
   public :: TF_ENVELOPE_OFF, TF_ENVELOPE_WARN, TF_ENVELOPE_ERROR, tf_last_warning
 
@@ -71,13 +72,14 @@ contains
 
   ! Checks and loads an archive to the CPU. The options are those of tf_options in torchferry.h.
   subroutine model_load(self, path, status, settable_parameters, intra_op_threads, fusion_depth, optimize, &
-                        check_integrity, envelope, keep_memory, engine, trust)
+                        check_integrity, envelope, keep_memory, engine, trust, public_key)
     class(tf_model), intent(inout) :: self
     character(*), intent(in) :: path
     integer(c_int32_t), intent(out) :: status
     logical, intent(in), optional :: settable_parameters, optimize, check_integrity, keep_memory
     integer, intent(in), optional :: intra_op_threads, fusion_depth, envelope, engine, trust
-    character(kind=c_char), allocatable, target :: c_path(:)
+    character(*), intent(in), optional :: public_key
+    character(kind=c_char), allocatable, target :: c_path(:), c_key(:)
     type(c_options) :: options
 
     if (c_associated(self%handle)) status = c_tf_close(self%handle)
@@ -94,6 +96,10 @@ contains
     if (present(envelope)) options%envelope = int(envelope, c_int32_t)
     if (present(engine)) options%engine = int(engine, c_int32_t)
     if (present(trust)) options%trust = int(trust, c_int32_t)
+    if (present(public_key)) then
+      allocate (c_key, source=c_text(public_key))
+      options%public_key = c_loc(c_key)
+    end if
     allocate (c_path, source=c_text(path))
     status = c_tf_load(c_loc(c_path), c_null_ptr, options, self%handle)
     if (status == TF_OK) call remember_variables(self, status)

@@ -9,7 +9,8 @@ module torchferry_c
     TF_ERROR_FILE = 4, TF_ERROR_ARCHIVE = 5, TF_ERROR_NAME = 6, TF_ERROR_COUNT = 7, TF_ERROR_SHAPE = 8, &
     TF_ERROR_DTYPE = 9, TF_ERROR_DEVICE = 10, TF_ERROR_STRIDE = 11, TF_ERROR_BUFFER = 12, TF_ERROR_MODEL = 13, &
     TF_ERROR_UNAVAILABLE = 14, TF_ERROR_MEMORY = 15, TF_ERROR_FROZEN = 16, TF_ERROR_MISMATCH = 17, &
-    TF_ERROR_ENVELOPE = 18, TF_NOT_CONVERGED = 19, TF_ERROR_TRUST = 20
+    TF_ERROR_ENVELOPE = 18, TF_NOT_CONVERGED = 19, TF_ERROR_TRUST = 20, &
+    TF_ERROR_SIGNATURE = 21
   integer(c_int32_t), parameter :: TF_TRUST_GRAPHS = 0, TF_TRUST_NATIVE = 1
   integer(c_int32_t), parameter :: TF_ENGINE_TORCHSCRIPT = 0, TF_ENGINE_KERNEL = 1
   integer(c_int32_t), parameter :: TF_ENVELOPE_OFF = 0, TF_ENVELOPE_WARN = 1, TF_ENVELOPE_ERROR = 2
@@ -38,6 +39,7 @@ module torchferry_c
     integer(c_size_t) :: size
     integer(c_int32_t) :: settable_parameters, intra_op_threads, fusion_depth, optimize, check_integrity, &
       envelope, keep_memory, engine, trust
+    type(c_ptr) :: public_key
   end type
 
   interface

@@ -25,7 +25,7 @@ struct Arguments {
   bool keep_memory = false;
   bool allow_native = false;
   std::string envelope = "off", engine = "torchscript";
-  std::string calls, results, history;
+  std::string calls, results, history, key;
   std::vector<std::string> absent;
 };
 
@@ -54,6 +54,7 @@ int run(const Arguments& arguments) {
   if (arguments.envelope == "error") options.envelope = OutsideEnvelope::kError;
   if (arguments.engine == "kernel") options.engine = EngineKind::kKernel;
   if (arguments.allow_native) options.trust = Trust::kNative;
+  options.public_key = arguments.key;
   const auto model = Model::load(arguments.file, arguments.device, options);
   const auto cases = model.run_cases();
   const auto foreign = harness::foreign_objects(arguments.absent);
@@ -118,6 +119,7 @@ int main(int argc, char** argv) {
   app.add_option("--engine", arguments.engine, "What runs a .pt: torchscript, or the kernel that it carries")
       ->check(CLI::IsMember({"torchscript", "kernel"}))
       ->capture_default_str();
+  app.add_option("--key", arguments.key, "A public key that has to have signed the file");
   app.add_flag("--allow-native", arguments.allow_native, "Run native code that was not made here");
   app.add_option("--absent", arguments.absent, "Libraries that this process must not hold");
   app.add_option("--history", arguments.history, "A load history to step through, states fed back: a .pt file");

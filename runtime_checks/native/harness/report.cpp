@@ -17,6 +17,7 @@ Exit exit_code(tf_status status) {
       return kBug;
     case TF_ERROR_FILE:
     case TF_ERROR_ARCHIVE:
+    case TF_ERROR_SIGNATURE:
     case TF_ERROR_MODEL:
       return kDamaged;
     case TF_ERROR_MISMATCH:

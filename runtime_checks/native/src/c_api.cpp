@@ -135,7 +135,7 @@ const char* tf_status_name(tf_status status) {
       "TF_ERROR_ARCHIVE", "TF_ERROR_NAME",     "TF_ERROR_COUNT",       "TF_ERROR_SHAPE",  "TF_ERROR_DTYPE",
       "TF_ERROR_DEVICE", "TF_ERROR_STRIDE",   "TF_ERROR_BUFFER",      "TF_ERROR_MODEL",  "TF_ERROR_UNAVAILABLE",
       "TF_ERROR_MEMORY", "TF_ERROR_FROZEN",   "TF_ERROR_MISMATCH",    "TF_ERROR_ENVELOPE",
-      "TF_NOT_CONVERGED", "TF_ERROR_TRUST"};
+      "TF_NOT_CONVERGED", "TF_ERROR_TRUST",   "TF_ERROR_SIGNATURE"};
   constexpr auto count = static_cast<tf_status>(sizeof names / sizeof *names);
   return status >= 0 && status < count ? names[status] : "no status of torchferry's";
 }

@@ -14,7 +14,7 @@ inline tf_options default_options() {
   return {sizeof(tf_options),    defaults.settable_parameters, defaults.intra_op_threads,
           defaults.fusion_depth, defaults.optimize,            defaults.check_integrity,
           static_cast<int32_t>(defaults.envelope), defaults.keep_memory, static_cast<int32_t>(defaults.engine),
-          static_cast<int32_t>(defaults.trust)};
+          static_cast<int32_t>(defaults.trust), nullptr};
 }
 
 /// Null means the defaults.
@@ -48,6 +48,7 @@ inline Options options_of(const tf_options* given) {
   options.keep_memory = given->keep_memory != 0;
   options.engine = static_cast<EngineKind>(given->engine);
   options.trust = static_cast<Trust>(given->trust);
+  options.public_key = given->public_key ? given->public_key : "";
   options.warn = [](const std::string& text) { warning() = text; };
   return options;
 }

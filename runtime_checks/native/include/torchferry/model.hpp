@@ -36,6 +36,8 @@ struct Options {
   EngineKind engine = EngineKind::kTorchScript;
   /// kNative: also native code that this user has not exported or converted here.
   Trust trust = Trust::kGraphs;
+  /// A public key of Ed25519, in PEM, that has to have signed the file: then native code that the file is may run.
+  std::string public_key;
   std::function<void(const std::string&)> warn;  ///< without one, standard error
 };
 

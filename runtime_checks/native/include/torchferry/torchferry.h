@@ -52,7 +52,8 @@ enum {
   TF_ERROR_ENVELOPE = 18,   /* an input has values outside the range that was checked */
   TF_NOT_CONVERGED = 19,    /* tf_call, tf_call_named: some elements of an implicit model have not converged. All outputs
                                are written, those elements as NaN; the method newton_info says why, element by element */
-  TF_ERROR_TRUST = 20       /* the file is native code that this user did not make here: see the option trust */
+  TF_ERROR_TRUST = 20,      /* the file is native code that this user did not make here: see the option trust */
+  TF_ERROR_SIGNATURE = 21   /* the file is not signed, or with another key, or not any more, or not as it is now */
 };
 
 typedef int32_t tf_dtype;
@@ -119,6 +120,8 @@ typedef struct tf_options {
                                  tf_last_warning says why. Default TF_ENGINE_TORCHSCRIPT */
   int32_t trust;              /* TF_TRUST_NATIVE: native code may run that this user has not exported or converted here: a
                                  .pt2, a kernel that a .pt carries, a kernel's shared object. Default TF_TRUST_GRAPHS */
+  const char* public_key;     /* the path of a public key (Ed25519, PEM) that has to have signed the file, which needs
+                                 OpenSSL's libcrypto; native code that the file is may run then. Default null */
 } tf_options;
 
 typedef struct tf_model_handle* tf_model;
