@@ -5,7 +5,9 @@ JOBS ?= auto
 # A file's tests stay together: they share what their fixtures made.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-.PHONY: demo demo-fem test test-all lint docs bench coverage artifacts cuda-check clean
+SECONDS ?= 600
+
+.PHONY: demo demo-fem test test-all fuzz lint docs bench coverage artifacts cuda-check clean
 
 demo: .venv/installed
 	$(BIN)/torchferry export examples/rates/model.i --model eq -o out/eq.pt --timings
@@ -26,6 +28,11 @@ test: lint .venv/neml2
 # The long sweeps that `make test` leaves out.
 test-all: test
 	$(PYTEST) -m thorough
+
+# The readers of files, in Python and C++, SECONDS seconds for each of eleven kinds of input; clang builds the latter.
+fuzz: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3'
+	$(BIN)/python tests/hostile/fuzz/run.py --seconds $(SECONDS)
 
 lint: .venv/installed
 	$(BIN)/ruff check

@@ -43,7 +43,8 @@ def parse_curves(
         up, _, over = text.partition(":")
         pair = [_select_component(part.strip() or STEP, values, ranks) for part in (up, over)]
         if len({c.values.shape[1] for c in pair} - {1}) > 1:
-            raise UsageError("the two components have other batches", where=f"--curve {text}")
+            mend = "draw each over the steps: leave out what stands behind the colon"
+            raise UsageError("the two components have other batches", where=f"--curve {text}", mend=mend)
         pairs.append((pair[0], pair[1]))
     return pairs
 

@@ -36,7 +36,8 @@ def read(path: Path, contract: Contract) -> LoadHistory:
     try:
         content = torch.load(path, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise UsageError("the history file does not load", where=str(path), got=summarize_error(error)) from None
+        what, mend = "the history file does not load", "write it with torch.save, or with torchferry history"
+        raise UsageError(what, where=str(path), got=summarize_error(error), mend=mend) from None
     sides: dict[str, dict[str, torch.Tensor]] = {PRESCRIBED: {}, INITIAL: {}, EXPECTED: {}}
     for key, value in content.items() if isinstance(content, dict) else ():
         side, _, name = str(key).partition("/")

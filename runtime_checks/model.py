@@ -138,7 +138,8 @@ def load(
     if public_key is not None:
         check_signature(file, public_key)
     if engine != TORCHSCRIPT and file.suffix in (onnx_container.SUFFIX, ".pt2"):
-        raise UsageError("an engine is chosen for a .pt", where=str(file), got=f"engine={engine!r}")
+        mend = "load it without an engine, or load the .pt"
+        raise UsageError("an engine is chosen for a .pt", where=str(file), got=f"engine={engine!r}", mend=mend)
     if file.suffix == onnx_container.SUFFIX:
         if str(device) != "cpu":
             raise UsageError("an ONNX container is loaded on the CPU", got=str(device), expected="cpu")

@@ -440,7 +440,8 @@ def load(
     if not is_kernel(Path(path)):
         return _load(path, device, envelope=envelope, threads=threads, engine=engine, trust=trust, public_key=key)
     if (str(device), envelope, threads, engine) != ("cpu", "off", 1, "torchscript"):
-        raise UsageError("a kernel is loaded on the CPU, without options", where=str(path))
+        mend = 'leave them out; for device, envelope and engine load the .pt, with engine="kernel"'
+        raise UsageError("a kernel is loaded on the CPU, without options", where=str(path), mend=mend)
     if key is not None:
         check_signature(Path(path), key)
         trust = NATIVE

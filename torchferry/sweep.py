@@ -68,7 +68,8 @@ def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[T
     folder_by_label: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise UsageError("there is no such folder to sweep", where=str(folder))
+            what, expected = "there is no such folder to sweep", "a folder with input files (.i) below it"
+            raise UsageError(what, where=str(folder), expected=expected)
         for file in sorted(folder.rglob("*.i")):
             label = _make_label(folder, file)
             if label in folder_by_label:
@@ -144,7 +145,8 @@ def sweep(
         report.touch()
     except OSError as error:
         what = "the results of the sweep cannot be written"
-        raise OutputError(what, where=str(output), got=error.strerror or str(error)) from None
+        got, mend = error.strerror or str(error), "name another folder with -o, or free disk space"
+        raise OutputError(what, where=str(output), got=got, mend=mend) from None
     done: dict[Task, SweepRow] = {}
     tell = watch(len(tasks))
     try:

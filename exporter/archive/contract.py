@@ -302,7 +302,8 @@ class Contract(StrictlyRead):
             counts = Counter(spec.name for spec in specs)
             repeated = sorted(name for name, count in counts.items() if count > 1)
             if repeated:
-                raise UsageError(f"two {role}s have the same name", got=", ".join(map(repr, repeated)))
+                got, mend = ", ".join(map(repr, repeated)), "rename one of them, for example with --rename"
+                raise UsageError(f"two {role}s have the same name", got=got, mend=mend)
         for parameter in self.parameters:
             check_name(parameter.name, "a parameter")
             check_dtype(parameter.name, parameter.dtype)
@@ -316,7 +317,8 @@ class Contract(StrictlyRead):
         wrt_names = ins | {spec.name for spec in self.parameters}
         for method, spec in self.methods.items():
             if not is_identifier(method):
-                raise UsageError("the name of a method is no identifier of ASCII", got=repr(method))
+                what, expected = "the name of a method is no identifier of ASCII", "letters, digits and _"
+                raise UsageError(what, got=repr(method), expected=expected)
             unknown = [n for n in spec.inputs if strip_prefix(n) not in (outs if n.startswith(COTANGENT) else ins)]
             for output in spec.outputs:
                 name, wrt = (output, None) if isinstance(output, str) else output
@@ -328,7 +330,8 @@ class Contract(StrictlyRead):
             unknown += [pair[0] for pair in spec.symmetric if pair not in blocks]
             if unknown:
                 what = f"method {method!r} refers to variables that are not in the contract"
-                raise UsageError(what, got=", ".join(map(repr, unknown)))
+                expected = suggest_names(unknown[0], [*ins, *outs])
+                raise UsageError(what, got=", ".join(map(repr, unknown)), expected=expected)
 
     def check_call(self, method: str, names: Collection[str], owner: str) -> MethodSpec:
         """Return the spec of a method that takes inputs of just these names. Raise ``UsageError`` if it does not."""

@@ -19,7 +19,8 @@ InputValues = Mapping[str, Any]
 def read_inputs(path: Path) -> InputValues:
     """Read values by name: tensors from ``.pt`` and ``.npz``, nested lists of numbers from JSON."""
     if not path.is_file():
-        raise UsageError("the input file does not exist", where=f"--inputs {path}", got="no such file")
+        what, expected = "the input file does not exist", "a .pt, .npz or .json file of values by variable name"
+        raise UsageError(what, where=f"--inputs {path}", got="no such file", expected=expected)
     if path.suffix not in (".pt", ".npz", ".json"):
         expected = ".pt (torch.save of a dict), .npz (numpy.savez) or .json"
         what = "the input file has an unknown format"
@@ -42,7 +43,8 @@ def read_inputs(path: Path) -> InputValues:
         raise UsageError(what, where=f"--inputs {path}", got=summarize_error(error), expected=expected) from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         what = "the input file does not contain a dict by variable name"
-        raise UsageError(what, where=f"--inputs {path}", got=type(values).__name__)
+        mend = "save {name: value} for each input of the model"
+        raise UsageError(what, where=f"--inputs {path}", got=type(values).__name__, mend=mend)
     return values
 
 
@@ -72,11 +74,13 @@ def to_tensor(name: str, value: Any, dtype: str) -> torch.Tensor:
         try:
             tensor = torch.tensor(value, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise UsageError(f"input {name!r} is not an array of numbers", got=summarize_error(error)) from None
+            what, expected = f"input {name!r} is not an array of numbers", "numbers, in lists of one length each"
+            raise UsageError(what, got=summarize_error(error), expected=expected) from None
         if not target_dtype.is_floating_point and not target_dtype.is_complex:
             rounded = tensor.to(target_dtype)
             if not torch.equal(rounded.to(torch.float64), tensor):
-                raise UsageError(f"input {name!r} has numbers that {dtype} cannot hold", got=str(value)[:80])
+                what, expected = f"input {name!r} has numbers that {dtype} cannot hold", f"values of {dtype}"
+                raise UsageError(what, got=str(value)[:80], expected=expected)
         return tensor.to(target_dtype)
     dtype_classes = [(t.is_floating_point, t.is_complex) for t in (tensor.dtype, target_dtype)]
     if dtype_classes[0] != dtype_classes[1] or (dtype not in FLOATING and tensor.dtype != target_dtype):

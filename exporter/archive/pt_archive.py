@@ -74,7 +74,7 @@ class Archive:
 
     def record(self, name: str) -> bytes:
         """Return the bytes of the record ``name``."""
-        with zipfile.ZipFile(self.path) as archive:
+        with _open_zip(self.path) as archive:
             return archive.read(f"{_find_folder(archive.namelist(), self.path)}/{name}")
 
     def read_case_bytes(self) -> bytes:

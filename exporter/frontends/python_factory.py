@@ -208,7 +208,8 @@ def _make_error(what: str, where: str, error: BaseException) -> SourceError:
         trace = trace.tb_next
     if isinstance(error, SyntaxError):
         line = f"{error.filename}:{error.lineno}"
-    return SourceError(f"{what} fails", where=line or where, got=summarize_error(error))
+    mend = "run it in Python alone first; the line above is where it fails"
+    return SourceError(f"{what} fails", where=line or where, got=summarize_error(error), mend=mend)
 
 
 def _resolve_variables(module: nn.Module, values: Any, where: str) -> tuple[Signature, tuple[Inputs, ...]]:
@@ -232,7 +233,8 @@ def _resolve_variables(module: nn.Module, values: Any, where: str) -> tuple[Sign
             "or declare module.signature = torchferry.Signature.of({name: shape}, {name: shape})",
         )
     if not isinstance(values, Mapping):
-        raise SourceError("example_inputs is not a dict of tensors by name", where=where, got=type(values).__name__)
+        what, expected = "example_inputs is not a dict of tensors by name", "{'x': torch.rand(5, 3), ...}"
+        raise SourceError(what, where=where, got=type(values).__name__, expected=expected)
     if names:
         # Optional arguments without an example keep their default.
         required = set(list_required_names(module))

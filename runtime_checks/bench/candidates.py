@@ -43,7 +43,8 @@ def make_labels(paths: Sequence[Path]) -> list[str]:
     kinds = {"pt": "torchferry .pt", "pt2": "torchferry .pt2", "program": "torch.export", "onnx": "onnxruntime"}
     names = [path.name for path in paths]
     if len({path.resolve() for path in paths}) < len(paths):
-        raise UsageError("a file is named twice", where="FILE", got=", ".join(map(str, paths)))
+        mend = "name each file once: all are timed in every round"
+        raise UsageError("a file is named twice", where="FILE", got=", ".join(map(str, paths)), mend=mend)
     return [f"{kinds[containers.infer_file_format(p)]} ({p.name if names.count(p.name) == 1 else p})" for p in paths]
 
 

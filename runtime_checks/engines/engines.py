@@ -149,7 +149,8 @@ class OnnxRuntimeEngine:
         return restore_batch(contract, method, [torch.from_numpy(value) for value in results], batch)
 
     def to(self, *target: Any) -> torch.device | None:
-        raise UsageError("an ONNX container is loaded on the CPU", got=", ".join(map(str, target)))
+        what, mend = "an ONNX container is loaded on the CPU", "load the .pt there"
+        raise UsageError(what, got=", ".join(map(str, target)), mend=mend)
 
 
 def check_machine(opened: Archive, device: str) -> str:
@@ -166,7 +167,8 @@ def flatten_inputs(contract: Contract, method: str, inputs: Tensors) -> tuple[li
     broadcast if they differ. Raise ``UsageError`` for a shape or dtype that is not the contract's."""
     specs = [contract.input_spec(name) for name in contract.methods[method].inputs]
     if len(inputs) != len(specs):
-        raise UsageError(f"method {method!r} takes {len(specs)} inputs", got=str(len(inputs)))
+        expected = ", ".join(spec.name for spec in specs)
+        raise UsageError(f"method {method!r} takes {len(specs)} inputs", got=str(len(inputs)), expected=expected)
     sizes: dict[str, int] = {}
     batch_shapes = []
     for spec, value in zip(specs, inputs, strict=True):
@@ -185,7 +187,8 @@ def flatten_inputs(contract: Contract, method: str, inputs: Tensors) -> tuple[li
     try:
         batch = tuple(torch.broadcast_shapes(*batch_shapes)) if batch_shapes else ()
     except RuntimeError:
-        raise UsageError("the batches of the inputs do not broadcast", got=", ".join(map(str, batch_shapes))) from None
+        what, expected = "the batches of the inputs do not broadcast", "one batch, or batches of size 1 beside it"
+        raise UsageError(what, got=", ".join(map(str, batch_shapes)), expected=expected) from None
     rows = math.prod(batch)
     flat = []
     for value, spec in zip(inputs, specs, strict=True):

@@ -87,7 +87,8 @@ class Kernel:
         try:
             outputs, self.status = call_with_batch(self._library, method, inputs, self._parameters)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"method {method!r} cannot be called with these inputs", got=str(error)) from None
+            what, expected = f"method {method!r} cannot be called with these inputs", repr(self)
+            raise UsageError(what, got=str(error), expected=expected) from None
         return tuple(outputs)
 
     def __repr__(self) -> str:

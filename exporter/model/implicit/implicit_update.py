@@ -259,5 +259,6 @@ def _match_unknowns(pairs: Mapping[str, str], signature: Signature) -> dict[str,
         mend = "compute other outputs in a module after the update: ComposedModel([update, module])"
         raise UsageError("the system is not square", got=got, expected=expected, mend=mend)
     if len({inputs[n].dtype for n in pairs}) > 1:
-        raise UsageError("the unknowns have several dtypes", got=", ".join(inputs[n].describe() for n in pairs))
+        got, mend = ", ".join(inputs[n].describe() for n in pairs), "declare all unknowns with one dtype"
+        raise UsageError("the unknowns have several dtypes", got=got, expected="one dtype", mend=mend)
     return {n: inputs[n] for n in pairs}

@@ -1,0 +1,126 @@
+"""Readers of Python under atheris: ``python_readers.py TARGET [libFuzzer's options] [CORPUS]``.
+
+A reader may raise ``TorchferryError``, a guard of programs ``ValueError``, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+# Installed by ``make fuzz`` alone: not every Python has it.
+atheris: Any = importlib.import_module("atheris")
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT))
+with atheris.instrument_imports(include=["exporter", "runtime_checks"]):
+    from exporter.archive import kernel_container, nesting, onnx_container, pt_archive, sealed_manifest, signature
+    from exporter.archive.cases import unpack_cases
+    from exporter.archive.contract import contract_from_json
+    from exporter.common.errors import TorchferryError
+    from runtime_checks.runners.children import package_loading
+
+SEED = pt_archive.read(ROOT / "artifacts" / "robertson.pt").contract
+PLACE = Path(tempfile.mkdtemp(prefix="torchferry-fuzz-"))
+
+
+class Anything(str):
+    """A digest that is equal to every other: who forges a file computes digests and seal again."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = str.__hash__
+
+
+@contextlib.contextmanager
+def unsealed() -> Iterator[None]:
+    with (
+        mock.patch.object(pt_archive, "_check_seal"),
+        mock.patch.object(pt_archive, "_compute_digest", lambda archive, name: Anything(len(archive.read(name)))),
+        mock.patch.object(sealed_manifest, "_compute_seal", return_value=Anything()),
+    ):
+        yield
+
+
+def read_archive(data: bytes) -> None:
+    path = PLACE / "fuzz.pt"
+    path.write_bytes(data)
+    pt_archive.read(path).cases()
+
+
+def read_kernel(data: bytes) -> None:
+    folder = PLACE / "kernel"
+    folder.mkdir(exist_ok=True)
+    (folder / kernel_container.MANIFEST).write_bytes(data)
+    kernel_container.read(folder)
+
+
+def read_onnx(data: bytes) -> None:
+    path = PLACE / "fuzz.onnx"
+    path.write_bytes(b"")
+    onnx_container.manifest_path(path).write_bytes(data)
+    onnx_container.read(path)
+
+
+def read_signature(data: bytes) -> None:
+    path = PLACE / "fuzz.sig"
+    path.write_bytes(data)
+    signature._read_signature(path, path)
+
+
+def read_program(data: bytes) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as packed:
+        packed.writestr("a/models/forward.json", data)
+    package_loading.check_programs(buffer)
+
+
+def measure_nesting(data: bytes) -> None:
+    nesting.measure_source_depth(data)
+    nesting.measure_depth(data)
+
+
+READERS: dict[str, Callable[[bytes], object]] = {
+    "archive": read_archive,
+    "contract": lambda data: contract_from_json(data, "fuzz"),
+    "cases": lambda data: unpack_cases(data, SEED, "fuzz"),
+    "kernel": read_kernel,
+    "onnx": read_onnx,
+    "signature": read_signature,
+    "program": read_program,
+    "nesting": measure_nesting,
+}
+# Other than TorchferryError, and what its message is: callers turn these into one.
+ALLOWED = {
+    "program": (ValueError, KeyError, AttributeError, SyntaxError, TypeError, RecursionError, zipfile.BadZipFile),
+    "nesting": (ValueError,),
+}
+
+
+def read_one(name: str, data: bytes) -> None:
+    with contextlib.suppress(TorchferryError, *ALLOWED.get(name, ())):
+        READERS[name](data)
+
+
+if __name__ == "__main__":
+    target = sys.argv.pop(1)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with unsealed():
+        atheris.Setup(sys.argv, lambda data: read_one(target, data))
+        atheris.Fuzz()
