@@ -22,7 +22,11 @@ def atomic_write_path(path: Path, mode: int = 0o666) -> Iterator[Path]:
     ``mode`` are its permissions, less those that the user's umask takes."""
     check_output_path(path)
     # The target of a link is replaced, not the link.
-    path = path.resolve()
+    try:
+        path = path.resolve()
+    except (OSError, RuntimeError):
+        what, mend = "the output is a link that leads back to itself", "remove the link, or name another output with -o"
+        raise OutputError(what, where=str(path), mend=mend) from None
     folder = path.parent
     new_folders = [p for p in (folder, *folder.parents) if not p.exists()]
     try:

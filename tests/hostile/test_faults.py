@@ -1,0 +1,106 @@
+"""What a machine does to a command: nothing is lost, and what is wrong is said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from project import ROOT
+
+import torchferry
+from exporter.archive import pt_archive
+
+DECAY = str(ROOT / "examples" / "solvers" / "decay.py") + ":make_model"
+ROBERTSON = ROOT / "artifacts" / "robertson.pt"
+
+
+def start(place: Path, *words: object, **variables: str) -> subprocess.Popen[str]:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **variables}
+    pipe = subprocess.PIPE
+    line = [sys.executable, "-m", "exporter", *map(str, words)]
+    return subprocess.Popen(line, cwd=place, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def command(place: Path, *words: object, **variables: str) -> tuple[int, str]:
+    process = start(place, *words, **variables)
+    _, errors = process.communicate(timeout=200)
+    assert "Traceback" not in errors
+    return process.returncode, errors
+
+
+def list_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_two_exports_of_one_file(tmp_path):
+    """Each is whole, the last one stays, and neither has anything of the other."""
+    processes = [start(tmp_path, "export", DECAY, "-o", "decay.pt", HOME=str(tmp_path)) for _ in range(2)]
+    for process in processes:
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+    pt_archive.read(tmp_path / "decay.pt").cases()
+    assert [name for name in list_names(tmp_path) if not name.startswith(".cache")] == ["decay.pt"]
+
+
+def test_without_a_home(tmp_path):
+    """The password file says where it is; a command needs it for what it builds, and for its record, alone."""
+    assert command(tmp_path, "export", DECAY, "-o", "decay.pt")[0] == 0
+    assert command(tmp_path, "verify", "decay.pt")[0] == 0
+
+
+def test_a_cache_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    cache = str(tmp_path / "file" / "cache")
+    assert command(tmp_path, "export", DECAY, "-o", "decay.pt", TORCHFERRY_CACHE=cache)[0] == 0
+    code, errors = command(tmp_path, "export", DECAY, "-o", "kernel", "--format", "c", TORCHFERRY_CACHE=cache)
+    assert code == 6
+    assert "TORCHFERRY_CACHE" in errors
+    assert list_names(tmp_path) == ["decay.pt", "file"]
+
+
+def test_a_cache_that_others_can_write(tmp_path):
+    cache = tmp_path / "cache"
+    (cache / "kernels").mkdir(parents=True)
+    (cache / "kernels").chmod(0o777)
+    code, errors = command(tmp_path, "export", DECAY, "-o", "kernel", "--format", "c", TORCHFERRY_CACHE=str(cache))
+    assert code == 4
+    assert "others can write" in errors
+    assert list_names(tmp_path) == ["cache"]
+
+
+def test_links_in_the_way(tmp_path):
+    """The file behind a link is replaced, and the link stays; a circle of links is said."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "old.pt").write_text("old")
+    (tmp_path / "link.pt").symlink_to(tmp_path / "data" / "old.pt")
+    (tmp_path / "new.pt").symlink_to(tmp_path / "data" / "new.pt")
+    (tmp_path / "circle.pt").symlink_to(tmp_path / "circle.pt")
+    for name, target in (("link.pt", "old.pt"), ("new.pt", "new.pt")):
+        assert command(tmp_path, "export", DECAY, "-o", name)[0] == 0
+        assert (tmp_path / name).is_symlink()
+        pt_archive.read(tmp_path / "data" / target)
+    code, errors = command(tmp_path, "export", DECAY, "-o", "circle.pt")
+    assert code == 2, errors
+    assert list_names(tmp_path / "data") == ["new.pt", "old.pt"]
+
+
+def test_a_temporary_folder_that_is_not_there(tmp_path):
+    """Python takes another one."""
+    assert command(tmp_path, "verify", ROBERTSON, TMPDIR=str(tmp_path / "none"))[0] == 0
+
+
+def test_a_clock_that_jumps(tmp_path, monkeypatch):
+    """Limits are measured by a clock that nobody sets."""
+    real = time.time
+    calls = []
+
+    def jumping() -> float:
+        calls.append(1)
+        return real() + (-(10**6) if len(calls) % 2 else 10**6)
+
+    monkeypatch.setattr(time, "time", jumping)
+    torchferry.export(DECAY, output=tmp_path / "decay.pt")
+    assert torchferry.verify(tmp_path / "decay.pt", time_limit=60.0).passed
