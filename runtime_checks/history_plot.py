@@ -12,6 +12,7 @@ import torch
 
 from exporter.common.atomic_files import atomic_write_path
 from exporter.common.errors import MissingRuntimeError, UsageError, suggest_names
+from exporter.common.plain_text import escape_formula
 
 STEP = "step"
 # Lines of one curve, and panels if none is requested.
@@ -78,7 +79,7 @@ def _draw_lines(panel: Any, up: Component, over: Component) -> None:
     for element in shown:
         x = over.values[:, element if over.values.shape[1] > 1 else 0]
         panel.plot(x.numpy(), up.values[:, element].numpy(), lw=1)
-    panel.set(xlabel=over.text, ylabel=up.text)
+    panel.set(xlabel=escape_formula(over.text), ylabel=escape_formula(up.text))
     if len(shown) < elements:
         panel.set_title(f"{len(shown)} of {elements} elements", fontsize="small")
     panel.grid(alpha=0.3)

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from exporter.common.plain_text import escape_markdown, quote_markdown
 from exporter.frontends.neml2 import input_file
 from torchferry.sweep import VERIFIED, SweepRow
 
@@ -25,7 +26,13 @@ def render_coverage_page(rows: Sequence[SweepRow], versions: str) -> str:
     for folder in dict.fromkeys(r.file.split("/")[0] for r in rows):
         folder_rows = [r for r in rows if r.file.split("/")[0] == folder]
         driven = [r for r in folder_rows if r.driven]
-        cells = [folder, len(folder_rows), _count_verified(folder_rows), len(driven), _count_verified(driven)]
+        cells = [
+            escape_markdown(folder),
+            len(folder_rows),
+            _count_verified(folder_rows),
+            len(driven),
+            _count_verified(driven),
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     verified = [r for r in rows if r.verdict == VERIFIED]
     if verified:
@@ -33,17 +40,17 @@ def render_coverage_page(rows: Sequence[SweepRow], versions: str) -> str:
         lines += [
             "",
             f"Largest difference from eager mode over all verified models: {worst.max_rel:.1e} relative "
-            f"({worst.file}, `{worst.model}`).",
+            f"({escape_markdown(worst.file)}, {quote_markdown(worst.model)}).",
         ]
     failed = [r for r in rows if r.verdict != VERIFIED]
     if failed:
         lines += ["", "## Not verified", ""]
     for reason in dict.fromkeys(_group_reason(r) for r in failed):
         group = [r for r in failed if _group_reason(r) == reason]
-        lines += [f"### {reason} ({len(group)})", "", "| file | models |", "| --- | --- |"]
+        lines += [f"### {escape_markdown(reason)} ({len(group)})", "", "| file | models |", "| --- | --- |"]
         for file in dict.fromkeys(r.file for r in group):
-            models = ", ".join(f"`{r.model}`" for r in group if r.file == file)
-            lines.append(f"| {file} | {models} |")
+            models = ", ".join(quote_markdown(r.model) for r in group if r.file == file)
+            lines.append(f"| {escape_markdown(file)} | {models} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

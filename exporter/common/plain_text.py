@@ -28,3 +28,18 @@ def find_unsafe(text: str, *, is_name: bool) -> str:
 def escape_unsafe(text: str) -> str:
     r"""Return the text with such characters as ``\u001b``; tabs and new lines stay."""
     return _UNSAFE_IN_TEXT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def escape_formula(text: str) -> str:
+    """Return a text for a label of matplotlib, which takes what stands between two dollars for a formula."""
+    return text.replace("$", r"\$")
+
+
+def escape_markdown(text: str) -> str:
+    """Return a text for a cell of a table in Markdown: on one line, and nothing of it a tag, a link or a column."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|~$&])", r"\\\1", " ".join(text.split()))
+
+
+def quote_markdown(text: str) -> str:
+    """Return a text as code for a cell of a table in Markdown."""
+    return "`" + " ".join(text.replace("`", "'").split()).replace("|", r"\|") + "`"

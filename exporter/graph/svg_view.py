@@ -20,7 +20,13 @@ def write_svg(path: Path, picture: GraphDrawing, title: str) -> int:
     """Write the picture and return how many groups are closed; raise ``MissingRuntimeError`` without Graphviz."""
     open_names = choose_open_groups(picture)
     drawing = graphviz.Digraph(
-        graph_attr={"label": title, "labelloc": "t", "fontname": "sans-serif", "ranksep": "0.35", "nodesep": "0.2"},
+        graph_attr={
+            "label": _quote(title),
+            "labelloc": "t",
+            "fontname": "sans-serif",
+            "ranksep": "0.35",
+            "nodesep": "0.2",
+        },
         node_attr={"shape": "box", "style": "filled,rounded", "fontname": "sans-serif", "fontsize": "10"},
         edge_attr={"arrowsize": "0.6", "color": "#64748b"},
     )
@@ -78,19 +84,24 @@ def _map_drawn_names(picture: GraphDrawing, open_names: set[str]) -> dict[str, s
 def _draw(drawing: graphviz.Digraph, parent: str, picture: GraphDrawing, open_names: set[str], sizes: Counter) -> None:
     for shape in picture.shapes:
         if shape.group == parent:
-            color, tooltip = _FILL.get(shape.kind, "#dcfce7"), f"{shape.detail} {shape.where}"
-            drawing.node(_escape_id(shape.name), graphviz.escape(shape.label), tooltip=tooltip, fillcolor=color)
+            color, tooltip = _FILL.get(shape.kind, "#dcfce7"), _quote(f"{shape.detail} {shape.where}")
+            drawing.node(_escape_id(shape.name), _quote(shape.label), tooltip=tooltip, fillcolor=color)
     for group in (g for g in picture.groups if g.parent == parent):
         if group.name not in open_names:
-            label = f"{graphviz.escape(group.label)}\\n{sizes[group.name]} operations"
-            drawing.node(_escape_id(group.name), label, fillcolor="#fef3c7", shape="box3d", tooltip=group.name)
+            label = f"{_quote(group.label)}\\n{sizes[group.name]} operations"
+            drawing.node(_escape_id(group.name), label, fillcolor="#fef3c7", shape="box3d", tooltip=_quote(group.name))
             continue
         inner = graphviz.Digraph(name=f"cluster {group.name}")
-        inner.attr(label=group.label, style="rounded", color="#94a3b8", fontsize="11")
+        inner.attr(label=_quote(group.label), style="rounded", color="#94a3b8", fontsize="11")
         _draw(inner, group.name, picture, open_names, sizes)
         drawing.subgraph(inner)
 
 
+def _quote(text: str) -> str:
+    """Return a text that Graphviz shows as it is: it knows backslashes, angle brackets and entities of HTML."""
+    return graphviz.escape(text.replace("&", "&amp;"))
+
+
 def _escape_id(name: str) -> str:
-    # A colon would name a port.
-    return name.replace(":", ";")
+    # A colon would name a port, and what stands in angle brackets is not read as text.
+    return graphviz.nohtml(name.replace(":", ";"))

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jinja2 import Environment
+from markupsafe import Markup
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from exporter.common.atomic_files import write_atomically
 from exporter.common.errors import MissingRuntimeError, UsageError
+from exporter.common.plain_text import escape_formula
 from runtime_checks.bench.benchmark import BenchmarkResult
 
 _PAGE = """<!doctype html>
@@ -97,10 +99,9 @@ def plot(bench: BenchmarkResult, path: Path) -> None:
     picture = _draw_picture(bench)
     if path.suffix == ".html":
         page = Environment(autoescape=True).from_string(_PAGE)
-        # The picture is ours and must not be escaped.
-        inner = picture[picture.index("<svg") :]
-        text = page.render(bench=bench, said=describe_setup(bench), rows=list(iterate_rows(bench)), picture="@picture@")
-        picture = text.replace("@picture@", inner)
+        # The picture is ours, and what it quotes is escaped in it.
+        inner = Markup(picture[picture.index("<svg") :])
+        picture = page.render(bench=bench, said=describe_setup(bench), rows=list(iterate_rows(bench)), picture=inner)
     write_atomically(path, picture.encode())
 
 
@@ -121,12 +122,17 @@ def _draw_picture(bench: BenchmarkResult) -> str:
     with mpl.rc_context({"svg.hashsalt": "torchferry", "svg.fonttype": "none"}):
         figure = Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.add_subplot()
+        names = {label: escape_formula(label) for label in bench.candidates}
         for label in bench.candidates:
             timings = [t for b in bench.batches if (t := bench.find_timing(label, b))]
-            axes.plot([t.batch for t in timings], [1e9 * t.batch / t.median for t in timings], marker="o", label=label)
+            axes.plot(
+                [t.batch for t in timings], [1e9 * t.batch / t.median for t in timings], marker="o", label=names[label]
+            )
         bound = [1e9 * b / bench.bounds[b] for b in bench.batches]
         axes.plot(bench.batches, bound, linestyle="--", color="grey", label="memory traffic alone")
-        axes.set(xscale="log", yscale="log", xlabel="batch", ylabel="elements a second", title=bench.model)
+        axes.set(
+            xscale="log", yscale="log", xlabel="batch", ylabel="elements a second", title=escape_formula(bench.model)
+        )
         axes.grid(True, which="major", alpha=0.3)
         axes.legend(fontsize="small")
         buffer = io.StringIO()

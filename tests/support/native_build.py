@@ -30,12 +30,12 @@ def programs(source: Path, shared: Path, *, sanitize: str = "") -> Path:
         prefix = native_build.build(sanitize=sanitize)
         cmake, ninja = native_build.find_tool("cmake"), native_build.find_tool("ninja", needed=False)
         options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
-        options += ["-DWRONG_CALLS_ONLY=ON"] if sanitize else []
+        options += ["-DSANITIZED=ON"] if sanitize else []
         where = f"-Dtorchferry_DIR={prefix / 'lib' / 'cmake' / 'torchferry'}"
         native_build.run_tool([cmake, "-S", str(source), "-B", str(folder), where, *options])
         native_build.run_tool([cmake, "--build", str(folder)])
 
-    return make_once(shared / f"{source.name}{'-sanitized' if sanitize else ''}", make)
+    return make_once(shared / f"{source.name}{f'-{sanitize}' if sanitize else ''}", make)
 
 
 def run(

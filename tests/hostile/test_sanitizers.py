@@ -1,0 +1,38 @@
+"""The native library with sanitizers, over every forged file: it refuses each, and touches nothing else."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+from native_build import programs, run
+from project import ROOT
+
+SANITIZERS = "address,undefined"
+OPTIONS = {
+    # torch's reader of zip files keeps memory when it refuses one.
+    "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:allocator_may_return_null=1",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("name", "honest"),
+    [("test_archives", None), ("test_stored_tensors", "robertson.pt"), ("test_zip_files", "robertson.pt")],
+)
+def test_sanitizers_over_all_forged_files(name, honest, shared, eq_path, tmp_path):
+    folder = programs(ROOT / "tests" / "runtime_checks" / "native", shared, sanitize=SANITIZERS)
+    forged = runpy.run_path(str(Path(__file__).with_name(f"{name}.py")))["HOSTILE"]
+    paths = []
+    for number, (forge, _) in enumerate(forged.values()):
+        place = tmp_path / str(number)
+        place.mkdir()
+        forge(Path(shutil.copy(ROOT / "artifacts" / honest if honest else eq_path, place)))
+        paths += list(place.iterdir())
+    code, out, text = run(folder / "load_all", *paths, environment=OPTIONS)
+    assert code == 0, text[-4000:]
+    assert out.decode().split() == ["TF_ERROR_ARCHIVE"] * len(forged)
