@@ -15,7 +15,7 @@ from exporter.common.errors import ArchiveError
 from runtime_checks.containers import open_container
 
 FORMATS = ("pt", "onnx", "pt2", "program", "c")
-# As tests/hostile/test_zip_files.py has them with digests that agree.
+# Accidents for each container, in `make test` and in `make test-all`.
 FEW, MANY = 60, 2000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import datetime
 import json
 import os
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from project import ROOT
+from project import ROOT, need
 
 import torchferry
 from exporter.archive import signature
@@ -43,6 +44,7 @@ def signed(path, keys) -> Path:
 
 def load_natively(path: Path, key: Path) -> tuple[str, str]:
     """The status and the message of the native library."""
+    need(ctypes.util.find_library("crypto") is not None, "OpenSSL's libcrypto is not installed")
     program = native_build.build() / "bin" / "torchferry_verify"
     done = subprocess.run([program, path, "--json", "--key", key], capture_output=True, text=True, check=False)
     report = json.loads(done.stdout)
@@ -155,8 +157,7 @@ def test_what_is_no_key(text, signed, tmp_path):
 
 
 def test_keys_of_openssl(path, tmp_path):
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
+    need(shutil.which("openssl") is not None, "openssl is not installed")
     private, public = tmp_path / "a.pem", tmp_path / "a.pub"
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
     subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
