@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import pickle
 import re
 import struct
@@ -310,6 +311,9 @@ HONEST: dict[str, Forge] = {
     "the largest tolerance": set_bounds(rtol=1.0, atol=1.0),
     "a floor": set_bounds(floor=1e3),
     "an optional field less": say(lambda c: c.pop("differentiable")),
+    "a contract in another layout": write_contract(lambda data: json.dumps(json.loads(data), indent=3).encode()),
+    "letters as numbers": write_contract(lambda data: data.replace(b'"eq"', b'"\\u0065\\u0071"')),
+    "a whole number for a tolerance": set_bounds(rtol=0),
     "no hash of the graphs": say(lambda c: c.update(graph="")),
 }
 
