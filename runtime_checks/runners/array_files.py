@@ -40,11 +40,17 @@ def run_child(
     with temporary_folder() as folder:
         files = {name: folder / name for name in ("job.json", "calls.npz", "results.npz", "evidence.json")}
         paths = {name.partition(".")[0]: str(path) for name, path in files.items() if name != "job.json"}
-        full_job = {**job, "folder": str(folder), "index": write_arrays(names, calls, files["calls.npz"]), **paths}
+        full_job = {
+            **job,
+            "folder": str(folder),
+            "seconds": seconds,
+            "index": write_arrays(names, calls, files["calls.npz"]),
+            **paths,
+        }
         files["job.json"].write_text(json.dumps(full_job))
         done = run_process([sys.executable, "-I", "-S", str(child), str(files["job.json"])], str(path), seconds)
         if done.returncode != 0 or not files["evidence.json"].exists():
-            raise make_early_end_error(path, done.returncode, done.stderr, seconds, float("inf"))
+            raise make_early_end_error(path, done.returncode, done.stderr, seconds, job["memory"])
         evidence = json.loads(files["evidence.json"].read_text())
         if evidence.get("load_error"):
             return (), evidence

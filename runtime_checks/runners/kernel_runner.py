@@ -29,14 +29,15 @@ def build_library(opened: KernelFiles | EmbeddedKernel) -> Path:
 
 @dataclass(frozen=True)
 class KernelRunner:
-    """A runner with a fresh process for each run. ``memory`` is bounded by the machine alone."""
+    """A runner with a fresh process for each run, within limits on wall time and address space."""
 
     seconds: float = 600.0
     device: str = "cpu"
     name: str = "c"
+    memory: float = 16 * 2**30
 
     def __post_init__(self) -> None:
-        check_limits(self.seconds, 1.0)
+        check_limits(self.seconds, self.memory)
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
         opened = containers.select_for_runtime(containers.open_container(path), self.name)
@@ -49,6 +50,7 @@ class KernelRunner:
             "described": opened.manifest,
             "ctypes_library": ctypes_library.__file__,
             "packages": packages,
+            "memory": self.memory,
             "refused": sorted(source),
         }
         names = {m: s.inputs for m, s in contract.methods.items()}

@@ -31,14 +31,15 @@ _REPORTED = (0, 5)
 
 @dataclass(frozen=True)
 class LibtorchRunner:
-    """A runner with a fresh process of the harness for each run. ``memory`` is bounded by the machine alone."""
+    """A runner with a fresh process of the harness for each run, within limits on wall time and address space."""
 
     seconds: float = 600.0
     device: str = "cpu"
     name: str = "libtorch"
+    memory: float = 16 * 2**30
 
     def __post_init__(self) -> None:
-        check_limits(self.seconds, 1.0)
+        check_limits(self.seconds, self.memory)
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
         harness = native_build.build() / "bin" / "torchferry_verify"
@@ -47,9 +48,16 @@ class LibtorchRunner:
             calls_file, results_file = folder / "calls.pt", folder / "results.pt"
             confinement_file = folder / "confinement.json"
             write_calls(calls, calls_file)
-            devices = "" if self.device == "cpu" else self.device
-            command = [sys.executable, "-I", "-S", str(LAUNCHER), str(folder), find_package_folder(CONFINES), devices]
-            command += [str(confinement_file), str(harness), str(path.resolve()), "--json", "--device", self.device]
+            job = {
+                "folder": str(folder),
+                "package": find_package_folder(CONFINES),
+                "devices": self.device != "cpu",
+                "memory": self.memory,
+                "seconds": self.seconds,
+                "evidence": str(confinement_file),
+            }
+            command = [sys.executable, "-I", "-S", str(LAUNCHER), json.dumps(job)]
+            command += [str(harness), str(path.resolve()), "--json", "--device", self.device]
             command += ["--replay", str(calls_file), "--results", str(results_file)]
             # Whether native code may run was decided before, from the record that this process has of its own.
             command.append("--allow-native")
@@ -60,7 +68,7 @@ class LibtorchRunner:
             if done.returncode not in _REPORTED or report is None:
                 if report:
                     raise _make_error(path, report)
-                raise make_early_end_error(path, done.returncode, done.stderr, self.seconds, float("inf"))
+                raise make_early_end_error(path, done.returncode, done.stderr, self.seconds, self.memory)
             # Outputs of all calls that did not fail, one after the other.
             outputs = iter(torch.load(results_file, weights_only=True))
             in_force = json.loads(confinement_file.read_text())

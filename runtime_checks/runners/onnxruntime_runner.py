@@ -25,14 +25,15 @@ _TYPES = {"float64": "double", "float32": "float"}
 
 @dataclass(frozen=True)
 class OnnxRuntimeRunner:
-    """A runner with a fresh process for each run. ``memory`` is bounded by the machine alone."""
+    """A runner with a fresh process for each run, within limits on wall time and address space."""
 
     seconds: float = 600.0
     device: str = "cpu"
     name: str = "onnxruntime"
+    memory: float = 16 * 2**30
 
     def __post_init__(self) -> None:
-        check_limits(self.seconds, 1.0)
+        check_limits(self.seconds, self.memory)
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
         opened = onnx_container.read(path)
@@ -43,6 +44,7 @@ class OnnxRuntimeRunner:
             "providers": PROVIDERS[self.device.partition(":")[0]],
             "devices": self.device != "cpu",
             "packages": packages,
+            "memory": self.memory,
             "refused": sorted(source - packages.keys()),
         }
         results, evidence = run_child(CHILD, path, self.seconds, job, opened.inputs, calls)

@@ -32,11 +32,11 @@ class Limits:
 # What makes the runner of a runtime from the limits, and a device.
 RUNTIMES: dict[str, Callable[[Limits, str], Runner]] = {
     "python": lambda limits, device: PythonRunner(limits.seconds, limits.memory, device, jobs=limits.jobs),
-    "libtorch": lambda limits, device: LibtorchRunner(limits.seconds, device),
-    "onnxruntime": lambda limits, device: OnnxRuntimeRunner(limits.seconds, device),
+    "libtorch": lambda limits, device: LibtorchRunner(limits.seconds, device, memory=limits.memory),
+    "onnxruntime": lambda limits, device: OnnxRuntimeRunner(limits.seconds, device, memory=limits.memory),
     "aoti": lambda limits, device: PackageRunner(PythonRunner(limits.seconds, limits.memory, device)),
     "program": lambda limits, device: PythonRunner(limits.seconds, limits.memory, device, "program", holds=PROGRAMS),
-    "c": lambda limits, device: KernelRunner(limits.seconds, device),
+    "c": lambda limits, device: KernelRunner(limits.seconds, device, memory=limits.memory),
 }
 ON_CPU = ("program", "c")
 

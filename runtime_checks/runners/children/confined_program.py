@@ -1,7 +1,8 @@
-"""Starts a program in place of this process, confined: ``FOLDER PACKAGE DEVICES EVIDENCE PROGRAM ARGUMENT...``.
+"""Starts a program in place of this process, confined: ``JOB PROGRAM ARGUMENT...``.
 
-FOLDER is all that the program may write to, PACKAGE the folder of landlockpy or an empty text, DEVICES a text that is
-empty unless the program needs those of the system. What is in force goes to the file EVIDENCE."""
+JOB is JSON: ``folder`` is all that the program may write to, ``package`` the folder of landlockpy or an empty text,
+``devices`` whether the program needs those of the system, ``memory`` and ``seconds`` are its limits. What is in force
+goes to the file ``evidence``."""
 
 import json
 import os
@@ -9,11 +10,12 @@ import runpy
 import sys
 
 if __name__ == "__main__":
-    folder, package, devices, evidence, *command = sys.argv[1:]
-    if package:
-        sys.path.append(package)
+    job, command = json.loads(sys.argv[1]), sys.argv[2:]
+    if job["package"]:
+        sys.path.append(job["package"])
     confinement = runpy.run_path(os.path.join(os.path.dirname(__file__), "confinement.py"))
-    in_force = confinement["confine"](folder, devices=bool(devices), program=command[0])
-    with open(evidence, "w") as file:
+    in_force = confinement["confine"](job["folder"], job["devices"], command[0])
+    confinement["set_limits"](job["memory"], job["seconds"], job["devices"])
+    with open(job["evidence"], "w") as file:
         json.dump(in_force, file)
     os.execv(command[0], command)

@@ -1,13 +1,34 @@
 """The confinement of the processes that run a file: what they can write, start and reach.
 
 It needs the standard library, and landlockpy where that is installed: scripts in this folder run it by its path. What
-the system does not offer is not in force, and is said. Sources: landlock(7), unshare(2), elf(5)."""
+the system does not offer is not in force, and is said. Sources: landlock(7), unshare(2), setrlimit(2), elf(5)."""
 
 import ctypes
 import os
 import re
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
+
+
+def set_limits(memory, seconds, devices=False):
+    """Set the limits of this process on memory, CPU time, and sizes of files; it leaves no core file."""
+    # A GPU's driver maps the memory of the device, and more, into the address space.
+    if not devices:
+        _lower_limit("RLIMIT_AS", int(memory))
+    _lower_limit("RLIMIT_CPU", int(seconds) + 1)
+    _lower_limit("RLIMIT_FSIZE", int(memory))
+    _lower_limit("RLIMIT_CORE", 0)
+
+
+def _lower_limit(name, value):
+    """Lower a limit; if the user's own hard limit is lower still, keep that one."""
+    # Not available everywhere.
+    import resource
+
+    number = getattr(resource, name)
+    _, hard = resource.getrlimit(number)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(number, (value, value))
 
 
 def confine(folder, devices=False, program=""):

@@ -4,7 +4,6 @@ Its argument is a JSON file that names the shared object, a file of calls and th
 
 import json
 import os
-import resource
 import runpy
 import sys
 import types
@@ -33,7 +32,7 @@ def list_mapped_libraries():
 
 def perform_job(job):
     """Run the calls of a job; write the results and the evidence."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    confinement.set_limits(job["memory"], job["seconds"])
     in_force = confinement.confine(job["folder"])
     import numpy
 

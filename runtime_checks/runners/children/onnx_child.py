@@ -5,7 +5,6 @@ evidence of isolation and of the soundness of the models."""
 
 import json
 import os
-import resource
 import runpy
 import sys
 import types
@@ -58,8 +57,8 @@ def describe_session(session):
 
 def perform_job(job):
     """Run the calls of a job; write the results and the evidence."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    in_force = confinement.confine(job["folder"], devices=job["devices"])
+    confinement.set_limits(job["memory"], job["seconds"], job["devices"])
+    in_force = confinement.confine(job["folder"], job["devices"])
     import numpy
     import onnx
     import onnxruntime

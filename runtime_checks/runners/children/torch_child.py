@@ -31,27 +31,6 @@ confinement = load_file(os.path.join(os.path.dirname(__file__), "confinement.py"
 package_loading = load_file(os.path.join(os.path.dirname(__file__), "package_loading.py"))
 
 
-def lower_limit(name, value):
-    """Lower a limit; if the user's own hard limit is lower still, keep that one."""
-    # Not available everywhere, and not needed by a host that counts nodes.
-    import resource
-
-    resource_id = getattr(resource, name)
-    _, hard = resource.getrlimit(resource_id)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(resource_id, (value, value))
-
-
-def set_limits(job):
-    """Set the limits of the job's process on memory, CPU time, and sizes of files."""
-    # A GPU's driver maps the memory of the device, and more, into the address space.
-    if job["device"] == "cpu":
-        lower_limit("RLIMIT_AS", job["memory"])
-    lower_limit("RLIMIT_CPU", int(job["seconds"]) + 1)
-    lower_limit("RLIMIT_FSIZE", job["memory"])
-    lower_limit("RLIMIT_CORE", 0)
-
-
 def describe_error(error):
     """Return the last line of an error: a TorchScript error has its message there, after the traceback."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
@@ -290,8 +269,9 @@ def run_shares(calls, shares, job_calls):
 
 def perform_job(job):
     """Run the calls of a job; write the results and the evidence."""
-    set_limits(job)
-    in_force = confinement.confine(job["folder"], devices=job["device"] != "cpu")
+    devices = job["device"] != "cpu"
+    confinement.set_limits(job["memory"], job["seconds"], devices)
+    in_force = confinement.confine(job["folder"], devices)
     import torch
 
     torch.set_default_dtype(torch.float32)

@@ -122,8 +122,11 @@ def test_a_program_in_place_of_the_launcher(tmp_path):
         '  for (int i = 1; i < count; ++i) printf("%d", fopen(words[i], "w") != NULL);\n  return 0;\n}\n'
     )
     subprocess.run(["cc", source, "-o", program], check=True)
-    package = subprocesses.find_package_folder(subprocesses.CONFINES)
-    command = [sys.executable, "-I", "-S", LAUNCHER, folder, package, "", evidence, program, folder / "in", outside]
+    job = {
+        **{"folder": str(folder), "evidence": str(evidence), "devices": False, "memory": 2**30, "seconds": 60},
+        "package": subprocesses.find_package_folder(subprocesses.CONFINES),
+    }
+    command = [sys.executable, "-I", "-S", LAUNCHER, json.dumps(job), program, folder / "in", outside]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "10"
     assert "Landlock" in json.loads(evidence.read_text())["files"]
@@ -148,3 +151,16 @@ def test_a_report_says_what_was_not_in_force(monkeypatch):
 def test_the_file_runs_by_its_path():
     """The children run it so, without torchferry."""
     assert runpy.run_path(confinement.__file__)["confine"]
+
+
+@pytest.mark.parametrize("runtime", ["python", "libtorch", "onnxruntime", "c"])
+def test_every_runtime_has_a_limit_of_memory(runtime, request, tmp_path):
+    path = ROBERTSON
+    if runtime == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+        path = torchferry.convert(ROBERTSON, tmp_path / "robertson.onnx", to="onnx").path
+    if runtime == "c":
+        path = request.getfixturevalue("solid").with_suffix("")
+    with pytest.raises(torchferry.ArchiveError, match=r"ended early|MemoryError"):
+        torchferry.verify(path, runtimes=runtime, memory_limit=0.02)
+    assert torchferry.verify(path, runtimes=runtime, memory_limit=8.0).passed
