@@ -79,8 +79,9 @@ class ForkedCall:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-        # Last: another thread that waits sees the end of the process first.
-        self._pipe.close()
+        # Last: another thread that waits sees the end of the process first. It may come here at the same time.
+        with self._lock:
+            self._pipe.close()
 
 
 def run_in_fork(function: Callable[..., Any], *args: Any, seconds: float = DEFAULT_SECONDS) -> Any:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from exporter.common.errors import UsageError
-from exporter.common.forking import run_beside
+from exporter.common.forking import ForkedCall, run_beside
 
 
 def identify(value: int) -> tuple[int, int]:
@@ -54,3 +58,25 @@ def test_a_call_that_nobody_waits_for_is_ended():
         pid = int(os.read(reader, 20))
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+class SlowPipe:
+    """A pipe that is being closed for a while: a second close meanwhile would be of a number that is another file's."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        self.is_closing = threading.Lock()
+
+    def close(self) -> None:
+        assert self.is_closing.acquire(blocking=False)
+        time.sleep(0.2)
+        self.pipe.close()
+        self.is_closing.release()
+
+
+def test_two_threads_end_a_call():
+    call = ForkedCall(signal.pause)
+    call._pipe = SlowPipe(call._pipe)
+    with ThreadPoolExecutor(2) as threads:
+        for future in [threads.submit(call.end) for _ in range(2)]:
+            future.result()
