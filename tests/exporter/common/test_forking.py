@@ -74,9 +74,9 @@ class SlowPipe:
         self.is_closing.release()
 
 
-def test_two_threads_end_a_call():
+def test_two_threads_end_a_call(monkeypatch):
     call = ForkedCall(signal.pause)
-    call._pipe = SlowPipe(call._pipe)
+    monkeypatch.setattr(call, "_pipe", SlowPipe(call._pipe))
     with ThreadPoolExecutor(2) as threads:
         for future in [threads.submit(call.end) for _ in range(2)]:
             future.result()
