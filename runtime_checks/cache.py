@@ -12,10 +12,18 @@ from exporter.common.errors import ArchiveError, MissingRuntimeError
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache."""
-    setting = os.environ.get("TORCHFERRY_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(setting) if setting else Path(base) / "torchferry"
+    """Return the folder of the cache. Raises ``MissingRuntimeError`` if it has no absolute path.
+
+    Below the folder that a command works in, somebody else may have put one."""
+    if setting := os.environ.get("TORCHFERRY_CACHE"):
+        return Path(setting)
+    # Without a home it stays what it is, and is not absolute.
+    base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    if not base.is_absolute():
+        what, mend = "there is no place for the cache", "set TORCHFERRY_CACHE to a folder of one's own"
+        where, expected = "HOME, XDG_CACHE_HOME", "an absolute path"
+        raise MissingRuntimeError(what, where=where, got=str(base), expected=expected, mend=mend)
+    return base / "torchferry"
 
 
 def make_private_folder(name: str) -> Path:

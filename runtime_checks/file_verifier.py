@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from exporter.archive.cases import Cases
-from exporter.archive.signature import check_signature
 from runtime_checks import verification
-from runtime_checks.native_code import NATIVE
+from runtime_checks.native_code import resolve_trust
 from runtime_checks.options import VerifyOptions
 from runtime_checks.report import Report
 from runtime_checks.runners.selection import list_unchecked_devices, select_runners
@@ -31,10 +30,9 @@ class FileVerifier:
         """Run every check on the file, which the report shows as ``shown_as``; a mismatch is in the report.
 
         Raises ``SignatureError`` if the file has to be signed, and is not."""
-        notes, trust = self._notes, self._options.trust
-        if self._options.public_key is not None:
-            notes = (*notes, f"signature: {check_signature(path, self._options.public_key).describe()}")
-            trust = NATIVE
+        notes, trust = self._notes, resolve_trust(path, self._options.trust, self._options.public_key)
+        if trust.signature is not None:
+            notes = (*notes, f"signature: {trust.signature.describe()}")
         return verification.collect_report(
             path,
             fresh=fresh,
@@ -42,7 +40,7 @@ class FileVerifier:
             shown_as=shown_as,
             notes=notes,
             envelope=self._options.envelope,
-            trust=trust,
+            trust=trust.file,
         )
 
     def verify(self, path: Path, format_name: str, fresh: Cases | None = None, shown_as: Path | None = None) -> Report:

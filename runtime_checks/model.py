@@ -10,7 +10,6 @@ import torch
 
 from exporter.archive import onnx_container, pt_archive
 from exporter.archive.contract import Contract
-from exporter.archive.signature import check_signature
 from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import ArchiveError, RunError, UsageError, suggest_names, summarize_error
 from exporter.common.script_loading import load_script
@@ -24,7 +23,7 @@ from runtime_checks.engines.engines import (
 )
 from runtime_checks.engines.selection import ENGINES, TORCHSCRIPT, select_engine
 from runtime_checks.envelope import OFF, check_envelope, check_envelope_mode
-from runtime_checks.native_code import GRAPHS, NATIVE, check_code_trust, check_trust_mode
+from runtime_checks.native_code import GRAPHS, check_code_trust, resolve_trust
 
 
 class Model:
@@ -126,17 +125,16 @@ def load(
     ``.pt2`` that lies beside a ``.pt`` run it, ``engine="kernel"`` the C sources that the ``.pt`` carries, or that lie
     in the folder beside it, built by this machine's compiler; once they have passed the ``.pt``'s cases here. Where
     they cannot, an ``EngineWarning`` says why, and TorchScript runs it. ``trust="native"`` lets native code run that
-    this user has not made here; so does ``public_key``, with which the file has to be signed, for the file itself.
+    this user has not made here; so does ``public_key``, with which the file has to be signed, for the file and what it
+    carries.
     Raises ``ArchiveError`` for a damaged file, ``SignatureError`` for one that is not signed, ``TrustError`` for
     somebody else's compiled code, and ``RunError`` for code that was compiled for another machine.
     """
     check_envelope_mode(envelope)
-    check_trust_mode(trust)
     if engine not in ENGINES:
         raise UsageError("there is no such engine", got=repr(engine), expected=suggest_names(engine, ENGINES))
     file = Path(path)
-    if public_key is not None:
-        check_signature(file, public_key)
+    trusted = resolve_trust(file, trust, public_key)
     if engine != TORCHSCRIPT and file.suffix in (onnx_container.SUFFIX, ".pt2"):
         mend = "load it without an engine, or load the .pt"
         raise UsageError("an engine is chosen for a .pt", where=str(file), got=f"engine={engine!r}", mend=mend)
@@ -146,7 +144,7 @@ def load(
         files = onnx_container.read(file)
         return Model(files.contract, OnnxRuntimeEngine(files, threads), "cpu", envelope)
     opened = pt_archive.read(file)
-    check_code_trust(opened, file, trust if public_key is None else NATIVE)
+    check_code_trust(opened, file, trusted.file)
     if opened.holds == "code":
         check_machine(opened, str(device))
         return Model(opened.contract, AotInductorEngine(opened), device, envelope)
@@ -155,7 +153,7 @@ def load(
             raise UsageError("a program is loaded on the CPU", where=str(file), got=str(device), expected="cpu")
         return Model(opened.contract, ProgramEngine(opened), device, envelope)
     script = functools.partial(_load_script, str(path), device)
-    compiled = select_engine(opened, engine, str(device), script, trust) if engine != TORCHSCRIPT else None
+    compiled = select_engine(opened, engine, str(device), script, trusted) if engine != TORCHSCRIPT else None
     if compiled is not None:
         return Model(opened.contract, compiled, device, envelope)
     module = script()

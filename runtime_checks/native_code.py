@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from exporter.archive.container_kinds import CODE
+from exporter.archive.file_signature import FileSignature, check_signature
 from exporter.archive.kernel_container import KernelFiles
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import ArchiveError, MissingRuntimeError, TrustError, UsageError, suggest_names
@@ -20,13 +22,33 @@ from runtime_checks.kernels.embedded import EmbeddedKernel
 
 # What of a file may run: graphs of operators, or native code too.
 GRAPHS, NATIVE = "graphs", "native"
-TRUST = (GRAPHS, NATIVE)
+TRUST_MODES = (GRAPHS, NATIVE)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What may run of a ``file``, with what it carries, and of files ``beside`` it, a mode each. ``signature`` is that
+    of the file, if it had to be signed."""
+
+    file: str
+    beside: str
+    signature: FileSignature | None = None
 
 
 def check_trust_mode(trust: str) -> None:
     """Raise ``UsageError`` if there is no such trust."""
-    if trust not in TRUST:
-        raise UsageError("there is no such trust", got=repr(trust), expected=suggest_names(trust, TRUST))
+    if trust not in TRUST_MODES:
+        raise UsageError("there is no such trust", got=repr(trust), expected=suggest_names(trust, TRUST_MODES))
+
+
+def resolve_trust(path: Path, trust: str, public_key: Path | None) -> Trust:
+    """Return what may run of a file: native code too, if it has to be signed with a key, and is.
+
+    Raises ``UsageError`` if there is no such trust, and the errors of ``check_signature``."""
+    check_trust_mode(trust)
+    if public_key is None:
+        return Trust(trust, trust)
+    return Trust(NATIVE, trust, check_signature(path, public_key))
 
 
 def record_own_code(opened: object) -> None:

@@ -203,11 +203,11 @@ def _judge_isolation(run: Run) -> CheckResult:
 
 def _judge_confinement(run: Run) -> CheckResult:
     """Judge what kept the process from the rest of the machine; what the system lacks is no fault of the file."""
-    in_force: Any = run.evidence.get("confinement")
-    if in_force is None:
+    report: Any = run.evidence.get("confinement")
+    if report is None:
         return CheckResult(CONFINEMENT, NOT_RUN, detail="this runner does not confine its process")
-    is_whole = not any(text.startswith("not ") for text in in_force.values())
-    return CheckResult(CONFINEMENT, PASSED if is_whole else NOT_RUN, detail="; ".join(in_force.values()))
+    detail = "; ".join([*report["in force"], *(f"not in force: {text}" for text in report["missing"])])
+    return CheckResult(CONFINEMENT, NOT_RUN if report["missing"] else PASSED, detail=detail)
 
 
 def _judge_contract(contract: Contract, run: Run) -> list[CheckResult]:

@@ -12,9 +12,10 @@ from torch import nn
 from exporter import __version__
 from exporter.archive.contract import Contract, Finding
 from exporter.archive.derivative_request import DerivativeRequest
+from exporter.archive.file_signature import sign_file
 from exporter.archive.formats import path_for_format, resolve_formats
 from exporter.archive.kernel_container import is_kernel
-from exporter.archive.signature import check_signature, sign_file
+from exporter.archive.pt_archive import is_shared_object
 from exporter.archive.tensor_spec import Sampling, Signature, TensorSpec
 from exporter.archive.variable_renaming import RenameRule
 from exporter.backends.backend import OPSET, WriteOptions, load_backend
@@ -420,8 +421,8 @@ def load(
         public_key: The key that has to have signed the file; native code that it has signed is trusted.
 
     Returns:
-        A ``Model``, which takes tensors; or a ``Kernel``, which takes NumPy arrays, needs no torch, and has one option:
-        ``trust``.
+        A ``Model``, which takes tensors; or a ``Kernel``, which takes NumPy arrays, needs no torch, and has no
+        other options than ``trust`` and ``public_key``.
 
     Raises:
         ArchiveError: The file is damaged.
@@ -442,17 +443,14 @@ def load(
     if (str(device), envelope, threads, engine) != ("cpu", "off", 1, "torchscript"):
         mend = 'leave them out; for device, envelope and engine load the .pt, with engine="kernel"'
         raise UsageError("a kernel is loaded on the CPU, without options", where=str(path), mend=mend)
-    if key is not None:
-        check_signature(Path(path), key)
-        trust = NATIVE
-    return Kernel(Path(path), trust)
+    return Kernel(Path(path), trust, key)
 
 
 def sign(path: str | Path, key: str | Path, *, days: float | None = None, passphrase: str | None = None) -> Path:
     """Sign a file, as ``torchferry sign`` does: who has your public key can tell that the file is the one you signed.
 
     Args:
-        path: A file that torchferry wrote, of any format.
+        path: A file that torchferry wrote, of any format; or a shared object of a kernel, which is signed as it is.
         key: The private key, Ed25519 in PEM: ``torchferry keygen`` makes one.
         days: How many days the signature is valid; by default for ever.
         passphrase: That of the key, if it has one.
@@ -462,7 +460,7 @@ def sign(path: str | Path, key: str | Path, *, days: float | None = None, passph
 
     Raises:
         ArchiveError: The file is damaged.
-        UsageError: The key is none.
+        UsageError: The file of the key is no private key.
         MissingRuntimeError: The package cryptography is not installed.
 
     Example:
@@ -471,5 +469,6 @@ def sign(path: str | Path, key: str | Path, *, days: float | None = None, passph
         torchferry.verify("spring.pt", public_key="mine.key.pub")
         ```
     """
-    open_container(Path(path))
+    if not is_shared_object(Path(path)):
+        open_container(Path(path))
     return sign_file(Path(path), Path(key), days, passphrase)

@@ -6,13 +6,21 @@ from pathlib import Path
 
 from exporter import __version__
 from exporter.archive.kernel_container import is_kernel
-from exporter.common.errors import ArchiveError, MissingRuntimeError, TorchferryError, TrustError, UsageError
+from exporter.common.errors import (
+    ArchiveError,
+    MissingRuntimeError,
+    SignatureError,
+    TorchferryError,
+    TrustError,
+    UsageError,
+)
 from runtime_checks.kernels.numpy_kernel import Kernel
 
 __all__ = [
     "ArchiveError",
     "Kernel",
     "MissingRuntimeError",
+    "SignatureError",
     "TorchferryError",
     "TrustError",
     "UsageError",
@@ -21,12 +29,13 @@ __all__ = [
 ]
 
 
-def load(path: str | Path, *, trust: str = "graphs") -> Kernel:
+def load(path: str | Path, *, trust: str = "graphs", public_key: str | Path | None = None) -> Kernel:
     """Load a kernel's folder, built by this machine's C compiler. Raises ``MissingRuntimeError`` for other files, which
     need torch, and without a compiler; ``ArchiveError`` for a folder that was changed; ``TrustError`` for one that was
-    not made here, unless ``trust`` is ``"native"``."""
+    not made here, unless ``trust`` is ``"native"``; ``SignatureError`` for one that is not signed with ``public_key``.
+    """
     if not is_kernel(Path(path)) and not Path(path).is_dir():
         expected = "the folder of a kernel, which needs NumPy alone"
         mend = "pip install torch, or export the model with --format c"
         raise MissingRuntimeError("torch is not installed", where=str(path), expected=expected, mend=mend)
-    return Kernel(Path(path), trust)
+    return Kernel(Path(path), trust, Path(public_key) if public_key is not None else None)

@@ -60,7 +60,8 @@ _ADAPTER = TypeAdapter(_Manifest)
 @dataclass(frozen=True)
 class KernelFiles:
     """A kernel's files, which agree with their digests. All C names begin with ``name``; ``workspace`` gives bytes by
-    method; ``manifest`` is the whole manifest."""
+    method; ``manifest`` is the whole manifest, ``contents`` the bytes of each file that it names and its own: what was
+    held against the digests is what is used."""
 
     path: Path
     contract: Contract
@@ -68,22 +69,26 @@ class KernelFiles:
     files: Mapping[str, str]
     workspace: Mapping[str, int]
     manifest: Mapping[str, Any]
+    contents: Mapping[str, bytes]
 
     def sources(self) -> dict[str, bytes]:
         """Return the compiler's input by file name, the file to be compiled first."""
-        return {name: (self.path / name).read_bytes() for name in _list_sources(self.name)}
+        return {name: self.contents[name] for name in _list_sources(self.name)}
 
     def build_files(self) -> dict[str, bytes]:
         """Return the sources and the manifest by file name: what an archive that carries the kernel has of it."""
-        return self.sources() | {MANIFEST: (self.path / MANIFEST).read_bytes()}
+        return self.sources() | {MANIFEST: self.contents[MANIFEST]}
 
     def cases(self) -> tuple[ReferenceCase, ...]:
         """Return the stored cases."""
-        return _read_cases(self.path / CASES, self.contract)[1]
+        return self._read_cases()[1]
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Return the parameters of the contract, as they are in the sources."""
-        return _read_cases(self.path / CASES, self.contract)[0]
+        return self._read_cases()[0]
+
+    def _read_cases(self) -> tuple[dict[str, torch.Tensor], tuple[ReferenceCase, ...]]:
+        return _parse_cases(self.contents[CASES], self.contract, str(self.path / CASES))
 
 
 def list_build_files(files: Mapping[str, bytes]) -> list[str]:
@@ -177,11 +182,15 @@ def _describe_variable(name: str, spec: Any) -> dict[str, Any]:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest and check it against its own digest. Raises ``ArchiveError``."""
+    return parse_manifest(_read_manifest_bytes(path), path / MANIFEST)
+
+
+def _read_manifest_bytes(path: Path) -> bytes:
     if not is_kernel(path):
         got = "a folder without manifest.json" if path.is_dir() else "no such folder"
         expected = "a folder that `torchferry export --format c` wrote"
         raise ArchiveError("this folder does not contain a kernel", where=str(path), got=got, expected=expected)
-    return parse_manifest((path / MANIFEST).read_bytes(), path / MANIFEST)
+    return (path / MANIFEST).read_bytes()
 
 
 def parse_manifest(data: bytes, where: Path) -> dict[str, Any]:
@@ -204,18 +213,20 @@ def _list_sources(name: str) -> tuple[str, str, str]:
 
 def read(path: Path) -> KernelFiles:
     """Check every file against its digest. Imports no torch; raises ``ArchiveError`` if one is missing or changed."""
-    content = read_manifest(path)
+    contents = {MANIFEST: _read_manifest_bytes(path)}
+    content = parse_manifest(contents[MANIFEST], path / MANIFEST)
     for name, expected_digest in content["files"].items():
         file = path / name
         if not file.is_file():
             what = "a file of the kernel is missing"
             raise ArchiveError(what, where=str(file), expected=f"the files listed in {MANIFEST}", mend=_COPY_ADVICE)
-        if hashlib.sha256(file.read_bytes()).hexdigest() != expected_digest:
+        contents[name] = file.read_bytes()
+        if hashlib.sha256(contents[name]).hexdigest() != expected_digest:
             got = f"bytes whose sha256 is not the one in {MANIFEST}"
             raise ArchiveError("a file of the kernel was changed", where=str(file), got=got, mend=_COPY_ADVICE)
-    contract = contract_from_json((path / CONTRACT).read_bytes(), str(path / CONTRACT))
+    contract = contract_from_json(contents[CONTRACT], str(path / CONTRACT))
     check_description(content, contract, str(path))
-    return KernelFiles(path, contract, content["name"], content["files"], content["workspace"], content)
+    return KernelFiles(path, contract, content["name"], content["files"], content["workspace"], content, contents)
 
 
 def check_description(manifest: Mapping[str, Any], contract: Contract, where: str) -> None:
@@ -262,10 +273,12 @@ def _format_numbers(value: torch.Tensor) -> Iterator[str]:
         yield " ".join(texts[i : i + _NUMBERS_PER_LINE])
 
 
-def _read_cases(path: Path, contract: Contract) -> tuple[dict[str, torch.Tensor], tuple[ReferenceCase, ...]]:
+def _parse_cases(
+    data: bytes, contract: Contract, where: str
+) -> tuple[dict[str, torch.Tensor], tuple[ReferenceCase, ...]]:
     import torch
 
-    lines = iter(path.read_text().splitlines())
+    lines = iter(data.decode(errors="replace").splitlines())
     tensors: dict[str, torch.Tensor] = {}
     parameters: dict[str, torch.Tensor] = {}
     shapes = {p.name: p.shape for p in contract.parameters}
@@ -295,5 +308,5 @@ def _read_cases(path: Path, contract: Contract) -> tuple[dict[str, torch.Tensor]
             tensors[f"{case}/{method}/{side}/{index}"] = value.reshape((*batch_shape, *spec.static_shape))
             positions[side] = index + 1
     except (ValueError, IndexError, KeyError, StopIteration, RuntimeError) as error:
-        raise ArchiveError("the cases cannot be read", where=str(path), got=summarize_error(error)) from None
-    return parameters, cases_from_tensors(tensors, contract, str(path))
+        raise ArchiveError("the cases cannot be read", where=where, got=summarize_error(error)) from None
+    return parameters, cases_from_tensors(tensors, contract, where)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors, list_tensors
 from exporter.archive.contract import Contract, contract_from_json
+from exporter.archive.onnx_data import list_data_files
 from exporter.archive.sealed_manifest import Manifest, parse_manifest, seal_manifest
 from exporter.archive.tensor_spec import StrictlyRead
 from exporter.common.errors import ArchiveError, MissingRuntimeError, summarize_error
@@ -150,6 +151,8 @@ def read(path: Path) -> OnnxFiles:
         if compute_file_digest(file) != expected_digest:
             got = f"bytes whose sha256 is not the one in {where.name}"
             raise ArchiveError("a file of the ONNX container was changed", where=str(file), got=got, mend=_COPY_ADVICE)
+    for model in sorted({entry["file"] for entry in methods.values()}):
+        _check_data_files(path.with_name(model), files)
     contract = contract_from_json(json.dumps(content["contract"]), str(where))
     sizes = {name: (len(spec.inputs), len(spec.outputs)) for name, spec in contract.methods.items()}
     if sizes != {name: (len(entry["inputs"]), len(entry["outputs"])) for name, entry in methods.items()}:
@@ -163,6 +166,18 @@ def read(path: Path) -> OnnxFiles:
         {name: tuple(entry["inputs"]) for name, entry in methods.items()},
         {name: tuple(entry["outputs"]) for name, entry in methods.items()},
     )
+
+
+def _check_data_files(model: Path, files: Collection[str]) -> None:
+    """Raise ``ArchiveError`` if a model takes tensors from a file that has no digest."""
+    try:
+        names = list_data_files(model.read_bytes())
+    except ValueError as error:
+        what, got = "the file is no ONNX model", str(error)
+        raise ArchiveError(what, where=str(model), got=got, mend=_COPY_ADVICE) from None
+    if strange := sorted(names - set(files)):
+        what, expected = "a model takes tensors from a file that its manifest does not name", ", ".join(sorted(files))
+        raise ArchiveError(what, where=str(model), got=strange[0], expected=expected, mend="export it again")
 
 
 def _make_damaged_error(where: Path, got: str) -> ArchiveError:

@@ -91,14 +91,11 @@ class Archive:
 
     def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return what each method of compiled code or programs takes after its inputs, by name, in order."""
-        import torch
-
         name = self._find_record_name(PARAMETERS)
         place = f"{self.path}, record {name}"
         tensors = load_tensors(self.record(name), "the parameters", place)
-        is_named = all(isinstance(values, dict) for values in tensors.values())
-        if not is_named or any(not isinstance(v, torch.Tensor) for values in tensors.values() for v in values.values()):
-            raise ArchiveError("the parameters are not tensors by name", where=place)
+        if not all(isinstance(values, dict) for values in tensors.values()):
+            raise ArchiveError("the parameters are not tensors by method and name", where=place)
         return {method: dict(values) for method, values in tensors.items()}
 
     def kernel(self) -> dict[str, bytes]:
@@ -164,14 +161,20 @@ def read(path: Path) -> Archive:
         return _read(archive, path)
 
 
+def is_shared_object(path: Path) -> bool:
+    """Return whether a file is a shared object, which a kernel's sources can be built to."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
 @contextlib.contextmanager
 def _open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a zip file; an error of reading it, in the block too, is an ``ArchiveError``."""
     where = str(path)
     try:
-        with path.open("rb") as file:
-            is_compiled = file.read(4) == b"\x7fELF"
-        if is_compiled:
+        if is_shared_object(path):
             raise ArchiveError(
                 "a shared object is not an archive",
                 where=where,

@@ -26,7 +26,7 @@ class Manifest(StrictlyRead):
 
 def seal_manifest(content: Mapping[str, Any]) -> bytes:
     """Return the JSON of a manifest, with its own digest."""
-    return json.dumps({**content, "sha256": _compute_seal(content)}, indent=1, ensure_ascii=False).encode()
+    return _format_manifest(content, _compute_seal(content))
 
 
 def parse_manifest(
@@ -41,22 +41,32 @@ def parse_manifest(
         content = parse_strictly(data)
         check_limits(content, what, where)
         manifest_type.validate_json(data)
-        got = "" if content.pop("sha256") == _compute_seal(content) else "a text that does not match its own sha256"
-        if not got and data != seal_manifest(content):
-            # One spelling only: a byte changed between two tokens is damage as well.
-            got = "another spelling of the same JSON"
-        if content["format"] != format_name:
-            got = f"the format {content['format']!r}"
-        if strange := next((name for name in content["files"] if not is_file_name(name)), None):
-            got = f"a file {strange!r}"
+        seal = content.pop("sha256")
+        fault = _find_fault(content, seal, data, format_name)
     except ValidationError as error:
-        got = describe_invalid(error)
+        fault = describe_invalid(error)
     except ValueError as error:
-        got = str(error)
-    if got:
+        fault = str(error)
+    if fault:
         expected, mend = f"a manifest written by torchferry: {format_name}", "copy it again, or export the model again"
-        raise ArchiveError(what, where=where, got=got, expected=expected, mend=mend)
+        raise ArchiveError(what, where=where, got=fault, expected=expected, mend=mend)
     return content
+
+
+def _find_fault(content: Mapping[str, Any], seal: str, data: bytes, format_name: str) -> str:
+    """Return what is wrong with a manifest whose fields have their types, or an empty text."""
+    if strange := next((name for name in content["files"] if not is_file_name(name)), None):
+        return f"a file {strange!r}"
+    if content["format"] != format_name:
+        return f"the format {content['format']!r}"
+    if seal != _compute_seal(content):
+        return "a text that does not match its own sha256"
+    # One spelling only: a byte changed between two tokens is damage as well.
+    return "" if data == _format_manifest(content, seal) else "another spelling of the same JSON"
+
+
+def _format_manifest(content: Mapping[str, Any], seal: str) -> bytes:
+    return json.dumps({**content, "sha256": seal}, indent=1, ensure_ascii=False).encode()
 
 
 def _compute_seal(content: Mapping[str, Any]) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from exporter.common.errors import OutputError
-from exporter.common.temporary_folders import hold_temporary, remove_leftovers
+from exporter.common.temporary_folders import hold_temporary, name_temporary
 
-_TEMPORARY_FILE, _TEMPORARY_FOLDER = r"\..+\.[0-9a-f]{8}\.tmp", r"\.[0-9a-f]{8}\.tmp"
+# Of temporary files and folders beside the output; hidden, and of a length of their own.
+_PREFIX, _SUFFIX = ".torchferry-", ".tmp"
 
 
 @contextlib.contextmanager
@@ -28,49 +27,34 @@ def atomic_write_path(path: Path, mode: int = 0o666) -> Iterator[Path]:
         what, mend = "the output is a link that leads back to itself", "remove the link, or name another output with -o"
         raise OutputError(what, where=str(path), mend=mend) from None
     folder = path.parent
-    new_folders = [p for p in (folder, *folder.parents) if not p.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise make_write_error(path, error) from None
-    remove_leftovers(folder, _TEMPORARY_FILE)
-    temporary = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    temporary = name_temporary(folder, _PREFIX, _SUFFIX)
 
     def make() -> None:
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         except OSError as error:
             raise make_write_error(path, error) from None
 
-    try:
-        with hold_temporary(temporary, make, new_folders):
-            yield temporary
-            try:
-                with temporary.open("rb") as file:
-                    os.fsync(file.fileno())
-                # Until now others had no access; the archive gets the permissions of any new file.
-                umask = os.umask(0)
-                os.umask(umask)
-                temporary.chmod(mode & ~umask)
-                temporary.replace(path)
-            except OSError as error:
-                raise make_write_error(path, error) from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if not path.exists():
-            for new_folder in new_folders:
-                with contextlib.suppress(OSError):
-                    new_folder.rmdir()
+    with hold_temporary(temporary, make, _list_new_folders(folder)):
+        yield temporary
+        try:
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            # Until now others had no access; the archive gets the permissions of any new file.
+            umask = os.umask(0)
+            os.umask(umask)
+            temporary.chmod(mode & ~umask)
+            temporary.replace(path)
+        except OSError as error:
+            raise make_write_error(path, error) from None
 
 
 @contextlib.contextmanager
 def atomic_write_folder(folder: Path, last: str, old: Callable[[], Collection[str]]) -> Iterator[Path]:
     """Yield a new folder within ``folder``; its files move into ``folder`` only if the block ends without an error,
     the file ``last`` at the end, replacing the files ``old``. Other files in the folder are not touched."""
-    new_folders = [p for p in (folder, *folder.parents) if not p.exists()]
-    remove_leftovers(folder, _TEMPORARY_FOLDER)
-    temporary = folder / f".{secrets.token_hex(4)}.tmp"
+    temporary = name_temporary(folder, _PREFIX, _SUFFIX)
 
     def make() -> None:
         try:
@@ -79,23 +63,22 @@ def atomic_write_folder(folder: Path, last: str, old: Callable[[], Collection[st
         except OSError as error:
             raise make_write_error(folder, error) from None
 
-    try:
-        with hold_temporary(temporary, make, new_folders):
-            yield temporary
-            try:
-                old_names = set(old())
-                new_files = sorted(temporary.iterdir(), key=lambda file: file.name == last)
-                for file in new_files:
-                    file.replace(folder / file.name)
-                for name in old_names - {file.name for file in new_files}:
-                    (folder / name).unlink(missing_ok=True)
-            except OSError as error:
-                raise make_write_error(folder, error) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        for new_folder in new_folders:
-            with contextlib.suppress(OSError):
-                new_folder.rmdir()
+    with hold_temporary(temporary, make, _list_new_folders(folder)):
+        yield temporary
+        try:
+            old_names = set(old())
+            new_files = sorted(temporary.iterdir(), key=lambda file: file.name == last)
+            for file in new_files:
+                file.replace(folder / file.name)
+            for name in old_names - {file.name for file in new_files}:
+                (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise make_write_error(folder, error) from None
+
+
+def _list_new_folders(folder: Path) -> list[Path]:
+    """Return the folders that have to be made for what is written to one, the innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
@@ -108,8 +91,12 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def check_output_path(path: Path) -> None:
-    """Raise ``OutputError`` if ``path`` exists and is not a regular file."""
-    if path.exists() and not path.is_file():
+    """Raise ``OutputError`` if ``path`` exists and is not a regular file, or cannot be the name of one."""
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        raise make_write_error(path, error) from None
+    if is_there and not path.is_file():
         suffix = path.suffix or ".pt"
         what = f"the output is {'a folder' if path.is_dir() else 'not a regular file'}"
         mend = f"write {path / 'NAME'}{suffix}" if path.is_dir() else "name another output with -o"

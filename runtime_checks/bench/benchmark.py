@@ -102,15 +102,17 @@ def run_benchmark(
     was not made here; ``MismatchError`` where a candidate does not compute the numbers that the cases have.
     """
     method, device, threads = options.method, options.device, options.threads
-    contract = check_same_contract(paths, method)
-    for path in paths:
-        check_code_trust(containers.open_container(path), path, options.trust)
-    rows = collect_rows(containers.open_container(paths[0]).cases(), contract, method)
-    batches = sorted(set(options.batches)) if rows.batched else [1]
+    if not paths:
+        raise UsageError("there is nothing to time", where="FILE", expected="archives, .pt2 or ONNX containers")
     labels = make_labels(paths)
-    candidates = [
-        make_file_candidate(path, label, device, options.trust) for path, label in zip(paths, labels, strict=True)
-    ]
+    opened = {path: containers.open_container(path) for path in paths}
+    for path, container in opened.items():
+        check_code_trust(container, path, options.trust)
+    contract = opened[paths[0]].contract
+    check_same_contract({path: container.contract for path, container in opened.items()}, method)
+    rows = collect_rows(opened[paths[0]].cases(), contract, method)
+    batches = sorted(set(options.batches)) if rows.batched else [1]
+    candidates = [make_file_candidate(path, label, device) for path, label in zip(paths, labels, strict=True)]
     candidates += others
     notes: list[str] = []
     with use_threads(threads):

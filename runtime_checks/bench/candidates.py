@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from exporter.common.errors import MismatchError, UsageError, suggest_names
 from runtime_checks import containers
 from runtime_checks.comparison import compare_tensors
 from runtime_checks.model import load
-from runtime_checks.native_code import GRAPHS
+from runtime_checks.native_code import NATIVE
 
 Tensors = tuple[torch.Tensor, ...]
 Call = Callable[[str, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -33,9 +33,9 @@ class Candidate:
     open: Opener
 
 
-def make_file_candidate(path: Path, label: str, device: str = "cpu", trust: str = GRAPHS) -> Candidate:
-    """Make the candidate of a file."""
-    return Candidate(label, functools.partial(_open_call, path, device, trust))
+def make_file_candidate(path: Path, label: str, device: str = "cpu") -> Candidate:
+    """Make the candidate of a file, of which native code may run: see ``check_code_trust``."""
+    return Candidate(label, functools.partial(_open_call, path, device))
 
 
 def make_labels(paths: Sequence[Path]) -> list[str]:
@@ -45,29 +45,28 @@ def make_labels(paths: Sequence[Path]) -> list[str]:
     if len({path.resolve() for path in paths}) < len(paths):
         mend = "name each file once: all are timed in every round"
         raise UsageError("a file is named twice", where="FILE", got=", ".join(map(str, paths)), mend=mend)
+    if folder := next((path for path in paths if path.is_dir()), None):
+        mend = 'name the .pt that carries it, and call it with load(..., engine="kernel")'
+        raise UsageError("a kernel's folder is not timed", where=str(folder), expected="files", mend=mend)
     return [f"{kinds[containers.infer_file_format(p)]} ({p.name if names.count(p.name) == 1 else p})" for p in paths]
 
 
-def _open_call(path: Path, device: str, trust: str, threads: int) -> Call:
-    model = load(path, device, threads=threads, trust=trust)
+def _open_call(path: Path, device: str, threads: int) -> Call:
+    model = load(path, device, threads=threads, trust=NATIVE)
     return model.engine.run
 
 
-def check_same_contract(paths: Sequence[Path], method: str) -> Contract:
-    """Return the first contract. Raise ``UsageError`` if a method of another takes or returns other variables."""
-    if not paths:
-        raise UsageError("there is nothing to time", where="FILE", expected="archives, .pt2 or ONNX containers")
-    contracts = [containers.open_container(path).contract for path in paths]
-    first = contracts[0]
+def check_same_contract(contracts: Mapping[Path, Contract], method: str) -> None:
+    """Raise ``UsageError`` if a method of a file takes or returns other variables than that of the first."""
+    first_path, first = next(iter(contracts.items()))
     if method not in first.methods:
         what, expected = f"there is no method {method!r}", suggest_names(method, first.methods)
-        raise UsageError(what, where=str(paths[0]), expected=expected)
-    for path, contract in zip(paths[1:], contracts[1:], strict=True):
+        raise UsageError(what, where=str(first_path), expected=expected)
+    for path, contract in contracts.items():
         here, there = (_describe_signature(c, method) for c in (contract, first))
         if here != there:
             what = f"the files do not have one contract for {method!r}"
             raise UsageError(what, where=str(path), got=here, expected=there)
-    return first
 
 
 def _describe_signature(contract: Contract, method: str) -> str:

@@ -122,12 +122,10 @@ def _draw_picture(bench: BenchmarkResult) -> str:
     with mpl.rc_context({"svg.hashsalt": "torchferry", "svg.fonttype": "none"}):
         figure = Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.add_subplot()
-        names = {label: escape_formula(label) for label in bench.candidates}
         for label in bench.candidates:
             timings = [t for b in bench.batches if (t := bench.find_timing(label, b))]
-            axes.plot(
-                [t.batch for t in timings], [1e9 * t.batch / t.median for t in timings], marker="o", label=names[label]
-            )
+            speeds = [1e9 * t.batch / t.median for t in timings]
+            axes.plot([t.batch for t in timings], speeds, marker="o", label=escape_formula(label))
         bound = [1e9 * b / bench.bounds[b] for b in bench.batches]
         axes.plot(bench.batches, bound, linestyle="--", color="grey", label="memory traffic alone")
         axes.set(

@@ -17,7 +17,7 @@ from exporter.archive.tensor_spec import name_dtype
 from runtime_checks.comparison import compare_tensors
 from runtime_checks.engines.engines import AotInductorEngine, Kernel, check_machine
 from runtime_checks.kernels.embedded import build_embedded_kernel
-from runtime_checks.native_code import check_code_trust, check_kernel_trust
+from runtime_checks.native_code import Trust, check_code_trust, check_kernel_trust
 
 TORCHSCRIPT, PT2 = "torchscript", "pt2"
 KERNEL = "kernel"
@@ -29,15 +29,15 @@ class EngineWarning(UserWarning):
 
 
 def select_engine(
-    opened: Archive, engine: str, device: str, script: Callable[[], Any], trust: str
+    opened: Archive, engine: str, device: str, script: Callable[[], Any], trust: Trust
 ) -> AotInductorEngine | Kernel | None:
     """Return the requested engine; None, with an ``EngineWarning`` that says why, if there is no such engine, if it was
-    made from another archive or for another machine, if it is somebody else's and ``trust`` does not say ``native``, or
-    if a case does not pass. ``script`` loads the archive itself.
+    made from another archive or for another machine, if ``trust`` does not let it run, or if a case does not pass.
+    ``script`` loads the archive itself.
     """
     try:
         candidate, reason = (
-            _load_compiled_engine(opened, device, trust)
+            _load_compiled_engine(opened, device, trust.beside)
             if engine == PT2
             else _load_kernel_engine(opened, device, script, trust)
         )
@@ -65,16 +65,16 @@ def _load_compiled_engine(opened: Archive, device: str, trust: str) -> tuple[Aot
 
 
 def _load_kernel_engine(
-    opened: Archive, device: str, script: Callable[[], Any], trust: str
+    opened: Archive, device: str, script: Callable[[], Any], trust: Trust
 ) -> tuple[Kernel | None, str]:
     """Load the kernel that the archive carries, or the one in the folder beside it."""
     beside = path_for_format(opened.path, "c")
-    files = opened.kernel()
+    files, mode = opened.kernel(), trust.file
     if not files and kernel_container.is_kernel(beside):
         kernel_folder = kernel_container.read(beside)
         if kernel_folder.contract.graph != opened.contract.graph:
             return None, f"{beside.name} was made of another graph: make it again with torchferry convert --to c"
-        files = kernel_folder.build_files()
+        files, mode = kernel_folder.build_files(), trust.beside
     if not files:
         return None, "it carries no kernel, and there is none beside it: export it with --format pt,c"
     if device != "cpu":
@@ -82,7 +82,7 @@ def _load_kernel_engine(
     reason = _find_unsupported(opened)
     if reason:
         return None, reason
-    check_kernel_trust(files, opened.path, trust)
+    check_kernel_trust(files, opened.path, mode)
     embedded = build_embedded_kernel(opened, files)
     return Kernel(opened.contract, embedded.sources(), embedded.manifest, dict(script().named_parameters())), ""
 

@@ -10,7 +10,7 @@ from exporter.archive import kernel_container
 from exporter.archive.kernel_container import to_c_identifiers
 from exporter.common.errors import MissingRuntimeError, UsageError, suggest_names
 from runtime_checks.kernels import compilation
-from runtime_checks.native_code import GRAPHS, check_code_trust, check_trust_mode
+from runtime_checks.native_code import GRAPHS, check_code_trust, resolve_trust
 
 if TYPE_CHECKING:
     import numpy
@@ -25,7 +25,8 @@ class Kernel:
 
     Raises:
         ArchiveError: The folder was changed.
-        TrustError: The kernel was not made here, and ``trust`` is not ``"native"``.
+        TrustError: The kernel was not made here, and neither ``trust`` nor a signature lets it run.
+        SignatureError: It is not signed with ``public_key``.
         MissingRuntimeError: NumPy or a C compiler is missing.
 
     Example:
@@ -35,10 +36,10 @@ class Kernel:
         ```
     """
 
-    def __init__(self, path: Path, trust: str = GRAPHS) -> None:
-        check_trust_mode(trust)
+    def __init__(self, path: Path, trust: str = GRAPHS, public_key: Path | None = None) -> None:
+        trusted = resolve_trust(path, trust, public_key)
         files = kernel_container.read(path)
-        check_code_trust(files, path, trust)
+        check_code_trust(files, path, trusted.file)
         try:
             from runtime_checks.kernels.ctypes_library import Library
         except ImportError as error:

@@ -13,18 +13,14 @@ import torch
 from exporter.common.errors import MissingRuntimeError
 from exporter.common.temporary_folders import temporary_folder
 from runtime_checks.runners.base import Call, CallResult
-from runtime_checks.runners.subprocesses import CONFINES, find_package_folder, make_early_end_error, run_process
+from runtime_checks.runners.subprocesses import find_package_folder, make_early_end_error, run_process
 
 
-def find_package_folders(packages: Sequence[str], needed: Sequence[str], where: str, mend: str) -> dict[str, str]:
-    """Return the folder of each package, and of the one that confines the process.
-
-    Raise ``MissingRuntimeError`` if a needed one is not installed."""
-    locations = {name: find_package_folder(name) for name in (*packages, CONFINES)}
-    missing = next((name for name in needed if not locations[name]), None)
+def require_packages(names: Sequence[str], where: str, mend: str) -> None:
+    """Raise ``MissingRuntimeError`` if a package is not installed."""
+    missing = next((name for name in names if not find_package_folder(name)), None)
     if missing:
         raise MissingRuntimeError(f"{missing} is not installed", where=where, mend=mend)
-    return {name: folder for name, folder in locations.items() if folder}
 
 
 def run_child(

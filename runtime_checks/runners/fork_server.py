@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import IO
 
 from exporter.common.errors import MissingRuntimeError
-from runtime_checks.runners.subprocesses import CONFINES, build_environment, find_package_folder, make_timeout_error
+from runtime_checks.runners.subprocesses import (
+    CONFINEMENT_PACKAGE,
+    build_environment,
+    find_package_folder,
+    find_package_folders,
+    make_timeout_error,
+)
 
 CHILD = Path(__file__).with_name("children") / "torch_child.py"
 # torch and the packages that it imports; numpy is left out, as torch does not need it.
@@ -92,7 +98,8 @@ class ForkServer:
             return self._process
         self.close()
         # Isolated mode: no PYTHON* variables, no user site; -S: no site-packages either.
-        packages = _find_packages() if self._python == sys.executable else find_interpreter_packages(self._python)
+        is_ours = self._python == sys.executable
+        packages = find_package_folders(TORCH_AND_ITS_OWN) if is_ours else find_interpreter_packages(self._python)
         command = [self._python, "-I", "-S", str(CHILD), json.dumps(packages)]
         pipe = subprocess.PIPE
         self._log.seek(0)
@@ -152,7 +159,7 @@ def shared_fork_server(python: str = sys.executable) -> Iterator[ForkServer]:
 
 
 def find_interpreter_packages(python: str) -> dict[str, str]:
-    """Return ``_find_packages`` of another interpreter. Raise ``MissingRuntimeError`` if it does not run."""
+    """Return ``find_package_folders`` of another interpreter. Raise ``MissingRuntimeError`` if it does not run."""
     code = inspect.getsource(find_package_folder)
     setup = "from __future__ import annotations\nimport importlib.util, json\nfrom pathlib import Path\n"
     listing = f"{{name: find_package_folder(name) for name in {TORCH_AND_ITS_OWN!r}}}"
@@ -162,10 +169,5 @@ def find_interpreter_packages(python: str) -> dict[str, str]:
     except (OSError, subprocess.CalledProcessError) as error:
         raise MissingRuntimeError(f"{python} cannot be started", got=str(error)) from None
     # What confines the process is ours.
-    folders = json.loads(done.stdout) | {CONFINES: find_package_folder(CONFINES)}
+    folders = json.loads(done.stdout) | {CONFINEMENT_PACKAGE: find_package_folder(CONFINEMENT_PACKAGE)}
     return {name: folder for name, folder in folders.items() if folder}
-
-
-def _find_packages() -> dict[str, str]:
-    """Return the folder of each package that may be imported, as this process finds it."""
-    return {name: folder for name in (*TORCH_AND_ITS_OWN, CONFINES) if (folder := find_package_folder(name))}

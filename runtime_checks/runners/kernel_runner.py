@@ -12,9 +12,9 @@ from exporter.common.errors import RunError
 from runtime_checks import containers
 from runtime_checks.kernels import compilation, ctypes_library
 from runtime_checks.kernels.embedded import EmbeddedKernel
-from runtime_checks.runners.array_files import find_package_folders, run_child
+from runtime_checks.runners.array_files import require_packages, run_child
 from runtime_checks.runners.base import Call, Run, RunnerVerdict
-from runtime_checks.runners.subprocesses import check_limits
+from runtime_checks.runners.subprocesses import MEMORY, check_limits, find_package_folders
 
 CHILD = Path(__file__).with_name("children") / "kernel_child.py"
 # Libraries that a shared object of plain C may load.
@@ -34,7 +34,7 @@ class KernelRunner:
     seconds: float = 600.0
     device: str = "cpu"
     name: str = "c"
-    memory: float = 16 * 2**30
+    memory: float = MEMORY
 
     def __post_init__(self) -> None:
         check_limits(self.seconds, self.memory)
@@ -42,14 +42,14 @@ class KernelRunner:
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
         opened = containers.select_for_runtime(containers.open_container(path), self.name)
         assert isinstance(opened, (KernelFiles, EmbeddedKernel))
-        packages = find_package_folders(("numpy",), ("numpy",), "--runtime c", "pip install numpy")
+        require_packages(("numpy",), "--runtime c", "pip install numpy")
         source = {contract.source.library, *contract.source.refused_imports, "torch", "exporter", "torchferry"} - {""}
         shared_object = build_library(opened)
         job = {
             "library": str(shared_object),
             "described": opened.manifest,
             "ctypes_library": ctypes_library.__file__,
-            "packages": packages,
+            "packages": find_package_folders(("numpy",)),
             "memory": self.memory,
             "refused": sorted(source),
         }

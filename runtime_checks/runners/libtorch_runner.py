@@ -18,7 +18,8 @@ from runtime_checks import native_build
 from runtime_checks.runners.base import Call, CallResult, Run
 from runtime_checks.runners.call_files import write_calls
 from runtime_checks.runners.subprocesses import (
-    CONFINES,
+    CONFINEMENT_PACKAGE,
+    MEMORY,
     check_limits,
     find_package_folder,
     make_early_end_error,
@@ -36,7 +37,7 @@ class LibtorchRunner:
     seconds: float = 600.0
     device: str = "cpu"
     name: str = "libtorch"
-    memory: float = 16 * 2**30
+    memory: float = MEMORY
 
     def __post_init__(self) -> None:
         check_limits(self.seconds, self.memory)
@@ -50,7 +51,7 @@ class LibtorchRunner:
             write_calls(calls, calls_file)
             job = {
                 "folder": str(folder),
-                "package": find_package_folder(CONFINES),
+                "package": find_package_folder(CONFINEMENT_PACKAGE),
                 "devices": self.device != "cpu",
                 "memory": self.memory,
                 "seconds": self.seconds,

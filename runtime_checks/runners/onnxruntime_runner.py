@@ -11,9 +11,9 @@ from exporter.archive import onnx_container
 from exporter.archive.contract import Contract
 from exporter.archive.onnx_container import OnnxFiles
 from exporter.common.errors import MissingRuntimeError, RunError
-from runtime_checks.runners.array_files import find_package_folders, run_child
+from runtime_checks.runners.array_files import require_packages, run_child
 from runtime_checks.runners.base import Call, Run, RunnerVerdict
-from runtime_checks.runners.subprocesses import check_limits
+from runtime_checks.runners.subprocesses import MEMORY, check_limits, find_package_folders
 
 CHILD = Path(__file__).with_name("children") / "onnx_child.py"
 # onnxruntime, and what the standard's checker needs.
@@ -30,14 +30,15 @@ class OnnxRuntimeRunner:
     seconds: float = 600.0
     device: str = "cpu"
     name: str = "onnxruntime"
-    memory: float = 16 * 2**30
+    memory: float = MEMORY
 
     def __post_init__(self) -> None:
         check_limits(self.seconds, self.memory)
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
         opened = onnx_container.read(path)
-        packages = _find_packages()
+        _require_packages()
+        packages = find_package_folders(PACKAGES)
         source = {contract.source.library, *contract.source.refused_imports, "torch", "exporter", "torchferry"} - {""}
         job = {
             "models": {m: str(path.with_name(name).resolve()) for m, name in opened.methods.items()},
@@ -56,14 +57,13 @@ class OnnxRuntimeRunner:
         return Run(results, evidence, _judge_models(opened, evidence))
 
 
-def _find_packages() -> dict[str, str]:
-    where = "--runtime onnxruntime"
-    return find_package_folders(PACKAGES, ("onnxruntime", "numpy", "onnx"), where, 'pip install "torchferry[onnx]"')
+def _require_packages() -> None:
+    require_packages(("onnxruntime", "numpy", "onnx"), "--runtime onnxruntime", 'pip install "torchferry[onnx]"')
 
 
 def check_device(name: str) -> None:
     """Raise ``MissingRuntimeError`` if onnxruntime has no provider for the device."""
-    _find_packages()
+    _require_packages()
     import onnxruntime
 
     provider = PROVIDERS[name.partition(":")[0]][0]

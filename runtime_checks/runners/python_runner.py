@@ -18,7 +18,7 @@ from runtime_checks.runners import fork_server
 from runtime_checks.runners.base import Call, CallResult, Run
 from runtime_checks.runners.call_files import write_calls
 from runtime_checks.runners.fork_server import TORCH_AND_ITS_OWN
-from runtime_checks.runners.subprocesses import check_limits, make_early_end_error
+from runtime_checks.runners.subprocesses import MEMORY, check_limits, make_early_end_error
 
 # Methods of a graph of at least so many nodes run side by side: torch's optimiser takes half a second for each.
 LEAST_SHARED_NODES = 2000
@@ -30,7 +30,7 @@ class PythonRunner:
     """A runner with a fresh process for each run, with limits on wall time and on memory (of the address space)."""
 
     seconds: float = 600.0
-    memory: float = 16 * 2**30
+    memory: float = MEMORY
     device: str = "cpu"
     name: str = "python"
     # What the file holds: graphs, compiled code or programs.

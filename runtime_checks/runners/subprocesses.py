@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from exporter.common.errors import MissingRuntimeError, RunError, UsageError
+from runtime_checks.options import MEMORY_LIMIT
 
 # The package that the confinement of a process needs.
-CONFINES = "landlockpy"
+CONFINEMENT_PACKAGE = "landlockpy"
+# Bytes that a process may take if nobody says otherwise.
+MEMORY = MEMORY_LIMIT * 2**30
 _KEPT_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")
 
 
@@ -35,6 +38,12 @@ def find_package_folder(name: str) -> str:
         return ""
     places = list(spec.submodule_search_locations or [])
     return str(Path(places[0] if places else spec.origin or "").parent)
+
+
+def find_package_folders(names: Sequence[str]) -> dict[str, str]:
+    """Return the folders of the packages that are installed, and of what confines the process that may import them."""
+    folders = {name: find_package_folder(name) for name in (*names, CONFINEMENT_PACKAGE)}
+    return {name: folder for name, folder in folders.items() if folder}
 
 
 def build_environment() -> dict[str, str]:

@@ -12,12 +12,13 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from forging import ESCAPE
 from planted_scripts import CallsOneThatSaves, Prints, Reads, RunsAtLoad, Saves, Seeds
 from project import ROOT
-from tampering import Records, change_contract, rewrite
-from two_readers import Forge, list_wrong_answers
+from tampering import Records, change_contract, lengthen, rewrite
+from two_readers import Forge, expect_taken, list_wrong_answers
 
 from exporter.archive import format_limits
 from exporter.archive.pt_archive import CASES, CONTRACT, GRAPH, seal
@@ -104,9 +105,7 @@ FORWARD = re.compile(rb"(def forward\(.*?\) -> [^\n]*:\n)", re.DOTALL)
 
 def hide_class(old: Records) -> None:
     """Make an object of a C++ class where ``forward`` begins."""
-    old[CODE], count = re.subn(
-        rb"(def forward\(.*?\) -> [^\n]*:\n)", rb"\1" + HIDDEN, old[CODE], count=1, flags=re.DOTALL
-    )
+    old[CODE], count = FORWARD.subn(rb"\1" + HIDDEN, old[CODE], count=1)
     assert count == 1
 
 
@@ -130,13 +129,6 @@ def show_another(path: Path) -> None:
     comment = b"torchferry sha256 "
     whole += struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, length, size, len(comment) + 64) + comment
     path.write_bytes(whole + hashlib.sha256(whole).hexdigest().encode())
-
-
-def lengthen(records_list: bytes, length: int) -> bytes:
-    """Make a list of records so long by a comment on its last record."""
-    last, missing = records_list.rfind(b"PK\1\2"), length - len(records_list)
-    head, tail = records_list[: last + 32], records_list[last + 34 :]
-    return head + struct.pack("<H", missing) + tail + b" " * missing
 
 
 def compress_differently(path: Path) -> None:
@@ -295,31 +287,29 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
 }
 
 
-def test_both_readers_refuse_each_forged_file(eq_path, tmp_path):
-    problems = list_wrong_answers(eq_path, HOSTILE, tmp_path)
-    assert not problems, "\n".join(problems)
+HONEST = expect_taken(
+    {
+        "untouched": lambda path: None,
+        "another name of the file": lambda path: path.rename(path.with_name("m")),
+        "letters of every language": say(lambda c: c.update(name="модель 模型 *~1/β")),
+        "an input of any letters": rename_input("état/σ*/~1"),
+        "a name of 500 characters": say(lambda c: c.update(name="é" * 500)),
+        "a finding of two lines": add_finding(what="first\n\tsecond"),
+        "10,000 findings": say(lambda c: c.update(findings=[{"check": "a", "what": "b"}] * 10_000)),
+        "the largest tolerance": set_bounds(rtol=1.0, atol=1.0),
+        "a floor": set_bounds(floor=1e3),
+        "an optional field less": say(lambda c: c.pop("differentiable")),
+        "a contract in another layout": write_contract(lambda data: json.dumps(json.loads(data), indent=3).encode()),
+        "letters as numbers": write_contract(lambda data: data.replace(b'"eq"', b'"\\u0065\\u0071"')),
+        "a whole number for a tolerance": set_bounds(rtol=0),
+        "no hash of the graphs": say(lambda c: c.update(graph="")),
+    }
+)
 
 
-HONEST: dict[str, Forge] = {
-    "untouched": lambda path: None,
-    "another name of the file": lambda path: path.rename(path.with_name("m")),
-    "letters of every language": say(lambda c: c.update(name="модель 模型 *~1/β")),
-    "an input of any letters": rename_input("état/σ*/~1"),
-    "a name of 500 characters": say(lambda c: c.update(name="é" * 500)),
-    "a finding of two lines": add_finding(what="first\n\tsecond"),
-    "10,000 findings": say(lambda c: c.update(findings=[{"check": "a", "what": "b"}] * 10_000)),
-    "the largest tolerance": set_bounds(rtol=1.0, atol=1.0),
-    "a floor": set_bounds(floor=1e3),
-    "an optional field less": say(lambda c: c.pop("differentiable")),
-    "a contract in another layout": write_contract(lambda data: json.dumps(json.loads(data), indent=3).encode()),
-    "letters as numbers": write_contract(lambda data: data.replace(b'"eq"', b'"\\u0065\\u0071"')),
-    "a whole number for a tolerance": set_bounds(rtol=0),
-    "no hash of the graphs": say(lambda c: c.update(graph="")),
-}
-
-
-def test_both_readers_take_what_is_honest(eq_path, tmp_path):
-    problems = list_wrong_answers(eq_path, {label: (forge, "") for label, forge in HONEST.items()}, tmp_path)
+@pytest.mark.parametrize("forgeries", [HOSTILE, HONEST], ids=["forged", "unusual"])
+def test_both_readers(forgeries, eq_path, tmp_path):
+    problems = list_wrong_answers(eq_path, forgeries, tmp_path)
     assert not problems, "\n".join(problems)
 
 

@@ -8,10 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+from native_build import verify_natively
 from project import ROOT
 
 import torchferry
-from exporter.archive import pt_archive
+from exporter.archive import kernel_container, pt_archive
+from runtime_checks.native_code import record_own_code
 
 DECAY = str(ROOT / "examples" / "solvers" / "decay.py") + ":make_model"
 ROBERTSON = ROOT / "artifacts" / "robertson.pt"
@@ -46,9 +49,33 @@ def test_two_exports_of_one_file(tmp_path):
 
 
 def test_without_a_home(tmp_path):
-    """The password file says where it is; a command needs it for what it builds, and for its record, alone."""
+    """The password file says where it is."""
     assert command(tmp_path, "export", DECAY, "-o", "decay.pt")[0] == 0
     assert command(tmp_path, "verify", "decay.pt")[0] == 0
+
+
+def test_a_home_that_is_no_place(tmp_path):
+    """What lies below the folder that one works in may be somebody else's, also a record of native code."""
+    assert command(tmp_path, "export", DECAY, "-o", "decay.pt", HOME="here")[0] == 0
+    code, errors = command(tmp_path, "export", DECAY, "-o", "kernel", "--format", "c", HOME="here")
+    assert code == 6
+    assert "an absolute path" in errors
+    assert list_names(tmp_path) == ["decay.pt"]
+
+
+def test_a_record_below_the_folder_one_works_in_counts_for_nothing(solid, tmp_path, monkeypatch):
+    without_home = {"TORCHFERRY_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "here"}
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as change:
+        change.setenv("TORCHFERRY_CACHE", str(tmp_path / "here" / ".cache" / "torchferry"))
+        record_own_code(kernel_container.read(solid.with_suffix("")))
+    code, report = verify_natively(solid, "--engine", "kernel", **without_home)
+    assert (code, report["engine"]) == (0, "torchscript")
+    assert "no place for the cache" in report["warnings"][0]
+    for variable, value in without_home.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(torchferry.MissingRuntimeError, match="no place for the cache"):
+        torchferry.load(solid.with_suffix(""))
 
 
 def test_a_cache_that_cannot_be_made(tmp_path):

@@ -68,14 +68,15 @@ def test_every_field_is_refused_or_taken(format_name, name, manifest_name, read,
         (lambda text: text.replace(b"{", b'{"name": "x", ', 1), "twice"),
         (lambda text: text.replace(b'"batched": true', b'"batched": 1'), "field batched"),
         (lambda text: text.replace(b'"batched": true', b'"batched": false'), "own sha256"),
-        (lambda text: text[:-1], "got"),
+        (lambda text: text[:-1], "Expecting"),
+        (lambda text: text.replace(b": true", b":  true"), "another spelling"),
     ],
 )
 def test_a_manifest_is_called_one(change, message, tmp_path):
     torchferry.convert(ARTIFACTS / "rates.pt", tmp_path / "rates", to="c")
     manifest = tmp_path / "rates" / kernel_container.MANIFEST
     manifest.write_bytes(change(manifest.read_bytes()))
-    with pytest.raises(ArchiveError, match=rf"the kernel's manifest is damaged(.|\n)*{message}|{message}"):
+    with pytest.raises(ArchiveError, match=rf"the kernel's manifest is damaged(.|\n)*{message}"):
         kernel_container.read(tmp_path / "rates")
 
 

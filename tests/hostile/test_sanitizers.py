@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import runpy
-import shutil
 from pathlib import Path
 
 import pytest
 from native_build import programs, run
 from project import ROOT
+from two_readers import forge_all
 
 SANITIZERS = "address,undefined"
 OPTIONS = {
@@ -27,12 +27,8 @@ OPTIONS = {
 def test_sanitizers_over_all_forged_files(name, honest, shared, eq_path, tmp_path):
     folder = programs(ROOT / "tests" / "runtime_checks" / "native", shared, sanitize=SANITIZERS)
     forged = runpy.run_path(str(Path(__file__).with_name(f"{name}.py")))["HOSTILE"]
-    paths = []
-    for number, (forge, _) in enumerate(forged.values()):
-        place = tmp_path / str(number)
-        place.mkdir()
-        forge(Path(shutil.copy(ROOT / "artifacts" / honest if honest else eq_path, place)))
-        paths += list(place.iterdir())
+    source = ROOT / "artifacts" / honest if honest else eq_path
+    paths = forge_all(source, {label: forge for label, (forge, _) in forged.items()}, tmp_path).values()
     code, out, text = run(folder / "load_all", *paths, environment=OPTIONS)
     assert code == 0, text[-4000:]
     assert out.decode().split() == ["TF_ERROR_ARCHIVE"] * len(forged)

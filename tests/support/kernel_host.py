@@ -95,6 +95,14 @@ def name_of(folder: Path) -> str:
     return kernel_container.read(folder).name
 
 
+def write_hook(marker: Path) -> str:
+    """C that makes a file as soon as what it is compiled into is loaded."""
+    return (
+        "#include <stdio.h>\n__attribute__((constructor)) static void at_load(void) "
+        f'{{ FILE* file = fopen("{marker}", "w"); if (file) fclose(file); }}\n'
+    )
+
+
 def resealed(folder: Path, change: Callable[[dict[str, bytes]], None]) -> None:
     """Change a kernel's files, and make the manifest agree with them: a fault that only its numbers show."""
     whole = kernel_container.read(folder)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from project import ROOT, make_once, need
 
@@ -52,3 +54,11 @@ def run(
     )
     text = done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
     return done.returncode, done.stdout, text
+
+
+def verify_natively(path: Path, *arguments: str | Path, **environment: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and report of ``torchferry_verify``."""
+    program = native_build.build() / "bin" / "torchferry_verify"
+    code, out, text = run(program, path, "--json", *arguments, environment=environment)
+    assert out, text
+    return code, json.loads(out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -62,3 +63,10 @@ def change_cases(path: Path, change: Callable[[dict], object]) -> None:
         result[f"extra/{CASES}"] = buffer.getvalue()
 
     rewrite(path, apply, manifest=True)
+
+
+def lengthen(records_list: bytes, length: int) -> bytes:
+    """Make a list of records so long by a comment on its last record."""
+    last, missing = records_list.rfind(b"PK\1\2"), length - len(records_list)
+    head, tail = records_list[: last + 32], records_list[last + 34 :]
+    return head + struct.pack("<H", missing) + tail + b" " * missing

@@ -20,17 +20,28 @@ TF_OK, TF_ERROR_ARCHIVE = 0, 5
 Forge = Callable[[Path], object]
 
 
+def expect_taken(changes: Mapping[str, Forge]) -> dict[str, tuple[Forge, str]]:
+    """Changes after which a file is unusual, and honest: no reader has a reason against it."""
+    return {label: (forge, "") for label, forge in changes.items()}
+
+
+def forge_all(honest: Path, forgeries: Mapping[str, Forge], folder: Path) -> dict[str, Path]:
+    """Make a copy of an honest file for each forgery of it."""
+    paths = {}
+    for number, (label, forge) in enumerate(forgeries.items()):
+        place = folder / str(number)
+        place.mkdir()
+        forge(Path(shutil.copy(honest, place / honest.name)))
+        (paths[label],) = place.iterdir()
+    return paths
+
+
 def list_wrong_answers(honest: Path, forgeries: Mapping[str, tuple[Forge, str]], folder: Path) -> list[str]:
     """What either reader does wrong with forgeries of an honest file, each with a pattern of the reason.
 
     Both are to refuse each for its reason, as a damaged file, and to quote it in plain text. Without a reason both are
     to take it."""
-    paths = {}
-    for number, (label, (forge, _)) in enumerate(forgeries.items()):
-        place = folder / str(number)
-        place.mkdir()
-        forge(Path(shutil.copy(honest, place / honest.name)))
-        (paths[label],) = place.iterdir()
+    paths = forge_all(honest, {label: forge for label, (forge, _) in forgeries.items()}, folder)
     natively = dict(zip(paths, read_natively(list(paths.values())), strict=True))
     problems = []
     for label, path in paths.items():

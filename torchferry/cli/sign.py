@@ -20,7 +20,7 @@ def keygen_command(
 
       torchferry keygen mine.key
     """
-    from exporter.archive.signature import make_keys
+    from exporter.archive.file_signature import make_keys
 
     public = make_keys(path)
     out.print(f"wrote {path}, which signs: keep it secret", soft_wrap=True)

@@ -252,16 +252,16 @@ std::shared_ptr<caffe2::serialize::ReadAdapterInterface> reader(std::shared_ptr<
 ArchiveFile read_archive(const std::string& path, const Options& options) {
   const auto bytes = read_bytes(path);
   if (bytes->empty()) fail(TF_ERROR_ARCHIVE, {"the archive is empty", path, "0 bytes", "", "export it again"});
-  const bool is_signed = !options.public_key.empty();
-  if (is_signed) check_signature(path, *bytes, options.public_key);
+  if (!options.public_key.empty()) check_signature(path, *bytes, options.public_key);
+  const auto digest = [&] { return sha256(bytes->data(), bytes->size()); };
   if (is_library(*bytes)) {
     // A library's own code may run as soon as it is opened.
-    if (!is_signed) refuse_foreign_code(sha256(bytes->data(), bytes->size()), path, options);
+    refuse_foreign_code(digest, path, options);
     return read_library(path, *bytes);
   }
   try {
     auto file = read(path, bytes, options.check_integrity);
-    if (file.compiled && !is_signed) refuse_foreign_code(sha256(bytes->data(), bytes->size()), path, options);
+    if (file.compiled) refuse_foreign_code(digest, path, options);
     return file;
   } catch (const Error&) {
     throw;

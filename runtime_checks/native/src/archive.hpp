@@ -30,7 +30,8 @@ struct ArchiveFile {
 std::shared_ptr<caffe2::serialize::ReadAdapterInterface> reader(std::shared_ptr<const std::string> bytes);
 
 /// Throws `Error`: TF_ERROR_FILE where there is none, TF_ERROR_ARCHIVE where it is damaged or not ours, TF_ERROR_TRUST
-/// where it is native code that nobody asked for, TF_ERROR_SIGNATURE where it is not signed as it has to be. Without `check_integrity` no record is compared with the manifest.
+/// where it is native code that nobody asked for, TF_ERROR_SIGNATURE where it is not signed as it has to be. Without
+/// `check_integrity` no record is compared with the manifest.
 ArchiveFile read_archive(const std::string& path, const Options& options);
 
 }  // namespace torchferry

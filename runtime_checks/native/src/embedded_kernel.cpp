@@ -1,3 +1,4 @@
+#include <set>
 #include <utility>
 
 #include <dlfcn.h>
@@ -23,12 +24,30 @@ void refuse_unfit(const Contract& contract, const std::string& path) {
                                   "an error", path});
 }
 
-template <class Variables, class Name>
-bool has_names(const nlohmann::json& said, const Variables& known, Name name) {
-  if (said.size() != known.size()) return false;
-  for (size_t i = 0; i < known.size(); ++i)
-    if (said[i].at("name") != name(known[i])) return false;
-  return true;
+nlohmann::json described(const std::string& name, tf_dtype dtype, const std::vector<int64_t>& shape) {
+  return {{"name", name}, {"dtype", dtype_name(dtype)}, {"shape", shape}};
+}
+
+/// Whether a manifest describes the contract's variables and methods, with shapes and dtypes: as check_description in
+/// exporter/archive/kernel_container.py. A kernel writes as much memory as its own shapes say.
+bool fits(const nlohmann::json& manifest, const Contract& contract) {
+  using nlohmann::json;
+  json methods = json::object(), parameters = json::array();
+  std::set<std::string> workspace;
+  for (const auto& method : contract.methods) {
+    json inputs = json::array(), outputs = json::array();
+    for (const auto& v : method.inputs) inputs.push_back(described(v.name, v.dtype, v.shape));
+    for (const auto& o : method.outputs)
+      outputs.push_back(described(o.by ? "d " + o.name + " / d " + *o.by : o.name, o.dtype, o.shape));
+    methods[method.name] = {{"inputs", inputs}, {"outputs", outputs}};
+    workspace.insert(method.name);
+  }
+  for (const auto& p : contract.parameters) parameters.push_back(described(p.name, p.dtype, p.shape));
+  for (const auto& [name, bytes] : manifest.at("workspace").items()) {
+    if (!workspace.erase(name) || !bytes.is_number_unsigned()) return false;
+  }
+  return workspace.empty() && manifest.at("methods") == methods && manifest.at("parameters") == parameters &&
+         manifest.at("batched") == (contract.batch_ndim != 0);
 }
 
 }  // namespace
@@ -37,7 +56,7 @@ Carried carried_engine(const std::map<std::string, std::string>& files, const st
                        const Contract& contract, const Options& options, const Engine& script) {
   if (files.empty())
     fail(TF_ERROR_UNAVAILABLE, {"it carries no kernel", path, "", "", "export it with --format pt,c"});
-  refuse_foreign_code(kernel_digest(files), path, options);
+  refuse_foreign_code([&] { return kernel_digest(files); }, path, options);
   try {
     refuse_unfit(contract, path);
     const auto manifest = nlohmann::json::parse(files.at("manifest.json"));
@@ -47,15 +66,8 @@ Carried carried_engine(const std::map<std::string, std::string>& files, const st
     const auto name = manifest.at("name").get<std::string>();
     auto sources = files;
     sources.erase("manifest.json");
-    const auto& methods = manifest.at("methods");
-    bool same = methods.size() == contract.methods.size() && sources.count(name + ".c");
-    for (const auto& method : contract.methods)
-      same = same && methods.contains(method.name) &&
-             has_names(methods.at(method.name).at("inputs"), method.inputs, [](const auto& v) { return v.name; }) &&
-             has_names(methods.at(method.name).at("outputs"), method.outputs, [](const auto& o) {
-               return o.by ? "d " + o.name + " / d " + *o.by : o.name;
-             });
-    if (!same) fail(TF_ERROR_ARCHIVE, {"its kernel has other variables or methods", path, "", "", "export it again"});
+    if (!sources.count(name + ".c") || !fits(manifest, contract))
+      fail(TF_ERROR_ARCHIVE, {"its kernel has other variables or methods", path, "", "", "export it again"});
     Kernel kernel;
     kernel.library = open_library(built(sources, name + ".c"), path);
     for (const auto& method : contract.methods)

@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -173,13 +174,17 @@ class Temporary {
  public:
   explicit Temporary(const fs::path& beside) {
     std::random_device random;
-    char token[17];
-    std::snprintf(token, sizeof token, "%08x%08x", random(), random());
-    path_ = beside / (std::string(".build-") + token);
-    if (mkdir(path_.c_str(), 0700) != 0)
-      throw fs::filesystem_error("make", path_, std::error_code(errno, std::generic_category()));
-    lock_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    if (lock_ >= 0) flock(lock_, LOCK_EX);
+    char token[9];
+    std::snprintf(token, sizeof token, "%08x", random());
+    path_ = beside / (".build-" + host() + token);
+    // Another process may take it for a leftover before it is locked.
+    do {
+      if (lock_ >= 0) close(lock_);
+      if (mkdir(path_.c_str(), 0700) != 0)
+        throw fs::filesystem_error("make", path_, std::error_code(errno, std::generic_category()));
+      lock_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+      if (lock_ >= 0) flock(lock_, LOCK_EX);
+    } while (!fs::exists(path_));
   }
   ~Temporary() {
     std::error_code ignored;
@@ -191,6 +196,13 @@ class Temporary {
   fs::path path() const { return path_; }
 
  private:
+  /// This host, as in the names of Python's: locks of another one may not be seen here.
+  static std::string host() {
+    char name[256] = "";
+    gethostname(name, sizeof name - 1);
+    return sha256(name, std::strlen(name)).substr(0, 8);
+  }
+
   fs::path path_;
   int lock_ = -1;
 };

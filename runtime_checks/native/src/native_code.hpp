@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 
@@ -14,7 +15,8 @@ namespace torchferry {
 std::string kernel_digest(const std::map<std::string, std::string>& files);
 
 /// Throws TF_ERROR_TRUST where the code is not this user's own and nobody asked for it, TF_ERROR_ARCHIVE where others
-/// can write to the record.
-void refuse_foreign_code(const std::string& digest, const std::string& path, const Options& options);
+/// can write to the record. Who names a public key has asked: by then the file was held against it. `digest` is called
+/// when it is needed.
+void refuse_foreign_code(const std::function<std::string()>& digest, const std::string& path, const Options& options);
 
 }  // namespace torchferry

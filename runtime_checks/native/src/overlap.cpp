@@ -43,7 +43,10 @@ uintptr_t reach(const tf_tensor& given, int32_t first) {
   return bytes;
 }
 
-bool is_empty(const tf_tensor& given) { return std::find(given.shape, given.shape + given.rank, 0) != given.shape + given.rank; }
+bool is_empty(const tf_tensor& given) {
+  const auto* end = given.shape + given.rank;
+  return std::find(given.shape, end, 0) != end;
+}
 
 /// Whether no interval reaches into the next; they are sorted.
 template <class Intervals>
@@ -117,7 +120,7 @@ void check_apart(const Method& method, const tf_tensor* const* outputs) {
     const Spans together(spans.begin() + begin, spans.begin() + end);
     if (together.size() < 2 || are_members(together, method, outputs) || are_elements_apart(together, outputs)) continue;
     const auto first = together[0].output, second = together[1].output;
-    fail(TF_ERROR_STRIDE, {role_of(second, method.outputs[second]).what() + " shares memory with " +
+    fail(TF_ERROR_STRIDE, {role_of(second, method.outputs[second]).what() + " reaches into the memory of " +
                                role_of(first, method.outputs[first]).what(),
                            "their fields 'data' and 'strides'", "", "outputs in memory of their own",
                            "give each output an array, or members of a structure that do not overlap"});

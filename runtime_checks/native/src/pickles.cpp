@@ -162,7 +162,8 @@ void check_whole(const c10::IValue& value, const std::string& where) {
       static_cast<size_t>(tensor.numel()) <= tensor.storage().nbytes() / tensor.element_size())
     return;
   fail(TF_ERROR_ARCHIVE, {"what torch.save wrote are not whole tensors", where,
-                          tensor.defined() ? c10::str(tensor.sizes(), ", ", tensor.layout(), ", on ", tensor.device()) : "none",
+                          tensor.defined() ? c10::str(tensor.sizes(), ", ", tensor.layout(), ", on ", tensor.device())
+                                           : "none",
                           "dense tensors on the CPU, with the bytes of all their elements"});
 }
 

@@ -32,22 +32,25 @@ def _lower_limit(name, value):
 
 
 def confine(folder, devices=False, program=""):
-    """Confine this process, and all that it forks, from now on; return what is in force, a text for each part.
+    """Confine this process, and all that it forks, from now on; return texts on what is ``in force``, and ``missing``.
 
     It writes into ``folder`` alone, which is its folder of temporary files; with ``devices`` to those of the system,
     which a GPU needs. It starts no other program than ``program``. It has no network."""
     os.environ["TMPDIR"] = folder
-    network = _leave_network()
-    return {"files": _restrict_files(folder, devices, program), "network": network}
+    report = {"in force": [], "missing": []}
+    _leave_network(report)
+    _restrict_files(report, folder, devices, program)
+    return report
 
 
-def _restrict_files(folder, devices, program):
+def _restrict_files(report, folder, devices, program):
     try:
         import landlockpy
     except ImportError:
-        return "not confined: landlockpy is not installed"
-    rights = landlockpy.AccessFS
-    changes = landlockpy.fs_for_abi(landlockpy.abi_version()) & ~(rights.READ_FILE | rights.READ_DIR | rights.IOCTL_DEV)
+        report["missing"].append("files and programs: landlockpy is not installed")
+        return
+    version, rights = landlockpy.abi_version(), landlockpy.AccessFS
+    changes = landlockpy.fs_for_abi(version) & ~(rights.READ_FILE | rights.READ_DIR | rights.IOCTL_DEV)
     try:
         scopes = landlockpy.Scope.ABSTRACT_UNIX_SOCKET | landlockpy.Scope.SIGNAL
         with landlockpy.Ruleset(handled_fs=changes, scoped=scopes) as rules:
@@ -57,8 +60,13 @@ def _restrict_files(folder, devices, program):
                 rules.allow_path(path, rights.EXECUTE)
             rules.restrict()
     except (OSError, landlockpy.LandlockError) as error:
-        return f"not confined: {error}"
-    return f"nothing outside its folder is written, no program is started (Landlock {landlockpy.abi_version()})"
+        report["missing"].append(f"files and programs: {error}")
+        return
+    report["in force"].append(f"nothing outside its folder is written, no program is started (Landlock {version})")
+    # What a kernel's Landlock does not know is left out.
+    for first, what in ((3, "files outside can be cut short"), (6, "processes outside can be signalled")):
+        if version < first:
+            report["missing"].append(f"{what}: Landlock {version} instead of {first}")
 
 
 def _list_program_files(program):
@@ -70,13 +78,14 @@ def _list_program_files(program):
     return [program, loader.group(1).decode()] if loader else [program]
 
 
-def _leave_network():
+def _leave_network(report):
     """Move this process into a network of its own, which has no way out."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         # A user without privileges gets a network of his own in a user namespace of his own.
         if any(libc.unshare(flags) == 0 for flags in (_NEW_NETWORK, _NEW_USER | _NEW_NETWORK)):
-            return "no network (a namespace of its own)"
+            report["in force"].append("no network (a namespace of its own)")
+        else:
+            report["missing"].append(f"the network: {os.strerror(ctypes.get_errno())}")
     except AttributeError:
-        return "not cut off from the network: this system has no namespaces"
-    return f"not cut off from the network: {os.strerror(ctypes.get_errno())}"
+        report["missing"].append("the network: this system has no namespaces")

@@ -247,7 +247,10 @@ def test_a_copy_under_another_name_is_the_same_archive(eq_copy):
 def test_a_name_that_is_too_long_is_said(tmp_path):
     with (
         pytest.raises(OutputError, match="cannot be written"),
-        atomic_files.atomic_write_path(tmp_path / ("m" * 248 + ".pt")),
+        atomic_files.atomic_write_path(tmp_path / ("m" * 253 + ".pt")),
     ):
         pass
     assert not list(tmp_path.iterdir())
+    # The longest name of a file.
+    atomic_files.write_atomically(tmp_path / ("m" * 252 + ".pt"), b"whole")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"whole"]

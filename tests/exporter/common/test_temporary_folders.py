@@ -99,7 +99,7 @@ def test_two_writers_of_one_file(tmp_path):
 
 
 def test_a_name_that_somebody_else_owns_stays(tmp_path, monkeypatch):
-    name = f"torchferry-{16 * '0'}"
+    name = f"torchferry-{temporary_folders._HOST}00000000"
     (tmp_path / name).mkdir()
     monkeypatch.setattr(temporary_folders.os, "getuid", lambda: 12345)
     assert run_in_fork(use_all, tmp_path) == {name}
@@ -108,7 +108,7 @@ def test_a_name_that_somebody_else_owns_stays(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_what_is_no_file_of_ours_stays(kind, tmp_path):
     """A link leads elsewhere, and nobody may wait for the other end of a pipe."""
-    target, path = tmp_path / "target", tmp_path / ".m.pt.00000000.tmp"
+    target, path = tmp_path / "target", tmp_path / f".torchferry-{temporary_folders._HOST}00000000.tmp"
     target.write_text("kept")
     if kind == "link":
         path.symlink_to(target)
@@ -116,3 +116,20 @@ def test_what_is_no_file_of_ours_stays(kind, tmp_path):
         os.mkfifo(path)
     run_in_fork(use_all, tmp_path)
     assert target.read_text() == "kept"
+    # A link is not followed; a pipe is a file of ours, which nobody holds.
+    assert path.is_symlink() == (kind == "link")
+
+
+@pytest.mark.parametrize(
+    "name", [".notes.txt.1a2b3c4d.tmp", ".torchferry-1a2b3c4d.tmp", ".torchferry-00000000ffffffff.tmp", ".1a2b3c4d.tmp"]
+)
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_files_of_other_programs_and_hosts_stay(name, is_folder, tmp_path):
+    path = tmp_path / name
+    if is_folder:
+        path.mkdir()
+        (path / "a").touch()
+    else:
+        path.touch()
+    left = run_in_fork(use_all, tmp_path)
+    assert left == {name}

@@ -11,15 +11,11 @@
 
 #include <unistd.h>
 
+#include <torchferry/contract.hpp>
 #include <torchferry/error.hpp>
 
 #include "archive.hpp"
 #include "cases.hpp"
-
-namespace torchferry {
-// Reads the JSON of a contract: contract.cpp.
-Contract contract_from_json(const std::string& json, const std::string& where);
-}  // namespace torchferry
 
 namespace {
 
@@ -36,7 +32,7 @@ void write(const std::string& bytes) {
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
-torchferry::Options unsealed() {
+torchferry::Options make_options() {
   torchferry::Options options;
   // Who forges a file computes digests and seal again: what lies behind them is to be reached.
   options.check_integrity = false;
@@ -51,7 +47,7 @@ void read(const std::string& bytes) {
     unpack_cases(bytes, *seed, "fuzz");
   } else {
     write(bytes);
-    const auto file = read_archive(place, unsealed());
+    const auto file = read_archive(place, make_options());
     const auto contract = contract_from_json(file.contract, place);
     unpack_cases(file.cases, contract, place);
   }

@@ -23,7 +23,7 @@ atheris: Any = importlib.import_module("atheris")
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 with atheris.instrument_imports(include=["exporter", "runtime_checks"]):
-    from exporter.archive import kernel_container, nesting, onnx_container, pt_archive, sealed_manifest, signature
+    from exporter.archive import file_signature, kernel_container, nesting, onnx_container, pt_archive, sealed_manifest
     from exporter.archive.cases import unpack_cases
     from exporter.archive.contract import contract_from_json
     from exporter.common.errors import TorchferryError
@@ -80,7 +80,7 @@ def read_onnx(data: bytes) -> None:
 def read_signature(data: bytes) -> None:
     path = PLACE / "fuzz.sig"
     path.write_bytes(data)
-    signature._read_signature(path, path)
+    file_signature._read_signature(path, path)
 
 
 def read_program(data: bytes) -> None:

@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 from kernel_host import Difference
-from native_build import CLIENTS, need_fortran, programs, run
+from native_build import CLIENTS, need_fortran, programs, run, verify_natively
 from project import ARTIFACTS
 from tampering import rewrite
 from torch import nn
@@ -58,10 +58,8 @@ def library(solid, tmp_path_factory) -> Path:
 
 
 def harness(path: Path, *arguments: str, **environment: str) -> tuple[int, dict]:
-    program = native_build.build() / "bin" / "torchferry_verify"
-    code, out, text = run(program, path, "--json", "--allow-native", *arguments, environment=environment)
-    assert out, text
-    return code, json.loads(out)
+    """As ``verify_natively``, of code that was asked for."""
+    return verify_natively(path, "--allow-native", *arguments, **environment)
 
 
 def few(files: dict[str, str]) -> None:
@@ -278,6 +276,33 @@ def test_a_kernel_of_other_variables(carrying):
         result[name] = json.dumps(whole).encode()
 
     rewrite(carrying, change, manifest=True)
+    stays(carrying, "other variables or methods")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest["methods"]["forward"]["inputs"][0].update(shape=[7]),
+        lambda manifest: manifest["methods"]["forward"]["inputs"][0].update(dtype="float32"),
+        lambda manifest: manifest["methods"]["forward"]["outputs"][0].update(shape=[]),
+        lambda manifest: manifest["methods"]["forward"]["outputs"][0].update(dtype="float32"),
+        lambda manifest: manifest["parameters"][0].update(shape=[2]),
+        lambda manifest: manifest["parameters"].pop(),
+        lambda manifest: manifest.update(batched=False),
+        lambda manifest: manifest["workspace"].update(another=0),
+        lambda manifest: manifest["workspace"].update(forward=-1),
+    ],
+)
+def test_a_kernel_of_other_shapes(change, carrying):
+    """It would read and write beyond the memory of the archive's variables."""
+
+    def apply(result):
+        (name,) = (n for n in result if n.endswith("kernel/manifest.json"))
+        manifest = json.loads(result[name])
+        change(manifest)
+        result[name] = json.dumps(manifest).encode()
+
+    rewrite(carrying, apply, manifest=True)
     stays(carrying, "other variables or methods")
 
 

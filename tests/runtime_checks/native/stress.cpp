@@ -1,4 +1,5 @@
 // stress ARCHIVE threads CALLS: eight threads on one shared handle; every output must have the bits of the first.
+// stress ARCHIVE race COUNT: two threads on one number, for the sanitizer of threads to find.
 // stress ARCHIVE sizes COUNT: so many different batch sizes; prints the resident memory before and after, in kB.
 // stress ARCHIVE leaks COUNT: the same, with results that are borrowed and never freed.
 #include <atomic>
@@ -81,6 +82,15 @@ int main(int argc, char** argv) {
     std::printf("%ld calls, %ld mismatches, %ld wrong messages\n", calls.load(), mismatches.load(),
                 wrong_messages.load());
     return mismatches || wrong_messages ? 1 : 0;
+  }
+  if (std::string(argv[2]) == "race") {
+    volatile long shared = 0;
+    const auto add = [&] {
+      for (long i = 0; i < count; ++i) shared = shared + 1;
+    };
+    std::thread first(add), second(add);
+    first.join(), second.join();
+    return 0;
   }
   // Memory that the largest batch needs is taken first; what grows after that is kept for a size.
   for (int i = 0; i < 50; ++i) Elastic(count + 10).call(model);

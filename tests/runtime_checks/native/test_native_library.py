@@ -63,13 +63,15 @@ def test_the_sanitizers_find_nothing_over_all_wrong_calls(shared, archives, dama
 
 @pytest.mark.thorough
 def test_the_sanitizer_of_threads_finds_nothing(shared, archives):
-    folder = programs(CLIENTS, shared, sanitize="thread")
-    code, _, text = run(
-        folder / "stress", archives["elastic"], "threads", "100000", environment={"TSAN_OPTIONS": "exitcode=66"}
-    )
+    folder, options = programs(CLIENTS, shared, sanitize="thread"), {"TSAN_OPTIONS": "exitcode=66"}
+    code, _, text = run(folder / "stress", archives["elastic"], "threads", "100000", environment=options)
     assert code == 0, text[-4000:]
     assert text.startswith("100000 calls, 0 mismatches, 0 wrong messages")
     assert "ThreadSanitizer" not in text
+    # The control.
+    code, _, text = run(folder / "stress", archives["elastic"], "race", "1000", environment=options)
+    assert code == 66
+    assert "data race" in text
 
 
 def test_eight_threads_on_one_handle(clients, archives):

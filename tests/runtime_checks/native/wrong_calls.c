@@ -167,15 +167,15 @@ static void together(void) {
   if (call() != TF_OK) complain("members of a structure", tf_last_error(model));
   if (rows[13 + 1] != force[9 + 1] || rows[13 + 11] != pushed[5] || rows[13 + 12] != energy[1])
     complain("members of a structure", "other numbers");
-  ROWS(8), REFUSE(TF_ERROR_STRIDE, call(), "shares memory with output");
-  ROWS(10), REFUSE(TF_ERROR_STRIDE, call(), "shares memory with output");
+  ROWS(8), REFUSE(TF_ERROR_STRIDE, call(), "reaches into the memory of output");
+  ROWS(10), REFUSE(TF_ERROR_STRIDE, call(), "reaches into the memory of output");
 #define TURNS(at) \
   reset(), out[0].data = turns, out[0].strides = force_turn, out[1].data = turns + (at), out[1].strides = pushed_turn
   TURNS(1);
   if (call() != TF_OK) complain("numbers that take turns", tf_last_error(model));
   if (turns[2 * (1 + N)] != force[9 + 1] || turns[1 + 2 * (1 + 2 * N)] != pushed[5])
     complain("numbers that take turns", "other numbers");
-  TURNS(2), REFUSE(TF_ERROR_STRIDE, call(), "shares memory with output");
+  TURNS(2), REFUSE(TF_ERROR_STRIDE, call(), "reaches into the memory of output");
 }
 
 static void tensors(void) {
@@ -209,8 +209,8 @@ static void tensors(void) {
   WITH(out[2].dtype = TF_INT64, TF_ERROR_DTYPE, "output 2 ('energy')");
   WITH(out[0].device.type = TF_CUDA, TF_ERROR_DEVICE, "output 0 ('force')");
   WITH(out[0].strides = shared, TF_ERROR_STRIDE, "share memory");
-  WITH(out[1].data = force, TF_ERROR_STRIDE, "shares memory with output");
-  WITH(out[1].data = force + 2, TF_ERROR_STRIDE, "shares memory with output");
+  WITH(out[1].data = force, TF_ERROR_STRIDE, "reaches into the memory of output");
+  WITH(out[1].data = force + 2, TF_ERROR_STRIDE, "reaches into the memory of output");
   WITH(out[2].data = pushed + 3 * N - 1, TF_ERROR_STRIDE, "output 1 ('pushed')");
   together();
   /* A batch of zero is no wrong call, but a whole one; it writes nothing. */

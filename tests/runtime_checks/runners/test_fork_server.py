@@ -109,7 +109,7 @@ def test_what_a_run_does_to_its_process_is_gone_with_it(path):
 
 def test_a_server_that_does_not_start(path, alone, monkeypatch):
     """It says why."""
-    monkeypatch.setattr(fork_server, "_find_packages", dict)
+    monkeypatch.setattr(fork_server, "find_package_folders", lambda names: {})
     with pytest.raises(RunError, match=r"ended early(.|\n)*No module named 'torch'"):
         run(path)
 

@@ -163,8 +163,8 @@ TF_API tf_status tf_parameter_count(tf_model model, int32_t* count);
 TF_API tf_status tf_parameter(tf_model model, int32_t index, tf_variable* variable);
 
 /* Inputs and outputs in the contract's order. Batches of inputs broadcast; an output has the batch of all of them.
- * A batch of zero elements is a call like any other. Outputs may be the memory of inputs, but share none with each other. On CUDA the work is
- * queued on torch's current stream of this thread: see tf_synchronize. */
+ * A batch of zero elements is a call like any other. Outputs may be the memory of inputs, but share none with each
+ * other. On CUDA the work is queued on torch's current stream of this thread: see tf_synchronize. */
 TF_API tf_status tf_call(tf_model model, const char* method, int32_t n_inputs, const tf_tensor* inputs,
                          int32_t n_outputs, const tf_tensor* outputs);
 /* By name, in any order: all inputs, and those outputs that are wanted. A Jacobian block is "output/input". */

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes.util
 import datetime
-import json
 import os
 import shutil
 import stat
@@ -13,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from native_build import verify_natively
 from project import ROOT, need
 
 import torchferry
-from exporter.archive import signature
-from exporter.archive.signature import check_signature, find_signed_file, make_keys, sign_file
+from exporter.archive import file_signature
+from exporter.archive.file_signature import check_signature, find_signed_file, make_keys, sign_file
 from exporter.common.errors import OutputError, SignatureError, UsageError
-from runtime_checks import native_build
+from runtime_checks.engines.engines import Kernel
 from torchferry.cli.app import run
 
 pytest.importorskip("cryptography")
@@ -37,32 +37,30 @@ def path(tmp_path) -> Path:
 
 
 @pytest.fixture
-def signed(path, keys) -> Path:
+def signed_path(path, keys) -> Path:
     sign_file(path, keys[0])
     return path
 
 
-def load_natively(path: Path, key: Path) -> tuple[str, str]:
+def load_natively(path: Path, key: Path, *arguments: str) -> tuple[str, str]:
     """The status and the message of the native library."""
     need(ctypes.util.find_library("crypto") is not None, "OpenSSL's libcrypto is not installed")
-    program = native_build.build() / "bin" / "torchferry_verify"
-    done = subprocess.run([program, path, "--json", "--key", key], capture_output=True, text=True, check=False)
-    report = json.loads(done.stdout)
-    assert done.returncode == (0 if report["passed"] else 4 if report["status"] == "TF_ERROR_SIGNATURE" else 2)
+    code, report = verify_natively(path, "--key", key, *arguments)
+    assert code == (0 if report["passed"] else 4 if report["status"] == "TF_ERROR_SIGNATURE" else 2)
     return report.get("status", "TF_OK"), report.get("error", "")
 
 
-def test_a_signed_file_is_taken(signed, keys, capsys):
+def test_a_signed_file_is_taken(signed_path, keys, capsys):
     private, public = keys
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    torchferry.load(signed, public_key=public)
-    report = torchferry.verify(signed, public_key=public)
+    torchferry.load(signed_path, public_key=public)
+    report = torchferry.verify(signed_path, public_key=public)
     assert any(note.startswith("signature: key ") for note in report.notes)
-    assert load_natively(signed, public) == ("TF_OK", "")
-    assert run(["verify", str(signed), "--require-signature", "--key", str(public)]) == 0
+    assert load_natively(signed_path, public) == ("TF_OK", "")
+    assert run(["verify", str(signed_path), "--require-signature", "--key", str(public)]) == 0
     assert "expires never" in capsys.readouterr().out
     # The file itself is as it was.
-    assert signed.read_bytes() == (ROOT / "artifacts" / "robertson.pt").read_bytes()
+    assert signed_path.read_bytes() == (ROOT / "artifacts" / "robertson.pt").read_bytes()
 
 
 def expire(path: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +70,7 @@ def expire(path: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch)
             return datetime.datetime(2020, 1, 1, tzinfo=tz)
 
     with monkeypatch.context() as patch:
-        patch.setattr(signature.datetime, "datetime", Past)
+        patch.setattr(file_signature.datetime, "datetime", Past)
         sign_file(path, keys[0], days=1.5)
 
 
@@ -107,30 +105,30 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_both_readers_refuse(fault, signed, keys):
+def test_both_readers_refuse(fault, signed_path, keys):
     change, message = FAULTS[fault]
-    change(signed)
+    change(signed_path)
     with pytest.raises(SignatureError, match=message):
-        torchferry.load(signed, public_key=keys[1])
-    status, text = load_natively(signed, keys[1])
+        torchferry.load(signed_path, public_key=keys[1])
+    status, text = load_natively(signed_path, keys[1])
     assert status == "TF_ERROR_SIGNATURE"
     assert message in text
-    assert run(["verify", str(signed), "--require-signature", "--key", str(keys[1])]) == 4
+    assert run(["verify", str(signed_path), "--require-signature", "--key", str(keys[1])]) == 4
 
 
-def test_another_key(signed, keys, tmp_path):
+def test_another_key(signed_path, keys, tmp_path):
     other = make_keys(tmp_path / "other.key")
     with pytest.raises(SignatureError, match="signed with another key"):
-        check_signature(signed, other)
-    assert "signed with another key" in load_natively(signed, other)[1]
+        check_signature(signed_path, other)
+    assert "signed with another key" in load_natively(signed_path, other)[1]
     # Who puts the name of the right key into a signature by another still does not have that key.
-    sign_file(signed, tmp_path / "other.key")
-    text = signed.with_name(f"{signed.name}.sig")
-    ours, theirs = (signature._compute_key_id(signature._read_public_key(k)) for k in (keys[1], other))
+    sign_file(signed_path, tmp_path / "other.key")
+    text = signed_path.with_name(f"{signed_path.name}.sig")
+    ours, theirs = (file_signature._compute_key_id(file_signature._read_public_key(k)) for k in (keys[1], other))
     text.write_text(text.read_text().replace(theirs, ours))
     with pytest.raises(SignatureError, match="not by that key"):
-        check_signature(signed, keys[1])
-    assert "not by that key" in load_natively(signed, keys[1])[1]
+        check_signature(signed_path, keys[1])
+    assert "not by that key" in load_natively(signed_path, keys[1])[1]
 
 
 def test_a_signature_that_has_expired(path, keys, monkeypatch):
@@ -144,16 +142,16 @@ def test_a_signature_that_has_expired(path, keys, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "no key", "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"])
-def test_what_is_no_key(text, signed, tmp_path):
+def test_what_is_no_key(text, signed_path, tmp_path):
     key = tmp_path / "some.pub"
     key.write_text(text)
     with pytest.raises(UsageError, match="no public key"):
-        check_signature(signed, key)
-    status, message = load_natively(signed, key)
+        check_signature(signed_path, key)
+    status, message = load_natively(signed_path, key)
     assert status == "TF_ERROR_ARGUMENT"
     assert "no public key" in message
     with pytest.raises(UsageError, match="no private key"):
-        sign_file(signed, key)
+        sign_file(signed_path, key)
 
 
 def test_keys_of_openssl(path, tmp_path):
@@ -173,7 +171,7 @@ def test_keys_of_openssl(path, tmp_path):
 def test_a_key_with_a_passphrase(path, tmp_path, keys):
     from cryptography.hazmat.primitives import serialization
 
-    key = signature._read_private_key(keys[0], None)
+    key = file_signature._read_private_key(keys[0], None)
     form, pem = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
     locked = tmp_path / "locked.key"
     locked.write_bytes(key.private_bytes(pem, form, serialization.BestAvailableEncryption(b"secret")))
@@ -195,6 +193,36 @@ def test_every_kind_of_file_is_signed(compiled_robertson, solid, keys, tmp_path,
         assert torchferry.verify(path, public_key=keys[1]).passed
     assert find_signed_file(folder) == folder / "manifest.json"
     assert load_natively(tmp_path / "robertson.pt2", keys[1]) == ("TF_OK", "")
+
+
+def test_a_kernel_that_a_signed_archive_carries(carrying, keys, tmp_path, monkeypatch):
+    """It is part of what was signed; what lies beside the archive is not."""
+    monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path / "cache"))
+    torchferry.sign(carrying, keys[0])
+    assert isinstance(torchferry.load(carrying, engine="kernel", public_key=keys[1]).engine, Kernel)
+    assert torchferry.verify(carrying, runtimes="c", public_key=keys[1]).passed
+    assert verify_natively(carrying, "--key", keys[1], "--engine", "kernel")[1]["engine"] == "kernel"
+    with pytest.warns(torchferry.EngineWarning, match="TrustError"):
+        torchferry.load(carrying, engine="kernel")
+
+
+def test_a_package_beside_a_signed_archive(path, compiled_robertson, keys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path / "cache"))
+    shutil.copy(compiled_robertson, tmp_path)
+    torchferry.sign(path, keys[0])
+    with pytest.warns(torchferry.EngineWarning, match="TrustError"):
+        torchferry.load(path, engine="pt2", public_key=keys[1])
+
+
+def test_a_shared_object_is_signed(solid, keys, tmp_path):
+    library, folder = tmp_path / "solid.so", solid.with_suffix("")
+    sources = [folder / "make_model.c", folder / "make_model_shared.c"]
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-o", library, *sources, "-lm"], check=True)
+    assert verify_natively(library)[1]["status"] == "TF_ERROR_TRUST"
+    torchferry.sign(library, keys[0])
+    assert load_natively(library, keys[1]) == ("TF_OK", "")
+    flip(library)
+    assert load_natively(library, keys[1])[0] == "TF_ERROR_SIGNATURE"
 
 
 def test_commands(path, tmp_path, capsys, monkeypatch):

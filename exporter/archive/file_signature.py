@@ -35,7 +35,7 @@ _LONGEST = 1024
 
 
 @dataclass(frozen=True)
-class Signature:
+class FileSignature:
     """What a signature says. ``key`` is the sha256 of the public key; times are UTC, as text."""
 
     digest: str
@@ -76,19 +76,19 @@ def sign_file(path: Path, private: Path, days: float | None = None, passphrase: 
     Raises ``UsageError`` for a file that is no private key of Ed25519, ``OutputError`` if the signature cannot be
     written."""
     if days is not None and not 0 < days < 1e5:
-        raise UsageError("a signature lasts for no such time", got=f"{days:g} days", expected="more than 0 days")
+        raise UsageError("a signature lasts for no such time", got=f"{days:g} days", expected="above 0, below 100,000")
     key = _read_private_key(private, passphrase)
     now = datetime.datetime.now(datetime.timezone.utc)
     expires = NEVER if days is None else _format_time(now + datetime.timedelta(days=days))
     place = find_signed_file(path)
-    signature = Signature(compute_file_digest(place), _compute_key_id(key.public_key()), _format_time(now), expires)
+    signature = FileSignature(compute_file_digest(place), _compute_key_id(key.public_key()), _format_time(now), expires)
     value = key.sign(signature.statement()).hex()
     target = place.with_name(place.name + SUFFIX)
     write_atomically(target, signature.statement() + f"signature {value}\n".encode())
     return target
 
 
-def check_signature(path: Path, public: Path) -> Signature:
+def check_signature(path: Path, public: Path) -> FileSignature:
     """Check that the owner of a public key has signed a file, and return what the signature says.
 
     Raises:
@@ -131,7 +131,7 @@ def find_signed_file(path: Path) -> Path:
     return onnx_container.manifest_path(path) if path.suffix == onnx_container.SUFFIX else path
 
 
-def _read_signature(where: Path, path: Path) -> tuple[Signature, bytes]:
+def _read_signature(where: Path, path: Path) -> tuple[FileSignature, bytes]:
     try:
         with where.open("rb") as file:
             text = file.read(_LONGEST + 1).decode("ascii", errors="replace")
@@ -146,7 +146,7 @@ def _read_signature(where: Path, path: Path) -> tuple[Signature, bytes]:
         raise SignatureError(
             "the signature is damaged", where=str(where), expected="what torchferry sign writes", mend=mend
         )
-    return Signature(*match.groups()[:4]), bytes.fromhex(match[5])
+    return FileSignature(*match.groups()[:4]), bytes.fromhex(match[5])
 
 
 def _format_time(time: datetime.datetime) -> str:
