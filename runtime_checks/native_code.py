@@ -65,7 +65,7 @@ def check_code_trust(opened: object, where: Path, trust: str) -> None:
     """Check that a file may run as it was opened: an archive by TorchScript, whatever else it carries.
 
     Raises:
-        TrustError: It is native code of somebody else, and nobody asked for it.
+        TrustError: It is native code that this user did not make here, nor allow.
         ArchiveError: Others can write to the record of one's own code.
     """
     if trust != NATIVE and (digest := _compute_code_digest(opened)):

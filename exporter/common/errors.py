@@ -4,7 +4,7 @@
       UsageError                 2  wrong arguments, names or files
         SourceError              2  the model cannot be loaded from the given source
         OutputError              2  the archive cannot be written to the requested place
-        TrustError               2  somebody else's native code, which nobody asked for
+        TrustError               2  native code that this user did not make here, nor allow
       CaptureError               3  the model cannot be captured soundly
         WarmupError              3  eager mode itself is not finite, pure or repeatable
         OperatorError            3  an operator that exists only with the source library
@@ -75,7 +75,7 @@ class OutputError(UsageError):
 
 
 class TrustError(UsageError):
-    """Native code of somebody else, which nobody asked to be run."""
+    """Native code that this user did not make here, and did not allow."""
 
 
 class CaptureError(TorchferryError):

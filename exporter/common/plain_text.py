@@ -36,7 +36,7 @@ def escape_formula(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return a text for a cell of a table in Markdown: on one line, and nothing of it a tag, a link or a column."""
+    """Return a text for a cell of a table in Markdown: on one line, none of it a tag, a link, a heading or a column."""
     return re.sub(r"([\\`*_{}\[\]<>()#+!|~$&])", r"\\\1", " ".join(text.split()))
 
 

@@ -33,7 +33,11 @@ def command(
     ] = "off",
     allow_native: AllowNativeOption = False,
     require_signature: Annotated[
-        bool, Option("--require-signature", help="The file has to be signed, with the key of --key.")
+        bool,
+        Option(
+            "--require-signature",
+            help="The file has to be signed: an error without --key, which alone asks for the same.",
+        ),
     ] = False,
     key: Annotated[Path | None, Option(help="The public key that has to have signed it.")] = None,
     json: JsonOption = False,

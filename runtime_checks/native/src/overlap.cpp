@@ -48,6 +48,11 @@ bool is_empty(const tf_tensor& given) {
   return std::find(given.shape, end, 0) != end;
 }
 
+/// How many of an output's dimensions are the batch's.
+int32_t batch_rank(const tf_tensor& given, const Method& method, size_t output) {
+  return given.rank - static_cast<int32_t>(method.outputs[output].shape.size());
+}
+
 /// Whether no interval reaches into the next; they are sorted.
 template <class Intervals>
 bool are_apart(const Intervals& sorted) {
@@ -61,17 +66,15 @@ bool are_members(const Spans& spans, const Method& method, const tf_tensor* cons
   uintptr_t row = 0;
   for (const auto& span : spans) {
     const auto& given = *outputs[span.output];
-    const auto batch = given.rank - static_cast<int32_t>(method.outputs[span.output].shape.size());
-    for (int32_t d = 0; d < batch; ++d)
+    for (int32_t d = 0; d < batch_rank(given, method, span.output); ++d)
       if (given.shape[d] > 1) row = std::gcd(row, step(given, d));
   }
   if (row == 0) return false;
   c10::SmallVector<std::pair<uintptr_t, uintptr_t>, 8> members;
   for (const auto& span : spans) {
     const auto& given = *outputs[span.output];
-    const auto batch = given.rank - static_cast<int32_t>(method.outputs[span.output].shape.size());
     const auto begin = (span.low - spans[0].low) % row;
-    members.emplace_back(begin, begin + reach(given, batch));
+    members.emplace_back(begin, begin + reach(given, batch_rank(given, method, span.output)));
   }
   std::sort(members.begin(), members.end());
   return are_apart(members) && members.back().second <= members.front().first + row;

@@ -25,7 +25,7 @@ bool leads_out(const std::string& name) {
     part.clear();
   }
   // Before the first slash a colon names a drive.
-  return name.empty() || name[0] == '/' || name[0] == '\\' || name.substr(0, name.find_first_of("/\\")).find(':') != std::string::npos;
+  return name[0] == '/' || name[0] == '\\' || name.substr(0, name.find_first_of("/\\")).find(':') != std::string::npos;
 }
 
 /// Little-endian, as zip files have numbers.

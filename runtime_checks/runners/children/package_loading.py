@@ -174,7 +174,7 @@ def is_plain_size(node):
     """Return whether this part of an expression is a number, a symbol, or a function of sizes."""
     if isinstance(node, ast.Call):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        # A power in a power is larger than any machine; of the others only symbols have keywords.
+        # A power in a power may be larger than any machine. Only symbols have keywords.
         inner = {n.id for part in node.args for n in ast.walk(part) if isinstance(n, ast.Name)}
         is_plain_call = name == "Symbol" or not node.keywords
         return name in FUNCTIONS and is_plain_call and not (name in POWERS and inner & POWERS)

@@ -24,14 +24,14 @@ Model archive() {
 }
 
 /// What a host says that loads code which somebody built.
-Options native() {
+Options allow_native() {
   Options options;
   options.trust = Trust::kNative;
   return options;
 }
 
 Model kernel(int threads = 1, bool settable = true) {
-  auto options = native();
+  auto options = allow_native();
   options.settable_parameters = settable;
   options.intra_op_threads = threads;
   return Model::load(path("TF_KERNEL"), "cpu", options);
@@ -98,7 +98,7 @@ TEST_CASE("threads change no number") {
   const auto given = inputs(archive(), {9001});
   const auto one = kernel(1)(given), four = kernel(4)(given);
   for (size_t i = 0; i < one.size(); ++i) CHECK(at::equal(one[i], four[i]));
-  auto options = native();
+  auto options = allow_native();
   CHECK(status_of([&] { Model::load(path("TF_PARTS"), "cpu", options)(given); }) == TF_ERROR_MODEL);
   options.intra_op_threads = 4;
   const auto parts = Model::load(path("TF_PARTS"), "cpu", options)(given);
@@ -108,13 +108,13 @@ TEST_CASE("threads change no number") {
 TEST_CASE("a shared object that is replaced while another one of its path is open") {
   const auto place = path("TF_KERNEL") + ".copy";
   std::filesystem::copy_file(path("TF_KERNEL"), place);
-  const auto first = Model::load(place, "cpu", native());
+  const auto first = Model::load(place, "cpu", allow_native());
   std::filesystem::copy_file(path("TF_OTHER"), place + ".new");
   std::filesystem::rename(place + ".new", place);
-  const auto second = Model::load(place, "cpu", native());
+  const auto second = Model::load(place, "cpu", allow_native());
   for (const auto* model : {&first, &second})
     for (const auto& result : model->run_cases()) CHECK(result.comparison.passed);
-  CHECK(second.contract().methods.at(0).inputs.size() == Model::load(path("TF_OTHER"), "cpu", native()).contract().methods.at(0).inputs.size());
+  CHECK(second.contract().methods.at(0).inputs.size() == Model::load(path("TF_OTHER"), "cpu", allow_native()).contract().methods.at(0).inputs.size());
   std::filesystem::remove(place);
 }
 
@@ -206,14 +206,14 @@ TEST_CASE("an element that does not converge is said in C") {
 
 TEST_CASE("two kernels in one process") {
   const auto one = kernel();
-  const auto other = Model::load(path("TF_OTHER"), "cpu", native());
+  const auto other = Model::load(path("TF_OTHER"), "cpu", allow_native());
   CHECK(one.contract().methods.at(0).inputs.size() != other.contract().methods.at(0).inputs.size());
   for (const auto* model : {&one, &other})
     for (const auto& result : model->run_cases()) CHECK(result.comparison.passed);
 }
 
 TEST_CASE("an archive lets the kernel that it carries run it") {
-  auto options = native();
+  auto options = allow_native();
   options.engine = EngineKind::kKernel;
   options.settable_parameters = true;
   std::string said;

@@ -156,7 +156,7 @@ static void names(void) {
 }
 
 /* Outputs in one array: members of a structure, and numbers that take turns. What is apart is written, and the rest is not. */
-static void together(void) {
+static void share_one_array(void) {
   static double rows[N * 13], turns[2 * 9 * N];
   static int64_t force_row[] = {13, 3, 1}, pushed_row[] = {13, 1}, energy_row[] = {13};
   static const int64_t force_turn[] = {2, 6 * N, 2 * N}, pushed_turn[] = {2, 2 * N};
@@ -212,7 +212,7 @@ static void tensors(void) {
   WITH(out[1].data = force, TF_ERROR_STRIDE, "reaches into the memory of output");
   WITH(out[1].data = force + 2, TF_ERROR_STRIDE, "reaches into the memory of output");
   WITH(out[2].data = pushed + 3 * N - 1, TF_ERROR_STRIDE, "output 1 ('pushed')");
-  together();
+  share_one_array();
   /* A batch of zero is no wrong call, but a whole one; it writes nothing. */
   static const int64_t no_F[] = {0, 3, 3}, no_v[] = {0, 3}, no_s[] = {0};
   const tf_tensor nothing[] = {TENSOR(NULL, 3, no_F), TENSOR(NULL, 2, no_v), TENSOR(NULL, 1, no_s)};
