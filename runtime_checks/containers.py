@@ -8,10 +8,10 @@ import torch
 
 from exporter.archive.formats import FORMATS, infer_format
 from exporter.archive.kernel_container import KernelFiles
+from exporter.archive.module_tensors import read_module_tensors
 from exporter.archive.onnx_container import OnnxFiles
 from exporter.archive.pt_archive import Archive
 from runtime_checks.kernels.embedded import EmbeddedKernel, embedded_kernel
-from runtime_checks.model import read_parameter_values
 
 
 def infer_file_format(path: Path) -> str:
@@ -38,7 +38,8 @@ def read_parameters(opened: Container) -> dict[str, torch.Tensor]:
         opened = opened.archive
     if isinstance(opened, Archive):
         if opened.holds == "graphs":
-            return read_parameter_values(opened.path, opened.contract)
+            has_derivatives = "jacobian" in opened.contract.methods or opened.contract.differentiable
+            return read_module_tensors(opened, [p.name for p in opened.contract.parameters] if has_derivatives else [])
         values = {n: t for method_values in opened.parameters().values() for n, t in method_values.items()}
         return values if "jacobian" in opened.contract.methods else {}
     return opened.parameters() if "jacobian" in opened.contract.methods else {}

@@ -99,14 +99,6 @@ def _is_same_device(a: torch.device, b: torch.device) -> bool:
     return a.type == b.type and (a.type == "cpu" or (a.index or 0) == (b.index or 0))
 
 
-def read_parameter_values(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
-    """Return the values of the parameters that the contract lets users set, if a method gives derivatives."""
-    if not ("jacobian" in contract.methods or contract.differentiable) or not contract.parameters:
-        return {}
-    module_parameters = dict(load(path).module.named_parameters())
-    return {p.name: module_parameters[p.name].detach() for p in contract.parameters if p.name in module_parameters}
-
-
 def load(
     path: str | Path,
     device: str | torch.device = "cpu",

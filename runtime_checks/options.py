@@ -10,8 +10,7 @@ from typing import Any
 
 from runtime_checks.envelope import OFF, check_envelope_mode
 from runtime_checks.native_code import GRAPHS, check_trust_mode
-
-TIME_LIMIT, MEMORY_LIMIT = 600.0, 16.0
+from runtime_checks.runners.subprocesses import MEMORY_LIMIT, TIME_LIMIT
 
 
 def split_names(names: str | Sequence[str]) -> tuple[str, ...]:

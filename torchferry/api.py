@@ -48,10 +48,11 @@ from runtime_checks.kernels.numpy_kernel import Kernel
 from runtime_checks.model import Model
 from runtime_checks.model import load as _load
 from runtime_checks.native_code import NATIVE
-from runtime_checks.options import MEMORY_LIMIT, TIME_LIMIT, VerifyOptions
+from runtime_checks.options import VerifyOptions
 from runtime_checks.output_agreement import compare_outputs
 from runtime_checks.report import Report
 from runtime_checks.runners.fork_server import shared_fork_server
+from runtime_checks.runners.subprocesses import MEMORY_LIMIT, TIME_LIMIT
 from torchferry import conversion as _conversion
 from torchferry import pipeline as _pipeline
 from torchferry import soundness_check as _soundness_check

@@ -168,9 +168,7 @@ def silence_child() -> None:
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
-    if _PRCTL is not None:
-        # PR_SET_PDEATHSIG: a child without its parent must end.
-        _PRCTL(1, signal.SIGKILL)
+    end_with_parent()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -178,6 +176,13 @@ def silence_child() -> None:
     # OpenMP's threads do not survive a fork. Each page that a child touches is a fault: what is so already is not set.
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+def end_with_parent() -> None:
+    """Let the system kill this process when the thread that forked it ends, where it can (prctl(2))."""
+    if _PRCTL is not None:
+        # PR_SET_PDEATHSIG.
+        _PRCTL(1, signal.SIGKILL)
 
 
 def tell_parent(value: Any) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from exporter.common.errors import MissingRuntimeError, RunError, UsageError
-from runtime_checks.options import MEMORY_LIMIT
 
 # The package that the confinement of a process needs.
 CONFINEMENT_PACKAGE = "landlockpy"
-# Bytes that a process may take if nobody says otherwise.
+# Seconds and GiB that a process may take if nobody says otherwise; the same in bytes.
+TIME_LIMIT, MEMORY_LIMIT = 600.0, 16.0
 MEMORY = MEMORY_LIMIT * 2**30
 _KEPT_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR")
 

@@ -27,13 +27,13 @@ from torchferry.cli.output import PlainConsole
 
 
 @pytest.mark.parametrize("command", ["graph", "inspect", "verify"])
-def test_a_foreign_file_that_runs_at_load(command, tmp_path, capsys):
+def test_a_foreign_file_that_runs_at_load(command, tmp_path, capfd):
     path = tmp_path / "foreign.pt"
     with ignore_deprecations():
         torch.jit.save(torch.jit.script(RunsAtLoad()), path)
     assert run([command, str(path)]) == 4
     message = "not a torchferry archive" if command != "graph" else "runs while it is loaded"
-    assert message in capsys.readouterr().err
+    assert message in capfd.readouterr().err
 
 
 class Whole(torch.nn.Module):
@@ -105,22 +105,22 @@ def test_no_escape_reaches_the_terminal(command, tmp_path, capfd):
     assert "U+001B" in err
 
 
-def test_a_console_shows_what_it_is_given(capsys):
+def test_a_console_shows_what_it_is_given(capfd):
     for shown in (ESCAPE, Text(ESCAPE, style="red")):
         PlainConsole().print(shown)
-        out = capsys.readouterr().out
+        out = capfd.readouterr().out
         assert "\x1b" not in out
         assert "\\u001b[32mverified" in out
 
 
-def test_a_wide_tolerance_is_marked(tmp_path, capsys):
+def test_a_wide_tolerance_is_marked(tmp_path, capfd):
     path = Path(shutil.copy(ARTIFACTS / "rates.pt", tmp_path))
     change_contract(path, lambda c: c["tolerance"]["dtypes"]["float64"].update(rtol=0.5))
     report = torchferry.verify(path)
     assert all(output.is_wide for output in report.outputs)
     assert not any(output.is_wide for output in torchferry.verify(ARTIFACTS / "rates.pt").outputs)
     assert run(["verify", str(path)]) == 0
-    out = capsys.readouterr().out
+    out = capfd.readouterr().out
     assert "5e-01" in out
     assert "wide" in out
 
@@ -143,9 +143,9 @@ LONG = "n" * 300
         ["verify", str(ARTIFACTS / "rates.pt"), "--memory-limit", "1e30"],
     ],
 )
-def test_what_no_system_has_is_wrong_usage(arguments, capsys):
+def test_what_no_system_has_is_wrong_usage(arguments, capfd):
     assert run(arguments) == 2
-    error = capsys.readouterr().err
+    error = capfd.readouterr().err
     assert "error:" in error
     assert "Traceback" not in error
 

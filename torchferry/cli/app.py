@@ -1,9 +1,8 @@
-"""The console script: the commands, and the one place that turns errors into messages and exit codes."""
+"""The console script and its commands."""
 
 from __future__ import annotations
 
 import atexit
-import errno
 import os
 import sys
 import threading
@@ -12,7 +11,6 @@ import typer
 from typer import Option
 
 from exporter import __version__
-from exporter.common.errors import INTERRUPTED, TorchferryError, UsageError
 from torchferry.cli import (
     bench,
     check,
@@ -31,14 +29,8 @@ from torchferry.cli import (
     verify,
 )
 from torchferry.cli import run as run_history
-from torchferry.cli.interruption import end_soon_when_interrupted, report_interrupt
-from torchferry.cli.output import print_error
-
-# typer ships its own click from some version on, and depends on the package before it.
-ClickException = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
-
-# Names that no file has here, and files that others keep.
-UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES)
+from torchferry.cli.exit_codes import report_end
+from torchferry.cli.interruption import end_soon_when_interrupted
 
 app = typer.Typer(name="torchferry", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("export")(export.command)
@@ -96,25 +88,9 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run the command line and return its exit code. A bug of torchferry keeps its traceback and gives 1."""
-    try:
+
+    def work() -> int:
         with end_soon_when_interrupted():
-            code = app(arguments, standalone_mode=False) or 0
-        # Newer typers turn the signal into this code themselves.
-        return report_interrupt() if code == INTERRUPTED else code
-    except TorchferryError as error:
-        print_error(error, as_json="--json" in arguments)
-        return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        return report_interrupt()
-    except OSError as error:
-        if error.errno not in UNUSABLE:
-            raise
-        what, mend = "a file cannot be reached", "name another file"
-        usage_error = UsageError(what, where=str(error.filename), got=error.strerror or "", mend=mend)
-        print_error(usage_error, as_json="--json" in arguments)
-        return usage_error.exit_code
-    except Exception as error:
-        if not isinstance(error, ClickException):
-            raise
-        error.show()  # pyright: ignore[reportAttributeAccessIssue]
-        return UsageError.exit_code
+            return app(arguments, standalone_mode=False) or 0
+
+    return report_end(work, as_json="--json" in arguments)

@@ -53,19 +53,25 @@ def command(
     with pause_collection():
         from runtime_checks.report import render
         from torchferry import api
+        from torchferry.cli.confined_process import Confinement, run_confined
 
-    result = api.convert(
-        path,
-        output,
-        to=to,
-        opset=opset,
-        finite_math=finite_math,
-        devices=device,
-        time_limit=time_limit,
-        memory_limit=memory_limit,
-    )
-    if json:
-        print_json({"path": str(result.path), "report": result.report.as_dict()})
-        return
-    out.print(render(result.report))
-    out.print(f"wrote {result.path} ({count_bytes(result.path)} bytes)", soft_wrap=True)
+    def work() -> None:
+        result = api.convert(
+            path,
+            output,
+            to=to,
+            opset=opset,
+            finite_math=finite_math,
+            devices=device,
+            time_limit=time_limit,
+            memory_limit=memory_limit,
+        )
+        if json:
+            print_json({"path": str(result.path), "report": result.report.as_dict()})
+            return
+        out.print(render(result.report))
+        out.print(f"wrote {result.path} ({count_bytes(result.path)} bytes)", soft_wrap=True)
+
+    # By default it is written beside the archive.
+    limits = {"time_limit": time_limit, "memory_limit": memory_limit, "has_devices": device != "cpu"}
+    run_confined(work, Confinement(path, (output or path.parent,), **limits, programs=None, as_json=json))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from torchferry.cli.options import JsonOption
+from torchferry.cli.options import JsonOption, MemoryLimitOption, TimeLimitOption
 from torchferry.cli.output import print_difference, print_json
 
 
@@ -18,6 +19,8 @@ def command(
     run: Annotated[
         bool, Option("--run", help="Run both on the stored cases of either, and compare the outputs.")
     ] = False,
+    time_limit: TimeLimitOption = 600.0,
+    memory_limit: MemoryLimitOption = 16.0,
     json: JsonOption = False,
 ) -> None:
     """Compare two files: contract, graphs, constants and, with --run, outputs. Ends with a verdict.
@@ -31,10 +34,17 @@ def command(
       torchferry diff old.pt new.pt --run
     """
     import torchferry
+    from torchferry.cli.confined_process import Confinement, run_confined
 
-    difference = torchferry.diff(one, other, run=run)
-    if json:
-        print_json(difference.as_dict())
-    else:
-        print_difference(difference)
-    raise typer.Exit(0 if difference.same else torchferry.MismatchError.exit_code)
+    def work() -> None:
+        difference = torchferry.diff(one, other, run=run)
+        if json:
+            print_json(difference.as_dict())
+        else:
+            print_difference(difference)
+        if not difference.same:
+            raise typer.Exit(torchferry.MismatchError.exit_code)
+
+    # The fresh processes that run the files are Python's.
+    programs = (sys.executable,) if run else ()
+    run_confined(work, Confinement(one, (), time_limit, memory_limit, programs, as_json=json))

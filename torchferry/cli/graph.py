@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Argument, Option
 
-from torchferry.cli.options import JsonOption
+from torchferry.cli.options import JsonOption, MemoryLimitOption, TimeLimitOption
 from torchferry.cli.output import out, print_json, print_passes, print_rows
 
 if TYPE_CHECKING:
-    from exporter.graph.executor_stages import Stage
+    from exporter.graph.executor_stages import Stage, StagedGraph
 
 
 def command(
@@ -29,6 +30,8 @@ def command(
     inputs: Annotated[
         Path | None, Option(help="Inputs by name to run it on: .pt, .npz or .json. Default: a stored case.")
     ] = None,
+    time_limit: TimeLimitOption = 600.0,
+    memory_limit: MemoryLimitOption = 16.0,
     json: JsonOption = False,
 ) -> None:
     """Print or draw the graph of a saved method, each operation with its submodule and line of source.
@@ -47,41 +50,65 @@ def command(
       torchferry graph eq.pt --method jacobian --html jacobian.html
     """
     from exporter.archive.input_files import read_inputs
-    from exporter.graph.drawing import build_drawing
-    from exporter.graph.executor_stages import compute_stage as staged
-    from exporter.graph.html_view import write_html
-    from exporter.graph.listing import list_rows
+    from exporter.graph.executor_stages import compute_stage
     from exporter.graph.loading import open_file
-    from exporter.graph.passes import run_passes as applied
+    from exporter.graph.passes import run_passes
+    from torchferry.cli.confined_process import Confinement, run_confined
+
+    def work() -> None:
+        file, named_inputs = open_file(path), read_inputs(inputs) if inputs else None
+        if passes:
+            pass_results = run_passes(file, method, named_inputs)
+            if json:
+                print_json([dataclasses.asdict(p) for p in pass_results])
+            else:
+                print_passes(pass_results)
+            return
+        title = f"{file.contract.name if file.contract else path.name}: {method}"
+        stage_graph = compute_stage(file, method, cast("Stage", stage), named_inputs)
+        notes = _draw(stage_graph, title, svg, html)
+        if json:
+            _print_json(stage_graph)
+        else:
+            _print(stage_graph, title, method, notes)
+
+    run_confined(work, Confinement(path, (svg, html), time_limit, memory_limit, as_json=json))
+
+
+def _draw(stage_graph: StagedGraph, title: str, svg: Path | None, html: Path | None) -> list[str]:
+    """Write the pictures that are asked for; return a line on each."""
+    from exporter.graph.drawing import build_drawing
+    from exporter.graph.html_view import write_html
     from exporter.graph.svg_view import write_svg
 
-    file = open_file(path)
-    named_inputs = read_inputs(inputs) if inputs else None
-    if passes:
-        pass_results = applied(file, method, named_inputs)
-        if json:
-            print_json([dataclasses.asdict(p) for p in pass_results])
-        else:
-            print_passes(pass_results)
-        return
-    stage_graph = staged(file, method, cast("Stage", stage), named_inputs)
-    title = f"{file.contract.name if file.contract else path.name}: {method}"
-    drawing = build_drawing(stage_graph.graph, stage_graph.names, stage_graph.outputs) if svg or html else None
-    closed_groups = write_svg(svg, drawing, title) if svg and drawing else 0
-    if html and drawing:
+    if svg is None and html is None:
+        return []
+    notes, drawing = [], build_drawing(stage_graph.graph, stage_graph.names, stage_graph.outputs)
+    if svg is not None:
+        closed_groups = write_svg(svg, drawing, title)
+        notes.append(f"wrote {svg}" + (f" ({closed_groups} groups closed: --html opens them)" if closed_groups else ""))
+    if html is not None:
         write_html(html, drawing, title)
-    listing_rows = list_rows(stage_graph.graph, stage_graph.names)
-    if json:
-        report: dict[str, Any] = {"method": stage_graph.graph.method, "stage": stage_graph.stage}
-        report |= {"nodes": stage_graph.nodes, "operations": len(stage_graph.graph)}
-        print_json(report | {"rows": [dataclasses.asdict(row) for row in listing_rows]})
-        return
+        notes.append(f"wrote {html}")
+    return notes
+
+
+def _print_json(stage_graph: StagedGraph) -> None:
+    from exporter.graph.listing import list_rows
+
+    rows = [dataclasses.asdict(row) for row in list_rows(stage_graph.graph, stage_graph.names)]
+    counts = {"nodes": stage_graph.nodes, "operations": len(stage_graph.graph)}
+    print_json({"method": stage_graph.graph.method, "stage": stage_graph.stage, **counts, "rows": rows})
+
+
+def _print(stage_graph: StagedGraph, title: str, method: str, notes: Sequence[str]) -> None:
+    """Print how large a graph is, and what was drawn; without a picture its operations."""
+    from exporter.graph.listing import list_rows
+
     captured = f", captured as {stage_graph.graph.method}" if stage_graph.graph.method != method else ""
     counts = f"{len(stage_graph.graph)} operations, {stage_graph.nodes} nodes with constants"
-    out.print(f"{title}{captured}, {stage}: {counts}")
-    closed_note = f" ({closed_groups} groups closed: --html opens them)" if closed_groups else ""
-    for written_path, note in ((svg, closed_note), (html, "")):
-        if written_path is not None:
-            out.print(f"wrote {written_path}{note}", soft_wrap=True)
-    if svg is None and html is None:
-        print_rows(listing_rows)
+    out.print(f"{title}{captured}, {stage_graph.stage}: {counts}")
+    for note in notes:
+        out.print(note, soft_wrap=True)
+    if not notes:
+        print_rows(list_rows(stage_graph.graph, stage_graph.names))

@@ -14,6 +14,7 @@ from typing import Any
 
 from exporter.common.errors import INTERRUPTED
 from exporter.common.temporary_folders import remove_temporary_paths
+from torchferry.cli.exit_codes import report_interrupt
 
 # Python hears of a signal between two of its own operations; so long it may take to come to one, and then to end.
 PATIENCE = 0.7
@@ -64,14 +65,15 @@ def _restore_handlers() -> None:
     _PREVIOUS_HANDLERS.clear()
 
 
-def _leave_command() -> None:
-    """Handle signals as before the command: in a process that was forked from it, they are not the command's."""
+def leave_command() -> None:
+    """Handle signals as before the command: in a process that was forked from it they are not the command's, and in one
+    that waits for such a process they are for that."""
     if _PREVIOUS_HANDLERS:
         signal.set_wakeup_fd(-1)
         _restore_handlers()
 
 
-os.register_at_fork(after_in_child=_leave_command)
+os.register_at_fork(after_in_child=leave_command)
 
 
 def _watch(receiver: socket.socket, is_heard: threading.Event, is_over: threading.Event) -> None:
@@ -84,10 +86,3 @@ def _watch(receiver: socket.socket, is_heard: threading.Event, is_over: threadin
                 sys.stderr.write("\r\x1b[2K\x1b[?25h")
             report_interrupt()
             os._exit(INTERRUPTED)
-
-
-def report_interrupt() -> int:
-    """Say that the command was interrupted; return its exit code."""
-    sys.stderr.write("interrupted: no half-written file was left behind\n")
-    sys.stderr.flush()
-    return INTERRUPTED

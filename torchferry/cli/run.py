@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from exporter.common.errors import UsageError
-from torchferry.cli.options import AllowNativeOption, ArchiveArgument, JsonOption, choose_trust
+from torchferry.cli.options import AllowNativeOption, ArchiveArgument, JsonOption, MemoryLimitOption, choose_trust
 from torchferry.cli.output import err, out, print_json
 from torchferry.cli.startup import pause_collection
 
@@ -26,6 +26,8 @@ def command(
     ] = None,
     device: Annotated[str, Option(help="Device: cpu, cuda, cuda:1.")] = "cpu",
     allow_native: AllowNativeOption = False,
+    time_limit: Annotated[float, Option(help="Seconds for the process that runs it.")] = 86_400.0,
+    memory_limit: MemoryLimitOption = 16.0,
     json: JsonOption = False,
 ) -> None:
     """Run a load history through an archive, its states fed back from step to step.
@@ -46,30 +48,38 @@ def command(
         from runtime_checks import history_plot as pictures
         from runtime_checks import load_history as histories
         from runtime_checks.model import load
+        from torchferry.cli.confined_process import Confinement, import_early, run_confined
 
-    model = load(path, device, trust=choose_trust(allow_native))
-    load_history = histories.read(history, model.contract)
     if curve and plot is None:
         raise UsageError("curves need a picture to draw into", where="--curve", expected="--plot FILE")
-    with Progress(console=err, transient=True, disable=json) as progress:
-        bar = progress.add_task("steps", total=load_history.steps)
-        outputs = histories.run(model, load_history, lambda _: progress.advance(bar))
-    if output is not None:
-        with atomic_write_path(output) as temporary_path:
-            torch.save({name: value.cpu() for name, value in outputs.items()}, temporary_path)
     if plot is not None:
-        specs = (*model.contract.outputs, *model.contract.inputs)
-        plotted = {**outputs, **load_history.prescribed}
-        ranks = {s.name: len(s.shape) for s in specs if s.name in plotted}
-        pictures.draw(pictures.parse_curves(curve or [], plotted, ranks), plot)
-    failures = histories.find_failure(outputs)
-    histories.check_history(model.contract, load_history, outputs)
-    if json:
-        compared, first_failure = list(load_history.expected), failures and failures[0]
-        print_json({"steps": load_history.steps, "compared": compared, "not_finite_from_step": first_failure})
-        return
-    compared = f", equal to what is expected of {', '.join(load_history.expected)}" if load_history.expected else ""
-    out.print(f"{load_history.steps} steps{compared}", soft_wrap=True)
-    if failures:
-        text = f"from step {failures[0]} on some elements have not converged: {failures[1]} values at the end"
-        out.print(text, soft_wrap=True)
+        import_early("matplotlib.figure")
+
+    def work() -> None:
+        model = load(path, device, trust=choose_trust(allow_native))
+        load_history = histories.read(history, model.contract)
+        with Progress(console=err, transient=True, disable=json) as progress:
+            bar = progress.add_task("steps", total=load_history.steps)
+            outputs = histories.run(model, load_history, lambda _: progress.advance(bar))
+        if output is not None:
+            with atomic_write_path(output) as temporary_path:
+                torch.save({name: value.cpu() for name, value in outputs.items()}, temporary_path)
+        if plot is not None:
+            specs = (*model.contract.outputs, *model.contract.inputs)
+            plotted = {**outputs, **load_history.prescribed}
+            ranks = {s.name: len(s.shape) for s in specs if s.name in plotted}
+            pictures.draw(pictures.parse_curves(curve or [], plotted, ranks), plot)
+        failures = histories.find_failure(outputs)
+        histories.check_history(model.contract, load_history, outputs)
+        if json:
+            compared, first_failure = list(load_history.expected), failures and failures[0]
+            print_json({"steps": load_history.steps, "compared": compared, "not_finite_from_step": first_failure})
+            return
+        compared = f", equal to what is expected of {', '.join(load_history.expected)}" if load_history.expected else ""
+        out.print(f"{load_history.steps} steps{compared}", soft_wrap=True)
+        if failures:
+            text = f"from step {failures[0]} on some elements have not converged: {failures[1]} values at the end"
+            out.print(text, soft_wrap=True)
+
+    limits = {"time_limit": time_limit, "memory_limit": memory_limit, "has_devices": device != "cpu"}
+    run_confined(work, Confinement(path, (output, plot), **limits, as_json=json))

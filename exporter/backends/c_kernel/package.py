@@ -16,6 +16,8 @@ from exporter.archive.pt_archive import Archive
 from exporter.archive.tensor_spec import name_dtype
 from exporter.backends.c_kernel.c_source import CSource, generate_sources
 from exporter.backends.c_kernel.frame_layout import TEMPLATES
+from exporter.common.errors import RunError
+from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, run_in_fork
 from exporter.graph.loading import load_module
 
 # Draws of inputs that differ by rounding.
@@ -35,8 +37,7 @@ def package_kernel(archive: Archive, *, finite_math: bool = False) -> dict[str, 
     sources = generate_sources(module, archive.contract, finite_math=finite_math)
     contract = kernel_container.derive_kernel_contract(archive.contract, sources.notes)
     cases = [case for case in archive.cases() if supports_case(contract, case)]
-    extreme = [case for case in cases if case.is_extreme]
-    vague = [case for case in extreme if not is_well_conditioned(module, contract, case)]
+    vague = find_vague_cases(module, contract, [case for case in cases if case.is_extreme], str(archive.path))
     left_out = list(dict.fromkeys(case.name for case in vague))
     if vague:
         what = f"cases left out: {', '.join(left_out)}"
@@ -44,6 +45,21 @@ def package_kernel(archive: Archive, *, finite_math: bool = False) -> dict[str, 
         contract = dataclasses.replace(contract, findings=(*contract.findings, finding))
         cases = [case for case in cases if case not in vague]
     return build_files(sources, contract, cases, left_out)
+
+
+def find_vague_cases(module: torch.jit.ScriptModule, contract: Contract, cases: Cases, where: str) -> Cases:
+    """Return the cases that are not well conditioned. The file runs in a forked process: what ends that ends none here.
+
+    Raises ``RunError`` if the process does not finish."""
+
+    def find() -> list[int]:
+        return [i for i, case in enumerate(cases) if not is_well_conditioned(module, contract, case)]
+
+    try:
+        return [cases[i] for i in run_in_fork(find)] if cases else []
+    except ForkFailedError as error:
+        what, expected = "the file's own cases do not run", f"an end within {DEFAULT_SECONDS:g} s"
+        raise RunError(what, where=where, got=str(error), expected=expected) from None
 
 
 def is_well_conditioned(module: torch.jit.ScriptModule, contract: Contract, case: ReferenceCase) -> bool:

@@ -14,7 +14,7 @@ if __name__ == "__main__":
     if job["package"]:
         sys.path.append(job["package"])
     confinement = runpy.run_path(os.path.join(os.path.dirname(__file__), "confinement.py"))
-    in_force = confinement["confine"](job["folder"], job["devices"], command[0])
+    in_force = confinement["confine"](job["folder"], job["devices"], command[:1])
     confinement["set_limits"](job["memory"], job["seconds"], job["devices"])
     with open(job["evidence"], "w") as file:
         json.dump(in_force, file)

@@ -127,7 +127,7 @@ def test_nan_is_no_small_difference(export):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308])
-def test_numbers_that_json_does_not_know(value, export, capsys):
+def test_numbers_that_json_does_not_know(value, export, capfd):
     item, other = export(Law(2.0), "one"), export(Law(2.0), "other")
     with ignore_deprecations():
         module = torch.jit.load(str(other))
@@ -135,7 +135,7 @@ def test_numbers_that_json_does_not_know(value, export, capsys):
             module.stiffness.fill_(value)
         torch.jit.save(module, str(other))
     assert run(["diff", str(item), str(other), "--run", "--json"]) == 5
-    assert json.loads(capsys.readouterr().out)["verdict"] == "differs in constants, numbers"
+    assert json.loads(capfd.readouterr().out)["verdict"] == "differs in constants, numbers"
 
 
 @pytest.fixture
@@ -207,32 +207,32 @@ def test_a_graph_that_is_not_the_contracts(export):
         torchferry.diff(item, item)
 
 
-def test_the_command(export, capsys):
+def test_the_command(export, capfd):
     item, other = export(Law(2.0), "one"), export(Law(2.0, softening=True), "other")
     assert run(["diff", str(item), str(item)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "same file"
+    assert capfd.readouterr().out.splitlines()[-1] == "same file"
     assert run(["diff", str(item), str(other), "--run"]) == 5
-    text = capsys.readouterr().out
+    text = capfd.readouterr().out
     assert text.splitlines()[-1] == "differs in graph, numbers"
     assert text.index("graph:") < text.index("numbers:")
     assert run(["diff", str(item), str(other), "--json"]) == 5
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(capfd.readouterr().out)
     assert report["same"] is False
     assert report["verdict"] == "differs in graph"
 
 
-def test_inspect_shows_the_hash(capsys):
+def test_inspect_shows_the_hash(capfd):
     assert run(["inspect", str(ARTIFACTS / "rates.pt")]) == 0
     contract = torchferry.load(ARTIFACTS / "rates.pt").contract
-    assert f"Graph: sha256 {contract.graph}" in " ".join(capsys.readouterr().out.split())
+    assert f"Graph: sha256 {contract.graph}" in " ".join(capfd.readouterr().out.split())
 
 
-def test_the_graph_command(capsys, tmp_path):
+def test_the_graph_command(capfd, tmp_path):
     assert run(["graph", str(ARTIFACTS / "rates.pt"), "--stage", "optimized", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(capfd.readouterr().out)
     assert (report["method"], report["stage"], report["nodes"]) == ("forward_batch", "optimized", 9)
     assert run(["graph", str(ARTIFACTS / "rates.pt"), "--passes", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == 10
+    assert len(json.loads(capfd.readouterr().out)) == 10
     assert run(["graph", str(ARTIFACTS / "rates.pt"), "--html", str(tmp_path / "eq.html")]) == 0
     assert (tmp_path / "eq.html").stat().st_size > 400_000
     for arguments, code, message in (
@@ -242,7 +242,7 @@ def test_the_graph_command(capsys, tmp_path):
         (["--html", str(tmp_path)], 2, "the output is a folder"),
     ):
         assert run(["graph", str(ARTIFACTS / "rates.pt"), *arguments]) == code
-        assert message in capsys.readouterr().err
+        assert message in capfd.readouterr().err
     assert run(["graph", str(ROOT / "README.md")]) == 4
 
 

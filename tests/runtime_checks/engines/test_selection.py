@@ -162,7 +162,7 @@ def test_a_kernel_that_leaves_out_every_case_is_not_taken(carrying):
         torchferry.verify(carrying, runtimes="c", trust="native")
 
 
-def test_verified_as_the_archive_carries_it(carrying, solid, capsys):
+def test_verified_as_the_archive_carries_it(carrying, solid, capfd):
     """By every check, as the folder of a kernel is."""
     report = torchferry.verify(carrying, runtimes="python,c")
     assert [leg.runtime for leg in report.legs] == ["python", "c"]
@@ -170,7 +170,7 @@ def test_verified_as_the_archive_carries_it(carrying, solid, capsys):
     checks = [[(c.check, c.verdict, c.calls) for c in leg.checks] for leg in (report.legs[1], alone.legs[0])]
     assert checks[0] == checks[1]
     assert run(["verify", str(carrying), "--runtime", "c", "--device", "cuda"]) == 2
-    assert "runs on the CPU" in capsys.readouterr().err
+    assert "runs on the CPU" in capfd.readouterr().err
 
 
 def test_a_fault_in_what_it_carries_is_found(carrying):
@@ -180,13 +180,13 @@ def test_a_fault_in_what_it_carries_is_found(carrying):
     assert torchferry.verify(carrying).passed
 
 
-def test_nothing_to_verify(carrying, tmp_path, capsys):
+def test_nothing_to_verify(carrying, tmp_path, capfd):
     plain = shutil.copy(ARTIFACTS / "return_map.pt", tmp_path)
     assert run(["verify", str(plain), "--runtime", "c"]) == 2
-    assert "carries no kernel" in capsys.readouterr().err
+    assert "carries no kernel" in capfd.readouterr().err
     rewrite(carrying, lambda result: [result.pop(n) for n in list(result) if n.endswith("_lanes.h")], manifest=True)
     assert run(["verify", str(carrying), "--runtime", "c", "--allow-native"]) in (4, 6)
     example = f"{ROOT / 'examples' / 'radial_return.py'}:make_model"
     assert run(["export", example, "-o", str(tmp_path / "new.pt"), "--runtime", "c"]) == 2
-    assert "--format pt,c" in capsys.readouterr().err
+    assert "--format pt,c" in capfd.readouterr().err
     assert not (tmp_path / "new.pt").exists()

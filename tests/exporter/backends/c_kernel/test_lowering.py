@@ -126,18 +126,18 @@ def test_open_sizes_are_refused():
         lower(pt_archive.read(ARTIFACTS / "loss_and_grad.pt"))
 
 
-def test_control_flow_on_data_is_refused_with_its_line(tmp_path, capsys):
+def test_control_flow_on_data_is_refused_with_its_line(tmp_path, capfd):
     assert run(["convert", str(ARTIFACTS / "bar.pt"), "--to", "c", "-o", str(tmp_path / "bar")]) == 3
-    message = capsys.readouterr().err
+    message = capfd.readouterr().err
     assert "models.py:" in message
     assert "a branch depends on the data" in message
     assert not (tmp_path / "bar").exists()
 
 
-def test_an_operator_without_a_row_keeps_nothing_half_written(export, tmp_path, capsys):
+def test_an_operator_without_a_row_keeps_nothing_half_written(export, tmp_path, capfd):
     opened = export("torch.sort(x, -1).values")
     assert run(["convert", str(opened.path), "--to", "c", "-o", str(tmp_path / "k")]) == 3
-    message = capsys.readouterr().err
+    message = capfd.readouterr().err
     assert "aten::sort" in message
     assert "layer.py:15" in message
     assert not (tmp_path / "k").exists()
@@ -149,12 +149,12 @@ def test_a_model_that_is_too_big(export):
     assert "operations" in caught.value.details["got"]
 
 
-def test_the_archive_is_made_where_the_kernel_cannot_be(tmp_path, capsys):
+def test_the_archive_is_made_where_the_kernel_cannot_be(tmp_path, capfd):
     """And says so: exit code 3, with the file of the one and nothing of the other."""
     file = written(tmp_path, "torch.sort(x, -1).values")
     torch.save({"x": torch.randn(4, 3, dtype=torch.float64)}, tmp_path / "in.pt")
     asked = ["export", f"{file}:make", "--inputs", str(tmp_path / "in.pt"), "--format", "pt,c"]
     assert run([*asked, "-o", str(tmp_path / "layer.pt")]) == 3
-    assert "aten::sort" in capsys.readouterr().err
+    assert "aten::sort" in capfd.readouterr().err
     assert run(["verify", str(tmp_path / "layer.pt")]) == 0
     assert not (tmp_path / "layer").exists()

@@ -205,11 +205,11 @@ def test_what_else_is_in_the_folder_stays(copy):
     assert not list(copy.parent.glob(".*tmp"))
 
 
-def test_files_of_somebody_else_are_not_overwritten(tmp_path, capsys):
+def test_files_of_somebody_else_are_not_overwritten(tmp_path, capfd):
     (tmp_path / "CMakeLists.txt").write_text("mine")
     # The folder is not empty, and no kernel's: the kernel would be a folder in it.
     assert run(["convert", str(ARTIFACTS / "robertson.pt"), "--to", "c", "-o", str(tmp_path)]) == 2
-    assert "in the way" in capsys.readouterr().err
+    assert "in the way" in capfd.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["CMakeLists.txt"]
     assert (tmp_path / "CMakeLists.txt").read_text() == "mine"
 
@@ -228,10 +228,10 @@ def test_the_same_bytes_again(folders, tmp_path):
     assert item == other
 
 
-def test_no_place_for_a_folder(tmp_path, capsys):
+def test_no_place_for_a_folder(tmp_path, capfd):
     (tmp_path / "file").write_text("")
     assert run(["convert", str(ARTIFACTS / "robertson.pt"), "--to", "c", "-o", str(tmp_path / "file")]) == 2
-    assert "a kernel is a folder" in capsys.readouterr().err
+    assert "a kernel is a folder" in capfd.readouterr().err
     assert run(["convert", str(ARTIFACTS / "robertson.pt"), "--to", "c", "-o", str(tmp_path / "m.pt")]) == 2
     assert run(["verify", str(tmp_path)]) == 4
 

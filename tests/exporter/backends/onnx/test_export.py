@@ -210,10 +210,10 @@ def test_changed_bytes(copy, end):
 
 
 @pytest.mark.parametrize("end", ["", ".npz", ".json"])
-def test_a_missing_file(copy, end, capsys):
+def test_a_missing_file(copy, end, capfd):
     copy.with_name(copy.name + end).unlink()
     assert run(["verify", str(copy)]) == 4
-    assert "no such file" in capsys.readouterr().err or end == ".json"
+    assert "no such file" in capfd.readouterr().err or end == ".json"
 
 
 def test_a_manifest_cannot_speak_of_other_folders(copy):
@@ -325,9 +325,9 @@ def test_unbatched_scalars_are_loaded(tmp_path):
     assert all(torch.equal(got[name], value) for name, value in wanted.items())
 
 
-def test_other_commands_say_what_it_is(rounded, capsys):
+def test_other_commands_say_what_it_is(rounded, capfd):
     assert run(["inspect", str(rounded)]) == 4
-    assert "an ONNX container is not an archive" in capsys.readouterr().err
+    assert "an ONNX container is not an archive" in capfd.readouterr().err
 
 
 def test_a_branch_on_data_is_refused_with_its_line(tmp_path):
@@ -336,13 +336,13 @@ def test_a_branch_on_data_is_refused_with_its_line(tmp_path):
     assert "law, at models.py" in caught.value.details["where"].removeprefix("in ")
 
 
-def test_a_missing_package_is_exit_code_6(monkeypatch, tmp_path, capsys):
+def test_a_missing_package_is_exit_code_6(monkeypatch, tmp_path, capfd):
     def absent() -> None:
         raise MissingRuntimeError("a package that writes ONNX is missing", mend='pip install "torchferry[onnx]"')
 
     monkeypatch.setattr(writer, "require", absent)
     assert run(["convert", str(ROOT / "artifacts" / "rates.pt"), "--to", "onnx", "-o", str(tmp_path / "a.onnx")]) == 6
-    assert "torchferry[onnx]" in capsys.readouterr().err
+    assert "torchferry[onnx]" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

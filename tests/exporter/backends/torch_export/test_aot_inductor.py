@@ -152,10 +152,10 @@ def test_one_methods_code_in_the_place_of_anothers(copy):
         torchferry.verify(copy, trust="native")
 
 
-def test_no_compiler(monkeypatch, tmp_path, capsys):
+def test_no_compiler(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(aot_inductor.shutil, "which", lambda name: None)
     assert run(["convert", str(ROBERTSON), "--to", "pt2", "-o", str(tmp_path / "m.pt2")]) == 6
-    assert "no C++ compiler" in capsys.readouterr().err
+    assert "no C++ compiler" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

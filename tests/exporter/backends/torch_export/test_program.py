@@ -122,7 +122,7 @@ def test_changed_bytes_and_missing_programs(copy):
         torchferry.load(copy)
 
 
-def test_where_it_does_not_run(copy, capsys):
+def test_where_it_does_not_run(copy, capfd):
     harness = native_build.build() / "bin" / "torchferry_verify"
     done = subprocess.run([str(harness), str(copy)], capture_output=True, text=True, check=False)
     assert (done.returncode, "run in Python" in done.stderr) == (4, True)
@@ -133,7 +133,7 @@ def test_where_it_does_not_run(copy, capsys):
     renamed = copy.with_name("robertson.pt2")
     copy.rename(renamed)
     assert run(["verify", str(renamed)]) == 4
-    assert "that of another kind of file" in capsys.readouterr().err
+    assert "that of another kind of file" in capfd.readouterr().err
     assert run(["graph", str(renamed)]) == 4
     assert run(["convert", str(renamed), "--to", "onnx"]) == 4
     renamed.rename(copy)
@@ -235,9 +235,9 @@ def test_no_python_is_run(copy, change, message, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == [copy.name]
 
 
-def test_a_name_that_says_another_container(tmp_path, capsys):
+def test_a_name_that_says_another_container(tmp_path, capfd):
     assert run(["convert", str(ROBERTSON), "--to", "program", "-o", str(tmp_path / "m.pt2")]) == 2
-    assert ".program.pt2" in capsys.readouterr().err
+    assert ".program.pt2" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
