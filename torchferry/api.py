@@ -13,6 +13,7 @@ from exporter import __version__
 from exporter.archive.contract import Contract, Finding
 from exporter.archive.derivative_request import DerivativeRequest
 from exporter.archive.file_signature import sign_file
+from exporter.archive.format_limits import MAX_TEXT
 from exporter.archive.formats import path_for_format, resolve_formats
 from exporter.archive.kernel_container import is_kernel
 from exporter.archive.pt_archive import is_shared_object
@@ -30,6 +31,7 @@ from exporter.common.errors import (
     UnsoundError,
     UsageError,
 )
+from exporter.common.plain_text import escape_unsafe
 from exporter.common.stopwatch import Step, Watch, ignore_step
 from exporter.graph.archive_diff import Difference, diff_archives
 from exporter.model.composition import ComposedModel, Part
@@ -131,6 +133,7 @@ def export(
     opset: int = OPSET,
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
+    command: str = "",
     announce: Callable[[Listing], Any] | None = None,
     progress: Callable[[str], Any] = lambda text: None,
     watch: Watch = ignore_step,
@@ -175,6 +178,7 @@ def export(
         opset: ONNX's version of operators.
         time_limit: Seconds for each process that verifies.
         memory_limit: GiB for each process that verifies.
+        command: What the contract says of how the file was made; the command line gives its own words.
         announce: Called with name, inputs and outputs of each model before it is captured.
         progress: Called with texts on the build of the native library.
         watch: Called with a ``Step`` when a stage begins or a check ends: ``stage``, ``part``, ``done``, ``total``.
@@ -209,6 +213,7 @@ def export(
         inputs=Path(inputs) if isinstance(inputs, str) else inputs,
         against=Path(against) if against is not None else None,
         on_failure=on_failure,
+        command=escape_unsafe(command)[:MAX_TEXT],
         capture=CaptureOptions(
             seed,
             tuple(map(Allowance.parse, allow)),

@@ -40,6 +40,7 @@ def build_contract(
     captured: CaptureResult,
     devices: Sequence[str],
     request: DerivativeRequest | None,
+    command: str,
 ) -> Contract:
     """Build the contract of a captured model, which knows of no checks and no cases yet."""
     source = warm.source
@@ -57,7 +58,7 @@ def build_contract(
         schema=SCHEMA,
         name=source.name,
         source=source.origin,
-        created_with=CreatedWith(__version__, torch.__version__, platform.python_version()),
+        created_with=CreatedWith(__version__, torch.__version__, platform.python_version(), command),
         inputs=source.inputs,
         outputs=outputs,
         batch=warm.batch,

@@ -26,7 +26,8 @@ class ExportOptions:
     """``models`` of the source, written to ``output`` in the ``formats``: a file, or a folder for several models.
 
     ``renames`` are rules for names in the contract, ``inputs`` a file of warmup inputs or a dict by name, ``against``
-    an earlier archive; ``on_failure`` overrides what an implicit model returns for elements that do not converge.
+    an earlier archive; ``on_failure`` overrides what an implicit model returns for elements that do not converge;
+    ``command`` is how the user asked for it.
     ``capture``, ``write`` and ``verify`` are the options of these stages; ``watch`` is told of each step. Raises
     ``UsageError`` for what contradicts itself."""
 
@@ -37,6 +38,7 @@ class ExportOptions:
     inputs: Path | InputValues | None = None
     against: Path | None = None
     on_failure: OnFailure | None = None
+    command: str = ""
     capture: CaptureOptions = field(default_factory=CaptureOptions)
     write: WriteOptions = field(default_factory=WriteOptions)
     verify: VerifyOptions = field(default_factory=VerifyOptions)

@@ -140,7 +140,9 @@ def write_archive(
         run_beside(make_cases, warm, captured, seed, is_beside=is_beside) as wait_for_cases,
     ):
         with clock("write"):
-            contract = build_contract(warm, captured, options.verify.device_names, options.capture.derivative_request)
+            contract = build_contract(
+                warm, captured, options.verify.device_names, options.capture.derivative_request, options.command
+            )
             with eager_context(frozen_source), ignore_deprecations():
                 records = serialize_module(captured.module)
                 text = format_canonical_text(reload_graphs(records, contract))

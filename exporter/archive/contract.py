@@ -27,7 +27,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Origin(StrictlyRead):
-    """The source of the model; ``sha256`` is the digest of the input file."""
+    """The source of the model; ``sha256`` is the digest of the input file.
+
+    ``files`` are the digests of it and of the user's files that it uses, by name, and ``revision`` is the commit of git
+    that their folder is at."""
 
     kind: str
     library: str
@@ -35,6 +38,8 @@ class Origin(StrictlyRead):
     model: str
     sha256: str
     refused_imports: tuple[str, ...] = ()
+    revision: str = ""
+    files: dict[str, str] = field(default_factory=dict)
 
 
 # The largest batch that eager mode runs.
@@ -244,11 +249,12 @@ class Envelope(StrictlyRead):
 
 @dataclass(frozen=True)
 class CreatedWith(StrictlyRead):
-    """Versions of the software that wrote the archive."""
+    """Versions of the software that wrote the archive, and the command that it was given."""
 
     torchferry: str
     torch: str
     python: str
+    command: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 # Prefix for a module whose file has the name of another module; eight hex digits and the file's name follow.
 STAND_IN = "torchferry_source_"
 _STAND_IN = re.compile(rf"\b{STAND_IN}[0-9a-f]{{8}}_")
+# Of a path at the begin of a word, or behind what separates the parts of a word.
+_FOLDERS = re.compile(r"(^|[=:,])/(?:[^/=:,]*/)*")
 _SOURCE_PATH = re.compile(r"(/[^\s:()]+\.py)\b")
 
 
@@ -27,6 +29,11 @@ def importable_path(path: str) -> str:
 def strip_local_paths(text: str) -> str:
     """Replace absolute paths of Python files in a text by those of ``importable_path``."""
     return _SOURCE_PATH.sub(lambda match: importable_path(match[1]), text)
+
+
+def strip_folders(word: str) -> str:
+    """Replace absolute paths in a word of a command by the names of their files."""
+    return _FOLDERS.sub(r"\1", word)
 
 
 def strip_stand_in(name: str) -> str:

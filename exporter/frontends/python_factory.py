@@ -20,6 +20,7 @@ from exporter.archive.input_files import InputValues, align_inputs, order_inputs
 from exporter.archive.tensor_spec import Signature, infer_spec, name_dtype
 from exporter.common.errors import SourceError, TorchferryError, UsageError, suggest_names, summarize_error
 from exporter.common.source_paths import STAND_IN, strip_stand_in
+from exporter.frontends import source_files
 from exporter.model.argument_binding import BoundForward, list_argument_names, list_required_names
 from exporter.model.function_model import FunctionModule, takes_tensors
 from exporter.model.source import Inputs, Source
@@ -37,8 +38,7 @@ def load(text: str, inputs: InputValues | None) -> Source:
     place, _, attribute = text.rpartition(":")
     code = _import_code(place, text)
     model = _make_from_code(code, place, attribute, inputs is not None)
-    sha256, refused = getattr(code, _EXECUTED, ""), (strip_stand_in(code.__name__.split(".")[0]),)
-    return _build_source(model, attribute, inputs, text, sha256=sha256, refused=refused)
+    return _build_source(model, attribute, inputs, text, code)
 
 
 def source_from_callable(value: Any, inputs: InputValues | None) -> Source:
@@ -49,7 +49,7 @@ def source_from_callable(value: Any, inputs: InputValues | None) -> Source:
 
 
 def _build_source(
-    model: Any, name: str, inputs: InputValues | None, where: str, *, sha256: str = "", refused: tuple[str, ...] = ()
+    model: Any, name: str, inputs: InputValues | None, where: str, code: ModuleType | None = None
 ) -> Source:
     examples: Any = None
     if isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], Mapping):
@@ -63,19 +63,20 @@ def _build_source(
             mend="for a function of tensors: @torchferry.declare({'x': ('n', 3)}, ...)",
         )
     examples = inputs if inputs is not None else examples
-    return source_from_module(model, name, examples, where, sha256=sha256, refused=refused)
+    return source_from_module(model, name, examples, where, code)
 
 
-def source_from_module(
-    model: nn.Module, name: str, inputs: Any, where: str, *, sha256: str = "", refused: tuple[str, ...] = ()
-) -> Source:
+def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, code: ModuleType | None = None) -> Source:
     """Build a source from a module, and put the module into eval mode.
 
-    ``refused`` are packages that the archive must do without; by default the one that defines the module's class."""
+    ``code`` is what made it, by default what defines its class: the archive must do without its package."""
     definer = model.forward if isinstance(model, FunctionModule) else type(model)
-    package = getattr(definer, "__module__", "").split(".")[0]
-    if not refused and package not in ("", "__main__", "torch", *sys.stdlib_module_names):
-        refused = (package,)
+    package = strip_stand_in(getattr(code or definer, "__name__" if code else "__module__", "").split(".")[0])
+    refused = () if package in ("", "__main__", "torch", *sys.stdlib_module_names) else (package,)
+    sha256 = getattr(code, _EXECUTED, "")
+    code = code or sys.modules.get(getattr(definer, "__module__", ""))
+    files = source_files.list_module_files(code) if code is not None else []
+    revision, digests = source_files.find_revision(files), source_files.compute_digests(files)
     # torch.compile wraps a module; the wrapped one computes the same.
     module = getattr(model, "_orig_mod", model)
     if not isinstance(module, FunctionModule):
@@ -94,7 +95,7 @@ def source_from_module(
         calls=calls,
         # The default dtype after the import of the user's file, which may set another.
         default_dtype=torch.get_default_dtype(),
-        origin=Origin("python", "torch", torch.__version__, name, sha256, refused),
+        origin=Origin("python", "torch", torch.__version__, name, sha256, refused, revision, digests),
     )
 
 

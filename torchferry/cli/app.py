@@ -91,6 +91,6 @@ def run(arguments: list[str]) -> int:
 
     def work() -> int:
         with end_soon_when_interrupted():
-            return app(arguments, standalone_mode=False) or 0
+            return app(arguments, standalone_mode=False, obj=arguments) or 0
 
     return report_end(work, as_json="--json" in arguments)

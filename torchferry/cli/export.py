@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
+import typer
 from typer import Option
 
+from exporter.common.source_paths import strip_folders
 from torchferry.cli.options import (
     AllowOption,
     BudgetOption,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 
 def command(
+    context: typer.Context,
     source: SourceArgument,
     model: ModelOption = None,
     output: Annotated[
@@ -136,6 +140,7 @@ def command(
                 jobs=jobs,
                 against=against,
                 on_failure=cast("OnFailure | None", on_failure),
+                command=shlex.join(["torchferry", *map(strip_folders, context.obj or [])]),
                 formats=format or [],
                 opset=opset,
                 runtimes=runtime,

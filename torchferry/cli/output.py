@@ -95,6 +95,10 @@ def print_archive(opened: Archive) -> None:
     out.print(Text(f"Source: {origin.kind} {origin.model!r}, {origin.library} {origin.version}"))
     versions = contract.created_with
     out.print(Text(f"Made with: torchferry {versions.torchferry}, torch {versions.torch}, python {versions.python}"))
+    if versions.command:
+        out.print(Text(f"By: {versions.command}"), soft_wrap=True)
+    if origin.files:
+        out.print(Text(f"Of: {', '.join(origin.files)}" + (f", git {origin.revision}" if origin.revision else "")))
     out.print(make_variable_table("Inputs", contract.inputs, batch))
     out.print(make_variable_table("Outputs", contract.outputs, batch))
     for name, method in contract.methods.items():

@@ -18,6 +18,7 @@ from exporter.archive.contract import Origin
 from exporter.archive.input_files import InputValues, order_inputs, to_tensor
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.errors import MissingRuntimeError, SourceError, UsageError, suggest_names, summarize_error
+from exporter.frontends import source_files
 from exporter.frontends.neml2 import batch_layout, driver_recording, implicit_models, operator_tracing
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import run_first
@@ -81,7 +82,8 @@ def load(path: Path, name: str, inputs: InputValues | None, compile_descent: Com
             calls, findings = _record_calls(path, name, compile_descent)
         layout = batch_layout.infer_layout(model, calls, factory.settings, Neml2Module)
     raw = Neml2Module(model, layout.sub_batch).eval()
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest, files = hashlib.sha256(path.read_bytes()).hexdigest(), source_files.list_included_files(path)
+    revision, digests = source_files.find_revision(files), source_files.compute_digests(files)
     source = Source(
         name=name,
         module=raw,
@@ -93,7 +95,7 @@ def load(path: Path, name: str, inputs: InputValues | None, compile_descent: Com
         calls=layout.calls,
         default_dtype=DTYPE,
         findings=(*findings, *layout.findings, *solvers),
-        origin=Origin("neml2", "neml2", version(), name, digest, REFUSED),
+        origin=Origin("neml2", "neml2", version(), name, digest, REFUSED, revision, digests),
     )
     return _compare_with_library(source, path, raw) if find_solvers(model) else source
 

@@ -19,8 +19,8 @@ using json = nlohmann::ordered_json;
 /// list, {} an object with keys of any name, () a list of so many, | one of several.
 constexpr const char* kFields = R"(
 Contract schema:int name:text source:Origin created_with:CreatedWith inputs:[TensorSpec] outputs:[TensorSpec] batch:Batch methods:{MethodSpec} parameters:[ParameterSpec] tolerance:Tolerance devices:[text] operators:[text] findings:[Finding] envelope:Envelope ?differentiable:bool ?solvers:[Solver] ?info:[TensorSpec] ?graph:text
-Origin kind:text library:text version:text model:text sha256:text ?refused_imports:[text]
-CreatedWith torchferry:text torch:text python:text
+Origin kind:text library:text version:text model:text sha256:text ?refused_imports:[text] ?revision:text ?files:{text}
+CreatedWith torchferry:text torch:text python:text ?command:text
 TensorSpec name:text ?shape:[int|text] ?dtype:text ?type:text ?sampling:Sampling
 Batch ndim:int ?sizes:[int] ?ranks:[int] ?limits:text
 MethodSpec inputs:[text] outputs:[text|(text,text)] ?needs_grad:bool ?how:text ?zeros:[(text,text)] ?symmetric:[(text,text)]

@@ -24,6 +24,7 @@ ROBERTSON = ROOT / "artifacts" / "robertson.pt"
 class Layers(torch.nn.Module):
     """Parameters of submodules and lists; some are views of others, and not contiguous."""
 
+    same: torch.Tensor
     signature = torchferry.Signature.of({"x": (3,)})
 
     def __init__(self) -> None:

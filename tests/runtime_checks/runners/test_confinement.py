@@ -6,9 +6,11 @@ import json
 import os
 import runpy
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,43 @@ def test_an_older_system_is_said(monkeypatch, tmp_path):
         "files outside can be cut short: Landlock 2 instead of 3",
         "processes outside can be signalled: Landlock 2 instead of 6",
     ]
+
+
+def count_processes(folder: str, limit: int) -> tuple[int, dict[str, list[str]]]:
+    """How many processes a user without privileges can make, of 40; and the report."""
+    # It imports what that user cannot read.
+    confinement.set_limits(2.0**40, 60)
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setresgid(*[65_534] * 3)
+        os.setresuid(*[65_534] * 3)
+    confinement._PROCESSES = limit
+    report, children = confinement.confine(folder), list[int]()
+    try:
+        while len(children) < 40:
+            pid = os.fork()
+            if pid == 0:
+                signal.pause()
+            children.append(pid)
+    except BlockingIOError:
+        pass
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return len(children), report
+
+
+def test_the_number_of_processes():
+    """It is counted in a user namespace of the process's own: what else this user runs makes no difference."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        count, report = run_in_fork(count_processes, folder, 20)
+        is_counted = "at most 20 processes and threads" in report["in force"]
+        assert is_counted or any(text.startswith("the network") for text in report["missing"])
+        assert (count < 20) == is_counted
+        # The control.
+        assert run_in_fork(count_processes, folder, 10_000)[0] == 40
 
 
 def test_code_of_a_kernel_writes_nothing(solid, tmp_path):

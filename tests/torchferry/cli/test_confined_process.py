@@ -204,7 +204,7 @@ def work():
     Path("began").touch()
     {rest}
 
-app.app = lambda arguments, standalone_mode: run_confined(work, Confinement(Path("m.pt"), (Path("began"),)))
+app.app = lambda arguments, **options: run_confined(work, Confinement(Path("m.pt"), (Path("began"),)))
 sys.exit(app.run([]))
 """
 

@@ -20,7 +20,7 @@ class Callback:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
 
-def command(arguments, standalone_mode):
+def command(arguments, **options):
     callback = Callback()
     del callback
     print("went on", flush=True)
