@@ -23,13 +23,22 @@ atheris: Any = importlib.import_module("atheris")
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 with atheris.instrument_imports(include=["exporter", "runtime_checks"]):
-    from exporter.archive import file_signature, kernel_container, nesting, onnx_container, pt_archive, sealed_manifest
+    from exporter.archive import (
+        file_signature,
+        kernel_container,
+        module_tensors,
+        nesting,
+        onnx_container,
+        pt_archive,
+        sealed_manifest,
+    )
     from exporter.archive.cases import unpack_cases
     from exporter.archive.contract import contract_from_json
+    from exporter.archive.pt_archive import Archive
     from exporter.common.errors import TorchferryError
     from runtime_checks.runners.children import package_loading
 
-SEED = pt_archive.read(ROOT / "artifacts" / "robertson.pt").contract
+SEED = pt_archive.read(ROOT / "artifacts" / "robertson.pt")
 PLACE = Path(tempfile.mkdtemp(prefix="torchferry-fuzz-"))
 
 
@@ -95,6 +104,21 @@ def read_program(data: bytes) -> None:
     package_loading.check_programs(buffer)
 
 
+class OneRecord(Archive):
+    """An archive of which only the record of the module is anybody's."""
+
+    data = b""
+
+    def record(self, name: str) -> bytes:
+        return self.data if name == "data.pkl" else super().record(name)
+
+
+def read_module(data: bytes) -> None:
+    archive = OneRecord(**vars(SEED))
+    object.__setattr__(archive, "data", data)
+    module_tensors.read_module_tensors(archive, ["k"])
+
+
 def measure_nesting(data: bytes) -> None:
     nesting.measure_source_depth(data)
     nesting.measure_depth(data)
@@ -103,11 +127,12 @@ def measure_nesting(data: bytes) -> None:
 READERS: dict[str, Callable[[bytes], object]] = {
     "archive": read_archive,
     "contract": lambda data: contract_from_json(data, "fuzz"),
-    "cases": lambda data: unpack_cases(data, SEED, "fuzz"),
+    "cases": lambda data: unpack_cases(data, SEED.contract, "fuzz"),
     "kernel": read_kernel,
     "onnx": read_onnx,
     "signature": read_signature,
     "program": read_program,
+    "module": read_module,
     "nesting": measure_nesting,
 }
 # Other than TorchferryError, and what its message is: callers turn these into one.
