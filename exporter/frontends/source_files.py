@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import os
 import re
@@ -18,8 +19,9 @@ from exporter.common.plain_text import escape_unsafe
 MAX_FILES = 1000
 _INCLUDE = re.compile(r"^\s*!include\s+(\S.*?)\s*$", re.MULTILINE)
 _SECONDS = 10.0
-# Of files whose versions say what they are.
+# Of files whose versions say what they are; a project may have its environment inside.
 _INSTALLED = {Path(folder).resolve() for folder in sysconfig.get_paths().values()}
+_INSTALLED |= {Path(__file__).resolve().parents[2] / name for name in ("exporter", "runtime_checks", "torchferry")}
 
 
 def compute_digests(files: Sequence[Path]) -> dict[str, str]:
@@ -35,17 +37,18 @@ def list_module_files(code: ModuleType) -> list[Path]:
 
     Whatever else this process has imported makes no difference. Of installed packages there are none."""
     main = _find_file(code)
-    if main is None or any(folder in main.parents for folder in _INSTALLED):
+    if main is None:
         return []
     root = main.parents[code.__name__.count(".")]
     files, todo, seen = set[Path](), [code], {code.__name__}
     while todo and len(files) < MAX_FILES:
         module = todo.pop()
         file = _find_file(module)
-        if file is None or root not in file.parents:
+        if file is None or root not in file.parents or not _INSTALLED.isdisjoint(file.parents):
             continue
         files.add(file)
-        names = [name for name in _list_imports(module, file) if name in sys.modules and name not in seen]
+        imports = _list_imports(file, module.__package__ or "", file.stat().st_mtime_ns)
+        names = [name for name in imports if name in sys.modules and name not in seen]
         seen.update(names)
         todo += [sys.modules[name] for name in dict.fromkeys(names)]
     return sorted(files)
@@ -57,22 +60,24 @@ def _find_file(module: ModuleType) -> Path | None:
     return path if path is not None and path.is_file() and path.suffix == ".py" else None
 
 
-def _list_imports(module: ModuleType, file: Path) -> list[str]:
-    """Return the names of what a module's text imports, packages around it included; not all are modules."""
+@functools.lru_cache(maxsize=MAX_FILES)
+def _list_imports(file: Path, package: str, time: int) -> tuple[str, ...]:
+    """Return the names of what a module of a package imports by its text, packages around it included; not all are
+    modules. ``time`` is that of the file's last change."""
     try:
         nodes = list(ast.walk(ast.parse(file.read_bytes())))
     except (SyntaxError, ValueError):
         # The file was changed after it was imported.
-        return []
+        return ()
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
-            folders = (module.__package__ or "").split(".")
+            folders = package.split(".")
             start = folders[: len(folders) - node.level + 1] if node.level else []
             whole = ".".join(filter(None, [*start, node.module or ""]))
             names += [f"{whole}.{alias.name}" for alias in node.names]
     parts = [name.split(".") for name in names]
-    return [".".join(words[:count]) for words in parts for count in range(1, len(words) + 1)]
+    return tuple(".".join(words[:count]) for words in parts for count in range(1, len(words) + 1))
 
 
 def list_included_files(path: Path) -> list[Path]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from exporter.archive import pt_archive
+from exporter.frontends import source_files
 from exporter.frontends.source_files import compute_digests, find_revision, list_included_files, list_module_files
 from torchferry.cli.app import run
 
@@ -85,8 +86,14 @@ def test_a_model_without_a_file():
     assert (compute_digests([]), find_revision([])) == ({}, "")
 
 
-def test_packages_that_are_installed_are_no_sources():
-    assert list_module_files(torch.nn.functional) == list_module_files(os) == []
+def test_packages_that_are_installed_are_no_sources(place, monkeypatch):
+    """Nor is torchferry; and a project may have its environment in its folder."""
+    assert list_module_files(torch.nn.functional) == list_module_files(os) == list_module_files(source_files) == []
+    main = importlib.import_module("main_of_files")
+    names = [path.name for path in list_module_files(main)]
+    assert names == ["__init__.py", "law.py", "table.py", "main_of_files.py"]
+    monkeypatch.setattr(source_files, "_INSTALLED", {place / "helpers"})
+    assert [path.name for path in list_module_files(main)] == ["main_of_files.py"]
 
 
 def test_included_files(tmp_path):

@@ -101,7 +101,7 @@ def take_memory() -> None:
         (raise_bug, 1, "KeyError: 'a bug'"),
         (take_memory, 4, "raise --memory-limit"),
         (lambda: torch.empty(10**13), 4, "raise --memory-limit"),
-        (lambda: os.kill(os.getpid(), signal.SIGSEGV), 4, "Segmentation fault"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), 4, "signal 9, Killed"),
         (wait_for_ever, 4, "raise --time-limit"),
     ],
     ids=["returns", "prints", "usage", "bug", "memory", "tensors", "signal", "time"],
