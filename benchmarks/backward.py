@@ -20,6 +20,7 @@ from rich.table import Table
 import torchferry
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.frontends import resolve
+from exporter.frontends.model_request import ModelRequest
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.input_sampling import InputSampler
 
@@ -27,12 +28,12 @@ SIZES = (1, 100, 10_000)
 
 
 def main(text: str) -> None:
-    (name,) = resolve.choose_models(text, [])
+    (name,) = resolve.choose_models(ModelRequest(text), [])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.pt")
         torchferry.export(text, output=path)
         model = torchferry.load(path)
-    source = detect_inner_autograd(resolve.load(text, name, None), 0)
+    source = detect_inner_autograd(resolve.load(ModelRequest(text), name, None), 0)
     sampler = InputSampler(model.contract.inputs, source.batch_ndim, None)
     table = Table("size", "way", "us a call", "ratio to the archive", title=name)
     torch.set_num_threads(1)

@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import input_file
 
 ROOT = Path(__file__).parents[1]
@@ -84,7 +85,7 @@ def time_scenarios(folder: Path) -> Table:
     """Export the model of each driver once; return a table of seconds and memory."""
     table = Table("scenario", "seconds", "largest memory, GB")
     for path in sorted(folder.rglob("*.i")):
-        for name in input_file.list_driver_models(path)[:1]:
+        for name in input_file.list_driver_models(ModelRequest(str(path)))[:1]:
             with tempfile.TemporaryDirectory() as output:
                 command = [sys.executable, "-m", "exporter", "export", str(path), "--model", name]
                 start = time.perf_counter()

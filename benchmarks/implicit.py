@@ -27,6 +27,7 @@ from rich.table import Table
 
 import torchferry
 from exporter.frontends import resolve
+from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import input_file
 from exporter.model.eager import derivatives
 from exporter.model.eager.evaluation import eager_context
@@ -41,7 +42,7 @@ def library(text: str, name: str) -> Any:
     if not text.endswith(".i") or not input_file.check_neml2_abi():
         return None
     with input_file._use_float64():
-        return input_file._build_model(Path(text), name)[1].requires_grad_(False)
+        return input_file._build_model(ModelRequest(text), name)[1].requires_grad_(False)
 
 
 def compiled(text: str, name: str, pairs: Sequence[tuple[str, str]], folder: Path) -> Any:
@@ -67,7 +68,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     arguments = parser.parse_args()
     text = arguments.source
-    name = resolve.choose_models(text, [arguments.model] if arguments.model else [])[0]
+    name = resolve.choose_models(ModelRequest(text), [arguments.model] if arguments.model else [])[0]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.pt")
@@ -76,7 +77,7 @@ def main() -> None:
         model = torchferry.load(path)
     stages = ", ".join(f"{stage} {seconds:.0f}" for stage, seconds in exported.seconds.items())
     print(f"{time.perf_counter() - start:.0f} s to export, judge and verify: {stages}")
-    source, own = resolve.load(text, name, None), library(text, name)
+    source, own = resolve.load(ModelRequest(text), name, None), library(text, name)
     pairs = [o for o in exported.contract.methods["jacobian"].outputs if not isinstance(o, str)]
     theirs = compiled(text, name, pairs, arguments.compiled) if own and arguments.compiled else None
     table = Table("batch", "iterations", "way", "us a call", "ratio", title=name)

@@ -22,6 +22,7 @@ from rich.table import Table
 
 import torchferry
 from exporter.frontends import resolve
+from exporter.frontends.model_request import ModelRequest
 from exporter.model.eager import derivatives
 from exporter.model.eager.evaluation import eager_context
 from runtime_checks.model import Model
@@ -47,13 +48,13 @@ def differences(model: Model, inputs: tuple[torch.Tensor, ...]) -> list[torch.Te
 
 
 def main(text: str, name: str = "") -> None:
-    name = resolve.choose_models(text, [name] if name else [])[0]
+    name = resolve.choose_models(ModelRequest(text), [name] if name else [])[0]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.pt")
         models = [name] if text.endswith(".i") else []
         (exported,) = torchferry.export(text, models=models, output=path, derivatives="all")
         model = torchferry.load(path)
-    source = resolve.load(text, name, None)
+    source = resolve.load(ModelRequest(text), name, None)
     contract = exported.contract
     pairs = [o for o in contract.methods["jacobian"].outputs if not isinstance(o, str)]
     table = Table(

@@ -29,6 +29,7 @@ from rich.table import Table
 
 import torchferry
 from exporter.archive import kernel_container
+from exporter.frontends.model_request import ModelRequest
 from runtime_checks.kernels import compilation
 from runtime_checks.kernels.ctypes_library import make_arrays
 from runtime_checks.runners.kernel_runner import build_library
@@ -96,7 +97,8 @@ def eager_of(name: str) -> Callable[..., Any]:
     from exporter.frontends import resolve
     from exporter.model.eager.evaluation import evaluate
 
-    result = resolve.load(source, resolve.choose_models(source, [])[0], None)
+    request = ModelRequest(source)
+    result = resolve.load(request, resolve.choose_models(request, [])[0], None)
     return lambda *arguments: evaluate(result, arguments)
 
 

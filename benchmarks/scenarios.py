@@ -31,6 +31,7 @@ from exporter.archive.contract import Contract
 from exporter.archive.load_history import LoadHistory
 from exporter.common.errors import TorchferryError
 from exporter.frontends import resolve
+from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import input_file
 from exporter.model.eager.recorded_history import record_load_history
 from exporter.model.source import Source
@@ -55,7 +56,7 @@ def scenario(path: Path, send: Any, tangents: bool) -> None:
 
 
 def _differentiated(path: Path, file: Path, start: float) -> dict[str, Any]:
-    (name,) = input_file.list_driver_models(path)[:1]
+    (name,) = input_file.list_driver_models(ModelRequest(str(path)))[:1]
     (exported,) = torchferry.export(str(path), models=[name], output=file, derivatives="all")
     checks = [c for leg in exported.report.legs for c in leg.checks if c.check == finite_differences.CHECK]
     judged = [re.search(r"(\d+) of (\d+) entries", c.detail) for c in checks]
@@ -65,11 +66,11 @@ def _differentiated(path: Path, file: Path, start: float) -> dict[str, Any]:
 
 
 def _held(path: Path, file: Path, start: float) -> dict[str, Any]:
-    (name,) = input_file.list_driver_models(path)[:1]
+    (name,) = input_file.list_driver_models(ModelRequest(str(path)))[:1]
     (exported,) = torchferry.export(str(path), models=[name], output=file, runtimes=["python", "libtorch"])
     row: dict[str, Any] = {"seconds": time.perf_counter() - start}
     row["solver"] = next((f.reason for f in exported.contract.findings if f.check == "solver"), "")
-    source = resolve.load(str(path), name, None)
+    source = resolve.load(ModelRequest(str(path)), name, None)
     for rows in BATCHES:
         history = record_load_history(_alone(source) if rows == 1 else source, 0 if rows == 1 else rows)
         row["steps"] = history.steps

@@ -24,6 +24,7 @@ import torch
 import torchferry
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.frontends import resolve
+from exporter.frontends.model_request import ModelRequest
 from runtime_checks import containers
 from runtime_checks.bench.benchmark import BenchmarkOptions, BenchmarkResult, describe_machine, run_benchmark
 from runtime_checks.bench.candidates import Candidate
@@ -72,8 +73,9 @@ SUITE = (
 
 def traced(model: Model, frozen: bool, threads: int) -> Call:
     """What a user has who calls torch.jit.trace, and torch.jit.freeze."""
-    name = resolve.choose_models(model.source, [model.model] if model.model else [])[0]
-    source = detect_inner_autograd(resolve.load(model.source, name, None), 0)
+    request = ModelRequest(model.source)
+    name = resolve.choose_models(request, [model.model] if model.model else [])[0]
+    source = detect_inner_autograd(resolve.load(request, name, None), 0)
     for parameter in source.parameter_module.parameters():
         parameter.requires_grad_(False)
     spec = [torch.rand(8, *s.static_shape, dtype=getattr(torch, s.dtype)) for s in source.inputs]

@@ -33,6 +33,7 @@ from exporter.common.errors import (
 )
 from exporter.common.plain_text import escape_unsafe
 from exporter.common.stopwatch import Step, Watch, ignore_step
+from exporter.frontends.model_request import ModelRequest
 from exporter.graph.archive_diff import Difference, diff_archives
 from exporter.model.composition import ComposedModel, Part
 from exporter.model.function_model import declare
@@ -110,6 +111,8 @@ __all__ = [
 def export(
     source: str | nn.Module | Callable[..., Any],
     *,
+    overrides: Sequence[str] = (),
+    extensions: Sequence[str] = (),
     models: Sequence[str] = (),
     output: str | Path | None = None,
     renames: Sequence[str] = (),
@@ -146,6 +149,9 @@ def export(
     Args:
         source: An input file (``"model.i"``), a factory (``"file.py:factory"``, ``"package.module:factory"``), a
             module, or a function of tensors.
+        overrides: What the input file leaves open, as ``"NAME=VALUE"``, and other values of what it has, as
+            ``"PATH:=VALUE"``.
+        extensions: Python files or modules that register types of NEML2, imported before the input file is read.
         models: Names of models of the input file; by default its only one.
         output: The file, or a folder for several models; by default ``NAME.pt`` in the current folder.
         renames: Rules ``"OLD:NEW"`` for names of variables in the contract; ``*`` matches any text.
@@ -228,7 +234,19 @@ def export(
         watch=watch,
     )
     with shared_fork_server():
-        return _pipeline.export(source, options)
+        return _pipeline.export(_make_request(source, overrides, extensions), options)
+
+
+def _make_request(
+    source: str | nn.Module | Callable[..., Any], overrides: Sequence[str], extensions: Sequence[str]
+) -> ModelRequest | nn.Module | Callable[..., Any]:
+    """Return what is asked for. Raises ``UsageError`` for overrides of what is no input file."""
+    if isinstance(source, str):
+        return ModelRequest(source, tuple(overrides), tuple(extensions))
+    if unused := (*overrides, *extensions):
+        what, expected = "overrides and extensions are for input files", "a NEML2 input file (model.i)"
+        raise UsageError(what, got=", ".join(unused), expected=expected)
+    return source
 
 
 def convert(
@@ -281,6 +299,8 @@ def convert(
 def check(
     source: str | nn.Module | Callable[..., Any],
     *,
+    overrides: Sequence[str] = (),
+    extensions: Sequence[str] = (),
     models: Sequence[str] = (),
     inputs: str | Path | Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -295,6 +315,8 @@ def check(
 
     Args:
         source: As in ``export``.
+        overrides: As in ``export``.
+        extensions: As in ``export``.
         models: As in ``export``.
         inputs: As in ``export``.
         seed: The seed of all random draws.
@@ -322,7 +344,8 @@ def check(
         seed, allowances, second_opinion=second_opinion, thorough=thorough, budget=budget, jobs=choose_jobs(jobs)
     )
     path = Path(inputs) if isinstance(inputs, str) else inputs
-    return _soundness_check.check(source, models=models, inputs=path, options=options, watch=watch)
+    request = _make_request(source, overrides, extensions)
+    return _soundness_check.check(request, models=models, inputs=path, options=options, watch=watch)
 
 
 def verify(

@@ -11,6 +11,7 @@ from exporter.archive.input_files import read_inputs
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.common.errors import UsageError
 from exporter.frontends import resolve
+from exporter.frontends.model_request import ModelRequest
 from exporter.model.eager.derivatives import compute_jacobian_blocks
 from exporter.model.eager.evaluation import evaluate
 
@@ -21,8 +22,9 @@ def make_eager_call(
     """Return a function that calls ``forward`` or ``jacobian``; ``outputs`` are the method's, blocks by (output, wrt).
 
     Raises ``UsageError`` for a source or a model that does not exist, and for a block by a parameter."""
-    (name,) = resolve.choose_models(source, [model] if model else [])
-    model_source = detect_inner_autograd(resolve.load(source, name, read_inputs(inputs) if inputs else None), 0)
+    request = ModelRequest(source)
+    (name,) = resolve.choose_models(request, [model] if model else [])
+    model_source = detect_inner_autograd(resolve.load(request, name, read_inputs(inputs) if inputs else None), 0)
     for parameter in model_source.parameter_module.parameters() if not model_source.uses_autograd else ():
         parameter.requires_grad_(False)
     pairs = [o for o in outputs if not isinstance(o, str)]

@@ -26,6 +26,7 @@ from exporter.common.forking import run_beside
 from exporter.common.stopwatch import Stopwatch
 from exporter.common.temporary_folders import temporary_folder
 from exporter.common.torch_hooks import ignore_deprecations
+from exporter.frontends.model_request import ModelRequest
 from exporter.graph.canonical_text import format_canonical_text, hash_graph_text
 from exporter.graph.provenance import open_archive
 from exporter.graph.reader import reload_graphs
@@ -66,7 +67,7 @@ class Exported:
     reasons: tuple[Reason, ...] | None = None
 
 
-def export(source: str | nn.Module | Callable[..., Any], options: ExportOptions) -> list[Exported]:
+def export(source: ModelRequest | nn.Module | Callable[..., Any], options: ExportOptions) -> list[Exported]:
     """Export models of ``source``, each to a file that appears only once it has been verified.
 
     Raises the errors of ``exporter.common.errors``; a failure leaves no file behind, and the files of models before the

@@ -15,6 +15,7 @@ from exporter.archive.input_files import InputValues, read_inputs
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.common.stopwatch import Stopwatch, Watch, ignore_step
 from exporter.frontends import resolve
+from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import input_file
 from exporter.model.eager.warmup import measure_cost, run_first, warm_up
 from exporter.model.source import Listing
@@ -52,7 +53,7 @@ class Checked:
 
 
 def check(
-    source: str | nn.Module | Callable[..., Any],
+    source: ModelRequest | nn.Module | Callable[..., Any],
     *,
     models: Sequence[str] = (),
     inputs: Path | InputValues | None = None,
@@ -77,7 +78,7 @@ def check(
     return reports
 
 
-def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None) -> list[Listing]:
+def show(source: ModelRequest, *, models: Sequence[str] = (), inputs: Path | None = None) -> list[Listing]:
     """Return name, inputs and outputs of the chosen models; of all models of an input file if none is chosen.
 
     An input file is only read. A Python model is run, as its outputs need not be declared."""
@@ -87,5 +88,4 @@ def show(source: str, *, models: Sequence[str] = (), inputs: Path | None = None)
         model_source = detect_inner_autograd(resolve.load(source, name, read_inputs(inputs) if inputs else None), seed)
         more_seed = derive_seed(0, "more warmup")
         return [summarize_model(warm_up(measure_cost(run_first(model_source, seed), more_seed), more_seed))]
-    path = Path(source)
-    return [input_file.build_listing(path, name) for name in models or input_file.list_model_names(path)]
+    return [input_file.build_listing(source, name) for name in models or input_file.list_model_names(source)]

@@ -62,6 +62,7 @@ Rows = Iterator[tuple[Task, SweepRow]]
 
 def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[Task], list[SweepRow]]:
     """Return a task for each model and a row for each unparsable file. Raises ``UsageError`` if there are no files."""
+    from exporter.frontends.model_request import ModelRequest
     from exporter.frontends.neml2 import input_file
 
     tasks, rows = [], []
@@ -78,7 +79,8 @@ def find_tasks(folders: Sequence[Path], output: Path, seed: int) -> tuple[list[T
                 raise UsageError("two folders of a sweep have one name", where=where, expected=expected)
             folder_by_label[label] = folder
             try:
-                names, driven = input_file.list_model_names(file), input_file.list_driver_models(file)
+                request = ModelRequest(str(file))
+                names, driven = input_file.list_model_names(request), input_file.list_driver_models(request)
             except TorchferryError as error:
                 rows.append(_make_error_row(label, "", True, error, 0.0))
                 continue

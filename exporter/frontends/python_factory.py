@@ -36,7 +36,7 @@ def load(text: str, inputs: InputValues | None) -> Source:
     ``module.example_inputs``, or a factory that returns ``(module, examples)``. Raises ``SourceError`` for a
     factory that is missing, not callable, raises, or returns no module."""
     place, _, attribute = text.rpartition(":")
-    code = _import_code(place, text)
+    code = import_code(place, text)
     model = _make_from_code(code, place, attribute, inputs is not None)
     return _build_source(model, attribute, inputs, text, code)
 
@@ -107,7 +107,10 @@ def _is_free(name: str, path: Path) -> bool:
     return Path(file).resolve() == path.resolve() if file else loaded is None and spec is None
 
 
-def _import_code(place: str, text: str) -> ModuleType:
+def import_code(place: str, text: str) -> ModuleType:
+    """Import a Python file, by its path, or a module; once in a process, unless the file was edited.
+
+    ``text`` is what the user asked for, for errors. Raises ``SourceError`` if it does not exist, or fails."""
     if place.endswith(".py") or "/" in place:
         path = Path(place)
         if not path.is_file():

@@ -8,22 +8,28 @@ from pathlib import Path
 from exporter.archive.input_files import InputValues
 from exporter.common.errors import UsageError
 from exporter.frontends import python_factory
+from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import input_file
 from exporter.model.implicit.coordinate_descent import CompileDescent
 from exporter.model.source import Source
 
 
-def is_python(text: str) -> bool:
-    """Return whether the text names a Python factory.
+def is_python(request: ModelRequest) -> bool:
+    """Return whether a Python factory is asked for. Raises ``UsageError`` if it is, with overrides of an input file.
 
     ``file.py:factory`` and ``package.module:factory`` are Python; everything else is a path to an input file."""
-    place, colon, attribute = text.rpartition(":")
-    return bool(colon and place and attribute.isidentifier()) and not Path(text).exists()
+    place, colon, attribute = request.text.rpartition(":")
+    is_factory = bool(colon and place and attribute.isidentifier()) and not Path(request.text).exists()
+    if is_factory and (unused := (*request.overrides, *request.extensions)):
+        what, expected = "overrides and extensions are for input files", "a NEML2 input file (model.i)"
+        raise UsageError(what, where=request.text, got=", ".join(unused), expected=expected)
+    return is_factory
 
 
-def choose_models(text: str, models: Sequence[str]) -> list[str]:
+def choose_models(request: ModelRequest, models: Sequence[str]) -> list[str]:
     """Return the models to export; with none named, the only one. Raises ``UsageError`` where several exist."""
-    if is_python(text):
+    text = request.text
+    if is_python(request):
         if models:
             what, got = "--model is for input files that hold several models", f"--model {models[0]} with {text}"
             raise UsageError(what, got=got, mend=f"name the factory instead: {text.rpartition(':')[0]}:{models[0]}")
@@ -31,7 +37,7 @@ def choose_models(text: str, models: Sequence[str]) -> list[str]:
     if text.endswith(".py"):
         expected = f"the factory's name too: {text}:make_model"
         raise UsageError("a Python file needs the name of a factory", got=text, expected=expected)
-    names = input_file.list_model_names(Path(text))
+    names = input_file.list_model_names(request)
     if models:
         for name in models:
             input_file.check_known_model(name, names, text)
@@ -42,10 +48,12 @@ def choose_models(text: str, models: Sequence[str]) -> list[str]:
     return names
 
 
-def load(text: str, model: str, inputs: InputValues | None, compile_descent: CompileDescent | None = None) -> Source:
+def load(
+    request: ModelRequest, model: str, inputs: InputValues | None, compile_descent: CompileDescent | None = None
+) -> Source:
     """Load one model from a Python factory or a NEML2 input file.
 
     ``compile_descent`` compiles loops of predictors, for a driver whose history is recorded."""
-    if is_python(text):
-        return python_factory.load(text, inputs)
-    return input_file.load(Path(text), model, inputs, compile_descent)
+    if is_python(request):
+        return python_factory.load(request.text, inputs)
+    return input_file.load(request, model, inputs, compile_descent)

@@ -20,6 +20,7 @@ from exporter.archive.derivative_request import DerivativeRequest
 from exporter.capture import derivative_methods, jacobian_source
 from exporter.common.stopwatch import Stopwatch
 from exporter.frontends import resolve
+from exporter.frontends.model_request import ModelRequest
 from exporter.soundness.checked_capture import CaptureOptions
 from runtime_checks import native_build
 from torchferry.options import ExportOptions
@@ -57,7 +58,7 @@ def transposed(tmp_path, monkeypatch) -> Path:
 
     monkeypatch.setattr(derivative_methods, "emit_jacobian_source", turn)
     path = tmp_path / "transposed.pt"
-    source = resolve.load(SOURCE, "make_model", None)
+    source = resolve.load(ModelRequest(SOURCE), "make_model", None)
     options = ExportOptions(capture=CaptureOptions(derivative_request=DerivativeRequest(("rate:y",))))
     write_archive(source, path, options, Stopwatch())
 

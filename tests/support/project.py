@@ -18,6 +18,7 @@ from exporter.archive import pt_archive
 from exporter.archive.pt_archive import Archive
 from exporter.common.stopwatch import Stopwatch
 from exporter.frontends import resolve
+from exporter.frontends.model_request import ModelRequest
 from exporter.soundness import gate
 from runtime_checks.file_verifier import FileVerifier
 from torchferry.options import ExportOptions
@@ -77,8 +78,9 @@ def make_once(folder: Path, make: Callable[[Path], object]) -> Path:
 
 def export_unverified(source: str, path: Path, model: str = "", **arguments: object) -> Archive:
     """All stages up to the file, without the fresh process: for tests of those stages."""
-    name = resolve.choose_models(source, [model] if model else [])[0]
-    loaded = resolve.load(source, name, arguments or None)
+    request = ModelRequest(source)
+    name = resolve.choose_models(request, [model] if model else [])[0]
+    loaded = resolve.load(request, name, arguments or None)
     write_archive(loaded, path, ExportOptions(), Stopwatch())
     return pt_archive.read(path)
 

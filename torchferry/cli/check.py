@@ -12,7 +12,9 @@ from torchferry.cli.options import (
     InputsOption,
     JobsOption,
     JsonOption,
+    LoadOption,
     ModelOption,
+    OverridesArgument,
     SeedOption,
     SourceArgument,
     ThoroughOption,
@@ -24,7 +26,9 @@ from torchferry.cli.startup import pause_collection
 
 def command(
     source: SourceArgument,
+    overrides: OverridesArgument = None,
     model: ModelOption = None,
+    load: LoadOption = None,
     inputs: InputsOption = None,
     seed: SeedOption = 0,
     allow: AllowOption = None,
@@ -54,6 +58,8 @@ def command(
     with show_steps(is_silent=json) as display:
         reports = api.check(
             source,
+            overrides=overrides or [],
+            extensions=load or [],
             models=model or [],
             inputs=inputs,
             seed=seed,

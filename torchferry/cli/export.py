@@ -19,9 +19,11 @@ from torchferry.cli.options import (
     InputsOption,
     JobsOption,
     JsonOption,
+    LoadOption,
     MemoryLimitOption,
     ModelOption,
     OpsetOption,
+    OverridesArgument,
     RuntimeOption,
     SeedOption,
     SourceArgument,
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
 def command(
     context: typer.Context,
     source: SourceArgument,
+    overrides: OverridesArgument = None,
     model: ModelOption = None,
+    load: LoadOption = None,
     output: Annotated[
         Path | None, Option("--output", "-o", help="The archive, or a folder for several models. Default: NAME.pt")
     ] = None,
@@ -97,6 +101,8 @@ def command(
 
       torchferry export model.i --model a --model b -o archives/
 
+      torchferry export model.i nbatch=8 Models/elasticity/E:=210000 --model eq
+
       torchferry export slash.i --model eq --rename 'state/*~1:old_state/*'
 
       torchferry export net.py:make_model --inputs examples.npz -o net.pt
@@ -123,6 +129,8 @@ def command(
         with show_steps(is_silent=json) as display:
             results = api.export(
                 source,
+                overrides=overrides or [],
+                extensions=load or [],
                 models=model or [],
                 output=str(output) if output is not None else None,
                 renames=rename or [],

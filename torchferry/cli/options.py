@@ -10,6 +10,17 @@ from typer import Argument, Option
 SourceArgument = Annotated[
     str, Argument(help="model.i, path/to/file.py:factory or package.module:factory", metavar="SOURCE")
 ]
+OverridesArgument = Annotated[
+    list[str] | None,
+    Argument(
+        help="Of an input file: NAME=VALUE for what it leaves open, PATH:=VALUE for a value that it has.",
+        metavar="[OVERRIDE]...",
+        show_default=False,
+    ),
+]
+LoadOption = Annotated[
+    list[str] | None, Option("--load", help="A Python file or module that registers types of NEML2; may be repeated.")
+]
 ArchiveArgument = Annotated[Path, Argument(help="An archive.", metavar="ARCHIVE")]
 ModelOption = Annotated[list[str] | None, Option(help="A model of the input file; give it again for several.")]
 InputsOption = Annotated[Path | None, Option(help="Warmup inputs by variable name: .pt, .npz or .json.")]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from torchferry.cli.options import InputsOption, JsonOption, ModelOption, SourceArgument
+from torchferry.cli.options import InputsOption, JsonOption, LoadOption, ModelOption, OverridesArgument, SourceArgument
 from torchferry.cli.output import print_json, print_listing
 
 
 def command(
-    source: SourceArgument, model: ModelOption = None, inputs: InputsOption = None, json: JsonOption = False
+    source: SourceArgument,
+    overrides: OverridesArgument = None,
+    model: ModelOption = None,
+    load: LoadOption = None,
+    inputs: InputsOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List the models of a source: name, inputs and outputs with shapes and types.
 
@@ -19,9 +24,11 @@ def command(
 
       torchferry show net.py:make_model --json
     """
+    from exporter.frontends.model_request import ModelRequest
     from torchferry import soundness_check
 
-    listings = soundness_check.show(source, models=model or [], inputs=inputs)
+    request = ModelRequest(source, tuple(overrides or ()), tuple(load or ()))
+    listings = soundness_check.show(request, models=model or [], inputs=inputs)
     if json:
         print_json([dataclasses.asdict(listing) for listing in listings])
         return

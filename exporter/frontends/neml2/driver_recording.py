@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from exporter.archive.contract import Finding
-from exporter.common.errors import summarize_error
+from exporter.common.errors import SourceError, TorchferryError, summarize_error
 
 # One value per model input, in neml2's typed wrappers.
 Call = tuple[Any, ...]
@@ -46,19 +46,24 @@ class _Recorder:
 
 
 def record_driver_calls(
-    drives: Sequence[tuple[str, Callable[[], Drive]]], name: str
+    drives: Sequence[tuple[str, Callable[[], Drive]]], name: str, where: str
 ) -> tuple[list[Call], tuple[Finding, ...]]:
     """Record calls of the model ``name`` under each driver, and what cut a driver short.
 
-    A driver that fails (in an implicit part, for one) is not this model's failure: its calls up to there count."""
+    A driver that fails (in an implicit part, for one) is not this model's failure: its calls up to there count. Raises
+    ``SourceError`` for a driver that NEML2 cannot build, of the file ``where``: without its inputs others would be
+    drawn, which may mean nothing."""
     calls: list[Call] = []
     findings: list[Finding] = []
     for driver, prepare in drives:
         try:
             driven_model, run = prepare()
-        except Exception as error:
+        except TorchferryError as error:
             findings.append(_make_finding(driver, "it cannot be set up", summarize_error(error)))
             continue
+        except Exception as error:
+            what, mend = f"neml2 cannot build driver {driver!r}", "mend it, or give inputs of the model: --inputs FILE"
+            raise SourceError(what, where=where, got=summarize_error(error), mend=mend) from error
         matches = [m for m in driven_model.modules() if getattr(m, "_hit_name", None) == name]
         if not matches:
             continue

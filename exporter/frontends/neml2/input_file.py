@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,12 @@ from exporter.archive.contract import Origin
 from exporter.archive.input_files import InputValues, order_inputs, to_tensor
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.errors import MissingRuntimeError, SourceError, UsageError, suggest_names, summarize_error
+from exporter.common.source_paths import strip_stand_in
 from exporter.frontends import source_files
+from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import batch_layout, driver_recording, implicit_models, operator_tracing
+from exporter.frontends.neml2.extensions import import_extensions
+from exporter.frontends.neml2.overrides import find_unread, parse_overrides
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import run_first
 from exporter.model.implicit.coordinate_descent import CompileDescent
@@ -56,34 +61,40 @@ class Neml2Module(nn.Module):
         return {name: wrapper(t, sub_batch_ndim=self.sub_batch.get(name, 0)) for (name, wrapper), t in named}
 
 
-def list_model_names(path: Path) -> list[str]:
+def list_model_names(request: ModelRequest) -> list[str]:
     """Return names of all models of an input file, in its order. Raises ``SourceError``."""
-    return _list_names(_parse_input(path), "Models")
+    return _list_names(_parse_input(request), "Models")
 
 
-def list_driver_models(path: Path) -> list[str]:
+def list_driver_models(request: ModelRequest) -> list[str]:
     """Return the models that a driver of the file names: those that the file is about."""
-    root = _parse_input(path)
+    root = _parse_input(request)
     return [n for n in (_read_driver_option(root, d, "model") for d in _list_names(root, "Drivers")) if n]
 
 
-def load(path: Path, name: str, inputs: InputValues | None, compile_descent: CompileDescent | None = None) -> Source:
+def load(
+    request: ModelRequest, name: str, inputs: InputValues | None, compile_descent: CompileDescent | None = None
+) -> Source:
     """Load one model of an input file. Warmup inputs: ``inputs``, else those that the file's drivers feed it.
 
     Raises ``SourceError`` for a file that does not parse or a name that is not there, ``UnsupportedError`` for a solver
     that no file can hold, ``MissingRuntimeError`` where neml2 is missing."""
     with _use_float64():
-        factory, model = _build_model(path, name)
+        factory, model = _build_model(request, name)
         solvers = implicit_models.install_solvers(model)
         calls: list[driver_recording.Call]
         if inputs is not None:
             calls, findings = [_make_call(model, inputs, factory)], ()
         else:
-            calls, findings = _record_calls(path, name, compile_descent)
+            calls, findings = _record_calls(request, name, compile_descent)
         layout = batch_layout.infer_layout(model, calls, factory.settings, Neml2Module)
     raw = Neml2Module(model, layout.sub_batch).eval()
-    digest, files = hashlib.sha256(path.read_bytes()).hexdigest(), source_files.list_included_files(path)
+    path, extensions = Path(request.text), import_extensions(request.extensions)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    files = source_files.list_included_files(path)
+    files += [file for extension in extensions for file in source_files.list_module_files(extension)]
     revision, digests = source_files.find_revision(files), source_files.compute_digests(files)
+    refused = (*REFUSED, *(strip_stand_in(extension.__name__.split(".")[0]) for extension in extensions))
     source = Source(
         name=name,
         module=raw,
@@ -94,19 +105,19 @@ def load(path: Path, name: str, inputs: InputValues | None, compile_descent: Com
         batch_ndim=layout.batch_ndim,
         calls=layout.calls,
         default_dtype=DTYPE,
-        findings=(*findings, *layout.findings, *solvers),
-        origin=Origin("neml2", "neml2", version(), name, digest, REFUSED, revision, digests),
+        findings=(*findings, *find_unread(path, request.overrides), *layout.findings, *solvers),
+        origin=Origin("neml2", "neml2", version(), name, digest, refused, revision, digests),
     )
-    return _compare_with_library(source, path, raw) if find_solvers(model) else source
+    return _compare_with_library(source, request, raw) if find_solvers(model) else source
 
 
-def _compare_with_library(source: Source, path: Path, raw: Neml2Module) -> Source:
+def _compare_with_library(source: Source, request: ModelRequest, raw: Neml2Module) -> Source:
     """Compare an implicit model with the library's own solver where that runs."""
     if not check_neml2_abi():
         why = f"neml2 {version()} is not built for torch {torch.__version__}: tools/build_neml2.sh builds it"
         return dataclasses.replace(source, findings=(*source.findings, implicit_models.make_not_compared_finding(why)))
     with _use_float64():
-        _, other_model = _build_model(path, source.name)
+        _, other_model = _build_model(request, source.name)
         library = Neml2Module(other_model.requires_grad_(False), raw.sub_batch).eval()
         with eager_context(source):
             inputs = run_first(source, 0).inputs
@@ -114,10 +125,10 @@ def _compare_with_library(source: Source, path: Path, raw: Neml2Module) -> Sourc
     return dataclasses.replace(source, findings=(*source.findings, *findings))
 
 
-def build_listing(path: Path, name: str) -> Listing:
+def build_listing(request: ModelRequest, name: str) -> Listing:
     """Return names, shapes and types of one model, without running it."""
     with _use_float64():
-        factory, model = _build_model(path, name)
+        factory, model = _build_model(request, name)
 
     def make_specs(types: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
         shapes = {n: (*(factory.settings.sub_batch_shape(n) or ()), *t.BASE_SHAPE) for n, t in types.items()}
@@ -139,7 +150,7 @@ def check_known_model(name: str, names: list[str], where: str) -> None:
 def check_neml2_abi() -> bool:
     """Return whether neml2's own Newton solver runs at any batch: it fails where neml2 is built for another torch."""
     with _use_float64(), torch.no_grad():
-        factory = _parse_input(Path(__file__).with_name("abi_probe.i"))
+        factory = _parse_input(ModelRequest(str(Path(__file__).with_name("abi_probe.i"))))
         model = factory.get_model("model").requires_grad_(False)
         values = {"x~1": 1.0, "t": 2.0, "t~1": 1.0, "x": 1.0}
         # The memory of another torch that it reads differs from call to call.
@@ -180,14 +191,17 @@ def _import_neml2() -> Any:
     return neml2
 
 
-def _parse_input(path: Path) -> Any:
+def _parse_input(request: ModelRequest) -> Any:
+    path = Path(request.text)
     if not path.is_file():
         got = "a folder" if path.is_dir() else "no file"
         expected = "a NEML2 input file (model.i), or path/to/file.py:factory for a Python model"
         raise SourceError("there is no such input file", where=str(path), got=got, expected=expected)
     neml2 = _import_neml2()
+    import_extensions(request.extensions)
     try:
-        factory = neml2.load_input(path)
+        overrides = parse_overrides(path, request.overrides)
+        factory = neml2.load_input(path, additional_args=overrides)
     except (RuntimeError, ValueError) as error:
         first, *more = str(error).splitlines() or ["unreadable"]
         where = first.split(": ")[0] if first.startswith(str(path)) else str(path)
@@ -200,16 +214,18 @@ def _parse_input(path: Path) -> Any:
     return factory
 
 
-def _build_model(path: Path, name: str) -> tuple[Any, Any]:
-    factory = _parse_input(path)
-    check_known_model(name, _list_names(factory, "Models"), str(path))
+def _build_model(request: ModelRequest, name: str) -> tuple[Any, Any]:
+    factory = _parse_input(request)
+    check_known_model(name, _list_names(factory, "Models"), request.text)
     try:
         return factory, factory.get_model(name).eval()
     except Exception as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
         got = f"{type(error).__name__}: {str(text).splitlines()[0][:200]}"
-        mend = "mend the input file, or install the package that registers the type"
-        raise SourceError(f"neml2 cannot build model {name!r}", where=str(path), got=got, mend=mend) from error
+        mend = "mend the input file, or import what registers the type: --load FILE"
+        if missing := re.search(r"no parameter '([^']+)'", got):
+            mend = f"give what the file leaves open behind it: {missing[1]}=VALUE"
+        raise SourceError(f"neml2 cannot build model {name!r}", where=request.text, got=got, mend=mend) from error
 
 
 def _list_sections(factory: Any, section: str) -> list[Any]:
@@ -232,26 +248,26 @@ def _read_driver_option(factory: Any, driver: str, option: str) -> str:
     return ""
 
 
-def _record_calls(path: Path, name: str, compile_descent: CompileDescent | None) -> Any:
+def _record_calls(request: ModelRequest, name: str, compile_descent: CompileDescent | None) -> Any:
     """Record the calls of the model ``name`` by the file's drivers, also from within the model that they drive."""
     with operator_tracing.trace_operators() as operators:
-        recorded = driver_recording.record_driver_calls(_list_drives(path, compile_descent), name)
+        recorded = driver_recording.record_driver_calls(_list_drives(request, compile_descent), name, request.text)
     if any(operator.is_wrong for operator in operators.values()):
-        recorded = driver_recording.record_driver_calls(_list_drives(path, compile_descent), name)
+        recorded = driver_recording.record_driver_calls(_list_drives(request, compile_descent), name, request.text)
     return recorded
 
 
 def _list_drives(
-    path: Path, compile_descent: CompileDescent | None
+    request: ModelRequest, compile_descent: CompileDescent | None
 ) -> list[tuple[str, Callable[[], driver_recording.Drive]]]:
     """Return what prepares each driver of the file, by name."""
     neml2 = _import_neml2()
     drives = []
-    factory = neml2.load_input(path)
+    factory = _parse_input(request)
     for driver in _list_names(factory, "Drivers"):
         driver_type = _read_driver_option(factory, driver, "type")
         if driver_type == "ModelUnitTest":
-            unit = functools.partial(neml2.ModelUnitTest.from_file, path, name=driver)
+            unit = functools.partial(neml2.ModelUnitTest._from_factory, factory, name=driver)
             drives.append((driver, lambda unit=unit: _prepare_unit_test(unit())))
         elif driver_type == "TransientDriver":
             drives.append((driver, functools.partial(_prepare_transient, factory, driver, compile_descent)))

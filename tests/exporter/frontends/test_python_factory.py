@@ -8,6 +8,7 @@ from project import PLANTED
 from exporter.archive.input_files import read_inputs
 from exporter.common.errors import SourceError, UsageError
 from exporter.frontends import python_factory, resolve
+from exporter.frontends.model_request import ModelRequest
 from exporter.model.eager.warmup import run_first, warm_up
 
 F = torch.float64
@@ -121,7 +122,7 @@ def test_given_inputs_are_the_warmup_case(tmp_path):
 
 def test_model_option_is_for_input_files():
     with pytest.raises(UsageError, match="--model is for input files"):
-        resolve.choose_models(f"{PLANTED}:sound", ["eq"])
+        resolve.choose_models(ModelRequest(f"{PLANTED}:sound"), ["eq"])
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_model_option_is_for_input_files():
     [("a.py:make", True), ("pkg.mod:make", True), ("model.i", False), ("dir/model.i", False), ("C:/x y", False)],
 )
 def test_what_is_python(text, expected):
-    assert resolve.is_python(text) is expected
+    assert resolve.is_python(ModelRequest(text)) is expected
 
 
 def test_a_module_subclass_is_a_factory(tmp_path):

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import torchferry
 from exporter.common.errors import CaptureError, MissingRuntimeError, SourceError, UnsupportedError, UsageError
 from exporter.frontends import resolve
+from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import implicit_models
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.recorded_history import record_load_history
@@ -26,6 +27,10 @@ def sources():
     from exporter.frontends.neml2 import input_file
 
     return input_file
+
+
+def at(path: object) -> ModelRequest:
+    return ModelRequest(str(path))
 
 
 def write(tmp_path, text):
@@ -54,11 +59,11 @@ IMPLICIT = format_decay(1.0, 5)
 
 
 def test_listing_shows_names_shapes_and_types():
-    (listing,) = show(str(RATES), models=["eq"])
+    (listing,) = show(at(RATES), models=["eq"])
     assert listing.kind == "ComposedModel"
     assert [s.name for s in listing.inputs] == ["a", "a~1", "t", "t~1", "b", "b~1", "c", "c~1"]
     assert listing.outputs[0].describe() == "a_rate: Scalar[] float64"
-    assert [x.name for x in show(str(RATES))] == ["rate_a", "rate_b", "rate_c", "eq"]
+    assert [x.name for x in show(at(RATES))] == ["rate_a", "rate_b", "rate_c", "eq"]
 
 
 def test_rates_are_rates(eq_path):
@@ -100,35 +105,35 @@ def test_slash_names_and_renames(tmp_path, without_verification):
 )
 def test_input_files_that_do_not_work(tmp_path, text, message):
     with pytest.raises(SourceError, match=message):
-        sources().load(write(tmp_path, text), "a", None)
+        sources().load(at(write(tmp_path, text)), "a", None)
 
 
 def test_no_file_and_a_folder(tmp_path):
     with pytest.raises(SourceError, match="no file"):
-        sources().list_model_names(tmp_path / "none.i")
+        sources().list_model_names(at(tmp_path / "none.i"))
     with pytest.raises(SourceError, match="a folder"):
-        sources().list_model_names(tmp_path)
+        sources().list_model_names(at(tmp_path))
 
 
 def test_a_model_that_is_not_there():
     with pytest.raises(SourceError, match="did you mean 'rate_a'"):
-        sources().load(RATES, "rate_aa", None)
+        sources().load(at(RATES), "rate_aa", None)
 
 
 def test_several_models_and_none_named():
     with pytest.raises(UsageError, match=r"several models(.|\n)*rate_a, rate_b, rate_c, eq"):
-        resolve.choose_models(str(RATES), [])
+        resolve.choose_models(ModelRequest(str(RATES)), [])
 
 
 def test_neml2_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "neml2", None)
     with pytest.raises(MissingRuntimeError, match=r'pip install "torchferry\[neml2\]"'):
-        sources().list_model_names(RATES)
+        sources().list_model_names(at(RATES))
 
 
 def test_a_unit_test_driver_gives_the_warmup_inputs(tmp_path):
     text = block(RATE, UNIT.format(model="rate", kind="Scalar", names="a a~1 t t~1", values="3 1 5 4"))
-    source = sources().load(write(tmp_path, text), "rate", None)
+    source = sources().load(at(write(tmp_path, text)), "rate", None)
     assert [t.tolist() for t in source.calls[0]] == [[3.0], [1.0], [5.0], [4.0]]
     assert source.inputs[0].type == "Scalar"
 
@@ -149,7 +154,7 @@ def test_a_transient_driver_is_recorded_call_by_call(tmp_path):
     []
     """
     text = block(RATE, f"[Tensors]\n{times}\n{values}\n[]\n{driver}")
-    source = sources().load(write(tmp_path, text), "rate", None)
+    source = sources().load(at(write(tmp_path, text)), "rate", None)
     assert len(source.calls) == 5
     assert [c[0].shape for c in source.calls] == [(1,)] * 5
     a = torch.linspace(1.0, 2.0, 6, dtype=F) ** 2
@@ -160,7 +165,7 @@ def test_a_transient_driver_is_recorded_call_by_call(tmp_path):
 def test_parts_are_recorded_inside_the_driven_model(tmp_path):
     models = RATE + "\n[whole]\ntype = ComposedModel\nmodels = 'rate'\n[]"
     text = block(models, UNIT.format(model="whole", kind="Scalar", names="a a~1 t t~1", values="3 1 5 4"))
-    source = sources().load(write(tmp_path, text), "rate", None)
+    source = sources().load(at(write(tmp_path, text)), "rate", None)
     assert [t.item() for t in source.calls[0]] == [3.0, 1.0, 5.0, 4.0]
 
 
@@ -193,7 +198,7 @@ def test_batched_parameters_make_their_batch_the_variables_own(tmp_path):
     unit = UNIT.format(model="model", kind="Scalar", names="x", values="0.5")
     text = block("[model]\ntype = ScalarLinearCombination\nfrom = 'x'\nweights = 'p'\nto = 'y'\n[]", tensors + unit)
     try:
-        source = sources().load(write(tmp_path, text), "model", None)
+        source = sources().load(at(write(tmp_path, text)), "model", None)
     except SourceError:
         pytest.skip("this neml2 takes no batched weights")
     assert source.inputs[0].shape == (2,)
@@ -220,10 +225,10 @@ def said_of_the_solver(source):
 def test_implicit_models(tmp_path, monkeypatch):
     """With neml2's own solver where that runs, and without it."""
     path = write(tmp_path, IMPLICIT)
-    result = said_of_the_solver(sources().load(path, "model", None))
+    result = said_of_the_solver(sources().load(at(path), "model", None))
     assert (result.severity == "sound") == sources().check_neml2_abi()
     monkeypatch.setattr(sources(), "check_neml2_abi", lambda: False)
-    result = said_of_the_solver(sources().load(path, "model", None))
+    result = said_of_the_solver(sources().load(at(path), "model", None))
     assert result.severity == "not run"
     assert "not built for torch" in result.reason
     opened = export_unverified(str(path), tmp_path / "m.pt", "model")
@@ -240,8 +245,8 @@ def test_a_solver_that_finds_something_else(tmp_path, monkeypatch):
     path = write(tmp_path, IMPLICIT)
     other = write(tmp_path / "other", IMPLICIT.replace("weights = '-1'", "weights = '-1.000001'"))
     built = sources()._build_model
-    source = sources().load(path, "model", None)
-    library = sources().Neml2Module(built(other, "model")[1].requires_grad_(False), {}).eval()
+    source = sources().load(at(path), "model", None)
+    library = sources().Neml2Module(built(at(other), "model")[1].requires_grad_(False), {}).eval()
     if not sources().check_neml2_abi():
         implicit_models.install_solvers(library.model)
     with eager_context(source), pytest.raises(CaptureError, match="not solved as neml2 solves it"):
@@ -259,7 +264,7 @@ def test_a_solver_that_finds_something_else(tmp_path, monkeypatch):
 )
 def test_implicit_models_that_cannot_be(tmp_path, old, new, error, message):
     with pytest.raises(error) as caught:
-        sources().load(write(tmp_path, IMPLICIT.replace(old, new)), "model", None)
+        sources().load(at(write(tmp_path, IMPLICIT.replace(old, new))), "model", None)
     assert message in str(caught.value)
 
 
@@ -287,12 +292,12 @@ def test_parameters_are_settable_by_their_dotted_name(tmp_path):
 
 def test_given_inputs_for_a_neml2_model():
     arguments = {n: [1.0, 2.0] for n in ("a", "a~1", "t", "b", "b~1", "c", "c~1")} | {"t~1": [0.0, 0.5]}
-    source = sources().load(RATES, "eq", arguments)
+    source = sources().load(at(RATES), "eq", arguments)
     assert warm_up(run_first(source, 0), 0).inputs[3].tolist() == [0.0, 0.5]
     with pytest.raises(UsageError, match="missing: 't~1'"):
-        sources().load(RATES, "eq", {k: v for k, v in arguments.items() if k != "t~1"})
+        sources().load(at(RATES), "eq", {k: v for k, v in arguments.items() if k != "t~1"})
     with pytest.raises(UsageError, match="wrong dtype"):
-        sources().load(RATES, "eq", arguments | {"a": torch.tensor([1, 2])})
+        sources().load(at(RATES), "eq", arguments | {"a": torch.tensor([1, 2])})
 
 
 def test_the_history_of_a_driver(tmp_path):
@@ -315,7 +320,7 @@ def test_the_history_of_a_driver(tmp_path):
 
 
 def test_calls_that_are_no_history(tmp_path):
-    source = sources().load(write(tmp_path, IMPLICIT), "model", None)
+    source = sources().load(at(write(tmp_path, IMPLICIT)), "model", None)
     with pytest.raises(UsageError, match=r"not one history(.|\n)*step 2(.|\n)*'t~1'"):
         record_load_history(dataclasses.replace(source, calls=(*source.calls[:2], *source.calls[:2])))
     with pytest.raises(UsageError, match="1 recorded steps"):

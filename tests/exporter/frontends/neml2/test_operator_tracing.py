@@ -9,6 +9,7 @@ import pytest
 import torch
 from decay_input import format_decay
 
+from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import input_file, operator_tracing
 from exporter.frontends.neml2.operator_tracing import CALLS_BEFORE_TRACE, CALLS_BETWEEN_COMPARISONS, TracedOperator
 from exporter.model.source import Source
@@ -80,7 +81,7 @@ def test_an_operator_without_a_trace_stays_in_eager_mode():
 def load(tmp_path: Path) -> Source:
     path = tmp_path / "decay.i"
     path.write_text(format_decay(6.0, 61))
-    return input_file.load(path, "model", None)
+    return input_file.load(ModelRequest(str(path)), "model", None)
 
 
 def assert_same_history(source: Source, expected: Source, tolerance: float) -> None:

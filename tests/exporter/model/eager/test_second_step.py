@@ -10,6 +10,7 @@ from project import ROOT
 
 import torchferry
 from exporter.frontends import resolve
+from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.python_factory import source_from_module
 from exporter.model.eager.evaluation import eager_context, evaluate
 from exporter.model.eager.second_step import append_second_step
@@ -21,7 +22,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def source_of(name: str) -> Source:
-    return resolve.load(f"{EXAMPLES / name}.py:make_model", "", None)
+    return resolve.load(ModelRequest(f"{EXAMPLES / name}.py:make_model"), "", None)
 
 
 @pytest.fixture
