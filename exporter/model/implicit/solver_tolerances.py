@@ -11,6 +11,7 @@ from exporter.archive.tensor_spec import FLOATING
 from exporter.model.eager.derivatives import compute_jacobian_blocks
 from exporter.model.eager.evaluation import eager_context, evaluate
 from exporter.model.eager.warmup import Warmup
+from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.implicit.solve_recording import record_solver_calls
 
 # Factor on the loss of one linear solve: several solves, and sums over them.
@@ -37,7 +38,9 @@ def solver_tolerances(warm: Warmup, methods: Mapping[str, MethodSpec]) -> Tolera
         condition = max(_estimate_condition(result[1], result[4]) for result in results)
     sizes = {n: _compute_magnitude(p) for n, p in source.parameter_module.named_parameters()}
     sizes |= {s.name: _compute_magnitude(t) for s, t in zip(source.inputs, warm.inputs, strict=True)}
-    bounds_by_name = {"residual_norm": Bounds(1.0, 1.0)}
+    # A norm below the solver's own tolerance is rounding, which another order of operations changes by any factor.
+    least = max(loop.read_settings()["abs_tol"] for loop in find_solvers(source.parameter_module).values())
+    bounds_by_name = {"residual_norm": Bounds(1.0, 1.0, least)}
 
     def widen(dtype: str) -> Bounds:
         usual = Tolerance().bounds("", dtype)
