@@ -74,7 +74,7 @@ def _restrict_files(report, folders, devices, programs):
     except (OSError, landlockpy.LandlockError) as error:
         report["missing"].append(f"files and programs: {error}")
         return
-    report["in force"].append(f"{what} (Landlock {version})")
+    report["in force"].insert(0, f"{what} (Landlock {version})")
     # What a kernel's Landlock does not know is left out.
     for first, what in ((3, "files outside can be cut short"), (6, "processes outside can be signalled")):
         if version < first:
