@@ -39,7 +39,8 @@ def parse_overrides(path: Path, overrides: Sequence[str]) -> list[str]:
             raise UsageError("this is no override of an input file", where=str(path), got=override, expected=expected)
         name, sign, value = match.groups()
         if name in seen:
-            raise UsageError(f"{name!r} is overridden twice", where=str(path), got=f"{seen[name]}, {override}")
+            got, mend = f"{seen[name]}, {override}", "leave out one of them"
+            raise UsageError(f"{name!r} is overridden twice", where=str(path), got=got, mend=mend)
         seen[name] = override
         if name in fields and sign == "=":
             mend = f"override it: {name}:={value}"

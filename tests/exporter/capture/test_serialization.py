@@ -137,7 +137,10 @@ def test_processes_callers_clocks_and_folders_leave_no_trace(tmp_path):
     before = tmp_path / "before" / "train_step.py"
     before.write_text(before.read_text() + "\n# before\n")
     torchferry.check(f"{before}:momentum_step")
-    torchferry.export(f"{tmp_path}/other/train_step.py:loss_and_grad", output=tmp_path / "other" / "m.pt")
+    # The command line says what it was asked for.
+    command = "torchferry export train_step.py:loss_and_grad -o m.pt"
+    source = f"{tmp_path}/other/train_step.py:loss_and_grad"
+    torchferry.export(source, output=tmp_path / "other" / "m.pt", command=command)
     item, other = (tmp_path / name / "m.pt" for name in ("one", "other"))
     assert item.read_bytes() == other.read_bytes()
     with zipfile.ZipFile(item) as archive:

@@ -13,6 +13,8 @@ import torchferry
 from exporter.capture import constants
 from exporter.capture.value_reads import ValueReadRecorder
 from exporter.common.errors import CaptureError, MismatchError, OperatorError, UnsoundError, WarmupError
+from exporter.frontends import resolve
+from exporter.frontends.model_request import ModelRequest
 from exporter.soundness.checked_capture import derive_seed
 
 F = torch.float64
@@ -245,7 +247,7 @@ def test_traced_inputs_stay_out_of_the_file(tmp_path):
 
 def test_gradient_flags_and_modes_are_put_back(tmp_path):
     model = planted_models.sound()
-    source = __import__("exporter.frontends.resolve", fromlist=["load"]).load(f"{PLANTED}:sound", "sound", None)
+    source = resolve.load(ModelRequest(f"{PLANTED}:sound"), "sound", None)
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     from exporter.model.eager.warmup import run_first, warm_up
 
