@@ -39,7 +39,7 @@ def list_module_files(code: ModuleType) -> list[Path]:
     main = _find_file(code)
     if main is None:
         return []
-    root = main.parents[code.__name__.count(".")]
+    root = main.parents[min(code.__name__.count("."), len(main.parents) - 1)]
     files, todo, seen = set[Path](), [code], {code.__name__}
     while todo and len(files) < MAX_FILES:
         module = todo.pop()
