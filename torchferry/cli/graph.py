@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -72,7 +73,9 @@ def command(
         else:
             _print(stage_graph, title, method, notes)
 
-    run_confined(work, Confinement(path, (svg, html), time_limit, memory_limit, as_json=json))
+    # Graphviz draws the one picture.
+    programs = tuple(filter(None, (shutil.which("dot"),))) if svg else ()
+    run_confined(work, Confinement(path, (svg, html), time_limit, memory_limit, programs, as_json=json))
 
 
 def _draw(stage_graph: StagedGraph, title: str, svg: Path | None, html: Path | None) -> list[str]:
