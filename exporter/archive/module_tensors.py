@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from exporter.archive.format_limits import MAX_INFLATED_BYTES
+from exporter.archive.format_limits import MAX_INFLATED_BYTES, MAX_SOURCE_NESTING
+from exporter.archive.nesting import measure_depth
 from exporter.archive.pt_archive import Archive
 from exporter.common.errors import ArchiveError
 
@@ -31,7 +32,11 @@ def read_module_tensors(archive: Archive, names: Collection[str]) -> dict[str, t
     Raises ``ArchiveError`` if the record of the module is damaged, or a tensor reaches beyond its record."""
     where = f"{archive.path}, record data.pkl"
     try:
-        root = _Reader(archive.record("data.pkl")).load()
+        data = archive.record("data.pkl")
+        # It reads the lengths first: Python's reader makes room for as many bytes as a pickle says that it has.
+        if measure_depth(data) > MAX_SOURCE_NESTING:
+            raise ValueError("a pickle that is nested too deeply")
+        root = _Reader(data).load()
         if archive.record("byteorder").decode() != sys.byteorder:
             raise ValueError("bytes in another order than this machine's")
         values = {name: _find(root, name) for name in names}

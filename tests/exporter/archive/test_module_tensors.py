@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
     "a storage above the folder": lambda data: data.replace(b"X\x01\x00\x00\x000", b"X\x05\x00\x00\x00../.0", 1),
     "half of a record": lambda data: data[:100],
     "a place for a value beyond all memory": lambda data: data.replace(b"q\x00", b"r\xff\xff\xff\x7f", 1),
+    "more bytes than there are": lambda data: data[:2] + b"\x96" + (2**28).to_bytes(8, "little") + data[2:],
     "code of this process": lambda _: pickle.dumps(Acts(), 2),
 }
 
@@ -105,8 +107,12 @@ def test_what_somebody_changed(label, capfd):
     if label == "code of this process":
         assert read_module_tensors(changed, ["k"]) == {}
     else:
+        tracemalloc.start()
         with pytest.raises(ArchiveError, match="tensors cannot be read"):
             read_module_tensors(changed, ["k"])
+        # As much room as a pickle asks for is not made.
+        assert tracemalloc.get_traced_memory()[1] < 2**26
+        tracemalloc.stop()
     assert capfd.readouterr().out == ""
     # The control.
     assert pickle.loads(pickle.dumps(Acts())) is None
