@@ -71,12 +71,10 @@ def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, cod
 
     ``code`` is what made it, by default what defines its class: the archive must do without its package."""
     definer = model.forward if isinstance(model, FunctionModule) else type(model)
-    package = strip_stand_in(getattr(code or definer, "__name__" if code else "__module__", "").split(".")[0])
-    refused = () if package in ("", "__main__", "torch", *sys.stdlib_module_names) else (package,)
+    module_name = code.__name__ if code is not None else getattr(definer, "__module__", "")
     sha256 = getattr(code, _EXECUTED, "")
-    code = code or sys.modules.get(getattr(definer, "__module__", ""))
-    files = source_files.list_module_files(code) if code is not None else []
-    revision, digests = source_files.find_revision(files), source_files.compute_digests(files)
+    code = code or sys.modules.get(module_name)
+    revision, digests = source_files.describe_files(source_files.list_module_files(code) if code is not None else [])
     # torch.compile wraps a module; the wrapped one computes the same.
     module = getattr(model, "_orig_mod", model)
     if not isinstance(module, FunctionModule):
@@ -95,8 +93,14 @@ def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, cod
         calls=calls,
         # The default dtype after the import of the user's file, which may set another.
         default_dtype=torch.get_default_dtype(),
-        origin=Origin("python", "torch", torch.__version__, name, sha256, refused, revision, digests),
+        origin=Origin("python", "torch", torch.__version__, name, sha256, list_refused(module_name), revision, digests),
     )
+
+
+def list_refused(module_name: str) -> tuple[str, ...]:
+    """Return the package of a user's module, which an archive must do without; of torch and Python nothing."""
+    package = strip_stand_in(module_name.split(".", maxsplit=1)[0])
+    return () if package in ("", "__main__", "torch", *sys.stdlib_module_names) else (package,)
 
 
 def _is_free(name: str, path: Path) -> bool:

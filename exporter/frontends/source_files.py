@@ -24,6 +24,11 @@ _INSTALLED = {Path(folder).resolve() for folder in sysconfig.get_paths().values(
 _INSTALLED |= {Path(__file__).resolve().parents[2] / name for name in ("exporter", "runtime_checks", "torchferry")}
 
 
+def describe_files(files: Sequence[Path]) -> tuple[str, dict[str, str]]:
+    """Return the revision of git that has the files, and their digests by name."""
+    return find_revision(files), compute_digests(files)
+
+
 def compute_digests(files: Sequence[Path]) -> dict[str, str]:
     """Return the sha256 of files by their names below the folder that has them all."""
     if not files:

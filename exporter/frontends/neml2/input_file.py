@@ -19,12 +19,12 @@ from exporter.archive.contract import Origin
 from exporter.archive.input_files import InputValues, order_inputs, to_tensor
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.errors import MissingRuntimeError, SourceError, UsageError, suggest_names, summarize_error
-from exporter.common.source_paths import strip_stand_in
 from exporter.frontends import source_files
 from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import batch_layout, driver_recording, implicit_models, operator_tracing
 from exporter.frontends.neml2.extensions import import_extensions
 from exporter.frontends.neml2.overrides import find_unread, parse_overrides
+from exporter.frontends.python_factory import list_refused
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import run_first
 from exporter.model.implicit.coordinate_descent import CompileDescent
@@ -93,8 +93,8 @@ def load(
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     files = source_files.list_included_files(path)
     files += [file for extension in extensions for file in source_files.list_module_files(extension)]
-    revision, digests = source_files.find_revision(files), source_files.compute_digests(files)
-    refused = (*REFUSED, *(strip_stand_in(extension.__name__.split(".")[0]) for extension in extensions))
+    revision, digests = source_files.describe_files(files)
+    refused = (*REFUSED, *(name for extension in extensions for name in list_refused(extension.__name__)))
     source = Source(
         name=name,
         module=raw,

@@ -168,6 +168,25 @@ def test_a_type_of_the_users_own(tmp_path, monkeypatch, capfd):
     assert run(["show", "model.i", "--load", "springs_of_tests"]) == 0
 
 
+def test_a_package_and_an_edited_file(tmp_path, monkeypatch):
+    """Modules of a package find each other; a file that was edited registers its types anew."""
+    monkeypatch.chdir(tmp_path)
+    path = write_extension(tmp_path, "PackedSpring", "packed")
+    Path("pack_of_tests").mkdir()
+    path.rename("pack_of_tests/packed.py")
+    Path("names_of_packed.py").rename("pack_of_tests/names_of_packed.py")
+    text = Path("pack_of_tests/packed.py").read_text()
+    Path("pack_of_tests/packed.py").write_text(text.replace("from names_of", "from .names_of"))
+    Path("pack_of_tests/__init__.py").write_text("from . import packed\n")
+    (result,) = torchferry.export("model.i", extensions=["pack_of_tests"], output="m.pt")
+    assert "pack_of_tests" in result.contract.source.refused_imports
+    assert "pack_of_tests/packed.py" in result.contract.source.files
+    path = write_extension(tmp_path, "EditedSpring", "edited_of_tests")
+    for edit in ("", "# edited"):
+        path.write_text(path.read_text() + edit)
+        assert torchferry.export("model.i", extensions=[str(path)], output="m.pt")[0].report.passed
+
+
 def test_bad_extensions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = write_extension(tmp_path, "ScalarLinearCombination", "taken_of_tests")
@@ -179,7 +198,7 @@ def test_bad_extensions(tmp_path, monkeypatch):
         ("fails_of_tests.py", "raise ValueError('as planned')", "as planned"),
         ("nowhere.py", None, "there is no such file"),
         ("nowhere_of_tests", None, "does not exist"),
-        (".", None, "there is no such file"),
+        (".", None, "this folder is no package"),
     ):
         if text is not None:
             Path(name).write_text(text)
