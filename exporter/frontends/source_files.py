@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import itertools
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from exporter.common.plain_text import escape_unsafe
+from exporter.common.source_paths import importable_path
 
 MAX_FILES = 1000
 _INCLUDE = re.compile(r"^\s*!include\s+(\S.*?)\s*$", re.MULTILINE)
@@ -30,11 +32,16 @@ def describe_files(files: Sequence[Path]) -> tuple[str, dict[str, str]]:
 
 
 def compute_digests(files: Sequence[Path]) -> dict[str, str]:
-    """Return the sha256 of files by their names below the folder that has them all."""
-    if not files:
-        return {}
-    folder = Path(os.path.commonpath([file.parent for file in files]))
-    return {escape_unsafe(f.relative_to(folder).as_posix()): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+    """Return the sha256 of files by their names, without folders but those of packages; a name of several is numbered."""
+    digests = dict[str, str]()
+    for file in files:
+        name = short = escape_unsafe(importable_path(str(file)))
+        for number in itertools.count(2):
+            if name not in digests:
+                break
+            name = f"{short} ({number})"
+        digests[name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return digests
 
 
 def list_module_files(code: ModuleType) -> list[Path]:

@@ -15,7 +15,7 @@ from exporter.common.errors import SourceError, UsageError, suggest_names
 
 # ``nbatch=8``, ``Models/elasticity/E:=210000``.
 _OVERRIDE = re.compile(r"\s*([^\s=:\[\]'\"]+)\s*(:?=)\s*(\S.*?)\s*", re.DOTALL)
-# What a file leaves open stands in braces, alone or in a formula; and in names of functions there are letters only.
+# What a file leaves open stands in braces, alone or in a formula.
 _BRACES = re.compile(r"\$\{([^{}]*)\}")
 _WORD = re.compile(r"[A-Za-z_][\w./-]*")
 
@@ -26,11 +26,7 @@ def parse_overrides(path: Path, overrides: Sequence[str]) -> list[str]:
     Raises ``UsageError`` for what is no override, or is there twice, ``SourceError`` for a name that it has not."""
     if not overrides:
         return []
-    import nmhit
-
-    root = nmhit.parse_file(path, [], [])
-    fields = set(_list_fields(root))
-    opens = _list_open(root) - fields
+    fields, opens = _list_names(path)
     seen, lines = dict[str, str](), list[str]()
     for override in overrides:
         match = _OVERRIDE.fullmatch(override)
@@ -50,7 +46,7 @@ def parse_overrides(path: Path, overrides: Sequence[str]) -> list[str]:
             what, expected = f"there is no {name!r} in the input file", suggest_names(name, sorted(fields | opens))
             raise SourceError(what, where=str(path), got=override, expected=expected)
         # A shell has taken the quotes of a list away.
-        lines.append(f"{name} {sign} '{value}'" if " " in value and value[0] not in "'\"" else override)
+        lines.append(f"{name} {sign} '{value}'" if len(value.split()) > 1 and value[0] not in "'\"" else override)
     return lines
 
 
@@ -68,18 +64,22 @@ def _list_fields(node: Any, path: str = "") -> Iterator[str]:
 
 def find_unread(path: Path, overrides: Sequence[str]) -> tuple[Finding, ...]:
     """Return a finding on each override that the file does not read: one list of them may serve several files."""
-    import nmhit
-
-    root = nmhit.parse_file(path, [], []) if overrides else None
+    if not overrides:
+        return ()
     names = [match[1] for match in map(_OVERRIDE.fullmatch, overrides) if match is not None]
-    unread = [n for n in names if "/" not in n and n not in {*_list_fields(root), *_list_open(root)}]
+    known = set().union(*_list_names(path))
+    unread = [name for name in names if "/" not in name and name not in known]
     reason = "another file may read it"
     return tuple(Finding("overrides", f"the input file does not read {n!r}", path.name, reason) for n in unread)
 
 
-def _list_open(root: Any) -> set[str]:
-    """Return the words of what a file leaves open; comments are read as well."""
-    return {word for text in _BRACES.findall(root.render()) for word in _WORD.findall(text)}
+def _list_names(path: Path) -> tuple[set[str], set[str]]:
+    """Return the paths of a file's values, and the words of what it leaves open; comments are read as well."""
+    import nmhit
+
+    root = nmhit.parse_file(path, [], [])
+    fields = set(_list_fields(root))
+    return fields, {word for text in _BRACES.findall(root.render()) for word in _WORD.findall(text)} - fields
 
 
 def _is_of_other_files(name: str, sign: str, known: set[str]) -> bool:

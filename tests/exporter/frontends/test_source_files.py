@@ -104,7 +104,7 @@ def test_included_files(tmp_path):
     (tmp_path / "parts" / "b.i").write_text("!include ../a.i\n!include e.i\n")
     for name in ("c.i", "d.i", "parts/e.i"):
         (tmp_path / name).touch()
-    assert list(compute_digests(list_included_files(tmp_path / "a.i"))) == ["a.i", "c.i", "parts/b.i", "parts/e.i"]
+    assert list(compute_digests(list_included_files(tmp_path / "a.i"))) == ["a.i", "c.i", "b.i", "e.i"]
 
 
 def test_the_revision(place, tmp_path, monkeypatch):
@@ -142,6 +142,16 @@ def test_nothing_that_a_repository_names_is_run(place, tmp_path):
     # The control.
     git(place, "status")
     assert marker.exists()
+
+
+def test_no_folder_is_named(tmp_path):
+    """Files of one model may lie anywhere; those of one name are told apart."""
+    for name in ("one/base.i", "other/deep/base.i", "third/base.i"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(name)
+    digests = compute_digests(sorted(tmp_path.rglob("*.i")))
+    assert list(digests) == ["base.i", "base.i (2)", "base.i (3)"]
+    assert len(set(digests.values())) == 3
 
 
 def test_a_name_that_obeys_nobody(tmp_path):

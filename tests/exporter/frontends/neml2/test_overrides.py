@@ -72,7 +72,7 @@ def path(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize(
     ("overrides", "modulus"),
-    [(BOTH, 200.0), ((*BOTH[:1], "E = 300"), 300.0), ((*BOTH, "Models/elasticity/coefficients:=400 0.3"), 400.0)],
+    [(BOTH, 200.0), ((*BOTH[:1], "E = 300"), 300.0), ((*BOTH, "Models/elasticity/coefficients:=400\t0.3"), 400.0)],
     ids=["left open", "spaces", "a value that is there"],
 )
 def test_a_file_is_exported_with_them(overrides, modulus, path):
