@@ -32,7 +32,7 @@ def describe_files(files: Sequence[Path]) -> tuple[str, dict[str, str]]:
 
 
 def compute_digests(files: Sequence[Path]) -> dict[str, str]:
-    """Return the sha256 of files by their names, without folders but those of packages; a name of several is numbered."""
+    """Return the sha256 of files by name, without folders but those of packages; a name of several is numbered."""
     digests = dict[str, str]()
     for file in files:
         name = short = escape_unsafe(importable_path(str(file)))
