@@ -34,6 +34,7 @@ from exporter.common.errors import (
 from exporter.common.plain_text import escape_unsafe
 from exporter.common.stopwatch import Step, Watch, ignore_step
 from exporter.frontends.model_request import ModelRequest
+from exporter.frontends.resolve import check_no_file_options
 from exporter.graph.archive_diff import Difference, diff_archives
 from exporter.model.composition import ComposedModel, Part
 from exporter.model.function_model import declare
@@ -113,6 +114,8 @@ def export(
     *,
     overrides: Sequence[str] = (),
     extensions: Sequence[str] = (),
+    drivers: Sequence[str] = (),
+    dtype: str = "",
     models: Sequence[str] = (),
     output: str | Path | None = None,
     renames: Sequence[str] = (),
@@ -125,6 +128,7 @@ def export(
     jvp: bool = False,
     vjp: bool = False,
     parameters: Sequence[str] = (),
+    per_element: str | Sequence[str] = (),
     differentiable: bool = False,
     symmetric: Sequence[str] = (),
     thorough: bool = False,
@@ -152,6 +156,8 @@ def export(
         overrides: What the input file leaves open, as ``"NAME=VALUE"``, and other values of what it has, as
             ``"PATH:=VALUE"``.
         extensions: Python files or modules that register types of NEML2, imported before the input file is read.
+        drivers: Drivers of the input file: the models that they drive, with the inputs of these drivers alone.
+        dtype: Precision of a model of an input file, ``"float64"`` or ``"float32"``; the report says what it loses.
         models: Names of models of the input file; by default its only one.
         output: The file, or a folder for several models; by default ``NAME.pt`` in the current folder.
         renames: Rules ``"OLD:NEW"`` for names of variables in the contract; ``*`` matches any text.
@@ -166,6 +172,8 @@ def export(
         jvp: Whether to add the method ``jvp``, Jacobian times tangents.
         vjp: Whether to add the method ``vjp``, cotangents times Jacobian.
         parameters: Globs of the parameters that stay settable; by default all that can.
+        per_element: Globs of parameters of which each element has its own value: they become inputs, which have the
+            batch. ``inputs`` may hold values of those that are named in full.
         differentiable: Whether torch's autograd through the loaded file is compared with eager mode's; adds ``vjp``.
         symmetric: Blocks ``"OUT:IN"`` that are second derivatives of a potential, and are checked as such.
         thorough: Whether large batches and all draws are run whatever they cost; without it the contract names those
@@ -205,7 +213,6 @@ def export(
         print(result.path, result.report.passed)
         ```
     """
-    blocks = (derivatives,) if isinstance(derivatives, str) else tuple(derivatives)
     output_path = Path(output) if output is not None else None
     format_names = resolve_formats([formats] if isinstance(formats, str) else formats, output_path)
     verify_options = VerifyOptions(
@@ -217,13 +224,14 @@ def export(
         formats=format_names,
         renames=tuple(map(RenameRule.parse, renames)),
         inputs=Path(inputs) if isinstance(inputs, str) else inputs,
+        per_element=_to_tuple(per_element),
         against=Path(against) if against is not None else None,
         on_failure=on_failure,
         command=escape_unsafe(command)[:MAX_TEXT],
         capture=CaptureOptions(
             seed,
             tuple(map(Allowance.parse, allow)),
-            DerivativeRequest(blocks, jvp, vjp, tuple(parameters), differentiable, tuple(symmetric)),
+            DerivativeRequest(_to_tuple(derivatives), jvp, vjp, tuple(parameters), differentiable, tuple(symmetric)),
             announce=announce or (lambda listing: None),
             thorough=thorough,
             budget=budget,
@@ -234,18 +242,26 @@ def export(
         watch=watch,
     )
     with shared_fork_server():
-        return _pipeline.export(_make_request(source, overrides, extensions), options)
+        return _pipeline.export(_make_request(source, overrides, extensions, drivers, dtype), options)
+
+
+def _to_tuple(texts: str | Sequence[str]) -> tuple[str, ...]:
+    return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
 def _make_request(
-    source: str | nn.Module | Callable[..., Any], overrides: Sequence[str], extensions: Sequence[str]
+    source: str | nn.Module | Callable[..., Any],
+    overrides: Sequence[str],
+    extensions: Sequence[str],
+    drivers: Sequence[str],
+    dtype: str,
 ) -> ModelRequest | nn.Module | Callable[..., Any]:
-    """Return what is asked for. Raises ``UsageError`` for overrides of what is no input file."""
+    """Return what is asked for. Raises ``UsageError`` for what only input files have, of what is none."""
+    text = source if isinstance(source, str) else type(source).__name__
+    request = ModelRequest(text, tuple(overrides), tuple(extensions), tuple(drivers), dtype)
     if isinstance(source, str):
-        return ModelRequest(source, tuple(overrides), tuple(extensions))
-    if unused := (*overrides, *extensions):
-        what, expected = "overrides and extensions are for input files", "a NEML2 input file (model.i)"
-        raise UsageError(what, got=", ".join(unused), expected=expected)
+        return request
+    check_no_file_options(request)
     return source
 
 
@@ -301,8 +317,11 @@ def check(
     *,
     overrides: Sequence[str] = (),
     extensions: Sequence[str] = (),
+    drivers: Sequence[str] = (),
+    dtype: str = "",
     models: Sequence[str] = (),
     inputs: str | Path | Mapping[str, Any] | None = None,
+    per_element: str | Sequence[str] = (),
     seed: int = 0,
     allow: Sequence[str] = (),
     second_opinion: bool = False,
@@ -317,8 +336,11 @@ def check(
         source: As in ``export``.
         overrides: As in ``export``.
         extensions: As in ``export``.
+        drivers: As in ``export``.
+        dtype: As in ``export``.
         models: As in ``export``.
         inputs: As in ``export``.
+        per_element: As in ``export``.
         seed: The seed of all random draws.
         allow: Findings that may pass, each as ``"CHECK:REASON"``.
         second_opinion: Whether to ask ``torch.export`` too; its answer decides nothing.
@@ -344,8 +366,10 @@ def check(
         seed, allowances, second_opinion=second_opinion, thorough=thorough, budget=budget, jobs=choose_jobs(jobs)
     )
     path = Path(inputs) if isinstance(inputs, str) else inputs
-    request = _make_request(source, overrides, extensions)
-    return _soundness_check.check(request, models=models, inputs=path, options=options, watch=watch)
+    request = _make_request(source, overrides, extensions, drivers, dtype)
+    return _soundness_check.check(
+        request, models=models, inputs=path, per_element=_to_tuple(per_element), options=options, watch=watch
+    )
 
 
 def verify(

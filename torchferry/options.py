@@ -25,9 +25,9 @@ MAX_JOBS = 8
 class ExportOptions:
     """``models`` of the source, written to ``output`` in the ``formats``: a file, or a folder for several models.
 
-    ``renames`` are rules for names in the contract, ``inputs`` a file of warmup inputs or a dict by name, ``against``
-    an earlier archive; ``on_failure`` overrides what an implicit model returns for elements that do not converge;
-    ``command`` is how the user asked for it.
+    ``renames`` are rules for names in the contract, ``inputs`` a file of warmup inputs or a dict by name,
+    ``per_element`` patterns of parameters that become inputs, ``against`` an earlier archive; ``on_failure`` overrides
+    what an implicit model returns for elements that do not converge; ``command`` is how the user asked for it.
     ``capture``, ``write`` and ``verify`` are the options of these stages; ``watch`` is told of each step. Raises
     ``UsageError`` for what contradicts itself."""
 
@@ -36,6 +36,7 @@ class ExportOptions:
     formats: tuple[str, ...] = ("pt",)
     renames: tuple[RenameRule, ...] = ()
     inputs: Path | InputValues | None = None
+    per_element: tuple[str, ...] = ()
     against: Path | None = None
     on_failure: OnFailure | None = None
     command: str = ""

@@ -57,6 +57,7 @@ def check(
     *,
     models: Sequence[str] = (),
     inputs: Path | InputValues | None = None,
+    per_element: Sequence[str] = (),
     options: CaptureOptions,
     watch: Watch = ignore_step,
 ) -> list[Checked]:
@@ -64,7 +65,8 @@ def check(
     reports = []
     # The user's own module is put back into its previous mode.
     modes = {m: m.training for m in source.modules()} if isinstance(source, nn.Module) else {}
-    for load in resolve_sources(source, models, inputs):
+    seed = derive_seed(options.seed, "per element")
+    for load in resolve_sources(source, models, inputs, per_element, seed):
         clock = Stopwatch(watch)
         try:
             marked_source = detect_inner_autograd(load(), derive_seed(options.seed, "warmup"))

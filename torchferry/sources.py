@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,25 +12,61 @@ from torch import nn
 
 from exporter.archive.input_files import InputValues, read_inputs
 from exporter.capture.newton_capture import compile_descent
-from exporter.common.errors import UsageError
+from exporter.common.errors import UsageError, suggest_names
 from exporter.frontends import python_factory, resolve
 from exporter.frontends.model_request import ModelRequest
+from exporter.model.eager.per_element import make_per_element, select_parameters
 from exporter.model.implicit.newton_solver import OnFailure, find_solvers
 from exporter.model.source import Source
 
 
 def resolve_sources(
-    source: ModelRequest | nn.Module | Callable[..., Any], models: Sequence[str], inputs: Path | InputValues | None
+    source: ModelRequest | nn.Module | Callable[..., Any],
+    models: Sequence[str],
+    inputs: Path | InputValues | None,
+    per_element: Sequence[str] = (),
+    seed: int = 0,
 ) -> list[Callable[[], Source]]:
-    """Return one function for each model, which loads it when called."""
-    example_inputs = read_inputs(inputs) if isinstance(inputs, Path) else inputs
+    """Return one function for each model, which loads it when called.
+
+    ``per_element`` are patterns of parameters that become inputs; ``inputs`` may hold values of those it names."""
+    values = (read_inputs(inputs) if isinstance(inputs, Path) else inputs) or None
+    own_values = {name: value for name, value in (values or {}).items() if name in per_element}
+    # A file may hold values of parameters alone.
+    example_inputs = {name: value for name, value in (values or {}).items() if name not in own_values} or None
+    return [
+        functools.partial(_load_per_element, load, per_element, own_values, seed)
+        for load in _list_loads(source, models, example_inputs, is_changed=bool(per_element))
+    ]
+
+
+def _list_loads(
+    source: ModelRequest | nn.Module | Callable[..., Any],
+    models: Sequence[str],
+    inputs: InputValues | None,
+    *,
+    is_changed: bool,
+) -> list[Callable[[], Source]]:
     if isinstance(source, nn.Module):
         name = type(getattr(source, "_orig_mod", source)).__name__
-        return [lambda: python_factory.source_from_module(source, name, example_inputs, f"the {name} that was given")]
+        # The module belongs to the user.
+        module = copy.deepcopy(source) if is_changed else source
+        return [lambda: python_factory.source_from_module(module, name, inputs, f"the {name} that was given")]
     if not isinstance(source, ModelRequest):
-        return [lambda: python_factory.source_from_callable(source, example_inputs)]
+        return [lambda: python_factory.source_from_callable(source, inputs)]
     names = resolve.choose_models(source, models)
-    return [functools.partial(resolve.load, source, name, example_inputs, compile_descent) for name in names]
+    return [functools.partial(resolve.load, source, name, inputs, compile_descent) for name in names]
+
+
+def _load_per_element(
+    load: Callable[[], Source], patterns: Sequence[str], own_values: InputValues, seed: int
+) -> Source:
+    source = load()
+    names = select_parameters(source, patterns)
+    if unused := [name for name in own_values if name not in names]:
+        what, expected = f"the inputs give values of {unused[0]!r}", suggest_names(unused[0], names)
+        raise UsageError(what, where="--per-element " + " ".join(patterns), got="no such parameter", expected=expected)
+    return make_per_element(source, names, own_values, "it was asked for", seed)
 
 
 def apply_failure_policy(source: Source, on_failure: OnFailure) -> None:

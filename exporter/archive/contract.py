@@ -293,6 +293,8 @@ class Contract(StrictlyRead):
     # Implicit models: their solves, and the outputs of ``newton_info``, of shape () or one number for each solve.
     solvers: tuple[Solver, ...] = ()
     info: tuple[TensorSpec, ...] = ()
+    # Inputs that are parameters of the model, of which each element has its own value.
+    per_element: tuple[str, ...] = ()
     # sha256 of the canonical text of the graphs (``exporter.graph.canonical_text``): identifies what the file computes.
     graph: str = ""
 
@@ -319,6 +321,12 @@ class Contract(StrictlyRead):
         Signature(self.inputs, (*self.outputs, *self.info), self.batch.ndim)
         if not self.methods:
             raise UsageError("a contract has no methods", expected="at least forward")
+        if unknown := [name for name in self.per_element if name not in {spec.name for spec in self.inputs}]:
+            what, expected = (
+                "a parameter by element is no input",
+                suggest_names(unknown[0], [s.name for s in self.inputs]),
+            )
+            raise UsageError(what, got=repr(unknown[0]), expected=expected)
         ins, outs = {spec.name for spec in self.inputs}, {spec.name for spec in (*self.outputs, *self.info)}
         wrt_names = ins | {spec.name for spec in self.parameters}
         for method, spec in self.methods.items():

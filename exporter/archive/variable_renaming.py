@@ -73,6 +73,7 @@ def rename_variables(contract: Contract, renames: Sequence[RenameRule]) -> Contr
         inputs=tuple(dataclasses.replace(s, name=map_name(s.name)) for s in contract.inputs),
         outputs=tuple(dataclasses.replace(s, name=map_name(s.name)) for s in contract.outputs),
         methods={name: map_method(spec) for name, spec in contract.methods.items()},
+        per_element=tuple(map(map_name, contract.per_element)),
         tolerance=dataclasses.replace(contract.tolerance, outputs=bounds),
     )
 

@@ -25,6 +25,7 @@ from exporter.model.eager.evaluation import evaluate
 from exporter.model.eager.warmup import find_finite_rows
 from exporter.model.implicit.coordinate_descent import CoordinateDescent, DescentCall
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
+from exporter.model.implicit.owner_tensors import list_batched, read_tensors
 from exporter.model.implicit.solve_recording import SolverArguments, record_solver_calls
 from exporter.model.source import Inputs, Source
 
@@ -63,14 +64,17 @@ def capture_descent(path: str, loop: CoordinateDescent, recorded: DescentCall) -
     """Capture a coordinate descent from one of its calls; raises ``TorchferryError``, also where it computes something
     else than that call did."""
     (coupling, force, args), expected = recorded
-    values = args[: len(args) - len(loop.names)]
-    component = loop.component(loop.collect_args(values), 0)
+    # Parameters by element are those of the call, as values are.
+    own_count = len(loop.names) - len(list_batched(loop.owner, loop.names))
+    values = args[: len(args) - own_count]
+    tensors = [*values, *read_tensors(loop.owner, loop.names[len(loop.names) - own_count :])]
+    component = loop.component(tensors, 0)
     w = force.select(-1, 0).clone()
     batched = [0, *(i for i, t in enumerate(component[: len(values)], 1) if t.ndim and t.shape[0] == w.shape[0])]
     graphs = {name: trace_loop_graph(getattr(loop, name), (w, component), path, loop) for name in DESCENT_GRAPHS}
     captured = CapturedLoop(loop, graphs, batched)
     try:
-        result = captured.script()(coupling, force, loop.collect_args(values))
+        result = captured.script()(coupling, force, tensors)
     except RuntimeError as error:
         raise CaptureError("the loops of a predictor do not run", where=path, got=summarize_error(error)) from error
     if not all_close(result, expected):

@@ -82,21 +82,23 @@ def patch_forward(replacements: Mapping[nn.Module, Callable[..., Any]]) -> Itera
 
 @contextlib.contextmanager
 def swap_parameters(module: nn.Module, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Replace the parameters of these names by ``values`` while the context lasts, wherever the module holds them.
+    """Replace the parameters or buffers of these names by ``values`` while the context lasts, wherever they are held.
 
     Every place is changed once: ``torch.func.functional_call`` does it twice to a submodule that is registered under
     two names, and then restores the value that it had set there itself."""
-    parameters = dict(module.named_parameters())
-    replacements = {id(parameters[name]): value for name, value in values.items()}
-    named = [(submodule, *entry) for submodule in module.modules() for entry in submodule._parameters.items()]
-    places = [(holder, name, parameter) for holder, name, parameter in named if id(parameter) in replacements]
-    for holder, name, parameter in places:
-        holder._parameters[name] = replacements[id(parameter)]  # pyright: ignore[reportArgumentType]
+    tensors = dict(module.named_buffers()) | dict(module.named_parameters())
+    replacements = {id(tensors[name]): value for name, value in values.items()}
+    registries: list[dict[str, Any]] = [r for m in module.modules() for r in (m._parameters, m._buffers)]
+    places = [
+        (registry, *entry) for registry in registries for entry in registry.items() if id(entry[1]) in replacements
+    ]
+    for registry, name, tensor in places:
+        registry[name] = replacements[id(tensor)]
     try:
         yield
     finally:
-        for holder, name, parameter in places:
-            holder._parameters[name] = parameter
+        for registry, name, tensor in places:
+            registry[name] = tensor
 
 
 @contextlib.contextmanager

@@ -10,8 +10,16 @@ class ModelRequest:
     """The ``text`` is a path of an input file, or names a factory.
 
     An input file is read with ``overrides``, as ``NAME=VALUE`` for what it leaves open and ``PATH:=VALUE`` for what it
-    has, after the Python files or modules ``extensions``, which register types of the user's own."""
+    has, after the Python files or modules ``extensions``, which register types of the user's own. ``drivers`` are those
+    whose models are meant, and whose inputs are recorded; if empty, all. ``dtype`` is that of all floating numbers."""
 
     text: str
     overrides: tuple[str, ...] = ()
     extensions: tuple[str, ...] = ()
+    drivers: tuple[str, ...] = ()
+    dtype: str = ""
+
+    @property
+    def file_options(self) -> tuple[str, ...]:
+        """Return what is asked for that only an input file has."""
+        return (*self.overrides, *self.extensions, *self.drivers, *filter(None, [self.dtype]))

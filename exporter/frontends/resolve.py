@@ -15,19 +15,27 @@ from exporter.model.source import Source
 
 
 def is_python(request: ModelRequest) -> bool:
-    """Return whether a Python factory is asked for. Raises ``UsageError`` if it is, with overrides of an input file.
+    """Return whether a Python factory is asked for. Raises ``UsageError`` if it is, with what only input files have.
 
     ``file.py:factory`` and ``package.module:factory`` are Python; everything else is a path to an input file."""
     place, colon, attribute = request.text.rpartition(":")
     is_factory = bool(colon and place and attribute.isidentifier()) and not Path(request.text).exists()
-    if is_factory and (unused := (*request.overrides, *request.extensions)):
-        what, expected = "overrides and extensions are for input files", "a NEML2 input file (model.i)"
-        raise UsageError(what, where=request.text, got=", ".join(unused), expected=expected)
+    if is_factory:
+        check_no_file_options(request)
     return is_factory
 
 
+def check_no_file_options(request: ModelRequest) -> None:
+    """Raise ``UsageError`` if something is asked for that only an input file has."""
+    if request.file_options:
+        what, got = "overrides, extensions, drivers and a dtype are for input files", ", ".join(request.file_options)
+        raise UsageError(what, where=request.text, got=got, expected="a NEML2 input file (model.i)")
+
+
 def choose_models(request: ModelRequest, models: Sequence[str]) -> list[str]:
-    """Return the models to export; with none named, the only one. Raises ``UsageError`` where several exist."""
+    """Return the models to export, those of the drivers, too; with none named, the only one.
+
+    Raises ``UsageError`` where several exist."""
     text = request.text
     if is_python(request):
         if models:
@@ -38,10 +46,10 @@ def choose_models(request: ModelRequest, models: Sequence[str]) -> list[str]:
         expected = f"the factory's name too: {text}:make_model"
         raise UsageError("a Python file needs the name of a factory", got=text, expected=expected)
     names = input_file.list_model_names(request)
-    if models:
+    if models or request.drivers:
         for name in models:
             input_file.check_known_model(name, names, text)
-        return list(dict.fromkeys(models))
+        return list(dict.fromkeys((*models, *(input_file.list_driver_models(request) if request.drivers else ()))))
     if len(names) > 1:
         expected = "--model NAME, with one or more of: " + ", ".join(names)
         raise UsageError("the input file holds several models", where=text, got="no --model", expected=expected)

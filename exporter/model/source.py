@@ -23,7 +23,8 @@ class Source:
     tensor, a tuple or a dict of tensors. ``parameter_module`` is the module whose ``named_parameters`` give the
     contract's parameter names: a source may wrap the user's module. ``outputs`` may be empty or lack shapes; warmup
     finds them, and requires them of the model where ``declares_outputs``. ``calls`` are recorded or given inputs, with
-    ``batch_ndim`` leading dimensions; ``default_dtype`` is the one under which the model should run."""
+    ``batch_ndim`` leading dimensions; ``default_dtype`` is the one under which the model should run. ``per_element``
+    are inputs that are parameters of the user's module."""
 
     name: str
     module: Callable[..., Any]
@@ -36,6 +37,7 @@ class Source:
     calls: tuple[Inputs, ...] = ()
     default_dtype: torch.dtype = torch.float32
     findings: tuple[Finding, ...] = ()
+    per_element: tuple[str, ...] = ()
     # A call uses torch's autograd: it runs with gradients on, and is captured with its backward pass.
     uses_autograd: bool = False
     # The library's own chain rule: from inputs to the outputs, in order, and blocks by ``(output, input)``.

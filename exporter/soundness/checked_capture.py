@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
 from exporter.archive import derivative_request
 from exporter.archive.contract import Finding
@@ -32,7 +31,7 @@ from exporter.model.eager.derivatives import find_nonzero_blocks
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import FirstRun, Warmup, measure_cost, run_first, stack_calls, subsample_rows, warm_up
 from exporter.model.implicit.coordinate_descent import CoordinateDescent, DescentCall, find_descents
-from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
+from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers, list_own_parameters
 from exporter.model.implicit.solve_recording import record_solver_calls
 from exporter.model.jit_marks import mark
 from exporter.model.source import Inputs, Listing, Source
@@ -131,7 +130,11 @@ def _run_first(source: Source, options: CaptureOptions, clock: Stopwatch) -> Fir
             clock.tell(f"a call takes {first.seconds:.0f} s, an export about {CALLS} of them: {minutes:.0f} minutes")
     if options.derivative_request is not None:
         # A misspelt name is reported before the gate, which takes seconds.
-        names = ([s.name for s in source.inputs], list(first.outputs), list(_list_own_parameters(source)))
+        names = (
+            [s.name for s in source.inputs],
+            list(first.outputs),
+            list(list_own_parameters(source.parameter_module)),
+        )
         derivative_request.validate_names(options.derivative_request, *names)
     return first
 
@@ -392,12 +395,6 @@ def _build_residual_source(source: Source, path: str, loop: NewtonSolver, calls:
     )
 
 
-def _list_own_parameters(source: Source) -> dict[str, nn.Parameter]:
-    """Return the parameters by name, without the settings of solvers."""
-    settings = {id(p) for loop in find_solvers(source.parameter_module).values() for p in loop.parameters()}
-    return {name: p for name, p in source.parameter_module.named_parameters() if id(p) not in settings}
-
-
 def resolve_model_derivatives(
     warm: Warmup, request: DerivativeRequest | None
 ) -> tuple[ResolvedDerivatives | None, tuple[Finding, ...]]:
@@ -406,7 +403,7 @@ def resolve_model_derivatives(
         return None, ()
     with eager_context(warm.source):
         pairs = find_nonzero_blocks(warm.source, warm.inputs)
-    parameters = {n: name_dtype(p) for n, p in _list_own_parameters(warm.source).items()}
+    parameters = {n: name_dtype(p) for n, p in list_own_parameters(warm.source.parameter_module).items()}
     if warm.source.sizes:
         what, got = "derivatives of a model with open sizes have no shape", f"open sizes {', '.join(warm.source.sizes)}"
         expected = "fixed shapes, or a batch of independent elements"

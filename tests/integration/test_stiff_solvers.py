@@ -26,6 +26,8 @@ from runtime_checks import native_build
 from torchferry.options import ExportOptions
 from torchferry.pipeline import write_archive
 
+pytestmark = pytest.mark.thorough
+
 SOURCE = f"{SOLVERS / 'robertson.py'}:make_model"
 RADAU = SOLVERS / "robertson_scipy.py"
 COUNTS = re.compile(r"steps (\d+), rates (\d+), jacobians (\d+), iterations (\d+)")

@@ -18,6 +18,8 @@ from runtime_checks.compatibility import BROKEN, DIFFERS, NOT_THERE, OTHER, SAME
 from runtime_checks.compatibility import run_compatibility_checks as checked
 from torchferry.cli.app import run
 
+pytestmark = pytest.mark.thorough
+
 RATES = ROOT / "artifacts" / "rates.pt"
 HERE = torch.__version__.partition("+")[0]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kernel_host import resealed, write_hook
-from native_build import verify_natively
+from native_build import fill_cache, verify_natively
 from project import ROOT
 
 import torchferry
@@ -23,6 +23,7 @@ from torchferry.cli.app import run
 def elsewhere(monkeypatch, tmp_path) -> Path:
     """The cache of somebody who made none of the files."""
     cache = tmp_path / "cache"
+    fill_cache(cache)
     monkeypatch.setenv("TORCHFERRY_CACHE", str(cache))
     return cache
 

@@ -40,6 +40,13 @@ def programs(source: Path, shared: Path, *, sanitize: str = "") -> Path:
     return make_once(shared / f"{source.name}{f'-{sanitize}' if sanitize else ''}", make)
 
 
+def fill_cache(folder: Path) -> None:
+    """Put the native library that is built into a new cache: the same sources would give it again, after a minute."""
+    built = native_build.build()
+    (folder / native_build.NATIVE).mkdir(mode=0o700, parents=True)
+    shutil.copytree(built, folder / native_build.NATIVE / built.name)
+
+
 def run(
     program: Path, *arguments: str | Path, stdin: bytes = b"", environment: dict[str, str] | None = None
 ) -> tuple[int, bytes, str]:

@@ -16,6 +16,8 @@ from torchferry.cli.options import (
     BudgetOption,
     DerivativeOption,
     DeviceOption,
+    DriverOption,
+    DtypeOption,
     InputsOption,
     JobsOption,
     JsonOption,
@@ -24,6 +26,7 @@ from torchferry.cli.options import (
     ModelOption,
     OpsetOption,
     OverridesArgument,
+    PerElementOption,
     RuntimeOption,
     SeedOption,
     SourceArgument,
@@ -46,6 +49,8 @@ def command(
     overrides: OverridesArgument = None,
     model: ModelOption = None,
     load: LoadOption = None,
+    driver: DriverOption = None,
+    dtype: DtypeOption = "",
     output: Annotated[
         Path | None, Option("--output", "-o", help="The archive, or a folder for several models. Default: NAME.pt")
     ] = None,
@@ -67,6 +72,7 @@ def command(
     parameter: Annotated[
         list[str] | None, Option(help="A parameter that stays settable (globs). Default: all that can.")
     ] = None,
+    per_element: PerElementOption = None,
     thorough: ThoroughOption = False,
     budget: BudgetOption = None,
     jobs: JobsOption = None,
@@ -113,6 +119,8 @@ def command(
 
       torchferry export model.i --model eq --format pt,onnx -o eq.pt
 
+      torchferry export model.i --model eq --per-element elasticity.E
+
       torchferry export train_step.py:loss_and_grad -o new.pt --against old.pt
     """
     start = time.perf_counter()
@@ -131,6 +139,8 @@ def command(
                 source,
                 overrides=overrides or [],
                 extensions=load or [],
+                drivers=driver or [],
+                dtype=dtype,
                 models=model or [],
                 output=str(output) if output is not None else None,
                 renames=rename or [],
@@ -141,6 +151,7 @@ def command(
                 jvp=jvp,
                 vjp=vjp,
                 parameters=parameter or [],
+                per_element=per_element or [],
                 differentiable=differentiable,
                 symmetric=symmetric or [],
                 thorough=thorough,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from torchferry.cli.options import LoadOption, OverridesArgument
+from torchferry.cli.options import DriverOption, DtypeOption, LoadOption, OverridesArgument
 from torchferry.cli.output import out
 
 
@@ -22,6 +22,8 @@ def command(
     ] = 0,
     seed: Annotated[int, Option(help="Seed of the variation of values.")] = 0,
     load: LoadOption = None,
+    driver: DriverOption = None,
+    dtype: DtypeOption = "",
 ) -> None:
     """Write the load history that a driver prescribes, with eager mode's outputs at every step.
 
@@ -37,7 +39,7 @@ def command(
     from exporter.frontends.model_request import ModelRequest
     from exporter.model.eager.recorded_history import record_load_history
 
-    request = ModelRequest(source, tuple(overrides or ()), tuple(load or ()))
+    request = ModelRequest(source, tuple(overrides or ()), tuple(load or ()), tuple(driver or ()), dtype)
     name = resolve.choose_models(request, [model] if model else [])[0]
     load_history = record_load_history(resolve.load(request, name, None), batch, seed)
     with atomic_write_path(output) as temporary_path:

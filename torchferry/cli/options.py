@@ -18,12 +18,23 @@ OverridesArgument = Annotated[
         show_default=False,
     ),
 ]
+DriverOption = Annotated[
+    list[str] | None,
+    Option("--driver", help="A driver: the model that it drives, with its inputs alone; may be repeated."),
+]
+DtypeOption = Annotated[
+    str, Option("--dtype", help="Precision of a model of an input file: float64 or float32.", show_default="float64")
+]
 LoadOption = Annotated[
     list[str] | None, Option("--load", help="A Python file or module that registers types of NEML2; may be repeated.")
 ]
 ArchiveArgument = Annotated[Path, Argument(help="An archive.", metavar="ARCHIVE")]
 ModelOption = Annotated[list[str] | None, Option(help="A model of the input file; give it again for several.")]
 InputsOption = Annotated[Path | None, Option(help="Warmup inputs by variable name: .pt, .npz or .json.")]
+PerElementOption = Annotated[
+    list[str] | None,
+    Option("--per-element", help="A parameter of which each element has its own value: an input of its name (globs)."),
+]
 SeedOption = Annotated[int, Option(help="Seed of all random draws.")]
 AllowOption = Annotated[
     list[str] | None, Option(help="CHECK:REASON lets a finding of the soundness gate pass; every report shows it.")
@@ -36,7 +47,8 @@ BudgetOption = Annotated[
     float | None, Option(help="About how many seconds large batches may take on one core, in all checks. Default: 1.5.")
 ]
 JobsOption = Annotated[
-    int | None, Option(help="How many checks run at the same time. Default: as many as there are cores.")
+    int | None,
+    Option("--jobs", "-j", help="How many checks run at the same time. Default: as many as there are cores."),
 ]
 DerivativeOption = Annotated[
     list[str] | None, Option(help="OUT:IN block of the Jacobian, by an input or a parameter; globs; or all.")

@@ -110,6 +110,8 @@ def print_archive(opened: Archive) -> None:
             out.print(Text(f"  zero by structure, and left out: {zeros}"))
     parameters = ", ".join(f"{p.name} {list(p.shape)} {p.dtype}" for p in contract.parameters)
     out.print(Text(f"Parameters: {parameters or 'none'}"))
+    if contract.per_element:
+        out.print(Text(f"Parameters by element, which are inputs: {', '.join(contract.per_element)}"))
     sizes = ", ".join(map(str, contract.batch.sizes)) or "whole, fixed shapes"
     open_sizes = list_dynamic_sizes(contract.inputs)
     label = f"Open sizes: verified at {open_sizes[0]} =" if open_sizes else "Batch: verified at"

@@ -56,19 +56,21 @@ def render_umat(opened: KernelFiles, stress: str, strain: str) -> str:
     for variable in state:
         variable["output"] = spec.outputs.index(variable["name"]) + 1
     properties, numbers = _list_properties(contract)
+    own = {p["name"]: p for p in properties if not p["place"]}
     context: dict[str, Any] = {
         "contract": contract,
         "version": __version__,
         "name": opened.name,
         "states": first - 1,
         "state": state,
-        "inputs": [_describe_input(contract, name, stress, strain, state) for name in spec.inputs],
+        "inputs": [_describe_input(contract, name, stress, strain, state, own) for name in spec.inputs],
         "outputs": outputs,
         "stress": spec.outputs.index(stress) + 1,
         "tangent": spec.outputs.index(block) + 1,
         "parameters": len(contract.parameters),
         "properties": properties,
         "numbers": numbers,
+        "needs_properties": bool(own),
         "workspace": opened.workspace.get("jacobian", 0),
     }
     return TEMPLATES.get_template("umat.f90.jinja").render(context)
@@ -79,11 +81,15 @@ def _describe_variable(spec: Any) -> str:
     return escape_comment(f"{spec.name}{shape}")
 
 
-def _describe_input(contract: Contract, name: str, stress: str, strain: str, state: list[dict]) -> dict[str, Any]:
+def _describe_input(
+    contract: Contract, name: str, stress: str, strain: str, state: list[dict], own: dict[str, dict]
+) -> dict[str, Any]:
     spec = contract.input_spec(name)
     if spec.dtype != "float64":
         raise UsageError("a UMAT's variables are in double precision", where=name, got=spec.dtype, expected="float64")
     entry: dict[str, Any] = {"count": prod(spec.static_shape)}
+    if name in own:
+        return {**entry, "from": "property", "first": own[name]["first"]}
     current_name = name.removesuffix(OLD_SUFFIX)
     state_variable = next((s for s in state if s["name"] == current_name), None)
     if name in (strain, strain + OLD_SUFFIX):
@@ -105,13 +111,20 @@ def _describe_input(contract: Contract, name: str, stress: str, strain: str, sta
 
 
 def _list_properties(contract: Contract) -> tuple[list[dict[str, Any]], int]:
-    """Return the parameters of the model, without the settings of its solvers, and the count of their numbers."""
+    """Return the parameters of the model, without the settings of its solvers, and the count of their numbers.
+
+    Those by element are inputs of the kernel, and have no place among its parameters."""
     settings = {f"{s.path}.{n}" for s in contract.solvers for n in s.settings}
-    properties, first = [], 1
-    for place, parameter in enumerate(contract.parameters, 1):
-        if parameter.name not in settings and parameter.dtype == "float64":
+    places: list[tuple[int, Any]] = [
+        (place, p) for place, p in enumerate(contract.parameters, 1) if p.name not in settings
+    ]
+    places += [(0, spec) for spec in contract.inputs if spec.name in contract.per_element]
+    properties, first = list[dict[str, Any]](), 1
+    for place, parameter in places:
+        if parameter.dtype == "float64":
             count = prod(parameter.shape)
             description = _describe_variable(parameter)
-            properties.append({"place": place, "first": first, "count": count, "said": description})
+            entry = {"name": parameter.name, "place": place, "first": first, "count": count, "said": description}
+            properties.append(entry)
             first += count
     return properties, first - 1

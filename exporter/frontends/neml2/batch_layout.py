@@ -7,7 +7,7 @@ are independent. Where none work, the full shapes are kept, fixed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ def infer_layout(model: Any, calls: Sequence[Call], settings: Any, wrap: Wrap) -
     batches = [torch.broadcast_shapes(*map(get_dynamic_batch, call)) for call in calls]
     longest = max(batches, key=len, default=())
     with torch.no_grad():
-        for extra in _list_candidates(longest, _find_parameter_batch(model)):
+        for extra in _list_candidates(longest, _broadcast(find_batches(model).values())):
             rows = _flatten_calls(calls, batches, event_shapes, extra)
             if _is_independent(module, rows or _make_sample(event_shapes, extra), extra):
                 inputs = _make_specs(names, types, event_shapes, extra)
@@ -92,20 +92,26 @@ def _list_candidates(batch: Shape, parameters: Shape) -> list[Shape]:
     return list(dict.fromkeys(tails))
 
 
-def _find_parameter_batch(model: nn.Module) -> Shape:
-    """Return the batch of parameters that have one: their leading dimensions before sub-batch and base."""
-    shapes = []
-    for module in model.modules():
-        types = getattr(module, "_typed_storage_classes", {})
-        sub_batch_ndims = getattr(module, "_typed_storage_sub_batch_ndim", {})
-        for name, parameter in module._parameters.items():
-            if parameter is not None and name in types:
-                event_ndim = len(types[name].BASE_SHAPE) + sub_batch_ndims.get(name, 0)
-                shapes.append(tuple(parameter.shape[: parameter.ndim - event_ndim]))
+def _broadcast(shapes: Iterable[Shape]) -> Shape:
+    """Return the shape that these broadcast to, none if they do not."""
     try:
-        return tuple(torch.broadcast_shapes(*shapes)) if shapes else ()
+        return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError:
         return ()
+
+
+def find_batches(model: nn.Module) -> dict[str, Shape]:
+    """Return the batch of each parameter that has one: its leading dimensions before sub-batch and base."""
+    batches = {}
+    for name, parameter in model.named_parameters():
+        path, _, local_name = name.rpartition(".")
+        holder: Any = model.get_submodule(path)
+        types = getattr(holder, "_typed_storage_classes", {})
+        if local_name in types:
+            sub_batch_ndim = getattr(holder, "_typed_storage_sub_batch_ndim", {}).get(local_name, 0)
+            batch = parameter.shape[: parameter.ndim - len(types[local_name].BASE_SHAPE) - sub_batch_ndim]
+            batches |= {name: tuple(batch)} if batch else {}
+    return batches
 
 
 def _flatten_calls(

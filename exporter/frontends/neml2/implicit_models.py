@@ -6,7 +6,7 @@ all of them, and is solved directly."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -147,8 +147,11 @@ class _NewtonUpdate:
         return guess, given_values
 
 
-def compare_with_library(source: Source, library: Any, inputs: Inputs) -> tuple[Finding, ...]:
-    """Compare with the library's own solver, with the same settings, in ``library``, another copy of the model.
+def compare_with_library(
+    source: Source, library: nn.Module, run: Callable[..., Any], inputs: Inputs
+) -> tuple[Finding, ...]:
+    """Compare with the library's own solver, with the same settings, in ``library``, a copy of the model that ``run``
+    runs.
 
     It stops where the residual is below ``max(abs_tol, rel_tol |r_0|)``, so that its unknowns are off by at most
     ``|A^-1|`` times that, to first order. Raises ``CaptureError`` where they are farther off than twice that."""
@@ -162,9 +165,9 @@ def compare_with_library(source: Source, library: Any, inputs: Inputs) -> tuple[
 
         return hook
 
-    hooks = [update.register_forward_hook(make_hook(path)) for path, update in find_updates(library.model)]
+    hooks = [update.register_forward_hook(make_hook(path)) for path, update in find_updates(library)]
     try:
-        library(*inputs)
+        run(*inputs)
     except Exception as error:
         return (make_not_compared_finding(f"it fails on the recorded inputs: {summarize_error(error)}"),)
     finally:

@@ -1,4 +1,4 @@
-"""NEML2 input files. Only this file and ``neml2_implicit`` import neml2."""
+"""NEML2 input files: their models, and the inputs that their drivers feed them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.errors import MissingRuntimeError, SourceError, UsageError, suggest_names, summarize_error
 from exporter.frontends import source_files
 from exporter.frontends.model_request import ModelRequest
-from exporter.frontends.neml2 import batch_layout, driver_recording, implicit_models, operator_tracing
+from exporter.frontends.neml2 import batched_parameters, driver_recording, implicit_models, operator_tracing
+from exporter.frontends.neml2.batch_layout import get_dynamic_batch, infer_layout
 from exporter.frontends.neml2.extensions import import_extensions
+from exporter.frontends.neml2.old_syntax import find_old_syntax
 from exporter.frontends.neml2.overrides import find_unread, parse_overrides
 from exporter.frontends.python_factory import list_refused
 from exporter.model.eager.evaluation import eager_context
+from exporter.model.eager.per_element import PerElementCall, make_per_element
+from exporter.model.eager.precision import change_precision
 from exporter.model.eager.warmup import run_first
 from exporter.model.implicit.coordinate_descent import CompileDescent
 from exporter.model.implicit.newton_solver import find_solvers
@@ -33,6 +37,8 @@ from exporter.model.source import Inputs, Listing, Source
 
 # neml2-run computes in float64 unless told otherwise, and a literal like Scalar([0.1]) follows the default dtype.
 DTYPE = torch.float64
+# What a model may be exported in, as by neml2-compile.
+DTYPES = ("float64", "float32")
 REFUSED = ("neml2", "nmhit", "pyzag", "exporter", "runtime_checks", "torchferry")
 
 
@@ -67,9 +73,14 @@ def list_model_names(request: ModelRequest) -> list[str]:
 
 
 def list_driver_models(request: ModelRequest) -> list[str]:
-    """Return the models that a driver of the file names: those that the file is about."""
-    root = _parse_input(request)
-    return [n for n in (_read_driver_option(root, d, "model") for d in _list_names(root, "Drivers")) if n]
+    """Return the models that the drivers name: those that the file is about. Raises ``SourceError`` for a driver that
+    is asked for, and is not there or has no model."""
+    factory = _parse_input(request)
+    models = {driver: _read_driver_option(factory, driver, "model") for driver in _list_drivers(factory, request)}
+    if request.drivers and (lacking := [driver for driver, model in models.items() if not model]):
+        what, expected = f"driver {lacking[0]!r} drives no model", "a driver with `model = ...`"
+        raise SourceError(what, where=request.text, expected=expected)
+    return [name for name in dict.fromkeys(models.values()) if name]
 
 
 def load(
@@ -77,8 +88,9 @@ def load(
 ) -> Source:
     """Load one model of an input file. Warmup inputs: ``inputs``, else those that the file's drivers feed it.
 
-    Raises ``SourceError`` for a file that does not parse or a name that is not there, ``UnsupportedError`` for a solver
-    that no file can hold, ``MissingRuntimeError`` where neml2 is missing."""
+    Parameters that have a batch become inputs, if the model is independent by element then. Raises ``SourceError`` for
+    a file that does not parse or a name that is not there, ``UnsupportedError`` for a solver that no file can hold,
+    ``MissingRuntimeError`` where neml2 is missing."""
     with _use_float64():
         factory, model = _build_model(request, name)
         solvers = implicit_models.install_solvers(model)
@@ -87,7 +99,8 @@ def load(
             calls, findings = [_make_call(model, inputs, factory)], ()
         else:
             calls, findings = _record_calls(request, name, compile_descent)
-        layout = batch_layout.infer_layout(model, calls, factory.settings, Neml2Module)
+        by_element = batched_parameters.infer_element_layout(model, calls, factory.settings, Neml2Module)
+        layout = by_element[0] if by_element else infer_layout(model, calls, factory.settings, Neml2Module)
     raw = Neml2Module(model, layout.sub_batch).eval()
     path, extensions = Path(request.text), import_extensions(request.extensions)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -108,7 +121,12 @@ def load(
         findings=(*findings, *find_unread(path, request.overrides), *layout.findings, *solvers),
         origin=Origin("neml2", "neml2", version(), name, digest, refused, revision, digests),
     )
-    return _compare_with_library(source, request, raw) if find_solvers(model) else source
+    if by_element:
+        source = make_per_element(source, list(by_element[1]), by_element[1], "it has a batch in the input file")
+    if find_solvers(model):
+        source = _compare_with_library(source, request, raw)
+    # What is recorded, and compared with the library, is in the library's own precision.
+    return change_precision(source, getattr(torch, request.dtype)) if request.dtype not in ("", "float64") else source
 
 
 def _compare_with_library(source: Source, request: ModelRequest, raw: Neml2Module) -> Source:
@@ -119,9 +137,11 @@ def _compare_with_library(source: Source, request: ModelRequest, raw: Neml2Modul
     with _use_float64():
         _, other_model = _build_model(request, source.name)
         library = Neml2Module(other_model.requires_grad_(False), raw.sub_batch).eval()
+        specs = source.inputs[len(source.inputs) - len(source.per_element) :]
+        run = PerElementCall(library, other_model, specs, dict.fromkeys(source.per_element, 0)) if specs else library
         with eager_context(source):
             inputs = run_first(source, 0).inputs
-            findings = implicit_models.compare_with_library(source, library, inputs)
+            findings = implicit_models.compare_with_library(source, other_model, run, inputs)
     return dataclasses.replace(source, findings=(*source.findings, *findings))
 
 
@@ -193,6 +213,11 @@ def _import_neml2() -> Any:
 
 def _parse_input(request: ModelRequest) -> Any:
     path = Path(request.text)
+    if request.dtype not in ("", *DTYPES):
+        expected = f"one of {', '.join(DTYPES)}"
+        raise UsageError(
+            "no model is exported in this precision", where="--dtype", got=request.dtype, expected=expected
+        )
     if not path.is_file():
         got = "a folder" if path.is_dir() else "no file"
         expected = "a NEML2 input file (model.i), or path/to/file.py:factory for a Python model"
@@ -225,7 +250,25 @@ def _build_model(request: ModelRequest, name: str) -> tuple[Any, Any]:
         mend = "mend the input file, or import what registers the type: --load FILE"
         if missing := re.search(r"no parameter '([^']+)'", got):
             mend = f"give what the file leaves open behind it: {missing[1]}=VALUE"
+        if changes := find_old_syntax(Path(request.text)):
+            what, mend = f"this is an input file of NEML2 2, and the library is neml2 {version()}", "; ".join(changes)
+            raise SourceError(what, where=request.text, got=got, mend=mend) from error
         raise SourceError(f"neml2 cannot build model {name!r}", where=request.text, got=got, mend=mend) from error
+
+
+def _list_drivers(factory: Any, request: ModelRequest) -> list[str]:
+    """Return the drivers of the file, or those that are asked for; for one that runs another, that one.
+
+    Raises ``SourceError`` if one is not there."""
+    names = _list_names(factory, "Drivers")
+    if missing := [driver for driver in request.drivers if driver not in names]:
+        what, expected = f"there is no driver {missing[0]!r} in the input file", suggest_names(missing[0], names)
+        raise SourceError(what, where=request.text, expected=expected)
+    drivers = request.drivers or names
+    inner_names = {driver: _read_driver_option(factory, driver, "driver") for driver in names}
+    for _ in names:
+        drivers = [inner_names[d] if inner_names.get(d) in names else d for d in drivers]
+    return list(dict.fromkeys(drivers))
 
 
 def _list_sections(factory: Any, section: str) -> list[Any]:
@@ -264,7 +307,7 @@ def _list_drives(
     neml2 = _import_neml2()
     drives = []
     factory = _parse_input(request)
-    for driver in _list_names(factory, "Drivers"):
+    for driver in _list_drivers(factory, request):
         driver_type = _read_driver_option(factory, driver, "type")
         if driver_type == "ModelUnitTest":
             unit = functools.partial(neml2.ModelUnitTest._from_factory, factory, name=driver)
@@ -302,7 +345,7 @@ def _make_call(model: Any, inputs: InputValues, factory: Any) -> driver_recordin
             what, got = f"input {name!r} has the wrong shape", str(list(tensor.shape))
             raise UsageError(what, got=got, expected=f"[{dims}]" + (f" for a {wrapper.__name__}" if base_ndim else ""))
         call.append(wrapper(tensor, sub_batch_ndim=sub_batch_ndim))
-    batches = {name: batch_layout.get_dynamic_batch(v) for name, v in zip(values, call, strict=True)}
+    batches = {name: get_dynamic_batch(v) for name, v in zip(values, call, strict=True)}
     try:
         torch.broadcast_shapes(*batches.values())
     except RuntimeError:

@@ -44,7 +44,8 @@ def parse_overrides(path: Path, overrides: Sequence[str]) -> list[str]:
         is_known = name in fields or name in opens or _is_new_option(name, sign, fields)
         if not is_known and not _is_of_other_files(name, sign, fields | opens):
             what, expected = f"there is no {name!r} in the input file", suggest_names(name, sorted(fields | opens))
-            raise SourceError(what, where=str(path), got=override, expected=expected)
+            mend = f"an option that it leaves out: {name}={value}" if _is_new_option(name, "=", fields) else ""
+            raise SourceError(what, where=str(path), got=override, expected=expected, mend=mend)
         # A shell has taken the quotes of a list away.
         lines.append(f"{name} {sign} '{value}'" if len(value.split()) > 1 and value[0] not in "'\"" else override)
     return lines

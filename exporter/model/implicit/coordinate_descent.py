@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from exporter.model.implicit.owner_tensors import read_tensors
+
 # The arguments of a call, and what it returned.
 DescentCall = tuple[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]], torch.Tensor]
 # Compiles a descent from one of its calls.
@@ -55,8 +57,11 @@ class CoordinateDescent(nn.Module):
 
     def collect_args(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the values and the owner's current parameters."""
-        parameters = dict(self.owner.named_parameters())
-        return [*values, *(parameters[name] for name in self.names)]
+        return [*values, *read_tensors(self.owner, self.names)]
+
+    def give_batch(self, names: Sequence[str]) -> None:
+        """Have these parameters of the owner first, which have a value for each element."""
+        self.names = [*names, *(name for name in self.names if name not in names)]
 
     def __getstate__(self) -> dict[str, Any]:
         # A forward that is patched in this process is not sent to another.

@@ -184,7 +184,7 @@ class ImplicitUpdate(nn.Module):
     def jacobian(self, u: torch.Tensor, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ``(batch, n, n)`` and the residual, by one backward pass of a batch repeated for every row."""
         batch_size, n = u.shape
-        count = len(self._given_names)
+        count = self.newton.batched
         with torch.enable_grad():
             tall = _repeat(u.detach(), n).requires_grad_(True)
             batch_args = [_repeat(t.detach(), n) for t in args[:count]]

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from exporter.common.errors import UsageError
+from exporter.model.implicit.owner_tensors import list_batched, read_tensors
 from exporter.model.jit_marks import mark
 
 # Status of an element.
@@ -111,8 +112,8 @@ class NewtonSolver(nn.Module):
 
     ``residual(u, args)`` returns ``r`` of shape ``(batch, n)`` for ``u`` of shape ``(batch, n)``; ``jacobian(u, args)``
     returns ``dr/du`` of shape ``(batch, n, n)``, and ``r``. ``args`` is a list of tensors: ``batched_count`` of them
-    with the batch, then the parameters of ``owner``, the module that computes the residual. The settings are tensors of
-    the module, which can be set in the file.
+    with the batch, then the parameters of ``owner``, the module of the residual; those by element come first, and are
+    among those with the batch. The settings are tensors of the module, which can be set in the file.
 
     ``forward(u, args)`` takes the first guess, and returns ``u``, ``dr/du`` there, iterations (int64), the norm of the
     residual, status (int64), and a factor that is 1 for converged elements. ``dr/du`` costs one more Jacobian and is
@@ -159,9 +160,14 @@ class NewtonSolver(nn.Module):
         decrease: torch.Tensor
 
     def collect_args(self, batch_args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return ``batch_args`` and the owner's current parameters."""
-        parameters = dict(self.owner.named_parameters())
-        return [*batch_args, *(parameters[name] for name in self.names)]
+        """Return ``batch_args`` and the owner's current parameters; those by element may be among ``batch_args``."""
+        given_count = self.batched - len(list_batched(self.owner, self.names))
+        return [*batch_args, *read_tensors(self.owner, self.names[len(batch_args) - given_count :])]
+
+    def give_batch(self, names: Sequence[str]) -> None:
+        """Have these parameters of the owner among the tensors with the batch."""
+        self.names = [*names, *(name for name in self.names if name not in names)]
+        self.batched += len(names)
 
     def __getstate__(self) -> dict[str, Any]:
         # A forward that is patched in this process is not sent to another.
@@ -316,3 +322,9 @@ class NewtonSolver(nn.Module):
 def find_solvers(module: nn.Module) -> dict[str, NewtonSolver]:
     """Return the solvers of a module by path."""
     return {path: m for path, m in module.named_modules() if isinstance(m, NewtonSolver)}
+
+
+def list_own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a module by name, without the settings of its solvers."""
+    settings = {id(p) for loop in find_solvers(module).values() for p in loop.parameters()}
+    return {name: p for name, p in module.named_parameters() if id(p) not in settings}

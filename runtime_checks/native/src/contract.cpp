@@ -218,6 +218,9 @@ Contract parse(const std::string& text, const std::string& where) {
   if (root.has("info"))
     for (const auto& [name, variable] : variables(root.at("info"), contract.sizes))
       if (!outputs.emplace(name, variable).second) root.at("info").broken(in_quotes(name) + " twice", "one of each");
+  if (root.has("per_element"))
+    for (const auto& name : root.at("per_element").items())
+      if (!inputs.count(name.text())) name.broken(in_quotes(name.text()), "the name of an input");
   Variables parameters;
   for (const auto& item : root.at("parameters").items()) {
     check_name(item.at("name").text(), "a parameter");

@@ -19,6 +19,8 @@ from exporter.common.errors import ArchiveError, MissingRuntimeError
 from runtime_checks import native_build
 from runtime_checks.kernels import compilation
 
+pytestmark = pytest.mark.thorough
+
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-pedantic", "-Werror", "-std=c99"]
 
 

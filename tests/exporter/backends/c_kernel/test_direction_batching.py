@@ -25,6 +25,8 @@ from exporter.common.errors import MismatchError
 from exporter.graph.loading import load_module
 from runtime_checks.report import FAILED
 
+pytestmark = pytest.mark.thorough
+
 F = torch.float64
 SIZE = 12
 

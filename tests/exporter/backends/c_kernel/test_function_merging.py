@@ -21,6 +21,8 @@ from exporter.backends.c_kernel.function_merging import Part, merge_functions
 from exporter.common.errors import MismatchError
 from runtime_checks.report import FAILED
 
+pytestmark = pytest.mark.thorough
+
 F = torch.float64
 SWEEPS = 8
 

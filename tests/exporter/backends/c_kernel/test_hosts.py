@@ -144,3 +144,45 @@ def test_properties_are_the_materials(umat):
     text = (umat / "make_model_umat.f90").read_text()
     assert "PROPS, where NPROPS is 4" in text
     assert "newton" not in text.split("module")[0]
+
+
+WITH_PROPERTIES = """
+program properties
+  implicit none
+  double precision :: s(6), q(1), c(6, 6), none(6), zero, nothing(9), three(3), turned(3, 3), stran(6), props(4)
+  double precision :: de(6), time(2), p
+  character(len=80) :: material
+  none = 0; zero = 0; nothing = 0; three = 0; turned = 0; material = 'J2'; stran = 0; time = 0
+  props = [166667d0, 76923d0, 2000d0, {yielding}]
+  s = 0; q = 0; c = 0; p = 1; de = 0; de(1) = 4d-3
+  call umat(s, q, c, zero, zero, zero, zero, none, none, zero, stran, de, time, 1d0, zero, zero, nothing, nothing, &
+    material, 3, 3, 6, 1, props, {count}, three, turned, p, zero, turned, turned, 1, 1, 1, 1, 1, 1)
+  print *, p, s(1), q(1)
+end program
+"""
+
+
+def test_a_parameter_by_element_is_a_property(tmp_path):
+    need(shutil.which("gfortran") is not None, "gfortran is not installed")
+    source, folder = f"{ROOT / 'examples' / 'return_map.py'}:make_model", tmp_path / "make_model"
+    torchferry.export(source, output=folder, formats="c", derivatives="stress:strain", per_element="*.yield_stress")
+    assert run(["umat", str(folder)]) == 0
+    subprocess.run(["gcc", "-O2", "-c", "make_model.c"], cwd=folder, check=True)
+    model = torchferry.load(folder)
+
+    def call_umat(yielding: float, count: int = 4) -> list[float]:
+        main = tmp_path / "properties.f90"
+        main.write_text(WITH_PROPERTIES.format(yielding=f"{yielding}d0", count=count))
+        result = program(folder, main, tmp_path / "properties")
+        message = subprocess.run([str(result)], capture_output=True, text=True, check=True).stdout
+        return [float(word) for word in message.splitlines()[-1].split()]
+
+    for yielding in (250.0, 400.0):
+        zeros = numpy.zeros((1, 6))
+        strain = zeros.copy()
+        strain[0, 0] = 4e-3
+        stress, ep = model(strain, zeros, zeros, numpy.zeros(1), numpy.array([yielding]))
+        assert ep[0] > 0
+        assert numpy.allclose(call_umat(yielding), [1.0, stress[0, 0], ep[0]], rtol=1e-9)
+    # It has no value of its own.
+    assert call_umat(250.0, count=3)[0] == 0.0

@@ -20,6 +20,8 @@ import torchferry
 from exporter.backends.c_kernel.frame_layout import UNROLLED
 from exporter.common.errors import UnsupportedError
 
+pytestmark = pytest.mark.thorough
+
 F = torch.float64
 KINDS = {
     "nan": {},

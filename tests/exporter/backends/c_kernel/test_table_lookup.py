@@ -23,6 +23,8 @@ from exporter.common.errors import MismatchError, UnsupportedError
 from runtime_checks.report import FAILED
 from runtime_checks.runners.kernel_runner import build_library
 
+pytestmark = pytest.mark.thorough
+
 F = torch.float64
 # Between the bounds, at them, outside of them, and no number.
 POINTS = torch.cat(

@@ -11,6 +11,8 @@ from torch.nn import functional
 import torchferry
 from torchferry import Signature
 
+pytestmark = pytest.mark.thorough
+
 F = torch.float64
 
 

@@ -193,15 +193,18 @@ def test_a_sum_over_the_batch_makes_the_dimension_the_variables_own(tmp_path):
     assert [f.check for f in opened.contract.findings][:1] == ["layout"]
 
 
-def test_batched_parameters_make_their_batch_the_variables_own(tmp_path):
+@pytest.mark.parametrize("is_driven", [True, False])
+def test_batched_parameters_are_by_element_if_a_driver_has_the_batch(tmp_path, is_driven):
     tensors = "[Tensors]\n[p]\ntype = Python\nexpr = 'Scalar([0.7, 0.3])'\n[]\n[]\n"
     unit = UNIT.format(model="model", kind="Scalar", names="x", values="0.5")
-    text = block("[model]\ntype = ScalarLinearCombination\nfrom = 'x'\nweights = 'p'\nto = 'y'\n[]", tensors + unit)
+    model = "[model]\ntype = ScalarLinearCombination\nfrom = 'x'\nweights = 'p'\nto = 'y'\n[]"
+    text = block(model, tensors + unit * is_driven)
     try:
         source = sources().load(at(write(tmp_path, text)), "model", None)
     except SourceError:
         pytest.skip("this neml2 takes no batched weights")
-    assert source.inputs[0].shape == (2,)
+    assert source.inputs[0].shape == (() if is_driven else (2,))
+    assert [s.name for s in source.inputs] == (["x", "weight_0"] if is_driven else ["x"])
 
 
 def test_opaque_pow_is_rewritten(tmp_path):
@@ -250,7 +253,7 @@ def test_a_solver_that_finds_something_else(tmp_path, monkeypatch):
     if not sources().check_neml2_abi():
         implicit_models.install_solvers(library.model)
     with eager_context(source), pytest.raises(CaptureError, match="not solved as neml2 solves it"):
-        implicit_models.compare_with_library(source, library, run_first(source, 0).inputs)
+        implicit_models.compare_with_library(source, library.model, library, run_first(source, 0).inputs)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""Parameters that have a batch in the input file: each element of a batch has its own value of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from exporter.common.torch_hooks import swap_parameters
+from exporter.frontends.neml2.batch_layout import Layout, find_batches, get_dynamic_batch, infer_layout
+from exporter.frontends.neml2.driver_recording import Call
+
+
+def infer_element_layout(
+    model: Any, calls: Sequence[Call], settings: Any, wrap: Any
+) -> tuple[Layout, dict[str, torch.Tensor]] | None:
+    """Return the layout in which parameters with a batch have a value for each row, and these values by name.
+
+    They are those of the first row in ``model`` then. Return None if there are none, or if the model is not independent
+    by element so."""
+    batches = find_batches(model)
+    if not batches or not calls:
+        return None
+    parameters = {name: p.detach() for name, p in model.named_parameters() if name in batches}
+    events = {name: p.shape[len(batches[name]) :] for name, p in parameters.items()}
+    try:
+        batch = torch.broadcast_shapes(*batches.values(), *(get_dynamic_batch(v) for call in calls for v in call))
+    except RuntimeError:
+        return None
+    rows = {n: p.expand(*batch, *events[n]).reshape(-1, *events[n]).clone() for n, p in parameters.items()}
+    first_rows = {name: nn.Parameter(values[0].clone()) for name, values in rows.items()}
+    with swap_parameters(model, first_rows):
+        layout = infer_layout(model, [_expand_call(call, batch) for call in calls], settings, wrap)
+    if not layout.batch_ndim or layout.findings:
+        return None
+    _replace_parameters(model, first_rows)
+    return layout, rows
+
+
+def _expand_call(call: Call, batch: torch.Size) -> Call:
+    """Return a call in which the first input has the whole batch; the others follow it."""
+    first, *others = call
+    event_shape = first.data.shape[len(get_dynamic_batch(first)) :]
+    expanded = first.data.expand(*batch, *event_shape)
+    return (type(first)(expanded, sub_batch_ndim=first.sub_batch_ndim), *others)
+
+
+def _replace_parameters(model: nn.Module, values: Mapping[str, nn.Parameter]) -> None:
+    replacements = {id(p): values[name] for name, p in model.named_parameters() if name in values}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            module._parameters[name] = replacements.get(id(parameter), parameter)

@@ -1,0 +1,264 @@
+"""Parameters of which each element of a batch has its own values, as it has of inputs.
+
+Such a parameter becomes an input of its name. In the module it becomes a buffer, in whose place a call puts the values
+of its elements, so that modules broadcast them as they do inputs. Whether they do is tried, against calls of one
+element at a time, in each of which the parameter itself has that element's values."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from exporter.archive.contract import Finding
+from exporter.archive.input_files import InputValues, to_tensor
+from exporter.archive.tensor_spec import FLOATING, Sampling, TensorSpec, infer_spec, name_dtype
+from exporter.common.errors import CaptureError, UsageError, WarmupError, suggest_names
+from exporter.common.forking import run_in_fork
+from exporter.common.tensors import all_close, is_finite
+from exporter.common.torch_hooks import swap_parameters
+from exporter.model.eager.evaluation import eager_context, evaluate_on_copies, find_forward_line
+from exporter.model.eager.input_sampling import SPREAD, InputSampler
+from exporter.model.eager.warmup import WARMUP_ROWS, run_first
+from exporter.model.implicit.coordinate_descent import find_descents
+from exporter.model.implicit.newton_solver import find_solvers, list_own_parameters
+from exporter.model.source import Inputs, Source
+
+CHECK = "per element"
+BROADCAST = "a parameter that is broadcast with the elements"
+Specs = Sequence[TensorSpec]
+Outputs = Mapping[str, torch.Tensor]
+# Elements of the trial: the first count that is no size of a variable.
+COUNTS = (5, 7, 11, 13, 17, 19, 23)
+
+
+class PerElementCall:
+    """A function of inputs and, behind them, of the parameters ``specs`` by element.
+
+    ``gaps`` are dimensions of size 1 by parameter, between the batch and the parameter's own: a number that is
+    multiplied with vectors of three has one."""
+
+    def __init__(self, function: Callable[..., Any], module: nn.Module, specs: Specs, gaps: Mapping[str, int]) -> None:
+        self.function, self.module = function, module
+        self.places = [(s.name, -1 - len(s.shape), gaps[s.name]) for s in specs]
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        count = len(tensors) - len(self.places)
+        values = {}
+        for (name, axis, gap), tensor in zip(self.places, tensors[count:], strict=True):
+            values[name] = tensor
+            for _ in range(gap):
+                values[name] = values[name].unsqueeze(axis)
+        with swap_parameters(self.module, values):
+            return self.function(*tensors[:count])
+
+
+def select_parameters(source: Source, patterns: Sequence[str]) -> list[str]:
+    """Return the parameters that match, in the model's order. Raises ``UsageError`` where one cannot have a batch."""
+    parameters = list_own_parameters(source.parameter_module)
+    selected: set[str] = set()
+    for pattern in patterns:
+        matches = {n for n in parameters if n == pattern or fnmatch.fnmatchcase(n, pattern)}
+        if not matches and not any(pattern == s.name for s in source.inputs):
+            what = f"no parameter matches {pattern!r}"
+            raise UsageError(what, where=f"--per-element {pattern}", expected=suggest_names(pattern, parameters))
+        selected |= matches
+    names = [n for n in parameters if n in selected]
+    inputs = {s.name for s in source.inputs}
+    for name in names:
+        where, dtype = f"--per-element {name}", name_dtype(parameters[name])
+        if dtype not in FLOATING:
+            what, expected = f"parameter {name!r} cannot have a batch", "a parameter of floating dtype"
+            raise UsageError(what, where=where, got=dtype, expected=expected)
+        if name in inputs:
+            what, mend = f"there is an input {name!r}, too", "give one of them another name in the model"
+            raise UsageError(what, where=where, expected="a name that no input has", mend=mend)
+    if names and not source.batch_ndim:
+        what, got = "a parameter by element needs elements", f"model {source.name!r}, whose shapes are whole"
+        expected = "a model with a batch of independent elements"
+        raise UsageError(what, where=f"--per-element {names[0]}", got=got, expected=expected)
+    return names
+
+
+def make_per_element(source: Source, names: Sequence[str], given: InputValues, reason: str, seed: int = 0) -> Source:
+    """Return the source with these parameters as its last inputs, by element.
+
+    Its module is changed. ``given`` are values by name, with the batch of the recorded calls; others are drawn near
+    the parameter's own. Raises ``UsageError`` for values that do not fit, ``CaptureError`` for a parameter that cannot
+    have a batch: it decides a shape or a branch, or is not broadcast with the elements."""
+    if not names:
+        return source
+    parameters = list_own_parameters(source.parameter_module)
+    specs = tuple(infer_spec(name, parameters[name].detach()) for name in names)
+    tensors = {s.name: to_tensor(s.name, given[s.name], s.dtype) for s in specs if s.name in given}
+    gaps, calls = run_in_fork(_try_batch, source, specs, tensors, seed)
+    findings = tuple(_describe(name, parameters[name], reason) for name in names)
+    blocks = source.compute_jacobian_blocks
+    _give_batch(source, names)
+    return dataclasses.replace(
+        source,
+        module=PerElementCall(source.module, source.parameter_module, specs, gaps),
+        compute_jacobian_blocks=blocks and PerElementCall(blocks, source.parameter_module, specs, gaps),
+        inputs=(*source.inputs, *specs),
+        per_element=(*source.per_element, *names),
+        calls=calls,
+        findings=(*source.findings, *findings),
+    )
+
+
+def _describe(name: str, parameter: torch.Tensor, reason: str) -> Finding:
+    value = f"{parameter.item():g}" if parameter.numel() == 1 else f"of shape {list(parameter.shape)}"
+    return Finding(CHECK, f"parameter {name!r}, {value}, is an input: each element has its own", reason=reason)
+
+
+def _give_batch(source: Source, names: Collection[str]) -> None:
+    """Make buffers of these parameters, and arguments with a batch in the loops that read them."""
+    module = source.parameter_module
+    buffers = {id(p): p.detach() for name, p in module.named_parameters() if name in names}
+    loops = (*find_solvers(module).values(), *find_descents(module).values())
+    own_names = [(loop, [n for n, p in loop.owner.named_parameters() if id(p) in buffers]) for loop in loops]
+    for part in module.modules():
+        for name, parameter in [*part._parameters.items()]:
+            if id(parameter) in buffers:
+                del part._parameters[name]
+                part._buffers[name] = buffers[id(parameter)]
+    for loop, batched_names in own_names:
+        loop.give_batch(batched_names)
+
+
+def _try_batch(
+    source: Source, specs: Specs, given: Mapping[str, torch.Tensor], seed: int
+) -> tuple[dict[str, int], tuple[Inputs, ...]]:
+    """Return the gaps with which a call of a batch gives what calls of each element give, and calls with values."""
+    first = run_first(source, seed)
+    generator = torch.Generator().manual_seed(seed)
+    calls = source.calls or (first.sampler.draw(WARMUP_ROWS, generator),)
+    with eager_context(source):
+        for spread in (SPREAD, SPREAD / 10, SPREAD / 1000, 0.0):
+            values = _draw_values(source, calls, specs, given, spread, generator)
+            full_calls = tuple((*call, *(v[: call[0].shape[0]] for v in values)) for call in calls)
+            rows = _pick_rows(source, full_calls, specs)
+            with contextlib.suppress(WarmupError):
+                expected = _run_alone(source, rows, specs)
+                if all(map(is_finite, expected.values())):
+                    return _find_gaps(source, rows, specs, expected), full_calls
+    what, mend = "the model gives no finite outputs with these parameters", "give values of them: --inputs FILE"
+    raise WarmupError(what, check=CHECK, where=", ".join(s.name for s in specs), mend=mend)
+
+
+def _draw_values(
+    source: Source,
+    calls: Sequence[Inputs],
+    specs: Specs,
+    given: Mapping[str, torch.Tensor],
+    spread: float,
+    generator: torch.Generator,
+) -> list[torch.Tensor]:
+    """Return values of each parameter for the largest call, the same ones for every call."""
+    count = max(call[0].shape[0] for call in calls)
+    parameters, values = list_own_parameters(source.parameter_module), []
+    for spec in specs:
+        if (tensor := given.get(spec.name)) is None:
+            drawn = dataclasses.replace(spec, sampling=Sampling("recorded", spread=spread))
+            rows = parameters[spec.name].detach().unsqueeze(0)
+            (tensor,) = InputSampler((drawn,), 1, (rows,)).draw(count, generator)
+        elif tensor.shape == spec.static_shape:
+            tensor = tensor.expand(count, *tensor.shape)
+        elif tensor.shape != (count, *spec.static_shape):
+            what, expected = f"the values of parameter {spec.name!r} do not fit", str([count, *spec.static_shape])
+            raise UsageError(what, got=str(list(tensor.shape)), expected=f"shape {expected}: one for each element")
+        values.append(tensor.contiguous())
+    return values
+
+
+def _pick_rows(source: Source, calls: Sequence[Inputs], specs: Specs) -> Inputs:
+    """Return as many rows, evenly spaced, as no variable has as a size."""
+    sizes = {size for spec in (*source.inputs, *specs) for size in spec.static_shape}
+    count = next((n for n in COUNTS if n not in sizes), COUNTS[-1])
+    rows = tuple(torch.cat(parts) for parts in zip(*calls, strict=True))
+    index = torch.linspace(0, rows[0].shape[0] - 1, count, dtype=torch.float64).long()
+    return tuple(t[index] for t in rows)
+
+
+def _run_alone(source: Source, rows: Inputs, specs: Specs) -> Outputs:
+    """Return outputs of each element by itself, in which the parameters have its values."""
+    count, results = len(source.inputs), list[Outputs]()
+    for i in range(rows[0].shape[0]):
+        values = {s.name: t[i] for s, t in zip(specs, rows[count:], strict=True)}
+        with swap_parameters(source.parameter_module, values):
+            results.append(evaluate_on_copies(source, tuple(t[i : i + 1] for t in rows[:count])))
+    return {
+        name: torch.cat([r[name] for r in results])
+        if value.shape[:1] == (1,)
+        else torch.stack([r[name] for r in results])
+        for name, value in results[0].items()
+    }
+
+
+def _find_gaps(source: Source, rows: Inputs, specs: Specs, expected: Outputs) -> dict[str, int]:
+    """Return gaps by parameter. Raises ``CaptureError`` if there are none with which the batch gives the same."""
+    gaps = dict.fromkeys((s.name for s in specs), 0)
+    if run_in_fork(_find_problem, source, rows, specs, gaps, expected) is None:
+        return gaps
+    inputs = rows[: len(source.inputs)]
+    for spec, values in zip(specs, rows[len(inputs) :], strict=True):
+        gaps[spec.name] = run_in_fork(_find_gap, source, (*inputs, values), spec)
+    if (problem := run_in_fork(_find_problem, source, rows, specs, gaps, expected)) is not None:
+        raise problem
+    return gaps
+
+
+def _find_gap(source: Source, rows: Inputs, spec: TensorSpec) -> int:
+    """Return the gap of one parameter; the others are numbers as before."""
+    expected, problems = _run_alone(source, rows, (spec,)), list[CaptureError]()
+    _give_batch(source, (spec.name,))
+    widest = max(len(s.shape) for s in (*source.inputs, spec))
+    for gap in range(widest + 1):
+        problem = _compare_batch(source, rows, (spec,), {spec.name: gap}, expected)
+        if problem is None:
+            return gap
+        problems.append(problem)
+    # Other numbers say more than shapes that do not fit, with one gap or another.
+    raise next((p for p in problems if p.details["expected"] == BROADCAST), problems[0])
+
+
+def _find_problem(
+    source: Source, rows: Inputs, specs: Specs, gaps: Mapping[str, int], expected: Outputs
+) -> CaptureError | None:
+    """Return why a batch is not like its elements, None if it is."""
+    _give_batch(source, gaps)
+    return _compare_batch(source, rows, specs, gaps, expected)
+
+
+def _compare_batch(
+    source: Source, rows: Inputs, specs: Specs, gaps: Mapping[str, int], expected: Outputs
+) -> CaptureError | None:
+    call = PerElementCall(source.module, source.parameter_module, specs, gaps)
+    batched = dataclasses.replace(source, module=call, inputs=(*source.inputs, *specs))
+    what = f"parameter {', '.join(map(repr, gaps))} cannot have a batch"
+    mend = "compute with it as with an input, one value for each element, or leave it as it is"
+    try:
+        outputs = evaluate_on_copies(batched, rows)
+    except WarmupError as error:
+        where, got = error.details.get("where", ""), error.details.get("got", "")
+        wanted = "a parameter that decides no shape and no branch"
+        return CaptureError(what, check=CHECK, where=where, got=got, expected=wanted, mend=mend)
+    for name, value in expected.items():
+        if not _agree(outputs[name], value):
+            got = f"another {name!r} in a batch than for each element alone"
+            where = find_forward_line(source)
+            return CaptureError(what, check=CHECK, where=where, got=got, expected=BROADCAST, mend=mend)
+    return None
+
+
+def _agree(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return whether both are equal up to rounding; one without a batch counts for each element."""
+    try:
+        return all_close(actual.expand_as(expected), expected)
+    except RuntimeError:
+        return False
