@@ -250,23 +250,68 @@ def pin_dtypes(module: torch.jit.ScriptModule) -> None:
 
 
 def follow_inputs(module: torch.jit.ScriptModule) -> None:
-    """Replace literal devices by the device of the graph's first tensor.
+    """Replace literal devices by the device of the graph's first tensor: an input, else a tensor of the module.
 
     The literal dtype of a newly created tensor becomes the dtype of that input if the two agree: tensors created in
     ``forward`` then move with the archive."""
-    for _, _, graph in iterate_graphs(module):
-        first = next((v for v in list(graph.inputs())[1:] if _is_tensor(v)), None)
+    boxes = dict(module.named_modules())
+    for path, _, graph in iterate_graphs(module):
+        first = _get_first_tensor(graph)
+        literals = _list_literal_devices(graph)
+        if first is None and literals:
+            first = _insert_tensor_read(graph, boxes[path])
         if first is None:
             continue
+        for node, i in literals:
+            device = _insert_node(graph, "prim::device", [first], node, torch._C.DeviceObjType.get())
+            node.replaceInput(i, device)
         for node in list(iterate_nodes(graph)):
-            if not node.kind().startswith("aten::"):
-                continue
-            for i, value in enumerate(list(node.inputs())):
-                if value.type().kind() == "DeviceObjType" and value.node().kind() == "prim::Constant":
-                    device = _insert_node(graph, "prim::device", [first], node, torch._C.DeviceObjType.get())
-                    node.replaceInput(i, device)
-            _follow_dtype(graph, node, first)
+            if node.kind().startswith("aten::"):
+                _follow_dtype(graph, node, first)
         torch._C._jit_pass_dce(graph)
+
+
+def list_boxes_without_device(module: torch.jit.ScriptModule) -> list[str]:
+    """Return paths of submodules that create tensors and have none, nor an input, whose device these could follow."""
+    boxes = dict(module.named_modules())
+    paths = [path for path, _, g in iterate_graphs(module) if _get_first_tensor(g) is None and _list_literal_devices(g)]
+    return [path for path in dict.fromkeys(paths) if not any(True for _ in _iterate_tensors(boxes[path]))]
+
+
+def _get_first_tensor(graph: Any) -> Any:
+    return next((v for v in list(graph.inputs())[1:] if _is_tensor(v)), None)
+
+
+def _list_literal_devices(graph: Any) -> list[tuple[Any, int]]:
+    """Return operators that are given a literal device, with the position of that input."""
+    return [
+        (node, i)
+        for node in iterate_nodes(graph)
+        if node.kind().startswith("aten::")
+        for i, value in enumerate(node.inputs())
+        if value.type().kind() == "DeviceObjType" and value.node().kind() == "prim::Constant"
+    ]
+
+
+def _iterate_tensors(box: torch.jit.ScriptModule) -> Iterator[str]:
+    return (name for named in (box.named_parameters(), box.named_buffers()) for name, _ in named)
+
+
+def _insert_tensor_read(graph: Any, box: torch.jit.ScriptModule) -> Any:
+    """Insert a read of the first tensor of a module before all other nodes of its graph; return None if it has none."""
+    name = next(_iterate_tensors(box), "")
+    if not name:
+        return None
+    value, first, child = next(graph.inputs()), next(graph.nodes()), box
+    for part in name.split("."):
+        child = getattr(child, part)
+        node = graph.create("prim::GetAttr", [value], 1)
+        node.s_("name", part)
+        is_module = isinstance(child, torch.jit.ScriptModule)
+        node.output().setType(child._c._type() if is_module else torch._C.TensorType.get())
+        node.insertBefore(first)
+        value = node.output()
+    return value
 
 
 def find_fixed_devices(module: torch.jit.ScriptModule) -> list[Finding]:

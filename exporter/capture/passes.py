@@ -114,6 +114,9 @@ def find_constants(state: CaptureState) -> None:
     # The second trace would repeat the warnings.
     warnings.simplefilter("ignore", TracerWarning)
     buffers = constants.collect_distinct_constants(first)
+    for path in constants.list_boxes_without_device(first):
+        # Without numbers: it moves with the file, as what is created there has to.
+        buffers.setdefault(path, []).append(torch.empty(0))
     state.places = constants.Places(source.parameter_module, buffers.setdefault("", []))
     program_constants = program.constants.values() if program is not None else ()
     for value in (*program_constants, *state.plan.list_constants(state.is_batched)):

@@ -170,6 +170,38 @@ def makes_tensors():
     return Model(function)
 
 
+class MakesIdentity(nn.Module):
+    """It has no input and no tensor."""
+
+    def forward(self):
+        return torch.eye(3, dtype=torch.float64)
+
+
+class ScalesIdentity(nn.Module):
+    """Its only tensor is its submodule's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.k = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+
+    def forward(self):
+        return self.inner.k * torch.eye(3, dtype=torch.float64)
+
+
+class MakesTensorsAlone(nn.Module):
+    """Sound: tensors are made where no input is at hand, as NEML2 makes tensors of elasticity."""
+
+    signature = Signature.of({"x": (3,)}, {"y": (3,)})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = MakesIdentity(), ScalesIdentity()
+
+    def forward(self, x):
+        return x @ (self.one() + self.other())
+
+
 class MakesZeros(nn.Module):
     def forward(self):
         return torch.zeros(3, dtype=torch.float64, device="cpu")

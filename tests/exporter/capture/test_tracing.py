@@ -171,6 +171,24 @@ def test_another_device_without_one(tmp_path):
     assert result(x)[0].device.type == "meta"
 
 
+def test_what_is_made_without_an_input_moves_with_the_archive(tmp_path):
+    opened = export("MakesTensorsAlone", tmp_path)
+    module = torch.jit.load(str(opened.path), map_location="meta")
+    assert module(torch.rand(2, 3, dtype=F, device="meta"))[0].device.type == "meta"
+    x = torch.rand(2, 3, dtype=F)
+    assert torch.equal(load_module(opened.path)(x)[0], x @ (3 * torch.eye(3, dtype=F)))
+
+
+@pytest.mark.parametrize(
+    ("name", "stand_in"), [("list_boxes_without_device", lambda module: []), ("_insert_tensor_read", lambda *_: None)]
+)
+def test_what_is_made_without_an_input_and_stays_is_refused(tmp_path, monkeypatch, name, stand_in):
+    monkeypatch.setattr(constants, name, stand_in)
+    with pytest.raises(UnsoundError, match="fixed in the graph and does not move") as raised:
+        export("MakesTensorsAlone", tmp_path)
+    assert "planted_models.py" in raised.value.details["where"]
+
+
 def test_a_constant_that_stays_on_the_cpu_is_found_without_a_gpu(tmp_path):
     with pytest.raises(UnsoundError, match="a device is fixed in the code") as raised:
         export("StaysOnTheCpu", tmp_path)
