@@ -182,11 +182,10 @@ class ScalesIdentity(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Module()
-        self.inner.k = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+        self.inner = nn.ParameterDict({"k": nn.Parameter(torch.tensor(2.0, dtype=torch.float64))})
 
     def forward(self):
-        return self.inner.k * torch.eye(3, dtype=torch.float64)
+        return self.inner["k"] * torch.eye(3, dtype=torch.float64)
 
 
 class MakesTensorsAlone(nn.Module):
