@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Any
 import torch
 
 from exporter.common.atomic_files import atomic_write_path
-from exporter.common.errors import MissingRuntimeError, UsageError, suggest_names
+from exporter.common.errors import MissingRuntimeError, UsageError
 from exporter.common.plain_text import escape_formula
+from runtime_checks.component_names import find_component
 
 STEP = "step"
 # Lines of one curve, and panels if none is requested.
 LINES, PANELS = 20, 6
-_COMPONENT = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<index>\d+(,\d+)*)\])?")
 
 
 @dataclass(frozen=True)
@@ -89,16 +88,8 @@ def _select_component(text: str, values: Mapping[str, torch.Tensor], ranks: Mapp
     if text == STEP:
         steps = next(iter(values.values())).shape[0]
         return Component(STEP, torch.arange(steps, dtype=torch.float64)[:, None])
-    match = _COMPONENT.fullmatch(text)
-    name = match["name"] if match else text
-    if match is None or name not in values:
-        expected = suggest_names(name, [STEP, *values])
-        raise UsageError(f"there is no variable {name!r} to draw", where="--curve", expected=expected)
-    value, event_ndim = values[name], ranks[name]
-    index = tuple(map(int, match["index"].split(","))) if match["index"] else ()
-    sizes = tuple(value.shape[value.ndim - event_ndim :])
-    if len(index) != event_ndim or any(i >= n for i, n in zip(index, sizes, strict=True)):
-        expected = f"{name}[{', '.join(f'0 to {n - 1}' for n in sizes)}]" if event_ndim else name
-        raise UsageError(f"{name!r} has no such component", where="--curve", got=text, expected=expected)
-    flat = value.reshape(value.shape[0], -1, *sizes)
+    shapes = {name: tuple(value.shape[value.ndim - ranks[name] :]) for name, value in values.items() if name in ranks}
+    name, index = find_component(text, shapes, "--curve")
+    value = values[name]
+    flat = value.reshape(value.shape[0], -1, *shapes[name])
     return Component(text, flat[(slice(None), slice(None), *index)].detach().cpu())

@@ -42,6 +42,7 @@ HEAVY = (
     "onnxscript",
     "onnxruntime",
     "matplotlib",
+    "pyarrow",
     "nmhit",
     "rich",
     "resource",
