@@ -51,11 +51,21 @@ def read(path: Path, contract: Contract) -> LoadHistory:
 
 
 def run(
-    model: Model, history: LoadHistory, advance: Callable[[int], object] = lambda step: None
+    model: Model,
+    history: LoadHistory,
+    advance: Callable[[int], object] = lambda step: None,
+    look: Callable[[int, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], object] = lambda *step: None,
 ) -> dict[str, torch.Tensor]:
-    """Return the outputs by name, each ``(steps, *batch, *event)``; ``advance`` is told of each finished step."""
+    """Return the outputs by name, each ``(steps, *batch, *event)``; ``advance`` is told of each finished step, ``look``
+    of its inputs and outputs, too."""
     per_step: list[Mapping[str, torch.Tensor]] = []
-    steps = run_steps(history, model.contract.inputs, lambda inputs: model.call("forward", inputs))
+
+    def call(inputs: dict[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        outputs = model.call("forward", inputs)
+        look(len(per_step), inputs, outputs)
+        return outputs
+
+    steps = run_steps(history, model.contract.inputs, call)
     for step, outputs in enumerate(steps):
         per_step.append(outputs)
         advance(step)

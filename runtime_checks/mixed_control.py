@@ -134,11 +134,15 @@ class MaterialPoints:
         self.increment = torch.zeros_like(self.unknowns)
         self.load = max((float(path.values[c].abs().max()) for c in self.plan.outputs), default=0.0)
 
-    def run(self, advance: Callable[[int], object] = lambda step: None) -> Tensors:
-        """Return values by name, ``(steps, points, *event)``: outputs, inputs that are no states, and the status."""
+    def run(self, advance: Callable[[int], object], look: Callable[[int, Tensors, Tensors], object]) -> Tensors:
+        """Return values by name, ``(steps, points, *event)``: outputs, inputs that are no states, and the status.
+
+        ``advance`` is told of each finished step, ``look`` of its inputs and values, too."""
         steps: list[Tensors] = []
         for step in range(self.path.steps):
-            steps.append(self._take_step(step))
+            inputs = self._make_inputs(step)
+            steps.append(self._take_step(step, inputs))
+            look(step, inputs, steps[-1])
             advance(step)
         return {name: torch.stack([values[name] for values in steps]) for name in steps[0]}
 
@@ -197,14 +201,14 @@ class MaterialPoints:
         for k, (name, number) in enumerate(self.plan.unknowns):
             values[name].reshape(self.count, -1)[:, number] = unknowns[:, k].to(values[name].dtype)
 
-    def _take_step(self, step: int) -> Tensors:
-        values = self._make_inputs(step)
+    def _take_step(self, step: int, values: Tensors) -> Tensors:
+        """Return the values at the end of a step; unknown components of the inputs ``values`` are found."""
         if self.plan.unknowns:
             results, status, iterations = self._solve(values, step)
         else:
             results = self.model.call("forward", values)
             status = iterations = torch.zeros(self.count, dtype=torch.int64)
-        taken = {n: v for n, v in values.items() if parse_lag(n)[0] == n and n not in self.outputs}
+        taken = {n: v.clone() for n, v in values.items() if parse_lag(n)[0] == n and n not in self.outputs}
         taken |= {n: results[n].expand(self.count, *s.static_shape).clone() for n, s in self.outputs.items()}
         finite = torch.stack(
             [_is_finite(results[n].expand(self.count, *s.static_shape)) for n, s in self.outputs.items()]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from rich.table import Table
 from typer import Option
 
 from exporter.common.errors import RunError, UsageError
@@ -14,26 +15,35 @@ from torchferry.cli.options import AllowNativeOption, ArchiveArgument, JsonOptio
 from torchferry.cli.output import err, out, print_json
 from torchferry.cli.startup import pause_collection
 
+# Columns of a table of iterations.
+ELEMENTS_SHOWN = 6
+
 
 @dataclass(frozen=True)
 class _Request:
-    """What is run: a ``history``, or a ``table`` of loads for ``points`` from an ``initial`` state; and where the path
-    that was found is to go."""
+    """What is run: a ``history``, or a ``table`` of loads for ``points`` from an ``initial`` state, whose path that was
+    found goes to ``save_history``; inputs of elements that fail there go to ``failures``. Or what is run again: the
+    ``replay`` of such inputs."""
 
     history: Path | None
     table: Path | None
+    replay: Path | None
     points: Path | None
     initial: Path | None
     save_history: Path | None
+    failures: Path | None
 
     def __post_init__(self) -> None:
-        if (self.history is None) == (self.table is None):
-            got = "neither" if self.history is None else "both"
-            raise UsageError("a path is needed, and only one", got=got, expected="--history FILE or --table FILE")
+        paths = {"--history": self.history, "--table": self.table, "--replay": self.replay}
+        asked = [option for option, path in paths.items() if path is not None]
+        if len(asked) != 1:
+            expected = "one of --history FILE, --table FILE, --replay FILE"
+            raise UsageError("one path is needed", got=", ".join(asked) or "none", expected=expected)
         own = {"--points": self.points, "--initial": self.initial, "--save-history": self.save_history}
+        own |= {"--failures": self.failures} if self.replay is not None else {}
         unused = [f"{option} {path}" for option, path in own.items() if path is not None]
-        if self.history is not None and unused:
-            what, expected = "a history has states and points of its own", "--table in place of --history"
+        if self.table is None and unused:
+            what, expected = f"{asked[0]} has no use for it", "--table, or to leave it out"
             raise UsageError(what, got=unused[0], expected=expected)
 
 
@@ -56,8 +66,14 @@ def command(
     ] = None,
     points: Annotated[Path | None, Option(help="Material points: a .csv file of inputs, a row for each.")] = None,
     initial: Annotated[Path | None, Option(help="The state at the start by name: .pt, .npz or .json.")] = None,
+    replay: Annotated[
+        Path | None, Option(help="Elements that failed, as --failures writes them: their iterations one by one.")
+    ] = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Outputs of every step: .pt; of a table also .csv, .npz, .parquet.")
+        Path | None, Option("--output", "-o", help="Values of every step: .csv, .parquet, .npz, .pt.")
+    ] = None,
+    failures: Annotated[
+        Path | None, Option(help="Where the inputs of the first elements that fail go, for --replay: a .pt file.")
     ] = None,
     save_history: Annotated[
         Path | None, Option(help="The path that was found, as a history of prescribed inputs: a .pt file.")
@@ -76,7 +92,8 @@ def command(
     """Run material points through an archive, their states fed back from step to step.
 
     A history prescribes all inputs. A table prescribes components of inputs, or of outputs in their place: with the
-    blocks of the file's Jacobian the inputs are found that give them.
+    blocks of the file's Jacobian the inputs are found that give them. A replay shows the iterations of elements that
+    failed.
 
     Exit code 0: all steps ran, and agree with what a history expects. 4: a point did not reach its loads. 5: a step
     differs.
@@ -86,11 +103,16 @@ def command(
       torchferry run return_map.pt --history cycle.pt -o stresses.pt
 
       torchferry run return_map.pt --table uniaxial.csv -o stresses.csv --plot curve.svg --curve 'stress[0]:strain[0]'
+
+      torchferry run return_map.pt --history cycle.pt --failures failed.pt
+
+      torchferry run return_map.pt --replay failed.pt --plot norms.svg --curve residual_norm
     """
-    request = _Request(history, table, points, initial, save_history)
+    request = _Request(history, table, replay, points, initial, save_history, failures)
     with pause_collection():
         from runtime_checks import history_plot as pictures
         from runtime_checks import load_history as histories
+        from runtime_checks.failure_replay import NORM
         from runtime_checks.model import load
         from runtime_checks.result_tables import check_result_path, write_results
         from torchferry.cli.confined_process import Confinement, import_early, run_confined
@@ -104,7 +126,10 @@ def command(
 
     def work() -> None:
         model = load(path, device, trust=choose_trust(allow_native))
-        outcome = _run_history(model, request, json) if history is not None else _run_table(model, request, json)
+        if replay is not None:
+            outcome = _replay(model, replay)
+        else:
+            outcome = _run_history(model, request, json) if history is not None else _run_table(model, request, json)
         names = [s.name for s in model.contract.outputs] if history is not None else list(outcome.values)
         specs = (*model.contract.outputs, *model.contract.inputs)
         shapes = {s.name: s.static_shape for s in specs if s.name in outcome.values}
@@ -112,25 +137,33 @@ def command(
             values = {name: outcome.values[name].cpu() for name in names}
             write_results(output, values, {name: shapes.get(name, ()) for name in names})
         if plot is not None:
-            ranks = {name: len(shape) for name, shape in shapes.items()}
+            ranks = {name: len(shapes.get(name, ())) for name in ([NORM] if replay is not None else shapes)}
+            ranks |= {name: len(shape) for name, shape in shapes.items()}
             pictures.draw(pictures.parse_curves(curve or [], outcome.values, ranks), plot)
-        failures = histories.find_failure({s.name: outcome.values[s.name] for s in model.contract.outputs})
-        _report(outcome, failures, as_json=json)
-        if failures and table is not None:
-            what, got = f"{failures[1]} points do not follow the path", f"from step {failures[0] + 1} on"
+        lost = histories.find_failure({s.name: outcome.values[s.name] for s in model.contract.outputs})
+        if replay is not None:
+            _report_iterations(outcome, as_json=json)
+            return
+        _report(outcome, lost, as_json=json)
+        if lost and table is not None:
+            what, got = "points do not follow the path", f"from step {lost[0] + 1} on"
             mend = "take more steps, or loads that the material can bear; control_status says how each point ended"
             raise RunError(what, where=str(table), got=got, mend=mend)
 
     limits = {"time_limit": time_limit, "memory_limit": memory_limit, "has_devices": device != "cpu"}
-    run_confined(work, Confinement(path, (output, plot, save_history), **limits, as_json=json))
+    run_confined(work, Confinement(path, (output, plot, save_history, failures), **limits, as_json=json))
 
 
 def _run_history(model: Any, request: _Request, is_silent: bool) -> _Outcome:
     from runtime_checks import load_history as histories
+    from runtime_checks.failure_replay import FailureRecorder
 
     assert request.history is not None
     load_history = histories.read(request.history, model.contract)
-    outputs = _show_steps(load_history.steps, is_silent, lambda advance: histories.run(model, load_history, advance))
+    recorder = FailureRecorder(request.failures, model.contract)
+    steps = load_history.steps
+    outputs = _show_steps(steps, is_silent, lambda done: histories.run(model, load_history, done, recorder.look))
+    recorder.write()
     histories.check_history(model.contract, load_history, outputs)
     values = {**outputs, **{n: v for n, v in load_history.prescribed.items() if n not in outputs}}
     return _Outcome(load_history.steps, values, tuple(load_history.expected))
@@ -142,6 +175,7 @@ def _run_table(model: Any, request: _Request, is_silent: bool) -> _Outcome:
     from exporter.archive.input_files import read_inputs
     from exporter.common.atomic_files import atomic_write_path
     from runtime_checks import mixed_control
+    from runtime_checks.failure_replay import FailureRecorder
     from runtime_checks.load_path import read_load_path, read_points
 
     assert request.table is not None
@@ -150,12 +184,21 @@ def _run_table(model: Any, request: _Request, is_silent: bool) -> _Outcome:
     state = read_inputs(request.initial) if request.initial is not None else {}
     state = {name: torch.as_tensor(value) for name, value in state.items()}
     material = mixed_control.MaterialPoints(model, load_path, own_values, state)
-    values = _show_steps(load_path.steps, is_silent, material.run)
+    recorder = FailureRecorder(request.failures, model.contract)
+    values = _show_steps(load_path.steps, is_silent, lambda done: material.run(done, recorder.look))
+    recorder.write()
     mixed_control.check_control(material.plan, load_path, values)
     if request.save_history is not None:
         with atomic_write_path(request.save_history) as temporary_path:
             torch.save(mixed_control.to_history(material, values), temporary_path)
     return _Outcome(load_path.steps, values)
+
+
+def _replay(model: Any, path: Path) -> _Outcome:
+    from runtime_checks.failure_replay import read_failures, replay_iterations
+
+    values = replay_iterations(model, read_failures(path, model.contract))
+    return _Outcome(len(next(iter(values.values()))), values)
 
 
 def _show_steps(count: int, is_silent: bool, run: Callable[[Callable[[int], object]], Any]) -> Any:
@@ -165,6 +208,25 @@ def _show_steps(count: int, is_silent: bool, run: Callable[[Callable[[int], obje
     with Progress(console=err, transient=True, disable=is_silent) as progress:
         bar = progress.add_task("steps", total=count)
         return run(lambda _: progress.advance(bar))
+
+
+def _report_iterations(outcome: _Outcome, *, as_json: bool) -> None:
+    """Print the norms of the residuals of each element, iteration by iteration; several solves beside each other."""
+    from exporter.model.implicit.newton_solver import STATUS as MEANINGS
+    from runtime_checks.failure_replay import NORM, STATUS
+
+    norms, status = outcome.values[NORM], outcome.values[STATUS]
+    if as_json:
+        print_json({"iterations": outcome.steps, NORM: norms.tolist(), STATUS: status[-1].tolist()})
+        return
+    table = Table("iteration", *(f"element {i}" for i in range(min(norms.shape[1], ELEMENTS_SHOWN))), show_edge=False)
+    for step, row in enumerate(norms.flatten(2).tolist() if norms.ndim > 2 else norms[..., None].tolist()):
+        table.add_row(str(step), *("  ".join(f"{value:.3e}" for value in cell) for cell in row[:ELEMENTS_SHOWN]))
+    out.print(table)
+    if norms.shape[1] > ELEMENTS_SHOWN:
+        out.print(f"and {norms.shape[1] - ELEMENTS_SHOWN} more: -o FILE writes all")
+    ends = [MEANINGS[code] for code in sorted(set(status[-1].flatten().tolist()))]
+    out.print(f"at the end: {'; '.join(ends)}", soft_wrap=True)
 
 
 def _report(outcome: _Outcome, failures: tuple[int, int] | None, *, as_json: bool) -> None:

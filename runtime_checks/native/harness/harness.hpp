@@ -29,7 +29,8 @@ nlohmann::json latency(const std::string& path, const std::string& device, const
 void print_latency(const nlohmann::json& curve);
 
 /// A load history through the archive, its states fed back, each step held against what the file expects.
-nlohmann::json run_history(const Model& model, const std::string& path);
+/// Steps through a history file; inputs of the first elements that fail go to the file `failures`, if that is named.
+nlohmann::json run_history(const Model& model, const std::string& path, const std::string& failures);
 void print_history(const nlohmann::json& history);
 
 /// Shared objects of this process that belong to a Python or to the libraries that are named.

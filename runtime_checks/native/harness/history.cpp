@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <set>
 
@@ -114,9 +115,54 @@ void check(const History& history, const Method& method) {
   }
 }
 
+/// A variable with one batch dimension.
+at::Tensor flat_batch(const at::Tensor& value, const std::vector<int64_t>& own) {
+  std::vector<int64_t> sizes{-1};
+  sizes.insert(sizes.end(), own.begin(), own.end());
+  return value.cpu().reshape(sizes);
+}
+
+/// Writes the inputs of elements with NaN in some output, as runtime_checks/failure_replay.py says.
+void write_failures(const std::string& path, const Method& method, const Tensors& inputs, const Tensors& outputs,
+                    int64_t step) {
+  at::Tensor lost;
+  int64_t count = 0;
+  for (const auto& output : outputs) count = std::max(count, output.size(0));
+  for (const auto& output : outputs) {
+    // An output without a batch is none of an element's.
+    if (!output.is_floating_point() || output.size(0) != count) continue;
+    const auto rows = output.isnan().reshape({output.size(0), -1}).any(1);
+    lost = lost.defined() ? lost | rows : rows;
+  }
+  const auto places = lost.nonzero().flatten();
+  std::vector<c10::IValue> content;
+  const auto insert = [&content](const std::string& name, const at::Tensor& value) {
+    content.push_back(c10::ivalue::Tuple::create({name, value}));
+  };
+  for (size_t i = 0; i < inputs.size(); ++i)
+    insert("inputs/" + method.inputs[i].name,
+           flat_batch(inputs[i], method.inputs[i].shape).index_select(0, places).contiguous());
+  insert("elements", places);
+  insert("step", at::scalar_tensor(step, at::kLong));
+  // Pairs: torch tags a dict with types, which Python does not read without more trust.
+  const auto bytes = torch::jit::pickle_save(c10::ivalue::Tuple::create(std::move(content)));
+  // Whole, or not at all.
+  const auto beside = path + ".part";
+  std::ofstream file(beside, std::ios::binary);
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  file.close();
+  std::error_code renaming;
+  if (file) std::filesystem::rename(beside, path, renaming);
+  if (!file || renaming) {
+    std::error_code ignored;
+    std::filesystem::remove(beside, ignored);
+    fail(TF_ERROR_NAME, {"the file of failures cannot be written", path, "", "a folder that can be written"});
+  }
+}
+
 }  // namespace
 
-nlohmann::json run_history(const Model& model, const std::string& path) {
+nlohmann::json run_history(const Model& model, const std::string& path, const std::string& failures) {
   const auto& contract = model.contract();
   const auto& method = contract.method("forward");
   const auto history = history_of(path);
@@ -179,6 +225,11 @@ nlohmann::json run_history(const Model& model, const std::string& path) {
       if (!result.passed && difference.is_null())
         difference = {{"step", step},           {"output", output.label()}, {"reason", result.reason},
                       {"worst", result.worst},  {"got", result.got},        {"expected", result.expected}};
+    }
+    if (lost == step && !failures.empty()) {
+      Tensors flat;
+      for (size_t i = 0; i < found.size(); ++i) flat.push_back(flat_batch(found[i], method.outputs[i].shape));
+      write_failures(failures, method, inputs, flat, step);
     }
     passed.push_back(std::move(now));
     // No input reaches farther back.

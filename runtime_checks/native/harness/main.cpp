@@ -25,7 +25,7 @@ struct Arguments {
   bool keep_memory = false;
   bool allow_native = false;
   std::string envelope = "off", engine = "torchscript";
-  std::string calls, results, history, key;
+  std::string calls, results, history, failures, key;
   std::vector<std::string> absent;
 };
 
@@ -77,7 +77,7 @@ int run(const Arguments& arguments) {
   if (!arguments.calls.empty())
     report["replay"] = harness::replay_calls(model, arguments.file, arguments.calls, arguments.results);
   if (!arguments.history.empty()) {
-    report["history"] = harness::run_history(model, arguments.history);
+    report["history"] = harness::run_history(model, arguments.history, arguments.failures);
     report["passed"] = passed = passed && report["history"]["passed"].get<bool>();
   }
   if (arguments.latency) report["latency"] = harness::latency(arguments.file, arguments.device, options);
@@ -122,7 +122,9 @@ int main(int argc, char** argv) {
   app.add_option("--key", arguments.key, "A public key that has to have signed the file");
   app.add_flag("--allow-native", arguments.allow_native, "Run native code that was not made here");
   app.add_option("--absent", arguments.absent, "Libraries that this process must not hold");
-  app.add_option("--history", arguments.history, "A load history to step through, states fed back: a .pt file");
+  auto* history = app.add_option("--history", arguments.history, "A load history to step through, states fed back: a .pt file");
+  app.add_option("--failures", arguments.failures, "Where the inputs of elements that fail go, for torchferry run --replay")
+      ->needs(history);
   auto* calls = app.add_option("--replay", arguments.calls, "Calls that a Python runner wrote");
   app.add_option("--results", arguments.results, "Where their outputs go")->needs(calls);
   calls->needs(app.get_option("--results"));

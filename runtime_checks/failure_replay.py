@@ -1,0 +1,117 @@
+"""Elements that did not converge: their inputs in a file, and their Newton iterations one by one.
+
+A replay file has pairs of a name and a tensor, as ``torch.save`` writes them: ``"inputs/NAME"`` of shape ``(elements,
+*event)``, ``"elements"``, their places in the batch, and ``"step"`` of the path. In C++ ``torchferry_verify`` writes the
+same."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exporter.archive.contract import Contract
+from exporter.archive.tensor_spec import name_dtype
+from exporter.common.atomic_files import atomic_write_path
+from exporter.common.errors import UsageError, summarize_error
+from runtime_checks.model import Model
+
+INPUTS, ELEMENTS, STEP = "inputs", "elements", "step"
+NORM, STATUS, INFO = "residual_norm", "status", "newton_info"
+# The status of an element that has used up its iterations, as files give it.
+NOT_CONVERGED = 1
+Tensors = Mapping[str, torch.Tensor]
+
+
+class FailureRecorder:
+    """The inputs of elements that have no numbers, of the first step with some; with no ``path`` nothing is kept."""
+
+    def __init__(self, path: Path | None, contract: Contract) -> None:
+        self.path, self.contract = path, contract
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def look(self, step: int, inputs: Tensors, outputs: Tensors) -> None:
+        """Keep the inputs of elements with NaN in some output, if these are the first."""
+        if self.path is None or self.tensors:
+            return
+        shapes = {s.name: s.static_shape for s in self.contract.outputs}
+        values = [_flatten_batch(v, shapes[n]) for n, v in outputs.items() if n in shapes]
+        rows = [value.isnan().reshape(len(value), -1).any(1) for value in values]
+        # An output without a batch is none of an element's.
+        count = max(map(len, rows))
+        places = torch.stack([row for row in rows if len(row) == count]).any(0).nonzero().flatten()
+        if places.numel():
+            values = {s.name: _flatten_batch(inputs[s.name], s.static_shape)[places] for s in self.contract.inputs}
+            self.tensors = {f"{INPUTS}/{name}": value.contiguous() for name, value in values.items()}
+            self.tensors |= {ELEMENTS: places, STEP: torch.tensor(step)}
+
+    def write(self) -> None:
+        """Write what was kept."""
+        if self.path is not None and self.tensors:
+            with atomic_write_path(self.path) as temporary_path:
+                torch.save(tuple(self.tensors.items()), temporary_path)
+
+
+def _flatten_batch(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a variable with one batch dimension."""
+    return value.cpu().reshape(-1, *shape)
+
+
+def read_failures(path: Path, contract: Contract) -> dict[str, torch.Tensor]:
+    """Read the inputs of a replay file. Raises ``UsageError`` if it is none of this archive."""
+    if not path.is_file():
+        raise UsageError("there is no replay file", where=str(path), expected="a .pt file that --failures wrote")
+    try:
+        content = dict(torch.load(path, weights_only=True))
+    except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError) as error:
+        what, expected = "the replay file does not load", "a .pt file that --failures wrote"
+        raise UsageError(what, where=str(path), got=summarize_error(error), expected=expected) from None
+    inputs = {}
+    for spec in contract.inputs:
+        value = content.get(f"{INPUTS}/{spec.name}")
+        fits = isinstance(value, torch.Tensor) and tuple(value.shape[1:]) == spec.static_shape and value.ndim > 0
+        if not fits or name_dtype(value) != spec.dtype:
+            what, where = f"the replay file has no input {spec.name!r} of this archive", f"{path}, {INPUTS}/{spec.name}"
+            got = f"{list(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else "no tensor"
+            raise UsageError(what, where=where, got=got, expected=f"elements of {spec.describe()}")
+        inputs[spec.name] = value
+    return inputs
+
+
+def replay_iterations(model: Model, inputs: Tensors) -> dict[str, torch.Tensor]:
+    """Run elements with 0, 1, 2, ... iterations; return outputs, norms of the residual and status of each.
+
+    Values are ``(iterations, elements, *event)``. Outputs are those of the last iterate, whether it has converged or
+    not. Raises ``UsageError`` for an archive without a Newton solver, or whose limit of iterations cannot be set."""
+    solvers, parameters = model.contract.solvers, dict(model.module.named_parameters())
+    names = [f"{solver.path}.max_its" for solver in solvers]
+    if missing := [name for name in names if name not in parameters] or ([] if solvers else ["a solver"]):
+        what, expected = (
+            "there are no iterations to replay",
+            "an archive of an implicit model, whose max_its can be set",
+        )
+        raise UsageError(what, got=f"no {missing[0]}", expected=expected)
+    loops: list[Any] = [functools.reduce(getattr, solver.path.split("."), model.module) for solver in solvers]
+    limits = [int(parameters[name]) for name in names]
+    policies = [(loop.fails_by_nan, loop.fails_by_raising) for loop in loops]
+    steps: list[dict[str, torch.Tensor]] = []
+    try:
+        for loop in loops:
+            loop.fails_by_nan = loop.fails_by_raising = False
+        for count in range(max(limits) + 1):
+            for name, limit in zip(names, limits, strict=True):
+                model.set_parameter(name, torch.tensor(min(count, limit)))
+            info = model.call(INFO, dict(inputs))
+            steps.append(model.call("forward", dict(inputs)) | {NORM: info[NORM], STATUS: info[STATUS]})
+            if not bool((info[STATUS] == NOT_CONVERGED).any()):
+                # All have ended: further iterations would show the same.
+                break
+    finally:
+        for loop, name, limit, policy in zip(loops, names, limits, policies, strict=True):
+            model.set_parameter(name, torch.tensor(limit))
+            loop.fails_by_nan, loop.fails_by_raising = policy
+    return {name: torch.stack([values[name] for values in steps]) for name in steps[0]}
