@@ -1,8 +1,8 @@
 """Elements that did not converge: their inputs in a file, and their Newton iterations one by one.
 
-A replay file has pairs of a name and a tensor, as ``torch.save`` writes them: ``"inputs/NAME"`` of shape ``(elements,
-*event)``, ``"elements"``, their places in the batch, and ``"step"`` of the path. In C++ ``torchferry_verify`` writes the
-same."""
+A replay file has pairs of a name and a tensor, as ``torch.save`` writes them: ``"inputs/NAME"`` of a shape
+``(elements, *event)``, ``"elements"``, their places in the batch, and ``"step"`` of the path. In C++
+``torchferry_verify`` writes the same."""
 
 from __future__ import annotations
 
