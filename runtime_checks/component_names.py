@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from exporter.common.errors import UsageError, suggest_names
 
-_COMPONENT = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<index>\d+(,\d+)*)\])?")
+_COMPONENT = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<index>[0-9]{1,9}(,[0-9]{1,9})*)\])?")
 Index = tuple[int, ...]
 
 

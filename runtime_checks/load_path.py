@@ -52,24 +52,33 @@ def read_load_path(path: Path) -> LoadPath:
         what, expected = f"column {empty[0]!r} has no value at the start", "a number in every column of the first row"
         raise UsageError(what, where=f"{path}, row 1", expected=expected)
     start = {name: value for name, value in numbers[0].items() if value is not None}
+    if unused := [name for name in OPTIONS if rows[0].get(name)]:
+        what, expected = f"the start has a value of {unused[0]!r}", "an empty cell: no ramp ends there"
+        raise UsageError(what, where=f"{path}, row 1", got=rows[0][unused[0]], expected=expected)
     order = _order_rows(rows, path)
     counts = [_read_count(rows[i], STEPS, i, path) for i in order]
     if sum(counts) > MAX_STEPS:
         what, expected = "the path has too many steps", f"at most {MAX_STEPS}"
         raise UsageError(what, where=str(path), got=str(sum(counts)), expected=expected)
-    values: dict[str, list[torch.Tensor]] = {name: [] for name in start}
-    before = start
-    for i, count in zip(order, counts, strict=True):
-        after = {name: before[name] if (value := numbers[i][name]) is None else value for name in start}
-        fractions = torch.arange(1, count + 1, dtype=torch.float64) / count
-        for name in start:
-            values[name].append(before[name] + fractions * (after[name] - before[name]))
-        before = after
-    result = {name: torch.cat(parts) for name, parts in values.items()}
+    ends = [dict(start)]
+    for i in order:
+        ends.append({name: ends[-1][name] if (value := numbers[i][name]) is None else value for name in start})
+    repeats = torch.tensor(counts)
+    place = torch.arange(int(repeats.sum())) - (repeats.cumsum(0) - repeats).repeat_interleave(repeats)
+    fraction = (place + 1).double() / repeats.repeat_interleave(repeats)
+    result: dict[str, torch.Tensor] = {}
+    for name in start:
+        column = torch.tensor([row[name] for row in ends], dtype=torch.float64)
+        before, after = (column[k : len(counts) + k].repeat_interleave(repeats) for k in (0, 1))
+        # The end is what the table says, to the last bit.
+        result[name] = torch.where(fraction == 1, after, before + fraction * (after - before))
     if DURATION in rows[0]:
-        durations = [_read_number(rows[i], DURATION, i, path) for i in order]
-        times = [torch.full((n,), (d or 0.0) / n, dtype=torch.float64) for n, d in zip(counts, durations, strict=True)]
-        result[TIME], start = torch.cat(times).cumsum(0), {**start, TIME: 0.0}
+        seconds = [_read_number(rows[i], DURATION, i, path) or 0.0 for i in order]
+        if (backwards := min(seconds)) < 0:
+            expected = "seconds from 0 on"
+            raise UsageError("time would go back", where=f"{path}, {DURATION}", got=f"{backwards:g}", expected=expected)
+        parts = torch.tensor(seconds, dtype=torch.float64) / repeats
+        result[TIME], start = parts.repeat_interleave(repeats).cumsum(0), {**start, TIME: 0.0}
     return LoadPath(start, result, str(path))
 
 
@@ -77,17 +86,20 @@ def read_table(path: Path) -> list[Row]:
     """Read rows of a CSV file, in which lines with ``#`` in front are comments."""
     try:
         lines = [line for line in path.read_text("utf-8-sig").splitlines() if line.strip() and line.lstrip()[0] != "#"]
-    except (OSError, UnicodeDecodeError) as error:
+        names, *rows = [[cell.strip() for cell in row] for row in csv.reader(lines)] or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError("the table cannot be read", where=str(path), got=str(error), expected="a CSV file") from None
-    reader = csv.reader(lines)
-    names, *rows = [[cell.strip() for cell in row] for row in reader] or [[]]
     if not rows or len(set(names)) != len(names) or "" in names:
-        what, expected = "this is no table", "a line of names, each once, and lines of numbers below"
+        what, expected = (
+            "this is no table",
+            'names, each once, in quotes if they have commas ("F[0,1]"), and numbers below',
+        )
         raise UsageError(what, where=str(path), got=", ".join(names), expected=expected)
     for i, row in enumerate(rows, 1):
         if len(row) != len(names):
             what, got = f"row {i} has another number of cells than there are names", f"{len(row)} cells"
-            raise UsageError(what, where=str(path), got=got, expected=f"{len(names)}: {', '.join(names)}")
+            expected = f"{len(names)}: {', '.join(names)}; names are in quotes if they have commas"
+            raise UsageError(what, where=str(path), got=got, expected=expected)
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
@@ -120,7 +132,7 @@ def _read_number(row: Row, name: str, i: int, path: Path) -> float | None:
 
 def _read_count(row: Row, name: str, i: int, path: Path) -> int:
     text = row.get(name) or "1"
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= MAX_STEPS:
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 0 < int(text) <= MAX_STEPS:
         where, expected = f"{path}, row {i + 1}, {name}", f"a whole number from 1 to {MAX_STEPS}"
         raise UsageError("a cell is no number of times", where=where, got=text, expected=expected)
     return int(text)
@@ -132,6 +144,9 @@ def _order_rows(rows: Sequence[Row], path: Path) -> list[int]:
     groups = groupby(range(1, len(rows)), lambda i: rows[i].get(BLOCK) or f"\0{i}")
     for _, group in groups:
         members = list(group)
+        if late := [i for i in members[1:] if rows[i].get(REPEAT)]:
+            what, mend = "a block is repeated as its first row says", f"leave {REPEAT} empty here"
+            raise UsageError(what, where=f"{path}, row {late[0] + 1}", got=rows[late[0]][REPEAT], mend=mend)
         count = _read_count(rows[members[0]], REPEAT, members[0], path)
         if count > 1 and TIME in rows[0]:
             what, mend = "time would go back in a repeated block", f"give {DURATION} in place of {TIME}"

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 
 from exporter.archive.contract import Contract, block_name
+from exporter.archive.input_files import InputValues, to_tensor
 from exporter.archive.load_history import EXPECTED, INITIAL, PRESCRIBED, list_lag_names, parse_lag
 from exporter.archive.tensor_spec import FLOATING, TensorSpec
-from exporter.common.errors import MismatchError, UsageError
+from exporter.common.errors import MismatchError, RunError, UsageError, suggest_names, summarize_error
 from runtime_checks.component_names import find_component, list_components
 from runtime_checks.load_path import LoadPath
 from runtime_checks.model import Model
@@ -49,11 +50,18 @@ def plan_control(contract: Contract, columns: Sequence[str], points: Sequence[st
 
     Raises ``UsageError`` for a column of no variable, a component that is prescribed twice or not at all, and an output
     that no block of the Jacobian leads to."""
+    if not contract.batch.ndim:
+        what, expected = "the file takes whole shapes, and no material points", "a file with a batch of elements"
+        raise UsageError(what, where=where, got=contract.name, expected=expected)
     inputs, outputs = ({s.name: s.static_shape for s in side} for side in (contract.inputs, contract.outputs))
+    for name in inputs:
+        if parse_lag(name)[0] not in inputs | outputs:
+            what, expected = f"nothing gives {name!r} its value", f"an input or an output {parse_lag(name)[0]!r}"
+            raise UsageError(what, where=where, expected=expected, mend="rename the variables: export --rename")
     states = {n for n in inputs if n in outputs or parse_lag(n)[0] != n}
     taken: dict[Place, str] = {}
 
-    def assign(names: Sequence[str]) -> tuple[dict[str, Place], dict[str, Place]]:
+    def assign(names: Sequence[str], where: str) -> tuple[dict[str, Place], dict[str, Place]]:
         ins, outs = dict[str, Place](), dict[str, Place]()
         for text in names:
             name, index = find_component(text, outputs | inputs, where)
@@ -62,29 +70,31 @@ def plan_control(contract: Contract, columns: Sequence[str], points: Sequence[st
                 raise UsageError(f"{text!r} is not prescribed in a step", where=where, got=text, mend=mend)
             place = name, _flatten_index(index, (outputs | inputs)[name])
             if place in taken:
-                raise UsageError(f"{text!r} is prescribed twice", where=where, got=f"{taken[place]}, {text}")
+                what, got, mend = f"{text!r} is prescribed twice", f"{taken[place]}, {text}", "leave one of them out"
+                raise UsageError(what, where=where, got=got, mend=mend)
             taken[place] = text
             (outs if name in outputs else ins)[text] = place
         return ins, outs
 
-    (path_ins, path_outs), (point_ins, point_outs) = assign(columns), assign(points)
+    (path_ins, path_outs), (point_ins, point_outs) = assign(columns, where), assign(points, "--points")
     if point_outs:
         what, expected = f"{next(iter(point_outs))!r} of a point is an output", "inputs, the same at every step"
         raise UsageError(what, where=where, expected=expected)
-    unknowns = tuple(_find_unknown(contract, place, text, taken, states, where) for text, place in path_outs.items())
-    if repeated := [u for u in unknowns if unknowns.count(u) > 1]:
-        raise UsageError(f"a component of {repeated[0][0]!r} would have to follow two loads", where=where)
+    unknowns: list[Place] = []
+    for text, place in path_outs.items():
+        unknowns.append(_find_unknown(contract, place, text, taken, states, where))
+        taken[unknowns[-1]] = text
     missing = [
         text
         for name, shape in inputs.items()
         for text, index in list_components(name, shape)
-        if name not in states and (place := (name, _flatten_index(index, shape))) not in taken and place not in unknowns
+        if name not in states and (name, _flatten_index(index, shape)) not in taken
     ]
     if missing:
         what, got = f"{missing[0]!r} is not prescribed", f"nothing of {', '.join(missing[:8])}"
         expected = "a column for each component of each input, or of the output that it follows"
         raise UsageError(what, where=where, got=got, expected=expected)
-    return ControlPlan(path_ins, path_outs, unknowns, point_ins)
+    return ControlPlan(path_ins, path_outs, tuple(unknowns), point_ins)
 
 
 def _find_unknown(
@@ -118,7 +128,7 @@ def _flatten_index(index: Sequence[int], shape: Sequence[int]) -> int:
 class MaterialPoints:
     """A batch of material points that follow a path."""
 
-    def __init__(self, model: Model, path: LoadPath, points: Tensors, initial: Tensors) -> None:
+    def __init__(self, model: Model, path: LoadPath, points: Tensors, initial: InputValues) -> None:
         self.model, self.path, contract = model, path, model.contract
         self.plan = plan_control(contract, list(path.values), list(points), path.where)
         self.count = next((len(v) for v in points.values()), 1)
@@ -129,10 +139,16 @@ class MaterialPoints:
         self.initial = self._make_initial(initial)
         # Values of the steps before, the last one first.
         self.past = [self._make_past(lag) for lag in range(longest)]
-        self.alive = torch.ones(self.count, dtype=torch.bool)
-        self.unknowns = self._read_unknowns()
-        self.increment = torch.zeros_like(self.unknowns)
-        self.load = max((float(path.values[c].abs().max()) for c in self.plan.outputs), default=0.0)
+        # How each point has ended that is lost.
+        self.status = torch.full((self.count,), REACHED)
+        loads = [float(path.values[c].abs().max()) for c in self.plan.outputs]
+        names = [name for name, _ in self.plan.outputs.values()]
+        self.loads = {name: max(load for n, load in zip(names, loads, strict=True) if n == name) for name in names}
+
+    @property
+    def alive(self) -> torch.Tensor:
+        """Return which points have followed the path up to now."""
+        return self.status == REACHED
 
     def run(self, advance: Callable[[int], object], look: Callable[[int, Tensors, Tensors], object]) -> Tensors:
         """Return values by name, ``(steps, points, *event)``: outputs, inputs that are no states, and the status.
@@ -146,21 +162,23 @@ class MaterialPoints:
             advance(step)
         return {name: torch.stack([values[name] for values in steps]) for name in steps[0]}
 
-    def _make_initial(self, given: Tensors) -> Tensors:
+    def _make_initial(self, given: InputValues) -> Tensors:
         """Return the values before the first step by name: those given, the start of the path, else zeros."""
         values: Tensors = {}
         specs = self.outputs | {n: s for n, s in self.inputs.items() if parse_lag(n)[0] == n}
         earlier = [lagged for name in self.inputs for lagged in list_lag_names(*parse_lag(name))]
+        free = [n for n in (*specs, *earlier) if n not in self._list_prescribed()]
         for name in given:
-            if name not in specs and name not in earlier:
-                what, expected = f"there is no state {name!r}", ", ".join(specs)
+            if name not in free:
+                what, expected = f"there is no state {name!r}", suggest_names(name, free)
                 raise UsageError(what, where="--initial", expected=expected)
         for name, spec in specs.items():
             values[name] = torch.zeros(self.count, *spec.static_shape, dtype=getattr(torch, spec.dtype))
-            self._fill(values, name, {c: torch.tensor(v) for c, v in self.path.start.items()})
+            self._fill(values, name, {c: torch.tensor(v, dtype=torch.float64) for c, v in self.path.start.items()})
             self._fill(values, name, self.points)
-        for name, value in given.items():
+        for name, raw in given.items():
             spec = specs[parse_lag(name)[0]]
+            value = to_tensor(name, raw, spec.dtype)
             wanted = (self.count, *spec.static_shape)
             if tuple(value.shape) not in (wanted, spec.static_shape):
                 what, expected = (
@@ -168,15 +186,24 @@ class MaterialPoints:
                     f"{list(spec.static_shape)}, or {list(wanted)}",
                 )
                 raise UsageError(what, where="--initial", got=str(list(value.shape)), expected=expected)
-            values[name] = value.to(getattr(torch, spec.dtype)).expand(wanted).clone()
+            values[name] = value.expand(wanted).clone(memory_format=torch.contiguous_format)
         return values
+
+    def _list_prescribed(self) -> set[str]:
+        """Return the inputs that the path or the points give."""
+        return {name for name, _ in (*self.plan.inputs.values(), *self.plan.points.values())}
 
     def _fill(self, values: Tensors, name: str, columns: Mapping[str, torch.Tensor]) -> None:
         """Put the values of columns into a variable that they are of."""
         for column, place in (*self.plan.inputs.items(), *self.plan.outputs.items(), *self.plan.points.items()):
             if place[0] == name and column in columns:
                 flat = values[name].reshape(self.count, -1)
-                flat[:, place[1]] = columns[column].to(flat.dtype)
+                numbers = columns[column].to(flat.dtype)
+                if bool((numbers != columns[column]).any()) and not flat.is_floating_point():
+                    what, where = f"{name!r} takes whole numbers", f"{self.path.where}, {column}"
+                    mend = "give whole numbers, and one step between others"
+                    raise UsageError(what, where=where, got=str(columns[column].tolist())[:60], mend=mend)
+                flat[:, place[1]] = numbers
 
     def _make_past(self, lag: int) -> Tensors:
         bases = [name for name in self.initial if parse_lag(name)[0] == name]
@@ -195,6 +222,7 @@ class MaterialPoints:
             values[name] = self.past[lag - 1][base].clone()
             if base == name and name not in self.outputs:
                 self._fill(values, name, now)
+                self._fill(values, name, self.points)
         return values
 
     def _put_unknowns(self, values: Tensors, unknowns: torch.Tensor) -> None:
@@ -206,16 +234,15 @@ class MaterialPoints:
         if self.plan.unknowns:
             results, status, iterations = self._solve(values, step)
         else:
-            results = self.model.call("forward", values)
+            results = self._call("forward", values, step)
             status = iterations = torch.zeros(self.count, dtype=torch.int64)
         taken = {n: v.clone() for n, v in values.items() if parse_lag(n)[0] == n and n not in self.outputs}
         taken |= {n: results[n].expand(self.count, *s.static_shape).clone() for n, s in self.outputs.items()}
         finite = torch.stack(
             [_is_finite(results[n].expand(self.count, *s.static_shape)) for n, s in self.outputs.items()]
         )
-        ended = self.alive & ((status != REACHED) | ~finite.all(0))
-        status = torch.where(self.alive & ~finite.all(0) & (status == REACHED), NOT_REACHED, status)
-        self.alive &= ~ended
+        status = torch.where(~finite.all(0) & (status == REACHED), NOT_REACHED, status)
+        self.status = torch.where(self.alive, status, self.status)
         # A point that is lost stays where it was, and has no numbers any more.
         for name, value in taken.items():
             before = self.past[0].get(name, value)
@@ -227,16 +254,15 @@ class MaterialPoints:
                 value[~self.alive] = math.nan
         return {
             **shown,
-            CONTROL_STATUS: torch.where(self.alive, REACHED, status.clamp(min=NOT_REACHED)),
+            CONTROL_STATUS: self.status.clone(),
             CONTROL_ITERATIONS: iterations,
         }
 
     def _solve(self, values: Tensors, step: int) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
         """Solve for the unknown components; put them into ``values``. Return results, status and iterations."""
         wanted = torch.stack([self.path.values[c][step] for c in self.plan.outputs]).expand(self.count, -1)
-        # As far as in the step before, if the path goes on as it did.
         x = self._read_unknowns()
-        results, residual, matrix = self._evaluate(values, x, wanted)
+        results, residual, matrix = self._evaluate(values, x, wanted, step)
         status = torch.full((self.count,), NOT_REACHED)
         iterations = torch.zeros(self.count, dtype=torch.int64)
         for _ in range(ITERATIONS):
@@ -250,32 +276,44 @@ class MaterialPoints:
             if not bool(active.any()):
                 break
             dx = torch.where(active[:, None], dx, 0.0)
-            x, results, residual, matrix = self._descend(values, x, dx, wanted, residual)
+            x, results, residual, matrix = self._descend(values, x, dx, wanted, residual, step)
             iterations += active.long()
         reached = self._is_reached(results, residual, matrix)
         return results, torch.where(reached, REACHED, status), iterations
 
     def _descend(
-        self, values: Tensors, x: torch.Tensor, dx: torch.Tensor, wanted: torch.Tensor, residual: torch.Tensor
+        self,
+        values: Tensors,
+        x: torch.Tensor,
+        dx: torch.Tensor,
+        wanted: torch.Tensor,
+        residual: torch.Tensor,
+        step: int,
     ) -> tuple[torch.Tensor, Tensors, torch.Tensor, torch.Tensor]:
         """Return the next iterate with its results: steps that lead away are halved, point by point."""
         fraction = torch.ones(self.count, 1, dtype=torch.float64)
         before = residual.norm(dim=-1)
-        results, after, matrix = self._evaluate(values, x + dx, wanted)
+        results, after, matrix = self._evaluate(values, x + dx, wanted, step)
         for _ in range(HALVINGS):
             worse = ~_is_finite(after) | ((after.norm(dim=-1) > 2 * before) & (dx != 0).any(-1))
             if not bool((worse & self.alive).any()):
                 break
             fraction = torch.where(worse[:, None], fraction / 2, fraction)
-            results, after, matrix = self._evaluate(values, x + fraction * dx, wanted)
+            results, after, matrix = self._evaluate(values, x + fraction * dx, wanted, step)
         return x + fraction * dx, results, after, matrix
 
+    def _call(self, method: str, values: Tensors, step: int) -> Tensors:
+        try:
+            return self.model.call(method, values)
+        except RuntimeError as error:
+            raise RunError(f"step {step} fails", where=f"step {step}", got=summarize_error(error)) from error
+
     def _evaluate(
-        self, values: Tensors, x: torch.Tensor, wanted: torch.Tensor
+        self, values: Tensors, x: torch.Tensor, wanted: torch.Tensor, step: int
     ) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
         """Return results, residual ``(points, n)`` and matrix ``(points, n, n)`` at these unknown components."""
         self._put_unknowns(values, x)
-        results = self.model.call("jacobian", values)
+        results = self._call("jacobian", values, step)
         places = list(self.plan.outputs.values())
         got = [self._flatten(results[name], self.outputs[name])[:, i] for name, i in places]
         rows = [torch.stack([self._read_entry(results, o, u) for u in self.plan.unknowns], -1) for o in places]
@@ -292,10 +330,14 @@ class MaterialPoints:
         return block.expand(self.count, *block.shape[1:]).reshape(self.count, -1)[:, output[1] * size + unknown[1]]
 
     def _is_reached(self, results: Tensors, residual: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-        largest = [self._flatten(results[o], self.outputs[o]).abs().amax(-1) for o, _ in self.plan.outputs.values()]
-        scale = torch.stack(largest).amax(0).double().clamp(min=self.load)
-        limit = TOLERANCE * scale + SMALLEST * matrix.abs().amax((-2, -1))
-        return (residual.abs() <= limit[:, None]).all(-1) & _is_finite(residual)
+        # Each output has a scale of its own.
+        limits = []
+        for k, (name, _) in enumerate(self.plan.outputs.values()):
+            value = self._flatten(results[name], self.outputs[name])
+            scale = value.abs().amax(-1).double().clamp(min=self.loads[name])
+            epsilon = torch.finfo(value.dtype).eps
+            limits.append(max(TOLERANCE, 50 * epsilon) * scale + SMALLEST * matrix[:, k].abs().amax(-1))
+        return (residual.abs() <= torch.stack(limits, -1)).all(-1) & _is_finite(residual)
 
 
 def _is_finite(value: torch.Tensor) -> torch.Tensor:
@@ -309,7 +351,9 @@ def check_control(plan: ControlPlan, path: LoadPath, results: Tensors) -> None:
         wanted = path.values[column][:, None]
         largest = max(float(results[name].nan_to_num().abs().max()), float(wanted.abs().max()))
         off = (got - wanted).abs().nan_to_num()
-        if bool((off > 1e-6 * largest).any()):
+        value = results[name]
+        epsilon = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
+        if bool((off > max(1e-6, 100 * epsilon) * largest).any()):
             step, point = divmod(int(off.argmax()), got.shape[1])
             what, where = "a prescribed component is not what the path says", f"{column}, step {step}, point {point}"
             values = {"got": f"{got[step, point].item():g}", "expected": f"{wanted[step, 0].item():g}"}

@@ -8,6 +8,7 @@ import math
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,12 +45,12 @@ def write_results(path: Path, results: Mapping[str, torch.Tensor], shapes: Mappi
             with zipfile.ZipFile(temporary_path, "w", zipfile.ZIP_DEFLATED) as archive:
                 for name, value in results.items():
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                        numpy.lib.format.write_array(file, value.numpy(), allow_pickle=False)
+                        numpy.lib.format.write_array(file, _to_array(value), allow_pickle=False)
         elif path.suffix == ".parquet":
             import pyarrow
             import pyarrow.parquet
 
-            columns = {name: values.numpy() for name, values in _list_columns(results, shapes)}
+            columns = {name: _to_array(values) for name, values in _list_columns(results, shapes)}
             pyarrow.parquet.write_table(pyarrow.table(columns), temporary_path)
         else:
             names, columns = zip(*_list_columns(results, shapes), strict=True)
@@ -59,15 +60,23 @@ def write_results(path: Path, results: Mapping[str, torch.Tensor], shapes: Mappi
                 writer.writerows(zip(*(values.tolist() for values in columns), strict=True))
 
 
+def _to_array(value: torch.Tensor) -> Any:
+    """Return an array; numpy has no bfloat16."""
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+
+
 def _list_columns(
     results: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield name and numbers of each column: step and point, then each component of each variable."""
     name, value = next(iter(results.items()))
     steps, points = value.shape[0], math.prod(value.shape[1 : value.ndim - len(shapes[name])])
-    yield STEP, torch.arange(1, steps + 1).repeat_interleave(points)
+    yield STEP, torch.arange(steps).repeat_interleave(points)
     yield POINT, torch.arange(points).repeat(steps)
     for name, value in results.items():
         flat = value.reshape(steps * points, -1)
         for k, (text, _) in enumerate(list_components(name, shapes[name])):
-            yield text, flat[:, k]
+            if flat.is_complex():
+                yield from ((f"{part}({text})", getattr(flat[:, k], part)) for part in ("real", "imag"))
+            else:
+                yield text, flat[:, k]

@@ -90,7 +90,10 @@ def export(source: ModelRequest | nn.Module | Callable[..., Any], options: Expor
                 apply_failure_policy(model_source, options.on_failure)
         name, several, format_name = model_source.name, len(loads) > 1, options.formats[0]
         path = choose_output_path(options.output, name, several=several, format_name=format_name)
-        result = export_model(model_source, path, options, verifier, clock)
+        try:
+            result = export_model(model_source, path, options, verifier, clock)
+        finally:
+            model_source.take_back()
         if earlier is not None:
             result = dataclasses.replace(result, reasons=respecialization_reasons(earlier, open_archive(path)))
         results.append(result)

@@ -18,7 +18,7 @@ from exporter.frontends import resolve
 from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import input_file
 from exporter.model.eager.warmup import measure_cost, run_first, warm_up
-from exporter.model.source import Listing
+from exporter.model.source import Listing, keep_all
 from exporter.soundness import gate
 from exporter.soundness.checked_capture import (
     CaptureOptions,
@@ -68,10 +68,14 @@ def check(
     seed = derive_seed(options.seed, "per element")
     for load in resolve_sources(source, models, inputs, per_element, seed):
         clock = Stopwatch(watch)
+        take_back = keep_all
         try:
-            marked_source = detect_inner_autograd(load(), derive_seed(options.seed, "warmup"))
+            model_source = load()
+            take_back = model_source.take_back
+            marked_source = detect_inner_autograd(model_source, derive_seed(options.seed, "warmup"))
             _, _, findings = checked_capture(marked_source, options, clock)
         finally:
+            take_back()
             for module, training in modes.items():
                 module.training = training
         not_run = tuple(f.check for f in findings if f.severity == "not run")

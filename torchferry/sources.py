@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from exporter.archive.input_files import InputValues, read_inputs
+from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.capture.newton_capture import compile_descent
 from exporter.common.errors import UsageError, suggest_names
 from exporter.frontends import python_factory, resolve
@@ -36,7 +36,7 @@ def resolve_sources(
     example_inputs = {name: value for name, value in (values or {}).items() if name not in own_values} or None
     return [
         functools.partial(_load_per_element, load, per_element, own_values, seed)
-        for load in _list_loads(source, models, example_inputs, is_changed=bool(per_element))
+        for load in _list_loads(source, models, example_inputs)
     ]
 
 
@@ -44,14 +44,10 @@ def _list_loads(
     source: ModelRequest | nn.Module | Callable[..., Any],
     models: Sequence[str],
     inputs: InputValues | None,
-    *,
-    is_changed: bool,
 ) -> list[Callable[[], Source]]:
     if isinstance(source, nn.Module):
         name = type(getattr(source, "_orig_mod", source)).__name__
-        # The module belongs to the user.
-        module = copy.deepcopy(source) if is_changed else source
-        return [lambda: python_factory.source_from_module(module, name, inputs, f"the {name} that was given")]
+        return [lambda: python_factory.source_from_module(source, name, inputs, f"the {name} that was given")]
     if not isinstance(source, ModelRequest):
         return [lambda: python_factory.source_from_callable(source, inputs)]
     names = resolve.choose_models(source, models)
@@ -62,6 +58,9 @@ def _load_per_element(
     load: Callable[[], Source], patterns: Sequence[str], own_values: InputValues, seed: int
 ) -> Source:
     source = load()
+    if not patterns:
+        return source
+    source = detect_inner_autograd(source, seed)
     names = select_parameters(source, patterns)
     if unused := [name for name in own_values if name not in names]:
         what, expected = f"the inputs give values of {unused[0]!r}", suggest_names(unused[0], names)

@@ -16,15 +16,17 @@ from exporter.common.errors import UsageError, suggest_names, summarize_error
 InputValues = Mapping[str, Any]
 
 
-def read_inputs(path: Path) -> InputValues:
-    """Read values by name: tensors from ``.pt`` and ``.npz``, nested lists of numbers from JSON."""
+def read_inputs(path: Path, option: str = "--inputs") -> InputValues:
+    """Read values by name: tensors from ``.pt`` and ``.npz``, nested lists of numbers from JSON.
+
+    ``option`` is where the user named the file."""
     if not path.is_file():
         what, expected = "the input file does not exist", "a .pt, .npz or .json file of values by variable name"
-        raise UsageError(what, where=f"--inputs {path}", got="no such file", expected=expected)
+        raise UsageError(what, where=f"{option} {path}", got="no such file", expected=expected)
     if path.suffix not in (".pt", ".npz", ".json"):
         expected = ".pt (torch.save of a dict), .npz (numpy.savez) or .json"
         what = "the input file has an unknown format"
-        raise UsageError(what, where=f"--inputs {path}", got=repr(path.suffix), expected=expected)
+        raise UsageError(what, where=f"{option} {path}", got=repr(path.suffix), expected=expected)
     try:
         if path.suffix == ".npz":
             import numpy
@@ -40,11 +42,11 @@ def read_inputs(path: Path) -> InputValues:
     except Exception as error:
         what = "the input file cannot be read"
         expected = "a dict of tensors, arrays or nested lists by variable name"
-        raise UsageError(what, where=f"--inputs {path}", got=summarize_error(error), expected=expected) from None
+        raise UsageError(what, where=f"{option} {path}", got=summarize_error(error), expected=expected) from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         what = "the input file does not contain a dict by variable name"
         mend = "save {name: value} for each input of the model"
-        raise UsageError(what, where=f"--inputs {path}", got=type(values).__name__, mend=mend)
+        raise UsageError(what, where=f"{option} {path}", got=type(values).__name__, mend=mend)
     return values
 
 

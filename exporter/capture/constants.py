@@ -271,11 +271,16 @@ def follow_inputs(module: torch.jit.ScriptModule) -> None:
         torch._C._jit_pass_dce(graph)
 
 
-def list_boxes_without_device(module: torch.jit.ScriptModule) -> list[str]:
-    """Return paths of submodules that create tensors and have none, nor an input, whose device these could follow."""
-    boxes = dict(module.named_modules())
-    paths = [path for path, _, g in iterate_graphs(module) if _get_first_tensor(g) is None and _list_literal_devices(g)]
-    return [path for path in dict.fromkeys(paths) if not any(True for _ in _iterate_tensors(boxes[path]))]
+def find_boxes_without_device(module: torch.jit.ScriptModule) -> dict[str, torch.dtype]:
+    """Return the submodules that create tensors and have none, nor an input, whose device these could follow: the dtype
+    of the first one by path."""
+    boxes, dtypes = dict(module.named_modules()), dict[str, torch.dtype]()
+    for path, _, graph in iterate_graphs(module):
+        literals = _list_literal_devices(graph) if _get_first_tensor(graph) is None else []
+        if literals and next(_iterate_tensors(boxes[path]), None) is None:
+            scalar_type = literals[0][0].output().type().scalarType()
+            dtypes.setdefault(path, SCALAR_TYPES.get(scalar_type, torch.get_default_dtype()))
+    return dtypes
 
 
 def _get_first_tensor(graph: Any) -> Any:
@@ -294,7 +299,9 @@ def _list_literal_devices(graph: Any) -> list[tuple[Any, int]]:
 
 
 def _iterate_tensors(box: torch.jit.ScriptModule) -> Iterator[str]:
-    return (name for named in (box.named_parameters(), box.named_buffers()) for name, _ in named)
+    """Yield the names of a module's tensors, floating ones first: dtypes may follow those."""
+    tensors = [*box.named_parameters(), *box.named_buffers()]
+    return (name for name, _ in sorted(tensors, key=lambda entry: not entry[1].is_floating_point()))
 
 
 def _insert_tensor_read(graph: Any, box: torch.jit.ScriptModule) -> Any:
@@ -308,7 +315,7 @@ def _insert_tensor_read(graph: Any, box: torch.jit.ScriptModule) -> Any:
         node = graph.create("prim::GetAttr", [value], 1)
         node.s_("name", part)
         is_module = isinstance(child, torch.jit.ScriptModule)
-        node.output().setType(child._c._type() if is_module else torch._C.TensorType.get())
+        node.output().setType(child._c._type() if is_module else torch._C.TensorType.create_from_tensor(child))
         node.insertBefore(first)
         value = node.output()
     return value

@@ -114,9 +114,9 @@ def find_constants(state: CaptureState) -> None:
     # The second trace would repeat the warnings.
     warnings.simplefilter("ignore", TracerWarning)
     buffers = constants.collect_distinct_constants(first)
-    for path in constants.list_boxes_without_device(first):
+    for path, dtype in constants.find_boxes_without_device(first).items():
         # Without numbers: it moves with the file, as what is created there has to.
-        buffers.setdefault(path, []).append(torch.empty(0))
+        buffers.setdefault(path, []).append(torch.empty(0, dtype=dtype))
     state.places = constants.Places(source.parameter_module, buffers.setdefault("", []))
     program_constants = program.constants.values() if program is not None else ()
     for value in (*program_constants, *state.plan.list_constants(state.is_batched)):

@@ -15,6 +15,10 @@ from exporter.archive.tensor_spec import TensorSpec, list_dynamic_sizes
 Inputs = tuple[torch.Tensor, ...]
 
 
+def keep_all() -> None:
+    """Take nothing back: the module is as its user gave it."""
+
+
 @dataclass(frozen=True)
 class Source:
     """A model and what is known of it before it has run.
@@ -24,7 +28,7 @@ class Source:
     contract's parameter names: a source may wrap the user's module. ``outputs`` may be empty or lack shapes; warmup
     finds them, and requires them of the model where ``declares_outputs``. ``calls`` are recorded or given inputs, with
     ``batch_ndim`` leading dimensions; ``default_dtype`` is the one under which the model should run. ``per_element``
-    are inputs that are parameters of the user's module."""
+    are inputs that are parameters of the user's module, which ``take_back`` makes parameters again."""
 
     name: str
     module: Callable[..., Any]
@@ -38,6 +42,7 @@ class Source:
     default_dtype: torch.dtype = torch.float32
     findings: tuple[Finding, ...] = ()
     per_element: tuple[str, ...] = ()
+    take_back: Callable[[], None] = keep_all
     # A call uses torch's autograd: it runs with gradients on, and is captured with its backward pass.
     uses_autograd: bool = False
     # The library's own chain rule: from inputs to the outputs, in order, and blocks by ``(output, input)``.

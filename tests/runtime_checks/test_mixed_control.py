@@ -152,13 +152,104 @@ def test_a_load_that_cannot_be_reached(write, viscous, tmp_path, capfd):
     output = tmp_path / "out.csv"
     command = ["run", str(viscous), "--table", str(table), "--points", str(points), "-o", str(output)]
     assert run(command) == 4
-    assert "do not follow the path" in capfd.readouterr().err
+    assert "1 of 2 points do not follow the path" in capfd.readouterr().err
+    assert run([*command, "--json"]) == 4
+    assert json.loads(capfd.readouterr().out)["exit_code"] == 4
     rows = read_rows(output)
     lost = [row for row in rows if row["point"] == "0" and row[CONTROL_STATUS] != "0"]
     assert {row["s[1]"] for row in lost} == {"nan"}
     reached = [row for row in rows if row["point"] == "1"]
     assert all(row[CONTROL_STATUS] == "0" for row in reached)
     assert float(reached[-1]["s[1]"]) == pytest.approx(4.0, rel=1e-9)
+
+
+class Step(nn.Module):
+    """What the last step has changed, and outputs of very different scales."""
+
+    signature = torchferry.Signature.of(
+        {"T": (), "T~1": (), "e": (), "g": (), "F": (2, 2), "F~1": (2, 2)},
+        {"dT": (), "s": (), "q": (), "P": (2, 2)},
+    )
+
+    def forward(self, temperature, before, e, g, gradient, gradient_before):
+        stress = torch.sinh(gradient - gradient_before) + 0.1 * gradient.transpose(-1, -2)
+        return temperature - before, 2e5 * torch.sinh(e), 1e-9 * torch.sinh(g), stress
+
+
+@pytest.fixture(scope="module")
+def stepping(tmp_path_factory):
+    path = tmp_path_factory.mktemp("step") / "s.pt"
+    torchferry.export(Step(), output=path, derivatives=["s:e", "q:g", "P:F"])
+    return path
+
+
+MATRIX = '"F[0,0]","P[0,1]","F[1,0]","P[1,1]"'
+
+
+def test_starts_and_scales(write, stepping, tmp_path):
+    table = write(f"T,s,q,{MATRIX},steps\n293.15,0,0,1,0,0,0,\n293.15,200,1e-10,1.1,0.2,0,0.3,2\n")
+    results = follow(table, stepping)[1]
+    # A start that float32 does not hold.
+    assert not results["dT"].any()
+    assert torch.allclose(results["q"][:, 0], torch.tensor([5e-11, 1e-10], dtype=F), rtol=1e-9)
+    assert torch.allclose(results["P"][-1, 0, 0, 1], torch.tensor(0.2, dtype=F), rtol=1e-9)
+    (tmp_path / "state.json").write_text('{"T~1": 293.15, "F~1": [[1, 0], [0, 1]]}')
+    command = ["run", str(stepping), "--table", str(table), "-o", str(tmp_path / "out.npz")]
+    assert run([*command, "--initial", str(tmp_path / "state.json")]) == 0
+    assert not numpy.load(tmp_path / "out.npz")["dT"].any()
+    with pytest.raises(UsageError, match="no state 'F'"):
+        follow(table, stepping, initial={"F": torch.eye(2, dtype=F).T})
+    # A matrix that lies in memory by columns.
+    assert torch.allclose(follow(table, stepping, initial={"F~1": torch.eye(2, dtype=F).T})[1]["P"], results["P"])
+
+
+def test_points_hold_at_every_step(write, stepping):
+    table = write(f"s,q,{MATRIX},steps\n0,0,1,0,0,0,\n200,1e-10,1,0.1,0,0.1,3\n")
+    results = follow(table, stepping, {"T": torch.tensor([10.0, 20.0], dtype=F)})[1]
+    assert results["T"].tolist() == [[10.0, 20.0]] * 3
+
+
+class Single(nn.Module):
+    """In float32, with an input of whole numbers."""
+
+    signature = torchferry.Signature.of(
+        {"e": torchferry.TensorSpec("e", (2,), "float32"), "mode": torchferry.TensorSpec("mode", (), "int64")},
+        {"s": torchferry.TensorSpec("s", (2,), "float32")},
+    )
+
+    def forward(self, e, mode):
+        return 3.1 * torch.sinh(e) + 0.7 * e.flip(-1) + mode.unsqueeze(-1)
+
+
+def test_single_precision_and_whole_numbers(write, tmp_path, capfd):
+    path = tmp_path / "single.pt"
+    torchferry.export(Single(), output=path, derivatives="s:e")
+    table = write("e[0],s[1],steps\n0,0,\n0.1,,3\n")
+    points = write("mode\n0\n1\n", "points.csv")
+    assert run(["run", str(path), "--table", str(table), "--points", str(points)]) == 0
+    write("mode\n0.7\n", "points.csv")
+    capfd.readouterr()
+    assert run(["run", str(path), "--table", str(table), "--points", str(points)]) == 2
+    assert "'mode' takes whole numbers" in capfd.readouterr().err
+
+
+def test_files_that_have_no_material_points(write, tmp_path):
+    class Whole(nn.Module):
+        signature = torchferry.Signature.of({"x": ("n",)}, {"y": ("n",)})
+
+        def forward(self, x):
+            return 2 * x
+
+    class Renamed(nn.Module):
+        signature = torchferry.Signature.of({"p~1": (), "x": ()}, {"p_new": ()})
+
+        def forward(self, p, x):
+            return p + x
+
+    for module, message in ((Whole(), "no material points"), (Renamed(), "nothing gives 'p~1' its value")):
+        torchferry.export(module, output=tmp_path / "m.pt")
+        with pytest.raises(UsageError, match=message):
+            follow(write("x\n0\n1\n"), tmp_path / "m.pt")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".npz", ".parquet", ".pt"])
@@ -205,6 +296,13 @@ def test_a_format_whose_writer_is_missing(write, tmp_path, monkeypatch):
         (f"{NAMES}\n0,0,0,0,0,0,\n", "no path of loads"),
         (UNIAXIAL.replace("steps", "stress[4]"), "no table"),
         ("", "no table"),
+        ("F[0,1],x\n1,2\n", "in quotes if they have commas"),
+        (UNIAXIAL.replace("0.001", "1" * 200_000), "cannot be read"),
+        (UNIAXIAL.replace(",4\n", f",{'1' * 5000}\n"), "no number of times"),
+        (UNIAXIAL.replace("strain[0]", f"strain[{'1' * 5000}]"), "no variable"),
+        (UNIAXIAL.replace("0,0,0,0,0,0,", "0,0,0,0,0,0,3"), "the start has a value of 'steps'"),
+        ("x,steps,block,repeat\n0,,,\n1,1,a,\n2,1,a,3\n", "as its first row says"),
+        ("x,duration\n0,\n1,-1\n", "time would go back"),
         ("e[0],t,duration\n0,0,\n1,1,1\n", "time is given twice"),
         ("x,t,block,repeat\n0,0,,\n1,1,a,2\n", "time would go back"),
         ("x,steps,block,repeat\n0,,,\n1,1000000,a,1000000\n", "too many steps"),
@@ -243,7 +341,7 @@ def test_control_that_goes_wrong_is_seen(write, monkeypatch, fault):
         monkeypatch.setattr(MaterialPoints, "_read_entry", lambda self, *_: torch.zeros(self.count, dtype=F))
     else:
         monkeypatch.setattr(MaterialPoints, "_is_reached", lambda self, *_: torch.ones(self.count, dtype=torch.bool))
-    material, results = follow(write(UNIAXIAL.replace("0,0,0,0,0,0,", "0,0,0,0,0,0,").replace("0.001,", "0.001,30")))
+    material, results = follow(write(UNIAXIAL.replace("0.001,", "0.001,30")))
     names = mixed_control.ControlPlan(
         {"strain[0]": ("strain", 0)}, {f"stress[{i}]": ("stress", i) for i in range(1, 6)}, (), {}
     )

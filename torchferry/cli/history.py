@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from exporter.common.errors import UsageError
 from torchferry.cli.options import DriverOption, DtypeOption, LoadOption, OverridesArgument
 from torchferry.cli.output import out
 
@@ -40,7 +41,10 @@ def command(
     from exporter.model.eager.recorded_history import record_load_history
 
     request = ModelRequest(source, tuple(overrides or ()), tuple(load or ()), tuple(driver or ()), dtype)
-    name = resolve.choose_models(request, [model] if model else [])[0]
+    name, *others = resolve.choose_models(request, [model] if model else [])
+    if others:
+        got, expected = ", ".join([name, *others]), "one: --model NAME, or drivers of one model"
+        raise UsageError("a history is that of one model", where=source, got=got, expected=expected)
     load_history = record_load_history(resolve.load(request, name, None), batch, seed)
     with atomic_write_path(output) as temporary_path:
         torch.save(load_history.to_file_tensors(), temporary_path)

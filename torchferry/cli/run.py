@@ -113,6 +113,7 @@ def command(
         from runtime_checks import history_plot as pictures
         from runtime_checks import load_history as histories
         from runtime_checks.failure_replay import NORM
+        from runtime_checks.mixed_control import CONTROL_STATUS
         from runtime_checks.model import load
         from runtime_checks.result_tables import check_result_path, write_results
         from torchferry.cli.confined_process import Confinement, import_early, run_confined
@@ -144,9 +145,12 @@ def command(
         if replay is not None:
             _report_iterations(outcome, as_json=json)
             return
-        _report(outcome, lost, as_json=json)
+        if not (lost and table is not None and json):
+            _report(outcome, lost, as_json=json)
         if lost and table is not None:
-            what, got = "points do not follow the path", f"from step {lost[0] + 1} on"
+            status = outcome.values[CONTROL_STATUS]
+            what = f"{int((status[-1] != 0).sum())} of {status.shape[1]} points do not follow the path"
+            got = f"from step {lost[0]} on"
             mend = "take more steps, or loads that the material can bear; control_status says how each point ended"
             raise RunError(what, where=str(table), got=got, mend=mend)
 
@@ -181,8 +185,7 @@ def _run_table(model: Any, request: _Request, is_silent: bool) -> _Outcome:
     assert request.table is not None
     load_path = read_load_path(request.table)
     own_values = read_points(request.points) if request.points is not None else {}
-    state = read_inputs(request.initial) if request.initial is not None else {}
-    state = {name: torch.as_tensor(value) for name, value in state.items()}
+    state = read_inputs(request.initial, "--initial") if request.initial is not None else {}
     material = mixed_control.MaterialPoints(model, load_path, own_values, state)
     recorder = FailureRecorder(request.failures, model.contract)
     values = _show_steps(load_path.steps, is_silent, lambda done: material.run(done, recorder.look))

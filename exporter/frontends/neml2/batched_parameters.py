@@ -8,27 +8,35 @@ from typing import Any
 import torch
 from torch import nn
 
+from exporter.archive.input_files import InputValues, to_tensor
+from exporter.common.errors import UsageError
 from exporter.common.torch_hooks import swap_parameters
 from exporter.frontends.neml2.batch_layout import Layout, find_batches, get_dynamic_batch, infer_layout
 from exporter.frontends.neml2.driver_recording import Call
 
 
 def infer_element_layout(
-    model: Any, calls: Sequence[Call], settings: Any, wrap: Any
+    model: Any, calls: Sequence[Call], own_values: InputValues, settings: Any, wrap: Any
 ) -> tuple[Layout, dict[str, torch.Tensor]] | None:
     """Return the layout in which parameters with a batch have a value for each row, and these values by name.
 
-    They are those of the first row in ``model`` then. Return None if there are none, or if the model is not independent
-    by element so."""
+    They are those of the first row in ``model`` then. ``own_values`` are others than the file's. Return None if there
+    are none, or if the model is not independent by element so. Raises ``UsageError`` for values that do not fit."""
     batches = find_batches(model)
     if not batches or not calls:
         return None
     parameters = {name: p.detach() for name, p in model.named_parameters() if name in batches}
     events = {name: p.shape[len(batches[name]) :] for name, p in parameters.items()}
+    for name, value in own_values.items():
+        parameters[name] = to_tensor(name, value, "float64")
+        batches[name] = tuple(parameters[name].shape[: parameters[name].ndim - len(events[name])])
     try:
         batch = torch.broadcast_shapes(*batches.values(), *(get_dynamic_batch(v) for call in calls for v in call))
     except RuntimeError:
-        return None
+        got = ", ".join(f"{name!r}: {list(shape)}" for name, shape in batches.items())
+        got += "; inputs: " + ", ".join(str(list(get_dynamic_batch(v))) for v in calls[0])
+        what, mend = "a parameter of the file has another batch than the inputs", "give its values in --inputs, too"
+        raise UsageError(what, where="--inputs", got=got, expected="batches that broadcast", mend=mend) from None
     rows = {n: p.expand(*batch, *events[n]).reshape(-1, *events[n]).clone() for n, p in parameters.items()}
     first_rows = {name: nn.Parameter(values[0].clone()) for name, values in rows.items()}
     with swap_parameters(model, first_rows):

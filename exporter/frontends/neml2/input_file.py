@@ -22,7 +22,7 @@ from exporter.common.errors import MissingRuntimeError, SourceError, UsageError,
 from exporter.frontends import source_files
 from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import batched_parameters, driver_recording, implicit_models, operator_tracing
-from exporter.frontends.neml2.batch_layout import get_dynamic_batch, infer_layout
+from exporter.frontends.neml2.batch_layout import find_batches, get_dynamic_batch, infer_layout
 from exporter.frontends.neml2.extensions import import_extensions
 from exporter.frontends.neml2.old_syntax import find_old_syntax
 from exporter.frontends.neml2.overrides import find_unread, parse_overrides
@@ -95,11 +95,13 @@ def load(
         factory, model = _build_model(request, name)
         solvers = implicit_models.install_solvers(model)
         calls: list[driver_recording.Call]
+        own_values = {n: v for n, v in (inputs or {}).items() if n in find_batches(model)}
         if inputs is not None:
-            calls, findings = [_make_call(model, inputs, factory)], ()
+            others = {name: value for name, value in inputs.items() if name not in own_values}
+            calls, findings = [_make_call(model, others, factory)], ()
         else:
             calls, findings = _record_calls(request, name, compile_descent)
-        by_element = batched_parameters.infer_element_layout(model, calls, factory.settings, Neml2Module)
+        by_element = batched_parameters.infer_element_layout(model, calls, own_values, factory.settings, Neml2Module)
         layout = by_element[0] if by_element else infer_layout(model, calls, factory.settings, Neml2Module)
     raw = Neml2Module(model, layout.sub_batch).eval()
     path, extensions = Path(request.text), import_extensions(request.extensions)

@@ -4,9 +4,9 @@ Of NEML2 2 are MOOSE's input files of NEML2 models (modules/solid_mechanics/test
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from exporter.frontends.neml2.overrides import iterate_fields
 
 # By option, and by the beginning of a name of a variable.
 OPTIONS = {
@@ -22,20 +22,10 @@ def find_old_syntax(path: Path) -> list[str]:
     import nmhit
 
     changes: dict[str, str] = {}
-    for field in _iterate_fields(nmhit.parse_file(path, [], [])):
+    for _, field in iterate_fields(nmhit.parse_file(path, [], [])):
         if field.path() in OPTIONS:
             changes.setdefault(field.path(), f"line {field.line()}: for {field.path()} {OPTIONS[field.path()]}")
         for prefix, name in PREFIXES.items():
             if any(word.startswith(prefix) for word in field.raw_val().strip("'\"").split()):
                 changes.setdefault(prefix, f"line {field.line()}: for {prefix}NAME {name}")
     return list(changes.values())
-
-
-def _iterate_fields(node: Any) -> Iterator[Any]:
-    import nmhit
-
-    for child in node.children():
-        if child.type() == nmhit.NodeType.Field:
-            yield child
-        elif child.type() == nmhit.NodeType.Section:
-            yield from _iterate_fields(child)

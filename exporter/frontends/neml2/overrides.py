@@ -51,16 +51,16 @@ def parse_overrides(path: Path, overrides: Sequence[str]) -> list[str]:
     return lines
 
 
-def _list_fields(node: Any, path: str = "") -> Iterator[str]:
-    """Yield the path of each value below a node."""
+def iterate_fields(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value below a node of an input file, with its path."""
     import nmhit
 
     for child in node.children():
         name = f"{path}{child.path()}"
         if child.type() == nmhit.NodeType.Field:
-            yield name
+            yield name, child
         elif child.type() == nmhit.NodeType.Section:
-            yield from _list_fields(child, f"{name}/")
+            yield from iterate_fields(child, f"{name}/")
 
 
 def find_unread(path: Path, overrides: Sequence[str]) -> tuple[Finding, ...]:
@@ -79,7 +79,7 @@ def _list_names(path: Path) -> tuple[set[str], set[str]]:
     import nmhit
 
     root = nmhit.parse_file(path, [], [])
-    fields = set(_list_fields(root))
+    fields = {name for name, _ in iterate_fields(root)}
     return fields, {word for text in _BRACES.findall(root.render()) for word in _WORD.findall(text)} - fields
 
 

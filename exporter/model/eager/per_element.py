@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import fnmatch
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,12 +20,12 @@ from exporter.archive.contract import Finding
 from exporter.archive.input_files import InputValues, to_tensor
 from exporter.archive.tensor_spec import FLOATING, Sampling, TensorSpec, infer_spec, name_dtype
 from exporter.common.errors import CaptureError, UsageError, WarmupError, suggest_names
-from exporter.common.forking import run_in_fork
+from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.common.tensors import all_close, is_finite
 from exporter.common.torch_hooks import swap_parameters
 from exporter.model.eager.evaluation import eager_context, evaluate_on_copies, find_forward_line
-from exporter.model.eager.input_sampling import SPREAD, InputSampler
-from exporter.model.eager.warmup import WARMUP_ROWS, run_first
+from exporter.model.eager.input_sampling import SPREAD, ZERO_SCALE, InputSampler
+from exporter.model.eager.warmup import WARMUP_ROWS, run_first, stack_calls, subsample_rows
 from exporter.model.implicit.coordinate_descent import find_descents
 from exporter.model.implicit.newton_solver import find_solvers, list_own_parameters
 from exporter.model.source import Inputs, Source
@@ -33,6 +34,8 @@ CHECK = "per element"
 BROADCAST = "a parameter that is broadcast with the elements"
 Specs = Sequence[TensorSpec]
 Outputs = Mapping[str, torch.Tensor]
+# Seconds of the trial.
+LIMIT = 3600.0
 # Elements of the trial: the first count that is no size of a variable.
 COUNTS = (5, 7, 11, 13, 17, 19, 23)
 
@@ -62,9 +65,10 @@ def select_parameters(source: Source, patterns: Sequence[str]) -> list[str]:
     """Return the parameters that match, in the model's order. Raises ``UsageError`` where one cannot have a batch."""
     parameters = list_own_parameters(source.parameter_module)
     selected: set[str] = set()
+    floating = [n for n, p in parameters.items() if name_dtype(p) in FLOATING]
     for pattern in patterns:
-        matches = {n for n in parameters if n == pattern or fnmatch.fnmatchcase(n, pattern)}
-        if not matches and not any(pattern == s.name for s in source.inputs):
+        matches = {pattern} & set(parameters) or {n for n in floating if fnmatch.fnmatchcase(n, pattern)}
+        if not matches and not fnmatch.filter(source.per_element, pattern):
             what = f"no parameter matches {pattern!r}"
             raise UsageError(what, where=f"--per-element {pattern}", expected=suggest_names(pattern, parameters))
         selected |= matches
@@ -88,20 +92,26 @@ def select_parameters(source: Source, patterns: Sequence[str]) -> list[str]:
 def make_per_element(source: Source, names: Sequence[str], given: InputValues, reason: str, seed: int = 0) -> Source:
     """Return the source with these parameters as its last inputs, by element.
 
-    Its module is changed. ``given`` are values by name, with the batch of the recorded calls; others are drawn near
-    the parameter's own. Raises ``UsageError`` for values that do not fit, ``CaptureError`` for a parameter that cannot
-    have a batch: it decides a shape or a branch, or is not broadcast with the elements."""
+    Its module is changed, until ``take_back`` of the source is called. ``given`` are values by name, with the batch of
+    the recorded calls; others are drawn near the parameter's own. Raises ``UsageError`` for values that do not fit,
+    ``CaptureError`` for a parameter that cannot have a batch: it decides a shape or a branch, or is not broadcast with
+    the elements."""
     if not names:
         return source
     parameters = list_own_parameters(source.parameter_module)
     specs = tuple(infer_spec(name, parameters[name].detach()) for name in names)
     tensors = {s.name: to_tensor(s.name, given[s.name], s.dtype) for s in specs if s.name in given}
-    gaps, calls = run_in_fork(_try_batch, source, specs, tensors, seed)
+    try:
+        gaps, calls, specs = run_in_fork(_try_batch, source, specs, tensors, seed, seconds=LIMIT)
+    except ForkFailedError as error:
+        what, mend = "the model does not run with these parameters by element", "leave them out of --per-element"
+        where, expected = f"--per-element {' '.join(names)}", "calls that end"
+        raise CaptureError(what, check=CHECK, where=where, got=str(error), expected=expected, mend=mend) from None
     findings = tuple(_describe(name, parameters[name], reason) for name in names)
     blocks = source.compute_jacobian_blocks
-    _give_batch(source, names)
     return dataclasses.replace(
         source,
+        take_back=BatchGrant(source.parameter_module, names).take_back,
         module=PerElementCall(source.module, source.parameter_module, specs, gaps),
         compute_jacobian_blocks=blocks and PerElementCall(blocks, source.parameter_module, specs, gaps),
         inputs=(*source.inputs, *specs),
@@ -116,82 +126,135 @@ def _describe(name: str, parameter: torch.Tensor, reason: str) -> Finding:
     return Finding(CHECK, f"parameter {name!r}, {value}, is an input: each element has its own", reason=reason)
 
 
-def _give_batch(source: Source, names: Collection[str]) -> None:
-    """Make buffers of these parameters, and arguments with a batch in the loops that read them."""
-    module = source.parameter_module
-    buffers = {id(p): p.detach() for name, p in module.named_parameters() if name in names}
-    loops = (*find_solvers(module).values(), *find_descents(module).values())
-    own_names = [(loop, [n for n, p in loop.owner.named_parameters() if id(p) in buffers]) for loop in loops]
-    for part in module.modules():
-        for name, parameter in [*part._parameters.items()]:
-            if id(parameter) in buffers:
+class BatchGrant:
+    """Makes buffers of parameters, and arguments with a batch in the loops that read them, until it is taken back."""
+
+    def __init__(self, module: nn.Module, names: Collection[str]) -> None:
+        buffers = {id(p): p.detach() for name, p in module.named_parameters() if name in names}
+        loops = (*find_solvers(module).values(), *find_descents(module).values())
+        own_names = [(loop, [n for n, p in loop.owner.named_parameters() if id(p) in buffers]) for loop in loops]
+        self.registries = [(m, {**m._parameters}, {**m._buffers}) for m in module.modules()]
+        self.loops = [(loop, {n: vars(loop)[n] for n in ("names", "batched") if n in vars(loop)}) for loop in loops]
+        for part, parameters, _ in self.registries:
+            for name in [name for name, parameter in parameters.items() if id(parameter) in buffers]:
                 del part._parameters[name]
-                part._buffers[name] = buffers[id(parameter)]
-    for loop, batched_names in own_names:
-        loop.give_batch(batched_names)
+                part._buffers[name] = buffers[id(parameters[name])]
+        for loop, batched_names in own_names:
+            loop.give_batch(batched_names)
+
+    def take_back(self) -> None:
+        """Make all as it was, in its order."""
+        for part, parameters, buffers in self.registries:
+            part._parameters.clear()
+            part._buffers.clear()
+            part._parameters.update(parameters)
+            part._buffers.update(buffers)
+        for loop, values in self.loops:
+            vars(loop).update(values)
 
 
 def _try_batch(
     source: Source, specs: Specs, given: Mapping[str, torch.Tensor], seed: int
-) -> tuple[dict[str, int], tuple[Inputs, ...]]:
-    """Return the gaps with which a call of a batch gives what calls of each element give, and calls with values."""
+) -> tuple[dict[str, int], tuple[Inputs, ...], Specs]:
+    """Return the gaps with which a call of a batch gives what calls of each element give, calls with values, and specs
+    with how more are drawn."""
     first = run_first(source, seed)
     generator = torch.Generator().manual_seed(seed)
     calls = source.calls or (first.sampler.draw(WARMUP_ROWS, generator),)
+    # Elements of the trial: so many as no variable has as a size.
+    sizes = {size for spec in (*source.inputs, *specs) for size in spec.static_shape}
+    count = next((n for n in COUNTS if n not in sizes), COUNTS[-1])
     with eager_context(source):
         for spread in (SPREAD, SPREAD / 10, SPREAD / 1000, 0.0):
-            values = _draw_values(source, calls, specs, given, spread, generator)
-            full_calls = tuple((*call, *(v[: call[0].shape[0]] for v in values)) for call in calls)
-            rows = _pick_rows(source, full_calls, specs)
+            drawn = _Values(list_own_parameters(source.parameter_module), given, spread, generator)
+            full_calls = drawn.append_to(calls, specs)
+            rows = drawn.pick_rows(calls, specs, count)
             with contextlib.suppress(WarmupError):
                 expected = _run_alone(source, rows, specs)
                 if all(map(is_finite, expected.values())):
-                    return _find_gaps(source, rows, specs, expected), full_calls
+                    gaps = _find_gaps(source, rows, specs, expected)
+                    if run_in_fork(_is_finite, source, full_calls, specs, gaps):
+                        return gaps, *_choose_sampling(source, full_calls, specs, drawn)
     what, mend = "the model gives no finite outputs with these parameters", "give values of them: --inputs FILE"
     raise WarmupError(what, check=CHECK, where=", ".join(s.name for s in specs), mend=mend)
 
 
-def _draw_values(
-    source: Source,
-    calls: Sequence[Inputs],
-    specs: Specs,
-    given: Mapping[str, torch.Tensor],
-    spread: float,
-    generator: torch.Generator,
-) -> list[torch.Tensor]:
-    """Return values of each parameter for the largest call, the same ones for every call."""
-    count = max(call[0].shape[0] for call in calls)
-    parameters, values = list_own_parameters(source.parameter_module), []
-    for spec in specs:
-        if (tensor := given.get(spec.name)) is None:
-            drawn = dataclasses.replace(spec, sampling=Sampling("recorded", spread=spread))
-            rows = parameters[spec.name].detach().unsqueeze(0)
-            (tensor,) = InputSampler((drawn,), 1, (rows,)).draw(count, generator)
-        elif tensor.shape == spec.static_shape:
-            tensor = tensor.expand(count, *tensor.shape)
-        elif tensor.shape != (count, *spec.static_shape):
+@dataclass(frozen=True)
+class _Values:
+    """Where values by element come from: those ``given``, else draws around the ``parameters``' own."""
+
+    parameters: Mapping[str, torch.Tensor]
+    given: Mapping[str, torch.Tensor]
+    spread: float
+    generator: torch.Generator
+
+    def append_to(self, calls: Sequence[Inputs], specs: Specs) -> tuple[Inputs, ...]:
+        """Return calls with values of the parameters, each element with the same ones in every call."""
+        count = max(call[0].shape[0] for call in calls)
+        values = [self._make(spec, count) for spec in specs]
+        return tuple((*call, *(value[: call[0].shape[0]] for value in values)) for call in calls)
+
+    def pick_rows(self, calls: Sequence[Inputs], specs: Specs, count: int) -> Inputs:
+        """Return this many rows, evenly spaced, each with values of its own."""
+        rows = tuple(torch.cat(parts) for parts in zip(*calls, strict=True))
+        index = torch.linspace(0, rows[0].shape[0] - 1, count, dtype=torch.float64).long()
+        places = torch.cat([torch.arange(call[0].shape[0]) for call in calls])[index]
+        most = max(call[0].shape[0] for call in calls)
+        own = (self._make(s, most)[places] if s.name in self.given else self._draw(s, count) for s in specs)
+        return (*(t[index] for t in rows), *own)
+
+    def _make(self, spec: TensorSpec, count: int) -> torch.Tensor:
+        """Return values for this many elements."""
+        if (value := self.given.get(spec.name)) is None:
+            return self._draw(spec, count)
+        if value.shape not in (spec.static_shape, (count, *spec.static_shape)):
             what, expected = f"the values of parameter {spec.name!r} do not fit", str([count, *spec.static_shape])
-            raise UsageError(what, got=str(list(tensor.shape)), expected=f"shape {expected}: one for each element")
-        values.append(tensor.contiguous())
-    return values
+            raise UsageError(what, got=str(list(value.shape)), expected=f"shape {expected}: one for each element")
+        return value.expand(count, *spec.static_shape).contiguous()
+
+    def _draw(self, spec: TensorSpec, count: int) -> torch.Tensor:
+        hint = dataclasses.replace(spec, sampling=Sampling("recorded", spread=self.spread))
+        return InputSampler((hint,), 1, (self.parameters[spec.name].detach().unsqueeze(0),)).draw(
+            count, self.generator
+        )[0]
 
 
-def _pick_rows(source: Source, calls: Sequence[Inputs], specs: Specs) -> Inputs:
-    """Return as many rows, evenly spaced, as no variable has as a size."""
-    sizes = {size for spec in (*source.inputs, *specs) for size in spec.static_shape}
-    count = next((n for n in COUNTS if n not in sizes), COUNTS[-1])
-    rows = tuple(torch.cat(parts) for parts in zip(*calls, strict=True))
-    index = torch.linspace(0, rows[0].shape[0] - 1, count, dtype=torch.float64).long()
-    return tuple(t[index] for t in rows)
+def _choose_sampling(
+    source: Source, calls: tuple[Inputs, ...], specs: Specs, drawn: _Values
+) -> tuple[tuple[Inputs, ...], Specs]:
+    """Return the calls, and specs of the parameters. Numbers of a model without recorded calls are drawn around their
+    own: its other inputs are drawn as their author says."""
+    if source.calls or drawn.given or any(spec.shape for spec in specs):
+        return calls, specs
+    ranges = []
+    for spec in specs:
+        value = float(drawn.parameters[spec.name])
+        width = 2 * drawn.spread * (abs(value) or ZERO_SCALE)
+        ranges.append(dataclasses.replace(spec, sampling=Sampling("uniform", value - width, value + width)))
+    return (), tuple(ranges)
+
+
+def _is_finite(source: Source, calls: Sequence[Inputs], specs: Specs, gaps: Mapping[str, int]) -> bool:
+    """Return whether a batch of the calls' rows has finite outputs."""
+    BatchGrant(source.parameter_module, gaps)
+    call = PerElementCall(source.module, source.parameter_module, specs, gaps)
+    batched = dataclasses.replace(source, module=call, inputs=(*source.inputs, *specs), calls=tuple(calls))
+    return all(map(is_finite, evaluate_on_copies(batched, subsample_rows(stack_calls(batched))).values()))
 
 
 def _run_alone(source: Source, rows: Inputs, specs: Specs) -> Outputs:
-    """Return outputs of each element by itself, in which the parameters have its values."""
+    """Return outputs of each element by itself, in which the parameters have its values, wherever they are held."""
     count, results = len(source.inputs), list[Outputs]()
-    for i in range(rows[0].shape[0]):
-        values = {s.name: t[i] for s, t in zip(specs, rows[count:], strict=True)}
-        with swap_parameters(source.parameter_module, values):
+    parameters = dict(source.parameter_module.named_parameters())
+    before = [parameters[spec.name].detach().clone() for spec in specs]
+    try:
+        for i in range(rows[0].shape[0]):
+            for spec, values in zip(specs, rows[count:], strict=True):
+                parameters[spec.name].data.copy_(values[i])
             results.append(evaluate_on_copies(source, tuple(t[i : i + 1] for t in rows[:count])))
+    finally:
+        for spec, value in zip(specs, before, strict=True):
+            parameters[spec.name].data.copy_(value)
     return {
         name: torch.cat([r[name] for r in results])
         if value.shape[:1] == (1,)
@@ -216,7 +279,7 @@ def _find_gaps(source: Source, rows: Inputs, specs: Specs, expected: Outputs) ->
 def _find_gap(source: Source, rows: Inputs, spec: TensorSpec) -> int:
     """Return the gap of one parameter; the others are numbers as before."""
     expected, problems = _run_alone(source, rows, (spec,)), list[CaptureError]()
-    _give_batch(source, (spec.name,))
+    BatchGrant(source.parameter_module, (spec.name,))
     widest = max(len(s.shape) for s in (*source.inputs, spec))
     for gap in range(widest + 1):
         problem = _compare_batch(source, rows, (spec,), {spec.name: gap}, expected)
@@ -231,7 +294,7 @@ def _find_problem(
     source: Source, rows: Inputs, specs: Specs, gaps: Mapping[str, int], expected: Outputs
 ) -> CaptureError | None:
     """Return why a batch is not like its elements, None if it is."""
-    _give_batch(source, gaps)
+    BatchGrant(source.parameter_module, gaps)
     return _compare_batch(source, rows, specs, gaps, expected)
 
 

@@ -177,10 +177,12 @@ def test_what_is_made_without_an_input_moves_with_the_archive(tmp_path):
     assert module(torch.rand(2, 3, dtype=F, device="meta"))[0].device.type == "meta"
     x = torch.rand(2, 3, dtype=F)
     assert torch.equal(load_module(opened.path)(x)[0], x @ (3 * torch.eye(3, dtype=F)))
+    single = load_module(opened.path).to(torch.float32)(x.float())[0]
+    assert torch.equal(single, x.float() @ (3 * torch.eye(3)))
 
 
 @pytest.mark.parametrize(
-    ("name", "stand_in"), [("list_boxes_without_device", lambda module: []), ("_insert_tensor_read", lambda *_: None)]
+    ("name", "stand_in"), [("find_boxes_without_device", lambda module: {}), ("_insert_tensor_read", lambda *_: None)]
 )
 def test_what_is_made_without_an_input_and_stays_is_refused(tmp_path, monkeypatch, name, stand_in):
     monkeypatch.setattr(constants, name, stand_in)

@@ -8,6 +8,7 @@ from decay_input import format_decay
 from native_build import verify_natively
 
 import torchferry
+from exporter.common.errors import UsageError
 from exporter.common.torch_hooks import swap_parameters
 from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import input_file
@@ -107,3 +108,15 @@ def test_a_history_varies_the_values_of_elements(tmp_path):
     rates = history.prescribed["residual.rate.weight_0"]
     assert rates.shape == (8, 20)
     assert torch.equal(rates[0], rates[-1])
+
+
+def test_values_of_ones_own(tmp_path):
+    path = str(write_decay(tmp_path / "b.i"))
+    x = torch.linspace(0.5, 1.0, 4, dtype=F)
+    inputs = {"x": x, "x~1": x, "t": torch.ones(4, dtype=F), "t~1": torch.zeros(4, dtype=F)}
+    with pytest.raises(UsageError, match="another batch than the inputs"):
+        torchferry.export(path, models=["model"], output=tmp_path / "m.pt", inputs=inputs)
+    inputs["residual.rate.weight_0"] = -x
+    torchferry.export(path, models=["model"], output=tmp_path / "m.pt", inputs=inputs)
+    model = torchferry.load(tmp_path / "m.pt")
+    assert torch.allclose(model.call("forward", inputs)["x"], x / (1 + x), rtol=1e-9)

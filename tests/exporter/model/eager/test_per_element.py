@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from exporter.common.errors import CaptureError, UsageError, WarmupError
 from exporter.model.eager import per_element
 from exporter.model.eager.per_element import PerElementCall
 from exporter.model.implicit.newton_solver import NewtonSolver
-from torchferry import ImplicitUpdate, Signature
+from torchferry import ImplicitUpdate, Sampling, Signature, TensorSpec
 from torchferry.cli.app import run
 
 F = torch.float64
@@ -65,6 +66,13 @@ class Unstable(Spring):
         return torch.sqrt(2.0 - self.k) + self.w * x
 
 
+class EndsInABatch(Spring):
+    def forward(self, x):
+        if self.k.ndim:
+            os._exit(3)
+        return self.k * x
+
+
 class Residual(nn.Module):
     """``a (u - u~1) + b u = g``: the closed form is ``(a u~1 + g) / (a + b)``."""
 
@@ -101,12 +109,67 @@ def test_each_element_has_its_own_values(spring):
     assert torch.allclose(results["d f / d w"], torch.diag_embed(x), rtol=1e-13)
 
 
-def test_the_users_module_stays_as_it_was(tmp_path):
+GLOBAL = Spring()
+
+
+def make_the_same() -> nn.Module:
+    return GLOBAL
+
+
+@pytest.mark.parametrize("source", [GLOBAL, make_the_same])
+def test_the_users_module_stays_as_it_was(tmp_path, source):
+    torchferry.export(source, output=tmp_path / "a.pt", per_element="k")
+    torchferry.check(source, per_element="k")
+    with pytest.raises(UsageError):
+        torchferry.export(source, output=tmp_path / "a.pt", per_element="k", derivatives="f:k", symmetric="f:w")
+    assert [name for name, _ in GLOBAL.named_parameters()] == ["k", "w", "count"]
+    assert not list(GLOBAL.buffers())
+    torchferry.export(source, output=tmp_path / "b.pt")
+    contract = torchferry.load(tmp_path / "b.pt").contract
+    assert contract.per_element == ()
+    assert [p.name for p in contract.parameters] == ["k", "w", "count"]
+
+
+class HeldTwice(Spring):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = [self.k]
+
+    def forward(self, x):
+        return self.k * x + self.all[0] * x
+
+
+class Mean(Spring):
+    def forward(self, x):
+        return self.k.mean() * x
+
+
+class TakesGradients(nn.Module):
+    signature = Signature.of({"x": (3,)}, {"f": (3,)})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.Parameter(torch.tensor(2.0, dtype=F))
+
+    def forward(self, x):
+        x = x.detach().requires_grad_(True)
+        energy = (self.k[..., None] * x.square() / 2).sum()
+        return torch.autograd.grad(energy, x)[0]
+
+
+def test_a_model_that_takes_gradients(tmp_path):
+    torchferry.export(TakesGradients(), output=tmp_path / "g.pt", per_element="k")
+    x, k = torch.rand(5, 3, dtype=F), torch.rand(5, dtype=F)
+    assert torch.allclose(torchferry.load(tmp_path / "g.pt")(x, k)[0], k[:, None] * x)
+
+
+def test_how_inputs_are_drawn_stays(tmp_path):
     module = Spring()
+    module.signature = Signature.of({"x": TensorSpec("x", (3,), sampling=Sampling("uniform", 5.0, 9.0))}, {"f": (3,)})
     torchferry.export(module, output=tmp_path / "a.pt", per_element="k")
-    assert [name for name, _ in module.named_parameters()] == ["k", "w", "count"]
-    torchferry.export(module, output=tmp_path / "b.pt")
-    assert torchferry.load(tmp_path / "b.pt").contract.per_element == ()
+    x, k = torchferry.load(tmp_path / "a.pt").contract.inputs
+    assert (x.sampling.kind, x.sampling.low, x.sampling.high) == ("uniform", 5.0, 9.0)
+    assert 1.5 < k.sampling.low < 2.0 < k.sampling.high < 2.5
 
 
 @pytest.mark.parametrize("pattern", ["*", "residual.a"])
@@ -159,6 +222,9 @@ def test_what_the_command_line_says(tmp_path, capfd):
     [
         (Spring, "q", None, UsageError, "no parameter matches 'q'"),
         (Spring, "count", None, UsageError, "int64"),
+        (Spring, "x", None, UsageError, "no parameter matches 'x'"),
+        (HeldTwice, "k", None, CaptureError, "another 'f' in a batch"),
+        (Mean, "k", {"x": torch.ones(1, 3, dtype=F)}, CaptureError, "another 'f' in a batch"),
         (Taken, "k", None, UsageError, "there is an input 'k'"),
         (Whole, "k", None, UsageError, "whose shapes are whole"),
         (Spring, "k", {"x": torch.rand(4, 3, dtype=F), "k": torch.rand(3, dtype=F)}, UsageError, r"\[4\]"),
@@ -174,7 +240,7 @@ def test_what_cannot_have_a_batch(tmp_path, module, parameters, inputs, error, t
 
 def test_a_model_that_bears_no_other_value(tmp_path):
     (result,) = torchferry.export(Unstable(), output=tmp_path / "a.pt", per_element="k")
-    assert any(f.check == "sampling" for f in result.contract.findings)
+    assert result.contract.inputs[1].sampling.low == result.contract.inputs[1].sampling.high == 2.0
     inputs = {"x": torch.rand(2, 3, dtype=F), "k": torch.tensor([1.0, 3.0], dtype=F)}
     with pytest.raises(WarmupError, match="no finite outputs with these parameters"):
         torchferry.export(Unstable(), output=tmp_path / "b.pt", per_element="k", inputs=inputs)
@@ -195,15 +261,20 @@ def test_values_of_another_element_are_seen(tmp_path, monkeypatch):
     assert caught.value.details["check"] == per_element.CHECK
 
 
-@pytest.mark.parametrize("fault", ["not gathered", "left out"])
-def test_a_loop_that_mixes_elements_is_seen(tmp_path, monkeypatch, fault):
-    """Planted: the solver keeps the parameters of the whole batch for the elements that are left."""
-    give_batch = NewtonSolver.give_batch
+def test_a_loop_that_mixes_elements_is_seen(tmp_path, monkeypatch):
+    """Planted: the solver gathers the parameter of another element."""
+    solve = NewtonSolver.solve
 
-    def forget(self, names):
-        give_batch(self, names if fault == "not gathered" else [])
-        self.batched -= len(names) if fault == "not gathered" else 0
+    def mix(self, u, args, tangents):
+        return solve(
+            self, u, [*args[: self.batched - 1], args[self.batched - 1].roll(1, 0), *args[self.batched :]], tangents
+        )
 
-    monkeypatch.setattr(NewtonSolver, "give_batch", forget)
-    with pytest.raises(CaptureError):
+    monkeypatch.setattr(NewtonSolver, "solve", mix)
+    with pytest.raises(CaptureError, match="another 'u' in a batch"):
         torchferry.export(make_update(), output=tmp_path / "a.pt", per_element="residual.a")
+
+
+def test_a_model_that_ends_its_process(tmp_path):
+    with pytest.raises(CaptureError, match="does not run with these parameters"):
+        torchferry.export(EndsInABatch(), output=tmp_path / "a.pt", per_element="k")
