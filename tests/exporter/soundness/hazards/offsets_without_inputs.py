@@ -1,4 +1,4 @@
-"""A submodule without inputs makes a tensor: where the model runs, it cannot know."""
+"""A submodule without inputs makes a tensor on the CPU by name: where the model runs, it cannot be."""
 
 import torch
 from torch import nn
@@ -6,24 +6,22 @@ from torch import nn
 CHECK = "device"
 
 
-class MadeAnew(nn.Module):
+class MadeOnTheCpu(nn.Module):
     def forward(self):
-        return torch.arange(3, dtype=torch.float64) + 0.5  # HAZARD
+        return torch.arange(3, dtype=torch.float64, device="cpu") + 0.5  # HAZARD
 
 
-class Kept(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("offsets", torch.arange(3, dtype=torch.float64) + 0.5)
+class MadeAnywhere(nn.Module):
+    """It moves with the file, which has nothing to say of a device."""
 
     def forward(self):
-        return self.offsets
+        return torch.arange(3, dtype=torch.float64) + 0.5
 
 
 class Hazard(nn.Module):
     def __init__(self):
         super().__init__()
-        self.offsets = MadeAnew()
+        self.offsets = MadeOnTheCpu()
 
     def forward(self, x):
         return torch.cumsum(x + self.offsets(), -1)
@@ -32,7 +30,7 @@ class Hazard(nn.Module):
 class Sound(nn.Module):
     def __init__(self):
         super().__init__()
-        self.offsets = Kept()
+        self.offsets = MadeAnywhere()
 
     def forward(self, x):
         return torch.cumsum(x + self.offsets(), -1)
