@@ -81,6 +81,8 @@ def test_planted_faults_are_measured(tmp_path):
     (folder / "a.py").write_text(
         f'import exporter.archive.b\n\n\ndef divided(a, b, c, d, e, f, g, h, i):\n    """The sum."""\n{lines}\n'
     )
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_nothing.py").write_text('"""Tests that a script took away."""\n')
     (tmp_path / "exporter" / "archive").mkdir()
     (tmp_path / "exporter" / "archive" / "b.py").write_text("import exporter.common.a\n")
     counts = {name: len(places) for name, (_, places) in house.measure(tmp_path).items()}
@@ -96,6 +98,7 @@ def test_planted_faults_are_measured(tmp_path):
         "parameters of the function with most": 1,
         "public docstrings that start with a verb": 1,
         "lines of the longest file": 0,
+        "files of tests": 1,
         "lines of Python": 0,
     }
 

@@ -276,6 +276,8 @@ def measure(root: Path = ROOT) -> dict[str, tuple[str, list[str]]]:
     sizes = {p: len(p.read_text().splitlines()) for p in files}
     large = [f"{p.relative_to(root)}: {n} lines" for p, n in sizes.items() if n > LINES_OF_FILE]
     verbs = f"{len(documented) - len(no_verb)} of {len(documented)}"
+    tests = sorted(root.glob("tests/**/test_*.py"))
+    empty = [p.relative_to(root).as_posix() for p in tests if "def test_" not in p.read_text()]
     return {
         "floors": (str(max(FLOORS.values())), []),
         "loose files in exporter/": (str(len(loose)), loose),
@@ -288,6 +290,7 @@ def measure(root: Path = ROOT) -> dict[str, tuple[str, list[str]]]:
         "parameters of the function with most": (f"{most.parameters} ({most.name})", too_many),
         "public docstrings that start with a verb": (verbs, no_verb),
         "lines of the longest file": (str(max(sizes.values())), large),
+        "files of tests": (str(len(tests)), empty),
         "lines of Python": (str(sum(sizes.values())), []),
     }
 
