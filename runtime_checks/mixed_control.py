@@ -17,9 +17,9 @@ import torch
 from exporter.archive.contract import Contract, block_name
 from exporter.archive.input_files import InputValues, to_tensor
 from exporter.archive.load_history import EXPECTED, INITIAL, PRESCRIBED, list_lag_names, parse_lag
-from exporter.archive.tensor_spec import FLOATING, TensorSpec
+from exporter.archive.tensor_spec import FLOATING
 from exporter.common.errors import MismatchError, RunError, UsageError, suggest_names, summarize_error
-from runtime_checks.component_names import find_component, list_components
+from runtime_checks.component_names import Index, find_component, list_components
 from runtime_checks.load_path import LoadPath
 from runtime_checks.model import Model
 
@@ -29,15 +29,17 @@ TOLERANCE, SMALLEST = 1e-10, 1e-14
 ITERATIONS, HALVINGS = 25, 8
 CONTROL_STATUS, CONTROL_ITERATIONS = "control_status", "control_iterations"
 REACHED, NOT_REACHED, SINGULAR = 0, 1, 2
-Place = tuple[str, int]
+ALL = slice(None)
+# A component: a variable and an index.
+Place = tuple[str, Index]
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class ControlPlan:
-    """What is prescribed, by variable and place among its numbers: ``inputs`` and ``outputs`` by column of the path.
+    """The components that are prescribed, by column: ``inputs`` and ``outputs`` by the path, ``points`` by the points.
 
-    ``unknowns`` are the places of inputs that are solved for, one for each of the ``outputs``."""
+    ``unknowns`` are components of inputs that are solved for, one for each of the ``outputs``."""
 
     inputs: Mapping[str, Place]
     outputs: Mapping[str, Place]
@@ -64,11 +66,10 @@ def plan_control(contract: Contract, columns: Sequence[str], points: Sequence[st
     def assign(names: Sequence[str], where: str) -> tuple[dict[str, Place], dict[str, Place]]:
         ins, outs = dict[str, Place](), dict[str, Place]()
         for text in names:
-            name, index = find_component(text, outputs | inputs, where)
+            name, _ = place = find_component(text, outputs | inputs, where)
             if name in states and name not in outputs:
                 mend = "it is the value of the step before: leave it out, or give a start by --initial"
                 raise UsageError(f"{text!r} is not prescribed in a step", where=where, got=text, mend=mend)
-            place = name, _flatten_index(index, (outputs | inputs)[name])
             if place in taken:
                 what, got, mend = f"{text!r} is prescribed twice", f"{taken[place]}, {text}", "leave one of them out"
                 raise UsageError(what, where=where, got=got, mend=mend)
@@ -88,7 +89,7 @@ def plan_control(contract: Contract, columns: Sequence[str], points: Sequence[st
         text
         for name, shape in inputs.items()
         for text, index in list_components(name, shape)
-        if name not in states and (name, _flatten_index(index, shape)) not in taken
+        if name not in states and (name, index) not in taken
     ]
     if missing:
         what, got = f"{missing[0]!r} is not prescribed", f"nothing of {', '.join(missing[:8])}"
@@ -101,7 +102,7 @@ def _find_unknown(
     contract: Contract, place: Place, text: str, taken: Mapping[Place, str], states: set[str], where: str
 ) -> Place:
     """Return the component of an input that is solved for so that this one of an output is as prescribed."""
-    output, number = place
+    output, index = place
     spec = contract.methods.get("jacobian")
     blocks = [o for o in spec.outputs if not isinstance(o, str)] if spec is not None else []
     shape = contract.output_spec(output).shape
@@ -111,18 +112,11 @@ def _find_unknown(
         what, got = f"the file has no tangent by which {text!r} could be controlled", "no block of the Jacobian"
         mend = f"export it with --derivative {output}:INPUT"
         raise UsageError(what, where=where, got=got, expected="a block of an input of its shape", mend=mend)
-    free = [wrt for wrt in drivers if (wrt, number) not in taken]
+    free = [wrt for wrt in drivers if (wrt, index) not in taken]
     if not free:
-        both = f"{taken[drivers[0], number]}, {text}"
+        both = f"{taken[drivers[0], index]}, {text}"
         raise UsageError("a component is prescribed twice", where=where, got=both, mend="leave one of them out")
-    return free[0], number
-
-
-def _flatten_index(index: Sequence[int], shape: Sequence[int]) -> int:
-    number = 0
-    for i, size in zip(index, shape, strict=True):
-        number = number * size + i
-    return number
+    return free[0], index
 
 
 class MaterialPoints:
@@ -181,11 +175,9 @@ class MaterialPoints:
             value = to_tensor(name, raw, spec.dtype)
             wanted = (self.count, *spec.static_shape)
             if tuple(value.shape) not in (wanted, spec.static_shape):
-                what, expected = (
-                    f"the start of {name!r} has another shape",
-                    f"{list(spec.static_shape)}, or {list(wanted)}",
-                )
-                raise UsageError(what, where="--initial", got=str(list(value.shape)), expected=expected)
+                what, got = f"the start of {name!r} has another shape", str(list(value.shape))
+                expected = f"{list(spec.static_shape)}, or {list(wanted)}"
+                raise UsageError(what, where="--initial", got=got, expected=expected)
             values[name] = value.expand(wanted).clone(memory_format=torch.contiguous_format)
         return values
 
@@ -197,21 +189,20 @@ class MaterialPoints:
         """Put the values of columns into a variable that they are of."""
         for column, place in (*self.plan.inputs.items(), *self.plan.outputs.items(), *self.plan.points.items()):
             if place[0] == name and column in columns:
-                flat = values[name].reshape(self.count, -1)
-                numbers = columns[column].to(flat.dtype)
-                if bool((numbers != columns[column]).any()) and not flat.is_floating_point():
+                numbers = columns[column].to(values[name].dtype)
+                if bool((numbers != columns[column]).any()) and not numbers.is_floating_point():
                     what, where = f"{name!r} takes whole numbers", f"{self.path.where}, {column}"
                     mend = "give whole numbers, and one step between others"
                     raise UsageError(what, where=where, got=str(columns[column].tolist())[:60], mend=mend)
-                flat[:, place[1]] = numbers
+                values[name][(ALL, *place[1])] = numbers
 
     def _make_past(self, lag: int) -> Tensors:
         bases = [name for name in self.initial if parse_lag(name)[0] == name]
         return {base: self.initial.get(f"{base}~{lag + 1}", self.initial[base]) for base in bases}
 
     def _read_unknowns(self) -> torch.Tensor:
-        columns = [self.past[0][name].reshape(self.count, -1)[:, number] for name, number in self.plan.unknowns]
-        return torch.stack(columns, -1).double() if columns else torch.zeros(self.count, 0, dtype=torch.float64)
+        columns = [self.past[0][name][(ALL, *index)] for name, index in self.plan.unknowns]
+        return torch.stack(columns, -1).double()
 
     def _make_inputs(self, step: int) -> Tensors:
         """Return all inputs of a step, the unknown components as they were."""
@@ -226,8 +217,8 @@ class MaterialPoints:
         return values
 
     def _put_unknowns(self, values: Tensors, unknowns: torch.Tensor) -> None:
-        for k, (name, number) in enumerate(self.plan.unknowns):
-            values[name].reshape(self.count, -1)[:, number] = unknowns[:, k].to(values[name].dtype)
+        for k, (name, index) in enumerate(self.plan.unknowns):
+            values[name][(ALL, *index)] = unknowns[:, k].to(values[name].dtype)
 
     def _take_step(self, step: int, values: Tensors) -> Tensors:
         """Return the values at the end of a step; unknown components of the inputs ``values`` are found."""
@@ -237,11 +228,9 @@ class MaterialPoints:
             results = self._call("forward", values, step)
             status = iterations = torch.zeros(self.count, dtype=torch.int64)
         taken = {n: v.clone() for n, v in values.items() if parse_lag(n)[0] == n and n not in self.outputs}
-        taken |= {n: results[n].expand(self.count, *s.static_shape).clone() for n, s in self.outputs.items()}
-        finite = torch.stack(
-            [_is_finite(results[n].expand(self.count, *s.static_shape)) for n, s in self.outputs.items()]
-        )
-        status = torch.where(~finite.all(0) & (status == REACHED), NOT_REACHED, status)
+        taken |= {name: self._expand(results, name).clone() for name in self.outputs}
+        finite = torch.stack([_is_finite(taken[name]) for name in self.outputs]).all(0)
+        status = torch.where(~finite & (status == REACHED), NOT_REACHED, status)
         self.status = torch.where(self.alive, status, self.status)
         # A point that is lost stays where it was, and has no numbers any more.
         for name, value in taken.items():
@@ -252,11 +241,7 @@ class MaterialPoints:
         for name, value in shown.items():
             if (self.inputs | self.outputs)[name].dtype in FLOATING:
                 value[~self.alive] = math.nan
-        return {
-            **shown,
-            CONTROL_STATUS: self.status.clone(),
-            CONTROL_ITERATIONS: iterations,
-        }
+        return {**shown, CONTROL_STATUS: self.status, CONTROL_ITERATIONS: iterations}
 
     def _solve(self, values: Tensors, step: int) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
         """Solve for the unknown components; put them into ``values``. Return results, status and iterations."""
@@ -315,25 +300,25 @@ class MaterialPoints:
         self._put_unknowns(values, x)
         results = self._call("jacobian", values, step)
         places = list(self.plan.outputs.values())
-        got = [self._flatten(results[name], self.outputs[name])[:, i] for name, i in places]
+        got = [self._expand(results, name)[(ALL, *index)] for name, index in places]
         rows = [torch.stack([self._read_entry(results, o, u) for u in self.plan.unknowns], -1) for o in places]
         return results, torch.stack(got, -1).double() - wanted, torch.stack(rows, -2).double()
 
-    def _flatten(self, value: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-        return value.expand(self.count, *spec.static_shape).reshape(self.count, -1)
+    def _expand(self, results: Tensors, name: str) -> torch.Tensor:
+        """Return an output with the batch, also where it is the same for all points."""
+        return results[name].expand(self.count, *self.outputs[name].static_shape)
 
     def _read_entry(self, results: Tensors, output: Place, unknown: Place) -> torch.Tensor:
         block = results.get(block_name(output[0], unknown[0]))
         if block is None:
             return torch.zeros(self.count, dtype=torch.float64)
-        size = math.prod(self.inputs[unknown[0]].static_shape)
-        return block.expand(self.count, *block.shape[1:]).reshape(self.count, -1)[:, output[1] * size + unknown[1]]
+        return block.expand(self.count, *block.shape[1:])[(ALL, *output[1], *unknown[1])]
 
     def _is_reached(self, results: Tensors, residual: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
         # Each output has a scale of its own.
         limits = []
         for k, (name, _) in enumerate(self.plan.outputs.values()):
-            value = self._flatten(results[name], self.outputs[name])
+            value = self._expand(results, name).reshape(self.count, -1)
             scale = value.abs().amax(-1).double().clamp(min=self.loads[name])
             epsilon = torch.finfo(value.dtype).eps
             limits.append(max(TOLERANCE, 50 * epsilon) * scale + SMALLEST * matrix[:, k].abs().amax(-1))
@@ -344,20 +329,26 @@ def _is_finite(value: torch.Tensor) -> torch.Tensor:
     return torch.isfinite(value.reshape(value.shape[0], -1)).all(-1)
 
 
-def check_control(plan: ControlPlan, path: LoadPath, results: Tensors) -> None:
-    """Compare every prescribed component with the path, by its name. Raises ``MismatchError``."""
-    for column, (name, number) in {**plan.inputs, **plan.outputs}.items():
-        got = results[name].double().reshape(*results[name].shape[:2], -1)[..., number]
-        wanted = path.values[column][:, None]
+def check_control(contract: Contract, path: LoadPath, points: Tensors, results: Tensors) -> None:
+    """Compare every prescribed component of the points that are not lost with its column, found by name once more.
+
+    Raises ``MismatchError``."""
+    shapes = {s.name: s.static_shape for s in (*contract.inputs, *contract.outputs)}
+    columns = {c: v[:, None] for c, v in path.values.items()} | {c: v[None] for c, v in points.items()}
+    for column, values in columns.items():
+        name, index = find_component(column, shapes, path.where)
+        got = results[name][(ALL, ALL, *index)].double()
+        wanted = values.expand(got.shape)
         largest = max(float(results[name].nan_to_num().abs().max()), float(wanted.abs().max()))
-        off = (got - wanted).abs().nan_to_num()
-        value = results[name]
-        epsilon = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
-        if bool((off > max(1e-6, 100 * epsilon) * largest).any()):
-            step, point = divmod(int(off.argmax()), got.shape[1])
+        dtype = results[name].dtype
+        limit = max(1e-8, 100 * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0) * largest
+        # NaN is no less than any limit.
+        is_off = ~((got - wanted).abs() <= limit) & (results[CONTROL_STATUS] == REACHED)
+        if bool(is_off.any()):
+            step, point = is_off.nonzero()[0].tolist()
             what, where = "a prescribed component is not what the path says", f"{column}, step {step}, point {point}"
-            values = {"got": f"{got[step, point].item():g}", "expected": f"{wanted[step, 0].item():g}"}
-            raise MismatchError(what, check="control", where=where, **values)
+            figures = {"got": f"{got[step, point].item():g}", "expected": f"{wanted[step, point].item():g}"}
+            raise MismatchError(what, check="control", where=where, **figures)
 
 
 def to_history(points: MaterialPoints, results: Tensors) -> Tensors:

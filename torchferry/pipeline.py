@@ -86,11 +86,11 @@ def export(source: ModelRequest | nn.Module | Callable[..., Any], options: Expor
         clock = Stopwatch(options.watch)
         with clock("load"):
             model_source = load()
+        try:
             if options.on_failure is not None:
                 apply_failure_policy(model_source, options.on_failure)
-        name, several, format_name = model_source.name, len(loads) > 1, options.formats[0]
-        path = choose_output_path(options.output, name, several=several, format_name=format_name)
-        try:
+            name, several, format_name = model_source.name, len(loads) > 1, options.formats[0]
+            path = choose_output_path(options.output, name, several=several, format_name=format_name)
             result = export_model(model_source, path, options, verifier, clock)
         finally:
             model_source.take_back()

@@ -24,8 +24,8 @@ def resolve_sources(
     source: ModelRequest | nn.Module | Callable[..., Any],
     models: Sequence[str],
     inputs: Path | InputValues | None,
-    per_element: Sequence[str] = (),
-    seed: int = 0,
+    per_element: Sequence[str],
+    seed: int,
 ) -> list[Callable[[], Source]]:
     """Return one function for each model, which loads it when called.
 

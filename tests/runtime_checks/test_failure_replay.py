@@ -127,3 +127,23 @@ def test_what_cannot_be_replayed(archive, history, tmp_path, capfd):
     code, report = verify_natively(archive, "--history", history, "--failures", tmp_path / "none" / "f.pt")
     assert code != 0
     assert "cannot be written" in str(report)
+
+
+def test_several_solves_have_a_column_each(tmp_path, capfd):
+    class Next(nn.Module):
+        signature = Signature.of({"v": (), "v~1": (), "u": ()}, {"v_residual": ()})
+
+        def forward(self, v, before, u):
+            return v * v * v - u + 0 * before
+
+    second = ImplicitUpdate(Next(), ["v"], name="second")
+    path = tmp_path / "two.pt"
+    inputs = {"u~1": torch.rand(5, dtype=F) + 1, "g": torch.rand(5, dtype=F) + 1, "v~1": torch.ones(5, dtype=F)}
+    torchferry.export(torchferry.ComposedModel([make_root(), second]), output=path, inputs=inputs)
+    torch.save(tuple((f"inputs/{name}", value[:2]) for name, value in inputs.items()), tmp_path / "f.pt")
+    command = ["run", str(path), "--replay", str(tmp_path / "f.pt"), "-o", str(tmp_path / "i.csv")]
+    assert run([*command, "--plot", str(tmp_path / "i.svg")]) == 0
+    with (tmp_path / "i.csv").open(newline="") as file:
+        names = next(csv.reader(file))
+    assert [n for n in names if n.startswith("residual_norm")] == ["residual_norm[0]", "residual_norm[1]"]
+    capfd.readouterr()

@@ -58,7 +58,7 @@ def test_uniaxial_tension_of_a_material_that_hardens(write):
     assert float(stress[:, 1:].abs().max()) < 1e-10
     assert torch.allclose(ep, (strain[:, 0] - stress[:, 0] / YOUNG).clamp(min=0), atol=1e-9)
     assert int(results[CONTROL_STATUS].sum()) == 0
-    check_control(material.plan, material.path, results)
+    check_control(material.model.contract, material.path, {}, results)
 
 
 def test_stress_alone_is_prescribed(write):
@@ -209,6 +209,17 @@ def test_points_hold_at_every_step(write, stepping):
     assert results["T"].tolist() == [[10.0, 20.0]] * 3
 
 
+@pytest.mark.parametrize("name", ["T", "q"])
+def test_a_value_that_is_none_or_another_points_is_seen(write, stepping, name):
+    table = write(f"s,q,{MATRIX},steps\n0,0,1,0,0,0,\n200,1e-10,1,0.1,0,0.1,3\n")
+    points = {"T": torch.tensor([10.0, 20.0], dtype=F)}
+    material, results = follow(table, stepping, points)
+    check_control(material.model.contract, material.path, points, results)
+    results[name][1, 1] = float("nan") if name == "q" else 10.0
+    with pytest.raises(MismatchError, match=f"{name}, step 1, point 1"):
+        check_control(material.model.contract, material.path, points, results)
+
+
 class Single(nn.Module):
     """In float32, with an input of whole numbers."""
 
@@ -333,7 +344,7 @@ def test_control_that_goes_wrong_is_seen(write, monkeypatch, fault):
         def shifted(*arguments):
             original = plan(*arguments)
             places = [*original.outputs.values()]
-            moved = dict(zip(original.outputs, [("stress", 0), *places[1:]], strict=True))
+            moved = dict(zip(original.outputs, [("stress", (0,)), *places[1:]], strict=True))
             return dataclasses.replace(original, outputs=moved)
 
         monkeypatch.setattr(mixed_control, "plan_control", shifted)
@@ -342,12 +353,9 @@ def test_control_that_goes_wrong_is_seen(write, monkeypatch, fault):
     else:
         monkeypatch.setattr(MaterialPoints, "_is_reached", lambda self, *_: torch.ones(self.count, dtype=torch.bool))
     material, results = follow(write(UNIAXIAL.replace("0.001,", "0.001,30")))
-    names = mixed_control.ControlPlan(
-        {"strain[0]": ("strain", 0)}, {f"stress[{i}]": ("stress", i) for i in range(1, 6)}, (), {}
-    )
     if fault == "a tangent of zeros":
         assert results[CONTROL_STATUS].tolist()[0] == [mixed_control.SINGULAR]
     else:
         with pytest.raises(MismatchError, match="not what the path says") as caught:
-            check_control(names, material.path, results)
+            check_control(material.model.contract, material.path, {}, results)
         assert caught.value.details["check"] == "control"

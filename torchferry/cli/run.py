@@ -112,7 +112,6 @@ def command(
     with pause_collection():
         from runtime_checks import history_plot as pictures
         from runtime_checks import load_history as histories
-        from runtime_checks.failure_replay import NORM
         from runtime_checks.mixed_control import CONTROL_STATUS
         from runtime_checks.model import load
         from runtime_checks.result_tables import check_result_path, write_results
@@ -132,14 +131,14 @@ def command(
         else:
             outcome = _run_history(model, request, json) if history is not None else _run_table(model, request, json)
         names = [s.name for s in model.contract.outputs] if history is not None else list(outcome.values)
-        specs = (*model.contract.outputs, *model.contract.inputs)
+        # Norms of residuals come first, where there are some: they are what a replay is about.
+        specs = (*model.contract.info, *model.contract.outputs, *model.contract.inputs)
         shapes = {s.name: s.static_shape for s in specs if s.name in outcome.values}
         if output is not None:
             values = {name: outcome.values[name].cpu() for name in names}
             write_results(output, values, {name: shapes.get(name, ()) for name in names})
         if plot is not None:
-            ranks = {name: len(shapes.get(name, ())) for name in ([NORM] if replay is not None else shapes)}
-            ranks |= {name: len(shape) for name, shape in shapes.items()}
+            ranks = {name: len(shape) for name, shape in shapes.items()}
             pictures.draw(pictures.parse_curves(curve or [], outcome.values, ranks), plot)
         lost = histories.find_failure({s.name: outcome.values[s.name] for s in model.contract.outputs})
         if replay is not None:
@@ -190,7 +189,7 @@ def _run_table(model: Any, request: _Request, is_silent: bool) -> _Outcome:
     recorder = FailureRecorder(request.failures, model.contract)
     values = _show_steps(load_path.steps, is_silent, lambda done: material.run(done, recorder.look))
     recorder.write()
-    mixed_control.check_control(material.plan, load_path, values)
+    mixed_control.check_control(model.contract, load_path, own_values, values)
     if request.save_history is not None:
         with atomic_write_path(request.save_history) as temporary_path:
             torch.save(mixed_control.to_history(material, values), temporary_path)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from exporter.archive.input_files import InputValues, to_tensor
 from exporter.common.errors import UsageError
@@ -29,7 +28,10 @@ def infer_element_layout(
     events = {name: p.shape[len(batches[name]) :] for name, p in parameters.items()}
     for name, value in own_values.items():
         parameters[name] = to_tensor(name, value, "float64")
-        batches[name] = tuple(parameters[name].shape[: parameters[name].ndim - len(events[name])])
+        batches[name] = tuple(parameters[name].shape[: max(0, parameters[name].ndim - len(events[name]))])
+        if parameters[name].shape != (*batches[name], *events[name]):
+            what, expected = f"the values of parameter {name!r} do not fit", f"[*batch, {list(events[name])}]"
+            raise UsageError(what, where="--inputs", got=str(list(parameters[name].shape)), expected=expected)
     try:
         batch = torch.broadcast_shapes(*batches.values(), *(get_dynamic_batch(v) for call in calls for v in call))
     except RuntimeError:
@@ -38,12 +40,13 @@ def infer_element_layout(
         what, mend = "a parameter of the file has another batch than the inputs", "give its values in --inputs, too"
         raise UsageError(what, where="--inputs", got=got, expected="batches that broadcast", mend=mend) from None
     rows = {n: p.expand(*batch, *events[n]).reshape(-1, *events[n]).clone() for n, p in parameters.items()}
-    first_rows = {name: nn.Parameter(values[0].clone()) for name, values in rows.items()}
-    with swap_parameters(model, first_rows):
+    with swap_parameters(model, {name: values[0] for name, values in rows.items()}):
         layout = infer_layout(model, [_expand_call(call, batch) for call in calls], settings, wrap)
     if not layout.batch_ndim or layout.findings:
         return None
-    _replace_parameters(model, first_rows)
+    for name, parameter in model.named_parameters():
+        if name in rows:
+            parameter.data = rows[name][0].clone()
     return layout, rows
 
 
@@ -53,10 +56,3 @@ def _expand_call(call: Call, batch: torch.Size) -> Call:
     event_shape = first.data.shape[len(get_dynamic_batch(first)) :]
     expanded = first.data.expand(*batch, *event_shape)
     return (type(first)(expanded, sub_batch_ndim=first.sub_batch_ndim), *others)
-
-
-def _replace_parameters(model: nn.Module, values: Mapping[str, nn.Parameter]) -> None:
-    replacements = {id(p): values[name] for name, p in model.named_parameters() if name in values}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            module._parameters[name] = replacements.get(id(parameter), parameter)

@@ -108,16 +108,20 @@ def make_per_element(source: Source, names: Sequence[str], given: InputValues, r
         where, expected = f"--per-element {' '.join(names)}", "calls that end"
         raise CaptureError(what, check=CHECK, where=where, got=str(error), expected=expected, mend=mend) from None
     findings = tuple(_describe(name, parameters[name], reason) for name in names)
-    blocks = source.compute_jacobian_blocks
+    take_back = BatchGrant(source.parameter_module, names).take_back
+    batched = _extend_inputs(source, specs, gaps)
+    return dataclasses.replace(batched, take_back=take_back, calls=calls, findings=(*source.findings, *findings))
+
+
+def _extend_inputs(source: Source, specs: Specs, gaps: Mapping[str, int]) -> Source:
+    """Return the source with these parameters as its last inputs, for which its module has been granted a batch."""
+    module, blocks = source.parameter_module, source.compute_jacobian_blocks
     return dataclasses.replace(
         source,
-        take_back=BatchGrant(source.parameter_module, names).take_back,
-        module=PerElementCall(source.module, source.parameter_module, specs, gaps),
-        compute_jacobian_blocks=blocks and PerElementCall(blocks, source.parameter_module, specs, gaps),
+        module=PerElementCall(source.module, module, specs, gaps),
+        compute_jacobian_blocks=blocks and PerElementCall(blocks, module, specs, gaps),
         inputs=(*source.inputs, *specs),
-        per_element=(*source.per_element, *names),
-        calls=calls,
-        findings=(*source.findings, *findings),
+        per_element=(*source.per_element, *(spec.name for spec in specs)),
     )
 
 
@@ -237,8 +241,7 @@ def _choose_sampling(
 def _is_finite(source: Source, calls: Sequence[Inputs], specs: Specs, gaps: Mapping[str, int]) -> bool:
     """Return whether a batch of the calls' rows has finite outputs."""
     BatchGrant(source.parameter_module, gaps)
-    call = PerElementCall(source.module, source.parameter_module, specs, gaps)
-    batched = dataclasses.replace(source, module=call, inputs=(*source.inputs, *specs), calls=tuple(calls))
+    batched = dataclasses.replace(_extend_inputs(source, specs, gaps), calls=tuple(calls))
     return all(map(is_finite, evaluate_on_copies(batched, subsample_rows(stack_calls(batched))).values()))
 
 
@@ -301,12 +304,10 @@ def _find_problem(
 def _compare_batch(
     source: Source, rows: Inputs, specs: Specs, gaps: Mapping[str, int], expected: Outputs
 ) -> CaptureError | None:
-    call = PerElementCall(source.module, source.parameter_module, specs, gaps)
-    batched = dataclasses.replace(source, module=call, inputs=(*source.inputs, *specs))
     what = f"parameter {', '.join(map(repr, gaps))} cannot have a batch"
     mend = "compute with it as with an input, one value for each element, or leave it as it is"
     try:
-        outputs = evaluate_on_copies(batched, rows)
+        outputs = evaluate_on_copies(_extend_inputs(source, specs, gaps), rows)
     except WarmupError as error:
         where, got = error.details.get("where", ""), error.details.get("got", "")
         wanted = "a parameter that decides no shape and no branch"

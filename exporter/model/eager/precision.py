@@ -7,8 +7,9 @@ import dataclasses
 import torch
 
 from exporter.archive.contract import Finding
-from exporter.archive.tensor_spec import FLOATING, TensorSpec
-from exporter.common.forking import run_in_fork
+from exporter.archive.tensor_spec import FLOATING, TensorSpec, name_dtype
+from exporter.common.errors import WarmupError
+from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.model.eager.evaluation import eager_context, evaluate_on_copies
 from exporter.model.eager.warmup import run_first
 from exporter.model.implicit.newton_solver import find_solvers
@@ -20,8 +21,12 @@ def change_precision(source: Source, dtype: torch.dtype) -> Source:
 
     Its module is changed, and a finding says how far outputs are off from what they were. Settings of solvers stay as
     they are. Raises ``WarmupError`` if the model fails in this precision."""
-    name = str(dtype).removeprefix("torch.")
-    losses = run_in_fork(_measure_losses, source, dtype)
+    name = name_dtype(dtype)
+    try:
+        losses = run_in_fork(_measure_losses, source, dtype)
+    except ForkFailedError as error:
+        what, mend = f"the model does not run in {name}", "export it in its own precision: leave out --dtype"
+        raise WarmupError(what, check="precision", got=str(error), expected="calls that end", mend=mend) from None
     worst = max(losses, key=losses.__getitem__, default="")
     reason = f"of the largest values, outputs are off by {losses[worst]:.1e} at most ({worst})" if worst else ""
     finding = Finding("precision", f"the model computes in {name}", reason=reason)
@@ -38,7 +43,7 @@ def _convert(source: Source, dtype: torch.dtype) -> Source:
 
     def convert_spec(spec: TensorSpec) -> TensorSpec:
         is_floating = spec.dtype in FLOATING
-        return dataclasses.replace(spec, dtype=str(dtype).removeprefix("torch.")) if is_floating else spec
+        return dataclasses.replace(spec, dtype=name_dtype(dtype)) if is_floating else spec
 
     return dataclasses.replace(
         source,

@@ -122,6 +122,8 @@ def test_the_users_module_stays_as_it_was(tmp_path, source):
     torchferry.check(source, per_element="k")
     with pytest.raises(UsageError):
         torchferry.export(source, output=tmp_path / "a.pt", per_element="k", derivatives="f:k", symmetric="f:w")
+    with pytest.raises(UsageError, match="solves nothing"):
+        torchferry.export(source, output=tmp_path / "a.pt", per_element="k", on_failure="last")
     assert [name for name, _ in GLOBAL.named_parameters()] == ["k", "w", "count"]
     assert not list(GLOBAL.buffers())
     torchferry.export(source, output=tmp_path / "b.pt")
