@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import os
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ from runtime_checks.runners import fork_server
 
 # No collection, nor a search for functions, looks at what torch and torchferry are made of, as in a command.
 gc.freeze()
+# Whether there is a GPU is found out without its use: the process of a test file could not use it then.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # Threads of OpenMP do not live on in the processes of test files.
 torch.set_num_threads(1)
 

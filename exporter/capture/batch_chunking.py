@@ -20,6 +20,9 @@ from exporter.model.eager.warmup import Warmup
 MIN_WORK_RATIO = 12
 # Bytes that an operation computes for a chunk, about. Chunks of 2,048 to 65,536 rows have most of the gain.
 BYTES, SMALLEST, CHUNK = 2**19, 1_024, 16_384
+# A GPU starts an operation in about the time that it computes one for thousands of rows: its chunks are so many times
+# as long, and bound the memory.
+ON_DEVICES = 32
 # For derivatives, whose rows are repeated for every direction, or carry a tangent with each value.
 REPEATED = 4_096
 
@@ -69,19 +72,20 @@ def _get_sizes(value: Any) -> list[int] | None:
 
 
 def emit_chunked_source(name: str, inner: str, arguments: Sequence[str], count: int, size: int) -> str:
-    """Return source of a method that calls ``inner`` on chunks of ``size`` rows."""
+    """Return source of a method that calls ``inner`` on chunks of ``size`` rows, or of more on a GPU."""
     chunks = [f"tf_x_{i}" for i in range(len(arguments))]
     lines = [f"tf_rows = {arguments[0]}.size(0)"]
+    lines += [f"tf_most = {size} if {arguments[0]}.is_cpu else {size * ON_DEVICES}"]
     lines += [f"tf_list_{i}: List[Tensor] = []" for i in range(count)]
     # The trace is called at one place only, as in ``forward``; an empty batch is a chunk, too.
-    lines += [f"for tf_start in range(0, max(tf_rows, 1), {size}):"]
+    lines += ["for tf_start in range(0, max(tf_rows, 1), tf_most):"]
     lines += [f"    {chunk} = {a}" for chunk, a in zip(chunks, arguments, strict=True)]
-    lines += [f"    if tf_rows > {size}:", f"        tf_count = min({size}, tf_rows - tf_start)"]
+    lines += ["    if tf_rows > tf_most:", "        tf_count = min(tf_most, tf_rows - tf_start)"]
     lines += [f"        {chunk} = {chunk}.narrow(0, tf_start, tf_count)" for chunk in chunks]
     lines += [f"    tf_v = self.{inner}({', '.join(chunks)})"]
     lines += [f"    tf_list_{i}.append(tf_v[{i}])" for i in range(count)]
     results = [f"tf_o_{i}" for i in range(count)]
     lines += [f"{result} = tf_list_{i}[0]" for i, result in enumerate(results)]
     # A copy of a single chunk would cost its memory once more.
-    lines += [f"if tf_rows > {size}:", *(f"    {r} = torch.cat(tf_list_{i})" for i, r in enumerate(results))]
+    lines += ["if tf_rows > tf_most:", *(f"    {r} = torch.cat(tf_list_{i})" for i, r in enumerate(results))]
     return emit_method_source(name, arguments, lines, results)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import glob
 import multiprocessing.connection
 import os
 import pickle
@@ -24,6 +25,9 @@ WEEK = 604_800.0
 # Opened once, and not in every child.
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+# How torch names the threads of autograd.
+_AUTOGRAD_THREAD = b"pt_autograd"
+_have_autograd_threads_been_seen = False
 # Of the call that this process was forked for.
 _pipe_to_parent: Any = None
 
@@ -133,7 +137,42 @@ def fork() -> int:
     with _postpone_interrupts(), warnings.catch_warnings():
         # Python 3.12 warns where other threads run; the child uses none of their locks.
         warnings.simplefilter("ignore", DeprecationWarning)
+        return _fork_without_handlers() if _has_autograd_threads() else os.fork()
+
+
+def _has_autograd_threads() -> bool:
+    """Return whether autograd has started a thread for each GPU, here or in a process that this one was forked from.
+
+    It does so in the first backward pass on a machine with a GPU, also of a model on the CPU."""
+    global _have_autograd_threads_been_seen  # noqa: PLW0603
+    if not _have_autograd_threads_been_seen:
+        for path in glob.glob("/proc/self/task/*/comm"):
+            # Threads come and go.
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                _have_autograd_threads_been_seen |= file.read().startswith(_AUTOGRAD_THREAD)
+    return _have_autograd_threads_been_seen
+
+
+def _fork_without_handlers() -> int:
+    """Fork this process without the handlers of C libraries: torch's forbids autograd in the child.
+
+    The child does not need the threads: it uses no GPU. Python's own handlers run. The other threads hold no lock of
+    the C library: those of autograd wait, and those of Python do not have its lock. Sources: _Fork(3p) of POSIX.1-2024;
+    track_bad_autograd_forks in torch/csrc/autograd/engine.cpp; os_fork_impl in CPython's Modules/posixmodule.c."""
+    # These calls keep Python's lock.
+    fork_process: Any = getattr(ctypes.PyDLL(None, use_errno=True), "_Fork", None)
+    if fork_process is None:
         return os.fork()
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = fork_process()
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return 0
+    number = ctypes.get_errno()
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(number, os.strerror(number))
+    return pid
 
 
 @contextlib.contextmanager

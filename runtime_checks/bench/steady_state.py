@@ -78,7 +78,7 @@ def _make_turn(call: Call, method: str, inputs: Tensors, device: str) -> Callabl
 def count_kernel_launches(call: Call, method: str, inputs: Tensors) -> int:
     """Count the kernels that one call launches on the GPU."""
     activity = torch.profiler.ProfilerActivity.CUDA
-    with torch.profiler.profile(activities=[activity]) as profile:
+    with torch.profiler.profile(activities=[activity], acc_events=True) as profile:
         call(method, inputs)
         torch.cuda.synchronize()
     return sum(event.count for event in profile.key_averages() if "CUDA" in str(event.device_type))

@@ -31,8 +31,9 @@ STATUS = {
 OnFailure = Literal["nan", "last", "raise"]
 ON_FAILURE: tuple[OnFailure, ...] = ("nan", "last", "raise")
 LineSearchKind = Literal["backtracking", "strong wolfe"]
-# Larger batches are solved slice by slice, so that intermediate values stay in the cache.
-SLICE = 4096
+# Larger batches are solved slice by slice, so that intermediate values stay in the cache. A GPU starts an operation in
+# about the time that it computes one for thousands of rows: its slices are longer, and bound the memory.
+SLICE, SLICE_ON_DEVICES = 4_096, 131_072
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class NewtonSolver(nn.Module):
         names = [name for name, _ in owner.named_parameters()]
         self.__dict__ |= {"residual": residual, "jacobian": jacobian, "owner": owner, "names": names}
         self.batched = batched_count
-        self.slice = SLICE
+        self.slice, self.slice_on_devices = SLICE, SLICE_ON_DEVICES
         search = settings.line_search or LineSearch(trials=0)
         self.strong_wolfe = search.kind == "strong wolfe"
         self.set_failure_policy(on_failure)
@@ -202,12 +203,13 @@ class NewtonSolver(nn.Module):
         self, u: torch.Tensor, args: list[torch.Tensor], tangents: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         batch_size = u.size(0)
-        if batch_size <= self.slice:
+        size = self.slice if u.is_cpu else self.slice_on_devices
+        if batch_size <= size:
             result = self.solve(u, args, tangents)
         else:
-            parts = [self.solve(u[: self.slice], self.part(args, 0, self.slice), tangents)]
-            for start in range(self.slice, batch_size, self.slice):
-                stop = min(start + self.slice, batch_size)
+            parts = [self.solve(u[:size], self.part(args, 0, size), tangents)]
+            for start in range(size, batch_size, size):
+                stop = min(start + size, batch_size)
                 parts.append(self.solve(u[start:stop], self.part(args, start, stop), tangents))
             result = (
                 torch.cat([p[0] for p in parts]),

@@ -10,6 +10,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -113,6 +114,8 @@ def _move_parameters(source: Source, device: str) -> None:
                 tensors[name] = replacements[id(value)]  # pyright: ignore[reportArgumentType]
 
 
+# A make-believe GPU needs no real one, which a process cannot use that was forked from one that does.
+@mock.patch("torch._subclasses.fake_tensor.init_gpu_context", mock.Mock(), create=True)
 def _record_operations(source: Source, inputs: Inputs, device: str) -> tuple[_Operations, str]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -6,10 +6,13 @@ setrlimit(2), elf(5)."""
 
 import contextlib
 import ctypes
+import glob
 import os
 import re
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
+# What a driver of GPUs of NVIDIA or AMD opens to write; it also gives its threads names.
+_DEVICE_FILES = ("/dev/nvidia*", "/dev/kfd", "/dev/dri", "/dev/shm", "/proc/self")
 # Processes and threads together: torch starts a thread for each core.
 _PROCESSES = 4096
 
@@ -39,8 +42,8 @@ def confine(folder, devices=False, programs=(), outputs=()):
     """Confine this process, and all that it forks, from now on; return texts on what is ``in force``, and ``missing``.
 
     It writes into ``folder``, which is its folder of temporary files, and the folders ``outputs``; with ``devices`` to
-    those of the system, which a GPU needs. It starts no other program than ``programs``, or any if that is None. It has
-    no network. It makes few processes where the system counts them by user namespace."""
+    what a GPU's driver needs, in this process alone. It starts no other program than ``programs``, or any if that is
+    None. It has no network. It makes few processes where the system counts them by user namespace."""
     os.environ["TMPDIR"] = folder
     report = {"in force": [], "missing": []}
     _leave_network(report)
@@ -66,7 +69,8 @@ def _restrict_files(report, folders, devices, programs):
         with landlockpy.Ruleset(handled_fs=changes, scoped=scopes) as rules:
             for folder in folders:
                 rules.allow_path(folder, changes & ~rights.EXECUTE)
-            rules.allow_path("/dev" if devices else os.devnull, rights.WRITE_FILE | rights.TRUNCATE)
+            for path in (os.devnull, *(p for pattern in _DEVICE_FILES if devices for p in glob.glob(pattern))):
+                rules.allow_path(path, rights.WRITE_FILE | rights.TRUNCATE)
             for program in programs or ():
                 for path in _list_program_files(program):
                     rules.allow_path(path, rights.EXECUTE)

@@ -296,7 +296,8 @@ def perform_job(job):
         evidence["nodes"] = 0 if compiled else package_loading.count_graph_nodes(module)
         evidence["optimised"] = evidence["nodes"] <= job["largest_optimised"]
         calls = torch.load(job["calls"], weights_only=True)
-        is_shared = evidence["optimised"] and evidence["nodes"] >= job["least_shared"]
+        # A process that was forked from one that has used a GPU cannot use it.
+        is_shared = evidence["optimised"] and evidence["nodes"] >= job["least_shared"] and not devices
         shares = divide_calls([call[0] for call in calls], job["jobs"] if is_shared else 1)
         evidence["processes"] = len(shares)
         results, evidence["foreign_modules"] = run_shares(calls, shares, JobCalls(job, module, evidence["optimised"]))

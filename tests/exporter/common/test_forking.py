@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +28,46 @@ def test_a_call_runs_beside_or_here():
     assert (pid != os.getpid(), value) == (True, 3)
     with run_beside(identify, 4, is_beside=False) as wait:
         assert wait() == (os.getpid(), 4)
+
+
+# torch's backend without a device starts a thread for autograd, as a GPU has it. The plain fork is the control.
+WITH_A_DEVICE = """
+import os
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from exporter.common.forking import run_in_fork
+
+_setup_privateuseone_for_python_backend()
+
+def differentiate():
+    x = torch.full((3,), 2.0, requires_grad=True)
+    x.square().sum().backward()
+    return x.grad.tolist()
+
+def fork_again():
+    return run_in_fork(differentiate)
+
+before = run_in_fork(differentiate)
+here = differentiate()
+pid = os.fork()
+if pid == 0:
+    try:
+        differentiate()
+    except RuntimeError as error:
+        os._exit(7 if "fork" in str(error) else 8)
+    os._exit(0)
+plain = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+print(before, here, plain, run_in_fork(differentiate), run_in_fork(fork_again), differentiate())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "_Fork"), reason="this C library has no _Fork")
+def test_autograd_works_in_forks_where_it_has_threads_for_devices():
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_A_DEVICE], capture_output=True, text=True, check=True, timeout=120
+    )
+    grad = [4.0, 4.0, 4.0]
+    assert done.stdout.split("\n")[0] == f"{grad} {grad} 7 {grad} {grad} {grad}", done.stderr
 
 
 def refuse() -> None:

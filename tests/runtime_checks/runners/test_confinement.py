@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,33 @@ def test_what_a_confined_process_can_do(tmp_path):
     # Landlock itself knows TCP from version 4 on.
     assert bool(outcomes["connect"]) == (is_cut_off or landlockpy.abi_version() >= 4)
     assert len(report["in force"]) + len(report["missing"]) >= 2
+
+
+def attempt_with_devices(folder: Path, devices: bool) -> list[str]:
+    """Return which of these files a confined process can write, while a thread of its own runs."""
+    confinement.confine(str(folder), devices)
+    with ThreadPoolExecutor(1) as pool:
+        own = pool.submit(threading.get_native_id).result()
+        files = [f"/proc/self/task/{own}/comm", "/proc/self/comm", f"/proc/{os.getppid()}/comm", "/dev/zero"]
+        return [path for path in files if os.path.exists(path) and is_writable(path)]
+
+
+def is_writable(path: str) -> bool:
+    try:
+        with open(path, "w") as file:
+            file.write("a")
+    except PermissionError:
+        return False
+    return True
+
+
+def test_a_driver_of_gpus_can_write_what_it_needs(tmp_path):
+    """It gives its threads names. The control: other processes, and other devices, stay out of reach."""
+    written = run_in_fork(attempt_with_devices, tmp_path, True)
+    assert [path.rpartition("/")[2] for path in written] == ["comm", "comm"]
+    assert all(path.startswith("/proc/self/") for path in written)
+    assert run_in_fork(attempt_with_devices, tmp_path, False) == []
+    assert is_writable("/dev/zero")
 
 
 @pytest.fixture

@@ -1,0 +1,186 @@
+"""What users do with a file on a GPU. All but the last test run on the CPU as well, which is held to the same."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from project import ARTIFACTS, MODELS, ROOT
+
+import torchferry
+from exporter.common.errors import MismatchError
+from runtime_checks import native_build
+
+RETURN_MAP = ARTIFACTS / "return_map.pt"
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+UNIAXIAL = """strain[0],stress[1],stress[2],stress[3],stress[4],stress[5],steps
+0,0,0,0,0,0,
+0.01,,,,,,20
+-0.01,,,,,,40
+"""
+
+
+def need_device(device: str) -> None:
+    """No GPU is no fault of a machine, so this is a skip in CI too."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+
+
+def invoke(*arguments: object) -> None:
+    """Run the command in a process that has not used the GPU: one that is forked from such a process cannot."""
+    command = [sys.executable, "-m", "exporter", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        (f"{ROOT}/examples/return_map.py:make_model", {"derivatives": "stress:strain"}),
+        (f"{ROOT}/examples/return_map.py:make_model", {"per_element": "*.yield_stress"}),
+        (f"{MODELS}:Single", {}),
+    ],
+    ids=["newton", "per element", "float32"],
+)
+def test_export_checks_on_the_device(device, source, options, tmp_path):
+    need_device(device)
+    (exported,) = torchferry.export(
+        source, output=tmp_path / "m.pt", runtimes="python,libtorch", devices=device, **options
+    )
+    verdicts = {(leg.runtime, c.check): c.verdict for leg in exported.report.legs for c in leg.checks}
+    for runtime in ("python", "libtorch"):
+        assert verdicts[runtime, "stored cases"] == verdicts[runtime, "fresh inputs"] == "passed"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_file_of_the_cpu_is_confined_on_the_device(device):
+    """The file was made on the CPU by somebody else."""
+    need_device(device)
+    report = torchferry.verify(RETURN_MAP, runtimes="python,libtorch", devices=device)
+    confined = [c for c in report.checks if c.check == "confinement"]
+    assert len(confined) == 2
+    assert all("Landlock" in c.detail or "not in force" in c.detail for c in confined)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_history_is_that_of_the_cpu(device, tmp_path):
+    """Prescribed stresses on the device; the path that was found, by the file on the CPU."""
+    need_device(device)
+    (tmp_path / "uniaxial.csv").write_text(UNIAXIAL)
+    history, results = tmp_path / "path.pt", tmp_path / "results.pt"
+    table = ["--table", tmp_path / "uniaxial.csv", "--save-history", history]
+    invoke("run", RETURN_MAP, *table, "-o", results, "--device", device)
+    invoke("run", RETURN_MAP, "--history", history, "-o", tmp_path / "again.pt")
+    expected, again = torch.load(results), torch.load(tmp_path / "again.pt")
+    assert expected["stress"].abs().max() > 250
+    torch.testing.assert_close(again["stress"], expected["stress"], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_benchmark_holds_the_device_to_the_cases(device):
+    need_device(device)
+    command = [sys.executable, "-m", "exporter", "bench", str(RETURN_MAP), "--batch", "16,4096", "--json"]
+    done = subprocess.run([*command, "--device", device], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["device"] == device
+    assert {timing["batch"] for timing in report["timings"]} == {16, 4096}
+
+
+class Device(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int32), ("index", ctypes.c_int32)]
+
+
+class Tensor(ctypes.Structure):
+    """The header's ``tf_tensor``."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("device", Device),
+    ]
+
+
+def describe(tensor: torch.Tensor) -> Tensor:
+    assert tensor.dtype == torch.float64
+    sizes = [(ctypes.c_int64 * tensor.dim())(*numbers) for numbers in (tensor.shape, tensor.stride())]
+    device = Device(1, 0) if tensor.device.type == "cpu" else Device(2, tensor.device.index or 0)
+    return Tensor(tensor.data_ptr(), 1, tensor.dim(), *sizes, device)
+
+
+@pytest.fixture(scope="module")
+def library() -> Any:
+    (path,) = (native_build.build() / "lib").glob("libtorchferry.so")
+    library = ctypes.CDLL(str(path))
+    library.tf_last_error.restype = ctypes.c_char_p
+    return library
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_c_calls_use_the_memory_of_the_device(device, library):
+    """The host's arrays lie on the device, one of them with strides; memory of the other device is an error."""
+    need_device(device)
+    handle = ctypes.c_void_p()
+    assert library.tf_load(str(RETURN_MAP).encode(), device.encode(), None, ctypes.byref(handle)) == 0
+    model = torchferry.load(RETURN_MAP, device)
+    inputs = []
+    for spec in model.contract.inputs:
+        scale = 1e-2 if spec.name == "strain" else 0.0
+        inputs.append(scale * torch.randn(5000, *spec.static_shape, dtype=torch.float64, device=device))
+    inputs[0] = torch.empty(inputs[0].shape[::-1], dtype=torch.float64, device=device).t().copy_(inputs[0])
+    expected = model.call("forward", dict(zip((s.name for s in model.contract.inputs), inputs, strict=True)))
+    outputs = [
+        torch.zeros_like(expected[s.name], memory_format=torch.contiguous_format) for s in model.contract.outputs
+    ]
+
+    def call(given: list[torch.Tensor]) -> int:
+        inner = (Tensor * len(given))(*map(describe, given))
+        outer = (Tensor * len(outputs))(*map(describe, outputs))
+        status = library.tf_call(handle, None, len(given), inner, len(outputs), outer)
+        library.tf_synchronize(handle)
+        return status
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+    assert call(inputs) == 0, library.tf_last_error(handle)
+    for spec, output in zip(model.contract.outputs, outputs, strict=True):
+        torch.testing.assert_close(output, expected[spec.name], rtol=1e-12, atol=1e-12)
+    wrong = [*inputs[:-1], inputs[-1].cpu() if device == "cuda" else inputs[-1].to("meta")]
+    if device == "cuda":
+        assert call(wrong) == 10
+        assert b"is on the wrong device" in library.tf_last_error(handle)
+    assert library.tf_close(handle) == 0
+
+
+LEFT_BEHIND = """
+import torch
+import torchferry
+
+class LeftBehind(torch.nn.Module):
+    signature = torchferry.Signature.of({"x": (3,)}, {"y": (3,)})
+
+    def forward(self, x):
+        return x + torch.ones(x.shape[0], 1, dtype=x.dtype, device="cpu")
+"""
+
+
+@pytest.mark.cuda
+def test_what_stays_on_the_cpu_is_found(tmp_path):
+    """The gate refuses it without a GPU; where its finding is overridden, the run on the GPU is the one that fails."""
+    need_device("cuda")
+    (tmp_path / "left.py").write_text(LEFT_BEHIND)
+    source = f"{tmp_path / 'left.py'}:LeftBehind"
+    with pytest.raises(torchferry.TorchferryError, match="device"):
+        torchferry.export(source, output=tmp_path / "m.pt", devices="cuda")
+    torchferry.export(source, output=tmp_path / "m.pt", allow=["device:to see what a GPU says"])
+    with pytest.raises(MismatchError):
+        torchferry.verify(tmp_path / "m.pt", devices="cuda")
