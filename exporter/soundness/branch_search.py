@@ -3,17 +3,21 @@
 Where a run reads data into Python, inputs are made of the numbers that the read may be compared with: literals on its
 line, numbers in the graph before it, attributes and parameters of the modules. One that takes a new path through
 the user's code is kept, as fuzzers guided by coverage do (AFL: https://lcamtuf.coredump.cx/afl/technical_details.txt).
+What is equal to such a number, to zero or to another value is put into one input at a time, and into single elements:
+the others would hide what the branch does.
 """
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -32,6 +36,8 @@ from exporter.soundness.run_recording import RunRecording, record_run
 
 # Limits: seconds, new draws, draws per path, numbers, and lines after the read that may compare its value.
 SECONDS, MAX_DRAWS, MAX_PER_PATH, MAX_NUMBERS, LINES = 1.0, 12, 3, 12, 3
+# Components of an input that are given a number one by one.
+COMPONENTS = 4
 RANDOM = 16
 _NUMBER = re.compile(r"(?<![\w.])\d+\.?\d*(?:e[+-]?\d+)?", re.IGNORECASE)
 
@@ -70,26 +76,38 @@ def _search_branch_inputs(source: Source, probes: Draws, first_run: RunRecording
     runs = [first_run, *(record_run(source, inputs) for _, inputs in probes[1:2])]
     if not any(map(_find_read_lines, runs)):
         return ()
-    start = time.perf_counter()
+    start, first = time.perf_counter(), probes[0][1]
+    numbers = _find_comparison_numbers(source, runs)
+    base_path, *paths = (_run_path(source, inputs)[0] for _, inputs in probes)
+    # Other draws may hide what these paths do.
+    equal = _keep_new_paths(source, _iter_equal_candidates(first, numbers), {base_path}, start + SECONDS / 2)
+    others = _keep_new_paths(source, _iter_candidates(first, numbers), {base_path, *paths}, start + SECONDS)
+    return (*equal, *others)
+
+
+def _keep_new_paths(
+    source: Source, candidates: Iterable[tuple[str, Inputs]], known: set[int], end: float
+) -> list[tuple[str, Inputs]]:
+    """Return the candidates that take other paths than those that are ``known``; stop at the time ``end``."""
     # A fault on a path may show at some inputs only.
-    path_counts = Counter(dict.fromkeys((_run_path(source, inputs)[0] for _, inputs in probes), MAX_PER_PATH))
+    path_counts = Counter(dict.fromkeys(known, MAX_PER_PATH))
     new_draws: list[tuple[str, Inputs]] = []
-    for label, inputs in _iter_candidates(probes[0][1], _find_comparison_numbers(source, runs)):
+    for label, inputs in candidates:
         if len(new_draws) == MAX_DRAWS:
             break
         try:
             # Data may decide the number of steps.
-            with time_limit(max(SECONDS + start - time.perf_counter(), 0.01)):
+            with time_limit(max(end - time.perf_counter(), 0.01)):
                 path, has_failed = _run_path(source, inputs)
         except TimeoutError:
             break
         # The model, or what calls it, may have caught the alarm.
-        if time.perf_counter() - start > SECONDS:
+        if time.perf_counter() > end:
             break
         if path_counts[path] < MAX_PER_PATH and not has_failed:
             path_counts[path] += 1
             new_draws.append((label, inputs))
-    return tuple(new_draws)
+    return new_draws
 
 
 def _find_read_lines(run: RunRecording) -> list[str]:
@@ -123,6 +141,33 @@ def _find_comparison_numbers(source: Source, runs: list[RunRecording]) -> list[f
                 if isinstance(value, float):
                     numbers.append(value)
     return [n for n in dict.fromkeys(numbers) if math.isfinite(n) and n][:MAX_NUMBERS]
+
+
+def _iter_equal_candidates(first: Inputs, numbers: list[float]) -> Iterator[tuple[str, Inputs]]:
+    """Yield inputs with a number, or a value that is there twice, in one input: everywhere, in a row, in an element."""
+    real = [i for i, t in enumerate(first) if t.is_floating_point() and t.numel()]
+
+    def change(i: int, place: Any, value: Any) -> Inputs:
+        changed = first[i].clone()
+        changed[place] = value
+        return (*first[:i], changed, *first[i + 1 :])
+
+    for number in (0.0, *numbers):
+        for i in real:
+            for place in (..., 0, *_list_elements(first[i])) if first[i].ndim else (...,):
+                yield f"{number:g} in input {i}", change(i, place, number)
+    for i in real:
+        element, *others = _list_elements(first[i])
+        for place in others:
+            yield f"equal values in input {i}", change(i, place, first[i][element])
+        for j in real:
+            if j != i and first[j].shape == first[i].shape:
+                yield f"equal values in inputs {i} and {j}", change(i, element, first[j][element])
+
+
+def _list_elements(value: torch.Tensor) -> list[tuple[int, ...]]:
+    """Return indices of the first elements, those of the first row first."""
+    return list(itertools.islice(itertools.product(*map(range, value.shape)), COMPONENTS))
 
 
 def _iter_candidates(first: Inputs, numbers: list[float]) -> Iterator[tuple[str, Inputs]]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import builtins
 import contextlib
 import datetime
+import functools
 import getpass
 import io
+import itertools
 import logging
 import os
 import pathlib
@@ -64,6 +66,9 @@ def _say_elsewhere(_: Any) -> str:
     return "elsewhere"
 
 
+# Texts of the user's code that a variable of the environment may be compared with.
+MAX_TEXTS, LONGEST_TEXT = 24, 64
+_VARIABLES = "the environment"
 _NO_FILE = (_make_raiser(OSError("no such file")),)
 _OTHER_TIMES = (_shift_years, lambda v: v + 9_876_543_210.1, lambda _: 0.0)
 _TORCH = "a setting of torch"
@@ -73,11 +78,11 @@ _PROBES: tuple[tuple[str, Any, str, tuple[Callable[[Any], Any], ...]], ...] = (
     ("a clock", time, "time_ns perf_counter_ns monotonic_ns", (lambda v: v + 98_765_432_100_000_000,)),
     ("a clock", time, "localtime gmtime", (lambda _: time.struct_time((1999, 12, 31, 23, 59, 59, 4, 365, 0)),)),
     ("a clock", time, "strftime", (lambda _: "1999-12-31",)),
-    ("the environment", os._Environ, "__getitem__", (lambda _: "1", lambda _: "0", _make_raiser(KeyError("?")))),
-    ("the environment", os._Environ, "__contains__", (_flip,)),
+    (_VARIABLES, os._Environ, "__getitem__", (lambda _: "1", lambda _: "0", _make_raiser(KeyError("?")))),
+    (_VARIABLES, os._Environ, "__contains__", (_flip,)),
     ("a clock", time, "ctime", (lambda _: "Fri Dec 31 23:59:59 1999",)),
-    ("the environment", os._Environ, "__len__", (lambda v: v + 1000,)),
-    ("the environment", os._Environ, "__iter__", (lambda _: iter(()),)),
+    (_VARIABLES, os._Environ, "__len__", (lambda v: v + 1000,)),
+    (_VARIABLES, os._Environ, "__iter__", (lambda _: iter(()),)),
     ("the host", sys, "getrecursionlimit", (lambda v: v + 1000,)),
     ("a file", os, "stat", _NO_FILE),
     ("a file", os, "scandir", (_make_raiser(OSError("no such folder")),)),
@@ -141,7 +146,7 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
         topic = probes[i].topic if i >= 0 else "a clock"
         # An answer that changes by itself, with an effect, needs no other answer.
         effect = "" if outputs_equal(first, again) else "equal calls give different outputs"
-        for answer in probes[i].answers if i >= 0 else (lambda v: v,):
+        for answer in _list_answers(probes[i], footprint) if i >= 0 else (lambda v: v,):
             if effect:
                 break
             other_clock = _replace_clock_classes(namespaces, datetime.datetime(1999, 12, 31, 23, 59, 59), {})
@@ -158,6 +163,22 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
         else:
             findings.append(Finding(CHECK, what, where, reason="no output depends on the answer"))
     return sorted(findings, key=lambda f: f.severity != "unsound")
+
+
+def _list_answers(probe: EnvironmentProbe, footprint: Footprint) -> tuple[Callable[[Any], Any], ...]:
+    """Return the answers to try: of a variable also the texts of the code that ran, one of which it may be compared
+    with."""
+    if (probe.topic, probe.name) != (_VARIABLES, "__getitem__"):
+        return probe.answers
+    constants = (c for code in footprint.codes for c in code.co_consts)
+    flat = (text for c in constants for text in (c if isinstance(c, (tuple, frozenset)) else (c,)))
+    texts = (text for text in flat if isinstance(text, str) and len(text) <= LONGEST_TEXT)
+    chosen = itertools.islice(dict.fromkeys(texts), MAX_TEXTS)
+    return (*probe.answers, *(functools.partial(_give_text, text) for text in chosen))
+
+
+def _give_text(text: str, _: Any) -> str:
+    return text
 
 
 def asks_environment(source: Source, inputs: Inputs, footprint: Footprint) -> bool:

@@ -1,8 +1,8 @@
 """Check of settings that others make: context variables, ``sys``, and state that one of the user's functions sets.
 
-A global, an option in a dict or an attribute of a class or of an object is a setting where a function that forward does
-not call stores there (``def use(unit): OPTIONS["unit"] = unit``). Each is set to other values; where an output
-changes, a trace would have frozen the setting."""
+A global, an option in a dict, a variable of a closure or an attribute of a class or of an object is a setting where a
+function that forward does not call stores there (``def use(unit): OPTIONS["unit"] = unit``). Each is set to other
+values; where an output changes, a trace would have frozen the setting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import functools
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
             if changed:
                 evidence = f"{setting.setter}; with {str(other_value)[:40]!r} in it outputs change"
                 what, word = f"the model reads a setting: {setting.what}", setting.word
-                codes = [code for code in footprint.codes if word in (*code.co_names, *code.co_consts)]
+                codes = [c for c in footprint.codes if word in (*c.co_names, *c.co_consts, *c.co_freevars)]
                 where = find_matching_line(codes, rf"\b{re.escape(word)}\b")
                 findings.append(make_refusal(CHECK, what, where, evidence, _MEND))
                 break
@@ -106,16 +106,19 @@ def _iter_user_settings(footprint: Footprint, source: Source) -> Iterator[Settin
     ran = {(code.co_filename, code.co_name, code.co_firstlineno) for code in footprint.codes}
     setters: dict[str, str] = {}
     for file in _find_files(footprint):
-        new_setters = (row for row in _find_setters(file) if (file, *row[1:]) not in ran)
-        setters.update((stored, setter) for stored, setter, _ in new_setters)
+        rows = (*_find_setters(file), *_find_closure_setters(file))
+        setters.update((stored, setter) for stored, setter, first in rows if (file, setter, first) not in ran)
     if not setters:
         return
     for label, leaf in footprint.read_state(source.parameter_module).items():
         # "global 'OPTIONS'['unit']", "class attribute Law.mode", "global 'SETTINGS'.unit", "options.UNIT"
         root = re.match(r"global '(\w+)'|class attribute (\w+\.\w+)|\w+\.(\w+)", label)
         name = next(filter(None, root.groups()), "") if root else ""
+        # "closure 'options' of make_law.<locals>.Law.forward['unit']"
+        if closure := re.match(r"closure '(\w+)' of (.+)\.<locals>\.", label):
+            name = f"{closure[1]} of {closure[2]}"
         if name in setters and leaf.put is not None and isinstance(leaf.value, (bool, int, float, str)):
-            word = re.findall(r"\w+", label)[-1]
+            word = closure[1] if closure else re.findall(r"\w+", label)[-1]
             setter = f"{setters[name]}() sets it"
             yield Setting(label, word, setter, leaf.value, tuple(make_other_values(leaf.value)), leaf.put)
 
@@ -154,7 +157,7 @@ def _find_setters(file: str) -> tuple[tuple[str, str, int], ...]:
         declared = {n for node in ast.walk(function) if isinstance(node, ast.Global) for n in node.names}
         local = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         local |= {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
-        for target in _iter_stores(function):
+        for target in _iter_stores(ast.walk(function)):
             root, attribute = _split_target(target)
             if root == "cls" and owner:
                 setters.append((f"{owner}.{attribute}", function.name, first))
@@ -163,6 +166,44 @@ def _find_setters(file: str) -> tuple[tuple[str, str, int], ...]:
                 if attribute:
                     setters.append((f"{root}.{attribute}", function.name, first))
     return tuple(setters)
+
+
+@functools.cache
+def _find_closure_setters(file: str) -> tuple[tuple[str, str, int], ...]:
+    """Return ``("options of make_law", function, its first line)`` for the functions that set variables of functions
+    around them."""
+    return tuple(_iter_closure_setters(parse_file(file), "", {}))
+
+
+def _iter_closure_setters(node: ast.AST, path: str, around: dict[str, str]) -> Iterator[tuple[str, str, int]]:
+    """``path`` is the qualified name of what ``node`` is in, ``around`` the function that has each variable."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield from _iter_closure_setters(child, f"{path}{child.name}.", around)
+        elif isinstance(child, ast.FunctionDef):
+            name = path + child.name
+            parts = list(_iter_own_parts(child))
+            outer = {n for part in parts if isinstance(part, ast.Nonlocal) for n in part.names}
+            own = {a.arg for a in ast.walk(child.args) if isinstance(a, ast.arg)}
+            own |= {n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} - outer
+            if child.name != "forward":
+                first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
+                roots = dict.fromkeys(_split_target(target)[0] for target in _iter_stores(parts))
+                owners = {root: around[root] for root in roots if root in around and root not in own}
+                yield from ((f"{root} of {owner}", child.name, first) for root, owner in owners.items())
+            yield from _iter_closure_setters(child, f"{name}.<locals>.", around | dict.fromkeys(own, name))
+        else:
+            yield from _iter_closure_setters(child, path, around)
+
+
+def _iter_own_parts(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """Yield the parts of a function without those of the functions and classes in it."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        part = waiting.pop()
+        yield part
+        if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            waiting += ast.iter_child_nodes(part)
 
 
 def _iter_functions(node: ast.AST, owner: str) -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -176,9 +217,9 @@ def _iter_functions(node: ast.AST, owner: str) -> Iterator[tuple[str, ast.Functi
 _WRITERS = ("update", "append", "extend", "setdefault", "__setitem__")
 
 
-def _iter_stores(function: ast.FunctionDef) -> Iterator[ast.expr]:
+def _iter_stores(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
     """Yield the targets of assignments, and the objects that ``OPTIONS.update(...)`` and the like change."""
-    for node in ast.walk(function):
+    for node in nodes:
         if isinstance(node, ast.Assign):
             yield from node.targets
         elif isinstance(node, ast.AugAssign):
