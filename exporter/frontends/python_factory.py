@@ -80,6 +80,7 @@ def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, cod
     if not isinstance(module, FunctionModule):
         # A function chooses the mode of its modules itself.
         module.eval()
+    _check_parameters(module, where)
     examples = inputs if inputs is not None else getattr(module, "example_inputs", None)
     signature, calls = _resolve_variables(module, examples, where)
     return Source(
@@ -95,6 +96,21 @@ def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, cod
         default_dtype=torch.get_default_dtype(),
         origin=Origin("python", "torch", torch.__version__, name, sha256, list_refused(module_name), revision, digests),
     )
+
+
+def _check_parameters(module: nn.Module, where: str) -> None:
+    """Raise ``SourceError`` for a parameter that has several elements in one place of memory: it cannot be set."""
+    for name, parameter in module.named_parameters():
+        if parameter.layout == torch.strided and any(
+            size > 1 and stride == 0 for size, stride in zip(parameter.shape, parameter.stride(), strict=True)
+        ):
+            raise SourceError(
+                f"parameter {name!r} is an expanded view: several of its elements are one number",
+                where=where,
+                got=f"shape {list(parameter.shape)}, strides {list(parameter.stride())}",
+                expected="a number for each element",
+                mend="torch.nn.Parameter(value.clone()), or a parameter of the smaller shape that forward expands",
+            )
 
 
 def list_refused(module_name: str) -> tuple[str, ...]:

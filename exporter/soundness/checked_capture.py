@@ -93,6 +93,9 @@ def capture_beside_checks(
     1. Raises ``UnsoundError`` and related errors, in place of those of the block: they explain more.
 
     The residual of an implicit update is checked first, as a model of its own; afterwards a solve is one operation."""
+    if source.outputs:
+        # The capture of loops comes first, and takes seconds.
+        _validate_request(source, [spec.name for spec in source.outputs], options)
     captured_loops, solver_findings = _capture_loops(source, options, clock)
     report, seed = functools.partial(clock.report, "soundness"), options.seed
     with newton_capture.replace_loops(captured_loops):
@@ -128,15 +131,17 @@ def _run_first(source: Source, options: CaptureOptions, clock: Stopwatch) -> Fir
         if first.is_slow:
             minutes = first.seconds * CALLS / 60
             clock.tell(f"a call takes {first.seconds:.0f} s, an export about {CALLS} of them: {minutes:.0f} minutes")
-    if options.derivative_request is not None:
-        # A misspelt name is reported before the gate, which takes seconds.
-        names = (
-            [s.name for s in source.inputs],
-            list(first.outputs),
-            list(list_own_parameters(source.parameter_module)),
-        )
-        derivative_request.validate_names(options.derivative_request, *names)
+    # A misspelt name is reported before the gate, which takes seconds.
+    _validate_request(source, list(first.outputs), options)
     return first
+
+
+def _validate_request(source: Source, outputs: Sequence[str], options: CaptureOptions) -> None:
+    """Raise ``UsageError`` if derivatives are requested of names that the model does not have."""
+    if options.derivative_request is not None:
+        inputs = [spec.name for spec in source.inputs]
+        parameters = list(list_own_parameters(source.parameter_module))
+        derivative_request.validate_names(options.derivative_request, inputs, outputs, parameters)
 
 
 def _capture_model(

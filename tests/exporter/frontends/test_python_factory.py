@@ -4,6 +4,7 @@ import numpy
 import pytest
 import torch
 from project import PLANTED
+from torch import nn
 
 from exporter.archive.input_files import read_inputs
 from exporter.common.errors import SourceError, UsageError
@@ -203,3 +204,16 @@ def test_a_factory_that_ends_the_process_does_not(tmp_path, code):
 def test_dots_in_a_file_name(tmp_path):
     path = write(tmp_path, "from torch import nn\nnet = nn.Tanh()\n", "my.model.py")
     assert python_factory.load(f"{path}:net", {"input": torch.zeros(1, 2)}).name == "net"
+
+
+@pytest.mark.parametrize("shape", [(), (1, 3)])
+def test_a_parameter_with_one_number_for_several_elements(shape):
+    model = nn.Linear(3, 3).double()
+    value = torch.full(shape, 2.0, dtype=F)
+    model.weight = nn.Parameter(value.expand(3, 3))
+    examples = {"input": torch.rand(4, 3, dtype=F)}
+    with pytest.raises(SourceError, match="'weight' is an expanded view"):
+        python_factory.source_from_module(model, "m", examples, "the test")
+    # The control.
+    model.weight = nn.Parameter(value.expand(3, 3).clone())
+    python_factory.source_from_module(model, "m", examples, "the test")

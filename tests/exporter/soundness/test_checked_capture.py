@@ -9,11 +9,12 @@ import time
 
 import planted_models
 import pytest
+from project import ROOT
 
 import torchferry
 from exporter.archive.contract import Finding
 from exporter.capture.autograd_detection import detect_inner_autograd
-from exporter.common.errors import UnsoundError
+from exporter.common.errors import UnsoundError, UsageError
 from exporter.common.stopwatch import Step, Stopwatch
 from exporter.frontends import python_factory
 from exporter.soundness import checked_capture, gate
@@ -34,6 +35,15 @@ def test_a_refusal_of_eager_mode_is_raised_in_place_of_an_error_of_the_capture(m
         torchferry.check(planted_models.branch_on_data(), jobs=jobs)
     with pytest.raises(RuntimeError, match="planted"):
         torchferry.check(planted_models.sound(), jobs=jobs)
+
+
+def test_a_misspelt_derivative_is_said_before_loops_are_captured(monkeypatch):
+    monkeypatch.setattr(checked_capture, "_capture_loops", fail)
+    source = f"{ROOT}/examples/return_map.py:make_model"
+    with pytest.raises(UsageError, match="no output matches 'stres'"):
+        torchferry.export(source, output="unused.pt", derivatives="stres:strain")
+    with pytest.raises(RuntimeError, match="planted"):
+        torchferry.export(source, output="unused.pt", derivatives="stress:strain")
 
 
 def enter(model, jobs: int):
