@@ -121,7 +121,7 @@ class Report:
         mend = "the inputs of the worst element are in the report (--json); look at the model's own code there"
         if all(c.check in INVARIANCES for c in failed):
             what = f"the rows of a batch of {self.model!r} depend on each other"
-            mend = "declare batch_ndim=0 in the signature: the shapes are then whole"
+            mend = "export with --batch no, or batch_ndim=0 in its signature: the shapes are then whole"
         elif not worst:
             what = f"archive of {self.model!r} fails the check {failed[0].check!r}"
         values = [(o, o.comparison) for o in worst[:3]]

@@ -37,6 +37,7 @@ from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.resolve import check_no_file_options
 from exporter.graph.archive_diff import Difference, diff_archives
 from exporter.model.composition import ComposedModel, Part
+from exporter.model.eager.batch_choice import BatchChoice
 from exporter.model.function_model import declare
 from exporter.model.implicit.implicit_update import ImplicitUpdate
 from exporter.model.implicit.newton_solver import LineSearch, OnFailure, Settings
@@ -129,6 +130,7 @@ def export(
     vjp: bool = False,
     parameters: Sequence[str] = (),
     per_element: str | Sequence[str] = (),
+    batch: BatchChoice = "auto",
     differentiable: bool = False,
     symmetric: Sequence[str] = (),
     thorough: bool = False,
@@ -174,6 +176,8 @@ def export(
         parameters: Globs of the parameters that stay settable; by default all that can.
         per_element: Globs of parameters of which each element has its own value: they become inputs, which have the
             batch. ``inputs`` may hold values of those that are named in full.
+        batch: Whether a model without a signature has a batch: ``"yes"``, ``"no"``, or ``"auto"``, if its inputs share
+            a leading size that its outputs have too. Without one its shapes are whole.
         differentiable: Whether torch's autograd through the loaded file is compared with eager mode's; adds ``vjp``.
         symmetric: Blocks ``"OUT:IN"`` that are second derivatives of a potential, and are checked as such.
         thorough: Whether large batches and all draws are run whatever they cost; without it the contract names those
@@ -225,6 +229,7 @@ def export(
         renames=tuple(map(RenameRule.parse, renames)),
         inputs=Path(inputs) if isinstance(inputs, str) else inputs,
         per_element=_to_tuple(per_element),
+        batch=batch,
         against=Path(against) if against is not None else None,
         on_failure=on_failure,
         command=escape_unsafe(command)[:MAX_TEXT],
@@ -322,6 +327,7 @@ def check(
     models: Sequence[str] = (),
     inputs: str | Path | Mapping[str, Any] | None = None,
     per_element: str | Sequence[str] = (),
+    batch: BatchChoice = "auto",
     seed: int = 0,
     allow: Sequence[str] = (),
     second_opinion: bool = False,
@@ -341,6 +347,7 @@ def check(
         models: As in ``export``.
         inputs: As in ``export``.
         per_element: As in ``export``.
+        batch: As in ``export``.
         seed: The seed of all random draws.
         allow: Findings that may pass, each as ``"CHECK:REASON"``.
         second_opinion: Whether to ask ``torch.export`` too; its answer decides nothing.
@@ -368,7 +375,13 @@ def check(
     path = Path(inputs) if isinstance(inputs, str) else inputs
     request = _make_request(source, overrides, extensions, drivers, dtype)
     return _soundness_check.check(
-        request, models=models, inputs=path, per_element=_to_tuple(per_element), options=options, watch=watch
+        request,
+        models=models,
+        inputs=path,
+        per_element=_to_tuple(per_element),
+        batch=batch,
+        options=options,
+        watch=watch,
     )
 
 

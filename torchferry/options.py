@@ -13,6 +13,7 @@ from exporter.archive.variable_renaming import RenameRule
 from exporter.backends.backend import WriteOptions
 from exporter.common.errors import UsageError
 from exporter.common.stopwatch import Watch, ignore_step
+from exporter.model.eager.batch_choice import BatchChoice
 from exporter.model.implicit.newton_solver import OnFailure
 from exporter.soundness.checked_capture import CaptureOptions
 from runtime_checks.options import VerifyOptions
@@ -26,7 +27,8 @@ class ExportOptions:
     """``models`` of the source, written to ``output`` in the ``formats``: a file, or a folder for several models.
 
     ``renames`` are rules for names in the contract, ``inputs`` a file of warmup inputs or a dict by name,
-    ``per_element`` patterns of parameters that become inputs, ``against`` an earlier archive; ``on_failure`` overrides
+    ``per_element`` patterns of parameters that become inputs, ``batch`` whether a model without a signature has one,
+    ``against`` an earlier archive; ``on_failure`` overrides
     what an implicit model returns for elements that do not converge; ``command`` is how the user asked for it.
     ``capture``, ``write`` and ``verify`` are the options of these stages; ``watch`` is told of each step. Raises
     ``UsageError`` for what contradicts itself."""
@@ -37,6 +39,7 @@ class ExportOptions:
     renames: tuple[RenameRule, ...] = ()
     inputs: Path | InputValues | None = None
     per_element: tuple[str, ...] = ()
+    batch: BatchChoice = "auto"
     against: Path | None = None
     on_failure: OnFailure | None = None
     command: str = ""

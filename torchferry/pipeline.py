@@ -76,7 +76,7 @@ def export(source: ModelRequest | nn.Module | Callable[..., Any], options: Expor
         load_backend(name).require()
     verifier = FileVerifier(options.verify, ("pt", *options.container_formats))
     seed = derive_seed(options.capture.seed, "per element")
-    loads = resolve_sources(source, options.models, options.inputs, options.per_element, seed)
+    loads = resolve_sources(source, options.models, options.inputs, options.per_element, options.batch, seed)
     if options.against is not None and len(loads) > 1:
         what, where = "one earlier archive cannot be compared with several models", f"--against {options.against}"
         raise UsageError(what, where=where, got=", ".join(options.models), mend="export one model at a time")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from exporter.common.stopwatch import Stopwatch, Watch, ignore_step
 from exporter.frontends import resolve
 from exporter.frontends.model_request import ModelRequest
 from exporter.frontends.neml2 import input_file
+from exporter.model.eager.batch_choice import BatchChoice
 from exporter.model.eager.warmup import measure_cost, run_first, warm_up
 from exporter.model.source import Listing, keep_all
 from exporter.soundness import gate
@@ -26,7 +28,7 @@ from exporter.soundness.checked_capture import (
     derive_seed,
     summarize_model,
 )
-from torchferry.sources import resolve_sources
+from torchferry.sources import load_model, resolve_sources
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ def check(
     models: Sequence[str] = (),
     inputs: Path | InputValues | None = None,
     per_element: Sequence[str] = (),
+    batch: BatchChoice = "auto",
     options: CaptureOptions,
     watch: Watch = ignore_step,
 ) -> list[Checked]:
@@ -66,7 +69,7 @@ def check(
     # The user's own module is put back into its previous mode.
     modes = {m: m.training for m in source.modules()} if isinstance(source, nn.Module) else {}
     seed = derive_seed(options.seed, "per element")
-    for load in resolve_sources(source, models, inputs, per_element, seed):
+    for load in resolve_sources(source, models, inputs, per_element, batch, seed):
         clock = Stopwatch(watch)
         take_back = keep_all
         try:
@@ -84,14 +87,17 @@ def check(
     return reports
 
 
-def show(source: ModelRequest, *, models: Sequence[str] = (), inputs: Path | None = None) -> list[Listing]:
+def show(
+    source: ModelRequest, *, models: Sequence[str] = (), inputs: Path | None = None, batch: BatchChoice = "auto"
+) -> list[Listing]:
     """Return name, inputs and outputs of the chosen models; of all models of an input file if none is chosen.
 
     An input file is only read. A Python model is run, as its outputs need not be declared."""
     if resolve.is_python(source):
         (name,) = resolve.choose_models(source, models)
         seed = derive_seed(0, "warmup")
-        model_source = detect_inner_autograd(resolve.load(source, name, read_inputs(inputs) if inputs else None), seed)
+        load = functools.partial(resolve.load, source, name, read_inputs(inputs) if inputs else None)
+        model_source = detect_inner_autograd(load_model(load, batch, seed), seed)
         more_seed = derive_seed(0, "more warmup")
         return [summarize_model(warm_up(measure_cost(run_first(model_source, seed), more_seed), more_seed))]
     return [input_file.build_listing(source, name) for name in models or input_file.list_model_names(source)]

@@ -15,6 +15,7 @@ from exporter.capture.newton_capture import compile_descent
 from exporter.common.errors import UsageError, suggest_names
 from exporter.frontends import python_factory, resolve
 from exporter.frontends.model_request import ModelRequest
+from exporter.model.eager.batch_choice import BatchChoice, choose_batch
 from exporter.model.eager.per_element import make_per_element, select_parameters
 from exporter.model.implicit.newton_solver import OnFailure, find_solvers
 from exporter.model.source import Source
@@ -25,17 +26,21 @@ def resolve_sources(
     models: Sequence[str],
     inputs: Path | InputValues | None,
     per_element: Sequence[str],
+    batch: BatchChoice,
     seed: int,
 ) -> list[Callable[[], Source]]:
     """Return one function for each model, which loads it when called.
 
-    ``per_element`` are patterns of parameters that become inputs; ``inputs`` may hold values of those it names."""
+    ``per_element`` are patterns of parameters that become inputs; ``inputs`` may hold values of those it names.
+    ``batch`` says whether a model without a signature has one."""
     values = (read_inputs(inputs) if isinstance(inputs, Path) else inputs) or None
     own_values = {name: value for name, value in (values or {}).items() if name in per_element}
     # A file may hold values of parameters alone.
     example_inputs = {name: value for name, value in (values or {}).items() if name not in own_values} or None
     return [
-        functools.partial(_load_per_element, load, per_element, own_values, seed)
+        functools.partial(
+            _load_per_element, functools.partial(load_model, load, batch, seed), per_element, own_values, seed
+        )
         for load in _list_loads(source, models, example_inputs)
     ]
 
@@ -52,6 +57,15 @@ def _list_loads(
         return [lambda: python_factory.source_from_callable(source, inputs)]
     names = resolve.choose_models(source, models)
     return [functools.partial(resolve.load, source, name, inputs, compile_descent) for name in names]
+
+
+def load_model(load: Callable[[], Source], batch: BatchChoice, seed: int) -> Source:
+    """Load a model, and choose whether it has a batch."""
+    source = load()
+    if source.whole_call and batch == "auto":
+        # Gradients that a model takes itself need a run with autograd.
+        source = detect_inner_autograd(source, seed)
+    return choose_batch(source, batch, seed)
 
 
 def _load_per_element(

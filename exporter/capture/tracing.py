@@ -55,7 +55,7 @@ def check_constant_outputs(warm: Warmup, module: torch.jit.ScriptModule) -> None
             where = find_forward_line(warm.source)
             got = f"shape {list(spec.shape)} at every batch size, computed from the inputs"
             expected = "shape [batch, ...], or an output that does not depend on the inputs"
-            mend = "declare batch_ndim=0 in the signature if the elements of a batch depend on each other"
+            mend = "if the elements of a batch depend on each other: --batch no, or batch_ndim=0 in its signature"
             raise CaptureError(what, check="batch", where=where, got=got, expected=expected, mend=mend)
 
 

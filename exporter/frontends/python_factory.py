@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,13 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter.archive.contract import Origin
+from exporter.archive.contract import Finding, Origin
 from exporter.archive.input_files import InputValues, align_inputs, order_inputs, to_tensor
 from exporter.archive.tensor_spec import Signature, infer_spec, name_dtype
-from exporter.common.errors import SourceError, TorchferryError, UsageError, suggest_names, summarize_error
+from exporter.common.errors import SourceError, TorchferryError, suggest_names, summarize_error
 from exporter.common.source_paths import STAND_IN, strip_stand_in
 from exporter.frontends import source_files
 from exporter.model.argument_binding import BoundForward, list_argument_names, list_required_names
+from exporter.model.eager.batch_choice import make_whole_shapes_finding
 from exporter.model.function_model import FunctionModule, takes_tensors
 from exporter.model.source import Inputs, Source
 
@@ -82,7 +84,8 @@ def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, cod
         module.eval()
     _check_parameters(module, where)
     examples = inputs if inputs is not None else getattr(module, "example_inputs", None)
-    signature, calls = _resolve_variables(module, examples, where)
+    variables = _resolve_variables(module, examples, where)
+    signature = variables.signature
     return Source(
         name=name,
         module=BoundForward(module, [spec.name for spec in signature.inputs], name),
@@ -91,7 +94,9 @@ def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, cod
         outputs=signature.outputs,
         declares_outputs=bool(signature.outputs),
         batch_ndim=signature.batch_ndim if signature.inputs else 0,
-        calls=calls,
+        calls=variables.calls,
+        whole_call=variables.whole_call,
+        findings=variables.findings,
         # The default dtype after the import of the user's file, which may set another.
         default_dtype=torch.get_default_dtype(),
         origin=Origin("python", "torch", torch.__version__, name, sha256, list_refused(module_name), revision, digests),
@@ -236,7 +241,17 @@ def _make_error(what: str, where: str, error: BaseException) -> SourceError:
     return SourceError(f"{what} fails", where=line or where, got=summarize_error(error), mend=mend)
 
 
-def _resolve_variables(module: nn.Module, values: Any, where: str) -> tuple[Signature, tuple[Inputs, ...]]:
+@dataclass(frozen=True)
+class _Variables:
+    """A signature, declared or inferred; the example inputs as calls; ``whole_call`` and ``findings`` of ``Source``."""
+
+    signature: Signature
+    calls: tuple[Inputs, ...] = ()
+    whole_call: Inputs = ()
+    findings: tuple[Finding, ...] = ()
+
+
+def _resolve_variables(module: nn.Module, values: Any, where: str) -> _Variables:
     """Return the declared signature, else one inferred from ``values`` by name; and ``values`` as a call."""
     signature = getattr(module, "signature", None)
     if signature is not None:
@@ -244,8 +259,8 @@ def _resolve_variables(module: nn.Module, values: Any, where: str) -> tuple[Sign
             got, expected = type(signature).__name__, "torchferry.Signature.of({'x': (3,)}, {'y': ()})"
             raise SourceError("module.signature is not a Signature", where=where, got=got, expected=expected)
         if values is None or not signature.inputs:
-            return signature, ()
-        return signature, (align_inputs(values, signature.inputs, signature.batch_ndim),)
+            return _Variables(signature)
+        return _Variables(signature, (align_inputs(values, signature.inputs, signature.batch_ndim),))
     names = list_argument_names(module)
     if values is None:
         raise SourceError(
@@ -264,12 +279,23 @@ def _resolve_variables(module: nn.Module, values: Any, where: str) -> tuple[Sign
         required = set(list_required_names(module))
         values = order_inputs(values, [n for n in names if n in required or n in values])
     tensors = {name: _to_example_tensor(name, value, module) for name, value in values.items()}
-    flat = [name for name, tensor in tensors.items() if tensor.ndim == 0]
-    if flat:
-        what = f"example input {flat[0]!r} has no batch dimension"
-        raise UsageError(what, where=where, got="shape []", expected="shape [batch, ...]")
+    if reason := _explain_whole_shapes(tensors):
+        specs = tuple(infer_spec(name, tensor) for name, tensor in tensors.items())
+        findings = (make_whole_shapes_finding(reason),)
+        return _Variables(Signature(specs, batch_ndim=0), (tuple(tensors.values()),), findings=findings)
     specs = tuple(infer_spec(name, tensor, 1) for name, tensor in tensors.items())
-    return Signature(specs), (align_inputs(tensors, specs, 1),)
+    return _Variables(Signature(specs), (align_inputs(tensors, specs, 1),), tuple(tensors.values()))
+
+
+def _explain_whole_shapes(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return why example inputs have no batch; empty if they share a leading size, or have 1 there."""
+    for name, tensor in tensors.items():
+        if tensor.ndim == 0:
+            return f"example input {name!r} has shape []"
+    if len({tensor.shape[0] for tensor in tensors.values()} - {1}) > 1:
+        sizes = ", ".join(f"{name!r}: {tensor.shape[0]}" for name, tensor in tensors.items())
+        return f"example inputs have different leading sizes: {sizes}"
+    return ""
 
 
 def _to_example_tensor(name: str, value: Any, module: nn.Module) -> torch.Tensor:

@@ -28,7 +28,8 @@ class Source:
     contract's parameter names: a source may wrap the user's module. ``outputs`` may be empty or lack shapes; warmup
     finds them, and requires them of the model where ``declares_outputs``. ``calls`` are recorded or given inputs, with
     ``batch_ndim`` leading dimensions; ``default_dtype`` is the one under which the model should run. ``per_element``
-    are inputs that are parameters of the user's module, which ``take_back`` makes parameters again."""
+    are inputs that are parameters of the user's module, which ``take_back`` makes parameters again. ``whole_call`` are
+    the given inputs in their whole shapes, of a model of which nobody has said that it has a batch."""
 
     name: str
     module: Callable[..., Any]
@@ -39,6 +40,7 @@ class Source:
     declares_outputs: bool = False
     batch_ndim: int = 1
     calls: tuple[Inputs, ...] = ()
+    whole_call: Inputs = ()
     default_dtype: torch.dtype = torch.float32
     findings: tuple[Finding, ...] = ()
     per_element: tuple[str, ...] = ()

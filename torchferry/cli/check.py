@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Option
 
 from torchferry.cli.options import (
     AllowOption,
+    BatchOption,
     BudgetOption,
     DriverOption,
     DtypeOption,
@@ -26,6 +27,9 @@ from torchferry.cli.output import out, print_findings, print_json
 from torchferry.cli.progress import show_steps
 from torchferry.cli.startup import pause_collection
 
+if TYPE_CHECKING:
+    from exporter.model.eager.batch_choice import BatchChoice
+
 
 def command(
     source: SourceArgument,
@@ -36,6 +40,7 @@ def command(
     dtype: DtypeOption = "",
     inputs: InputsOption = None,
     per_element: PerElementOption = None,
+    batch: BatchOption = "auto",
     seed: SeedOption = 0,
     allow: AllowOption = None,
     second_opinion: Annotated[
@@ -71,6 +76,7 @@ def command(
             models=model or [],
             inputs=inputs,
             per_element=per_element or [],
+            batch=cast("BatchChoice", batch),
             seed=seed,
             allow=allow or [],
             second_opinion=second_opinion,

@@ -13,6 +13,7 @@ from typer import Option
 from exporter.common.source_paths import strip_folders
 from torchferry.cli.options import (
     AllowOption,
+    BatchOption,
     BudgetOption,
     DerivativeOption,
     DeviceOption,
@@ -38,6 +39,7 @@ from torchferry.cli.progress import show_steps
 from torchferry.cli.startup import pause_collection, start_runtime
 
 if TYPE_CHECKING:
+    from exporter.model.eager.batch_choice import BatchChoice
     from exporter.model.implicit.newton_solver import OnFailure
     from exporter.model.source import Listing
     from torchferry.pipeline import Exported
@@ -73,6 +75,7 @@ def command(
         list[str] | None, Option(help="A parameter that stays settable (globs). Default: all that can.")
     ] = None,
     per_element: PerElementOption = None,
+    batch: BatchOption = "auto",
     thorough: ThoroughOption = False,
     budget: BudgetOption = None,
     jobs: JobsOption = None,
@@ -152,6 +155,7 @@ def command(
                 vjp=vjp,
                 parameters=parameter or [],
                 per_element=per_element or [],
+                batch=cast("BatchChoice", batch),
                 differentiable=differentiable,
                 symmetric=symmetric or [],
                 thorough=thorough,

@@ -35,6 +35,10 @@ PerElementOption = Annotated[
     list[str] | None,
     Option("--per-element", help="A parameter of which each element has its own value: an input of its name (globs)."),
 ]
+BatchOption = Annotated[
+    str,
+    Option(help="Whether a model without a signature has a batch: yes, no, or auto, as its inputs and outputs say."),
+]
 SeedOption = Annotated[int, Option(help="Seed of all random draws.")]
 AllowOption = Annotated[
     list[str] | None, Option(help="CHECK:REASON lets a finding of the soundness gate pass; every report shows it.")

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING, cast
 
-from torchferry.cli.options import InputsOption, JsonOption, LoadOption, ModelOption, OverridesArgument, SourceArgument
+from torchferry.cli.options import (
+    BatchOption,
+    InputsOption,
+    JsonOption,
+    LoadOption,
+    ModelOption,
+    OverridesArgument,
+    SourceArgument,
+)
 from torchferry.cli.output import print_json, print_listing
+
+if TYPE_CHECKING:
+    from exporter.model.eager.batch_choice import BatchChoice
 
 
 def command(
@@ -14,6 +26,7 @@ def command(
     model: ModelOption = None,
     load: LoadOption = None,
     inputs: InputsOption = None,
+    batch: BatchOption = "auto",
     json: JsonOption = False,
 ) -> None:
     """List the models of a source: name, inputs and outputs with shapes and types.
@@ -28,7 +41,7 @@ def command(
     from torchferry import soundness_check
 
     request = ModelRequest(source, tuple(overrides or ()), tuple(load or ()))
-    listings = soundness_check.show(request, models=model or [], inputs=inputs)
+    listings = soundness_check.show(request, models=model or [], inputs=inputs, batch=cast("BatchChoice", batch))
     if json:
         print_json([dataclasses.asdict(listing) for listing in listings])
         return

@@ -94,7 +94,7 @@ def evaluate(source: Source, inputs: Inputs, *, attached: bool = False) -> dict[
             got=summarize_error(error),
             expected="outputs for inputs " + "; ".join(f"{s.name} {list(t.shape)} {s.dtype}" for s, t in shapes),
             mend="pass inputs in the range the model is made for: --inputs FILE, or fix its signature (shapes, dtypes)"
-            + "; a leading batch dimension is implied: use batch_ndim=0 if the shapes are full"
+            + "; a batch is implied: if shapes are whole, --batch no, or batch_ndim=0 in its signature"
             * bool(source.batch_ndim)
             + ("; integers were drawn as 0 and 1: a TensorSpec may set sampling=Sampling('uniform', 0, 10)" * integers),
         ) from error

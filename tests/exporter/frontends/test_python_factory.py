@@ -106,13 +106,30 @@ def test_nothing_is_known_of_the_inputs():
     [
         ({"position": [[1.0, 2.0]]}, "missing: 'velocity'"),
         ({"position": [[1.0]], "velocity": [[1.0]], "speed": [1.0]}, "not an input: 'speed'"),
-        ({"position": [[1.0]], "velocity": 3.0}, "no batch dimension"),
-        ({"position": [[1.0], [2.0]], "velocity": [[1.0], [1.0], [1.0]]}, "different batch sizes"),
     ],
 )
 def test_examples_that_do_not_fit(arguments, message):
     with pytest.raises(UsageError, match=message):
         load("plain", arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"position": [[1.0]], "velocity": 3.0}, "'velocity' has shape []"),
+        ({"position": [[1.0], [2.0]], "velocity": [[1.0], [1.0], [1.0]]}, "sizes: 'position': 2, 'velocity': 3"),
+    ],
+)
+def test_examples_without_a_common_leading_size_have_no_batch(arguments, reason):
+    source = load("plain", arguments)
+    assert (source.batch_ndim, source.whole_call) == (0, ())
+    (finding,) = source.findings
+    assert reason in finding.reason
+    # The control: 1 is as good as any size.
+    source = load("plain", {"position": [[1.0], [2.0]], "velocity": [[1.0]]})
+    assert (source.batch_ndim, source.findings) == (1, ())
+    assert [list(t.shape) for t in source.calls[0]] == [[2, 1], [2, 1]]
+    assert [list(t.shape) for t in source.whole_call] == [[2, 1], [1, 1]]
 
 
 def test_given_inputs_are_the_warmup_case(tmp_path):
