@@ -22,7 +22,8 @@ from exporter.capture.origin_tracking import OriginTracker, get_user_line, relab
 from exporter.capture.symbolic_guards import SizeGuardRecorder
 from exporter.capture.value_reads import ValueRead
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
-from exporter.model.eager.evaluation import deterministic_kernels, user_traceback_location
+from exporter.common.user_code import user_traceback_location
+from exporter.model.eager.evaluation import deterministic_kernels
 
 # Operations that only rearrange or query, which are not counted.
 _FREE = ("detach", "alias", "sym_size", "sym_numel", "sym_stride", "lift_fresh_copy")

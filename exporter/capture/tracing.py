@@ -21,13 +21,12 @@ from exporter.capture.scripting import compile_submodule, find_marked_modules
 from exporter.capture.value_reads import ValueReadRecorder, fresh_constants
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
 from exporter.common.torch_hooks import patch_forward
-from exporter.common.user_code import user_source_location
+from exporter.common.user_code import user_source_location, user_traceback_location
 from exporter.model.eager.evaluation import (
     evaluate,
     expand_constants,
     find_forward_line,
     normalize_outputs,
-    user_traceback_location,
 )
 from exporter.model.eager.warmup import Warmup
 from exporter.model.source import Inputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -40,3 +41,10 @@ def user_source_location() -> str:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def user_traceback_location(error: BaseException) -> str:
+    """Return ``file:line`` of the innermost frame of an exception that is neither torch's nor torchferry's."""
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    user_places = [f"{name}:{line}" for name, line in places if not name.startswith(INTERNAL_PATH_PREFIXES)]
+    return user_places[-1] if user_places else ""

@@ -24,8 +24,9 @@ from exporter.capture.value_reads import Change, ValueRead, ValueReadRecorder
 from exporter.common.errors import TorchferryError, summarize_error
 from exporter.common.forking import time_limit
 from exporter.common.torch_hooks import patch_forward
+from exporter.common.user_code import user_traceback_location
 from exporter.graph.torch_nodes import find_location, iterate_nodes
-from exporter.model.eager.evaluation import evaluate, normalize_outputs, user_traceback_location
+from exporter.model.eager.evaluation import evaluate, normalize_outputs
 from exporter.model.source import Inputs, Source
 from exporter.soundness.data_dependence import SIZE, Dependence
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
@@ -15,8 +14,9 @@ from torch.backends import opt_einsum
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exporter.archive.tensor_spec import FLOATING
+from exporter.common.control_flow import run_control_flow
 from exporter.common.errors import CaptureError, TorchferryError, WarmupError, summarize_error
-from exporter.common.user_code import INTERNAL_PATH_PREFIXES
+from exporter.common.user_code import user_traceback_location
 from exporter.model.source import Inputs, Source
 
 
@@ -35,7 +35,7 @@ def eager_context(source: Source) -> Iterator[None]:
     torch.set_default_dtype(source.default_dtype)
     torch.set_num_threads(1)
     try:
-        with torch.set_grad_enabled(source.uses_autograd), preserve_grads(source):
+        with torch.set_grad_enabled(source.uses_autograd), preserve_grads(source), run_control_flow():
             with deterministic_kernels() if source.uses_autograd else contextlib.nullcontext():
                 yield
     finally:
@@ -105,13 +105,6 @@ def evaluate_on_copies(source: Source, inputs: Inputs) -> dict[str, torch.Tensor
     """Return copies of the outputs by name for copies of these inputs. Call it under ``eager_context``."""
     outputs = evaluate(source, tuple(t.clone() for t in inputs))
     return {name: value.detach().clone() for name, value in outputs.items()}
-
-
-def user_traceback_location(error: BaseException) -> str:
-    """Return ``file:line`` of the innermost frame of an exception that is neither torch's nor torchferry's."""
-    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    user_places = [f"{name}:{line}" for name, line in places if not name.startswith(INTERNAL_PATH_PREFIXES)]
-    return user_places[-1] if user_places else ""
 
 
 def expand_constants(

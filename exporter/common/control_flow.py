@@ -1,0 +1,114 @@
+"""torch's control flow of higher order in eager mode and in captures: ``cond``, ``map``, ``scan``, ``while_loop``.
+
+torch itself compiles such a call, also in eager mode, which no trace can follow. Here it is what its definition says:
+``cond`` runs one branch, and in a capture both of them, of whose outputs one is chosen; ``map`` and scans are loops
+over the rows that there are. Source: torch/_higher_order_ops."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils import _pytree as pytree
+
+from exporter.common.errors import CaptureError, TorchferryError, summarize_error
+from exporter.common.user_code import user_source_location, user_traceback_location
+
+CHECK = "control flow"
+_PACKAGE = "torch._higher_order_ops."
+# Operators by module, each with the function that is its definition.
+_DEFINITIONS = {
+    "map": ("map_impl", "map_dense"),
+    "scan": ("scan_op", "scan_op_dense"),
+    "associative_scan": ("associative_scan_op", "associative_scan_op_dense"),
+}
+_SCRIPT = 'compile the submodule from its source: torchferry.mark(..., jit="script")'
+
+
+@contextlib.contextmanager
+def run_control_flow() -> Iterator[None]:
+    """Run control flow of higher order by its definition, without torch's compiler."""
+    original = torch.compiler.is_dynamo_compiling
+
+    def is_compiling() -> bool:
+        # What is asked there is whether to call the operator itself.
+        return str(sys._getframe(1).f_globals.get("__name__")).startswith(_PACKAGE) or original()
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.compiler, "is_dynamo_compiling", is_compiling))
+        # All are imported with torch.
+        stack.enter_context(mock.patch.object(sys.modules[f"{_PACKAGE}cond"], "cond_op", _run_branches))
+        for name, (operator, definition) in _DEFINITIONS.items():
+            module = sys.modules.get(_PACKAGE + name)
+            # Other versions of torch may have other names; such a call is then refused as one that is compiled.
+            if hasattr(module, operator) and hasattr(module, definition):
+                stack.enter_context(mock.patch.object(module, operator, getattr(module, definition)))
+        loops: Any = sys.modules[f"{_PACKAGE}while_loop"]
+        stack.enter_context(mock.patch.object(loops, "while_loop_op", functools.partial(_run_loop, loops)))
+        yield
+
+
+def _run_loop(operators: Any, *arguments: Any) -> Any:
+    if _is_captured():
+        what, got = "torch.while_loop runs as often as data say", "a capture, which would keep one number"
+        expected, mend = "a number of steps that is the same for all data", f"write a Python loop, and {_SCRIPT}"
+        raise CaptureError(what, check=CHECK, where=user_source_location(), got=got, expected=expected, mend=mend)
+    return operators.while_loop_dense(*arguments)
+
+
+def _run_branches(
+    predicate: Any, true_branch: Callable[..., Any], false_branch: Callable[..., Any], operands: Sequence[Any] = ()
+) -> Any:
+    """Run the branch that a predicate chooses; both, where a capture has to serve all data."""
+    if not _is_captured():
+        return true_branch(*operands) if bool(predicate) else false_branch(*operands)
+    results = [pytree.tree_flatten(_run_branch(branch, operands)) for branch in (true_branch, false_branch)]
+    (true_leaves, structure), (false_leaves, other_structure) = results
+    descriptions = [[_describe(leaf) for leaf in leaves] for leaves, _ in results]
+    if structure != other_structure or descriptions[0] != descriptions[1]:
+        raise CaptureError(
+            "the branches of torch.cond give different outputs",
+            check=CHECK,
+            where=user_source_location(),
+            got=" and ".join(", ".join(texts) or "none" for texts in descriptions),
+            expected="tensors of one shape and dtype from both branches",
+            mend="convert what a branch returns: .to(dtype), .expand(shape)",
+        )
+    chosen = predicate.reshape(()) if isinstance(predicate, torch.Tensor) else predicate
+    pairs = zip(true_leaves, false_leaves, strict=True)
+    leaves = [torch.where(chosen, a, b) if isinstance(a, torch.Tensor) else a for a, b in pairs]
+    return pytree.tree_unflatten(leaves, structure)
+
+
+def _run_branch(branch: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    try:
+        return branch(*operands)
+    except TorchferryError:
+        raise
+    except Exception as error:
+        what, expected = "a branch of torch.cond fails on data of the other", "branches that run on all data"
+        where, mend = user_traceback_location(error), f"make both safe: torch.where, clamp; or {_SCRIPT}"
+        raise CaptureError(
+            what, check=CHECK, where=where, got=summarize_error(error), expected=expected, mend=mend
+        ) from error
+
+
+def _describe(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return f"{list(map(int, leaf.shape))} {str(leaf.dtype).removeprefix('torch.')}"
+    return repr(leaf)
+
+
+def _is_captured() -> bool:
+    """Return whether a graph is recorded, or tensors have no values."""
+    functorch: Any = sys.modules["torch._C._functorch"]
+    return (
+        torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or functorch.peek_interpreter_stack() is not None
+    )
