@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,12 +17,20 @@ import torch
 from torch import nn
 
 from exporter.archive.contract import Finding, Origin
+from exporter.archive.format_limits import MAX_TEXT
 from exporter.archive.input_files import InputValues, align_inputs, order_inputs, to_tensor
 from exporter.archive.tensor_spec import Signature, infer_spec, name_dtype
 from exporter.common.errors import SourceError, TorchferryError, suggest_names, summarize_error
 from exporter.common.source_paths import STAND_IN, strip_stand_in
 from exporter.frontends import source_files
-from exporter.model.argument_binding import BoundForward, list_argument_names, list_required_names
+from exporter.model.argument_binding import (
+    BoundForward,
+    call_by_names,
+    list_argument_names,
+    list_required_names,
+    list_variadic_names,
+)
+from exporter.model.argument_structures import ArgumentStructures
 from exporter.model.eager.batch_choice import make_whole_shapes_finding
 from exporter.model.function_model import FunctionModule, takes_tensors
 from exporter.model.source import Inputs, Source
@@ -88,7 +96,7 @@ def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, cod
     signature = variables.signature
     return Source(
         name=name,
-        module=BoundForward(module, [spec.name for spec in signature.inputs], name),
+        module=variables.bind(module, name),
         parameter_module=module,
         inputs=signature.inputs,
         outputs=signature.outputs,
@@ -243,12 +251,21 @@ def _make_error(what: str, where: str, error: BaseException) -> SourceError:
 
 @dataclass(frozen=True)
 class _Variables:
-    """A signature, declared or inferred; the example inputs as calls; ``whole_call`` and ``findings`` of ``Source``."""
+    """A signature, declared or inferred; the example inputs as calls; ``whole_call`` and ``findings`` of ``Source``;
+    the ``structures`` of arguments that hold several variables."""
 
     signature: Signature
     calls: tuple[Inputs, ...] = ()
     whole_call: Inputs = ()
     findings: tuple[Finding, ...] = ()
+    structures: ArgumentStructures | None = None
+
+    def bind(self, module: nn.Module, name: str) -> Callable[..., Any]:
+        """Return the function of the variables that calls the module."""
+        structures = self.structures
+        if structures is None:
+            return BoundForward(module, [spec.name for spec in self.signature.inputs], name)
+        return structures.bind(lambda *values: call_by_names(module, structures.arguments, values))
 
 
 def _resolve_variables(module: nn.Module, values: Any, where: str) -> _Variables:
@@ -277,14 +294,22 @@ def _resolve_variables(module: nn.Module, values: Any, where: str) -> _Variables
     if names:
         # Optional arguments without an example keep their default.
         required = set(list_required_names(module))
-        values = order_inputs(values, [n for n in names if n in required or n in values])
-    tensors = {name: _to_example_tensor(name, value, module) for name, value in values.items()}
+        accepted = (*names, *list_variadic_names(module))
+        values = order_inputs(values, [n for n in accepted if n in required or n in values])
+    structures = ArgumentStructures(values, where)
+    fixed = tuple(
+        Finding("arguments", f"{place!r} is fixed", reason=f"it is {value!r} and no tensor"[:MAX_TEXT])
+        for place, value in structures.fixed.items()
+    )
+    tensors = {name: _to_example_tensor(name, value, module) for name, value in structures.tensors.items()}
+    kept = None if structures.is_flat else structures
     if reason := _explain_whole_shapes(tensors):
         specs = tuple(infer_spec(name, tensor) for name, tensor in tensors.items())
-        findings = (make_whole_shapes_finding(reason),)
-        return _Variables(Signature(specs, batch_ndim=0), (tuple(tensors.values()),), findings=findings)
+        findings = (*fixed, make_whole_shapes_finding(reason))
+        return _Variables(Signature(specs, batch_ndim=0), (tuple(tensors.values()),), (), findings, kept)
     specs = tuple(infer_spec(name, tensor, 1) for name, tensor in tensors.items())
-    return _Variables(Signature(specs), (align_inputs(tensors, specs, 1),), tuple(tensors.values()))
+    calls = (align_inputs(tensors, specs, 1),) if specs else ()
+    return _Variables(Signature(specs), calls, tuple(tensors.values()), fixed, kept)
 
 
 def _explain_whole_shapes(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,19 @@ def list_argument_names(module: nn.Module) -> list[str]:
 def list_required_names(module: nn.Module) -> list[str]:
     """Return the names of ``list_argument_names`` that have no default."""
     return [p.name for p in _read_parameters(module) if p.kind in NAMED_KINDS and p.default is Parameter.empty]
+
+
+def list_variadic_names(module: nn.Module) -> list[str]:
+    """Return the names of ``*args`` and ``**kwargs`` of ``forward``."""
+    return [p.name for p in _read_parameters(module) if p.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+
+
+def call_by_names(module: nn.Module, names: Sequence[str], values: Sequence[Any]) -> Any:
+    """Call a module with values of arguments by name; those of ``*args`` and ``**kwargs`` are a tuple and a dict.
+
+    Arguments are passed by position if possible, so that hooks see them."""
+    bound = inspect.BoundArguments(inspect.signature(module.forward), OrderedDict(zip(names, values, strict=True)))
+    return module(*bound.args, **bound.kwargs)
 
 
 class BoundForward:

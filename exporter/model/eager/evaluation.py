@@ -17,6 +17,7 @@ from exporter.archive.tensor_spec import FLOATING
 from exporter.common.control_flow import run_control_flow
 from exporter.common.errors import CaptureError, TorchferryError, WarmupError, summarize_error
 from exporter.common.user_code import user_traceback_location
+from exporter.model.argument_structures import flatten_value
 from exporter.model.source import Inputs, Source
 
 
@@ -133,6 +134,7 @@ def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
         outputs = dict(zip(names, result, strict=True))
     else:
         outputs = {(declared or ["output"])[0]: result}
+    outputs = _flatten_outputs(outputs)
     for name, value in outputs.items():
         is_tensor = isinstance(value, torch.Tensor) and isinstance(name, str)
         if is_tensor and value.layout == torch.strided:
@@ -159,6 +161,16 @@ def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
             raise CaptureError(what, check="outputs", got=", ".join(outputs), expected=", ".join(declared))
         outputs = {name: outputs[name] for name in declared}
     return outputs
+
+
+def _flatten_outputs(outputs: dict[Any, Any]) -> dict[Any, Any]:
+    """Return outputs with those that hold several values taken apart; what is None is left out."""
+    if all(isinstance(value, torch.Tensor) for value in outputs.values()):
+        return outputs
+    flat: dict[Any, Any] = {}
+    for name, value in outputs.items():
+        flat |= flatten_value(name, value) if isinstance(value, (list, tuple, Mapping)) else {name: value}
+    return {name: value for name, value in flat.items() if value is not None}
 
 
 def find_forward_line(source: Source) -> str:

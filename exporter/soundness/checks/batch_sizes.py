@@ -214,4 +214,6 @@ def _make_finding(
             writer = "one of torch's own formulas or transforms writes it"
             what = f"the capture keeps the {size_type} size that it saw: {writer}"
     evidence = "; ".join(filter(None, (cause, f"at {size_text}: {mismatch}")))
-    return make_refusal(CHECK, what, where or find_forward_line(source), evidence, _MEND)
+    # Nobody has said that it has a batch.
+    mend = f"{_MEND}; or --batch no, for the shapes of the examples alone" if source.whole_call else _MEND
+    return make_refusal(CHECK, what, where or find_forward_line(source), evidence, mend)

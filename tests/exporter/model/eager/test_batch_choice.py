@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import torchferry
-from exporter.common.errors import MismatchError, UsageError
+from exporter.common.errors import MismatchError, UnsoundError, UsageError
 from exporter.frontends import python_factory
 from exporter.model.eager.batch_choice import CHECK, choose_batch
 from exporter.model.source import Source
@@ -94,6 +94,18 @@ def test_a_file_of_whole_shapes(model, tmp_path):
     x = torch.randn(5, 3, dtype=F)
     result = torchferry.load(exported.path).call("forward", {"x": x, "weight": EXAMPLES["weight"]})
     torch.testing.assert_close(result["loss"], x.square().sum())
+
+
+def test_a_size_that_decides_is_one_of_whole_shapes(tmp_path):
+    class BySize(nn.Module):
+        def forward(self, x):
+            return {"y": x * 2 if x.shape[0] == 5 else x}
+
+    examples = {"x": EXAMPLES["x"]}
+    with pytest.raises(UnsoundError, match=r"batch size is read(.|\n)*--batch no"):
+        torchferry.export(BySize(), inputs=examples, output=tmp_path / "m.pt")
+    (exported,) = torchferry.export(BySize(), inputs=examples, output=tmp_path / "m.pt", batch="no")
+    assert torch.equal(torchferry.load(exported.path).call("forward", examples)["y"], 2 * examples["x"])
 
 
 def test_rows_that_depend_on_each_other_are_no_batch(tmp_path):
