@@ -177,7 +177,7 @@ def run_tasks(tasks: Sequence[Task], export: Export, executor: Callable[[], Exec
 def _run_in_pool(pool: Executor, tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]) -> Rows:
     """Run tasks in one pool. A process that dies ends its whole pool, so unfinished tasks are run once more, each in a
     pool of its own."""
-    unfinished = dict.fromkeys(tasks)
+    unfinished, is_interrupted = dict.fromkeys(tasks), False
     futures = {pool.submit(run_task, task, export): task for task in tasks}
     try:
         for future in as_completed(futures):
@@ -188,12 +188,14 @@ def _run_in_pool(pool: Executor, tasks: Sequence[Task], export: Export, executor
             del unfinished[futures[future]]
             yield futures[future], row
     except (KeyboardInterrupt, GeneratorExit):
+        is_interrupted = True
         for process in list((getattr(pool, "_processes", None) or {}).values()):
             process.terminate()
         raise
     finally:
-        # Not a with block: leaving one would wait for the tasks that are cancelled here.
-        pool.shutdown(wait=True, cancel_futures=True)
+        # Not a with block: leaving one would wait for the tasks that are cancelled here. Nor does an interrupt wait for
+        # processes that end: the report of what is done is still to be written.
+        pool.shutdown(wait=not is_interrupted, cancel_futures=True)
     for task in unfinished:
         with executor() as alone:
             try:

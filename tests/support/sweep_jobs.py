@@ -1,12 +1,16 @@
 """Exports that a sweep runs in processes of its own, which import this file by its name."""
 
 import os
+import signal
+import time
 from typing import Any
 
 import torchferry
 from exporter.archive.contract import Bounds
 from runtime_checks.comparison import Comparison
 from runtime_checks.report import OutputResult
+
+DEAF_SECONDS = 20.0
 
 
 class FakeReport:
@@ -35,4 +39,12 @@ def fake_export(source, *, models, output, seed) -> Any:
 def dies_on_rate_b(source, *, models, output, seed) -> Any:
     if models == ["rate_b"]:
         os._exit(9)
+    return [FakeExported()]
+
+
+def goes_on_at_rate_b(source, *, models, output, seed) -> Any:
+    """It does not hear that it is to end, as in a long call of torch."""
+    if models == ["rate_b"]:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(DEAF_SECONDS)
     return [FakeExported()]

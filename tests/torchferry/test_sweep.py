@@ -1,12 +1,13 @@
 import json
 import shutil
+import time
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 from project import RATES
-from sweep_jobs import dies_on_rate_b, fake_export
+from sweep_jobs import DEAF_SECONDS, dies_on_rate_b, fake_export, goes_on_at_rate_b
 
 from exporter.common.errors import UsageError
 from torchferry import sweep
@@ -88,6 +89,19 @@ def test_an_interrupt_leaves_a_report_of_what_was_done(folder, tmp_path):
     models = [m["model"] for m in report["models"]]
     assert models[0] == ""
     assert "rate_c" not in models
+
+
+def test_an_interrupt_does_not_wait_for_a_process_that_goes_on(folder, tmp_path):
+    def interrupt(row) -> None:
+        raise KeyboardInterrupt
+
+    (folder / "broken.i").unlink()
+    start, pools = time.perf_counter(), sweep.make_pool_factory(2)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep([folder], tmp_path / "out", goes_on_at_rate_b, pools, watch=lambda total: interrupt)
+    assert time.perf_counter() - start < DEAF_SECONDS / 2
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [m["verdict"] for m in report["models"]] == ["verified"]
 
 
 def test_nothing_to_sweep(tmp_path):
