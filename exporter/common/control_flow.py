@@ -67,8 +67,12 @@ def _run_branches(
     predicate: Any, true_branch: Callable[..., Any], false_branch: Callable[..., Any], operands: Sequence[Any] = ()
 ) -> Any:
     """Run the branch that a predicate chooses; both, where a capture has to serve all data."""
-    if not _is_captured():
-        return true_branch(*operands) if bool(predicate) else false_branch(*operands)
+    if isinstance(predicate, torch.Tensor) and predicate.numel() != 1:
+        got, expected = f"shape {list(map(int, predicate.shape))}", "a single element"
+        what, mend = "the predicate of torch.cond has several elements", "torch.where, or predicate.any()"
+        raise CaptureError(what, check=CHECK, where=user_source_location(), got=got, expected=expected, mend=mend)
+    if not isinstance(predicate, torch.Tensor) or not _is_captured():
+        return true_branch(*operands) if predicate else false_branch(*operands)
     results = [pytree.tree_flatten(_run_branch(branch, operands)) for branch in (true_branch, false_branch)]
     (true_leaves, structure), (false_leaves, other_structure) = results
     descriptions = [[_describe(leaf) for leaf in leaves] for leaves, _ in results]
@@ -81,15 +85,22 @@ def _run_branches(
             expected="tensors of one shape and dtype from both branches",
             mend="convert what a branch returns: .to(dtype), .expand(shape)",
         )
-    chosen = predicate.reshape(()) if isinstance(predicate, torch.Tensor) else predicate
+    chosen = predicate.reshape(()).to(torch.bool)
     pairs = zip(true_leaves, false_leaves, strict=True)
     leaves = [torch.where(chosen, a, b) if isinstance(a, torch.Tensor) else a for a, b in pairs]
     return pytree.tree_unflatten(leaves, structure)
 
 
 def _run_branch(branch: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    tensors = [leaf for leaf in pytree.tree_leaves(operands) if isinstance(leaf, torch.Tensor)]
+    versions = [tensor._version for tensor in tensors]
     try:
-        return branch(*operands)
+        result = branch(*operands)
+        if versions != [tensor._version for tensor in tensors]:
+            what, got = "a branch of torch.cond writes to an operand", "a capture, in which both branches run"
+            expected, mend = "branches that return what they compute", "work on a copy: x = x.clone()"
+            raise CaptureError(what, check=CHECK, where=user_source_location(), got=got, expected=expected, mend=mend)
+        return result
     except TorchferryError:
         raise
     except Exception as error:

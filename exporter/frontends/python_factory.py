@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from exporter.archive.contract import Finding, Origin
 from exporter.archive.format_limits import MAX_TEXT
 from exporter.archive.input_files import InputValues, align_inputs, order_inputs, to_tensor
 from exporter.archive.tensor_spec import Signature, infer_spec, name_dtype
-from exporter.common.errors import SourceError, TorchferryError, suggest_names, summarize_error
+from exporter.common.errors import SourceError, TorchferryError, UsageError, suggest_names, summarize_error
 from exporter.common.source_paths import STAND_IN, strip_stand_in
 from exporter.frontends import source_files
 from exporter.model.argument_binding import (
@@ -114,8 +115,11 @@ def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, cod
 def _check_parameters(module: nn.Module, where: str) -> None:
     """Raise ``SourceError`` for a parameter that has several elements in one place of memory: it cannot be set."""
     for name, parameter in module.named_parameters():
-        if parameter.layout == torch.strided and any(
-            size > 1 and stride == 0 for size, stride in zip(parameter.shape, parameter.stride(), strict=True)
+        # One that is lazy has no shape yet; the first call reports it.
+        if (
+            not is_lazy(parameter)
+            and parameter.layout == torch.strided
+            and any(size > 1 and stride == 0 for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
         ):
             raise SourceError(
                 f"parameter {name!r} is an expanded view: several of its elements are one number",
@@ -298,7 +302,7 @@ def _resolve_variables(module: nn.Module, values: Any, where: str) -> _Variables
         values = order_inputs(values, [n for n in accepted if n in required or n in values])
     structures = ArgumentStructures(values, where)
     fixed = tuple(
-        Finding("arguments", f"{place!r} is fixed", reason=f"it is {value!r} and no tensor"[:MAX_TEXT])
+        Finding("arguments", f"{place!r} is fixed", reason=f"it is {value!r}, and no tensor"[:MAX_TEXT])
         for place, value in structures.fixed.items()
     )
     tensors = {name: _to_example_tensor(name, value, module) for name, value in structures.tensors.items()}
@@ -328,6 +332,10 @@ def _to_example_tensor(name: str, value: Any, module: nn.Module) -> torch.Tensor
     if isinstance(value, torch.Tensor):
         return value
     if hasattr(value, "__array__"):
-        return torch.as_tensor(value)
+        try:
+            return torch.as_tensor(value)
+        except TypeError as error:
+            what, expected = f"input {name!r} is not an array of numbers", "a tensor, or an array of numbers"
+            raise UsageError(what, got=summarize_error(error), expected=expected) from None
     floating = (p.dtype for p in module.parameters() if p.dtype.is_floating_point)
     return to_tensor(name, value, name_dtype(next(floating, torch.float64)))

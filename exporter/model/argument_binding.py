@@ -47,6 +47,8 @@ def call_by_names(module: nn.Module, names: Sequence[str], values: Sequence[Any]
 
     Arguments are passed by position if possible, so that hooks see them."""
     bound = inspect.BoundArguments(inspect.signature(module.forward), OrderedDict(zip(names, values, strict=True)))
+    # What is behind an argument that is left out is not reached without its default.
+    bound.apply_defaults()
     return module(*bound.args, **bound.kwargs)
 
 

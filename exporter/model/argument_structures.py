@@ -1,20 +1,20 @@
 """Arguments of ``forward`` that hold several tensors: lists, tuples, dicts, and what torch's pytrees know.
 
-Each tensor in them is a variable of the file, named by its place: ``state.h``, ``layers.0``. Numbers are tensors, too;
-other values are fixed."""
+Each tensor or array in them is a variable of the file, named by its place: ``state.h``, ``layers.0``. Numbers, texts
+and None are fixed, as the user's own call has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from exporter.common.errors import UsageError
+from exporter.common.errors import UsageError, summarize_error
 
 # Values that are no data of a model.
-_FIXED = (bool, str, bytes, type(None))
+_FIXED = (bool, int, float, complex, str, bytes, type(None))
 
 
 class ArgumentStructures:
@@ -28,18 +28,18 @@ class ArgumentStructures:
         self.fixed: dict[str, Any] = {}
         self.arguments = list(values)
         self._structures: list[pytree.TreeSpec] = []
-        self._places: list[str] = []
+        # In order.
+        self._places: dict[str, None] = {}
         for argument, value in values.items():
-            leaves, structure = pytree.tree_flatten_with_path(value, is_leaf=_is_array)
-            self._structures.append(structure)
-            for path, leaf in leaves:
-                self._add_leaf(_name_place(argument, path), leaf, where)
+            self._structures.append(pytree.tree_structure(value, is_leaf=_is_array))
+            for place, leaf in iterate_places(argument, value, is_leaf=_is_array):
+                self._add_leaf(place, leaf, where)
 
     def _add_leaf(self, place: str, leaf: Any, where: str) -> None:
         if place in self._places:
-            what, expected = f"two values have the name {place!r}", "keys without dots, each a text or a number"
-            raise UsageError(what, where=where, expected=expected)
-        self._places.append(place)
+            what, mend = f"two values have the name {place!r}", "give them other keys, without dots"
+            raise UsageError(what, where=where, expected="a name for each value", mend=mend)
+        self._places[place] = None
         if isinstance(leaf, _FIXED):
             self.fixed[place] = leaf
         elif _is_array(leaf):
@@ -53,7 +53,7 @@ class ArgumentStructures:
     @property
     def is_flat(self) -> bool:
         """Return whether each argument is one tensor."""
-        return self._places == self.arguments == list(self.tensors)
+        return list(self._places) == self.arguments == list(self.tensors)
 
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function of the variables, in order, that calls ``function`` with the arguments, in order."""
@@ -68,18 +68,29 @@ class ArgumentStructures:
         return call
 
 
-def flatten_value(name: Any, value: Any) -> dict[Any, Any]:
-    """Return the values that a list, a tuple or a dict holds, named by their places."""
-    leaves, _ = pytree.tree_flatten_with_path(value)
-    return {_name_place(name, path): leaf for path, leaf in leaves}
+def iterate_places(name: Any, value: Any, is_leaf: Callable[[Any], bool] | None = None) -> Iterator[tuple[Any, Any]]:
+    """Yield what a value holds that torch's pytrees take apart, each with its place; the value itself if they do not.
+
+    Raises ``UsageError`` for a class that has no names for its parts, and for a key that is no name."""
+    try:
+        leaves, _ = pytree.tree_flatten_with_path(value, is_leaf=is_leaf)
+    except ValueError as error:
+        what, expected = (
+            f"the parts of {str(name)!r} have no names",
+            "a class that torch's pytrees can name the parts of",
+        )
+        mend = "register_pytree_node(..., flatten_with_keys_fn=...), or torch.export.register_dataclass"
+        raise UsageError(what, got=summarize_error(error), expected=expected, mend=mend) from None
+    for path, leaf in leaves:
+        yield ".".join([name, *(_name_step(name, step) for step in path)]) if path else name, leaf
 
 
 def _is_array(value: Any) -> bool:
-    """Return whether a value is a tensor, an array or a number, or lists of numbers."""
+    """Return whether a value is a tensor or an array, or lists of numbers."""
     if isinstance(value, (list, tuple)):
         is_plain = bool(value) and not hasattr(value, "_fields")
         return is_plain and all(isinstance(v, bool) or _is_number(v) or _is_nested(v) for v in value)
-    return isinstance(value, torch.Tensor) or hasattr(value, "__array__") or _is_number(value)
+    return isinstance(value, torch.Tensor) or hasattr(value, "__array__")
 
 
 def _is_nested(value: Any) -> bool:
@@ -90,11 +101,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, complex)) and not isinstance(value, bool)
 
 
-def _name_place(name: Any, path: tuple[Any, ...]) -> str:
-    return ".".join([str(name), *map(_name_step, path)])
-
-
-def _name_step(step: Any) -> str:
+def _name_step(name: Any, step: Any) -> str:
     if isinstance(step, pytree.SequenceKey):
         return str(step.idx)
-    return str(step.key) if isinstance(step, pytree.MappingKey) else str(step.name)
+    key = step.key if isinstance(step, pytree.MappingKey) else step.name
+    if isinstance(key, (str, int)) and str(key):
+        return str(key)
+    what, expected = f"a key in {str(name)!r} is no name", "keys that are texts or whole numbers"
+    raise UsageError(what, got=repr(key)[:100], expected=expected, mend="give it another key")

@@ -17,7 +17,7 @@ from exporter.archive.tensor_spec import FLOATING
 from exporter.common.control_flow import run_control_flow
 from exporter.common.errors import CaptureError, TorchferryError, WarmupError, summarize_error
 from exporter.common.user_code import user_traceback_location
-from exporter.model.argument_structures import flatten_value
+from exporter.model.argument_structures import iterate_places
 from exporter.model.source import Inputs, Source
 
 
@@ -126,14 +126,18 @@ def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
     elif isinstance(result, tuple) and hasattr(result, "_fields"):
         outputs = result._asdict()  # pyright: ignore[reportAttributeAccessIssue]
     elif isinstance(result, (tuple, list)):
-        names = declared or [f"output_{i}" for i in range(len(result))]
+        # Names that an earlier run gave are those of the tensors in it.
+        is_declared = source.declares_outputs or all(isinstance(value, torch.Tensor) for value in result)
+        names = (is_declared and declared) or [f"output_{i}" for i in range(len(result))]
         if len(names) != len(result):
             what = f"model {source.name!r} does not return the outputs that it declares"
             expected, mend = f"{len(names)}: {', '.join(names)}", "declare every output in the signature, in order"
             raise CaptureError(what, check="outputs", got=f"{len(result)} outputs", expected=expected, mend=mend)
-        outputs = dict(zip(names, result, strict=True))
+        pairs = zip(names, result, strict=True)
+        outputs = {name: value for name, value in pairs if value is not None or source.declares_outputs}
     else:
-        outputs = {(declared or ["output"])[0]: result}
+        is_declared = source.declares_outputs or isinstance(result, torch.Tensor)
+        outputs = {((is_declared and declared) or ["output"])[0]: result}
     outputs = _flatten_outputs(outputs)
     for name, value in outputs.items():
         is_tensor = isinstance(value, torch.Tensor) and isinstance(name, str)
@@ -164,13 +168,18 @@ def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
 
 
 def _flatten_outputs(outputs: dict[Any, Any]) -> dict[Any, Any]:
-    """Return outputs with those that hold several values taken apart; what is None is left out."""
+    """Return outputs with those that hold several values taken apart; what is None in them is left out."""
     if all(isinstance(value, torch.Tensor) for value in outputs.values()):
         return outputs
     flat: dict[Any, Any] = {}
     for name, value in outputs.items():
-        flat |= flatten_value(name, value) if isinstance(value, (list, tuple, Mapping)) else {name: value}
-    return {name: value for name, value in flat.items() if value is not None}
+        for place, leaf in iterate_places(name, value):
+            if place in flat:
+                what, mend = f"two outputs have the name {place!r}", "give them other keys, without dots"
+                raise CaptureError(what, check="outputs", expected="a name for each output", mend=mend)
+            if leaf is not None or place == name:
+                flat[place] = leaf
+    return flat
 
 
 def find_forward_line(source: Source) -> str:

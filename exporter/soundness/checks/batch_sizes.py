@@ -18,8 +18,9 @@ import torch
 
 from exporter.archive.contract import Finding
 from exporter.capture.symbolic_guards import SIZE_COMPARISON
+from exporter.common.errors import CaptureError, TorchferryError
 from exporter.model.eager.dynamic_sizes import MAX_NUMBERS, count_numbers, format_sizes
-from exporter.model.eager.evaluation import eager_context, find_forward_line
+from exporter.model.eager.evaluation import eager_context, evaluate, find_forward_line
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import (
@@ -27,7 +28,6 @@ from exporter.soundness.check_context import (
     find_disagreement,
     locate_divergence,
     make_refusal,
-    run_eager,
 )
 from exporter.soundness.data_dependence import COUNT, SIZE
 from exporter.soundness.footprint import get_class_file, is_user_file
@@ -72,8 +72,13 @@ class _Trials:
             return (), ""
         self.spent += warm.cost.estimate(largest)
         inputs = warm.sampler.draw(sizes, self.generator)
-        expected = run_eager(self.context.source, inputs)
-        if isinstance(expected, str):
+        try:
+            expected = {
+                n: v.clone() for n, v in evaluate(self.context.source, tuple(t.clone() for t in inputs)).items()
+            }
+        except CaptureError as error:
+            return inputs, f"eager mode gives other outputs: {error.details.get('got', error.what)}"
+        except TorchferryError:
             # A size that eager mode refuses is a limit of the model, which warmup records.
             return (), ""
         mismatch = find_disagreement(self.context, inputs, expected=expected)

@@ -11,7 +11,6 @@ import datetime
 import functools
 import getpass
 import io
-import itertools
 import logging
 import os
 import pathlib
@@ -66,8 +65,8 @@ def _say_elsewhere(_: Any) -> str:
     return "elsewhere"
 
 
-# Texts of the user's code that a variable of the environment may be compared with.
-MAX_TEXTS, LONGEST_TEXT = 24, 64
+# Of a text that a variable of the environment may be compared with; and seconds in which such texts are tried.
+LONGEST_TEXT, SECONDS = 64, 1.0
 _VARIABLES = "the environment"
 _NO_FILE = (_make_raiser(OSError("no such file")),)
 _OTHER_TIMES = (_shift_years, lambda v: v + 9_876_543_210.1, lambda _: 0.0)
@@ -146,7 +145,7 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
         topic = probes[i].topic if i >= 0 else "a clock"
         # An answer that changes by itself, with an effect, needs no other answer.
         effect = "" if outputs_equal(first, again) else "equal calls give different outputs"
-        for answer in _list_answers(probes[i], footprint) if i >= 0 else (lambda v: v,):
+        for answer in _list_answers(probes[i], where, source, footprint) if i >= 0 else (lambda v: v,):
             if effect:
                 break
             other_clock = _replace_clock_classes(namespaces, datetime.datetime(1999, 12, 31, 23, 59, 59), {})
@@ -165,16 +164,27 @@ def _check(source: Source, inputs: Inputs) -> list[Finding]:
     return sorted(findings, key=lambda f: f.severity != "unsound")
 
 
-def _list_answers(probe: EnvironmentProbe, footprint: Footprint) -> tuple[Callable[[Any], Any], ...]:
-    """Return the answers to try: of a variable also the texts of the code that ran, one of which it may be compared
-    with."""
+def _list_answers(
+    probe: EnvironmentProbe, where: str, source: Source, footprint: Footprint
+) -> Iterator[Callable[[Any], Any]]:
+    """Yield the answers to try: of a variable also the texts that it may be compared with, for some time.
+
+    Those are in the code that asks, in the globals and attributes that the code reads, and in the rest of the code."""
+    yield from probe.answers
     if (probe.topic, probe.name) != (_VARIABLES, "__getitem__"):
-        return probe.answers
-    constants = (c for code in footprint.codes for c in code.co_consts)
-    flat = (text for c in constants for text in (c if isinstance(c, (tuple, frozenset)) else (c,)))
+        return
+    file, _, line = where.rpartition(":")
+    asking = {c for c in footprint.codes if c.co_filename == file and int(line) in {n for _, _, n in c.co_lines()}}
+    state = [leaf.value for leaf in footprint.read_state(source.parameter_module).values()]
+    constants = [*(c for code in asking for c in code.co_consts), *state]
+    constants += [c for code in footprint.codes if code not in asking for c in code.co_consts]
+    flat = (text for c in constants for text in (c if isinstance(c, (tuple, frozenset, dict)) else (c,)))
     texts = (text for text in flat if isinstance(text, str) and len(text) <= LONGEST_TEXT)
-    chosen = itertools.islice(dict.fromkeys(texts), MAX_TEXTS)
-    return (*probe.answers, *(functools.partial(_give_text, text) for text in chosen))
+    end = time.perf_counter() + SECONDS
+    for text in dict.fromkeys(texts):
+        if time.perf_counter() > end:
+            return
+        yield functools.partial(_give_text, text)
 
 
 def _give_text(text: str, _: Any) -> str:

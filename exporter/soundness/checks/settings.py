@@ -105,8 +105,11 @@ def _put_everywhere(namespace: dict[str, Any], name: str, original: Any, value: 
 def _iter_user_settings(footprint: Footprint, source: Source) -> Iterator[Setting]:
     ran = {(code.co_filename, code.co_name, code.co_firstlineno) for code in footprint.codes}
     setters: dict[str, str] = {}
+    closures: set[str] = set()
     for file in _find_files(footprint):
-        rows = (*_find_setters(file), *_find_closure_setters(file))
+        variables, closure_setters = _find_closures(file)
+        closures |= variables
+        rows = (*_find_setters(file), *closure_setters)
         setters.update((stored, setter) for stored, setter, first in rows if (file, setter, first) not in ran)
     if not setters:
         return
@@ -116,7 +119,10 @@ def _iter_user_settings(footprint: Footprint, source: Source) -> Iterator[Settin
         name = next(filter(None, root.groups()), "") if root else ""
         # "closure 'options' of make_law.<locals>.Law.forward['unit']"
         if closure := re.match(r"closure '(\w+)' of (.+)\.<locals>\.", label):
-            name = f"{closure[1]} of {closure[2]}"
+            owners = closure[2].split(".<locals>.")
+            names = [f"{closure[1]} of {'.<locals>.'.join(owners[:i])}" for i in range(len(owners), 0, -1)]
+            # The innermost function around it that has such a variable.
+            name = next((n for n in names if n in closures), "")
         if name in setters and leaf.put is not None and isinstance(leaf.value, (bool, int, float, str)):
             word = closure[1] if closure else re.findall(r"\w+", label)[-1]
             setter = f"{setters[name]}() sets it"
@@ -168,41 +174,60 @@ def _find_setters(file: str) -> tuple[tuple[str, str, int], ...]:
     return tuple(setters)
 
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
 @functools.cache
-def _find_closure_setters(file: str) -> tuple[tuple[str, str, int], ...]:
-    """Return ``("options of make_law", function, its first line)`` for the functions that set variables of functions
-    around them."""
-    return tuple(_iter_closure_setters(parse_file(file), "", {}))
+def _find_closures(file: str) -> tuple[frozenset[str], tuple[tuple[str, str, int], ...]]:
+    """Return the variables of functions, ``"options of make_law"``, and for those that functions inside set
+    ``("options of make_law", function, its first line)``."""
+    rows = list(_iter_closures(parse_file(file), "", {}, parse_file(file)))
+    return frozenset(row[0] for row in rows if not row[1]), tuple(row for row in rows if row[1])
 
 
-def _iter_closure_setters(node: ast.AST, path: str, around: dict[str, str]) -> Iterator[tuple[str, str, int]]:
-    """``path`` is the qualified name of what ``node`` is in, ``around`` the function that has each variable."""
+def _iter_closures(node: ast.AST, path: str, around: dict[str, str], owner: ast.AST) -> Iterator[tuple[str, str, int]]:
+    """``path`` is the qualified name of what ``node`` is in, ``around`` the function that has each variable, ``owner``
+    the function around ``node``."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef):
-            yield from _iter_closure_setters(child, f"{path}{child.name}.", around)
-        elif isinstance(child, ast.FunctionDef):
-            name = path + child.name
+            yield from _iter_closures(child, f"{path}{child.name}.", around, owner)
+        elif isinstance(child, _FUNCTIONS):
+            label = "<lambda>" if isinstance(child, ast.Lambda) else child.name
             parts = list(_iter_own_parts(child))
+            stored = {n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
             outer = {n for part in parts if isinstance(part, ast.Nonlocal) for n in part.names}
-            own = {a.arg for a in ast.walk(child.args) if isinstance(a, ast.arg)}
-            own |= {n.id for n in parts if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} - outer
-            if child.name != "forward":
-                first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
-                roots = dict.fromkeys(_split_target(target)[0] for target in _iter_stores(parts))
-                owners = {root: around[root] for root in roots if root in around and root not in own}
-                yield from ((f"{root} of {owner}", child.name, first) for root, owner in owners.items())
-            yield from _iter_closure_setters(child, f"{name}.<locals>.", around | dict.fromkeys(own, name))
+            own = {a.arg for a in ast.walk(child.args) if isinstance(a, ast.arg)} | (stored - outer)
+            yield from ((f"{name} of {path}{label}", "", 0) for name in own)
+            if label != "forward" and not _is_called_alone(owner, label):
+                roots = (stored & outer) | {_split_target(target)[0] for target in _iter_stores(parts)}
+                owners = {root: around[root] for root in sorted(roots) if root in around and root not in own}
+                yield from ((f"{root} of {name}", label, _get_first_line(child)) for root, name in owners.items())
+            inner = around | dict.fromkeys(own, path + label)
+            yield from _iter_closures(child, f"{path}{label}.<locals>.", inner, child)
         else:
-            yield from _iter_closure_setters(child, path, around)
+            yield from _iter_closures(node=child, path=path, around=around, owner=owner)
 
 
-def _iter_own_parts(function: ast.FunctionDef) -> Iterator[ast.AST]:
+def _get_first_line(function: Function) -> int:
+    return min([function.lineno, *(d.lineno for d in getattr(function, "decorator_list", ()))])
+
+
+def _is_called_alone(owner: ast.AST, name: str) -> bool:
+    """Return whether a function is only called in the body of the one around it: nobody calls it later."""
+    uses = [n for n in ast.walk(owner) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
+    parts = list(_iter_own_parts(owner)) if isinstance(owner, _FUNCTIONS) else []
+    called = {id(part.func) for part in parts if isinstance(part, ast.Call)}
+    return bool(uses) and all(id(use) in called for use in uses)
+
+
+def _iter_own_parts(function: Function) -> Iterator[ast.AST]:
     """Yield the parts of a function without those of the functions and classes in it."""
-    waiting: list[ast.AST] = list(function.body)
+    waiting: list[ast.AST] = [function.body] if isinstance(function, ast.Lambda) else list(function.body)
     while waiting:
         part = waiting.pop()
         yield part
-        if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        if not isinstance(part, (*_FUNCTIONS, ast.ClassDef)):
             waiting += ast.iter_child_nodes(part)
 
 

@@ -59,7 +59,7 @@ def _restrict_files(report, folders, devices, programs):
         return
     version, rights = landlockpy.abi_version(), landlockpy.AccessFS
     changes = landlockpy.fs_for_abi(version) & ~(rights.READ_FILE | rights.READ_DIR | rights.IOCTL_DEV)
-    what = "nothing outside its folder is written"
+    what = "nothing outside its folder is written" + (", but files of GPUs' drivers" if devices else "")
     if programs is None:
         changes &= ~rights.EXECUTE
     else:

@@ -96,6 +96,15 @@ def test_a_file_with_maps_and_scans(tmp_path):
         torch.testing.assert_close(got[name], value, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize(("predicate", "function"), [(True, torch.sin), (0.0, torch.cos)])
+def test_a_number_chooses_once(predicate, function, tmp_path):
+    model = Model(lambda x, shift: cond(predicate, torch.sin, torch.cos, (x,)) + shift)
+    (exported,) = torchferry.export(model, output=tmp_path / "m.pt")
+    inputs = {"x": X, "shift": torch.tensor(1.0, dtype=F)}
+    got = torchferry.load(exported.path).call("forward", inputs)
+    torch.testing.assert_close(got["output"], function(X) + 1)
+
+
 class BySize(nn.Module):
     signature = torchferry.Signature.of({"x": ("n", 3)}, {"y": ("n", 3)})
 
@@ -138,6 +147,14 @@ def fails_on_the_other_side(x, shift):
     return cond(shift > 1e9, lambda x: torch.linalg.cholesky(x @ x.T - 1e3), lambda x: x @ x.T, (x,))
 
 
+def writes_to_an_operand(x, shift):
+    return cond(x.sum() > shift, lambda x: x.clamp_(max=1e9), lambda x: x.sin(), (x.clone(),))
+
+
+def has_several_predicates(x, shift):
+    return cond(x > shift, lambda x: x.cos(), lambda x: x.sin(), (x,))
+
+
 def loop_on_data(x, shift):
     (y,) = while_loop(lambda x: x.sum() < 20, lambda x: (x + 1,), (x,))
     return y + shift
@@ -148,6 +165,8 @@ def loop_on_data(x, shift):
     [
         (of_two_dtypes, r"different outputs(.|\n)*test_control_flow.py(.|\n)*\[4, 3\] float64 and \[4, 3\] float32"),
         (of_two_structures, "different outputs"),
+        (writes_to_an_operand, r"writes to an operand(.|\n)*test_control_flow.py(.|\n)*x.clone"),
+        (has_several_predicates, r"several elements(.|\n)*\[4, 3\](.|\n)*torch.where"),
         (fails_on_the_other_side, r"fails on data of the other(.|\n)*test_control_flow.py(.|\n)*positive-definite"),
         (loop_on_data, r"as often as data say(.|\n)*test_control_flow.py(.|\n)*torchferry.mark"),
     ],

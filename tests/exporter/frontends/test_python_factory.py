@@ -116,7 +116,7 @@ def test_examples_that_do_not_fit(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"position": [[1.0]], "velocity": 3.0}, "'velocity' has shape []"),
+        ({"position": [[1.0]], "velocity": torch.tensor(3.0)}, "'velocity' has shape []"),
         ({"position": [[1.0], [2.0]], "velocity": [[1.0], [1.0], [1.0]]}, "sizes: 'position': 2, 'velocity': 3"),
     ],
 )

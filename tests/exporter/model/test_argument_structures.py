@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import torchferry
-from exporter.common.errors import CaptureError, UsageError
+from exporter.common.errors import CaptureError, TorchferryError, UsageError
 from exporter.model.argument_structures import ArgumentStructures
 
 F = torch.float64
 Pair = namedtuple("Pair", "left right")
 ROWS = torch.linspace(-1, 1, 15, dtype=F).reshape(5, 3)
 
-leaves = st.one_of(st.integers(0, 9).map(lambda n: torch.full((2,), n)), st.none(), st.booleans(), st.text(max_size=3))
+tensors = st.integers(0, 9).map(lambda n: torch.full((2,), n))
+leaves = st.one_of(tensors, st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=3))
 keys = st.text("abc", min_size=1, max_size=3)
 values = st.recursive(
     leaves,
@@ -41,7 +42,7 @@ def equal(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, dict):
         return list(a) == list(b) and all(equal(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)) and not all(isinstance(v, bool) for v in a):
+    if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(equal, a, b))
     return a == b
 
@@ -58,7 +59,7 @@ def test_a_call_gets_what_was_given(arguments):
 def test_places_are_names():
     arguments = {
         "x": ROWS,
-        "state": {"h": ROWS, "layers": [ROWS, Pair(ROWS, 2.0)]},
+        "state": {"h": ROWS, "layers": [ROWS, Pair(ROWS, ROWS)], "scale": 2.0},
         "counts": [[1, 2], [3, 4]],
         "mask": [True, False],
         "array": numpy.ones(3),
@@ -77,9 +78,9 @@ def test_places_are_names():
         "array",
     ]
     assert list(structures.tensors) == places
-    assert structures.fixed == {"mode": "fast", "none.0": None}
+    assert structures.fixed == {"state.scale": 2.0, "mode": "fast", "none.0": None}
     assert not structures.is_flat
-    assert ArgumentStructures({"x": ROWS, "n": 3}, "the test").is_flat
+    assert ArgumentStructures({"x": ROWS, "n": numpy.ones(3)}, "the test").is_flat
 
 
 @pytest.mark.parametrize(
@@ -111,8 +112,8 @@ def test_a_file_takes_and_gives_each_tensor_by_its_place(tmp_path):
     assert [s.name for s in contract.inputs] == ["x", "state.c", "state.h", "gates.0", "gates.1"]
     assert [s.name for s in contract.outputs] == ["y", "state.0.h", "state.1.left"]
     assert {f.what: f.reason for f in contract.findings if f.check == "arguments"} == {
-        "'mode' is fixed": "it is 'fast' and no tensor",
-        "'mask' is fixed": "it is None and no tensor",
+        "'mode' is fixed": "it is 'fast', and no tensor",
+        "'mask' is fixed": "it is None, and no tensor",
     }
     inputs = {s.name: torch.randn(7, 3, dtype=F) for s in contract.inputs}
     got = torchferry.load(exported.path).call("forward", inputs)
@@ -135,6 +136,47 @@ def test_arguments_without_names_of_their_own(tmp_path):
     got = torchferry.load(exported.path).call("forward", inputs)["y"]
     expected = inputs["scale"] * (inputs["x"] + 2 * inputs["rest.1"] - inputs["rest.0"] * inputs["more.shift"])
     torch.testing.assert_close(got, expected, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("pick", "names"),
+    [
+        (lambda x: (x, None), ["output_0"]),
+        (lambda x: (x, (2 * x, 3 * x)), ["output_0", "output_1.0", "output_1.1"]),
+        (lambda x: [[x, {"k": 2 * x}]], ["output_0.0", "output_0.1.k"]),
+    ],
+)
+def test_a_tuple_that_holds_others(pick, names, tmp_path):
+    class Returning(nn.Module):
+        def forward(self, x):
+            return pick(x)
+
+    (exported,) = torchferry.export(Returning(), inputs={"x": ROWS}, output=tmp_path / "m.pt")
+    assert [s.name for s in exported.contract.outputs] == names
+    got = torchferry.load(exported.path).call("forward", {"x": ROWS})
+    assert [float(t[0, 0] / ROWS[0, 0]) for t in got.values()] == [1.0, 2.0, 3.0][: len(names)]
+
+
+def test_torchs_own_recurrent_network(tmp_path):
+    model = nn.LSTM(3, 4, batch_first=True).double()
+    examples = {"input": torch.rand(5, 7, 3, dtype=F)}
+    (exported,) = torchferry.export(model, inputs=examples, output=tmp_path / "m.pt", batch="no")
+    got = torchferry.load(exported.path).call("forward", examples)
+    output, (h, c) = model(examples["input"])
+    for value, expected in zip(got.values(), (output, h, c), strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "pick", [lambda x: {"a": {"b": x}, "a.b": 2 * x}, lambda x: {"a": {1: x, "1": 2 * x}}, lambda x: {"a": {"": x}}]
+)
+def test_outputs_without_names_of_their_own(pick, tmp_path):
+    class Returning(nn.Module):
+        def forward(self, x):
+            return pick(x)
+
+    with pytest.raises(TorchferryError, match=r"two outputs have the name 'a\.|a key in 'a' is no name"):
+        torchferry.export(Returning(), inputs={"x": ROWS}, output=tmp_path / "m.pt")
 
 
 def test_an_output_in_a_list_that_is_no_tensor(tmp_path):

@@ -34,6 +34,13 @@ def make_sound():
         scale = "another function's own variable"
         return scale.title()
 
+    def initialize():
+        # Nobody calls it later.
+        nonlocal scale
+        scale = 2.0
+
+    initialize()
+
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
