@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+from rich.text import Text
 from typer import Option
 
 from exporter.common.source_paths import strip_folders
@@ -185,12 +186,19 @@ def command(
             _print_timings(result, import_seconds)
 
 
+# Findings on what nobody has said: whether there is a batch, and arguments that are fixed.
+CHOICES = ("batch", "arguments")
+
+
 def _print_result(result: Exported, against: Path | None) -> None:
     from runtime_checks.report import render
 
     out.print(render(result.report))
     for container in result.containers:
         out.print(render(container.report))
+    for finding in result.contract.findings:
+        if finding.check in CHOICES:
+            out.print(Text(f"{finding.check}: {finding.what}: {finding.reason}"), soft_wrap=True)
     for path in dict.fromkeys((result.path, *(c.path for c in result.containers))):
         out.print(f"wrote {path} ({count_bytes(path)} bytes)", soft_wrap=True)
     for reason in result.reasons or ():

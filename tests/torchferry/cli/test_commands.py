@@ -45,6 +45,33 @@ def command(*arguments: object, **options):
     )
 
 
+WHOLE = """
+import torch
+
+class Loss(torch.nn.Module):
+    def forward(self, x, dt=0.1, mode="a"):
+        return {"loss": (x * dt).sum()}
+
+def make():
+    return Loss(), {"x": torch.rand(5, 3, dtype=torch.float64), "dt": 0.1, "mode": "[bold]b"}
+"""
+
+
+def test_an_export_says_what_nobody_has_said():
+    Path("whole.py").write_text(WHOLE)
+    done = command("export", "whole.py:make", "-o", "m.pt")
+    assert done.returncode == 0, done.stderr
+    assert "batch: shapes are whole, without a batch: output 'loss'" in done.stdout
+    assert "arguments: 'dt' is fixed: it is 0.1, and no tensor" in done.stdout
+    assert "arguments: 'mode' is fixed: it is '[bold]b', and no tensor" in done.stdout
+    # The control.
+    done = command("export", f"{ROOT}/examples/solvers/decay.py:make_model", "-o", "d.pt")
+    assert done.returncode == 0, done.stderr
+    assert not re.search("^(batch|arguments):", done.stdout, re.MULTILINE)
+    done = command("export", "whole.py:make", "-o", "n.pt", "--batch", "maybe")
+    assert (done.returncode, "expected: auto, yes, no" in done.stderr) == (2, True)
+
+
 def left_behind() -> list[str]:
     return [str(p) for p in Path().rglob("*")]
 
