@@ -18,7 +18,7 @@ import torch
 
 from exporter.archive.contract import Finding
 from exporter.capture.symbolic_guards import SIZE_COMPARISON
-from exporter.common.errors import CaptureError, TorchferryError
+from exporter.common.errors import CaptureError, WarmupError
 from exporter.model.eager.dynamic_sizes import MAX_NUMBERS, count_numbers, format_sizes
 from exporter.model.eager.evaluation import eager_context, evaluate, find_forward_line
 from exporter.model.implicit.newton_solver import find_solvers
@@ -76,11 +76,11 @@ class _Trials:
             expected = {
                 n: v.clone() for n, v in evaluate(self.context.source, tuple(t.clone() for t in inputs)).items()
             }
-        except CaptureError as error:
-            return inputs, f"eager mode gives other outputs: {error.details.get('got', error.what)}"
-        except TorchferryError:
+        except WarmupError:
             # A size that eager mode refuses is a limit of the model, which warmup records.
             return (), ""
+        except CaptureError as error:
+            return inputs, f"eager mode gives other outputs: {error.details.get('got', error.what)}"
         mismatch = find_disagreement(self.context, inputs, expected=expected)
         self.agreed += [] if mismatch else [largest]
         return inputs, mismatch
