@@ -1,4 +1,5 @@
-"""What users do with a file on a GPU. All but the last test run on the CPU as well, which is held to the same."""
+"""What users do with a file on a GPU. All but the last test run on the CPU as well, which is held to the same; `make
+test` leaves that to tests of the modules."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from exporter.common.errors import MismatchError
 from runtime_checks import native_build
 
 RETURN_MAP = ARTIFACTS / "return_map.pt"
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+DEVICES = [pytest.param("cpu", marks=pytest.mark.thorough), pytest.param("cuda", marks=pytest.mark.cuda)]
 UNIAXIAL = """strain[0],stress[1],stress[2],stress[3],stress[4],stress[5],steps
 0,0,0,0,0,0,
 0.01,,,,,,20
