@@ -37,12 +37,8 @@ def resolve_sources(
     own_values = {name: value for name, value in (values or {}).items() if name in per_element}
     # A file may hold values of parameters alone.
     example_inputs = {name: value for name, value in (values or {}).items() if name not in own_values} or None
-    return [
-        functools.partial(
-            _load_per_element, functools.partial(load_model, load, batch, seed), per_element, own_values, seed
-        )
-        for load in _list_loads(source, models, example_inputs)
-    ]
+    loads = [functools.partial(load_model, load, batch, seed) for load in _list_loads(source, models, example_inputs)]
+    return [functools.partial(_load_per_element, load, per_element, own_values, seed) for load in loads]
 
 
 def _list_loads(

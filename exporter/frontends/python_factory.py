@@ -31,6 +31,7 @@ from exporter.model.argument_binding import (
     list_required_names,
     list_variadic_names,
 )
+from exporter.model.argument_structures import CHECK as ARGUMENTS
 from exporter.model.argument_structures import ArgumentStructures
 from exporter.model.eager.batch_choice import make_whole_shapes_finding
 from exporter.model.function_model import FunctionModule, takes_tensors
@@ -269,6 +270,9 @@ class _Variables:
         structures = self.structures
         if structures is None:
             return BoundForward(module, [spec.name for spec in self.signature.inputs], name)
+        # A name of *args or **kwargs stands for a tuple or a dict.
+        if not set(structures.arguments) & set(list_variadic_names(module)):
+            return structures.bind(BoundForward(module, structures.arguments, name))
         return structures.bind(lambda *values: call_by_names(module, structures.arguments, values))
 
 
@@ -302,7 +306,7 @@ def _resolve_variables(module: nn.Module, values: Any, where: str) -> _Variables
         values = order_inputs(values, [n for n in accepted if n in required or n in values])
     structures = ArgumentStructures(values, where)
     fixed = tuple(
-        Finding("arguments", f"{place!r} is fixed", reason=f"it is {value!r}, and no tensor"[:MAX_TEXT])
+        Finding(ARGUMENTS, f"{place!r} is fixed", reason=f"it is {value!r}, and no tensor"[:MAX_TEXT])
         for place, value in structures.fixed.items()
     )
     tensors = {name: _to_example_tensor(name, value, module) for name, value in structures.tensors.items()}

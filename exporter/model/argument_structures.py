@@ -5,7 +5,7 @@ and None are fixed, as the user's own call has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from exporter.common.errors import UsageError, summarize_error
 
+CHECK = "arguments"
 # Values that are no data of a model.
 _FIXED = (bool, int, float, complex, str, bytes, type(None))
 
@@ -31,8 +32,9 @@ class ArgumentStructures:
         # In order.
         self._places: dict[str, None] = {}
         for argument, value in values.items():
-            self._structures.append(pytree.tree_structure(value, is_leaf=_is_array))
-            for place, leaf in iterate_places(argument, value, is_leaf=_is_array):
+            leaves, structure = flatten_value(argument, value, is_leaf=_is_array)
+            self._structures.append(structure)
+            for place, leaf in leaves:
                 self._add_leaf(place, leaf, where)
 
     def _add_leaf(self, place: str, leaf: Any, where: str) -> None:
@@ -68,21 +70,25 @@ class ArgumentStructures:
         return call
 
 
-def iterate_places(name: Any, value: Any, is_leaf: Callable[[Any], bool] | None = None) -> Iterator[tuple[Any, Any]]:
-    """Yield what a value holds that torch's pytrees take apart, each with its place; the value itself if they do not.
+def flatten_value(
+    name: Any, value: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[tuple[Any, Any]], pytree.TreeSpec]:
+    """Return what a value holds that torch's pytrees take apart, each with its place, and its structure.
+
+    The place of a value that they do not take apart is its name.
 
     Raises ``UsageError`` for a class that has no names for its parts, and for a key that is no name."""
     try:
-        leaves, _ = pytree.tree_flatten_with_path(value, is_leaf=is_leaf)
+        leaves, structure = pytree.tree_flatten_with_path(value, is_leaf=is_leaf)
     except ValueError as error:
-        what, expected = (
-            f"the parts of {str(name)!r} have no names",
-            "a class that torch's pytrees can name the parts of",
-        )
+        what = f"the parts of {str(name)!r} have no names"
+        expected = "a class of which torch's pytrees can name the parts"
         mend = "register_pytree_node(..., flatten_with_keys_fn=...), or torch.export.register_dataclass"
         raise UsageError(what, got=summarize_error(error), expected=expected, mend=mend) from None
-    for path, leaf in leaves:
-        yield ".".join([name, *(_name_step(name, step) for step in path)]) if path else name, leaf
+    return [
+        (".".join([str(name), *(_name_step(name, step) for step in path)]) if path else name, leaf)
+        for path, leaf in leaves
+    ], structure
 
 
 def _is_array(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import runpy
 import subprocess
 import sys
 from typing import Any
@@ -94,28 +95,17 @@ def test_the_benchmark_holds_the_device_to_the_cases(device):
     assert {timing["batch"] for timing in report["timings"]} == {16, 4096}
 
 
-class Device(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int32), ("index", ctypes.c_int32)]
+# The header's structures, as a solver in Python has them.
+STRUCTURES: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "solvers" / "robertson_scipy.py"))
+Device, Tensor = STRUCTURES["Device"], STRUCTURES["Tensor"]
+CPU, CUDA, WRONG_DEVICE = 1, 2, 10
 
 
-class Tensor(ctypes.Structure):
-    """The header's ``tf_tensor``."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("dtype", ctypes.c_int32),
-        ("rank", ctypes.c_int32),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("device", Device),
-    ]
-
-
-def describe(tensor: torch.Tensor) -> Tensor:
+def describe(tensor: torch.Tensor) -> Any:
     assert tensor.dtype == torch.float64
     sizes = [(ctypes.c_int64 * tensor.dim())(*numbers) for numbers in (tensor.shape, tensor.stride())]
-    device = Device(1, 0) if tensor.device.type == "cpu" else Device(2, tensor.device.index or 0)
-    return Tensor(tensor.data_ptr(), 1, tensor.dim(), *sizes, device)
+    device = Device(CPU, 0) if tensor.device.type == "cpu" else Device(CUDA, tensor.device.index or 0)
+    return Tensor(tensor.data_ptr(), STRUCTURES["FLOAT64"], tensor.dim(), *sizes, device)
 
 
 @pytest.fixture(scope="module")
@@ -143,22 +133,22 @@ def test_c_calls_use_the_memory_of_the_device(device, library):
         torch.zeros_like(expected[s.name], memory_format=torch.contiguous_format) for s in model.contract.outputs
     ]
 
-    def call(given: list[torch.Tensor]) -> int:
-        inner = (Tensor * len(given))(*map(describe, given))
+    def call(described: list[Any]) -> int:
+        inner = (Tensor * len(described))(*described)
         outer = (Tensor * len(outputs))(*map(describe, outputs))
-        status = library.tf_call(handle, None, len(given), inner, len(outputs), outer)
+        status = library.tf_call(handle, None, len(described), inner, len(outputs), outer)
         library.tf_synchronize(handle)
         return status
 
     if device == "cuda":
         torch.cuda.synchronize()
-    assert call(inputs) == 0, library.tf_last_error(handle)
+    described = [describe(tensor) for tensor in inputs]
+    assert call(described) == 0, library.tf_last_error(handle)
     for spec, output in zip(model.contract.outputs, outputs, strict=True):
         torch.testing.assert_close(output, expected[spec.name], rtol=1e-12, atol=1e-12)
-    wrong = [*inputs[:-1], inputs[-1].cpu() if device == "cuda" else inputs[-1].to("meta")]
-    if device == "cuda":
-        assert call(wrong) == 10
-        assert b"is on the wrong device" in library.tf_last_error(handle)
+    described[-1].device = Device(CPU if device == "cuda" else CUDA, 0)
+    assert call(described) == WRONG_DEVICE
+    assert b"is on the wrong device" in library.tf_last_error(handle)
     assert library.tf_close(handle) == 0
 
 

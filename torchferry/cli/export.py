@@ -186,18 +186,17 @@ def command(
             _print_timings(result, import_seconds)
 
 
-# Findings on what nobody has said: whether there is a batch, and arguments that are fixed.
-CHOICES = ("batch", "arguments")
-
-
 def _print_result(result: Exported, against: Path | None) -> None:
+    from exporter.model.argument_structures import CHECK as ARGUMENTS
+    from exporter.model.eager.batch_choice import CHECK as BATCH
     from runtime_checks.report import render
 
     out.print(render(result.report))
     for container in result.containers:
         out.print(render(container.report))
     for finding in result.contract.findings:
-        if finding.check in CHOICES:
+        # What nobody has said.
+        if finding.check in (BATCH, ARGUMENTS):
             out.print(Text(f"{finding.check}: {finding.what}: {finding.reason}"), soft_wrap=True)
     for path in dict.fromkeys((result.path, *(c.path for c in result.containers))):
         out.print(f"wrote {path} ({count_bytes(path)} bytes)", soft_wrap=True)

@@ -51,7 +51,9 @@ def choose_batch(source: Source, choice: BatchChoice, seed: int) -> Source:
         raise UsageError("the example inputs have no batch", where=where, got=whole[0].reason, expected=expected)
     what = f"model {source.name!r} says itself that it has {'a batch' if has_batch else 'whole shapes'}"
     expected = f"--batch auto, or --batch {'yes' if has_batch else 'no'}"
-    raise UsageError(what, where=where, expected=expected, mend="change the batch_ndim of its signature")
+    is_python = source.origin.kind == "python"
+    mend = "change the batch_ndim of its signature" if is_python else "leave it out: models of input files have a batch"
+    raise UsageError(what, where=where, expected=expected, mend=mend)
 
 
 def _explain_missing_batch(source: Source, seed: int) -> str:

@@ -17,7 +17,7 @@ from exporter.archive.tensor_spec import FLOATING
 from exporter.common.control_flow import run_control_flow
 from exporter.common.errors import CaptureError, TorchferryError, WarmupError, summarize_error
 from exporter.common.user_code import user_traceback_location
-from exporter.model.argument_structures import iterate_places
+from exporter.model.argument_structures import flatten_value
 from exporter.model.source import Inputs, Source
 
 
@@ -121,14 +121,16 @@ def expand_constants(
 def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
     """Return a tensor, a tuple, a named tuple or a dict of tensors as a dict; raise ``CaptureError`` for the rest."""
     declared = [spec.name for spec in source.outputs]
+    values = result if isinstance(result, (tuple, list)) else [result]
+    # Names that an earlier run gave are those of the tensors in the result.
+    is_named = source.declares_outputs or all(isinstance(value, torch.Tensor) for value in values)
+    given_names = declared if is_named else []
     if isinstance(result, Mapping):
         outputs: dict[Any, Any] = dict(result)
     elif isinstance(result, tuple) and hasattr(result, "_fields"):
         outputs = result._asdict()  # pyright: ignore[reportAttributeAccessIssue]
     elif isinstance(result, (tuple, list)):
-        # Names that an earlier run gave are those of the tensors in it.
-        is_declared = source.declares_outputs or all(isinstance(value, torch.Tensor) for value in result)
-        names = (is_declared and declared) or [f"output_{i}" for i in range(len(result))]
+        names = given_names or [f"output_{i}" for i in range(len(result))]
         if len(names) != len(result):
             what = f"model {source.name!r} does not return the outputs that it declares"
             expected, mend = f"{len(names)}: {', '.join(names)}", "declare every output in the signature, in order"
@@ -136,8 +138,7 @@ def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
         pairs = zip(names, result, strict=True)
         outputs = {name: value for name, value in pairs if value is not None or source.declares_outputs}
     else:
-        is_declared = source.declares_outputs or isinstance(result, torch.Tensor)
-        outputs = {((is_declared and declared) or ["output"])[0]: result}
+        outputs = {(given_names or ["output"])[0]: result}
     outputs = _flatten_outputs(outputs)
     for name, value in outputs.items():
         is_tensor = isinstance(value, torch.Tensor) and isinstance(name, str)
@@ -173,7 +174,7 @@ def _flatten_outputs(outputs: dict[Any, Any]) -> dict[Any, Any]:
         return outputs
     flat: dict[Any, Any] = {}
     for name, value in outputs.items():
-        for place, leaf in iterate_places(name, value):
+        for place, leaf in flatten_value(name, value)[0]:
             if place in flat:
                 what, mend = f"two outputs have the name {place!r}", "give them other keys, without dots"
                 raise CaptureError(what, check="outputs", expected="a name for each output", mend=mend)

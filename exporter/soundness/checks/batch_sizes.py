@@ -20,7 +20,7 @@ from exporter.archive.contract import Finding
 from exporter.capture.symbolic_guards import SIZE_COMPARISON
 from exporter.common.errors import CaptureError, WarmupError
 from exporter.model.eager.dynamic_sizes import MAX_NUMBERS, count_numbers, format_sizes
-from exporter.model.eager.evaluation import eager_context, evaluate, find_forward_line
+from exporter.model.eager.evaluation import eager_context, evaluate_on_copies, find_forward_line
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import (
@@ -73,9 +73,7 @@ class _Trials:
         self.spent += warm.cost.estimate(largest)
         inputs = warm.sampler.draw(sizes, self.generator)
         try:
-            expected = {
-                n: v.clone() for n, v in evaluate(self.context.source, tuple(t.clone() for t in inputs)).items()
-            }
+            expected = evaluate_on_copies(self.context.source, inputs)
         except WarmupError:
             # A size that eager mode refuses is a limit of the model, which warmup records.
             return (), ""

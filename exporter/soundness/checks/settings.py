@@ -174,7 +174,7 @@ def _find_setters(file: str) -> tuple[tuple[str, str, int], ...]:
     return tuple(setters)
 
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -199,17 +199,17 @@ def _iter_closures(node: ast.AST, path: str, around: dict[str, str], owner: ast.
             outer = {n for part in parts if isinstance(part, ast.Nonlocal) for n in part.names}
             own = {a.arg for a in ast.walk(child.args) if isinstance(a, ast.arg)} | (stored - outer)
             yield from ((f"{name} of {path}{label}", "", 0) for name in own)
-            if label != "forward" and not _is_called_alone(owner, label):
-                roots = (stored & outer) | {_split_target(target)[0] for target in _iter_stores(parts)}
-                owners = {root: around[root] for root in sorted(roots) if root in around and root not in own}
+            roots = (stored & outer) | {_split_target(target)[0] for target in _iter_stores(parts)}
+            owners = {root: around[root] for root in sorted(roots) if root in around and root not in own}
+            if owners and label != "forward" and not _is_called_alone(owner, label):
                 yield from ((f"{root} of {name}", label, _get_first_line(child)) for root, name in owners.items())
             inner = around | dict.fromkeys(own, path + label)
             yield from _iter_closures(child, f"{path}{label}.<locals>.", inner, child)
         else:
-            yield from _iter_closures(node=child, path=path, around=around, owner=owner)
+            yield from _iter_closures(child, path, around, owner)
 
 
-def _get_first_line(function: Function) -> int:
+def _get_first_line(function: _Function) -> int:
     return min([function.lineno, *(d.lineno for d in getattr(function, "decorator_list", ()))])
 
 
@@ -221,7 +221,7 @@ def _is_called_alone(owner: ast.AST, name: str) -> bool:
     return bool(uses) and all(id(use) in called for use in uses)
 
 
-def _iter_own_parts(function: Function) -> Iterator[ast.AST]:
+def _iter_own_parts(function: _Function) -> Iterator[ast.AST]:
     """Yield the parts of a function without those of the functions and classes in it."""
     waiting: list[ast.AST] = [function.body] if isinstance(function, ast.Lambda) else list(function.body)
     while waiting:

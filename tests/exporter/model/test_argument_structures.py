@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import torchferry
 from exporter.common.errors import CaptureError, TorchferryError, UsageError
@@ -177,6 +178,31 @@ def test_outputs_without_names_of_their_own(pick, tmp_path):
 
     with pytest.raises(TorchferryError, match=r"two outputs have the name 'a\.|a key in 'a' is no name"):
         torchferry.export(Returning(), inputs={"x": ROWS}, output=tmp_path / "m.pt")
+
+
+def test_arguments_that_forward_does_not_name(tmp_path):
+    class Positional(nn.Module):
+        def forward(self, *args):
+            return args[0]["a"] - 2 * args[1]
+
+    examples = {"first": {"a": ROWS}, "second": ROWS}
+    (exported,) = torchferry.export(Positional(), inputs=examples, output=tmp_path / "m.pt")
+    inputs = {"first.a": torch.randn(4, 3, dtype=F), "second": torch.randn(4, 3, dtype=F)}
+    got = torchferry.load(exported.path).call("forward", inputs)["output"]
+    torch.testing.assert_close(got, inputs["first.a"] - 2 * inputs["second"], rtol=1e-14, atol=1e-14)
+
+
+class Unnamed:
+    """A pytree whose parts have no names."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_a_class_without_names_for_its_parts():
+    pytree.register_pytree_node(Unnamed, lambda node: ([node.value], None), lambda values, _: Unnamed(*values))
+    with pytest.raises(UsageError, match=r"the parts of 'p' have no names(.|\n)*flatten_with_keys_fn"):
+        ArgumentStructures({"p": Unnamed(ROWS)}, "the test")
 
 
 def test_an_output_in_a_list_that_is_no_tensor(tmp_path):

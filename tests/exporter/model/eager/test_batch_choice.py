@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -84,6 +86,13 @@ def test_what_a_signature_says_can_be_asked_for(model, choice):
 def test_what_cannot_be_asked_for(model, examples, choice, message):
     with pytest.raises(UsageError, match=message):
         choose_batch(make_source(model, examples), choice, 0)
+
+
+def test_an_input_file_says_that_there_is_a_batch():
+    source = make_source(Declared())
+    source = dataclasses.replace(source, origin=dataclasses.replace(source.origin, kind="neml2"))
+    with pytest.raises(UsageError, match="models of input files have a batch"):
+        choose_batch(source, "no", 0)
 
 
 @pytest.mark.parametrize("model", [Loss(), Gradient()], ids=["loss", "gradient"])

@@ -17,6 +17,8 @@ from exporter.model.implicit.newton_solver import (
     NOT_CONVERGED,
     NOT_FINITE,
     SINGULAR,
+    SLICE,
+    SLICE_ON_DEVICES,
     LineSearch,
     NewtonSolver,
     Settings,
@@ -37,6 +39,21 @@ def arctan(settings: Settings | None = None, on_failure: Any = "nan"):
         return rows, residual(u, constants)
 
     return NewtonSolver(residual, jacobian, nn.Module(), 1, settings or Settings(), on_failure)
+
+
+@pytest.mark.parametrize(("device", "size"), [("cpu", SLICE), ("meta", SLICE_ON_DEVICES)])
+def test_slices_are_longer_on_a_device(device, size, monkeypatch):
+    """The device without data stands for a GPU."""
+    loop, sizes = arctan(), []
+
+    def solve(u, args, tangents):
+        sizes.append(len(u))
+        counts = torch.zeros(len(u), dtype=torch.int64, device=u.device)
+        return u, u[:0], counts, u[:, 0], counts
+
+    monkeypatch.setattr(loop, "solve", solve)
+    loop(torch.zeros(size + 5, 2, dtype=F, device=device), [torch.zeros(size + 5, dtype=F, device=device)])
+    assert sizes == [size, 5]
 
 
 def run(loop, guess, constant):
