@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ from exporter.common.errors import (
 )
 from exporter.common.plain_text import escape_unsafe
 from exporter.common.stopwatch import Step, Watch, ignore_step
-from exporter.frontends.model_request import ModelRequest
+from exporter.frontends.model_request import AdoptedFile, ModelRequest
 from exporter.frontends.resolve import check_no_file_options
 from exporter.graph.archive_diff import Difference, diff_archives
 from exporter.model.composition import ComposedModel, Part
@@ -98,6 +98,7 @@ __all__ = [
     "UnsoundError",
     "UsageError",
     "__version__",
+    "adopt",
     "check",
     "convert",
     "declare",
@@ -248,6 +249,46 @@ def export(
     )
     with shared_fork_server():
         return _pipeline.export(_make_request(source, overrides, extensions, drivers, dtype), options)
+
+
+def adopt(
+    path: str | Path,
+    *,
+    inputs: str | Path | Mapping[str, Any] | None = None,
+    allow_native: bool = False,
+    **options: Any,
+) -> Exported:
+    """Make an archive of a file that something else wrote; verify it against that file before it appears.
+
+    As ``torchferry adopt``, but the file's code runs in this process; the command confines it. Graphs of TorchScript
+    stay as they are, branches and loops too; gradients that they take themselves become operations.
+
+    Args:
+        path: TorchScript of ``torch.jit.save``, or a program of ``torch.export.save``.
+        inputs: A file of inputs (``.pt``, ``.npz``, ``.json``), or a dict of example tensors by name of the arguments
+            of its ``forward``, each of shape ``(*batch, *shape)``; lists and dicts of tensors for those that take
+            them. A program may hold examples.
+        allow_native: Whether a program may run code of its own while it is read: you trust who made it.
+        options: Other arguments of ``export``: ``output``, ``derivatives``, ``batch``, ``formats`` and so on.
+
+    Returns:
+        The archive's path, contract, report, and seconds by stage.
+
+    Raises:
+        ArchiveError: The file is neither, or calls operators that do not only compute.
+        TrustError: It is a program, which nobody has allowed to run code (a ``UsageError``).
+        UsageError: It has a contract already, or the inputs are not those of its ``forward``.
+        CaptureError: It fails on these inputs, or cannot be written as a function of them.
+        UnsoundError: It draws random numbers, changes its own state, or depends on something outside of it.
+        MismatchError: The archive does not agree with the file.
+
+    Example:
+        ```python
+        adopted = torchferry.adopt("colleague.pt", inputs={"x": torch.rand(5, 3)}, output="net.pt")
+        ```
+    """
+    (adopted,) = export(cast("Any", AdoptedFile(Path(path), allow_native)), inputs=inputs, **options)
+    return adopted
 
 
 def _to_tuple(texts: str | Sequence[str]) -> tuple[str, ...]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from exporter.archive import kernel_container, pt_archive
 from exporter.archive.cases import ReferenceCase
@@ -26,7 +24,6 @@ from exporter.common.forking import run_beside
 from exporter.common.stopwatch import Stopwatch
 from exporter.common.temporary_folders import temporary_folder
 from exporter.common.torch_hooks import ignore_deprecations
-from exporter.frontends.model_request import ModelRequest
 from exporter.graph.canonical_text import format_canonical_text, hash_graph_text
 from exporter.graph.provenance import open_archive
 from exporter.graph.reader import reload_graphs
@@ -41,7 +38,7 @@ from runtime_checks.report import Report
 from torchferry.contract_assembly import add_evidence, build_contract
 from torchferry.conversion import Converted, convert
 from torchferry.options import ExportOptions
-from torchferry.sources import apply_failure_policy, resolve_sources
+from torchferry.sources import AnySource, apply_failure_policy, resolve_sources
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Exported:
     reasons: tuple[Reason, ...] | None = None
 
 
-def export(source: ModelRequest | nn.Module | Callable[..., Any], options: ExportOptions) -> list[Exported]:
+def export(source: AnySource, options: ExportOptions) -> list[Exported]:
     """Export models of ``source``, each to a file that appears only once it has been verified.
 
     Raises the errors of ``exporter.common.errors``; a failure leaves no file behind, and the files of models before the

@@ -13,16 +13,19 @@ from exporter.archive.input_files import InputValues, read_inputs
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.capture.newton_capture import compile_descent
 from exporter.common.errors import UsageError, suggest_names
-from exporter.frontends import python_factory, resolve
-from exporter.frontends.model_request import ModelRequest
+from exporter.frontends import adopted_file, python_factory, resolve
+from exporter.frontends.model_request import AdoptedFile, ModelRequest
 from exporter.model.eager.batch_choice import BatchChoice, choose_batch
 from exporter.model.eager.per_element import make_per_element, select_parameters
 from exporter.model.implicit.newton_solver import OnFailure, find_solvers
 from exporter.model.source import Source
 
+# What a user may give.
+AnySource = ModelRequest | AdoptedFile | nn.Module | Callable[..., Any]
+
 
 def resolve_sources(
-    source: ModelRequest | nn.Module | Callable[..., Any],
+    source: AnySource,
     models: Sequence[str],
     inputs: Path | InputValues | None,
     per_element: Sequence[str],
@@ -42,15 +45,17 @@ def resolve_sources(
 
 
 def _list_loads(
-    source: ModelRequest | nn.Module | Callable[..., Any],
+    source: AnySource,
     models: Sequence[str],
     inputs: InputValues | None,
 ) -> list[Callable[[], Source]]:
     if isinstance(source, nn.Module):
         name = type(getattr(source, "_orig_mod", source)).__name__
         return [lambda: python_factory.source_from_module(source, name, inputs, f"the {name} that was given")]
-    if not isinstance(source, ModelRequest):
+    if not isinstance(source, (ModelRequest, AdoptedFile)):
         return [lambda: python_factory.source_from_callable(source, inputs)]
+    if isinstance(source, AdoptedFile):
+        return [functools.partial(adopted_file.load, source, inputs)]
     names = resolve.choose_models(source, models)
     return [functools.partial(resolve.load, source, name, inputs, compile_descent) for name in names]
 

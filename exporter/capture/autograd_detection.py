@@ -12,6 +12,7 @@ from exporter.capture import fx_tracing
 from exporter.common.errors import TorchferryError
 from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.common.torch_hooks import Entry, patch_autograd_engine, patch_forward
+from exporter.model.compiled_model import CompiledModel, takes_gradients
 from exporter.model.eager.warmup import run_first
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.source import Source
@@ -26,14 +27,17 @@ class _BackwardRequested(Exception):
 
 def detect_inner_autograd(source: Source, seed: int) -> Source:
     """Mark the source if a call enters torch's autograd engine for a backward pass. It runs in its own process."""
-    if source.origin.kind != "python":
+    if source.origin.kind == "neml2":
         # A source library has its own chain rule.
         return source
-    try:
-        uses_autograd = run_in_fork(_requests_backward, source, seed, seconds=SECONDS)
-    except (ForkFailedError, TorchferryError):
-        # A failure here occurs again in a stage that reports it.
-        return source
+    if isinstance(source.parameter_module, CompiledModel):
+        uses_autograd = takes_gradients(source.parameter_module)
+    else:
+        try:
+            uses_autograd = run_in_fork(_requests_backward, source, seed, seconds=SECONDS)
+        except (ForkFailedError, TorchferryError):
+            # A failure here occurs again in a stage that reports it.
+            return source
     if uses_autograd:
         # Load what torch imports for its first graph before processes are forked from here.
         fx_tracing.trace_to_fx(lambda x: torch.autograd.grad(x.requires_grad_().sin().sum(), x), (torch.ones(3),))

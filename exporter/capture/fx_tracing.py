@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +22,14 @@ from torch._decomp import get_decompositions
 from exporter.capture.origin_tracking import OriginTracker, get_user_line, relabel_forward_parts
 from exporter.capture.symbolic_guards import SizeGuardRecorder
 from exporter.capture.value_reads import ValueRead
-from exporter.common.errors import CaptureError, TorchferryError, summarize_error
+from exporter.common.errors import IN_SCRIPT, CaptureError, TorchferryError, summarize_error
 from exporter.common.user_code import user_traceback_location
 from exporter.model.eager.evaluation import deterministic_kernels
 
 # Operations that only rearrange or query, which are not counted.
 _FREE = ("detach", "alias", "sym_size", "sym_numel", "sym_stride", "lift_fresh_copy")
+# Errors of torch that TorchScript's interpreter passes on as text.
+_DATA_DEPENDENT = re.compile("GuardOnDataDependentSymNode|DataDependentOutputException")
 # Its kernel divides by the number of elements, and crashes the process for an empty batch.
 _DECOMPOSED: Any = get_decompositions([torch.ops.aten.native_batch_norm_backward])
 
@@ -88,6 +91,9 @@ def trace_to_fx(
     except GuardOnDataDependentSymNode as error:
         raise _data_read_error(error, "a branch", "a comparison of a tensor's values") from error
     except Exception as error:
+        if str(error).startswith(IN_SCRIPT) and _DATA_DEPENDENT.search(str(error)):
+            # TorchScript's interpreter makes one error of all.
+            raise _data_read_error(error, "a branch", "a comparison of a tensor's values") from error
         place = user_traceback_location(error)
         what, where = "the backward pass cannot be captured", "" if place.startswith("<") else place
         got, expected = summarize_error(error), "a function that torch.fx.experimental.proxy_tensor.make_fx can follow"

@@ -22,6 +22,7 @@ from exporter.capture.value_reads import ValueReadRecorder, fresh_constants
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
 from exporter.common.torch_hooks import patch_forward
 from exporter.common.user_code import user_source_location, user_traceback_location
+from exporter.model.compiled_model import CompiledModel
 from exporter.model.eager.evaluation import (
     evaluate,
     expand_constants,
@@ -157,6 +158,9 @@ def trace_methods(
         expected, mend = "a forward that torch.jit.trace can follow", _suggest_mend(str(error))
         raise CaptureError(what, check="tracing", where=where, got=got, expected=expected, mend=mend) from error
     assert isinstance(module, torch.jit.ScriptModule)
+    for name in methods if isinstance(source.parameter_module, CompiledModel) else ():
+        # Its function is not of the file that is written: constants in it would stay there.
+        torch._C._jit_pass_inline(module._c._get_method(name).graph)
     return module
 
 

@@ -24,6 +24,7 @@ command line is a bug of ours: exit code 1, traceback kept."""
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -150,7 +151,16 @@ def suggest_names(name: str, candidates: Iterable[str]) -> str:
     return f"did you mean {matches[0]!r}? There are: {listing}" if matches else f"one of {listing}"
 
 
+# How an error of TorchScript's interpreter begins, and the line of it that says what happened.
+IN_SCRIPT = "The following operation failed in the TorchScript interpreter"
+_IS_ERROR = re.compile(r"[\w.]*(Error|Exception): ")
+
+
 def summarize_error(error: BaseException) -> str:
-    """Return the exception's type and the first line of its text, for messages that quote another library."""
+    """Return the exception's type and the first line of its text, for messages that quote another library.
+
+    TorchScript puts what happened behind the stack of its own code."""
     lines = str(error).strip().splitlines()
+    if lines and lines[0].startswith(IN_SCRIPT):
+        return next(filter(_IS_ERROR.match, lines), lines[-1])
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

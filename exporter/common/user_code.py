@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import traceback
 import warnings
 from pathlib import Path
+
+from exporter.common.errors import IN_SCRIPT
 
 
 def _folder(name: str) -> str:
@@ -30,6 +33,17 @@ INTERNAL_PATH_PREFIXES = (
     "<__array_function__",
     *(f"{folder}models/_guard.py" for folder in (_folder("neml2"),) if folder),
 )
+# A line of code that was compiled, of which the innermost stands last, and of code that was traced, where it is first.
+_COMPILED_LINE = re.compile(r'^ *File "([^"<>]+)", line (\d+), in ', re.MULTILINE)
+_TRACED_LINE = re.compile(r"^(\S[^\n]*)\((\d+)\): ", re.MULTILINE)
+
+
+def _locate_in_script(text: str) -> str:
+    """Return ``file:line`` from a stack of TorchScript: in the original code, else in that of the file."""
+    serialized, _, original = text.partition("original code (most recent call last)")
+    traced = [place for place in _TRACED_LINE.findall(original) if not place[0].startswith(INTERNAL_PATH_PREFIXES)]
+    compiled = _COMPILED_LINE.findall(original) or _COMPILED_LINE.findall(serialized)
+    return ":".join(traced[0] if traced else compiled[-1]) if traced or compiled else ""
 
 
 def user_source_location() -> str:
@@ -44,7 +58,12 @@ def user_source_location() -> str:
 
 
 def user_traceback_location(error: BaseException) -> str:
-    """Return ``file:line`` of the innermost frame of an exception that is neither torch's nor torchferry's."""
+    """Return ``file:line`` of the innermost frame of an exception that is neither torch's nor torchferry's.
+
+    An error of TorchScript's interpreter names lines of its source, and has no frames there."""
+    text = str(error)
+    if text.startswith(IN_SCRIPT):
+        return _locate_in_script(text)
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     user_places = [f"{name}:{line}" for name, line in places if not name.startswith(INTERNAL_PATH_PREFIXES)]
     return user_places[-1] if user_places else ""

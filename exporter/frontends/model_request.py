@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class AdoptedFile:
+    """A file of another origin: TorchScript, or a program of torch.export, which runs code of its own if it is
+    ``is_trusted`` only."""
+
+    path: Path
+    is_trusted: bool = False
 
 
 @dataclass(frozen=True)

@@ -50,17 +50,17 @@ def load(text: str, inputs: InputValues | None) -> Source:
     place, _, attribute = text.rpartition(":")
     code = import_code(place, text)
     model = _make_from_code(code, place, attribute, inputs is not None)
-    return _build_source(model, attribute, inputs, text, code)
+    return _source_from_result(model, attribute, inputs, text, code)
 
 
 def source_from_callable(value: Any, inputs: InputValues | None) -> Source:
     """Build a source from a function of tensors, a factory or a class."""
     name = getattr(value, "__name__", type(value).__name__)
     where = f"the given {name!r}"
-    return _build_source(make_module(value, name, where, inputs is not None), name, inputs, where)
+    return _source_from_result(make_module(value, name, where, inputs is not None), name, inputs, where)
 
 
-def _build_source(
+def _source_from_result(
     model: Any, name: str, inputs: InputValues | None, where: str, code: ModuleType | None = None
 ) -> Source:
     examples: Any = None
@@ -89,11 +89,17 @@ def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, cod
     revision, digests = source_files.describe_files(source_files.list_module_files(code) if code is not None else [])
     # torch.compile wraps a module; the wrapped one computes the same.
     module = getattr(model, "_orig_mod", model)
+    examples = inputs if inputs is not None else getattr(module, "example_inputs", None)
+    origin = Origin("python", "torch", torch.__version__, name, sha256, list_refused(module_name), revision, digests)
+    return build_source(module, name, examples, where, origin)
+
+
+def build_source(module: nn.Module, name: str, examples: Any, where: str, origin: Origin) -> Source:
+    """Build the source of a module, and put it into eval mode; its variables are declared, or those of ``examples``."""
     if not isinstance(module, FunctionModule):
         # A function chooses the mode of its modules itself.
         module.eval()
     _check_parameters(module, where)
-    examples = inputs if inputs is not None else getattr(module, "example_inputs", None)
     variables = _resolve_variables(module, examples, where)
     signature = variables.signature
     return Source(
@@ -109,7 +115,7 @@ def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, cod
         findings=variables.findings,
         # The default dtype after the import of the user's file, which may set another.
         default_dtype=torch.get_default_dtype(),
-        origin=Origin("python", "torch", torch.__version__, name, sha256, list_refused(module_name), revision, digests),
+        origin=origin,
     )
 
 

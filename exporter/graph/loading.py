@@ -53,6 +53,10 @@ def load_module(path: Path) -> torch.jit.ScriptModule:
     with ignore_deprecations():
         try:
             return load_script(str(path))
+        except ValueError as error:
+            what, expected = "the file calls what does not only compute", "operators that compute from their arguments"
+            mend = "leave printing, files, random states and threads to the host"
+            raise ArchiveError(what, where=str(path), got=str(error), expected=expected, mend=mend) from None
         except Exception as error:
             got, expected = summarize_error(error), "a TorchScript file, as torch.jit.save writes it"
             raise ArchiveError("the file does not load", where=str(path), got=got, expected=expected) from error

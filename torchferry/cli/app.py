@@ -12,6 +12,7 @@ from typer import Option
 
 from exporter import __version__
 from torchferry.cli import (
+    adopt,
     bench,
     check,
     compat,
@@ -34,6 +35,7 @@ from torchferry.cli.interruption import end_soon_when_interrupted
 
 app = typer.Typer(name="torchferry", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("export")(export.command)
+app.command("adopt")(adopt.command)
 app.command("show")(show.command)
 app.command("check")(check.command)
 app.command("inspect")(inspect.command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -175,14 +176,21 @@ def command(
                 progress=err.print,
                 watch=display.show,
             )
-    if json:
+    print_exported(results, import_seconds if timings else None, against, as_json=json)
+
+
+def print_exported(
+    results: Sequence[Exported], import_seconds: float | None, against: Path | None = None, *, as_json: bool = False
+) -> None:
+    """Print what was exported, with the seconds of each stage if those of imports are given."""
+    if as_json:
         from torchferry.pipeline import result_to_dict
 
         print_json([result_to_dict(e) for e in results])
         return
     for result in results:
         _print_result(result, against)
-        if timings:
+        if import_seconds is not None:
             _print_timings(result, import_seconds)
 
 

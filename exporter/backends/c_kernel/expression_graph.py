@@ -8,11 +8,12 @@ matrix, the solution of a linear system, a Newton loop, a loop over directions) 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Union
+from typing import Any, Union
 
 import torch
 
@@ -105,7 +106,7 @@ class ExprGraph:
         return node.extra[0] if node.op == "const" else None
 
     def add(self, op: str, args: Sequence[int], dtype: str, extra: tuple[object, ...] = ()) -> int:
-        """Add an operation, simplified. Raises ``UnsupportedError`` for one that mixes two elements of the batch."""
+        """Add an operation, simplified; one that mixes two elements of the batch, or such a result, is unusable."""
         args = tuple(args)
         if dtype == BOOL:
             op = {"add": "or", "mul": "and", "max": "or", "min": "and"}.get(op, op)
@@ -118,8 +119,10 @@ class ExprGraph:
         for i in args:
             batch_rows |= self.batch_rows[i]
             loops |= self.loops[i]
-        if batch_rows & (batch_rows - 1) or any(self.nodes[i].op == MIXED for i in args):
-            self.raise_mixed(op)
+        if mixed := next((i for i in args if self.nodes[i].op == MIXED), 0):
+            return self._intern(dataclasses.replace(self.nodes[mixed], dtype=dtype), 0, 0)
+        if batch_rows & (batch_rows - 1):
+            return self.add_mixed(op, dtype)
         return self._intern(ExprNode(op, args, extra, dtype), batch_rows, loops)
 
     def unpack(self, op: str, args: Sequence[int], extra: tuple[object, ...], dtypes: Iterable[str]) -> list[int]:
@@ -140,15 +143,22 @@ class ExprGraph:
             self.origins.append(self.origin)
         return index
 
-    def add_mixed(self, op: str) -> int:
-        """Add a node of several elements that may decide over an error, which a kernel never raises; it is unusable."""
-        return self._intern(ExprNode(MIXED, (), (op,), BOOL), 0, 0)
+    def add_mixed(self, op: str, dtype: str = BOOL) -> int:
+        """Add a node of several elements, whose value no kernel knows.
 
-    def raise_mixed(self, op: str) -> NoReturn:
-        """Raise ``UnsupportedError`` for an operation that mixes elements of the batch."""
+        It may decide over an error, which a kernel never raises, or only its shape may matter: the backward pass of a
+        sum over the batch begins with ones in the shape of that sum."""
+        return self._intern(ExprNode(MIXED, (), (op, self.origin), dtype), 0, 0)
+
+    def check_unmixed(self, indices: Iterable[int]) -> None:
+        """Raise ``UnsupportedError`` if one of these nodes mixes elements of the batch."""
+        mixed = next((self.nodes[i] for i in indices if self.nodes[i].op == MIXED), None)
+        if mixed is None:
+            return
+        op, where = mixed.extra
         what, got = "an operation mixes elements of the batch", f"{op} of numbers from two elements"
         expected, mend = "elements that do not see each other", "use the .pt: a kernel is a loop over elements"
-        raise UnsupportedError(what, check="kernel", where=self.origin, got=got, expected=expected, mend=mend)
+        raise UnsupportedError(what, check="kernel", where=str(where), got=got, expected=expected, mend=mend)
 
     def _simplify(self, op: str, args: tuple[int, ...], dtype: str, extra: tuple[object, ...]) -> int | None:
         values = [self.constant_value(i) for i in args]

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from exporter.archive.contract import TANGENT, Contract, Solver
 from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.c_kernel import forward_mode
-from exporter.backends.c_kernel.expression_graph import COLUMNS, F64, I64, MIXED, NEWTON, ExprGraph, leaf_name
+from exporter.backends.c_kernel.expression_graph import COLUMNS, F64, I64, NEWTON, ExprGraph, leaf_name
 from exporter.backends.c_kernel.newton_loop import NewtonLoop, find_loop_inputs, find_loop_nodes
 from exporter.backends.c_kernel.rules.derivatives import NoRuleError
 from exporter.backends.c_kernel.rules.linear_systems import NO_ERRORS
@@ -159,8 +159,7 @@ class ArchiveLowering:
             if value.factored_matrix is not None:
                 raise self._dispatch.unsupported_error("the factors of a matrix as an output")
             typed = self._dispatch.cast(value, getattr(torch, spec.dtype))
-            if any(self.graph[i].op == MIXED for i in typed.ids.reshape(-1).tolist()):
-                self.graph.raise_mixed("an output")
+            self.graph.check_unmixed(typed.ids.reshape(-1).tolist())
             outputs.append(typed.ids.expand((*((len(batch_rows),) if batch_rows else ()), *spec.static_shape)))
         return outputs, interpreter.notes
 

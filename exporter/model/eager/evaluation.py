@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from exporter.archive.tensor_spec import FLOATING
 from exporter.common.control_flow import run_control_flow
 from exporter.common.errors import CaptureError, TorchferryError, WarmupError, summarize_error
-from exporter.common.user_code import user_traceback_location
+from exporter.common.user_code import OWN_SOURCES, user_traceback_location
 from exporter.model.argument_structures import flatten_value
 from exporter.model.source import Inputs, Source
 
@@ -184,8 +184,12 @@ def _flatten_outputs(outputs: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def find_forward_line(source: Source) -> str:
-    """Return where the model's ``forward`` begins, the fallback location for a finding about the whole model."""
+    """Return where the model's ``forward`` begins, the fallback location for a finding about the whole model.
+
+    Of a forward that is torchferry's own, as that of a composition, it is the file that the model is from."""
     code = get_forward_code(source.parameter_module)
+    if code is not None and code.co_filename.startswith(OWN_SOURCES):
+        return next(iter(source.origin.files), "")
     return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 

@@ -47,5 +47,5 @@ def check_capturable(source: Source) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             what, check = f"model {source.name!r} contains a module that is already TorchScript", "TorchScript module"
             where, got = f"submodule {name!r}", type(module).__name__
-            mend = "return the module before torch.jit.script or torch.jit.trace"
+            mend = "return the module before torch.jit.script or torch.jit.trace; a file of it alone: torchferry adopt"
             raise CaptureError(what, check=check, where=where, got=got, expected="modules in Python", mend=mend)

@@ -85,6 +85,11 @@ def test_elements_of_the_batch_do_not_meet():
     terms = ExprGraph()
     terms.origin = "in layer, at net.py:3"
     item, other = terms.add_leaf("x", 0, F64, 1), terms.add_leaf("x", 0, F64, 2)
-    with pytest.raises(UnsupportedError, match="mixes elements") as caught:
-        terms.add("add", (item, other), F64)
-    assert caught.value.details["where"] == "in layer, at net.py:3"
+    mixed = terms.add("add", (item, other), F64)
+    terms.origin = "behind it"
+    later = terms.add("exp", (mixed,), F64)
+    terms.check_unmixed([item, other, terms.add("mul", (item, item), F64)])
+    for index in (mixed, later):
+        with pytest.raises(UnsupportedError, match=r"mixes elements(.|\n)*add of numbers") as caught:
+            terms.check_unmixed([item, index])
+        assert caught.value.details["where"] == "in layer, at net.py:3"

@@ -1,0 +1,150 @@
+"""Files of others: TorchScript, and programs of ``torch.export``, from whatever source."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from exporter.archive import pt_archive
+from exporter.archive.contract import Finding, Origin
+from exporter.archive.input_files import InputValues
+from exporter.common.errors import (
+    ArchiveError,
+    ForeignError,
+    SourceError,
+    TrustError,
+    UnsoundError,
+    UsageError,
+    summarize_error,
+)
+from exporter.common.file_digest import compute_file_digest
+from exporter.frontends.model_request import AdoptedFile
+from exporter.frontends.python_factory import build_source
+from exporter.graph.loading import load_module
+from exporter.graph.torch_nodes import find_location, iterate_graphs, iterate_nodes
+from exporter.model.compiled_model import CompiledModel, list_arguments, wrap_compiled
+from exporter.model.source import Source
+
+# What a file of torch holds.
+SCRIPT, PROGRAM, CODE, PICKLE = "torchscript", "torch.export", "machine code alone", "tensors or pickled objects"
+
+
+def load(file: AdoptedFile, inputs: InputValues | None) -> Source:
+    """Load a file that torchferry did not write, in eval mode; none of its graphs runs yet.
+
+    Its variables are the arguments of its ``forward``, in the shapes of ``inputs``, or of the examples that a program
+    holds. Raises ``ArchiveError`` for a file that is neither TorchScript nor a program, or calls what does not only
+    compute; ``UsageError`` for one that has a contract already; ``TrustError`` for a program that is not trusted;
+    ``SourceError`` for TorchScript without ``forward``, ``UnsoundError`` where it changes its own attributes."""
+    _check_foreign(file.path)
+    digest = compute_file_digest(file.path)
+    name = "".join(c if c.isalnum() else "_" for c in file.path.stem)
+    kind = _find_kind(file.path)
+    origin = Origin(kind, "torch", torch.__version__, name, digest, files={file.path.name: digest})
+    if kind == PROGRAM:
+        model, examples = _load_program(file)
+        values = inputs if inputs is not None else examples
+        return build_source(model, name, values, f"the program {file.path}", origin)
+    compiled = load_module(file.path)
+    findings = _find_train_mode(compiled)
+    model = _wrap(compiled, file.path)
+    arguments = ", ".join(f"{a.name}: {a.type.annotation_str}" for a in list_arguments(compiled))
+    source = build_source(model, name, inputs, f"forward({arguments}) of {file.path}", origin)
+    return dataclasses.replace(source, findings=(*source.findings, *findings))
+
+
+def _check_foreign(path: Path) -> None:
+    """Raise ``UsageError`` for a file of torchferry's, ``ArchiveError`` for one that is damaged or holds no graphs."""
+    try:
+        archive = pt_archive.read(path)
+    except ForeignError:
+        return
+    except ArchiveError:
+        # Programs and packages have other records than TorchScript.
+        if path.is_file() and zipfile.is_zipfile(path) and _find_kind(path) == PROGRAM:
+            return
+        raise
+    what, got = "the file has a contract and cases already", f"torchferry wrote it as {archive.contract.name!r}"
+    expected, mend = "a file of another origin", "torchferry verify, inspect or convert take it as it is"
+    raise UsageError(what, where=str(path), got=got, expected=expected, mend=mend)
+
+
+def _find_kind(path: Path) -> str:
+    """Return what a zip file holds. Raises ``ArchiveError`` for neither TorchScript nor a program."""
+    with zipfile.ZipFile(path) as archive:
+        records = [name.partition("/")[2] for name in archive.namelist()]
+    kinds = {SCRIPT: "constants.pkl", CODE: "data/aotinductor/", PROGRAM: "models/", PICKLE: "data.pkl"}
+    kind = next((k for k, start in kinds.items() if any(record.startswith(start) for record in records)), "")
+    if kind in (SCRIPT, PROGRAM):
+        return kind
+    what, got = "the file holds no graphs", kind or "other records"
+    mend = "save the module as TorchScript: torch.jit.script(module).save(...), or torch.jit.trace"
+    raise ArchiveError(what, where=str(path), got=got, expected="TorchScript, or a program of torch.export", mend=mend)
+
+
+def _load_program(file: AdoptedFile) -> tuple[nn.Module, Mapping[str, Any] | None]:
+    """Return the module of a program, and the examples that it holds by name of its arguments."""
+    if not file.is_trusted:
+        what, got = "a program of torch.export may run code of its own while it is read", "pickles of Python objects"
+        mend = "--allow-native (allow_native=True in Python), if you trust who made it; TorchScript needs no trust"
+        raise TrustError(what, where=str(file.path), got=got, expected="a file that you trust", mend=mend)
+    try:
+        program = torch.export.load(file.path)
+        module = program.module()
+    except Exception as error:
+        what, expected = "the program does not load", "a program of torch.export, as torch.export.save writes it"
+        raise ArchiveError(what, where=str(file.path), got=summarize_error(error), expected=expected) from error
+    # torch forbids to change a program's mode, which is a part of its graph.
+    module.__dict__.pop("eval", None)
+    module.__dict__.pop("train", None)
+    assert program.call_spec.in_spec is not None
+    positional, named = program.call_spec.in_spec.children()
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    for i, parameter in enumerate(parameters):
+        kind = (
+            inspect.Parameter.POSITIONAL_OR_KEYWORD if i < positional.num_children else inspect.Parameter.KEYWORD_ONLY
+        )
+        parameters[i] = parameter.replace(kind=kind)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    # The class is this module's alone. torch's own signature does not say what is a keyword.
+    type(module).forward.__signature__ = inspect.Signature([own, *parameters])
+    if program.example_inputs is None:
+        return module, None
+    values, keywords = program.example_inputs
+    assert list(named.context) == list(keywords)
+    return module, {**dict(zip([p.name for p in parameters], values, strict=False)), **keywords}
+
+
+def _find_train_mode(compiled: torch.jit.ScriptModule) -> tuple[Finding, ...]:
+    """Return a finding for a file that was saved in train mode."""
+    training = [p or "the model itself" for p, module in compiled.named_modules() if getattr(module, "training", False)]
+    if not training:
+        return ()
+    what, reason = "the file was saved in train mode", "it is adopted in eval mode: its modules were told so"
+    return (Finding("train mode", what, where=", ".join(training[:5]), reason=reason),)
+
+
+def _wrap(compiled: torch.jit.ScriptModule, path: Path) -> CompiledModel:
+    methods = sorted(compiled._c._method_names())
+    if "forward" not in methods:
+        what, got = "the file has nothing to call", f"the methods {', '.join(methods) or '(none)'}"
+        mend = "save a module with a forward: torch.jit.script(module).save(...)"
+        raise SourceError(what, where=str(path), got=got, expected="a method forward", mend=mend)
+    try:
+        return wrap_compiled(compiled)
+    except RuntimeError as error:
+        nodes = (node for _, _, graph in iterate_graphs(compiled) for node in iterate_nodes(graph))
+        writes = [node for node in nodes if node.kind() == "prim::SetAttr"]
+        if not writes:
+            what, expected = "the file cannot be written as a function of its inputs", "modules of tensors and numbers"
+            raise SourceError(what, where=str(path), got=summarize_error(error), expected=expected) from error
+        what, where = "the file changes its own attributes", find_location(writes[0]) or str(path)
+        got, mend = f"a call sets {writes[0].s('name')!r}", "return state instead of storing it"
+        raise UnsoundError(what, check="side effect", where=where, got=got, expected="no state", mend=mend) from None

@@ -1,0 +1,100 @@
+"""A model that is TorchScript already: what a file computes, with its tensors under the names that they have there.
+
+The model runs as its file does. Where its tensors are replaced, or its operations recorded, a function of inputs and
+tensors runs in its place: the same graph with all calls inlined, and attributes that are no tensors as constants
+(torch/csrc/jit/passes: freeze_module.cpp and lower_graph.cpp)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.jit._fuser import optimized_execution
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+_Parameter = inspect.Parameter
+
+
+class _Part(nn.Module):
+    """The tensors of a submodule. TorchScript allows any names: they are not those of attributes here."""
+
+    def __init__(self, module: torch.jit.ScriptModule) -> None:
+        super().__init__()
+        self._parameters |= dict(module.named_parameters(recurse=False))
+        self._buffers |= dict(module.named_buffers(recurse=False))
+        self._modules |= {name: _Part(child) for name, child in module.named_children()}  # pyright: ignore[reportArgumentType]
+
+
+class CompiledModel(_Part):
+    """The tensors of a compiled module, and its ``forward``.
+
+    Raises ``RuntimeError`` if the module changes attributes of its own: what it computes is no function."""
+
+    def __init__(self, module: torch.jit.ScriptModule) -> None:
+        super().__init__(module.eval())
+        self.eval()
+        self.__dict__["_torchferry_code"] = _Code(module, self)
+
+
+class _Code:
+    """What a compiled module computes: the module itself, and a function of its arguments and tensors."""
+
+    def __init__(self, module: torch.jit.ScriptModule, model: nn.Module) -> None:
+        compiled: Any = torch._C
+        frozen = compiled._freeze_module(module._c, [], True, True)
+        graph, tensors = compiled._jit_pass_lower_graph(frozen._get_method("forward").graph.copy(), frozen)
+        self.module, self.originals = module, tensors
+        self.function = compiled._create_function_from_graph("forward", graph)
+        self.signature = _read_signature(module)
+        paths = {id(tensor): path for path, tensor in (*model.named_parameters(), *model.named_buffers())}
+        # What is no parameter and no buffer is a constant.
+        self.places = [paths.get(id(tensor), tensor) for tensor in tensors]
+
+    def run(self, model: nn.Module, values: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        bound = self.signature.bind(*values, **keywords)
+        bound.apply_defaults()
+        tensors = [_find_tensor(model, place) if isinstance(place, str) else place for place in self.places]
+        is_recorded = torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None
+        # torch's optimiser may round in another way from the second call on.
+        with optimized_execution(False):
+            if is_recorded or any(a is not b for a, b in zip(tensors, self.originals, strict=True)):
+                return self.function(*bound.arguments.values(), *tensors)
+            return self.module(*bound.arguments.values())
+
+
+def _find_tensor(model: nn.Module, path: str) -> torch.Tensor:
+    parent, _, name = path.rpartition(".")
+    part = model.get_submodule(parent)
+    tensor = part._parameters[name] if name in part._parameters else part._buffers[name]
+    assert tensor is not None
+    return tensor
+
+
+def wrap_compiled(module: torch.jit.ScriptModule) -> CompiledModel:
+    """Wrap a compiled module in one whose ``forward`` has the same arguments by name, and put it into eval mode."""
+
+    def forward(self: CompiledModel, *values: Any, **keywords: Any) -> Any:
+        return self.__dict__["_torchferry_code"].run(self, values, keywords)
+
+    own, named = _Parameter("self", _Parameter.POSITIONAL_OR_KEYWORD), cast("Any", forward)
+    named.__signature__ = inspect.Signature([own, *_read_signature(module).parameters.values()])
+    return type("CompiledModel", (CompiledModel,), {"forward": forward})(module)
+
+
+def takes_gradients(model: CompiledModel) -> bool:
+    """Return whether the code takes gradients itself."""
+    return model.__dict__["_torchferry_code"].function.graph.findNode("aten::grad", True) is not None
+
+
+def _read_signature(module: torch.jit.ScriptModule) -> inspect.Signature:
+    defaults = [a.default_value if a.has_default_value() else _Parameter.empty for a in list_arguments(module)]
+    names, kind = [a.name for a in list_arguments(module)], _Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([_Parameter(n, kind, default=d) for n, d in zip(names, defaults, strict=True)])
+
+
+def list_arguments(module: torch.jit.ScriptModule) -> Sequence[Any]:
+    """Return torch's records of the arguments of ``forward``."""
+    return module._c._get_method("forward").schema.arguments[1:]

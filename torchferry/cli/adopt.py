@@ -1,0 +1,137 @@
+"""``torchferry adopt``."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+from typer import Argument, Option
+
+from exporter.common.source_paths import strip_folders
+from torchferry.cli.export import print_exported
+from torchferry.cli.options import (
+    AllowNativeOption,
+    AllowOption,
+    BatchOption,
+    BudgetOption,
+    DerivativeOption,
+    DeviceOption,
+    JobsOption,
+    JsonOption,
+    MemoryLimitOption,
+    OpsetOption,
+    RuntimeOption,
+    SeedOption,
+    ThoroughOption,
+    TimeLimitOption,
+)
+from torchferry.cli.output import err, print_listing
+from torchferry.cli.progress import show_steps
+from torchferry.cli.startup import pause_collection, start_runtime
+
+if TYPE_CHECKING:
+    from exporter.model.eager.batch_choice import BatchChoice
+    from exporter.model.source import Listing
+
+# Seconds of computing of the process that runs the file: a slow model takes about a hundred calls.
+DAY = 86_400.0
+
+
+def command(
+    context: typer.Context,
+    path: Annotated[Path, Argument(help="TorchScript or a program of torch.export, of any origin.", metavar="FILE")],
+    inputs: Annotated[
+        Path | None, Option(help="Inputs by name of the arguments of its forward: .pt, .npz or .json.")
+    ] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="The archive. Default: NAME.pt here.")] = None,
+    rename: Annotated[
+        list[str] | None, Option(help="OLD:NEW names of variables in the contract; * matches any text.")
+    ] = None,
+    batch: BatchOption = "auto",
+    seed: SeedOption = 0,
+    allow: AllowOption = None,
+    derivative: DerivativeOption = None,
+    jvp: Annotated[bool, Option("--jvp", help="Add the method jvp: Jacobian times vector.")] = False,
+    vjp: Annotated[bool, Option("--vjp", help="Add the method vjp: vector times Jacobian.")] = False,
+    parameter: Annotated[
+        list[str] | None, Option(help="A parameter that stays settable (globs). Default: all that can.")
+    ] = None,
+    thorough: ThoroughOption = False,
+    budget: BudgetOption = None,
+    jobs: JobsOption = None,
+    format: Annotated[
+        list[str] | None, Option(help="Containers to write: pt, onnx, pt2, program, c, or pt,onnx. Default: pt.")
+    ] = None,
+    opset: OpsetOption = 18,
+    runtime: RuntimeOption = "python",
+    allow_native: AllowNativeOption = False,
+    device: DeviceOption = "cpu",
+    time_limit: TimeLimitOption = 600.0,
+    memory_limit: MemoryLimitOption = 16.0,
+    timings: Annotated[bool, Option("--timings", help="Print the seconds of each stage.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Make an archive of a TorchScript file, or a program of torch.export, that something else wrote.
+
+    The file gets a contract, cases and all checks that need no source: of its determinism, its state, its batch, its
+    derivatives. The archive computes with the same graphs, and is verified against the file. Other commands then take
+    it like any archive. The file runs in a confined process: it writes nothing but the archive, and has no network.
+
+    A program may run code of its own while it is read, and needs --allow-native.
+
+    Exit code 2: the file has a contract already, is a program without that option, or the inputs are not its own. 3: it
+    is not sound, or fails on the inputs. 4: it is neither, or calls what does not only compute. 5: numbers differ.
+
+    Examples:
+
+      torchferry adopt colleague.pt --inputs examples.npz -o net.pt
+
+      torchferry adopt potential.pt --inputs atoms.pt --derivative energy:positions --format pt,onnx -o potential.pt
+    """
+    start = time.perf_counter()
+    with pause_collection():
+        from torchferry import api
+        from torchferry.cli.confined_process import Confinement, run_confined
+
+    import_seconds = time.perf_counter() - start
+
+    def work() -> None:
+        def announce(listing: Listing) -> None:
+            with display.pause():
+                print_listing(listing)
+
+        with start_runtime(runtime), show_steps(is_silent=json) as display:
+            adopted = api.adopt(
+                path,
+                inputs=inputs,
+                allow_native=allow_native,
+                output=output,
+                renames=rename or [],
+                seed=seed,
+                runtimes=runtime,
+                devices=device,
+                allow=allow or [],
+                derivatives=derivative or [],
+                jvp=jvp,
+                vjp=vjp,
+                parameters=parameter or [],
+                batch=cast("BatchChoice", batch),
+                thorough=thorough,
+                budget=budget,
+                jobs=jobs,
+                formats=format or [],
+                opset=opset,
+                time_limit=time_limit,
+                memory_limit=memory_limit,
+                command=shlex.join(["torchferry", *map(strip_folders, context.obj or [])]),
+                announce=None if json else announce,
+                progress=err.print,
+                watch=display.show,
+            )
+        print_exported([adopted], import_seconds if timings else None, as_json=json)
+
+    limits = {"time_limit": max(time_limit, DAY), "memory_limit": memory_limit, "has_devices": device != "cpu"}
+    run_confined(work, Confinement(path, (output or Path(),), **limits, programs=None, as_json=json))
