@@ -29,6 +29,7 @@ from exporter.common.stopwatch import Stopwatch
 from exporter.common.torch_hooks import ignore_deprecations, patch_forward
 from exporter.model.eager.derivatives import find_nonzero_blocks
 from exporter.model.eager.evaluation import eager_context
+from exporter.model.eager.gradient_hooks import GradientHook, find_gradient_hooks
 from exporter.model.eager.warmup import FirstRun, Warmup, measure_cost, run_first, stack_calls, subsample_rows, warm_up
 from exporter.model.implicit.coordinate_descent import CoordinateDescent, DescentCall, find_descents
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers, list_own_parameters
@@ -36,6 +37,7 @@ from exporter.model.implicit.solve_recording import record_solver_calls
 from exporter.model.jit_marks import mark
 from exporter.model.source import Inputs, Listing, Source
 from exporter.soundness import gate
+from exporter.soundness.checks import hooks
 from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.gate import Allowance, GateOptions
 from exporter.soundness.probe_inputs import Draws
@@ -406,6 +408,8 @@ def resolve_model_derivatives(
     """Resolve the requested derivatives of a warmed-up model; return them and the findings about them."""
     if request is None or not request.has_derivatives:
         return None, ()
+    if not warm.source.uses_autograd:
+        hooks.require_plain_gradients(warm.source, run_in_fork(_find_hooks, warm.source, warm.inputs))
     with eager_context(warm.source):
         pairs = find_nonzero_blocks(warm.source, warm.inputs)
     parameters = {n: name_dtype(p) for n, p in list_own_parameters(warm.source.parameter_module).items()}
@@ -422,6 +426,11 @@ def resolve_model_derivatives(
         raise UsageError(what, where=where, got=got, expected="--on-failure nan or raise")
     model = (warm.source.inputs, warm.output_specs, parameters, pairs)
     return derivative_request.resolve_derivatives(request, *model, uses_autograd=warm.source.uses_autograd)
+
+
+def _find_hooks(source: Source, inputs: Inputs) -> tuple[GradientHook, ...]:
+    with eager_context(source):
+        return find_gradient_hooks(source, inputs)
 
 
 def summarize_model(warm: Warmup) -> Listing:

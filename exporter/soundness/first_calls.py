@@ -15,6 +15,7 @@ from exporter.soundness.checks import (
     environment,
     exceptions,
     hash_seed,
+    hooks,
     random_numbers,
     settings,
     unused_variables,
@@ -63,6 +64,7 @@ def _find_quiet_checks(source: Source, inputs: Inputs) -> frozenset[str]:
         hash_seed.CHECK: hash_seed.find_set_line(source, footprint),
         exceptions.CHECK: not has_failed and failing.calls,
         devices.CHECK: asking.queries,
+        hooks.CHECK: hooks.has_something(source, inputs),
         # Of outputs it looks at what they depend on, and at nothing else.
         unused_variables.CHECK: False,
     }

@@ -87,19 +87,26 @@ def evaluate(source: Source, inputs: Inputs, *, attached: bool = False) -> dict[
         raise
     except Exception as error:
         shapes = zip(source.inputs, inputs, strict=True)
-        integers = any(spec.dtype not in FLOATING for spec in source.inputs) and not source.calls
         raise WarmupError(
             f"model {source.name!r} fails in eager mode",
             check="eager mode",
             where=user_traceback_location(error),
             got=summarize_error(error),
             expected="outputs for inputs " + "; ".join(f"{s.name} {list(t.shape)} {s.dtype}" for s, t in shapes),
-            mend="pass inputs in the range the model is made for: --inputs FILE, or fix its signature (shapes, dtypes)"
-            + "; a batch is implied: if shapes are whole, --batch no, or batch_ndim=0 in its signature"
-            * bool(source.batch_ndim)
-            + ("; integers were drawn as 0 and 1: a TensorSpec may set sampling=Sampling('uniform', 0, 10)" * integers),
+            mend=_suggest_mend(error, source),
         ) from error
     return normalize_outputs(result, source)
+
+
+def _suggest_mend(error: Exception, source: Source) -> str:
+    if "cannot register a hook" in str(error):
+        return "a file is captured without gradients: if x.requires_grad: x.register_hook(...)"
+    mend = "pass inputs in the range the model is made for: --inputs FILE, or fix its signature (shapes, dtypes)"
+    if source.batch_ndim:
+        mend += "; a batch is implied: if shapes are whole, --batch no, or batch_ndim=0 in its signature"
+    if any(spec.dtype not in FLOATING for spec in source.inputs) and not source.calls:
+        mend += "; integers were drawn as 0 and 1: a TensorSpec may set sampling=Sampling('uniform', 0, 10)"
+    return mend
 
 
 def evaluate_on_copies(source: Source, inputs: Inputs) -> dict[str, torch.Tensor]:

@@ -1,6 +1,8 @@
-"""Check of backward hooks that do more than give another gradient: the file would not do it.
+"""Check of hooks of the backward pass.
 
-The value that a hook computes is captured; what it appends to a list, keeps in a dict, counts or prints is not."""
+In a model that takes gradients itself, the value that a hook computes is captured; what it appends to a list, keeps in
+a dict, counts or prints is not. In any other, a hook that changes gradients changes nothing of the file's outputs, and
+none of the gradients that are taken through the file: the contract says so."""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ import functools
 import io
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from exporter.archive.contract import Finding
+from exporter.common.errors import UnsoundError
 from exporter.common.torch_hooks import Entry, patch_autograd_engine
+from exporter.model.eager.gradient_hooks import GradientHook, find_gradient_hooks, has_hooks
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import EagerContext, make_refusal, run_eager
 from exporter.soundness.checks.hidden_state import is_state_changed
@@ -26,8 +30,32 @@ MAX_CALLS = 30
 
 
 def check(context: EagerContext) -> list[Finding]:
-    """Check that hooks of the backward pass have no side effects."""
-    return context.room(_check, context.inputs, context.other_inputs) if context.source.uses_autograd else []
+    """Check that hooks of the backward pass have no side effects, or note that they change gradients."""
+    if context.source.uses_autograd:
+        return context.room(_check, context.inputs, context.other_inputs)
+    what, reason = "changes gradients; those through the file are without it", "outputs do not depend on it"
+    hooks = context.room(find_gradient_hooks, context.inputs)
+    return [Finding(CHECK, f"{h.what} {what}", h.where, reason, evidence=h.evidence) for h in hooks]
+
+
+def has_something(source: Source, inputs: Inputs) -> bool:
+    """Return whether a call has hooks to look at."""
+    return source.uses_autograd or has_hooks(source, inputs)
+
+
+def require_plain_gradients(source: Source, hooks: Sequence[GradientHook]) -> None:
+    """Raise ``UnsoundError`` for hooks that change gradients of a model whose derivatives are asked for."""
+    if not hooks:
+        return
+    hook, *others = hooks
+    raise UnsoundError(
+        f"derivatives of model {source.name!r} are not those of its operations: {hook.what} changes them",
+        check=CHECK,
+        where=hook.where,
+        got=hook.evidence + "".join(f"; also {other.what} at {other.where}" for other in others),
+        expected="derivatives of the operations of the forward pass",
+        mend="remove the hook; or take the gradient in the function itself, where hooks are captured",
+    )
 
 
 def _check(source: Source, inputs: Inputs, other_inputs: Inputs) -> list[Finding]:

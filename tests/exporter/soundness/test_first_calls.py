@@ -16,7 +16,7 @@ from exporter.soundness.checks import settings
 from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.first_calls import observe_first_calls
 
-QUIET = {"random numbers", "outside world", "settings", "hash seed", "exception", "device", "unused input"}
+QUIET = {"random numbers", "outside world", "settings", "hash seed", "exception", "device", "unused input", "hook"}
 UNIT = "m"
 
 
@@ -36,6 +36,13 @@ def _take_inverse(self, x):
         return x
 
 
+def _register_hook(self, x):
+    y = x * 2
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient * 2)
+    return y
+
+
 MODELS = {
     "random numbers": lambda self, x: x * torch.rand(3, dtype=x.dtype),
     "outside world": lambda self, x: x * len(os.environ.get("PATH", "")),
@@ -44,6 +51,7 @@ MODELS = {
     "exception": _take_inverse,
     "device": lambda self, x: x + torch.ones(3, device=x.device, dtype=x.dtype),
     "unused input": lambda self, x: torch.ones_like(x),
+    "hook": _register_hook,
 }
 
 

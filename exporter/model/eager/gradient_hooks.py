@@ -1,0 +1,217 @@
+"""Hooks of torch's backward pass, and whether they change a gradient.
+
+A file computes the gradient of its operations. A hook that the user has registered with a module, a parameter or a
+tensor is called by torch's engine in eager mode alone, as are functions for saved tensors: where one changes a
+gradient, the derivatives of the file are not those of the model."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import graph
+from torch.nn.modules import module as modules
+
+from exporter.common.errors import summarize_error
+from exporter.common.tensors import all_close
+from exporter.common.user_code import INTERNAL_PATH_PREFIXES
+from exporter.model.eager.derivatives import list_differentiable_parameters, requires_grad
+from exporter.model.eager.evaluation import evaluate
+from exporter.model.source import Inputs, Source
+
+# With more hooks than this they are left out together only, and none of them is named.
+MAX_HOOKS = 20
+
+
+@dataclass(frozen=True)
+class GradientHook:
+    """A hook that changes a gradient: ``what`` it is, its line, and what was seen."""
+
+    what: str
+    where: str
+    evidence: str
+
+
+def has_hooks(source: Source, inputs: Inputs) -> bool:
+    """Return whether a call of the model has hooks of the backward pass that are the user's.
+
+    NEML2's models have none: they have a chain rule of their own."""
+    if source.origin.kind == "neml2":
+        return False
+    with _Hooks(source) as hooks, contextlib.suppress(Exception):
+        _run_forward(source, inputs)
+    return bool(hooks.labels)
+
+
+def find_gradient_hooks(source: Source, inputs: Inputs) -> tuple[GradientHook, ...]:
+    """Return the hooks that change a gradient at these inputs.
+
+    Call it under ``eager_context`` in a forked process: ``.grad`` of parameters is written."""
+    if source.origin.kind == "neml2":
+        return ()
+    expected = _compute_gradients(source, inputs, lambda index: True)
+    labels = expected.labels
+    if not labels:
+        return ()
+    without = _compute_gradients(source, inputs, lambda index: False)
+    if without.failure or not expected.differs_from(without):
+        return ()
+    if len(labels) > MAX_HOOKS:
+        return (
+            GradientHook(
+                f"one of {len(labels)} hooks of the backward pass", labels[0][1], expected.describe_difference(without)
+            ),
+        )
+    hooks: list[GradientHook] = []
+    for left_out, (what, where) in enumerate(labels):
+        # One of two that undo each other changes it, too.
+        others = _compute_gradients(source, inputs, lambda index, left_out=left_out: index != left_out)
+        if expected.differs_from(others):
+            hooks.append(GradientHook(what, where, expected.describe_difference(others)))
+    return tuple(hooks) or (GradientHook(*labels[0], expected.describe_difference(without)),)
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """Gradients of all outputs together by name, or the error of the backward pass."""
+
+    values: dict[str, torch.Tensor | None]
+    labels: list[tuple[str, str]]
+    failure: str = ""
+
+    def differs_from(self, other: _Gradients) -> bool:
+        return bool(self.describe_difference(other))
+
+    def describe_difference(self, other: _Gradients) -> str:
+        if self.failure:
+            return "" if self.failure == other.failure else f"the backward pass raises {self.failure}"
+        for name, value in self.values.items():
+            without = other.values.get(name)
+            if value is None or without is None:
+                if value is not without:
+                    return f"the gradient by {name!r} is there with it alone, or without it alone"
+            elif not all_close(value, without):
+                largest = int((value - without).abs().flatten().argmax())
+                pair = value.flatten()[largest].item(), without.flatten()[largest].item()
+                return f"the gradient by {name!r} is {pair[0]:g}, and {pair[1]:g} without it"
+        return ""
+
+
+def _run_forward(source: Source, inputs: Inputs) -> tuple[Inputs, list[torch.Tensor]]:
+    """Return copies of the inputs that require gradients, and the outputs that have one."""
+    with requires_grad(list_differentiable_parameters(source)):
+        leaves = tuple(t.detach().clone().requires_grad_(t.is_floating_point()) for t in inputs)
+        outputs = evaluate(source, leaves, attached=True)
+    return leaves, [value for value in outputs.values() if value.requires_grad]
+
+
+def _compute_gradients(source: Source, inputs: Inputs, is_active: Callable[[int], bool]) -> _Gradients:
+    parameters = list_differentiable_parameters(source)
+    for parameter in parameters.values():
+        parameter.grad = None
+    with _Hooks(source, is_active) as hooks, requires_grad(parameters):
+        try:
+            leaves, outputs = _run_forward(source, inputs)
+            seeds = [torch.linspace(0.5, 1.5, value.numel()).reshape(value.shape).to(value) for value in outputs]
+            if outputs:
+                torch.autograd.backward(outputs, seeds)
+        except Exception as error:
+            return _Gradients({}, hooks.labels, summarize_error(error))
+    named_leaves = {spec.name: leaf.grad for spec, leaf in zip(source.inputs, leaves, strict=True)}
+    return _Gradients({**named_leaves, **{name: p.grad for name, p in parameters.items()}}, hooks.labels)
+
+
+class _Hooks:
+    """The user's hooks of a backward pass, of which those run that are active, by the number of their ``labels``."""
+
+    def __init__(self, source: Source, is_active: Callable[[int], bool] = lambda index: True) -> None:
+        self.labels: list[tuple[str, str]] = []
+        self._source, self._is_active = source, is_active
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> _Hooks:
+        for what, registry in _list_registries(self._source.parameter_module):
+            self._stack.enter_context(self._replace_hooks(what, registry))
+        self._stack.enter_context(_patch(torch.Tensor, "register_hook", self._wrap_register))
+        self._stack.enter_context(_patch(torch.Tensor, "register_post_accumulate_grad_hook", self._wrap_register))
+        self._stack.enter_context(_patch(graph.saved_tensors_hooks, "__init__", self._wrap_saved))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @contextlib.contextmanager
+    def _replace_hooks(self, what: str, registry: MutableMapping[Any, Any]) -> Iterator[None]:
+        originals = dict(registry)
+        for key, hook in originals.items():
+            registry[key] = self._wrap(what, hook)
+        try:
+            yield
+        finally:
+            registry.update(originals)
+
+    def _wrap(self, what: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the hook, or what does nothing in its place; torch's own stay."""
+        where = _find_line(hook)
+        if not where:
+            return hook
+        self.labels.append((what, where))
+        return hook if self._is_active(len(self.labels) - 1) else lambda *arguments: None
+
+    def _wrap_register(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda tensor, hook: original(tensor, self._wrap("a hook of a tensor", hook))
+
+    def _wrap_saved(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def initialize(context: Any, pack_hook: Callable[..., Any], unpack_hook: Callable[..., Any]) -> None:
+            where = _find_line(pack_hook) or _find_line(unpack_hook)
+            if where:
+                self.labels.append(("a hook for saved tensors", where))
+                if not self._is_active(len(self.labels) - 1):
+                    pack_hook = unpack_hook = _return_same
+            original(context, pack_hook, unpack_hook)
+
+        return initialize
+
+
+def _return_same(value: Any) -> Any:
+    return value
+
+
+@contextlib.contextmanager
+def _patch(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, wrap(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _list_registries(model: nn.Module) -> Iterator[tuple[str, MutableMapping[Any, Any]]]:
+    """Yield torch's own dicts of hooks that are registered before a call."""
+    for name in ("_global_backward_pre_hooks", "_global_backward_hooks"):
+        yield "a hook of all modules", getattr(modules, name)
+    for path, part in model.named_modules():
+        what = f"a hook of submodule {path!r}" if path else "a hook of the model"
+        yield what, part._backward_pre_hooks
+        yield what, part._backward_hooks
+    for name, parameter in model.named_parameters():
+        for registry in (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)):
+            if registry:
+                yield f"a hook of parameter {name!r}", registry
+
+
+def _find_line(hook: Callable[..., Any]) -> str:
+    """Return where the user's code of a hook begins; empty for torch's own."""
+    function: Any = hook
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    if code is None or code.co_filename.startswith(INTERNAL_PATH_PREFIXES):
+        return ""
+    return f"{code.co_filename}:{code.co_firstlineno}"
