@@ -161,9 +161,10 @@ def render(report: Report) -> RenderableType:
         checks.add_row(name, *verdicts, str(max(c.calls for c in present) or ""), shown.detail)
     several = len(report.legs) > 1
     outputs = Table(title=f"{report.model}: outputs against eager mode")
-    figures = ("max abs", "max rel", "ULP", "rtol, atol", "worst element", "its inputs")
+    figures = ("max abs", "max rel", "ULP", "rtol, atol", "worst element")
     for column in ("output", *(["runtime"] if several else []), *figures):
         outputs.add_column(column, overflow="fold")
+    failing: list[Text] = []
     for leg in report.legs:
         for result in leg.outputs:
             c = result.comparison
@@ -176,13 +177,15 @@ def render(report: Report) -> RenderableType:
                 str(c.max_ulp) if c.max_ulp >= 0 else "-",
                 Text(result.bounds.describe() + " wide" * result.is_wide, style="yellow" * result.is_wide),
                 f"{result.at} {list(c.worst)}" if differs else "none",
-                "; ".join(f"{k}={_shorten(v)}" for k, v in result.inputs.items()) if differs else "",
             )
+            if not c.passed:
+                values = "; ".join(f"{k}={_shorten(v)}" for k, v in result.inputs.items())
+                failing.append(Text(f"{result.output} at {result.at} {list(c.worst)}: {values}", style=_STYLES[FAILED]))
     noted = [f for f in report.findings if f["severity"] in ("allowed", "not run")]
     notes = [Text(f"{f['severity']}: {f['check']}: {f['what']} ({f['reason']})", style="yellow") for f in noted]
     notes += [Text(note, style="yellow") for note in report.notes]
     verdict = Text("verified", style="bold green") if report.passed else Text("NOT VERIFIED", style="bold red")
-    return Group(checks, outputs, *notes, verdict)
+    return Group(checks, outputs, *failing, *notes, verdict)
 
 
 def _shorten(value: Any) -> str:
