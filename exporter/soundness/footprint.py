@@ -192,6 +192,9 @@ def get_class_file(cls: type) -> str:
     return getattr(sys.modules.get(cls.__module__), "__file__", None) or "<frozen"
 
 
+_SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
+
+
 def _is_code(value: Any) -> bool:
     return isinstance(value, (*_PYTHON_CODE, type, torch.jit.ScriptFunction, functools._lru_cache_wrapper))
 
@@ -226,19 +229,14 @@ def _iter_leaves(
         yield label, Leaf(f"{value.gi_frame and value.gi_frame.f_lasti}", value, _advance)
     elif isinstance(value, dict):
         visited.add(id(value))
-        text = f"{type(value).__name__} of {len(value)}: {list(map(str, value))[:50]}"
-        yield label, Leaf(text, dict(value), functools.partial(_refill, value))
-        for key, part in list(value.items())[:200]:
+        items = list(dict.items(value))
+        text = f"{type(value).__name__} of {len(items)}: {[str(key) for key, _ in items[:50]]}"
+        yield label, Leaf(text, dict(items), functools.partial(_refill, value))
+        for key, part in items[:200]:
             setter = functools.partial(value.__setitem__, key)
             yield from _iter_leaves(f"{label}[{key!r}]", part, setter, depth - 1, visited)
-    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        visited.add(id(value))
-        grows = not isinstance(value, (tuple, frozenset))
-        setter = functools.partial(_refill, value) if grows else None
-        yield label, Leaf(f"{type(value).__name__} of {len(value)}", copy.copy(value) if grows else None, setter)
-        for i, part in enumerate(list(value)[:200]):
-            setter = functools.partial(value.__setitem__, i) if isinstance(value, list) else None
-            yield from _iter_leaves(f"{label}[{i}]", part, setter, depth - 1, visited)
+    elif isinstance(value, _SEQUENCES):
+        yield from _iter_sequence(label, value, depth, visited)
     elif isinstance(value, type):
         return
     elif hasattr(value, "__array__") and hasattr(value, "tobytes"):
@@ -256,6 +254,19 @@ def _iter_leaves(
         yield label, Leaf(repr(value), value if isinstance(value, itertools.count) else None, _advance)
     else:
         yield label, Leaf(f"{type(value).__name__} {id(value)}")
+
+
+def _iter_sequence(label: str, value: Any, depth: int, visited: set[int]) -> Iterator[tuple[str, Leaf]]:
+    visited.add(id(value))
+    # A class of the user's may have no length, or another way through its parts.
+    kind = next(kind for kind in _SEQUENCES if isinstance(value, kind))
+    parts = list(kind.__iter__(value))
+    grows = kind not in (tuple, frozenset)
+    refill = functools.partial(_refill, value) if grows else None
+    yield label, Leaf(f"{type(value).__name__} of {len(parts)}", kind(parts) if grows else None, refill)
+    for i, part in enumerate(parts[:200]):
+        setter = functools.partial(value.__setitem__, i) if kind is list else None
+        yield from _iter_leaves(f"{label}[{i}]", part, setter, depth - 1, visited)
 
 
 def _list_slots(cls: type) -> tuple[str, ...]:

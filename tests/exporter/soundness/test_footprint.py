@@ -1,0 +1,73 @@
+"""State that a model's code can reach, in objects of the user's own classes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+import pytest
+import torch
+from torch import nn
+
+from exporter.frontends import python_factory
+from exporter.model.eager.evaluation import eager_context
+from exporter.soundness.check_context import run_eager
+from exporter.soundness.footprint import Footprint
+
+X = torch.ones(3, 2)
+
+
+class Sizeless(tuple):
+    """A tuple for which a length means nothing, as of e3nn's irreps."""
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+class Turned(list):
+    def __iter__(self):
+        return reversed(list(super().__iter__()))
+
+
+class Loud(dict):
+    def items(self):
+        raise NotImplementedError
+
+
+class Model(nn.Module):
+    def __init__(self, kept) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, x):
+        return x * 2
+
+
+def read(kept) -> dict[str, str]:
+    source = python_factory.source_from_module(Model(kept), "m", {"x": X}, "here")
+    with eager_context(source), Footprint() as footprint:
+        run_eager(source, (X,))
+    return footprint.read_fingerprints(source.parameter_module)
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda inner: Sizeless([inner]), None),
+        (lambda inner: Turned([inner, 1]), lambda kept: kept.append(2)),
+        (lambda inner: Loud(a=inner), lambda kept: kept.update(b=1)),
+        (lambda inner: OrderedDict(a=inner), lambda kept: kept.update(b=1)),
+        (lambda inner: deque([inner], maxlen=5), lambda kept: kept.append(2)),
+    ],
+    ids=["tuple", "list", "dict", "ordered", "deque"],
+)
+def test_state_behind_containers_of_any_class_is_seen(make, change):
+    inner = [1.0]
+    kept = make(inner)
+    before = read(kept)
+    assert read(kept) == before
+    inner.append(2.0)
+    grown = read(kept)
+    assert grown != before
+    if change is not None:
+        change(kept)
+        assert read(kept) != grown
