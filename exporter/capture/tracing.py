@@ -159,15 +159,32 @@ def trace_methods(
         raise CaptureError(what, check="tracing", where=where, got=got, expected=expected, mend=mend) from error
     assert isinstance(module, torch.jit.ScriptModule)
     for name in methods if isinstance(source.parameter_module, CompiledModel) else ():
-        # Its function is not of the file that is written: constants in it would stay there.
-        torch._C._jit_pass_inline(module._c._get_method(name).graph)
+        _inline_function(module._c._get_method(name).graph)
     return module
+
+
+def _inline_function(graph: Any) -> None:
+    """Write the code of a compiled model where it is called; what the trace saw as a tensor has that type.
+
+    Its function is not of the file that is written: constants in it would stay there."""
+    for node in list(graph.nodes()):
+        for value in node.outputs():
+            if value.type().kind() != "OptionalType":
+                continue
+            unwrapped = graph.create("prim::unchecked_unwrap_optional", [value], 1)
+            unwrapped.output().setType(torch._C.TensorType.get())
+            unwrapped.insertAfter(node)
+            value.replaceAllUsesAfterNodeWith(unwrapped, unwrapped.output())
+        if node.kind() == "prim::TupleConstruct":
+            node.output().setType(torch._C.TupleType([value.type() for value in node.inputs()]))
+    torch._C._jit_pass_inline(graph)
 
 
 # Parts of torch's own messages, and remedies.
 _MENDS = (
     ("requires grad as a constant", "register the layer: use nn.ModuleList or nn.ModuleDict instead of a list or dict"),
     ("stateless", "a trace cannot hold torch.func.functional_call: call the module itself, with its own parameters"),
+    ("type None", "one of its outputs is None: call it from a module that returns the others"),
     ("vmap", "a trace cannot hold torch.func.vmap: write the batch dimension out"),
 )
 

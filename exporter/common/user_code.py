@@ -62,8 +62,8 @@ def user_traceback_location(error: BaseException) -> str:
 
     An error of TorchScript's interpreter names lines of its source, and has no frames there."""
     text = str(error)
-    if text.startswith(IN_SCRIPT):
-        return _locate_in_script(text)
+    if text.startswith(IN_SCRIPT) and (place := _locate_in_script(text)):
+        return place
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     user_places = [f"{name}:{line}" for name, line in places if not name.startswith(INTERNAL_PATH_PREFIXES)]
     return user_places[-1] if user_places else ""

@@ -29,7 +29,7 @@ from exporter.frontends.model_request import AdoptedFile
 from exporter.frontends.python_factory import build_source
 from exporter.graph.loading import load_module
 from exporter.graph.torch_nodes import find_location, iterate_graphs, iterate_nodes
-from exporter.model.compiled_model import CompiledModel, list_arguments, wrap_compiled
+from exporter.model.compiled_model import CompiledModel, find_unusable_name, list_arguments, wrap_compiled
 from exporter.model.source import Source
 
 # What a file of torch holds.
@@ -52,24 +52,42 @@ def load(file: AdoptedFile, inputs: InputValues | None) -> Source:
         model, examples = _load_program(file)
         values = inputs if inputs is not None else examples
         return build_source(model, name, values, f"the program {file.path}", origin)
-    compiled = load_module(file.path)
+    compiled = _load_script(file.path)
     findings = _find_train_mode(compiled)
     model = _wrap(compiled, file.path)
     arguments = ", ".join(f"{a.name}: {a.type.annotation_str}" for a in list_arguments(compiled))
-    source = build_source(model, name, inputs, f"forward({arguments}) of {file.path}", origin)
+    where = f"forward({arguments}) of {file.path}"
+    if inputs is None and arguments:
+        what, expected = "the shapes of the file's inputs are not known", "example tensors by name of its arguments"
+        raise SourceError(what, where=where, got="no inputs", expected=expected, mend="pass them: --inputs FILE")
+    source = build_source(model, name, inputs, where, origin)
     return dataclasses.replace(source, findings=(*source.findings, *findings))
+
+
+def _load_script(path: Path) -> torch.jit.ScriptModule:
+    try:
+        return load_module(path)
+    except ArchiveError as error:
+        if error.details.get("mend", "").startswith("do not load"):
+            # What torchferry writes is no measure of it.
+            error.details["mend"] = "save the module without packed weights, objects of C++ classes and __setstate__"
+        raise
 
 
 def _check_foreign(path: Path) -> None:
     """Raise ``UsageError`` for a file of torchferry's, ``ArchiveError`` for one that is damaged or holds no graphs."""
+    if not path.is_file():
+        got, expected = "a folder" if path.is_dir() else "no file", "TorchScript, or a program of torch.export"
+        raise ArchiveError("there is no such file", where=str(path), got=got, expected=expected)
     try:
         archive = pt_archive.read(path)
     except ForeignError:
         return
-    except ArchiveError:
+    except ArchiveError as error:
         # Programs and packages have other records than TorchScript.
-        if path.is_file() and zipfile.is_zipfile(path) and _find_kind(path) == PROGRAM:
+        if zipfile.is_zipfile(path) and _find_kind(path) == PROGRAM:
             return
+        error.details["mend"] = "copy it again (in binary mode), or save it again"
         raise
     what, got = "the file has a contract and cases already", f"torchferry wrote it as {archive.contract.name!r}"
     expected, mend = "a file of another origin", "torchferry verify, inspect or convert take it as it is"
@@ -124,27 +142,57 @@ def _load_program(file: AdoptedFile) -> tuple[nn.Module, Mapping[str, Any] | Non
 
 def _find_train_mode(compiled: torch.jit.ScriptModule) -> tuple[Finding, ...]:
     """Return a finding for a file that was saved in train mode."""
-    training = [p or "the model itself" for p, module in compiled.named_modules() if getattr(module, "training", False)]
+    training = [
+        p or "the model itself" for p, module in compiled.named_modules() if getattr(module, "training", False) is True
+    ]
     if not training:
         return ()
     what, reason = "the file was saved in train mode", "it is adopted in eval mode: its modules were told so"
     return (Finding("train mode", what, where=", ".join(training[:5]), reason=reason),)
 
 
+# Operators that change a list or a dict in place.
+_CONTAINER_WRITES = tuple(
+    f"aten::{name}" for name in ("append", "extend", "insert", "pop", "clear", "remove", "_set_item")
+)
+
+
 def _wrap(compiled: torch.jit.ScriptModule, path: Path) -> CompiledModel:
+    _check_callable(compiled, path)
+    try:
+        return wrap_compiled(compiled)
+    except RuntimeError as error:
+        nodes = [node for _, _, graph in iterate_graphs(compiled) for node in iterate_nodes(graph)]
+        writes = [n for n in nodes if n.kind() == "prim::SetAttr" or _writes_attribute(n)]
+        if not writes:
+            what, expected = "the file cannot be written as a function of its inputs", "modules of tensors and numbers"
+            mend = "freeze it where it is made: torch.jit.freeze(module)"
+            raise SourceError(
+                what, where=str(path), got=summarize_error(error), expected=expected, mend=mend
+            ) from error
+        node = writes[0] if writes[0].kind() == "prim::SetAttr" else next(writes[0].inputs()).node()
+        what, where = "the file changes its own attributes", find_location(writes[0]) or str(path)
+        got, mend = f"a call changes {node.s('name')!r}", "return state instead of storing it"
+        raise UnsoundError(what, check="side effect", where=where, got=got, expected="no state", mend=mend) from None
+
+
+def _writes_attribute(node: Any) -> bool:
+    return node.kind() in _CONTAINER_WRITES and next(node.inputs()).node().kind() == "prim::GetAttr"
+
+
+def _check_callable(compiled: torch.jit.ScriptModule, path: Path) -> None:
+    """Raise ``SourceError`` for a file without a ``forward``, or one with a name that Python cannot say."""
     methods = sorted(compiled._c._method_names())
     if "forward" not in methods:
         what, got = "the file has nothing to call", f"the methods {', '.join(methods) or '(none)'}"
         mend = "save a module with a forward: torch.jit.script(module).save(...)"
+        if any(name.startswith("forward__") for name in methods):
+            what, mend = "the file's forward has several forms", "script a module whose forward calls one of them"
         raise SourceError(what, where=str(path), got=got, expected="a method forward", mend=mend)
-    try:
-        return wrap_compiled(compiled)
-    except RuntimeError as error:
-        nodes = (node for _, _, graph in iterate_graphs(compiled) for node in iterate_nodes(graph))
-        writes = [node for node in nodes if node.kind() == "prim::SetAttr"]
-        if not writes:
-            what, expected = "the file cannot be written as a function of its inputs", "modules of tensors and numbers"
-            raise SourceError(what, where=str(path), got=summarize_error(error), expected=expected) from error
-        what, where = "the file changes its own attributes", find_location(writes[0]) or str(path)
-        got, mend = f"a call sets {writes[0].s('name')!r}", "return state instead of storing it"
-        raise UnsoundError(what, check="side effect", where=where, got=got, expected="no state", mend=mend) from None
+    if name := find_unusable_name(compiled):
+        what, expected = (
+            "the file has a name that no module of Python can have",
+            "names that Python does not use itself",
+        )
+        mend = "rename it where the file is made"
+        raise SourceError(what, where=str(path), got=repr(name), expected=expected, mend=mend)

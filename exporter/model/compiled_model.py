@@ -7,6 +7,7 @@ tensors runs in its place: the same graph with all calls inlined, and attributes
 from __future__ import annotations
 
 import inspect
+import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -19,13 +20,13 @@ _Parameter = inspect.Parameter
 
 
 class _Part(nn.Module):
-    """The tensors of a submodule. TorchScript allows any names: they are not those of attributes here."""
+    """The tensors of a submodule."""
 
     def __init__(self, module: torch.jit.ScriptModule) -> None:
         super().__init__()
-        self._parameters |= dict(module.named_parameters(recurse=False))
-        self._buffers |= dict(module.named_buffers(recurse=False))
-        self._modules |= {name: _Part(child) for name, child in module.named_children()}  # pyright: ignore[reportArgumentType]
+        self._parameters.update(module.named_parameters(recurse=False))
+        self._buffers.update(module.named_buffers(recurse=False))
+        self._modules.update((name, _Part(child)) for name, child in module.named_children())  # pyright: ignore[reportArgumentType]
 
 
 class CompiledModel(_Part):
@@ -76,10 +77,11 @@ def _find_tensor(model: nn.Module, path: str) -> torch.Tensor:
 def wrap_compiled(module: torch.jit.ScriptModule) -> CompiledModel:
     """Wrap a compiled module in one whose ``forward`` has the same arguments by name, and put it into eval mode."""
 
-    def forward(self: CompiledModel, *values: Any, **keywords: Any) -> Any:
-        return self.__dict__["_torchferry_code"].run(self, values, keywords)
+    def forward(model: CompiledModel, /, *values: Any, **keywords: Any) -> Any:
+        return model.__dict__["_torchferry_code"].run(model, values, keywords)
 
-    own, named = _Parameter("self", _Parameter.POSITIONAL_OR_KEYWORD), cast("Any", forward)
+    # An argument of the file may be called self.
+    own, named = _Parameter("_model", _Parameter.POSITIONAL_ONLY), cast("Any", forward)
     named.__signature__ = inspect.Signature([own, *_read_signature(module).parameters.values()])
     return type("CompiledModel", (CompiledModel,), {"forward": forward})(module)
 
@@ -93,6 +95,21 @@ def _read_signature(module: torch.jit.ScriptModule) -> inspect.Signature:
     defaults = [a.default_value if a.has_default_value() else _Parameter.empty for a in list_arguments(module)]
     names, kind = [a.name for a in list_arguments(module)], _Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Signature([_Parameter(n, kind, default=d) for n, d in zip(names, defaults, strict=True)])
+
+
+def find_unusable_name(module: torch.jit.ScriptModule) -> str:
+    """Return the name of an argument, a tensor or a submodule that no Python module can have; empty if there is none.
+
+    TorchScript knows fewer words than Python, and no attributes of Python's modules."""
+    own_names = set(dir(nn.Module()))
+    for argument in list_arguments(module):
+        if not argument.name.isidentifier() or keyword.iskeyword(argument.name) or argument.name == "_model":
+            return argument.name
+    for part in module.modules():
+        names = (*part._parameters.keys(), *part._buffers.keys(), *part._modules.keys())
+        if unusable := next((name for name in names if name in own_names or keyword.iskeyword(name)), ""):
+            return unusable
+    return ""
 
 
 def list_arguments(module: torch.jit.ScriptModule) -> Sequence[Any]:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -408,8 +408,6 @@ def resolve_model_derivatives(
     """Resolve the requested derivatives of a warmed-up model; return them and the findings about them."""
     if request is None or not request.has_derivatives:
         return None, ()
-    if not warm.source.uses_autograd:
-        hooks.require_plain_gradients(warm.source, run_in_fork(_find_hooks, warm.source, warm.inputs))
     with eager_context(warm.source):
         pairs = find_nonzero_blocks(warm.source, warm.inputs)
     parameters = {n: name_dtype(p) for n, p in list_own_parameters(warm.source.parameter_module).items()}
@@ -425,12 +423,20 @@ def resolve_model_derivatives(
         where, got = ", ".join(last_iterate_paths), "--on-failure last, and derivatives"
         raise UsageError(what, where=where, got=got, expected="--on-failure nan or raise")
     model = (warm.source.inputs, warm.output_specs, parameters, pairs)
-    return derivative_request.resolve_derivatives(request, *model, uses_autograd=warm.source.uses_autograd)
+    derivatives, findings = derivative_request.resolve_derivatives(
+        request, *model, uses_autograd=warm.source.uses_autograd
+    )
+    if not warm.source.uses_autograd:
+        wrt_names = {wrt for _, wrt in (*derivatives.pairs, *derivatives.parameter_pairs)}
+        if derivatives.jvp or derivatives.vjp:
+            wrt_names |= {spec.name for spec in warm.source.inputs}
+        hooks.require_plain_gradients(warm.source, run_in_fork(_find_hooks, warm.source, warm.inputs, wrt_names))
+    return derivatives, findings
 
 
-def _find_hooks(source: Source, inputs: Inputs) -> tuple[GradientHook, ...]:
+def _find_hooks(source: Source, inputs: Inputs, wrt_names: Collection[str]) -> tuple[GradientHook, ...]:
     with eager_context(source):
-        return find_gradient_hooks(source, inputs)
+        return find_gradient_hooks(source, inputs, wrt_names)
 
 
 def summarize_model(warm: Warmup) -> Listing:

@@ -75,6 +75,15 @@ class Potential(nn.Module):
         return {"energy": energy.detach(), "forces": -gradient}
 
 
+class PartialPotential(nn.Module):
+    def forward(self, positions: torch.Tensor) -> dict[str, torch.Tensor | None]:
+        r = positions.requires_grad_(True)
+        gradient = torch.autograd.grad([(r * r).sum()], [r])[0]
+        assert gradient is not None
+        stress: torch.Tensor | None = None
+        return {"forces": -gradient, "stress": stress}
+
+
 class BranchingPotential(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         r = x.requires_grad_(True)
@@ -121,6 +130,28 @@ class BufferWriter(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.count.add_(1.0)
         return x * self.count
+
+
+class Collecting(nn.Module):
+    """It keeps what it was given, in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = [torch.zeros(3, dtype=F)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept.append(x)
+        return x * len(self.kept)
+
+
+class Partial(nn.Module):
+    """Of its outputs one is there only if it was asked for."""
+
+    def forward(self, x: torch.Tensor, with_square: bool = False) -> dict[str, torch.Tensor | None]:
+        square: torch.Tensor | None = None
+        if with_square:
+            square = x * x
+        return {"double": x * 2, "square": square}
 
 
 class InputWriter(nn.Module):

@@ -15,6 +15,8 @@ from foreign_files import (
     InputWriter,
     Network,
     Noise,
+    Partial,
+    PartialPotential,
     Potential,
     Refusing,
     SizedPotential,
@@ -86,6 +88,25 @@ def test_structures_loops_and_constants(tmp_path):
     total, scaled = torchferry.load(adopted.path)(a, b, extra)
     assert torch.equal(total, expected.total)
     assert torch.equal(scaled, expected.scaled)
+
+
+def test_outputs_that_may_be_none(tmp_path):
+    foreign = script(Partial(), tmp_path / "foreign.pt")
+    adopted = torchferry.adopt(foreign, inputs={"x": X, "with_square": True}, output=tmp_path / "net.pt")
+    assert [s.name for s in adopted.contract.outputs] == ["double", "square"]
+    x = draw(4, 3)
+    assert torch.equal(torchferry.load(adopted.path)(x)[1], x * x)
+    with pytest.raises(torchferry.CaptureError, match="one of its outputs is None"):
+        torchferry.adopt(foreign, inputs={"x": X}, output=tmp_path / "other.pt")
+
+
+def test_forces_beside_outputs_that_are_none(tmp_path):
+    """As interatomic potentials return them: what was not asked for is None."""
+    foreign = script(PartialPotential(), tmp_path / "foreign.pt")
+    adopted = torchferry.adopt(foreign, inputs={"positions": X}, output=tmp_path / "net.pt")
+    assert [s.name for s in adopted.contract.outputs] == ["forces"]
+    x = draw(4, 3)
+    assert torch.allclose(torchferry.load(adopted.path)(x)[0], -2 * x)
 
 
 def test_a_loop_on_data_stays_a_loop(tmp_path):

@@ -119,7 +119,8 @@ class ExprGraph:
         for i in args:
             batch_rows |= self.batch_rows[i]
             loops |= self.loops[i]
-        if mixed := next((i for i in args if self.nodes[i].op == MIXED), 0):
+        mixed = next((i for i in args if self.nodes[i].op == MIXED), None)
+        if mixed is not None:
             return self._intern(dataclasses.replace(self.nodes[mixed], dtype=dtype), 0, 0)
         if batch_rows & (batch_rows - 1):
             return self.add_mixed(op, dtype)

@@ -55,7 +55,8 @@ def _compute_gradient(
         return (None,) * len(wrt)
     try:
         return torch.autograd.grad(output, wrt, seed, retain_graph=True, allow_unused=True)
-    except (RuntimeError, NotImplementedError) as error:
+    except Exception as error:
+        # A hook of the user's may raise anything.
         what, got = f"output {name!r} cannot be differentiated", summarize_error(error)
         expected = "operations that torch can differentiate"
         mend = "omit this output: --derivative OUT:IN, or use operations that have derivatives"

@@ -133,7 +133,7 @@ def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
     is_named = source.declares_outputs or all(isinstance(value, torch.Tensor) for value in values)
     given_names = declared if is_named else []
     if isinstance(result, Mapping):
-        outputs: dict[Any, Any] = dict(result)
+        outputs: dict[Any, Any] = {n: v for n, v in result.items() if v is not None or source.declares_outputs}
     elif isinstance(result, tuple) and hasattr(result, "_fields"):
         outputs = result._asdict()  # pyright: ignore[reportAttributeAccessIssue]
     elif isinstance(result, (tuple, list)):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, MutableMapping
+import sys
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +20,10 @@ from torch.nn.modules import module as modules
 
 from exporter.common.errors import summarize_error
 from exporter.common.tensors import all_close
-from exporter.common.user_code import INTERNAL_PATH_PREFIXES
+from exporter.common.user_code import INTERNAL_PATH_PREFIXES, user_source_location
 from exporter.model.eager.derivatives import list_differentiable_parameters, requires_grad
 from exporter.model.eager.evaluation import evaluate
 from exporter.model.source import Inputs, Source
-
-# With more hooks than this they are left out together only, and none of them is named.
-MAX_HOOKS = 20
 
 
 @dataclass(frozen=True)
@@ -48,32 +46,40 @@ def has_hooks(source: Source, inputs: Inputs) -> bool:
     return bool(hooks.labels)
 
 
-def find_gradient_hooks(source: Source, inputs: Inputs) -> tuple[GradientHook, ...]:
-    """Return the hooks that change a gradient at these inputs.
+def find_gradient_hooks(source: Source, inputs: Inputs, wrt: Collection[str] | None = None) -> tuple[GradientHook, ...]:
+    """Return the hooks that change a gradient at these inputs: by the inputs and parameters ``wrt``, or by any.
 
     Call it under ``eager_context`` in a forked process: ``.grad`` of parameters is written."""
     if source.origin.kind == "neml2":
         return ()
-    expected = _compute_gradients(source, inputs, lambda index: True)
-    labels = expected.labels
-    if not labels:
-        return ()
-    without = _compute_gradients(source, inputs, lambda index: False)
-    if without.failure or not expected.differs_from(without):
-        return ()
-    if len(labels) > MAX_HOOKS:
-        return (
-            GradientHook(
-                f"one of {len(labels)} hooks of the backward pass", labels[0][1], expected.describe_difference(without)
-            ),
-        )
-    hooks: list[GradientHook] = []
-    for left_out, (what, where) in enumerate(labels):
-        # One of two that undo each other changes it, too.
-        others = _compute_gradients(source, inputs, lambda index, left_out=left_out: index != left_out)
-        if expected.differs_from(others):
-            hooks.append(GradientHook(what, where, expected.describe_difference(others)))
-    return tuple(hooks) or (GradientHook(*labels[0], expected.describe_difference(without)),)
+    search = _Search(source, inputs, wrt)
+    labels = search.run(lambda index: True).labels
+    return search.find_changing(range(len(labels)), labels) if labels else ()
+
+
+class _Search:
+    """A search for the hooks that change gradients, in as many runs as those take that halve a list."""
+
+    def __init__(self, source: Source, inputs: Inputs, wrt: Collection[str] | None) -> None:
+        self._arguments, self._wrt = (source, inputs), wrt
+        self._plain = self.run(lambda index: False)
+
+    def run(self, is_active: Callable[[int], bool]) -> _Gradients:
+        return _compute_gradients(*self._arguments, is_active, self._wrt)
+
+    def find_changing(self, indices: Sequence[int], labels: Sequence[tuple[str, str]]) -> tuple[GradientHook, ...]:
+        """Return those of these hooks that change a gradient where they run without the others."""
+        # Twice: what a hook does may depend on how often it was called.
+        differences = [self.run(indices.__contains__).describe_difference(self._plain) for _ in range(2)]
+        evidence = next(filter(None, differences), "")
+        if self._plain.failure or not evidence:
+            return ()
+        if len(indices) == 1:
+            return (GradientHook(*labels[indices[0]], evidence),)
+        middle = len(indices) // 2
+        halves = [self.find_changing(part, labels) for part in (indices[:middle], indices[middle:])]
+        # Together they may do what none of them does alone.
+        return (*halves[0], *halves[1]) or (GradientHook(*labels[indices[0]], evidence),)
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,6 @@ class _Gradients:
     values: dict[str, torch.Tensor | None]
     labels: list[tuple[str, str]]
     failure: str = ""
-
-    def differs_from(self, other: _Gradients) -> bool:
-        return bool(self.describe_difference(other))
 
     def describe_difference(self, other: _Gradients) -> str:
         if self.failure:
@@ -110,7 +113,9 @@ def _run_forward(source: Source, inputs: Inputs) -> tuple[Inputs, list[torch.Ten
     return leaves, [value for value in outputs.values() if value.requires_grad]
 
 
-def _compute_gradients(source: Source, inputs: Inputs, is_active: Callable[[int], bool]) -> _Gradients:
+def _compute_gradients(
+    source: Source, inputs: Inputs, is_active: Callable[[int], bool], wrt: Collection[str] | None
+) -> _Gradients:
     parameters = list_differentiable_parameters(source)
     for parameter in parameters.values():
         parameter.grad = None
@@ -122,8 +127,9 @@ def _compute_gradients(source: Source, inputs: Inputs, is_active: Callable[[int]
                 torch.autograd.backward(outputs, seeds)
         except Exception as error:
             return _Gradients({}, hooks.labels, summarize_error(error))
-    named_leaves = {spec.name: leaf.grad for spec, leaf in zip(source.inputs, leaves, strict=True)}
-    return _Gradients({**named_leaves, **{name: p.grad for name, p in parameters.items()}}, hooks.labels)
+    gradients = {spec.name: leaf.grad for spec, leaf in zip(source.inputs, leaves, strict=True)}
+    gradients |= {name: p.grad for name, p in parameters.items()}
+    return _Gradients({n: g for n, g in gradients.items() if wrt is None or n in wrt}, hooks.labels)
 
 
 class _Hooks:
@@ -137,9 +143,13 @@ class _Hooks:
     def __enter__(self) -> _Hooks:
         for what, registry in _list_registries(self._source.parameter_module):
             self._stack.enter_context(self._replace_hooks(what, registry))
-        self._stack.enter_context(_patch(torch.Tensor, "register_hook", self._wrap_register))
-        self._stack.enter_context(_patch(torch.Tensor, "register_post_accumulate_grad_hook", self._wrap_register))
-        self._stack.enter_context(_patch(graph.saved_tensors_hooks, "__init__", self._wrap_saved))
+        for owner, name, wrap in (
+            (torch.Tensor, "register_hook", self._wrap_register),
+            (torch.Tensor, "register_post_accumulate_grad_hook", self._wrap_register),
+            (graph, "register_multi_grad_hook", self._wrap_register),
+            (graph.saved_tensors_hooks, "__init__", self._wrap_saved),
+        ):
+            self._stack.enter_context(_patch(owner, name, wrap))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -155,27 +165,35 @@ class _Hooks:
         finally:
             registry.update(originals)
 
-    def _wrap(self, what: str, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the hook, or what does nothing in its place; torch's own stay."""
-        where = _find_line(hook)
-        if not where:
-            return hook
-        self.labels.append((what, where))
+    def _wrap(self, what: str, hook: Callable[..., Any], place: str = "") -> Callable[..., Any]:
+        """Return the hook, or what does nothing in its place. ``place`` is where it was registered."""
+        self.labels.append((what, _find_line(hook) or place))
         return hook if self._is_active(len(self.labels) - 1) else lambda *arguments: None
 
     def _wrap_register(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda tensor, hook: original(tensor, self._wrap("a hook of a tensor", hook))
+        def register(owner: Any, hook: Callable[..., Any], **options: Any) -> Any:
+            if _is_called_by_torch():
+                return original(owner, hook, **options)
+            what = "a hook of a tensor" if isinstance(owner, torch.Tensor) else "a hook of several tensors"
+            return original(owner, self._wrap(what, hook, user_source_location()), **options)
+
+        return register
 
     def _wrap_saved(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def initialize(context: Any, pack_hook: Callable[..., Any], unpack_hook: Callable[..., Any]) -> None:
-            where = _find_line(pack_hook) or _find_line(unpack_hook)
-            if where:
-                self.labels.append(("a hook for saved tensors", where))
+            if not _is_called_by_torch():
+                place = _find_line(pack_hook) or _find_line(unpack_hook) or user_source_location()
+                self.labels.append(("a hook for saved tensors", place))
                 if not self._is_active(len(self.labels) - 1):
                     pack_hook = unpack_hook = _return_same
             original(context, pack_hook, unpack_hook)
 
         return initialize
+
+
+def _is_called_by_torch() -> bool:
+    """Return whether a function that stands for one of torch's was called by torch itself."""
+    return sys._getframe(2).f_code.co_filename.startswith(INTERNAL_PATH_PREFIXES)
 
 
 def _return_same(value: Any) -> Any:

@@ -6,8 +6,9 @@ import zipfile
 
 import pytest
 import torch
-from foreign_files import Counter, Nameless, Network, Potential, Printing, Structured
+from foreign_files import Collecting, Counter, Nameless, Network, Potential, Printing, Structured
 from project import ROOT
+from torch import nn
 
 from exporter.common.errors import ArchiveError, SourceError, TrustError, UnsoundError, UsageError
 from exporter.common.torch_hooks import ignore_deprecations
@@ -51,13 +52,15 @@ def test_a_file_in_eval_mode_has_no_finding(tmp_path):
 @pytest.mark.parametrize(
     ("module", "inputs", "error", "message"),
     [
-        (Network(), None, SourceError, r"not known(.|\n)*forward\(x: Tensor\)(.|\n)*example tensors by name"),
+        (Network(), None, SourceError, r"not known(.|\n)*forward\(x: Tensor\)(.|\n)*--inputs FILE"),
         (Network(), {"y": X}, UsageError, "do not match(.|\n)*'y'"),
         (Nameless(), {"x": X}, SourceError, "nothing to call(.|\n)*methods go"),
         (Counter(), {"x": X}, UnsoundError, "changes its own attributes(.|\n)*'count'"),
         (Printing(), {"x": X}, ArchiveError, "does not only compute(.|\n)*prim::Print"),
+        (Collecting(), {"x": X}, UnsoundError, "own attributes(.|\n)*'kept'"),
+        (nn.LSTM(3, 2), {"x": X}, SourceError, "several forms"),
     ],
-    ids=["no-inputs", "other-inputs", "no-forward", "state", "prints"],
+    ids=["no-inputs", "other-inputs", "no-forward", "state", "prints", "list", "overloads"],
 )
 def test_what_is_refused(module, inputs, error, message, tmp_path):
     with pytest.raises(error, match=message):
@@ -73,7 +76,7 @@ def test_files_that_are_none(tmp_path):
         ("weights.pt", "no graphs(.|\n)*tensors or pickled objects(.|\n)*jit.script"),
         ("text.pt", "damaged"),
         ("other.pt", "no graphs(.|\n)*other records"),
-        ("absent.pt", "does not exist"),
+        ("absent.pt", "no such file"),
     ):
         with pytest.raises(ArchiveError, match=message):
             load(tmp_path / name, {"x": X})
@@ -105,6 +108,46 @@ def test_code_that_runs_at_load_is_refused(tmp_path):
 
     with pytest.raises(ArchiveError, match="runs while it is loaded"):
         load(save(Restored(), tmp_path / "file.pt"), {"x": X})
+
+
+def rename_in(path, old, new):
+    """Write another name into the bytes of a file, as torch's own front end does not."""
+    with zipfile.ZipFile(path) as archive:
+        records = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in records.items():
+            is_text = name.endswith((".py", "data.pkl"))
+            archive.writestr(name, data.replace(old.encode(), new.encode()) if is_text else data)
+    return path
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qqqq = nn.Parameter(torch.full((3,), 2.0))
+
+    def forward(self, zzzz: torch.Tensor) -> torch.Tensor:
+        return zzzz * self.qqqq
+
+
+@pytest.mark.parametrize("name", ["type", "half"])
+def test_tensors_named_like_attributes_of_modules(name, tmp_path):
+    path = rename_in(save(Weighted(), tmp_path / "file.pt"), "qqqq", name)
+    with pytest.raises(SourceError, match=f"no module of Python(.|\n)*'{name}'"):
+        load(path, {"zzzz": X})
+
+
+@pytest.mark.parametrize("name", ["lambda", "_model", "async"])
+def test_arguments_that_python_cannot_name(name, tmp_path):
+    path = rename_in(save(Weighted(), tmp_path / "file.pt"), "zzzz", name)
+    with pytest.raises(SourceError, match=f"no module of Python(.|\n)*'{name}'"):
+        load(path, {name: X})
+
+
+def test_an_argument_that_is_called_self(tmp_path):
+    path = save(Weighted(), tmp_path / "file.pt")
+    rename_in(rename_in(path, "self", "this"), "zzzz", "self")
+    assert torch.equal(load(path, {"self": X}).module(X), 2 * X)
 
 
 def test_a_program_needs_trust_and_brings_its_examples(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,6 +26,16 @@ def double(value):
     return value * 2
 
 
+class CountingHook:
+    """It changes nothing when it is called first."""
+
+    count = 0
+
+    def __call__(self, gradient):
+        self.count += 1
+        return gradient * self.count
+
+
 class Network(nn.Module):
     """``tensor_hook`` is registered with an intermediate result, ``saved`` are functions for saved tensors."""
 
@@ -38,6 +50,14 @@ class Network(nn.Module):
             h = torch.tanh(self.first(x))
         if self.tensor_hook and h.requires_grad:
             h.register_hook(self.tensor_hook)
+        return self.last(h)
+
+
+class Joined(Network):
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        if h.requires_grad:
+            torch.autograd.graph.register_multi_grad_hook((h,), cast("Any", self.tensor_hook), mode="any")
         return self.last(h)
 
 
@@ -78,6 +98,9 @@ CHANGING = {
     "a hook of parameter 'first.weight' after": after_accumulation,
     "a hook of a tensor": lambda: Network(tensor_hook=double),
     "a hook for saved tensors": lambda: Network(saved=(lambda t: t, double)),
+    "a hook of a tensor by torch's own function": lambda: Network(tensor_hook=torch.neg),
+    "a hook of a tensor that counts": lambda: Network(tensor_hook=CountingHook()),
+    "a hook of several tensors": lambda: Joined(lambda gradient: gradient.mul_(2)),
 }
 
 
@@ -131,6 +154,24 @@ def test_each_of_several_is_named():
     assert [hook.what for hook in hooks] == ["a hook of submodule 'first'", "a hook of parameter 'last.weight'"]
 
 
+def test_one_of_many_is_found():
+    model = Network()
+    for _ in range(30):
+        model.last.weight.register_hook(lambda gradient: None)
+    model.last.weight.register_hook(double)
+    _, (hook,) = find(model)
+    line = double.__code__.co_firstlineno
+    assert hook.where == f"{__file__}:{line}"
+
+
+def test_a_hook_of_torchs_own_at_a_parameter():
+    """It has no line; the parameter says where it is."""
+    model = Network()
+    model.first.weight.register_hook(functools.partial(torch.clamp, min=-1e-3, max=1e-3))
+    _, (hook,) = find(model)
+    assert (hook.what, hook.where) == ("a hook of parameter 'first.weight'", "")
+
+
 def test_hooks_of_all_modules_are_found_and_stay():
     handle = modules.register_module_full_backward_hook(
         lambda module, inner, outer: tuple(map(double, inner)) if isinstance(module, nn.Linear) else None
@@ -148,8 +189,9 @@ def test_a_hook_that_fails_is_found():
     def fail(gradient):
         raise ValueError("as planted")
 
-    _, (hook,) = find(Network(tensor_hook=fail))
-    assert "as planted" in hook.evidence
+    for model in (Network(tensor_hook=fail), Joined(fail)):
+        _, (hook,) = find(model)
+        assert "as planted" in hook.evidence
 
 
 def test_without_derivatives_the_contract_says_it(tmp_path, without_verification):
@@ -167,6 +209,16 @@ def test_derivatives_are_refused(asked, tmp_path):
     with pytest.raises(UnsoundError, match=message):
         torchferry.export(full_backward(), inputs={"x": X}, output=tmp_path / "net.pt", **asked)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_derivatives_that_a_hook_does_not_change(tmp_path, without_verification):
+    """A frozen weight is no reason to refuse derivatives by the inputs."""
+    model = Network()
+    model.first.weight.register_hook(lambda gradient: gradient * 0)
+    (exported,) = torchferry.export(model, inputs={"x": X}, output=tmp_path / "net.pt", derivatives="output:x")
+    assert [f.check for f in exported.contract.findings] == ["hook"]
+    with pytest.raises(UnsoundError, match=r"a hook of parameter 'first\.weight' changes them"):
+        torchferry.export(model, inputs={"x": X}, output=tmp_path / "other.pt", derivatives="output:first.weight")
 
 
 def test_derivatives_beside_hooks_that_change_nothing(tmp_path):
