@@ -92,7 +92,8 @@ def compute_envelope(specs: Sequence[TensorSpec], cases: Cases) -> Envelope:
     """Return the range of finite values that each real input had in these cases."""
     values = {}
     for i, spec in enumerate(specs):
-        samples = [case.inputs[i].flatten() for case in cases]
+        # A model that takes gradients may have had them recorded for its inputs.
+        samples = [case.inputs[i].detach().flatten() for case in cases]
         if spec.dtype == "bool" or spec.dtype.startswith("complex"):
             continue
         numbers = torch.cat([t.to(torch.float64) for t in samples]) if samples else torch.empty(0)

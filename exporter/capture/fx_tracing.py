@@ -61,10 +61,12 @@ def trace_to_fx(
     parameters: tuple[str, ...] = (),
     *,
     model: nn.Module | None = None,
+    has_open_sizes: bool = True,
 ) -> FxProgram:
     """Trace ``function``, run once on ``inputs``, of which the last are ``parameters``.
 
-    With ``model``, the module that the function runs, every operation gets its origin. If the trace fails, raises
+    With ``model``, the module that the function runs, every operation gets its origin. Without ``has_open_sizes`` all
+    sizes are those of ``inputs``. If the trace fails, raises
     ``CaptureError`` with torch's own message and the user's line."""
     from torch._subclasses.fake_tensor import DataDependentOutputException
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -82,7 +84,8 @@ def trace_to_fx(
     try:
         # The fused kernels of attention have no second derivative.
         with deterministic_kernels(), SizeGuardRecorder() as comparisons:
-            trace = make_fx(run, _DECOMPOSED, "symbolic", _allow_non_fake_inputs=True)
+            mode = "symbolic" if has_open_sizes else "fake"
+            trace = make_fx(run, _DECOMPOSED, mode, _allow_non_fake_inputs=True)
             graph = trace(*(t.clone() for t in inputs))
     except TorchferryError:
         raise

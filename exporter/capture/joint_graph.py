@@ -8,6 +8,7 @@ import torch
 
 from exporter.capture.fx_tracing import FxProgram, trace_to_fx
 from exporter.capture.origin_tracking import get_user_line
+from exporter.model.compiled_model import CompiledModel
 from exporter.model.eager.evaluation import expand_constants, normalize_outputs, preserve_grads
 from exporter.model.source import Inputs, Source
 
@@ -24,7 +25,9 @@ def trace_joint_graph(source: Source, inputs: Inputs, constant: Sequence[bool] =
 
     # The autograd engine leaves tensors without data in .grad.
     with preserve_grads(source):
-        return trace_to_fx(run, inputs, model=source.parameter_module)
+        # TorchScript's interpreter asks for numbers of elements as numbers.
+        has_open_sizes = source.has_dynamic_size or not isinstance(source.parameter_module, CompiledModel)
+        return trace_to_fx(run, inputs, model=source.parameter_module, has_open_sizes=has_open_sizes)
 
 
 def list_program_constants(source: Source, program: FxProgram) -> list[tuple[str, str, torch.Tensor]]:

@@ -40,7 +40,8 @@ _TRACED_LINE = re.compile(r"^(\S[^\n]*)\((\d+)\): ", re.MULTILINE)
 
 def _locate_in_script(text: str) -> str:
     """Return ``file:line`` from a stack of TorchScript: in the original code, else in that of the file."""
-    serialized, _, original = text.partition("original code (most recent call last)")
+    serialized, is_from_file, original = text.partition("original code (most recent call last)")
+    original = original if is_from_file else serialized
     traced = [place for place in _TRACED_LINE.findall(original) if not place[0].startswith(INTERNAL_PATH_PREFIXES)]
     compiled = _COMPILED_LINE.findall(original) or _COMPILED_LINE.findall(serialized)
     return ":".join(traced[0] if traced else compiled[-1]) if traced or compiled else ""

@@ -140,6 +140,14 @@ def test_forces_that_a_file_computes_by_a_gradient(tmp_path):
     assert "aten::grad" not in adopted.contract.operators
 
 
+def test_a_loop_over_elements_before_a_gradient(tmp_path):
+    """With whole shapes, sizes are numbers: what TorchScript reads of them may stay in the file."""
+    foreign = script(SizedPotential(), tmp_path / "foreign.pt")
+    adopted = torchferry.adopt(foreign, inputs={"x": X}, output=tmp_path / "net.pt", batch="no")
+    x = draw(5, 3)
+    assert torch.allclose(torchferry.load(adopted.path)(x)[0], reload(foreign)(x.clone()), rtol=1e-12)
+
+
 def test_a_program_of_torch_export(tmp_path):
     module, batch = Network().double(), torch.export.Dim("batch")
     torch.export.save(torch.export.export(module, (X,), dynamic_shapes={"x": {0: batch}}), tmp_path / "foreign.pt2")

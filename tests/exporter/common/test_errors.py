@@ -3,10 +3,12 @@
 import ast
 import pickle
 
+import pytest
+import torch
 from project import ROOT
 
 from exporter.archive.contract import Finding
-from exporter.common.errors import MismatchError, UnsoundError
+from exporter.common.errors import MismatchError, UnsoundError, summarize_error
 
 
 def test_an_error_of_another_process_keeps_all_that_it_carries():
@@ -35,3 +37,12 @@ def test_every_wrong_usage_has_a_hint():
     ]
     assert {str(path): calls for path in files if (calls := list_without_hint(path.read_text()))} == {}
     assert list_without_hint('raise UsageError("wrong", got="x")') == ["UsageError('wrong', got='x')"]
+
+
+def test_an_error_of_torchscript_is_told_by_what_happened():
+    """Not by the first line, which is the same for all."""
+    unit = torch.jit.CompilationUnit("def f(x: Tensor) -> Tensor:\n  assert 1 > 2, 'as planted'\n  return x\n")
+    with pytest.raises(torch.jit.Error) as caught:
+        unit.f(torch.ones(1))
+    assert summarize_error(caught.value).endswith("AssertionError: as planted")
+    assert summarize_error(ValueError("one\ntwo")) == "ValueError: one"
