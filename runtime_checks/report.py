@@ -180,7 +180,10 @@ def render(report: Report) -> RenderableType:
             )
             if not c.passed:
                 values = "; ".join(f"{k}={_shorten(v)}" for k, v in result.inputs.items())
-                failing.append(Text(f"{result.output} at {result.at} {list(c.worst)}: {values}", style=_STYLES[FAILED]))
+                place = f"{leg.name}: " * several
+                failing.append(
+                    Text(f"{place}{result.output} at {result.at} {list(c.worst)}: {values}", style=_STYLES[FAILED])
+                )
     noted = [f for f in report.findings if f["severity"] in ("allowed", "not run")]
     notes = [Text(f"{f['severity']}: {f['check']}: {f['what']} ({f['reason']})", style="yellow") for f in noted]
     notes += [Text(note, style="yellow") for note in report.notes]

@@ -169,9 +169,10 @@ def _inline_function(graph: Any) -> None:
     Its function is not of the file that is written: constants in it would stay there."""
     for node in list(graph.nodes()):
         for value in node.outputs():
-            if value.type().kind() != "OptionalType":
+            if value.type().kind() != "OptionalType" or value.type().getElementType().kind() != "TensorType":
                 continue
-            unwrapped = graph.create("prim::unchecked_unwrap_optional", [value], 1)
+            # It raises where a call gives None after all.
+            unwrapped = graph.create("aten::_unwrap_optional", [value], 1)
             unwrapped.output().setType(torch._C.TensorType.get())
             unwrapped.insertAfter(node)
             value.replaceAllUsesAfterNodeWith(unwrapped, unwrapped.output())
@@ -184,6 +185,7 @@ def _inline_function(graph: Any) -> None:
 _MENDS = (
     ("requires grad as a constant", "register the layer: use nn.ModuleList or nn.ModuleDict instead of a list or dict"),
     ("stateless", "a trace cannot hold torch.func.functional_call: call the module itself, with its own parameters"),
+    ("INTERNAL ASSERT", "outputs are tensors, or lists, tuples and dicts of tensors, which may not be None as a whole"),
     ("type None", "one of its outputs is None: call it from a module that returns the others"),
     ("vmap", "a trace cannot hold torch.func.vmap: write the batch dimension out"),
 )

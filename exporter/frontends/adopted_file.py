@@ -68,10 +68,11 @@ def _load_script(path: Path) -> torch.jit.ScriptModule:
     try:
         return load_module(path)
     except ArchiveError as error:
-        if error.details.get("mend", "").startswith("do not load"):
-            # What torchferry writes is no measure of it.
-            error.details["mend"] = "save the module without packed weights, objects of C++ classes and __setstate__"
-        raise
+        if not error.details.get("mend", "").startswith("do not load"):
+            raise
+        # What torchferry writes is no measure of it.
+        mend = "save the module without packed weights, objects of C++ classes and __setstate__"
+        raise ArchiveError(error.what, **{**error.details, "mend": mend}) from None
 
 
 def _check_foreign(path: Path) -> None:
@@ -87,8 +88,10 @@ def _check_foreign(path: Path) -> None:
         # Programs and packages have other records than TorchScript.
         if zipfile.is_zipfile(path) and _find_kind(path) == PROGRAM:
             return
-        error.details["mend"] = "copy it again (in binary mode), or save it again"
-        raise
+        if "export it again" not in error.details.get("mend", ""):
+            raise
+        mend = "copy it again (in binary mode), or save it again"
+        raise ArchiveError(error.what, **{**error.details, "mend": mend}) from None
     what, got = "the file has a contract and cases already", f"torchferry wrote it as {archive.contract.name!r}"
     expected, mend = "a file of another origin", "torchferry verify, inspect or convert take it as it is"
     raise UsageError(what, where=str(path), got=got, expected=expected, mend=mend)
@@ -191,7 +194,7 @@ def _check_callable(compiled: torch.jit.ScriptModule, path: Path) -> None:
         raise SourceError(what, where=str(path), got=got, expected="a method forward", mend=mend)
     if name := find_unusable_name(compiled):
         what, expected = (
-            "the file has a name that no module of Python can have",
+            "the file has a name that cannot be written in Python",
             "names that Python does not use itself",
         )
         mend = "rename it where the file is made"

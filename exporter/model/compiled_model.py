@@ -98,9 +98,11 @@ def _read_signature(module: torch.jit.ScriptModule) -> inspect.Signature:
 
 
 def find_unusable_name(module: torch.jit.ScriptModule) -> str:
-    """Return the name of an argument, a tensor or a submodule that no Python module can have; empty if there is none.
+    """Return the name of an argument, a tensor or a submodule that stands for something else in Python; empty if there
+    is none.
 
-    TorchScript knows fewer words than Python, and no attributes of Python's modules."""
+    TorchScript knows fewer words than Python, and no attributes of Python's modules. Where a model is captured, its
+    tensors are attributes, and its arguments are written into source."""
     own_names = set(dir(nn.Module()))
     for argument in list_arguments(module):
         if not argument.name.isidentifier() or keyword.iskeyword(argument.name) or argument.name == "_model":

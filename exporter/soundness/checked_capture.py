@@ -408,8 +408,14 @@ def resolve_model_derivatives(
     """Resolve the requested derivatives of a warmed-up model; return them and the findings about them."""
     if request is None or not request.has_derivatives:
         return None, ()
+    # First: in this process hooks are called for good.
+    has_changing_hooks = not warm.source.uses_autograd and run_in_fork(_find_hooks, warm.source, warm.inputs, None)
     with eager_context(warm.source):
-        pairs = find_nonzero_blocks(warm.source, warm.inputs)
+        try:
+            pairs = find_nonzero_blocks(warm.source, warm.inputs)
+        except CaptureError:
+            hooks.require_plain_gradients(warm.source, has_changing_hooks or ())
+            raise
     parameters = {n: name_dtype(p) for n, p in list_own_parameters(warm.source.parameter_module).items()}
     if warm.source.sizes:
         what, got = "derivatives of a model with open sizes have no shape", f"open sizes {', '.join(warm.source.sizes)}"
@@ -426,7 +432,7 @@ def resolve_model_derivatives(
     derivatives, findings = derivative_request.resolve_derivatives(
         request, *model, uses_autograd=warm.source.uses_autograd
     )
-    if not warm.source.uses_autograd:
+    if has_changing_hooks:
         wrt_names = {wrt for _, wrt in (*derivatives.pairs, *derivatives.parameter_pairs)}
         if derivatives.jvp or derivatives.vjp:
             wrt_names |= {spec.name for spec in warm.source.inputs}
@@ -434,7 +440,7 @@ def resolve_model_derivatives(
     return derivatives, findings
 
 
-def _find_hooks(source: Source, inputs: Inputs, wrt_names: Collection[str]) -> tuple[GradientHook, ...]:
+def _find_hooks(source: Source, inputs: Inputs, wrt_names: Collection[str] | None) -> tuple[GradientHook, ...]:
     with eager_context(source):
         return find_gradient_hooks(source, inputs, wrt_names)
 

@@ -229,9 +229,10 @@ def _iter_leaves(
         yield label, Leaf(f"{value.gi_frame and value.gi_frame.f_lasti}", value, _advance)
     elif isinstance(value, dict):
         visited.add(id(value))
-        items = list(dict.items(value))
+        kind: Any = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+        items = list(kind.items(value))
         text = f"{type(value).__name__} of {len(items)}: {[str(key) for key, _ in items[:50]]}"
-        yield label, Leaf(text, dict(items), functools.partial(_refill, value))
+        yield label, Leaf(text, kind(items), functools.partial(_refill, value))
         for key, part in items[:200]:
             setter = functools.partial(value.__setitem__, key)
             yield from _iter_leaves(f"{label}[{key!r}]", part, setter, depth - 1, visited)

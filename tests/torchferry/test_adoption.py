@@ -20,6 +20,7 @@ from foreign_files import (
     Potential,
     Refusing,
     SizedPotential,
+    Sometimes,
     Structured,
 )
 from torch import nn
@@ -98,6 +99,17 @@ def test_outputs_that_may_be_none(tmp_path):
     assert torch.equal(torchferry.load(adopted.path)(x)[1], x * x)
     with pytest.raises(torchferry.CaptureError, match="one of its outputs is None"):
         torchferry.adopt(foreign, inputs={"x": X}, output=tmp_path / "other.pt")
+
+
+def test_an_output_that_turns_out_to_be_none_is_an_error(tmp_path):
+    foreign = script(Sometimes(), tmp_path / "foreign.pt")
+    adopted = torchferry.adopt(foreign, inputs={"x": X}, output=tmp_path / "net.pt", batch="no")
+    model = torchferry.load(adopted.path, envelope="off")
+    assert torch.equal(model(X)[1], X * X)
+    x = torch.zeros(5, 3, dtype=F)
+    x[0, 0] = 12345.0
+    with pytest.raises(Exception, match="null optional"):
+        model(x)
 
 
 def test_forces_beside_outputs_that_are_none(tmp_path):

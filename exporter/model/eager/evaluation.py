@@ -135,7 +135,8 @@ def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
     if isinstance(result, Mapping):
         outputs: dict[Any, Any] = {n: v for n, v in result.items() if v is not None or source.declares_outputs}
     elif isinstance(result, tuple) and hasattr(result, "_fields"):
-        outputs = result._asdict()  # pyright: ignore[reportAttributeAccessIssue]
+        named = result._asdict()  # pyright: ignore[reportAttributeAccessIssue]
+        outputs = {n: v for n, v in named.items() if v is not None or source.declares_outputs}
     elif isinstance(result, (tuple, list)):
         names = given_names or [f"output_{i}" for i in range(len(result))]
         if len(names) != len(result):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from exporter.common.user_code import INTERNAL_PATH_PREFIXES, user_source_locati
 from exporter.model.eager.derivatives import list_differentiable_parameters, requires_grad
 from exporter.model.eager.evaluation import evaluate
 from exporter.model.source import Inputs, Source
+
+# As many are named as a user will mend at once.
+MAX_FOUND = 10
 
 
 @dataclass(frozen=True)
@@ -52,29 +56,41 @@ def find_gradient_hooks(source: Source, inputs: Inputs, wrt: Collection[str] | N
     Call it under ``eager_context`` in a forked process: ``.grad`` of parameters is written."""
     if source.origin.kind == "neml2":
         return ()
+    first = _compute_gradients(source, inputs, lambda index: True, wrt)
+    if not first.labels:
+        return ()
     search = _Search(source, inputs, wrt)
-    labels = search.run(lambda index: True).labels
-    return search.find_changing(range(len(labels)), labels) if labels else ()
+    if hooks := search.find_changing(range(len(first.labels)), first.labels):
+        return hooks
+    # A hook may act when it is called first, and never again.
+    evidence = search.describe(first)
+    return (GradientHook(*first.labels[0], evidence),) if evidence else ()
 
 
 class _Search:
-    """A search for the hooks that change gradients, in as many runs as those take that halve a list."""
+    """A search for the hooks that change gradients, in as many runs as those take that halve a list; it ends with the
+    first ``MAX_FOUND``."""
 
     def __init__(self, source: Source, inputs: Inputs, wrt: Collection[str] | None) -> None:
         self._arguments, self._wrt = (source, inputs), wrt
-        self._plain = self.run(lambda index: False)
+        self._plain = _compute_gradients(source, inputs, lambda index: False, wrt)
+        self._count = 0
 
-    def run(self, is_active: Callable[[int], bool]) -> _Gradients:
-        return _compute_gradients(*self._arguments, is_active, self._wrt)
+    def describe(self, gradients: _Gradients) -> str:
+        """Describe the difference from gradients without hooks; empty if there is none, or none can be seen."""
+        return "" if self._plain.failure else gradients.describe_difference(self._plain)
 
     def find_changing(self, indices: Sequence[int], labels: Sequence[tuple[str, str]]) -> tuple[GradientHook, ...]:
         """Return those of these hooks that change a gradient where they run without the others."""
+        if self._plain.failure or self._count == MAX_FOUND:
+            return ()
         # Twice: what a hook does may depend on how often it was called.
-        differences = [self.run(indices.__contains__).describe_difference(self._plain) for _ in range(2)]
-        evidence = next(filter(None, differences), "")
-        if self._plain.failure or not evidence:
+        runs = (_compute_gradients(*self._arguments, indices.__contains__, self._wrt) for _ in range(2))
+        evidence = next(filter(None, map(self.describe, runs)), "")
+        if not evidence:
             return ()
         if len(indices) == 1:
+            self._count += 1
             return (GradientHook(*labels[indices[0]], evidence),)
         middle = len(indices) // 2
         halves = [self.find_changing(part, labels) for part in (indices[:middle], indices[middle:])]
@@ -132,6 +148,9 @@ def _compute_gradients(
     return _Gradients({n: g for n, g in gradients.items() if wrt is None or n in wrt}, hooks.labels)
 
 
+_JOINT = "register_multi_grad_hook"
+
+
 class _Hooks:
     """The user's hooks of a backward pass, of which those run that are active, by the number of their ``labels``."""
 
@@ -139,6 +158,8 @@ class _Hooks:
         self.labels: list[tuple[str, str]] = []
         self._source, self._is_active = source, is_active
         self._stack = contextlib.ExitStack()
+        # A hook of several tensors is under way, which torch makes of a hook for each.
+        self._is_joining = False
 
     def __enter__(self) -> _Hooks:
         for what, registry in _list_registries(self._source.parameter_module):
@@ -146,7 +167,7 @@ class _Hooks:
         for owner, name, wrap in (
             (torch.Tensor, "register_hook", self._wrap_register),
             (torch.Tensor, "register_post_accumulate_grad_hook", self._wrap_register),
-            (graph, "register_multi_grad_hook", self._wrap_register),
+            (graph, _JOINT, self._wrap_register),
             (graph.saved_tensors_hooks, "__init__", self._wrap_saved),
         ):
             self._stack.enter_context(_patch(owner, name, wrap))
@@ -171,11 +192,23 @@ class _Hooks:
         return hook if self._is_active(len(self.labels) - 1) else lambda *arguments: None
 
     def _wrap_register(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def register(owner: Any, hook: Callable[..., Any], **options: Any) -> Any:
-            if _is_called_by_torch():
-                return original(owner, hook, **options)
-            what = "a hook of a tensor" if isinstance(owner, torch.Tensor) else "a hook of several tensors"
-            return original(owner, self._wrap(what, hook, user_source_location()), **options)
+        names = list(inspect.signature(original).parameters)
+
+        def register(*values: Any, **keywords: Any) -> Any:
+            caller = sys._getframe(1)
+            # torch makes several hooks of one in a generator.
+            callers = [frame.f_code.co_name for frame in (caller, caller.f_back) if frame]
+            is_of_several = _JOINT in (*callers, original.__name__)
+            is_torchs = caller.f_code.co_filename.startswith(INTERNAL_PATH_PREFIXES) and _JOINT not in callers
+            if is_torchs or self._is_joining:
+                return original(*values, **keywords)
+            owner, hook = (values[i] if i < len(values) else keywords.pop(names[i]) for i in range(2))
+            what = "a hook of several tensors" if is_of_several else "a hook of a tensor"
+            self._is_joining = original.__name__ == _JOINT
+            try:
+                return original(owner, self._wrap(what, hook, user_source_location()), *values[2:], **keywords)
+            finally:
+                self._is_joining = False
 
         return register
 

@@ -70,11 +70,13 @@ def test_what_is_refused(module, inputs, error, message, tmp_path):
 def test_files_that_are_none(tmp_path):
     torch.save({"w": X}, tmp_path / "weights.pt")
     (tmp_path / "text.pt").write_text("no zip file")
+    (tmp_path / "empty.pt").write_bytes(b"")
     with zipfile.ZipFile(tmp_path / "other.pt", "w") as archive:
         archive.writestr("other/readme", "text")
     for name, message in (
         ("weights.pt", "no graphs(.|\n)*tensors or pickled objects(.|\n)*jit.script"),
-        ("text.pt", "damaged"),
+        ("text.pt", "damaged(.|\n)*mend: copy it again (.|\n)*save it again"),
+        ("empty.pt", "is empty(.|\n)*mend: copy it again (.|\n)*save it again"),
         ("other.pt", "no graphs(.|\n)*other records"),
         ("absent.pt", "no such file"),
     ):
@@ -133,14 +135,14 @@ class Weighted(nn.Module):
 @pytest.mark.parametrize("name", ["type", "half"])
 def test_tensors_named_like_attributes_of_modules(name, tmp_path):
     path = rename_in(save(Weighted(), tmp_path / "file.pt"), "qqqq", name)
-    with pytest.raises(SourceError, match=f"no module of Python(.|\n)*'{name}'"):
+    with pytest.raises(SourceError, match=f"cannot be written in Python(.|\n)*'{name}'"):
         load(path, {"zzzz": X})
 
 
 @pytest.mark.parametrize("name", ["lambda", "_model", "async"])
 def test_arguments_that_python_cannot_name(name, tmp_path):
     path = rename_in(save(Weighted(), tmp_path / "file.pt"), "zzzz", name)
-    with pytest.raises(SourceError, match=f"no module of Python(.|\n)*'{name}'"):
+    with pytest.raises(SourceError, match=f"cannot be written in Python(.|\n)*'{name}'"):
         load(path, {name: X})
 
 

@@ -56,9 +56,10 @@ def read(kept) -> dict[str, str]:
         (lambda inner: Turned([inner, 1]), lambda kept: kept.append(2)),
         (lambda inner: Loud(a=inner), lambda kept: kept.update(b=1)),
         (lambda inner: OrderedDict(a=inner), lambda kept: kept.update(b=1)),
+        (lambda inner: OrderedDict(a=inner, b=1), lambda kept: kept.move_to_end("a")),
         (lambda inner: deque([inner], maxlen=5), lambda kept: kept.append(2)),
     ],
-    ids=["tuple", "list", "dict", "ordered", "deque"],
+    ids=["tuple", "list", "dict", "ordered", "order", "deque"],
 )
 def test_state_behind_containers_of_any_class_is_seen(make, change):
     inner = [1.0]

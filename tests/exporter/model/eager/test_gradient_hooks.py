@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.modules import module as modules
 
 import torchferry
@@ -36,6 +37,16 @@ class CountingHook:
         return gradient * self.count
 
 
+class FirstHook:
+    """It changes a gradient when it is called first, and never again."""
+
+    count = 0
+
+    def __call__(self, gradient):
+        self.count += 1
+        return gradient * 2 if self.count == 1 else gradient
+
+
 class Network(nn.Module):
     """``tensor_hook`` is registered with an intermediate result, ``saved`` are functions for saved tensors."""
 
@@ -58,6 +69,14 @@ class Joined(Network):
         h = torch.tanh(self.first(x))
         if h.requires_grad:
             torch.autograd.graph.register_multi_grad_hook((h,), cast("Any", self.tensor_hook), mode="any")
+        return self.last(h)
+
+
+class Imported(Network):
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        if h.requires_grad:
+            register_multi_grad_hook(tensors=(h,), fn=cast("Any", self.tensor_hook), mode="any")
         return self.last(h)
 
 
@@ -100,6 +119,8 @@ CHANGING = {
     "a hook for saved tensors": lambda: Network(saved=(lambda t: t, double)),
     "a hook of a tensor by torch's own function": lambda: Network(tensor_hook=torch.neg),
     "a hook of a tensor that counts": lambda: Network(tensor_hook=CountingHook()),
+    "a hook of a tensor at first": lambda: Network(tensor_hook=FirstHook()),
+    "a hook of several tensors by its other name": lambda: Imported(lambda gradient: gradient.mul_(2)),
     "a hook of several tensors": lambda: Joined(lambda gradient: gradient.mul_(2)),
 }
 
@@ -219,6 +240,16 @@ def test_derivatives_that_a_hook_does_not_change(tmp_path, without_verification)
     assert [f.check for f in exported.contract.findings] == ["hook"]
     with pytest.raises(UnsoundError, match=r"a hook of parameter 'first\.weight' changes them"):
         torchferry.export(model, inputs={"x": X}, output=tmp_path / "other.pt", derivatives="output:first.weight")
+
+
+def test_a_hook_that_fails_is_named_where_derivatives_are_asked_for(tmp_path):
+    def fail(gradient):
+        raise ValueError("as planted")
+
+    with pytest.raises(UnsoundError, match=r"a hook of a tensor changes them(.|\n)*test_gradient_hooks\.py:\d+"):
+        torchferry.export(
+            Network(tensor_hook=fail), inputs={"x": X}, output=tmp_path / "net.pt", derivatives="output:x"
+        )
 
 
 def test_derivatives_beside_hooks_that_change_nothing(tmp_path):
