@@ -409,12 +409,12 @@ def resolve_model_derivatives(
     if request is None or not request.has_derivatives:
         return None, ()
     # First: in this process hooks are called for good.
-    has_changing_hooks = not warm.source.uses_autograd and run_in_fork(_find_hooks, warm.source, warm.inputs, None)
+    changing_hooks = () if warm.source.uses_autograd else _find_hooks(warm)
     with eager_context(warm.source):
         try:
             pairs = find_nonzero_blocks(warm.source, warm.inputs)
         except CaptureError:
-            hooks.require_plain_gradients(warm.source, has_changing_hooks or ())
+            hooks.require_plain_gradients(warm.source, changing_hooks)
             raise
     parameters = {n: name_dtype(p) for n, p in list_own_parameters(warm.source.parameter_module).items()}
     if warm.source.sizes:
@@ -432,17 +432,21 @@ def resolve_model_derivatives(
     derivatives, findings = derivative_request.resolve_derivatives(
         request, *model, uses_autograd=warm.source.uses_autograd
     )
-    if has_changing_hooks:
+    if changing_hooks:
         wrt_names = {wrt for _, wrt in (*derivatives.pairs, *derivatives.parameter_pairs)}
         if derivatives.jvp or derivatives.vjp:
             wrt_names |= {spec.name for spec in warm.source.inputs}
-        hooks.require_plain_gradients(warm.source, run_in_fork(_find_hooks, warm.source, warm.inputs, wrt_names))
+        hooks.require_plain_gradients(warm.source, _find_hooks(warm, wrt_names))
     return derivatives, findings
 
 
-def _find_hooks(source: Source, inputs: Inputs, wrt_names: Collection[str] | None) -> tuple[GradientHook, ...]:
-    with eager_context(source):
-        return find_gradient_hooks(source, inputs, wrt_names)
+def _find_hooks(warm: Warmup, wrt_names: Collection[str] | None = None) -> tuple[GradientHook, ...]:
+    def find() -> tuple[GradientHook, ...]:
+        with eager_context(warm.source):
+            return find_gradient_hooks(warm.source, warm.inputs, wrt_names)
+
+    # However long a call takes.
+    return run_in_fork(find, seconds=WEEK)
 
 
 def summarize_model(warm: Warmup) -> Listing:

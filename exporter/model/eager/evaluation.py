@@ -18,6 +18,7 @@ from exporter.common.control_flow import run_control_flow
 from exporter.common.errors import CaptureError, TorchferryError, WarmupError, summarize_error
 from exporter.common.user_code import OWN_SOURCES, user_traceback_location
 from exporter.model.argument_structures import flatten_value
+from exporter.model.compiled_model import CompiledModel
 from exporter.model.source import Inputs, Source
 
 
@@ -133,10 +134,11 @@ def normalize_outputs(result: Any, source: Source) -> dict[str, torch.Tensor]:
     is_named = source.declares_outputs or all(isinstance(value, torch.Tensor) for value in values)
     given_names = declared if is_named else []
     if isinstance(result, Mapping):
-        outputs: dict[Any, Any] = {n: v for n, v in result.items() if v is not None or source.declares_outputs}
+        # Nobody can change what a file of others returns.
+        leaves_out_none = isinstance(source.parameter_module, CompiledModel)
+        outputs: dict[Any, Any] = {n: v for n, v in result.items() if v is not None or not leaves_out_none}
     elif isinstance(result, tuple) and hasattr(result, "_fields"):
-        named = result._asdict()  # pyright: ignore[reportAttributeAccessIssue]
-        outputs = {n: v for n, v in named.items() if v is not None or source.declares_outputs}
+        outputs = result._asdict()  # pyright: ignore[reportAttributeAccessIssue]
     elif isinstance(result, (tuple, list)):
         names = given_names or [f"output_{i}" for i in range(len(result))]
         if len(names) != len(result):
