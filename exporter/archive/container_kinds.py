@@ -35,9 +35,14 @@ RECORDS = {
 SUFFIXES = {GRAPHS: ".pt", CODE: ".pt2", PROGRAMS: ".program.pt2"}
 
 
+def list_kinds(names: Collection[str]) -> list[str]:
+    """Return the kinds of which a file with these records has the record that no other kind has."""
+    return [kind for kind, rules in RECORDS.items() if any(_fits(name, rules[0]) for name in names)]
+
+
 def classify_records(names: Collection[str], where: str) -> str:
     """Return the kind of a container with these records. Raises ``ArchiveError`` for records of no kind, or of two."""
-    marked = [kind for kind, rules in RECORDS.items() if any(_fits(name, rules[0]) for name in names)]
+    marked = list_kinds(names)
     if len(marked) != 1:
         what = "the file holds models of two kinds" if marked else "the file holds no model"
         expected = "TorchScript (data.pkl), compiled code (data/aotinductor/) or programs (models/)"

@@ -248,6 +248,12 @@ def _compute_digest(archive: zipfile.ZipFile, name: str) -> str:
         return compute_stream_digest(record)
 
 
+def list_records(path: Path) -> list[str]:
+    """List the records of a file of torch of any origin, without its top folder. Raises ``ArchiveError``."""
+    with _open_zip(path) as archive:
+        return [name.partition("/")[2] for name in archive.namelist()]
+
+
 def check_file_runs_nothing(path: Path) -> None:
     """Check that loading a TorchScript file of any origin runs none of its code. Raises ``ArchiveError``."""
     with _open_zip(path) as archive:
@@ -273,7 +279,7 @@ def check_no_code_at_load(records: Mapping[str, bytes], where: str) -> None:
     It calls ``__setstate__`` of TorchScript's own classes, and of the C++ classes that are registered with torch
     (torch/csrc/jit/serialization/import.cpp and unpickler.cpp). Source may have white space within a dotted name, and
     pickles may not. What is nested deeply overflows the stack of torch's parsers. Raises ``ArchiveError``."""
-    mend = "do not load this file: nothing that torchferry writes is like it"
+    mend = "do not load this file: nothing that torchferry writes is like it; of a quantised model, save it as it was"
     for name, data in records.items():
         is_pickle = name.lower().endswith(".pkl")
         text = data if is_pickle else data.translate(None, b" \t\r\n\f\v\\")

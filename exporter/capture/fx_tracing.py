@@ -66,8 +66,8 @@ def trace_to_fx(
     """Trace ``function``, run once on ``inputs``, of which the last are ``parameters``.
 
     With ``model``, the module that the function runs, every operation gets its origin. Without ``has_open_sizes`` all
-    sizes are those of ``inputs``. If the trace fails, raises
-    ``CaptureError`` with torch's own message and the user's line."""
+    sizes are those of ``inputs``. If the trace fails, raises ``CaptureError`` with torch's own message and the user's
+    line."""
     from torch._subclasses.fake_tensor import DataDependentOutputException
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode

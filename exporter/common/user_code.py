@@ -33,18 +33,22 @@ INTERNAL_PATH_PREFIXES = (
     "<__array_function__",
     *(f"{folder}models/_guard.py" for folder in (_folder("neml2"),) if folder),
 )
-# A line of code that was compiled, of which the innermost stands last, and of code that was traced, where it is first.
-_COMPILED_LINE = re.compile(r'^ *File "([^"<>]+)", line (\d+), in ', re.MULTILINE)
-_TRACED_LINE = re.compile(r"^(\S[^\n]*)\((\d+)\): ", re.MULTILINE)
+# How stacks of TorchScript name a line: of code that was compiled, and of code that was traced.
+COMPILED_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+TRACED_LINE = re.compile(r"^(.+)\((\d+)\): ", re.MULTILINE)
 
 
 def _locate_in_script(text: str) -> str:
     """Return ``file:line`` from a stack of TorchScript: in the original code, else in that of the file."""
     serialized, is_from_file, original = text.partition("original code (most recent call last)")
     original = original if is_from_file else serialized
-    traced = [place for place in _TRACED_LINE.findall(original) if not place[0].startswith(INTERNAL_PATH_PREFIXES)]
-    compiled = _COMPILED_LINE.findall(original) or _COMPILED_LINE.findall(serialized)
-    return ":".join(traced[0] if traced else compiled[-1]) if traced or compiled else ""
+    traced, compiled, in_file = (
+        [place for place in line.findall(stack) if not place[0].startswith(("<string>", *INTERNAL_PATH_PREFIXES))]
+        for line, stack in ((TRACED_LINE, original), (COMPILED_LINE, original), (COMPILED_LINE, serialized))
+    )
+    # The innermost line stands first where code was traced, and last where it was compiled.
+    places = [*traced[:1], *compiled[-1:], *in_file[-1:]]
+    return ":".join(places[0]) if places else ""
 
 
 def user_source_location() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ import torch
 from torch import nn
 
 from exporter.archive import pt_archive
+from exporter.archive.container_kinds import CODE, GRAPHS, PROGRAMS, list_kinds
 from exporter.archive.contract import Finding, Origin
 from exporter.archive.input_files import InputValues
 from exporter.common.errors import (
     ArchiveError,
-    ForeignError,
     SourceError,
     TrustError,
     UnsoundError,
@@ -28,12 +27,13 @@ from exporter.common.file_digest import compute_file_digest
 from exporter.frontends.model_request import AdoptedFile
 from exporter.frontends.python_factory import build_source
 from exporter.graph.loading import load_module
-from exporter.graph.torch_nodes import find_location, iterate_graphs, iterate_nodes
+from exporter.graph.origin import find_origin
+from exporter.graph.torch_nodes import iterate_graphs, iterate_nodes
 from exporter.model.compiled_model import CompiledModel, find_unusable_name, list_arguments, wrap_compiled
 from exporter.model.source import Source
 
-# What a file of torch holds.
-SCRIPT, PROGRAM, CODE, PICKLE = "torchscript", "torch.export", "machine code alone", "tensors or pickled objects"
+# Kinds of origins.
+SCRIPT, PROGRAM = "torchscript", "torch.export"
 
 
 def load(file: AdoptedFile, inputs: InputValues | None) -> Source:
@@ -43,16 +43,15 @@ def load(file: AdoptedFile, inputs: InputValues | None) -> Source:
     holds. Raises ``ArchiveError`` for a file that is neither TorchScript nor a program, or calls what does not only
     compute; ``UsageError`` for one that has a contract already; ``TrustError`` for a program that is not trusted;
     ``SourceError`` for TorchScript without ``forward``, ``UnsoundError`` where it changes its own attributes."""
-    _check_foreign(file.path)
+    kind = _find_kind(file.path)
     digest = compute_file_digest(file.path)
     name = "".join(c if c.isalnum() else "_" for c in file.path.stem)
-    kind = _find_kind(file.path)
     origin = Origin(kind, "torch", torch.__version__, name, digest, files={file.path.name: digest})
     if kind == PROGRAM:
         model, examples = _load_program(file)
         values = inputs if inputs is not None else examples
         return build_source(model, name, values, f"the program {file.path}", origin)
-    compiled = _load_script(file.path)
+    compiled = load_module(file.path)
     findings = _find_train_mode(compiled)
     model = _wrap(compiled, file.path)
     arguments = ", ".join(f"{a.name}: {a.type.annotation_str}" for a in list_arguments(compiled))
@@ -64,50 +63,27 @@ def load(file: AdoptedFile, inputs: InputValues | None) -> Source:
     return dataclasses.replace(source, findings=(*source.findings, *findings))
 
 
-def _load_script(path: Path) -> torch.jit.ScriptModule:
-    try:
-        return load_module(path)
-    except ArchiveError as error:
-        if not error.details.get("mend", "").startswith("do not load"):
-            raise
-        # What torchferry writes is no measure of it.
-        mend = "save the module without packed weights, objects of C++ classes and __setstate__"
-        raise ArchiveError(error.what, **{**error.details, "mend": mend}) from None
-
-
-def _check_foreign(path: Path) -> None:
-    """Raise ``UsageError`` for a file of torchferry's, ``ArchiveError`` for one that is damaged or holds no graphs."""
-    if not path.is_file():
-        got, expected = "a folder" if path.is_dir() else "no file", "TorchScript, or a program of torch.export"
-        raise ArchiveError("there is no such file", where=str(path), got=got, expected=expected)
-    try:
-        archive = pt_archive.read(path)
-    except ForeignError:
-        return
-    except ArchiveError as error:
-        # Programs and packages have other records than TorchScript.
-        if zipfile.is_zipfile(path) and _find_kind(path) == PROGRAM:
-            return
-        if "export it again" not in error.details.get("mend", ""):
-            raise
-        mend = "copy it again (in binary mode), or save it again"
-        raise ArchiveError(error.what, **{**error.details, "mend": mend}) from None
-    what, got = "the file has a contract and cases already", f"torchferry wrote it as {archive.contract.name!r}"
-    expected, mend = "a file of another origin", "torchferry verify, inspect or convert take it as it is"
-    raise UsageError(what, where=str(path), got=got, expected=expected, mend=mend)
-
-
 def _find_kind(path: Path) -> str:
-    """Return what a zip file holds. Raises ``ArchiveError`` for neither TorchScript nor a program."""
-    with zipfile.ZipFile(path) as archive:
-        records = [name.partition("/")[2] for name in archive.namelist()]
-    kinds = {SCRIPT: "constants.pkl", CODE: "data/aotinductor/", PROGRAM: "models/", PICKLE: "data.pkl"}
-    kind = next((k for k, start in kinds.items() if any(record.startswith(start) for record in records)), "")
-    if kind in (SCRIPT, PROGRAM):
-        return kind
-    what, got = "the file holds no graphs", kind or "other records"
+    """Return what a file holds. Raises ``UsageError`` for one of torchferry's, ``ArchiveError`` for one that is no file
+    of torch, or holds no graphs."""
+    expected = "TorchScript, or a program of torch.export"
+    if not path.is_file():
+        got = "a folder" if path.is_dir() else "no file"
+        raise ArchiveError("there is no such file", where=str(path), got=got, expected=expected)
+    records = pt_archive.list_records(path)
+    if f"extra/{pt_archive.CONTRACT}" in records:
+        what, got = "the file has a contract already", f"the record extra/{pt_archive.CONTRACT}"
+        mend = "torchferry verify, inspect or convert take it as it is"
+        raise UsageError(what, where=str(path), got=got, expected="a file of another origin", mend=mend)
+    kinds = list_kinds(records)
+    if kinds == [PROGRAMS]:
+        return PROGRAM
+    # torch.save has the records of TorchScript but this one.
+    if kinds == [GRAPHS] and "constants.pkl" in records:
+        return SCRIPT
+    got = {CODE: "machine code", GRAPHS: "tensors or pickled objects"}.get("".join(kinds), "other records")
     mend = "save the module as TorchScript: torch.jit.script(module).save(...), or torch.jit.trace"
-    raise ArchiveError(what, where=str(path), got=got, expected="TorchScript, or a program of torch.export", mend=mend)
+    raise ArchiveError("the file holds no graphs", where=str(path), got=got, expected=expected, mend=mend)
 
 
 def _load_program(file: AdoptedFile) -> tuple[nn.Module, Mapping[str, Any] | None]:
@@ -155,9 +131,15 @@ def _find_train_mode(compiled: torch.jit.ScriptModule) -> tuple[Finding, ...]:
 
 
 # Operators that change a list or a dict in place.
-_CONTAINER_WRITES = tuple(
-    f"aten::{name}" for name in ("append", "extend", "insert", "pop", "clear", "remove", "_set_item")
-)
+_CONTAINER_WRITES = [
+    "aten::append",
+    "aten::extend",
+    "aten::insert",
+    "aten::pop",
+    "aten::clear",
+    "aten::remove",
+    "aten::_set_item",
+]
 
 
 def _wrap(compiled: torch.jit.ScriptModule, path: Path) -> CompiledModel:
@@ -170,11 +152,10 @@ def _wrap(compiled: torch.jit.ScriptModule, path: Path) -> CompiledModel:
         if not writes:
             what, expected = "the file cannot be written as a function of its inputs", "modules of tensors and numbers"
             mend = "freeze it where it is made: torch.jit.freeze(module)"
-            raise SourceError(
-                what, where=str(path), got=summarize_error(error), expected=expected, mend=mend
-            ) from error
+            got = summarize_error(error)
+            raise SourceError(what, where=str(path), got=got, expected=expected, mend=mend) from error
         node = writes[0] if writes[0].kind() == "prim::SetAttr" else next(writes[0].inputs()).node()
-        what, where = "the file changes its own attributes", find_location(writes[0]) or str(path)
+        what, where = "the file changes its own attributes", find_origin(writes[0]).where or str(path)
         got, mend = f"a call changes {node.s('name')!r}", "return state instead of storing it"
         raise UnsoundError(what, check="side effect", where=where, got=got, expected="no state", mend=mend) from None
 
@@ -193,9 +174,6 @@ def _check_callable(compiled: torch.jit.ScriptModule, path: Path) -> None:
             what, mend = "the file's forward has several forms", "script a module whose forward calls one of them"
         raise SourceError(what, where=str(path), got=got, expected="a method forward", mend=mend)
     if name := find_unusable_name(compiled):
-        what, expected = (
-            "the file has a name that cannot be written in Python",
-            "names that Python does not use itself",
-        )
-        mend = "rename it where the file is made"
+        what, mend = "the file has a name that cannot be written in Python", "rename it where the file is made"
+        expected = "names that Python does not use itself"
         raise SourceError(what, where=str(path), got=repr(name), expected=expected, mend=mend)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from exporter.common.user_code import COMPILED_LINE, TRACED_LINE
+
 FORWARD, BACKWARD, HOOK, AFTER = "forward", "backward", "hook", "after the backward pass"
 # ``layers.0(Linear)`` in the calls that a node was inlined from.
 _INSTANCE = re.compile(r"[^.()]+(?:\.[^.()]+)*\([^)]*\)")
-_FRAME = re.compile(r"(.+)\((\d+)\): ")
 _NOT_MODEL_PATH = re.compile(r"(^|site-packages/)(torch|exporter|runtime_checks|torchferry|neml2/types)/|^<")
-_FILE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ def _find_module(node: Any) -> str:
 
 def _find_user_line(stack: Sequence[str]) -> str:
     """Return the innermost stack line of the model: not torch's, not ours, not of a library's tensor types."""
-    frames = [m for line in stack if (m := _FRAME.match(line)) and not _NOT_MODEL_PATH.search(m[1])]
+    frames = [m for line in stack if (m := TRACED_LINE.match(line)) and not _NOT_MODEL_PATH.search(m[1])]
     return f"{frames[0][1]}:{frames[0][2]}" if frames else ""
 
 
 def _find_script_line(source: str) -> str:
-    match = _FILE_LINE.search(source)
+    match = COMPILED_LINE.search(source)
     return f"{match[1]}:{match[2]}" if match and not match[1].startswith(("<", "code/")) else ""

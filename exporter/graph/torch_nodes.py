@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from exporter.common.user_code import INTERNAL_PATH_PREFIXES
+from exporter.common.user_code import INTERNAL_PATH_PREFIXES, TRACED_LINE
 
 
 def iterate_nodes(block: Any) -> Iterator[Any]:
@@ -30,7 +29,7 @@ def iterate_graphs(module: torch.jit.ScriptModule) -> Iterator[tuple[str, str, A
 def find_location(node: Any) -> str:
     """Return ``file:line`` of the innermost line of the user's (or the source library's) code behind a node."""
     for line in node.sourceRange().splitlines():
-        match = re.match(r"(.+)\((\d+)\): ", line)
+        match = TRACED_LINE.match(line)
         if match and not match[1].startswith(INTERNAL_PATH_PREFIXES):
             return f"{match[1]}:{match[2]}"
     return ""

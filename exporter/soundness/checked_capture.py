@@ -29,7 +29,7 @@ from exporter.common.stopwatch import Stopwatch
 from exporter.common.torch_hooks import ignore_deprecations, patch_forward
 from exporter.model.eager.derivatives import find_nonzero_blocks
 from exporter.model.eager.evaluation import eager_context
-from exporter.model.eager.gradient_hooks import GradientHook, find_gradient_hooks
+from exporter.model.eager.gradient_hooks import GradientHook, find_gradient_hooks, may_have_hooks
 from exporter.model.eager.warmup import FirstRun, Warmup, measure_cost, run_first, stack_calls, subsample_rows, warm_up
 from exporter.model.implicit.coordinate_descent import CoordinateDescent, DescentCall, find_descents
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers, list_own_parameters
@@ -409,7 +409,7 @@ def resolve_model_derivatives(
     if request is None or not request.has_derivatives:
         return None, ()
     # First: in this process hooks are called for good.
-    changing_hooks = () if warm.source.uses_autograd else _find_hooks(warm)
+    changing_hooks = _find_hooks(warm) if may_have_hooks(warm.source) else ()
     with eager_context(warm.source):
         try:
             pairs = find_nonzero_blocks(warm.source, warm.inputs)

@@ -130,13 +130,7 @@ class Counter(nn.Module):
         return x * self.count
 
 
-class BufferWriter(nn.Module):
-    count: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros(1, dtype=F))
-
+class BufferWriter(Counter):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.count.add_(1.0)
         return x * self.count

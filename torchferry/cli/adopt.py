@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from typer import Argument, Option
 
-from exporter.common.source_paths import strip_folders
-from torchferry.cli.export import print_exported
+from torchferry.cli.export import print_exported, watch_export
 from torchferry.cli.options import (
     AllowNativeOption,
     AllowOption,
@@ -21,20 +19,22 @@ from torchferry.cli.options import (
     DeviceOption,
     JobsOption,
     JsonOption,
+    JvpOption,
     MemoryLimitOption,
     OpsetOption,
+    ParameterOption,
+    RenameOption,
     RuntimeOption,
     SeedOption,
     ThoroughOption,
     TimeLimitOption,
+    TimingsOption,
+    VjpOption,
 )
-from torchferry.cli.output import err, print_listing
-from torchferry.cli.progress import show_steps
 from torchferry.cli.startup import pause_collection, start_runtime
 
 if TYPE_CHECKING:
     from exporter.model.eager.batch_choice import BatchChoice
-    from exporter.model.source import Listing
 
 # Seconds of computing of the process that runs the file: a slow model takes about a hundred calls.
 DAY = 86_400.0
@@ -47,18 +47,14 @@ def command(
         Path | None, Option(help="Inputs by name of the arguments of its forward: .pt, .npz or .json.")
     ] = None,
     output: Annotated[Path | None, Option("--output", "-o", help="The archive. Default: NAME.pt here.")] = None,
-    rename: Annotated[
-        list[str] | None, Option(help="OLD:NEW names of variables in the contract; * matches any text.")
-    ] = None,
+    rename: RenameOption = None,
     batch: BatchOption = "auto",
     seed: SeedOption = 0,
     allow: AllowOption = None,
     derivative: DerivativeOption = None,
-    jvp: Annotated[bool, Option("--jvp", help="Add the method jvp: Jacobian times vector.")] = False,
-    vjp: Annotated[bool, Option("--vjp", help="Add the method vjp: vector times Jacobian.")] = False,
-    parameter: Annotated[
-        list[str] | None, Option(help="A parameter that stays settable (globs). Default: all that can.")
-    ] = None,
+    jvp: JvpOption = False,
+    vjp: VjpOption = False,
+    parameter: ParameterOption = None,
     thorough: ThoroughOption = False,
     budget: BudgetOption = None,
     jobs: JobsOption = None,
@@ -71,7 +67,7 @@ def command(
     device: DeviceOption = "cpu",
     time_limit: TimeLimitOption = 600.0,
     memory_limit: MemoryLimitOption = 16.0,
-    timings: Annotated[bool, Option("--timings", help="Print the seconds of each stage.")] = False,
+    timings: TimingsOption = False,
     json: JsonOption = False,
 ) -> None:
     """Make an archive of a TorchScript file, or a program of torch.export, that something else wrote.
@@ -99,11 +95,7 @@ def command(
     import_seconds = time.perf_counter() - start
 
     def work() -> None:
-        def announce(listing: Listing) -> None:
-            with display.pause():
-                print_listing(listing)
-
-        with start_runtime(runtime), show_steps(is_silent=json) as display:
+        with start_runtime(runtime), watch_export(context, is_silent=json) as watchers:
             adopted = api.adopt(
                 path,
                 inputs=inputs,
@@ -126,10 +118,7 @@ def command(
                 opset=opset,
                 time_limit=time_limit,
                 memory_limit=memory_limit,
-                command=shlex.join(["torchferry", *map(strip_folders, context.obj or [])]),
-                announce=None if json else announce,
-                progress=err.print,
-                watch=display.show,
+                **watchers,
             )
         print_exported([adopted], import_seconds if timings else None, as_json=json)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.text import Text
@@ -24,17 +25,22 @@ from torchferry.cli.options import (
     InputsOption,
     JobsOption,
     JsonOption,
+    JvpOption,
     LoadOption,
     MemoryLimitOption,
     ModelOption,
     OpsetOption,
     OverridesArgument,
+    ParameterOption,
     PerElementOption,
+    RenameOption,
     RuntimeOption,
     SeedOption,
     SourceArgument,
     ThoroughOption,
     TimeLimitOption,
+    TimingsOption,
+    VjpOption,
 )
 from torchferry.cli.output import count_bytes, err, out, print_json, print_listing, print_slowest, print_timings
 from torchferry.cli.progress import show_steps
@@ -58,24 +64,20 @@ def command(
     output: Annotated[
         Path | None, Option("--output", "-o", help="The archive, or a folder for several models. Default: NAME.pt")
     ] = None,
-    rename: Annotated[
-        list[str] | None, Option(help="OLD:NEW names of variables in the contract; * matches any text.")
-    ] = None,
+    rename: RenameOption = None,
     inputs: InputsOption = None,
     seed: SeedOption = 0,
     allow: AllowOption = None,
     derivative: DerivativeOption = None,
-    jvp: Annotated[bool, Option("--jvp", help="Add the method jvp: Jacobian times vector.")] = False,
-    vjp: Annotated[bool, Option("--vjp", help="Add the method vjp: vector times Jacobian.")] = False,
+    jvp: JvpOption = False,
+    vjp: VjpOption = False,
     differentiable: Annotated[
         bool, Option("--differentiable", help="Autograd through the file gives eager mode's gradients.")
     ] = False,
     symmetric: Annotated[
         list[str] | None, Option(help="OUT:IN block that is the second derivative of a potential.")
     ] = None,
-    parameter: Annotated[
-        list[str] | None, Option(help="A parameter that stays settable (globs). Default: all that can.")
-    ] = None,
+    parameter: ParameterOption = None,
     per_element: PerElementOption = None,
     batch: BatchOption = "auto",
     thorough: ThoroughOption = False,
@@ -98,7 +100,7 @@ def command(
     device: DeviceOption = "cpu",
     time_limit: TimeLimitOption = 600.0,
     memory_limit: MemoryLimitOption = 16.0,
-    timings: Annotated[bool, Option("--timings", help="Print the seconds of each stage.")] = False,
+    timings: TimingsOption = False,
     json: JsonOption = False,
 ) -> None:
     """Export models to verified archives.
@@ -135,11 +137,7 @@ def command(
 
         import_seconds = time.perf_counter() - start
 
-        def announce(listing: Listing) -> None:
-            with display.pause():
-                print_listing(listing)
-
-        with show_steps(is_silent=json) as display:
+        with watch_export(context, is_silent=json) as watchers:
             results = api.export(
                 source,
                 overrides=overrides or [],
@@ -165,18 +163,33 @@ def command(
                 jobs=jobs,
                 against=against,
                 on_failure=cast("OnFailure | None", on_failure),
-                command=shlex.join(["torchferry", *map(strip_folders, context.obj or [])]),
                 formats=format or [],
                 opset=opset,
                 runtimes=runtime,
                 devices=device,
                 time_limit=time_limit,
                 memory_limit=memory_limit,
-                announce=None if json else announce,
-                progress=err.print,
-                watch=display.show,
+                **watchers,
             )
     print_exported(results, import_seconds if timings else None, against, as_json=json)
+
+
+@contextlib.contextmanager
+def watch_export(context: typer.Context, *, is_silent: bool) -> Iterator[dict[str, Any]]:
+    """Show what an export does; the block gets the arguments of ``api.export`` that tell of it, and the command."""
+
+    def announce(listing: Listing) -> None:
+        with display.pause():
+            print_listing(listing)
+
+    command = shlex.join(["torchferry", *map(strip_folders, context.obj or [])])
+    with show_steps(is_silent=is_silent) as display:
+        yield {
+            "command": command,
+            "announce": None if is_silent else announce,
+            "progress": err.print,
+            "watch": display.show,
+        }
 
 
 def print_exported(

@@ -57,6 +57,15 @@ JobsOption = Annotated[
 DerivativeOption = Annotated[
     list[str] | None, Option(help="OUT:IN block of the Jacobian, by an input or a parameter; globs; or all.")
 ]
+RenameOption = Annotated[
+    list[str] | None, Option(help="OLD:NEW names of variables in the contract; * matches any text.")
+]
+JvpOption = Annotated[bool, Option("--jvp", help="Add the method jvp: Jacobian times vector.")]
+VjpOption = Annotated[bool, Option("--vjp", help="Add the method vjp: vector times Jacobian.")]
+ParameterOption = Annotated[
+    list[str] | None, Option(help="A parameter that stays settable (globs). Default: all that can.")
+]
+TimingsOption = Annotated[bool, Option("--timings", help="Print the seconds of each stage.")]
 OpsetOption = Annotated[int, Option(help="ONNX's version of operators.")]
 RuntimeOption = Annotated[str, Option(help="Where it is verified: python, libtorch, or both.")]
 DeviceOption = Annotated[str, Option(help="On what: cpu, cuda, cuda:1, or several.")]

@@ -51,8 +51,8 @@ def choose_batch(source: Source, choice: BatchChoice, seed: int) -> Source:
         raise UsageError("the example inputs have no batch", where=where, got=whole[0].reason, expected=expected)
     what = f"model {source.name!r} says itself that it has {'a batch' if has_batch else 'whole shapes'}"
     expected = f"--batch auto, or --batch {'yes' if has_batch else 'no'}"
-    is_python = source.origin.kind == "python"
-    mend = "change the batch_ndim of its signature" if is_python else "leave it out: models of input files have a batch"
+    is_neml2 = source.origin.kind == "neml2"
+    mend = "leave it out: models of input files have a batch" if is_neml2 else "change the batch_ndim of its signature"
     raise UsageError(what, where=where, expected=expected, mend=mend)
 
 

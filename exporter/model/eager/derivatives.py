@@ -15,6 +15,7 @@ from torch import nn
 from exporter.archive.derivative_request import Pair
 from exporter.archive.tensor_spec import FLOATING, name_dtype
 from exporter.common.errors import CaptureError, summarize_error
+from exporter.common.user_code import user_traceback_location
 from exporter.model.eager.evaluation import evaluate
 from exporter.model.source import Inputs, Source
 
@@ -57,10 +58,11 @@ def _compute_gradient(
         return torch.autograd.grad(output, wrt, seed, retain_graph=True, allow_unused=True)
     except Exception as error:
         # A hook of the user's may raise anything.
+        where = user_traceback_location(error)
         what, got = f"output {name!r} cannot be differentiated", summarize_error(error)
         expected = "operations that torch can differentiate"
         mend = "omit this output: --derivative OUT:IN, or use operations that have derivatives"
-        raise CaptureError(what, check="derivatives", got=got, expected=expected, mend=mend) from error
+        raise CaptureError(what, check="derivatives", where=where, got=got, expected=expected, mend=mend) from error
 
 
 def find_nonzero_blocks(source: Source, inputs: Inputs) -> frozenset[Pair]:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import inspect
 import sys
+import types
 from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,11 +40,16 @@ class GradientHook:
     evidence: str
 
 
-def has_hooks(source: Source, inputs: Inputs) -> bool:
-    """Return whether a call of the model has hooks of the backward pass that are the user's.
+def may_have_hooks(source: Source) -> bool:
+    """Return whether hooks of a model could change derivatives of the file.
 
-    NEML2's models have none: they have a chain rule of their own."""
-    if source.origin.kind == "neml2":
+    A model that takes gradients itself is captured with its hooks, and NEML2 has a chain rule of its own."""
+    return not source.uses_autograd and source.origin.kind != "neml2"
+
+
+def has_hooks(source: Source, inputs: Inputs) -> bool:
+    """Return whether a call of the model has hooks of the backward pass that are the user's."""
+    if not may_have_hooks(source):
         return False
     with _Hooks(source) as hooks, contextlib.suppress(Exception):
         _run_forward(source, inputs)
@@ -54,15 +60,13 @@ def find_gradient_hooks(source: Source, inputs: Inputs, wrt: Collection[str] | N
     """Return the hooks that change a gradient at these inputs: by the inputs and parameters ``wrt``, or by any.
 
     Call it under ``eager_context`` in a forked process: ``.grad`` of parameters is written."""
-    if source.origin.kind == "neml2":
-        return ()
     first = _compute_gradients(source, inputs, lambda index: True, wrt)
     if not first.labels:
         return ()
     search = _Search(source, inputs, wrt)
     if hooks := search.find_changing(range(len(first.labels)), first.labels):
         return hooks
-    # A hook may act when it is called first, and never again.
+    # What a hook does may depend on how often it was called: one may act at first, and never again.
     evidence = search.describe(first)
     return (GradientHook(*first.labels[0], evidence),) if evidence else ()
 
@@ -84,9 +88,7 @@ class _Search:
         """Return those of these hooks that change a gradient where they run without the others."""
         if self._plain.failure or self._count == MAX_FOUND:
             return ()
-        # Twice: what a hook does may depend on how often it was called.
-        runs = (_compute_gradients(*self._arguments, indices.__contains__, self._wrt) for _ in range(2))
-        evidence = next(filter(None, map(self.describe, runs)), "")
+        evidence = self.describe(_compute_gradients(*self._arguments, indices.__contains__, self._wrt))
         if not evidence:
             return ()
         if len(indices) == 1:
@@ -199,8 +201,7 @@ class _Hooks:
             # torch makes several hooks of one in a generator.
             callers = [frame.f_code.co_name for frame in (caller, caller.f_back) if frame]
             is_of_several = _JOINT in (*callers, original.__name__)
-            is_torchs = caller.f_code.co_filename.startswith(INTERNAL_PATH_PREFIXES) and _JOINT not in callers
-            if is_torchs or self._is_joining:
+            if self._is_joining or (_is_torchs(caller) and _JOINT not in callers):
                 return original(*values, **keywords)
             owner, hook = (values[i] if i < len(values) else keywords.pop(names[i]) for i in range(2))
             what = "a hook of several tensors" if is_of_several else "a hook of a tensor"
@@ -214,7 +215,7 @@ class _Hooks:
 
     def _wrap_saved(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def initialize(context: Any, pack_hook: Callable[..., Any], unpack_hook: Callable[..., Any]) -> None:
-            if not _is_called_by_torch():
+            if not _is_torchs(sys._getframe(1)):
                 place = _find_line(pack_hook) or _find_line(unpack_hook) or user_source_location()
                 self.labels.append(("a hook for saved tensors", place))
                 if not self._is_active(len(self.labels) - 1):
@@ -224,9 +225,8 @@ class _Hooks:
         return initialize
 
 
-def _is_called_by_torch() -> bool:
-    """Return whether a function that stands for one of torch's was called by torch itself."""
-    return sys._getframe(2).f_code.co_filename.startswith(INTERNAL_PATH_PREFIXES)
+def _is_torchs(frame: types.FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(INTERNAL_PATH_PREFIXES)
 
 
 def _return_same(value: Any) -> Any:
