@@ -118,6 +118,17 @@ class SizedPotential(nn.Module):
         return gradient
 
 
+class MeanPotential(nn.Module):
+    """Its code reads the number of numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        r = x.requires_grad_(True)
+        energy = (r * r).sum() / x.numel()
+        gradient = torch.autograd.grad([energy], [r])[0]
+        assert gradient is not None
+        return gradient
+
+
 class Counter(nn.Module):
     count: torch.Tensor
 

@@ -13,6 +13,7 @@ from foreign_files import (
     FixedSize,
     Halving,
     InputWriter,
+    MeanPotential,
     Network,
     Noise,
     Partial,
@@ -152,9 +153,10 @@ def test_forces_that_a_file_computes_by_a_gradient(tmp_path):
     assert "aten::grad" not in adopted.contract.operators
 
 
-def test_a_loop_over_elements_before_a_gradient(tmp_path):
+@pytest.mark.parametrize("module", [SizedPotential(), MeanPotential()], ids=["loop", "numbers"])
+def test_sizes_that_are_read_before_a_gradient(module, tmp_path):
     """With whole shapes, sizes are numbers: what TorchScript reads of them may stay in the file."""
-    foreign = script(SizedPotential(), tmp_path / "foreign.pt")
+    foreign = script(module, tmp_path / "foreign.pt")
     adopted = torchferry.adopt(foreign, inputs={"x": X}, output=tmp_path / "net.pt", batch="no")
     x = draw(5, 3)
     assert torch.allclose(torchferry.load(adopted.path)(x)[0], reload(foreign)(x.clone()), rtol=1e-12)

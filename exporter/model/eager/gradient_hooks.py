@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
@@ -150,6 +149,7 @@ def _compute_gradients(
     return _Gradients({n: g for n, g in gradients.items() if wrt is None or n in wrt}, hooks.labels)
 
 
+# Of torch/autograd/graph.py.
 _JOINT = "register_multi_grad_hook"
 
 
@@ -160,8 +160,6 @@ class _Hooks:
         self.labels: list[tuple[str, str]] = []
         self._source, self._is_active = source, is_active
         self._stack = contextlib.ExitStack()
-        # A hook of several tensors is under way, which torch makes of a hook for each.
-        self._is_joining = False
 
     def __enter__(self) -> _Hooks:
         for what, registry in _list_registries(self._source.parameter_module):
@@ -169,7 +167,6 @@ class _Hooks:
         for owner, name, wrap in (
             (torch.Tensor, "register_hook", self._wrap_register),
             (torch.Tensor, "register_post_accumulate_grad_hook", self._wrap_register),
-            (graph, _JOINT, self._wrap_register),
             (graph.saved_tensors_hooks, "__init__", self._wrap_saved),
         ):
             self._stack.enter_context(_patch(owner, name, wrap))
@@ -194,22 +191,14 @@ class _Hooks:
         return hook if self._is_active(len(self.labels) - 1) else lambda *arguments: None
 
     def _wrap_register(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        names = list(inspect.signature(original).parameters)
-
-        def register(*values: Any, **keywords: Any) -> Any:
+        def register(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
             caller = sys._getframe(1)
-            # torch makes several hooks of one in a generator.
-            callers = [frame.f_code.co_name for frame in (caller, caller.f_back) if frame]
-            is_of_several = _JOINT in (*callers, original.__name__)
-            if self._is_joining or (_is_torchs(caller) and _JOINT not in callers):
-                return original(*values, **keywords)
-            owner, hook = (values[i] if i < len(values) else keywords.pop(names[i]) for i in range(2))
+            # torch makes a hook of several tensors of one for each, in a generator.
+            is_of_several = _JOINT in [frame.f_code.co_name for frame in (caller, caller.f_back) if frame]
+            if _is_torchs(caller) and not is_of_several:
+                return original(tensor, hook)
             what = "a hook of several tensors" if is_of_several else "a hook of a tensor"
-            self._is_joining = original.__name__ == _JOINT
-            try:
-                return original(owner, self._wrap(what, hook, user_source_location()), *values[2:], **keywords)
-            finally:
-                self._is_joining = False
+            return original(tensor, self._wrap(what, hook, user_source_location()))
 
         return register
 
