@@ -35,7 +35,7 @@ INTERNAL_PATH_PREFIXES = (
 )
 # How stacks of TorchScript name a line: of code that was compiled, and of code that was traced.
 COMPILED_LINE = re.compile(r'File "([^"]+)", line (\d+)')
-TRACED_LINE = re.compile(r"^(.+)\((\d+)\): ", re.MULTILINE)
+TRACED_LINE = re.compile(r"^(\S.*)\((\d+)\): ", re.MULTILINE)
 
 
 def _locate_in_script(text: str) -> str:
