@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from exporter.capture.batch_recording import BATCH, BatchSize, ValueShape
 from exporter.capture.fx_tracing import FxProgram
 from exporter.common.tensors import bitwise_equal
 
@@ -24,76 +25,57 @@ PROBE_SIZES = (1, 2, 5)
 
 
 def fold_batch_constants(program: FxProgram, inputs: Sequence[torch.Tensor]) -> FxProgram:
-    """Fold the batch constants of a program, if there are any; the first of ``inputs`` has the batch in front."""
+    """Fold the batch constants of a recorded program; the first of ``inputs`` has the batch in front."""
     graph = GraphModule(program.graph, copy.deepcopy(program.graph.graph))
-    batch = _get_batch_symbol(graph)
-    if batch is None:
-        return program
-    values = {size: _evaluate_constants(graph, program.constants, batch, size) for size in PROBE_SIZES}
-    shared_values = {n: v for n in values[1] if (v := _extract_shared_element(n, batch, values)) is not None}
+    values = {size: _evaluate_constants(graph, program.constants, size) for size in PROBE_SIZES}
+    shared_values = {n: v for n in values[1] if (v := _extract_shared_element(n, values)) is not None}
     frontier = [n for n in shared_values if n.op != "get_attr" and any(user not in shared_values for user in n.users)]
     if not frontier:
         return program
     constants = dict(program.constants)
     with graph.graph.inserting_before(next(n for n in graph.graph.nodes if n.op != "placeholder")):
         size_node = graph.graph.call_function(_aten.sym_size.int, (next(iter(graph.graph.nodes)), 0))
-        size_node.meta["val"] = _get_batch_size(graph)
+        size_node.meta["val"] = BATCH
     for node in frontier:
         name = f"folded_{node.name}"
         constants[name] = shared_values[node]
         graph.register_buffer(name, shared_values[node])
         with graph.graph.inserting_before(node):
             element = graph.graph.create_node("get_attr", name)
-            element.meta["val"] = shared_values[node]
-            shape = [size_node if _is_batch(size, batch) else size for size in node.meta["val"].shape]
+            element.meta["val"] = ValueShape(tuple(shared_values[node].shape), shared_values[node].dtype)
+            shape = [size_node if size == BATCH else size for size in node.meta["val"].shape]
             expand = graph.graph.call_function
             expanded = expand(_aten.expand.default, (element, shape)) if size_node in shape else element
             expanded.meta = dict(node.meta)
         for user in list(node.users):
-            user.replace_input_with(node, element if _has_batched_operand(user, node, batch) else expanded)
+            user.replace_input_with(node, element if _has_batched_operand(user, node) else expanded)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     read_names = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}
     constants = {n: v for n, v in constants.items() if n in read_names}
     folded_program = dataclasses.replace(program, graph=graph, constants=constants)
-    return folded_program if _is_same(program, folded_program, inputs, batch) else program
+    return folded_program if _is_same(program, folded_program, inputs) else program
 
 
-def _has_batched_operand(user: Node, node: Node, batch: Any) -> bool:
+def _has_batched_operand(user: Node, node: Node) -> bool:
     """Return whether another operand has the batch where ``node`` has it, so one element of ``node`` suffices."""
     if user.target not in _POINTWISE:
         return False
-    batch_dims = [i - node.meta["val"].ndim for i, size in enumerate(node.meta["val"].shape) if _is_batch(size, batch)]
+    batch_dims = [i - node.meta["val"].ndim for i, size in enumerate(node.meta["val"].shape) if size == BATCH]
     shapes = [n.meta["val"].shape for n in user.all_input_nodes if n is not node and n.op != "get_attr"]
-    return any(all(len(shape) >= -i and _is_batch(shape[i], batch) for i in batch_dims) for shape in shapes)
+    return any(all(len(shape) >= -i and shape[i] == BATCH for i in batch_dims) for shape in shapes)
 
 
-def _get_batch_size(graph: GraphModule) -> Any:
-    return next(iter(graph.graph.nodes)).meta["val"].shape[0]
-
-
-def _get_batch_symbol(graph: GraphModule) -> Any:
-    """Return the symbol of the batch size; None if the size is a number."""
-    size = _get_batch_size(graph)
-    return size.node._expr if isinstance(size, torch.SymInt) and size.node._expr.is_Symbol else None
-
-
-def _is_batch(size: Any, batch: Any) -> bool:
-    return isinstance(size, torch.SymInt) and size.node._expr == batch
-
-
-def _evaluate_constants(graph: GraphModule, constants: Mapping[str, Any], batch: Any, size: int) -> dict[Node, Any]:
+def _evaluate_constants(graph: GraphModule, constants: Mapping[str, Any], size: int) -> dict[Node, Any]:
     """Evaluate the nodes that depend on nothing but the batch size, for a batch of ``size``."""
     numbers: dict[Node, Any] = {}
     for node in graph.graph.nodes:
         value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            number = value.node._expr.subs({batch: size})
-            if number.is_Integer:
-                numbers[node] = int(number)
+        if isinstance(value, BatchSize):
+            numbers[node] = value.evaluate(size)
         elif node.op == "get_attr":
             numbers[node] = constants[str(node.target)]
-        elif node.op != "call_function" or not isinstance(value, torch.Tensor) or node.is_impure():
+        elif node.op != "call_function" or not isinstance(value, ValueShape) or node.is_impure():
             continue
         elif all(n in numbers for n in node.all_input_nodes):
             arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), lambda n: numbers[n])
@@ -101,11 +83,11 @@ def _evaluate_constants(graph: GraphModule, constants: Mapping[str, Any], batch:
     return {n: v for n, v in numbers.items() if isinstance(v, torch.Tensor)}
 
 
-def _extract_shared_element(node: Node, batch: Any, values: Mapping[int, Mapping[Node, Any]]) -> torch.Tensor | None:
+def _extract_shared_element(node: Node, values: Mapping[int, Mapping[Node, Any]]) -> torch.Tensor | None:
     """Return the value with one element in place of the batch; None if elements differ or their number matters."""
     sizes = node.meta["val"].shape if node.op != "get_attr" else ()
-    batch_dims = [i for i, size in enumerate(sizes) if _is_batch(size, batch)]
-    if len(batch_dims) > 1 or any(isinstance(s, torch.SymInt) for i, s in enumerate(sizes) if i not in batch_dims):
+    batch_dims = [i for i, size in enumerate(sizes) if size == BATCH]
+    if len(batch_dims) > 1 or any(isinstance(s, BatchSize) for i, s in enumerate(sizes) if i not in batch_dims):
         return None
     if any(node not in batch_values for batch_values in values.values()):
         return None
@@ -119,11 +101,11 @@ def _extract_shared_element(node: Node, batch: Any, values: Mapping[int, Mapping
     return element.clone()
 
 
-def _is_same(program: FxProgram, folded_program: FxProgram, inputs: Sequence[torch.Tensor], batch: Any) -> bool:
+def _is_same(program: FxProgram, folded_program: FxProgram, inputs: Sequence[torch.Tensor]) -> bool:
     available = inputs[0].shape[0]
     for batch_size in (available, *PROBE_SIZES):
         rows = torch.arange(batch_size) % available
-        arguments = [t[rows] if _has_batch(program, i, batch) else t for i, t in enumerate(inputs)]
+        arguments = [t[rows] if _has_batch(program, i) else t for i, t in enumerate(inputs)]
         try:
             expected, actual = (p.graph(*arguments) for p in (program, folded_program))
         except RuntimeError:
@@ -133,8 +115,8 @@ def _is_same(program: FxProgram, folded_program: FxProgram, inputs: Sequence[tor
     return True
 
 
-def _has_batch(program: FxProgram, index: int, batch: Any) -> bool:
+def _has_batch(program: FxProgram, index: int) -> bool:
     """Return whether an input has the batch in front: another size that varies is a parameter's."""
     nodes = [n for n in program.graph.graph.nodes if n.op == "placeholder"]
     shape = nodes[index].meta["val"].shape
-    return bool(shape) and _is_batch(shape[0], batch)
+    return bool(shape) and shape[0] == BATCH

@@ -31,7 +31,7 @@ _FREE = ("detach", "alias", "sym_size", "sym_numel", "sym_stride", "lift_fresh_c
 # Errors of torch that TorchScript's interpreter passes on as text.
 _DATA_DEPENDENT = re.compile("GuardOnDataDependentSymNode|DataDependentOutputException")
 # Its kernel divides by the number of elements, and crashes the process for an empty batch.
-_DECOMPOSED: Any = get_decompositions([torch.ops.aten.native_batch_norm_backward])
+DECOMPOSED: Any = get_decompositions([torch.ops.aten.native_batch_norm_backward])
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ def trace_to_fx(
     fake.setLevel(logging.CRITICAL)
 
     def run(*tensors: torch.Tensor) -> Any:
-        with OriginTracker(model) if model is not None else contextlib.nullcontext():
+        with OriginTracker(model, _get_traced_graph) if model is not None else contextlib.nullcontext():
             return function(*tensors)
 
     try:
         # The fused kernels of attention have no second derivative.
         with deterministic_kernels(), SizeGuardRecorder() as comparisons:
             mode = "symbolic" if has_open_sizes else "fake"
-            trace = make_fx(run, _DECOMPOSED, mode, _allow_non_fake_inputs=True)
+            trace = make_fx(run, DECOMPOSED, mode, _allow_non_fake_inputs=True)
             graph = trace(*(t.clone() for t in inputs))
     except TorchferryError:
         raise
@@ -104,27 +104,32 @@ def trace_to_fx(
         raise CaptureError(what, check="derivatives", where=where, got=got, expected=expected, mend=mend) from error
     finally:
         fake.setLevel(level)
+    constants = {str(n.target): _get_tensor(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"}
+    program = finish_program(graph, constants, len(inputs))
+    return dataclasses.replace(program, parameters=parameters, size_reads=tuple(comparisons.reads))
+
+
+def _get_traced_graph() -> torch.fx.Graph | None:
+    # Imported by whoever traces.
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return mode.tracer.graph if mode is not None else None
+
+
+def finish_program(
+    graph: torch.fx.GraphModule, constants: Mapping[str, torch.Tensor], input_count: int
+) -> FxProgram:
+    """Return a recorded graph as a program, without what nothing uses. Raises ``CaptureError``."""
     relabel_forward_parts(graph)
     # The check that raises for a singular matrix returns nothing, but must stay.
     graph.graph.eliminate_dead_code(lambda n: n.is_impure() or n.target is torch.ops.aten._linalg_check_errors.default)
     _check_constant_writes(graph)
-    constants = {str(n.target): _get_tensor(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"}
+    read_names = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}
+    constants = {name: value for name, value in constants.items() if name in read_names}
     calls = [n for n in graph.graph.nodes if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)]
     count = sum(1 for n in calls if not split_operator_name(n.target)[1].startswith(_FREE))
-    return FxProgram(graph, constants, count, len(inputs), parameters, tuple(comparisons.reads))
-
-
-def eliminate_duplicates(program: FxProgram) -> FxProgram:
-    """Compute repeated expressions once and drop ``detach``: for graphs that are run many times in one call."""
-    from torch._functorch.compile_utils import fx_graph_cse
-
-    graph = torch.fx.GraphModule(program.graph, fx_graph_cse(program.graph.graph))
-    for node in graph.graph.nodes:
-        if node.target is torch.ops.aten.detach.default:
-            node.replace_all_uses_with(node.args[0])
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return dataclasses.replace(program, graph=graph)
+    return FxProgram(graph, constants, count, input_count)
 
 
 def _check_constant_writes(graph: torch.fx.GraphModule) -> None:
@@ -132,9 +137,9 @@ def _check_constant_writes(graph: torch.fx.GraphModule) -> None:
 
     Raises ``CaptureError``."""
     for node in graph.graph.nodes:
-        for argument, value in _list_written_arguments(node):
+        for argument, value in list_written_arguments(node):
             root = value
-            while isinstance(root, torch.fx.Node) and (root.target is operator.getitem or _is_view(root)):
+            while isinstance(root, torch.fx.Node) and (root.target is operator.getitem or is_view(root)):
                 root = root.args[0]
             if isinstance(root, torch.fx.Node) and root.op == "get_attr":
                 raise CaptureError(
@@ -148,7 +153,8 @@ def _check_constant_writes(graph: torch.fx.GraphModule) -> None:
                 )
 
 
-def _list_written_arguments(node: torch.fx.Node) -> list[tuple[str, Any]]:
+def list_written_arguments(node: torch.fx.Node) -> list[tuple[str, Any]]:
+    """Return what an operation writes to, with the names of the arguments."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return []
     arguments = node.target._schema.arguments
@@ -158,7 +164,8 @@ def _list_written_arguments(node: torch.fx.Node) -> list[tuple[str, Any]]:
     return [(name, v) for name, vs in written for v in (vs if isinstance(vs, (list, tuple)) else [vs])]
 
 
-def _is_view(node: torch.fx.Node) -> bool:
+def is_view(node: torch.fx.Node) -> bool:
+    """Return whether the result of an operation shares the memory of its first argument."""
     first = node.target._schema.arguments[:1] if isinstance(node.target, torch._ops.OpOverload) else []
     return bool(first) and first[0].alias_info is not None
 

@@ -14,8 +14,10 @@ from torch import nn
 from torch.jit._fuser import optimized_execution
 
 from exporter.archive.tensor_spec import TensorSpec, infer_spec
+from exporter.capture.batch_recording import record_batch_program
 from exporter.capture.constant_folding import fold_batch_constants
-from exporter.capture.fx_tracing import FxProgram, eliminate_duplicates, trace_to_fx
+from exporter.capture.duplicate_elimination import eliminate_duplicates
+from exporter.capture.fx_tracing import FxProgram, trace_to_fx
 from exporter.capture.operator_rewrites import rewrite_operators
 from exporter.capture.torchscript_writer import emit_torchscript
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
@@ -56,8 +58,9 @@ class CapturedLoop:
 def capture_solver(path: str, loop: NewtonSolver, arguments: Inputs) -> CapturedLoop:
     """Capture a solver from the inputs of one solve, under ``eager_context``; raises ``CaptureError``."""
     inputs = arguments[0], loop.collect_args(arguments[1:])
-    graphs = {name: trace_loop_graph(getattr(loop, name), inputs, path, loop) for name in SOLVER_GRAPHS}
-    return CapturedLoop(loop, graphs, range(1 + loop.batched))
+    batched = range(1 + loop.batched)
+    graphs = {name: trace_loop_graph(getattr(loop, name), inputs, batched, path, loop) for name in SOLVER_GRAPHS}
+    return CapturedLoop(loop, graphs, batched)
 
 
 def capture_descent(path: str, loop: CoordinateDescent, recorded: DescentCall) -> CapturedLoop:
@@ -71,7 +74,8 @@ def capture_descent(path: str, loop: CoordinateDescent, recorded: DescentCall) -
     component = loop.component(tensors, 0)
     w = force.select(-1, 0).clone()
     batched = [0, *(i for i, t in enumerate(component[: len(values)], 1) if t.ndim and t.shape[0] == w.shape[0])]
-    graphs = {name: trace_loop_graph(getattr(loop, name), (w, component), path, loop) for name in DESCENT_GRAPHS}
+    arguments = w, component
+    graphs = {name: trace_loop_graph(getattr(loop, name), arguments, batched, path, loop) for name in DESCENT_GRAPHS}
     captured = CapturedLoop(loop, graphs, batched)
     try:
         result = captured.script()(coupling, force, tensors)
@@ -158,8 +162,13 @@ def _make_forward(compiled: torch.jit.ScriptModule) -> Callable[..., Any]:
     return forward
 
 
-def trace_loop_graph(function: Any, arguments: SolverArguments, path: str, model: nn.Module) -> FxProgram:
-    """Trace a function of a loop to a graph without batch constants; raises ``CaptureError``."""
+def trace_loop_graph(
+    function: Any, arguments: SolverArguments, batched: Sequence[int], path: str, model: nn.Module
+) -> FxProgram:
+    """Trace a function of a loop to a graph; raises ``CaptureError``.
+
+    Two runs record it without batch constants. What they do not determine, and why a function cannot be traced, is
+    found out with symbolic sizes."""
     guess, fixed_tensors = arguments
 
     def run(u: torch.Tensor, *fixed_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -168,7 +177,11 @@ def trace_loop_graph(function: Any, arguments: SolverArguments, path: str, model
 
     try:
         inputs = (guess, *fixed_tensors)
-        return fold_batch_constants(eliminate_duplicates(trace_to_fx(run, inputs, model=model)), inputs)
+        try:
+            program = record_batch_program(run, inputs, batched, model)
+        except Exception:
+            return eliminate_duplicates(trace_to_fx(run, inputs, model=model))
+        return fold_batch_constants(eliminate_duplicates(program), inputs)
     except CaptureError as error:
         error.details["where"] = error.details.get("where") or path
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,10 +47,13 @@ def relabel_forward_parts(graph: torch.fx.GraphModule) -> None:
 
 
 class OriginTracker(DispatchHook):
-    """A mode inside ``make_fx`` that stores origins on nodes; ``model`` is the module whose submodules are named."""
+    """A mode that stores origins on the nodes that another mode, entered before, adds to a graph for each operator.
 
-    def __init__(self, model: nn.Module) -> None:
+    ``model`` is the module whose submodules are named; ``get_graph`` returns the graph, None while there is none."""
+
+    def __init__(self, model: nn.Module, get_graph: Callable[[], torch.fx.Graph | None]) -> None:
         super().__init__()
+        self._get_graph = get_graph
         self._paths = {module: path for path, module in model.named_modules() if path}
         self._module_stack: list[str] = []
         self._forward_origins: dict[int, Origin] = {}
@@ -72,11 +76,7 @@ class OriginTracker(DispatchHook):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        # Imported by whoever traces.
-        from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-        mode = get_proxy_mode()
-        graph = mode.tracer.graph if mode is not None else None
+        graph = self._get_graph()
         last = graph._root.prev if graph is not None else None
         result = func(*args, **(kwargs or {}))
         if graph is not None and graph._root.prev is not last:

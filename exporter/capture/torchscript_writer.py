@@ -145,7 +145,7 @@ class _SourceWriter:
         argument_type = str(argument.type)
         if argument_type == "Tensor" and isinstance(value, (int, float)) and argument.name == "self":
             # As in torch, a number does not influence the dtype.
-            dtype = result.dtype if isinstance(result, torch.Tensor) else self._dtype
+            dtype = getattr(result, "dtype", self._dtype)
             return f"torch.scalar_tensor({text}, dtype={self.format_value(dtype)}, device={self._reference}.device)"
         if argument_type == "List[Optional[Tensor]]":
             return f"torch.jit.annotate(List[Optional[Tensor]], {text})"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -62,6 +64,28 @@ class DispatchHook(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+def postpone_compiler() -> None:
+    """Have torch go on without its compiler in a process that ends soon: a package without its code stands in for it.
+
+    Its settings, which fake tensors read, can be imported; what is to be hidden from it stays as it is; the first use
+    of anything else imports it, which takes more than a second."""
+    spec = importlib.util.find_spec("torch._dynamo")
+    if "torch._dynamo" in sys.modules or spec is None or spec.loader is None:
+        return
+    package, loader = importlib.util.module_from_spec(spec), spec.loader
+
+    def import_rest(name: str) -> Any:
+        if name.startswith("__") or importlib.util.find_spec(f"torch._dynamo.{name}") is not None:
+            # A module of the package, which is imported next.
+            raise AttributeError(name)
+        del package.__getattr__, package.disable
+        loader.exec_module(package)
+        return getattr(package, name)
+
+    package.__getattr__, package.disable = import_rest, lambda function, *args, **kwargs: function
+    sys.modules["torch._dynamo"] = torch._dynamo = package
 
 
 @contextlib.contextmanager

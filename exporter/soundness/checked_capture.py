@@ -20,7 +20,6 @@ from exporter.archive.derivative_request import DerivativeRequest, ResolvedDeriv
 from exporter.archive.tensor_spec import TensorSpec, infer_spec, name_dtype
 from exporter.capture import newton_capture
 from exporter.capture.autograd_detection import detect_inner_autograd
-from exporter.capture.fx_tracing import import_tracer
 from exporter.capture.newton_capture import CapturedLoop
 from exporter.capture.passes import CaptureResult, capture
 from exporter.common.errors import CaptureError, TorchferryError, UnsupportedError, UsageError
@@ -239,8 +238,6 @@ def _capture_solvers(
 ) -> tuple[dict[str, CapturedLoop], tuple[Finding, ...]]:
     """Return the captured solvers by path, and the findings about their residuals."""
     seed = options.seed
-    with clock("capture"):
-        import_tracer()
     captured_solvers: dict[str, CapturedLoop] = {}
     solver_findings: list[Finding] = []
     with clock("warmup"):
@@ -252,8 +249,7 @@ def _capture_solvers(
             what, got = "an implicit update is called more than once in a run", f"{len(calls[path]) // 2} calls"
             raise UnsupportedError(what, where=path, got=got, expected="an update of its own for each")
         residual = _build_residual_source(source, path, loop, calls[path])
-        part_options = dataclasses.replace(options, jobs=max(1, options.jobs - 1))
-        check_residual = functools.partial(_check_residual, residual, part_options)
+        check_residual = functools.partial(_check_residual, residual, options)
         with _check_in_fork(residual.name, check_residual, clock, is_forked=options.jobs > 1) as wait:
             captured = _capture_solver(path, loop, subsample_rows(stack_calls(residual)), source, clock)
             sample, findings = wait()

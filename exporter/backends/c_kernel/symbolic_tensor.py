@@ -95,12 +95,13 @@ def get_dtype_name(dtype: torch.dtype, where: str = "") -> str:
 
 def promote_dtypes(values: Sequence[Any]) -> torch.dtype:
     """Return the dtype that torch computes in where the result's does not tell: comparisons."""
-    first, second = _to_meta(values[0]), _to_meta(values[-1])
+    first, second = _make_ones(values[0]), _make_ones(values[-1])
     return torch.result_type(first, second)
 
 
-def _to_meta(value: Any) -> Any:
-    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, torch.Tensor) else value
+def _make_ones(value: Any) -> Any:
+    # For tensors without data torch imports its compiler, which takes a second.
+    return torch.ones(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,10 @@ class OperatorCall:
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
     def infer_dtype(self) -> torch.dtype:
-        """Return the dtype that torch gives the result, from a run of the operator on meta tensors."""
+        """Return the dtype that torch gives the result, from a run of the operator on ones."""
         keywords = {k: v for k, v in self.kwargs.items() if k != "device"}
-        meta_args, meta_kwargs = tree_map(_to_meta, (list(self.args), keywords))
-        return self.func(*meta_args, **meta_kwargs).dtype
+        args, keywords = tree_map(_make_ones, (list(self.args), keywords))
+        return self.func(*args, **keywords).dtype
 
     def cast(self, value: Any, dtype: torch.dtype) -> SymbolicTensor:
         """Return a tensor or a number as a symbolic tensor of ``dtype``."""

@@ -16,7 +16,7 @@ import torch
 
 from exporter.archive.contract import Finding
 from exporter.common.forking import ForkFailedError
-from exporter.common.torch_hooks import DispatchHook, FunctionHook, patch_forward
+from exporter.common.torch_hooks import DispatchHook, FunctionHook, patch_forward, postpone_compiler
 from exporter.common.user_code import user_source_location
 from exporter.model.implicit.coordinate_descent import find_descents
 from exporter.model.implicit.newton_solver import find_solvers
@@ -78,6 +78,7 @@ class _Operations(DispatchHook):
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
+    postpone_compiler()
     loops = (*find_solvers(source.parameter_module).values(), *find_descents(source.parameter_module).values())
     with patch_forward({loop: loop.infer_shapes for loop in loops}):
         on_cpu, failed_cpu = _record_operations(source, inputs, "cpu")

@@ -1,0 +1,65 @@
+"""Elimination of repeated expressions, for graphs that are run many times in one call."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from exporter.capture.fx_tracing import FxProgram, is_view, list_written_arguments
+
+# Their results differ between two calls with the same arguments.
+_UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+
+
+def eliminate_duplicates(program: FxProgram) -> FxProgram:
+    """Compute repeated expressions once and drop ``detach``; linear in the number of operations."""
+    graph = torch.fx.GraphModule(program.graph, copy.deepcopy(program.graph.graph))
+    nodes = list(graph.graph.nodes)
+    written_nodes = _find_written(nodes)
+    first_nodes: dict[Any, Node] = {}
+    for node in nodes:
+        if node.target is torch.ops.aten.detach.default and node not in written_nodes:
+            node.replace_all_uses_with(node.args[0])
+        elif _is_repeatable(node) and written_nodes.isdisjoint((node, *node.all_input_nodes)):
+            first = first_nodes.setdefault(_make_key((node.target, node.args, node.kwargs)), node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return dataclasses.replace(program, graph=graph)
+
+
+def _is_repeatable(node: Node) -> bool:
+    if node.op != "call_function":
+        return False
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    is_random = torch.Tag.nondeterministic_seeded in node.target.tags
+    return not is_random and node.target.overloadpacket.__name__ not in _UNINITIALISED and not node.is_impure()
+
+
+def _find_written(nodes: list[Node]) -> set[Node]:
+    """Return the nodes whose memory some operation writes to, by way of a view too."""
+    roots: dict[Node, Node] = {}
+    for node in nodes:
+        source = node.args[0] if node.target is operator.getitem or is_view(node) else None
+        # An operation on a list of tensors gives views of the first of them or of none.
+        roots[node] = roots[source] if isinstance(source, Node) else node
+    written_roots = {roots[value] for node in nodes for _, value in list_written_arguments(node) if value in roots}
+    return {node for node, root in roots.items() if root in written_roots}
+
+
+def _make_key(value: Any) -> Any:
+    """Return a key that is equal for equal expressions: 1 is not 1.0 nor True, and 0.0 is not -0.0."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_make_key, value))
+    if isinstance(value, dict):
+        return tuple((name, _make_key(part)) for name, part in sorted(value.items()))
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
+    return value if isinstance(value, Node) else (type(value), value)
