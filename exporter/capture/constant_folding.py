@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from exporter.capture.batch_recording import BATCH, BatchSize, ValueShape
 from exporter.capture.fx_tracing import FxProgram
@@ -26,34 +26,32 @@ PROBE_SIZES = (1, 2, 5)
 
 def fold_batch_constants(program: FxProgram, inputs: Sequence[torch.Tensor]) -> FxProgram:
     """Fold the batch constants of a recorded program; the first of ``inputs`` has the batch in front."""
-    graph = GraphModule(program.graph, copy.deepcopy(program.graph.graph))
+    graph = copy.deepcopy(program.graph.graph)
     values = {size: _evaluate_constants(graph, program.constants, size) for size in PROBE_SIZES}
     shared_values = {n: v for n in values[1] if (v := _extract_shared_element(n, values)) is not None}
     frontier = [n for n in shared_values if n.op != "get_attr" and any(user not in shared_values for user in n.users)]
     if not frontier:
         return program
     constants = dict(program.constants)
-    with graph.graph.inserting_before(next(n for n in graph.graph.nodes if n.op != "placeholder")):
-        size_node = graph.graph.call_function(_aten.sym_size.int, (next(iter(graph.graph.nodes)), 0))
+    with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+        size_node = graph.call_function(_aten.sym_size.int, (next(iter(graph.nodes)), 0))
         size_node.meta["val"] = BATCH
     for node in frontier:
         name = f"folded_{node.name}"
         constants[name] = shared_values[node]
-        graph.register_buffer(name, shared_values[node])
-        with graph.graph.inserting_before(node):
-            element = graph.graph.create_node("get_attr", name)
+        with graph.inserting_before(node):
+            element = graph.create_node("get_attr", name)
             element.meta["val"] = ValueShape(tuple(shared_values[node].shape), shared_values[node].dtype)
             shape = [size_node if size == BATCH else size for size in node.meta["val"].shape]
-            expand = graph.graph.call_function
+            expand = graph.call_function
             expanded = expand(_aten.expand.default, (element, shape)) if size_node in shape else element
             expanded.meta = dict(node.meta)
         for user in list(node.users):
             user.replace_input_with(node, element if _has_batched_operand(user, node) else expanded)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    read_names = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}
+    graph.eliminate_dead_code()
+    read_names = {str(n.target) for n in graph.nodes if n.op == "get_attr"}
     constants = {n: v for n, v in constants.items() if n in read_names}
-    folded_program = dataclasses.replace(program, graph=graph, constants=constants)
+    folded_program = dataclasses.replace(program, graph=GraphModule(constants, graph), constants=constants)
     return folded_program if _is_same(program, folded_program, inputs) else program
 
 
@@ -66,10 +64,10 @@ def _has_batched_operand(user: Node, node: Node) -> bool:
     return any(all(len(shape) >= -i and shape[i] == BATCH for i in batch_dims) for shape in shapes)
 
 
-def _evaluate_constants(graph: GraphModule, constants: Mapping[str, Any], size: int) -> dict[Node, Any]:
+def _evaluate_constants(graph: Graph, constants: Mapping[str, Any], size: int) -> dict[Node, Any]:
     """Evaluate the nodes that depend on nothing but the batch size, for a batch of ``size``."""
     numbers: dict[Node, Any] = {}
-    for node in graph.graph.nodes:
+    for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, BatchSize):
             numbers[node] = value.evaluate(size)

@@ -18,8 +18,8 @@ _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empt
 
 def eliminate_duplicates(program: FxProgram) -> FxProgram:
     """Compute repeated expressions once and drop ``detach``; linear in the number of operations."""
-    graph = torch.fx.GraphModule(program.graph, copy.deepcopy(program.graph.graph))
-    nodes = list(graph.graph.nodes)
+    graph = copy.deepcopy(program.graph.graph)
+    nodes = list(graph.nodes)
     written_nodes = _find_written(nodes)
     first_nodes: dict[Any, Node] = {}
     for node in nodes:
@@ -29,9 +29,8 @@ def eliminate_duplicates(program: FxProgram) -> FxProgram:
             first = first_nodes.setdefault(_make_key((node.target, node.args, node.kwargs)), node)
             if first is not node:
                 node.replace_all_uses_with(first)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return dataclasses.replace(program, graph=graph)
+    graph.eliminate_dead_code()
+    return dataclasses.replace(program, graph=torch.fx.GraphModule(program.graph, graph))
 
 
 def _is_repeatable(node: Node) -> bool:

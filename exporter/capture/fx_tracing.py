@@ -117,9 +117,7 @@ def _get_traced_graph() -> torch.fx.Graph | None:
     return mode.tracer.graph if mode is not None else None
 
 
-def finish_program(
-    graph: torch.fx.GraphModule, constants: Mapping[str, torch.Tensor], input_count: int
-) -> FxProgram:
+def finish_program(graph: torch.fx.GraphModule, constants: Mapping[str, torch.Tensor], input_count: int) -> FxProgram:
     """Return a recorded graph as a program, without what nothing uses. Raises ``CaptureError``."""
     relabel_forward_parts(graph)
     # The check that raises for a singular matrix returns nothing, but must stay.

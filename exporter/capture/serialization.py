@@ -20,7 +20,7 @@ import pickletools
 import re
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -218,23 +218,35 @@ def _build_debug_record(definition: _Definition, offsets: list[tuple[int, int]])
     before: Any = ("", "", 0, 0, 0)
     sources[before[:3]] = (_Integers(), 0, 0)
     rows = [(0, (sources[before[:3]], 0, 0), tags.setdefault(before, 0))]
-    for offset, ((texts, file, line), first, last), _ in definition.rows:
-        stack = "".join(definition.strings[i] for i in texts)
-        lines = _keep_user_frames(stack)
-        user_text = stack if lines is None else "".join(lines)
-        name, line_number = (_name_source(definition.strings[file]), line) if lines is None else ("", 0)
+    kept: dict[int, tuple[tuple[str, str, int], int | None]] = {}
+    for offset, (source, first, last), _ in definition.rows:
+        # Rows share their sources, of which one may be a whole graph.
+        if id(source) not in kept:
+            kept[id(source)] = _keep_source(definition.strings, *source)
+        (user_text, name, line_number), size = kept[id(source)]
         if (user_text, name, line_number) not in sources:
             numbers = _Integers(intern(t) for t in user_text.splitlines(keepends=True))
             sources[user_text, name, line_number] = (numbers, intern(name), line_number)
-        start, end = (first, last) if lines is None else (0, len(user_text.encode()))
+        start, end = (first, last) if size is None else (0, size)
         old, new = offsets[bisect.bisect_right(offsets, (offset, 1 << 62)) - 1]
         key = (user_text, name, line_number, start, end)
         # A row covers all code up to the next row.
         if key != before:
-            source = (sources[user_text, name, line_number], start, end)
-            rows.append((offset - old + new, source, tags.setdefault(key, len(tags))))
+            kept_source = (sources[user_text, name, line_number], start, end)
+            rows.append((offset - old + new, kept_source, tags.setdefault(key, len(tags))))
         before = key
     return pickle.dumps(("FORMAT_WITH_STRING_TABLE", tuple(strings), tuple(rows)), protocol=2)
+
+
+def _keep_source(
+    strings: Sequence[str], texts: Sequence[int], file: int, line: int
+) -> tuple[tuple[str, str, int], int | None]:
+    """Return a source as files have it: text, name and first line; and its size in bytes if it is a stack."""
+    stack = "".join(strings[i] for i in texts)
+    lines = _keep_user_frames(stack)
+    if lines is None:
+        return (stack, _name_source(strings[file]), line), None
+    return ("".join(lines), "", 0), len("".join(lines).encode())
 
 
 def _name_source(path: str) -> str:

@@ -74,7 +74,8 @@ def postpone_compiler() -> None:
     spec = importlib.util.find_spec("torch._dynamo")
     if "torch._dynamo" in sys.modules or spec is None or spec.loader is None:
         return
-    package, loader = importlib.util.module_from_spec(spec), spec.loader
+    package: Any = importlib.util.module_from_spec(spec)
+    loader = spec.loader
 
     def import_rest(name: str) -> Any:
         if name.startswith("__") or importlib.util.find_spec(f"torch._dynamo.{name}") is not None:

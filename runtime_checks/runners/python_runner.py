@@ -21,7 +21,7 @@ from runtime_checks.runners.fork_server import TORCH_AND_ITS_OWN
 from runtime_checks.runners.subprocesses import MEMORY, check_limits, make_early_end_error
 
 # Methods of a graph of at least so many nodes run side by side: torch's optimiser takes half a second for each.
-LEAST_SHARED_NODES = 2000
+LEAST_SHARED_NODES = 500
 GRAPHS, CODE, PROGRAMS = "graphs", "code", "programs"
 
 

@@ -295,7 +295,10 @@ def _read_driver_option(factory: Any, driver: str, option: str) -> str:
 
 def _record_calls(request: ModelRequest, name: str, compile_descent: CompileDescent | None) -> Any:
     """Record the calls of the model ``name`` by the file's drivers, also from within the model that they drive."""
-    with operator_tracing.trace_operators() as operators:
+    # A trace runs no hooks of modules: the calls of a part are recorded before.
+    is_driven = list_driver_models(request) == [name]
+    calls_before_trace = operator_tracing.CALLS_BEFORE_TRACE if is_driven else driver_recording.CALLS_OF_PART
+    with operator_tracing.trace_operators(calls_before_trace) as operators:
         recorded = driver_recording.record_driver_calls(_list_drives(request, compile_descent), name, request.text)
     if any(operator.is_wrong for operator in operators.values()):
         recorded = driver_recording.record_driver_calls(_list_drives(request, compile_descent), name, request.text)

@@ -18,35 +18,38 @@ from torch.jit._trace import TracerWarning
 
 from exporter.common.tensors import all_close
 from exporter.common.torch_hooks import ignore_deprecations
-from exporter.frontends.neml2.driver_recording import CALLS_OF_PART
 
-# A trace costs some thirty calls in eager mode. It runs no hooks of modules: the calls of a part are recorded before.
-CALLS_BEFORE_TRACE = CALLS_OF_PART
-# Every so many calls of a trace, eager mode is asked too.
-CALLS_BETWEEN_COMPARISONS = 16
+# A trace costs some thirty calls in eager mode, and a short history has no more.
+CALLS_BEFORE_TRACE = 4
+# Eager mode is asked too at the first call of a trace, the second, the fourth and so on, and every so many calls.
+CALLS_BETWEEN_COMPARISONS = 128
 
 Tensors = tuple[torch.Tensor, ...]
 
 
 class TracedOperator:
-    """An operator that is traced at a later call, and compared with eager mode from time to time.
+    """An operator that is traced after so many calls, and compared with eager mode from time to time.
 
     ``is_wrong`` says that its trace has computed something else, and perhaps in calls before; it is given up then."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls_before_trace: int = CALLS_BEFORE_TRACE) -> None:
         self.trace: Any = None
-        self.calls, self.is_traceable, self.is_wrong = 0, True, False
+        self._calls_before_trace = calls_before_trace
+        self._compared_at = 1
+        self.calls, self.calls_of_trace, self.is_traceable, self.is_wrong = 0, 0, True, False
 
     def run(self, eager: Callable[..., Tensors], inputs: Tensors) -> Tensors:
         """Return what ``eager`` computes at these inputs."""
         self.calls += 1
         if self.trace is None:
-            if self.is_traceable and self.calls > CALLS_BEFORE_TRACE:
+            if self.is_traceable and self.calls > self._calls_before_trace:
                 self._make_trace(eager, inputs)
             return eager(*inputs)
         with optimized_execution(False):
             outputs = self.trace(*inputs)
-        if self.calls % CALLS_BETWEEN_COMPARISONS == 0:
+        self.calls_of_trace += 1
+        if self.calls_of_trace >= self._compared_at:
+            self._compared_at += min(self._compared_at, CALLS_BETWEEN_COMPARISONS)
             expected = eager(*inputs)
             if not all(map(all_close, outputs, expected)):
                 self.trace, self.is_traceable, self.is_wrong = None, False, True
@@ -65,14 +68,24 @@ class TracedOperator:
             try:
                 # The library forbids it inside a forward, and so what torch imports for a trace.
                 with neml2.allow_autograd(reason="torchferry traces an operator of the Newton solver"):
-                    self.trace = torch.jit.trace(run, inputs, check_trace=False)
+                    self.trace = _simplify(torch.jit.trace(run, inputs, check_trace=False))
             except Exception:
                 self.is_traceable = False
 
 
+def _simplify(trace: Any) -> Any:
+    """Return a trace without what is the same in every call: a chain rule carries identities through most of it."""
+    graph, compiler = trace.graph, torch._C
+    compiler._jit_pass_inline(graph)
+    compiler._jit_pass_constant_propagation(graph)
+    compiler._jit_pass_cse(graph)
+    compiler._jit_pass_dce(graph)
+    return compiler._create_function_from_graph("run", graph)
+
+
 @contextlib.contextmanager
-def trace_operators() -> Iterator[Mapping[Hashable, TracedOperator]]:
-    """Run residuals and Jacobians of NEML2's systems as traces after some calls, inside this context.
+def trace_operators(calls_before_trace: int = CALLS_BEFORE_TRACE) -> Iterator[Mapping[Hashable, TracedOperator]]:
+    """Run residuals and Jacobians of NEML2's systems as traces after so many calls, inside this context.
 
     An operator that cannot be traced stays in eager mode."""
     from neml2.es.implicit import RHS, Jacobian
@@ -81,7 +94,7 @@ def trace_operators() -> Iterator[Mapping[Hashable, TracedOperator]]:
     kinds: tuple[Any, ...] = (RHS, Jacobian)
     originals = {kind: kind.forward for kind in kinds}
     for kind, original in originals.items():
-        kind.forward = _make_forward(original, operators)
+        kind.forward = _make_forward(original, operators, calls_before_trace)
     try:
         yield operators
     finally:
@@ -89,12 +102,16 @@ def trace_operators() -> Iterator[Mapping[Hashable, TracedOperator]]:
             kind.forward = original
 
 
-def _make_forward(eager: Callable[..., Tensors], operators: dict[Hashable, TracedOperator]) -> Callable[..., Tensors]:
+def _make_forward(
+    eager: Callable[..., Tensors], operators: dict[Hashable, TracedOperator], calls_before_trace: int
+) -> Callable[..., Tensors]:
     def forward(module: Any, *inputs: torch.Tensor) -> Tensors:
         # The solver makes new modules for each solve.
         groups = (module.unknown_groups, module.given_groups, module.residual_groups, module.param_names)
         layout = (*groups, module.dyn_ndim, module.sub_batch_shapes)
         key = (eager, module.model, str(layout), *((t.shape, t.dtype, t.device) for t in inputs))
-        return operators.setdefault(key, TracedOperator()).run(functools.partial(eager, module), inputs)
+        return operators.setdefault(key, TracedOperator(calls_before_trace)).run(
+            functools.partial(eager, module), inputs
+        )
 
     return forward

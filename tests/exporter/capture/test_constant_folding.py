@@ -5,20 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exporter.capture import constant_folding, fx_tracing
+from exporter.capture import constant_folding
+from exporter.capture.batch_recording import record_batch_program
+from exporter.capture.duplicate_elimination import eliminate_duplicates
+from exporter.capture.fx_tracing import FxProgram
 from exporter.common.tensors import bitwise_equal
 
 F = torch.float64
 
 
-def operations(program: fx_tracing.FxProgram) -> list[str]:
+def operations(program: FxProgram) -> list[str]:
     return [
         str(n.target) for n in program.graph.graph.nodes if n.op == "call_function" and "sym_size" not in str(n.target)
     ]
 
 
 def both(function, *inputs):
-    before = fx_tracing.eliminate_duplicates(fx_tracing.trace_to_fx(function, inputs))
+    before = eliminate_duplicates(record_batch_program(function, inputs, [0]))
     return before, constant_folding.fold_batch_constants(before, inputs)
 
 
@@ -66,7 +69,7 @@ def test_a_planted_fault_is_not_let_through(monkeypatch):
     monkeypatch.setattr(
         constant_folding,
         "_extract_shared_element",
-        lambda node, batch, values: values[1].get(node, torch.zeros(1)).clone() + 1e-12,
+        lambda node, values: values[1].get(node, torch.zeros(1)).clone() + 1e-12,
     )
     before, after = both(chain, torch.rand(5, 3, dtype=F))
     assert after is before

@@ -293,7 +293,7 @@ def planted(monkeypatch, fault):
     """In what becomes of the file, and not in eager mode."""
     graph_of, scripted = newton_capture.trace_loop_graph, newton_capture.CapturedLoop.script
 
-    def graph(function, taken, path, named):
+    def graph(function, taken, batched, path, named):
         def residual(u, constants):
             result = function(u, constants)
             return (result[0], result[1] + 1e-6) if isinstance(result, tuple) else result + 1e-6
@@ -303,8 +303,8 @@ def planted(monkeypatch, fault):
             return (function(taken[0], taken[1])[0].mean(0).expand(result[0].shape), result[1])
 
         if fault == "jacobian":
-            return graph_of(stale if function.__name__ == "jacobian" else function, taken, path, named)
-        return graph_of(residual if fault == "residual" else function, taken, path, named)
+            return graph_of(stale if function.__name__ == "jacobian" else function, taken, batched, path, named)
+        return graph_of(residual if fault == "residual" else function, taken, batched, path, named)
 
     def compiled(self):
         settings = {"cap": {"max_its": 3}, "early": {"rel_tol": 1e-2}}.get(fault, {})

@@ -1,0 +1,76 @@
+"""Repeated expressions are computed once, and nothing that is written to is shared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exporter.capture.batch_recording import record_batch_program
+from exporter.capture.duplicate_elimination import eliminate_duplicates
+from exporter.common.tensors import bitwise_equal
+
+F = torch.float64
+
+
+def count(program, name):
+    return sum(name in str(node.target) for node in program.graph.graph.nodes)
+
+
+def reduce(function):
+    return eliminate_duplicates(record_batch_program(function, [torch.rand(5, 3, dtype=F)], [0]))
+
+
+def write_to_one_of_two(x):
+    first, second = x.clone(), x.clone()
+    first[:, 0].mul_(2.0)
+    return first, second
+
+
+def read_before_and_after(x):
+    value = x * 2.0
+    before = value.sin()
+    value.add_(1.0)
+    return before, value.sin()
+
+
+def write_to_a_piece(x):
+    value = x * 2.0
+    pieces = torch.split(value, 1, -1)
+    before = value.sin()
+    pieces[1].zero_()
+    return before, value.sin()
+
+
+@pytest.mark.parametrize("function", [write_to_one_of_two, read_before_and_after, write_to_a_piece])
+def test_what_is_written_to_is_not_shared(function):
+    x = torch.rand(7, 3, dtype=F)
+    for actual, expected in zip(reduce(function).graph(x.clone()), function(x.clone()), strict=True):
+        assert bitwise_equal(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "kept"),
+    [
+        (lambda x: (x.sin() + x.sin() * x.sin(),), 1),
+        (lambda x: (x.sin().detach() + x.sin(),), 1),
+        (lambda x: ((x + 1.0).sin() + (x + 1).sin(),), 2),
+        (lambda x: ((x * 0.0).sin() + (x * -0.0).sin(),), 2),
+        (lambda x: (x[:, 0].sin() + x[:, 1].sin() + x[:, 0].sin(),), 2),
+        (lambda x: (torch.sum(x.sin(), -1, keepdim=True) + torch.sum(x.sin(), -1, keepdim=False)[:, None],), 1),
+    ],
+    ids=["three times", "detached", "1 and 1.0", "0.0 and -0.0", "two columns", "true and false"],
+)
+def test_equal_expressions_are_one(function, kept):
+    program, x = reduce(function), torch.rand(7, 3, dtype=F)
+    assert count(program, "sin") == kept
+    assert bitwise_equal(program.graph(x)[0], function(x)[0])
+
+
+def test_what_is_not_initialised_is_not_shared():
+    def fill(x):
+        first, second = torch.empty_like(x), torch.empty_like(x)
+        return first.fill_(1.0) * x, second.fill_(2.0) * x
+
+    x = torch.rand(7, 3, dtype=F)
+    for actual, expected in zip(reduce(fill).graph(x), fill(x), strict=True):
+        assert bitwise_equal(actual, expected)
