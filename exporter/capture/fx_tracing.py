@@ -47,14 +47,6 @@ class FxProgram:
     size_reads: tuple[ValueRead, ...] = ()
 
 
-def import_tracer() -> None:
-    """Import what tracing needs of torch, before processes are forked that would each import it."""
-    import torch._dynamo
-    import torch._functorch.compile_utils
-    import torch._inductor.pattern_matcher
-    import torch.fx.experimental.proxy_tensor  # noqa: F401
-
-
 def trace_to_fx(
     function: Callable[..., Any],
     inputs: Sequence[torch.Tensor],
