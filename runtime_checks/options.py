@@ -23,7 +23,7 @@ def split_names(names: str | Sequence[str]) -> tuple[str, ...]:
 class VerifyOptions:
     """``runtimes`` (none: the usual one of the format) on ``devices``, each process within ``time_limit`` seconds and
     ``memory_limit`` GiB; ``envelope`` is ``error``, ``warn`` or ``off``; ``progress`` is told of long builds;
-    ``jobs`` is how many processes may share the methods of a file; ``trust`` is ``native`` where native code may run
+    ``jobs`` is how many processes may share the calls of a file; ``trust`` is ``native`` where native code may run
     that this user has not made here; ``public_key`` is the key that has to have signed the file.
 
     Names may be one text with commas. Raises ``UsageError`` for an unknown envelope or trust."""

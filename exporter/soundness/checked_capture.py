@@ -39,7 +39,6 @@ from exporter.soundness import gate
 from exporter.soundness.checks import hooks
 from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.gate import Allowance, GateOptions
-from exporter.soundness.probe_inputs import Draws
 
 _Result = TypeVar("_Result")
 
@@ -108,16 +107,16 @@ def capture_beside_checks(
                 gate_options = GateOptions(
                     options.allowances, options.thorough, options.second_opinion, options.jobs, room.limit, report
                 )
-                checks = gate.prepare_eager_checks(first, room, derive_seed(seed, "gate"), gate_options)
+                checks = gate.make_eager_checks(first, room, derive_seed(seed, "gate"), gate_options)
             with _check_beside(checks.run, room.close, clock, is_beside=options.jobs > 1) as wait_for_eager:
                 warm, captured, derivative_findings = _capture_model(
-                    first, checks.draws, captured_loops, options, clock
+                    first, checks.traced_inputs, captured_loops, options, clock
                 )
-                findings = wait_for_eager()
+                draws, findings = wait_for_eager()
 
         def check_capture(clock: Stopwatch) -> tuple[Finding, ...]:
             own_options = dataclasses.replace(gate_options, report=functools.partial(clock.report, "soundness"))
-            return gate.check_after_capture(warm, captured, checks.draws, findings, own_options)
+            return gate.check_after_capture(warm, captured, draws, findings, own_options)
 
         with _check_in_fork(source.name, check_capture, clock, is_forked=options.jobs > 1) as wait_for_capture:
             yield warm, captured, lambda: (*solver_findings, *wait_for_capture(), *derivative_findings)
@@ -147,7 +146,7 @@ def _validate_request(source: Source, outputs: Sequence[str], options: CaptureOp
 
 def _capture_model(
     first: FirstRun,
-    draws: Draws,
+    traced_inputs: Inputs,
     captured_loops: Mapping[str, CapturedLoop],
     options: CaptureOptions,
     clock: Stopwatch,
@@ -159,7 +158,7 @@ def _capture_model(
     options.announce(summarize_model(warm))
     derivatives, findings = resolve_model_derivatives(warm, options.derivative_request)
     with clock("capture"):
-        captured = capture(warm, draws[0][1], derive_seed(seed, "capture"), derivatives, captured_loops)
+        captured = capture(warm, traced_inputs, derive_seed(seed, "capture"), derivatives, captured_loops)
     return warm, captured, findings
 
 

@@ -18,6 +18,7 @@ from exporter.capture.passes import CaptureResult
 from exporter.common.errors import UnsoundError, UsageError, suggest_names
 from exporter.common.forking import DEFAULT_SECONDS, ForkedCall, ForkFailedError
 from exporter.model.eager.warmup import FirstRun, Warmup
+from exporter.model.source import Inputs
 from exporter.soundness.check_context import CaptureContext, EagerContext
 from exporter.soundness.checks import (
     batch_ranks,
@@ -94,37 +95,39 @@ class GateOptions:
 
 @dataclasses.dataclass(frozen=True)
 class EagerChecks:
-    """The checks of eager mode, ready to run in ``context``, without those that are ``quiet``; ``findings`` are those
-    of the first calls."""
+    """The checks of eager mode, ready to run in ``context``, whose draws are all that they choose from."""
 
+    first: FirstRun
     context: EagerContext
-    quiet: frozenset[str]
-    findings: tuple[Finding, ...]
     options: GateOptions
 
     @property
-    def draws(self) -> Draws:
-        """Return inputs by label, the first of which are to be traced."""
-        return self.context.draws
+    def traced_inputs(self) -> Inputs:
+        """Return the inputs that are to be traced, which every choice of draws begins with."""
+        return self.context.draws[0][1]
 
-    def run(self) -> tuple[Finding, ...]:
-        """Run the checks; return their findings. Raises ``UnsoundError``."""
-        context, findings, options = self.context, list(self.findings), self.options
-        _collect(context.source.name, _BEFORE, _run_in_rooms(_BEFORE, context, self.quiet), findings, options)
-        return apply_allowances(findings, options.allowances)
+    def run(self) -> tuple[Draws, tuple[Finding, ...]]:
+        """Choose draws from the model's first calls, and run the checks; return the draws and the findings.
+
+        Raises ``UnsoundError``."""
+        options = self.options
+        draws, quiet, findings = _observe_first_calls(self.first, self.context.room, self.context.draws, options)
+        context = dataclasses.replace(self.context, draws=draws)
+        if options.second_opinion:
+            opinion, _ = _run_check(torch_export_opinion.CHECK, torch_export_opinion.check, context)
+            findings += opinion
+        _collect(context.source.name, _BEFORE, _run_in_rooms(_BEFORE, context, quiet), findings, options)
+        return draws, apply_allowances(findings, options.allowances)
 
 
-def prepare_eager_checks(first: FirstRun, room: CleanRooms, seed: int, options: GateOptions) -> EagerChecks:
-    """Choose what the checks of eager mode run, from the model's first calls."""
+def make_eager_checks(first: FirstRun, room: CleanRooms, seed: int, options: GateOptions) -> EagerChecks:
+    """Draw the inputs that the checks of eager mode may run."""
     generator = torch.Generator().manual_seed(seed)
     traced, other_size = first.sizes
     probes = draw_probe_inputs(first.sampler, traced, generator)
-    probes, quiet, findings = _observe_first_calls(first, room, probes, options)
-    context = EagerContext(first.source, probes, first.sampler.draw(other_size, generator), room)
-    if options.second_opinion:
-        opinion, _ = _run_check(torch_export_opinion.CHECK, torch_export_opinion.check, context)
-        findings += opinion
-    return EagerChecks(context, quiet, tuple(findings), options)
+    return EagerChecks(
+        first, EagerContext(first.source, probes, first.sampler.draw(other_size, generator), room), options
+    )
 
 
 def _observe_first_calls(

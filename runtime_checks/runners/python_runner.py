@@ -22,6 +22,8 @@ from runtime_checks.runners.subprocesses import MEMORY, check_limits, make_early
 
 # Methods of a graph of at least so many nodes run side by side: torch's optimiser takes half a second for each.
 LEAST_SHARED_NODES = 500
+# Calls of one method run side by side if they take longer than this: a process costs some hundredths of a second.
+LEAST_SHARED_SECONDS = 0.3
 GRAPHS, CODE, PROGRAMS = "graphs", "code", "programs"
 
 
@@ -39,7 +41,7 @@ class PythonRunner:
     guarded: bool = False
     # Whether torch's optimiser runs graphs that are not too large for it.
     optimised: bool = True
-    # How many processes may share the methods of a large file.
+    # How many processes may share the methods of a large file, or the calls of a slow one.
     jobs: int = 1
 
     def __post_init__(self) -> None:
@@ -66,6 +68,7 @@ class PythonRunner:
                 "seconds": self.seconds,
                 "largest_optimised": MAX_OPTIMISED_NODES if self.optimised else 0,
                 "least_shared": LEAST_SHARED_NODES,
+                "least_seconds": LEAST_SHARED_SECONDS,
                 "any_outputs": contract is None,
                 "holds": self.holds,
                 "script_loading": script_loading.__file__,

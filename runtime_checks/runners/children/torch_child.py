@@ -15,10 +15,14 @@ import runpy
 import select
 import signal
 import sys
+import time
 import traceback
 import types
 import warnings
 import zipfile
+
+# torch watches the first call of a method, optimises in the second, and is ready for the third.
+OPTIMISING_CALLS = 3
 
 
 def load_file(path):
@@ -217,6 +221,38 @@ def divide_calls(methods, count):
     return [sorted(share) for share in shares]
 
 
+def divide_rest(sizes, count):
+    """Return the indices of the calls that each of so many processes runs, in order, of calls of these sizes."""
+    shares, loads = [[] for _ in range(count)], [0] * count
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        k = loads.index(min(loads))
+        shares[k].append(i)
+        loads[k] += sizes[i] + 1
+    return [sorted(share) for share in shares if share]
+
+
+def run_after_first(calls, count, job_calls, least_seconds):
+    """Run the first calls here, for which torch optimises a method, and the others in as many as ``count`` processes
+    if they are to take longer than ``least_seconds``; return as ``run_shares`` does, and the number of processes."""
+    first, rest = calls[:OPTIMISING_CALLS], calls[OPTIMISING_CALLS:]
+    answers, seconds = [], 0.0
+    for call in first:
+        start = time.perf_counter()
+        answers.append(job_calls.run(call))
+        seconds = time.perf_counter() - start
+    sizes = [measure_call(call) for call in calls]
+    speed = seconds / (sizes[len(first) - 1] + 1)
+    is_long = sum(size + 1 for size in sizes[len(first) :]) * speed > least_seconds
+    shares = divide_rest(sizes[len(first) :], count if is_long else 1)
+    results, foreign = run_shares(rest, shares, job_calls)
+    return answers + results, foreign, len(shares)
+
+
+def measure_call(call):
+    """Return how many numbers a call is given."""
+    return sum(x.numel() for x in call[1])
+
+
 def run_share(calls, share, job_calls):
     """Run a share of the calls; return the results, and the foreign modules that were loaded."""
     results = [job_calls.run(calls[i]) for i in share]
@@ -297,10 +333,16 @@ def perform_job(job):
         evidence["optimised"] = evidence["nodes"] <= job["largest_optimised"]
         calls = torch.load(job["calls"], weights_only=True)
         # A process that was forked from one that has used a GPU cannot use it.
-        is_shared = evidence["optimised"] and evidence["nodes"] >= job["least_shared"] and not devices
-        shares = divide_calls([call[0] for call in calls], job["jobs"] if is_shared else 1)
-        evidence["processes"] = len(shares)
-        results, evidence["foreign_modules"] = run_shares(calls, shares, JobCalls(job, module, evidence["optimised"]))
+        count = 1 if devices else job["jobs"]
+        is_large = evidence["optimised"] and evidence["nodes"] >= job["least_shared"]
+        shares = divide_calls([call[0] for call in calls], count if is_large else 1)
+        job_calls = JobCalls(job, module, evidence["optimised"])
+        if len(shares) == 1 and count > 1 and len(calls) > OPTIMISING_CALLS:
+            parts = run_after_first(calls, count, job_calls, job["least_seconds"])
+            results, evidence["foreign_modules"], evidence["processes"] = parts
+        else:
+            results, evidence["foreign_modules"] = run_shares(calls, shares, job_calls)
+            evidence["processes"] = len(shares)
     torch.save(results, job["results"])
     with open(job["evidence"], "w") as file:
         json.dump(evidence, file)
