@@ -8,6 +8,7 @@ and everything else has to be the same. The runs also differ in all values, so t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import operator
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 from torch.fx.node import map_aggregate
 
-from exporter.capture.fx_tracing import DECOMPOSED, FxProgram, finish_program
+from exporter.capture.fx_tracing import DECOMPOSED, FxProgram, finish_program, trace_to_fx
 from exporter.capture.origin_tracking import OriginTracker
 from exporter.capture.value_reads import ValueReadRecorder
 from exporter.common.tensors import bitwise_equal
@@ -69,6 +70,24 @@ class ValueShape:
 
 class NotRecordedError(Exception):
     """Two runs do not say what a function computes at other batch sizes."""
+
+
+def trace_batch_program(
+    function: Callable[..., Sequence[torch.Tensor]],
+    inputs: Sequence[torch.Tensor],
+    batched: Collection[int],
+    parameters: tuple[str, ...] = (),
+    *,
+    model: nn.Module,
+) -> FxProgram:
+    """Record ``function``, whose last inputs are ``parameters``; trace what two runs do not determine.
+
+    The trace also tells why a function cannot be captured. Raises ``CaptureError``."""
+    try:
+        program = record_batch_program(function, inputs, batched, model)
+    except Exception:
+        return trace_to_fx(function, inputs, parameters, model=model)
+    return dataclasses.replace(program, parameters=parameters)
 
 
 def record_batch_program(

@@ -18,6 +18,7 @@ from exporter.archive.derivative_request import ResolvedDerivatives
 from exporter.archive.method_names import BLOCKS, BY_PARAMETERS, COTANGENTS, JVP, ROWS, SOLVED, TANGENTS, VJP
 from exporter.archive.tensor_spec import FLOATING, TensorSpec, infer_spec
 from exporter.capture import newton_capture
+from exporter.capture.batch_recording import trace_batch_program
 from exporter.capture.fx_tracing import FxProgram, trace_to_fx
 from exporter.capture.jacobian_source import CapturedProduct, Directions
 from exporter.capture.module_tree import Run
@@ -294,7 +295,7 @@ def _trace_tangents(
 
     ones = _make_ones(warm, inputs, wrt, wrt_parameters)
     arguments = (*inputs, *_compute_solutions(source, inputs), *ones, *parameters.values())
-    return trace_to_fx(run, arguments, tuple(parameters), model=source.parameter_module)
+    return _trace(source, run, arguments, tuple(parameters))
 
 
 def _trace_cotangents(
@@ -319,7 +320,16 @@ def _trace_cotangents(
 
     ones = _make_ones(warm, inputs, output_specs, False)
     arguments = (*inputs, *_compute_solutions(source, inputs), *ones, *parameters.values())
-    return trace_to_fx(run, arguments, tuple(parameters), model=source.parameter_module)
+    return _trace(source, run, arguments, tuple(parameters))
+
+
+def _trace(source: Source, run: Run, arguments: Inputs, parameters: tuple[str, ...]) -> FxProgram:
+    """Trace a product, by two runs where the batch is the only size that differs from call to call."""
+    if not source.batch_ndim:
+        return trace_to_fx(run, arguments, parameters, model=source.parameter_module)
+    rows = arguments[0].shape[:1]
+    batched = [i for i, t in enumerate(arguments[: len(arguments) - len(parameters)]) if t.shape[:1] == rows]
+    return trace_batch_program(run, arguments, batched, parameters, model=source.parameter_module)
 
 
 def _compute_solutions(source: Source, inputs: Inputs) -> Inputs:

@@ -14,10 +14,10 @@ from torch import nn
 from torch.jit._fuser import optimized_execution
 
 from exporter.archive.tensor_spec import TensorSpec, infer_spec
-from exporter.capture.batch_recording import record_batch_program
+from exporter.capture.batch_recording import trace_batch_program
 from exporter.capture.constant_folding import fold_batch_constants
 from exporter.capture.duplicate_elimination import eliminate_duplicates
-from exporter.capture.fx_tracing import FxProgram, trace_to_fx
+from exporter.capture.fx_tracing import FxProgram
 from exporter.capture.operator_rewrites import rewrite_operators
 from exporter.capture.torchscript_writer import emit_torchscript
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
@@ -165,10 +165,7 @@ def _make_forward(compiled: torch.jit.ScriptModule) -> Callable[..., Any]:
 def trace_loop_graph(
     function: Any, arguments: SolverArguments, batched: Sequence[int], path: str, model: nn.Module
 ) -> FxProgram:
-    """Trace a function of a loop to a graph; raises ``CaptureError``.
-
-    Two runs record it without batch constants. What they do not determine, and why a function cannot be traced, is
-    found out with symbolic sizes."""
+    """Trace a function of a loop to a graph without batch constants; raises ``CaptureError``."""
     guess, fixed_tensors = arguments
 
     def run(u: torch.Tensor, *fixed_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -177,11 +174,8 @@ def trace_loop_graph(
 
     try:
         inputs = (guess, *fixed_tensors)
-        try:
-            program = record_batch_program(run, inputs, batched, model)
-        except Exception:
-            return eliminate_duplicates(trace_to_fx(run, inputs, model=model))
-        return fold_batch_constants(eliminate_duplicates(program), inputs)
+        program = eliminate_duplicates(trace_batch_program(run, inputs, batched, model=model))
+        return fold_batch_constants(program, inputs)
     except CaptureError as error:
         error.details["where"] = error.details.get("where") or path
         raise

@@ -145,6 +145,27 @@ def test_calls_are_divided_by_method_and_stay_in_order():
     assert divide_calls([], 2) == [[]]
 
 
+def test_calls_of_a_slow_method_run_side_by_side(path, monkeypatch):
+    calls = [Call("forward", (k * X[:k],)) for k in range(1, 9)]
+    assert PythonRunner(jobs=2).run(path, None, calls).evidence["processes"] == 1
+    monkeypatch.setattr(python_runner, "LEAST_SHARED_SECONDS", 0.0)
+    for jobs, processes in ((1, 1), (2, 2), (3, 3), (9, 5)):
+        done = PythonRunner(jobs=jobs).run(path, None, calls)
+        assert done.evidence["processes"] == processes
+        module = load_module(path)
+        for call, result in zip(calls, done.results, strict=True):
+            assert torch.equal(result.outputs[0], module(*call.inputs)[0])
+    assert PythonRunner(jobs=2).run(path, None, calls[:3]).evidence["processes"] == 1
+
+
+def test_calls_of_a_method_are_divided_by_size_and_stay_in_order():
+    divide_rest = runpy.run_path(str(fork_server.CHILD))["divide_rest"]
+    assert divide_rest([6, 1, 1, 1, 1], 2) == [[0, 4], [1, 2, 3]]
+    assert divide_rest([0, 0, 0], 2) == [[0, 2], [1]]
+    assert divide_rest([3, 2], 1) == [[0, 1]]
+    assert divide_rest([7], 4) == [[0]]
+
+
 @pytest.fixture
 def plant(tmp_path, monkeypatch):
     """Replace lines of the child's program, in a server of the test's own."""

@@ -40,6 +40,21 @@ def test_an_operator_is_traced_at_a_later_call_and_compared_from_time_to_time():
     assert not operator.is_wrong
 
 
+def test_a_trace_has_no_operation_that_is_the_same_in_every_call():
+    def chain(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        seed = torch.eye(5, dtype=torch.float64)
+        for _ in range(10):
+            seed = 0.5 * seed + seed @ seed
+        return (seed @ x + torch.sin(x) * torch.sin(x),)
+
+    operator = TracedOperator()
+    for _ in range(CALLS_BEFORE_TRACE + 1):
+        operator.run(chain, (X,))
+    operations = [node.kind() for node in operator.trace.graph.nodes() if node.kind() != "prim::Constant"]
+    assert operations.count("aten::matmul") == operations.count("aten::sin") == 1
+    assert torch.equal(operator.run(chain, (X / 3,))[0], chain(X / 3)[0])
+
+
 def test_a_trace_that_computes_something_else_is_given_up():
     law, operator = Law(), TracedOperator()
     for _ in range(CALLS_BEFORE_TRACE + 1):
