@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from exporter.backends.torch_export.script_scalars import LISTS, SCALARS
 from exporter.common.errors import UnsupportedError
@@ -133,6 +132,9 @@ def _resolve_condition(condition: Any, node: Node) -> Any:
     """Resolve a condition on dynamic sizes, which must hold for all of them: a trace would keep one answer."""
     if not isinstance(condition, torch.SymBool):
         return condition
+    # It takes a third of a second to import, and is there where sizes are symbolic.
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
     if statically_known_true(condition):
         return True
     if statically_known_true(torch.sym_not(condition)):
