@@ -56,7 +56,7 @@ from runtime_checks.native_code import NATIVE
 from runtime_checks.options import VerifyOptions
 from runtime_checks.output_agreement import compare_outputs
 from runtime_checks.report import Report
-from runtime_checks.runners.fork_server import shared_fork_server
+from runtime_checks.runners.fork_server import start_runtime
 from runtime_checks.runners.subprocesses import MEMORY_LIMIT, TIME_LIMIT
 from torchferry import conversion as _conversion
 from torchferry import pipeline as _pipeline
@@ -247,7 +247,8 @@ def export(
         verify=select_archive_runtimes(verify_options, format_names),
         watch=watch,
     )
-    with shared_fork_server():
+    # Archives run in Python where nothing else is asked for.
+    with start_runtime(options.verify.runtime_names or ("python",)):
         return _pipeline.export(_make_request(source, overrides, extensions, drivers, dtype), options)
 
 

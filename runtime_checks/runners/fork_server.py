@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -156,6 +156,15 @@ def shared_fork_server(python: str = sys.executable) -> Iterator[ForkServer]:
         finally:
             _SHARED.reset(token)
             server.close()
+
+
+@contextlib.contextmanager
+def start_runtime(runtimes: Sequence[str]) -> Iterator[None]:
+    """Start the process that runs archives inside, if it is among these runtimes: it imports torch at the same time."""
+    with shared_fork_server() as server:
+        if "python" in runtimes:
+            server.start()
+        yield
 
 
 def find_interpreter_packages(python: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from typer import Argument, Option
 
+from runtime_checks.runners.fork_server import start_runtime
 from torchferry.cli.export import print_exported, watch_export
 from torchferry.cli.options import (
     AllowNativeOption,
@@ -31,7 +32,7 @@ from torchferry.cli.options import (
     TimingsOption,
     VjpOption,
 )
-from torchferry.cli.startup import pause_collection, start_runtime
+from torchferry.cli.startup import pause_collection
 
 if TYPE_CHECKING:
     from exporter.model.eager.batch_choice import BatchChoice
@@ -95,7 +96,7 @@ def command(
     import_seconds = time.perf_counter() - start
 
     def work() -> None:
-        with start_runtime(runtime), watch_export(context, is_silent=json) as watchers:
+        with start_runtime(runtime.split(",")), watch_export(context, is_silent=json) as watchers:
             adopted = api.adopt(
                 path,
                 inputs=inputs,

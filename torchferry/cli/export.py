@@ -14,6 +14,7 @@ from rich.text import Text
 from typer import Option
 
 from exporter.common.source_paths import strip_folders
+from runtime_checks.runners.fork_server import start_runtime
 from torchferry.cli.options import (
     AllowOption,
     BatchOption,
@@ -44,7 +45,7 @@ from torchferry.cli.options import (
 )
 from torchferry.cli.output import count_bytes, err, out, print_json, print_listing, print_slowest, print_timings
 from torchferry.cli.progress import show_steps
-from torchferry.cli.startup import pause_collection, start_runtime
+from torchferry.cli.startup import pause_collection
 
 if TYPE_CHECKING:
     from exporter.model.eager.batch_choice import BatchChoice
@@ -131,7 +132,7 @@ def command(
       torchferry export train_step.py:loss_and_grad -o new.pt --against old.pt
     """
     start = time.perf_counter()
-    with start_runtime(runtime):
+    with start_runtime(runtime.split(",")):
         with pause_collection():
             from torchferry import api
 

@@ -7,8 +7,6 @@ import gc
 import sys
 from collections.abc import Iterator
 
-from runtime_checks.runners.fork_server import shared_fork_server
-
 
 @contextlib.contextmanager
 def pause_collection() -> Iterator[None]:
@@ -23,12 +21,3 @@ def pause_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-@contextlib.contextmanager
-def start_runtime(runtimes: str) -> Iterator[None]:
-    """Start the process that runs archives inside, if it is among these runtimes: it imports torch at the same time."""
-    with shared_fork_server() as server:
-        if "python" in runtimes.split(","):
-            server.start()
-        yield

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from exporter.common.errors import UsageError
+from runtime_checks.runners.fork_server import start_runtime
 from torchferry.cli.options import (
     AllowNativeOption,
     DeviceOption,
@@ -17,7 +18,7 @@ from torchferry.cli.options import (
     choose_trust,
 )
 from torchferry.cli.output import err, out, print_json
-from torchferry.cli.startup import pause_collection, start_runtime
+from torchferry.cli.startup import pause_collection
 
 
 def command(
@@ -61,7 +62,7 @@ def command(
 
       torchferry verify eq.pt --require-signature --key theirs.key.pub
     """
-    with start_runtime(runtime or ("python" if path.suffix == ".pt" else "")):
+    with start_runtime(runtime.split(",") if runtime else ["python"] * (path.suffix == ".pt")):
         with pause_collection():
             from runtime_checks.containers import infer_file_format
             from runtime_checks.file_verifier import FileVerifier
