@@ -295,7 +295,7 @@ def _trace_tangents(
 
     ones = _make_ones(warm, inputs, wrt, wrt_parameters)
     arguments = (*inputs, *_compute_solutions(source, inputs), *ones, *parameters.values())
-    return _trace(source, run, arguments, tuple(parameters))
+    return _trace(warm, run, arguments, tuple(parameters), has_batched_directions=not wrt_parameters)
 
 
 def _trace_cotangents(
@@ -320,15 +320,21 @@ def _trace_cotangents(
 
     ones = _make_ones(warm, inputs, output_specs, False)
     arguments = (*inputs, *_compute_solutions(source, inputs), *ones, *parameters.values())
-    return _trace(source, run, arguments, tuple(parameters))
+    return _trace(warm, run, arguments, tuple(parameters), has_batched_directions=True)
 
 
-def _trace(source: Source, run: Run, arguments: Inputs, parameters: tuple[str, ...]) -> FxProgram:
-    """Trace a product, by two runs where the batch is the only size that differs from call to call."""
-    if not source.batch_ndim:
+def _trace(
+    warm: Warmup, run: Run, arguments: Inputs, parameters: tuple[str, ...], *, has_batched_directions: bool
+) -> FxProgram:
+    """Trace a product: on numbers where the batch is the only size that varies, and a call does not take long."""
+    source = warm.source
+    if not source.batch_ndim or warm.cost.is_costly:
         return trace_to_fx(run, arguments, parameters, model=source.parameter_module)
-    rows = arguments[0].shape[:1]
-    batched = [i for i, t in enumerate(arguments[: len(arguments) - len(parameters)]) if t.shape[:1] == rows]
+    count, rows = len(source.inputs), arguments[0].shape[:1]
+    solutions = _compute_solutions(source, arguments[:count])
+    batched = [*range(count), *(count + i for i, t in enumerate(solutions) if t.shape[:1] == rows)]
+    if has_batched_directions:
+        batched += range(count + len(solutions), len(arguments) - len(parameters))
     return trace_batch_program(run, arguments, batched, parameters, model=source.parameter_module)
 
 

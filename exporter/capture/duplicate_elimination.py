@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import operator
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from exporter.capture.fx_tracing import FxProgram, is_view, list_written_arguments
+from exporter.capture.fx_tracing import FxProgram, find_memory_root, list_written_arguments
 
 # Their results differ between two calls with the same arguments.
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
@@ -44,11 +43,7 @@ def _is_repeatable(node: Node) -> bool:
 
 def _find_written(nodes: list[Node]) -> set[Node]:
     """Return the nodes whose memory some operation writes to, by way of a view too."""
-    roots: dict[Node, Node] = {}
-    for node in nodes:
-        source = node.args[0] if node.target is operator.getitem or is_view(node) else None
-        # An operation on a list of tensors gives views of the first of them or of none.
-        roots[node] = roots[source] if isinstance(source, Node) else node
+    roots = {node: find_memory_root(node) for node in nodes}
     written_roots = {roots[value] for node in nodes for _, value in list_written_arguments(node) if value in roots}
     return {node for node, root in roots.items() if root in written_roots}
 

@@ -28,6 +28,8 @@ from exporter.model.eager.evaluation import deterministic_kernels
 
 # Operations that only rearrange or query, which are not counted.
 _FREE = ("detach", "alias", "sym_size", "sym_numel", "sym_stride", "lift_fresh_copy")
+# Views whose schemas do not say that they are.
+_UNSAFE_VIEWS = ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
 # Errors of torch that TorchScript's interpreter passes on as text.
 _DATA_DEPENDENT = re.compile("GuardOnDataDependentSymNode|DataDependentOutputException")
 # Its kernel divides by the number of elements, and crashes the process for an empty batch.
@@ -128,9 +130,7 @@ def _check_constant_writes(graph: torch.fx.GraphModule) -> None:
     Raises ``CaptureError``."""
     for node in graph.graph.nodes:
         for argument, value in list_written_arguments(node):
-            root = value
-            while isinstance(root, torch.fx.Node) and (root.target is operator.getitem or is_view(root)):
-                root = root.args[0]
+            root = find_memory_root(value)
             if isinstance(root, torch.fx.Node) and root.op == "get_attr":
                 raise CaptureError(
                     "an operation writes to a tensor that the file keeps",
@@ -154,10 +154,20 @@ def list_written_arguments(node: torch.fx.Node) -> list[tuple[str, Any]]:
     return [(name, v) for name, vs in written for v in (vs if isinstance(vs, (list, tuple)) else [vs])]
 
 
-def is_view(node: torch.fx.Node) -> bool:
+def find_memory_root(node: Any) -> Any:
+    """Return the node whose memory the value of a node shares, by way of views and of parts of several results."""
+    while isinstance(node, torch.fx.Node) and (node.target is operator.getitem or _is_view(node)):
+        node = node.args[0]
+    return node
+
+
+def _is_view(node: torch.fx.Node) -> bool:
     """Return whether the result of an operation shares the memory of its first argument."""
-    first = node.target._schema.arguments[:1] if isinstance(node.target, torch._ops.OpOverload) else []
-    return bool(first) and first[0].alias_info is not None
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    arguments = node.target._schema.arguments
+    has_alias = bool(arguments) and arguments[0].alias_info is not None
+    return has_alias or node.target.overloadpacket.__name__ in _UNSAFE_VIEWS
 
 
 def _data_read_error(error: Exception, what: str, got: str) -> CaptureError:

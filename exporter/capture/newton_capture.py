@@ -14,7 +14,7 @@ from torch import nn
 from torch.jit._fuser import optimized_execution
 
 from exporter.archive.tensor_spec import TensorSpec, infer_spec
-from exporter.capture.batch_recording import trace_batch_program
+from exporter.capture.batch_recording import describe_traced_sizes, trace_batch_program
 from exporter.capture.constant_folding import fold_batch_constants
 from exporter.capture.duplicate_elimination import eliminate_duplicates
 from exporter.capture.fx_tracing import FxProgram
@@ -175,7 +175,7 @@ def trace_loop_graph(
     try:
         inputs = (guess, *fixed_tensors)
         program = eliminate_duplicates(trace_batch_program(run, inputs, batched, model=model))
-        return fold_batch_constants(program, inputs)
+        return fold_batch_constants(describe_traced_sizes(program, batched[0]), inputs)
     except CaptureError as error:
         error.details["where"] = error.details.get("where") or path
         raise

@@ -56,14 +56,16 @@ class ValueRead:
 class ValueReadRecorder:
     """A context manager that records reads in order (``reads``) and the tensors of each (``values``).
 
-    ``changes`` maps the index of a read to a function of its value; Python gets the result instead."""
+    ``changes`` maps the index of a read to a function of its value; Python gets the result instead. Tensors that
+    constants are made of are read while something is traced, or always (``has_constants``)."""
 
-    def __init__(self, changes: Mapping[int, Change] | None = None) -> None:
+    def __init__(self, changes: Mapping[int, Change] | None = None, *, has_constants: bool = False) -> None:
         self.reads: list[ValueRead] = []
         self.values: list[tuple[torch.Tensor, ...]] = []
         self._changes = changes or {}
         self._exit = contextlib.ExitStack()
         self._is_reading = False
+        self.has_constants = has_constants
 
     def __enter__(self) -> ValueReadRecorder:
         for name, label in _DATA_METHODS.items():
@@ -140,11 +142,11 @@ class _FunctionReadMode(FunctionHook):
         tracing = torch._C._get_tracing_state()
         if func in _CONSTANT_FACTORIES:
             tensors = list(_iterate_tensors((args, kwargs)))
-            if tracing and tensors:
+            if tensors and (tracing or recorder.has_constants):
                 # They are constants to a trace, built from values that torch reads without a Python call.
                 with recorder.mark_reading():
                     value = func(*args, **kwargs)
-                    if is_traced(value):
+                    if tracing and is_traced(value):
                         return value
                 return recorder.note(f"torch.{func.__name__}", value, tensors)
         if func in _DATA_FUNCTIONS:

@@ -66,27 +66,30 @@ class DispatchHook(TorchDispatchMode):
         return False
 
 
-def postpone_compiler() -> None:
-    """Have torch go on without its compiler in a process that ends soon: a package without its code stands in for it.
+@contextlib.contextmanager
+def postpone_compiler() -> Iterator[None]:
+    """Have torch go on without its compiler, which takes a second to import, in a process that ends soon.
 
-    Its settings, which fake tensors read, can be imported; what is to be hidden from it stays as it is; the first use
-    of anything else imports it, which takes more than a second."""
+    A package without its code stands in for ``torch._dynamo``: its modules can be imported, and ``disable`` gives
+    functions back as they are, which those that are called here stay for good. Any other use fails; run it again
+    outside."""
     spec = importlib.util.find_spec("torch._dynamo")
-    if "torch._dynamo" in sys.modules or spec is None or spec.loader is None:
+    if "torch._dynamo" in sys.modules or spec is None:
+        yield
         return
     package: Any = importlib.util.module_from_spec(spec)
-    loader = spec.loader
-
-    def import_rest(name: str) -> Any:
-        if name.startswith("__") or importlib.util.find_spec(f"torch._dynamo.{name}") is not None:
-            # A module of the package, which is imported next.
-            raise AttributeError(name)
-        del package.__getattr__, package.disable
-        loader.exec_module(package)
-        return getattr(package, name)
-
-    package.__getattr__, package.disable = import_rest, lambda function, *args, **kwargs: function
+    package.disable = _keep_function
     sys.modules["torch._dynamo"] = torch._dynamo = package
+    try:
+        yield
+    finally:
+        for name in [n for n in sys.modules if n == "torch._dynamo" or n.startswith("torch._dynamo.")]:
+            del sys.modules[name]
+        del torch._dynamo
+
+
+def _keep_function(function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+    return _keep_function if function is None else function
 
 
 @contextlib.contextmanager

@@ -248,6 +248,7 @@ def _capture_solvers(
             what, got = "an implicit update is called more than once in a run", f"{len(calls[path]) // 2} calls"
             raise UnsupportedError(what, where=path, got=got, expected="an update of its own for each")
         residual = _build_residual_source(source, path, loop, calls[path])
+        # The checks get all processes: the capture beside them takes a fraction of their time.
         check_residual = functools.partial(_check_residual, residual, options)
         with _check_in_fork(residual.name, check_residual, clock, is_forked=options.jobs > 1) as wait:
             captured = _capture_solver(path, loop, subsample_rows(stack_calls(residual)), source, clock)

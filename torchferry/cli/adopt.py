@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from typer import Argument, Option
 
-from runtime_checks.runners.fork_server import start_runtime
 from torchferry.cli.export import print_exported, watch_export
 from torchferry.cli.options import (
     AllowNativeOption,
@@ -96,7 +95,7 @@ def command(
     import_seconds = time.perf_counter() - start
 
     def work() -> None:
-        with start_runtime(runtime.split(",")), watch_export(context, is_silent=json) as watchers:
+        with watch_export(context, is_silent=json) as watchers:
             adopted = api.adopt(
                 path,
                 inputs=inputs,

@@ -62,7 +62,8 @@ def command(
 
       torchferry verify eq.pt --require-signature --key theirs.key.pub
     """
-    with start_runtime(runtime.split(",") if runtime else ["python"] * (path.suffix == ".pt")):
+    usual = "python" if path.suffix == ".pt" else ""
+    with start_runtime((runtime or usual).split(",")):
         with pause_collection():
             from runtime_checks.containers import infer_file_format
             from runtime_checks.file_verifier import FileVerifier

@@ -19,7 +19,7 @@ from torch.jit._trace import TracerWarning
 from exporter.common.tensors import all_close
 from exporter.common.torch_hooks import ignore_deprecations
 
-# A trace costs some thirty calls in eager mode, and a short history has no more.
+# A trace costs some thirty calls in eager mode: a history of a few calls does without.
 CALLS_BEFORE_TRACE = 4
 # Eager mode is asked too at the first call of a trace, the second, the fourth and so on, and every so many calls.
 CALLS_BETWEEN_COMPARISONS = 128
@@ -36,6 +36,7 @@ class TracedOperator:
         self.trace: Any = None
         self._calls_before_trace = calls_before_trace
         self._compared_at = 1
+        self._last_call: tuple[Callable[..., Tensors], Tensors, Tensors] | None = None
         self.calls, self.calls_of_trace, self.is_traceable, self.is_wrong = 0, 0, True, False
 
     def run(self, eager: Callable[..., Tensors], inputs: Tensors) -> Tensors:
@@ -47,14 +48,30 @@ class TracedOperator:
             return eager(*inputs)
         with optimized_execution(False):
             outputs = self.trace(*inputs)
+        self._last_call = eager, inputs, outputs
         self.calls_of_trace += 1
         if self.calls_of_trace >= self._compared_at:
             self._compared_at += min(self._compared_at, CALLS_BETWEEN_COMPARISONS)
-            expected = eager(*inputs)
-            if not all(map(all_close, outputs, expected)):
-                self.trace, self.is_traceable, self.is_wrong = None, False, True
-                return expected
+            return self._compare_last_call()
         return outputs
+
+    def finish(self) -> None:
+        """Compare the last call too: what was computed since the comparison before may be wrong."""
+        if self.trace is None or self._last_call is None:
+            return
+        try:
+            self._compare_last_call()
+        except Exception:
+            self.is_wrong = True
+
+    def _compare_last_call(self) -> Tensors:
+        assert self._last_call is not None
+        eager, inputs, outputs = self._last_call
+        expected = eager(*inputs)
+        if all(map(all_close, outputs, expected)):
+            return outputs
+        self.trace, self.is_traceable, self.is_wrong = None, False, True
+        return expected
 
     def _make_trace(self, eager: Callable[..., Tensors], inputs: Tensors) -> None:
         import neml2
@@ -97,6 +114,8 @@ def trace_operators(calls_before_trace: int = CALLS_BEFORE_TRACE) -> Iterator[Ma
         kind.forward = _make_forward(original, operators, calls_before_trace)
     try:
         yield operators
+        for operator in operators.values():
+            operator.finish()
     finally:
         for kind, original in originals.items():
             kind.forward = original

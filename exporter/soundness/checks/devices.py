@@ -78,25 +78,36 @@ class _Operations(DispatchHook):
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
-    postpone_compiler()
     loops = (*find_solvers(source.parameter_module).values(), *find_descents(source.parameter_module).values())
     with patch_forward({loop: loop.infer_shapes for loop in loops}):
-        on_cpu, failed_cpu = _record_operations(source, inputs, "cpu")
-        on_gpu, failed = _record_operations(source, inputs, "cuda")
-        if failed_cpu:
-            raise ForkFailedError(f"the model does not run without numbers: {failed_cpu}")
-        for query, where in on_gpu.queries:
-            # With every input on a GPU, a CPU in the code was not the device of an input.
-            if query == "names cpu":
-                evidence = "the code names the CPU; inputs are on a GPU"
-                return [make_refusal(CHECK, "a device is fixed in the code", where, evidence, _MEND)]
-        if not failed:
-            runs = [functools.partial(_record_operations, source, inputs, device) for device in ("cpu", "cuda")]
-            step = find_divergence(*runs)
-            if step and step.is_branch and on_cpu.calls != on_gpu.calls:
-                pairs = zip(on_cpu.calls, on_gpu.calls, strict=False)
-                first = next((f"{a}, and on a GPU {b}" for a, b in pairs if a != b), "more operations on one of them")
-                return [make_refusal(CHECK, "what is computed depends on the device", step.where, first, _MEND)]
+        with postpone_compiler():
+            runs = [_record_operations(source, inputs, device) for device in ("cpu", "cuda")]
+            if not any(failure for _, failure in runs):
+                return _judge_runs(source, inputs, *runs)
+        # It may have failed for want of the compiler.
+        runs = [_record_operations(source, inputs, device) for device in ("cpu", "cuda")]
+        return _judge_runs(source, inputs, *runs)
+
+
+def _judge_runs(
+    source: Source, inputs: Inputs, cpu: tuple[_Operations, str], gpu: tuple[_Operations, str]
+) -> list[Finding]:
+    """Return the findings about runs on a CPU and on a GPU, each with its failure."""
+    (on_cpu, failed_cpu), (on_gpu, failed) = cpu, gpu
+    if failed_cpu:
+        raise ForkFailedError(f"the model does not run without numbers: {failed_cpu}")
+    for query, where in on_gpu.queries:
+        # With every input on a GPU, a CPU in the code was not the device of an input.
+        if query == "names cpu":
+            evidence = "the code names the CPU; inputs are on a GPU"
+            return [make_refusal(CHECK, "a device is fixed in the code", where, evidence, _MEND)]
+    if not failed:
+        runs = [functools.partial(_record_operations, source, inputs, device) for device in ("cpu", "cuda")]
+        step = find_divergence(*runs)
+        if step and step.is_branch and on_cpu.calls != on_gpu.calls:
+            pairs = zip(on_cpu.calls, on_gpu.calls, strict=False)
+            first = next((f"{a}, and on a GPU {b}" for a, b in pairs if a != b), "more operations on one of them")
+            return [make_refusal(CHECK, "what is computed depends on the device", step.where, first, _MEND)]
     return []
 
 

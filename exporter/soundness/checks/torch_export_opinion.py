@@ -12,7 +12,7 @@ from torch import nn
 
 from exporter.archive.contract import Finding
 from exporter.common.errors import summarize_error
-from exporter.common.forking import ForkFailedError, run_in_fork
+from exporter.common.forking import ForkFailedError
 from exporter.model.eager.evaluation import eager_context, normalize_outputs
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import EagerContext
@@ -23,7 +23,7 @@ CHECK = "second opinion"
 
 def check(context: EagerContext) -> list[Finding]:
     """Report whether ``torch.export`` captures the model."""
-    return run_in_fork(_check, context.source, context.inputs)
+    return context.room(_check, context.inputs)
 
 
 class _ExportWrapper(nn.Module):

@@ -227,24 +227,23 @@ def divide_rest(sizes, count):
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         k = loads.index(min(loads))
         shares[k].append(i)
-        loads[k] += sizes[i] + 1
+        loads[k] += sizes[i]
     return [sorted(share) for share in shares if share]
 
 
 def run_after_first(calls, count, job_calls, least_seconds):
     """Run the first calls here, for which torch optimises a method, and the others in as many as ``count`` processes
     if they are to take longer than ``least_seconds``; return as ``run_shares`` does, and the number of processes."""
-    first, rest = calls[:OPTIMISING_CALLS], calls[OPTIMISING_CALLS:]
+    number = OPTIMISING_CALLS if job_calls.optimised else 1
     answers, seconds = [], 0.0
-    for call in first:
+    for call in calls[:number]:
         start = time.perf_counter()
         answers.append(job_calls.run(call))
         seconds = time.perf_counter() - start
-    sizes = [measure_call(call) for call in calls]
-    speed = seconds / (sizes[len(first) - 1] + 1)
-    is_long = sum(size + 1 for size in sizes[len(first) :]) * speed > least_seconds
-    shares = divide_rest(sizes[len(first) :], count if is_long else 1)
-    results, foreign = run_shares(rest, shares, job_calls)
+    last, *sizes = [measure_call(call) + 1 for call in calls[number - 1 :]]
+    is_long = sum(sizes) * seconds / last > least_seconds
+    shares = divide_rest(sizes, count if is_long else 1)
+    results, foreign = run_shares(calls[number:], shares, job_calls)
     return answers + results, foreign, len(shares)
 
 
@@ -337,7 +336,10 @@ def perform_job(job):
         is_large = evidence["optimised"] and evidence["nodes"] >= job["least_shared"]
         shares = divide_calls([call[0] for call in calls], count if is_large else 1)
         job_calls = JobCalls(job, module, evidence["optimised"])
-        if len(shares) == 1 and count > 1 and len(calls) > OPTIMISING_CALLS:
+        # Each process would optimise another method anew; and autograd forbids forks once it has run.
+        has_one_method = len({call[0] for call in calls}) == 1 or not evidence["optimised"]
+        is_divisible = has_one_method and not any(call[7] for call in calls)
+        if len(shares) == 1 and count > 1 and is_divisible and len(calls) > OPTIMISING_CALLS:
             parts = run_after_first(calls, count, job_calls, job["least_seconds"])
             results, evidence["foreign_modules"], evidence["processes"] = parts
         else:

@@ -10,6 +10,7 @@ from exporter.capture.duplicate_elimination import eliminate_duplicates
 from exporter.common.tensors import bitwise_equal
 
 F = torch.float64
+WEIGHTS = torch.linspace(0.5, 1.5, 9, dtype=F).reshape(3, 3)
 
 
 def count(program, name):
@@ -41,7 +42,30 @@ def write_to_a_piece(x):
     return before, value.sin()
 
 
-@pytest.mark.parametrize("function", [write_to_one_of_two, read_before_and_after, write_to_a_piece])
+def write_to_one_of_two_products(x):
+    rows = x[:, :, None].expand(-1, -1, 3)
+    first, second = rows @ WEIGHTS, rows @ WEIGHTS
+    first.mul_(2.0)
+    return first, second
+
+
+def write_to_one_of_two_copies(x):
+    turned = x[:, :, None].expand(-1, -1, 2).mT
+    first, second = turned.reshape(len(x), -1), turned.reshape(len(x), -1)
+    first.mul_(2.0)
+    return first, second
+
+
+WRITERS = (
+    write_to_one_of_two,
+    read_before_and_after,
+    write_to_a_piece,
+    write_to_one_of_two_products,
+    write_to_one_of_two_copies,
+)
+
+
+@pytest.mark.parametrize("function", WRITERS)
 def test_what_is_written_to_is_not_shared(function):
     x = torch.rand(7, 3, dtype=F)
     for actual, expected in zip(reduce(function).graph(x.clone()), function(x.clone()), strict=True):

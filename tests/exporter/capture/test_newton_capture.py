@@ -12,6 +12,7 @@ from project import ROOT
 from torch import nn
 
 import torchferry
+from exporter.capture import batch_recording, derivative_plan
 from exporter.common.errors import UsageError
 from exporter.model.implicit.newton_solver import CONVERGED, NOT_CONVERGED, NOT_FINITE
 from runtime_checks import native_build
@@ -43,6 +44,17 @@ def test_the_file(path):
     tangents = {f"tangent:{n}": torch.ones_like(v) for n, v in POINTS.items()}
     pushed = loaded.call("jvp", POINTS | tangents)["tangent:x"]
     torch.testing.assert_close(pushed, blocks["d x / d x~1"] + blocks["d x / d dt"])
+
+
+def test_loops_and_products_are_recorded(tmp_path, monkeypatch):
+    """A trace with symbolic sizes takes many times as long, and is for what the runs do not determine."""
+
+    def refuse(*_args, **_options):
+        raise AssertionError("traced with symbolic sizes")
+
+    monkeypatch.setattr(batch_recording, "trace_to_fx", refuse)
+    monkeypatch.setattr(derivative_plan, "trace_to_fx", refuse)
+    torchferry.export(update(), output=tmp_path / "m.pt", derivatives=["all"], jvp=True, vjp=True)
 
 
 def test_an_element_is_the_same_in_every_batch(path):

@@ -34,7 +34,7 @@ from exporter.model.eager.call_cost import NUMBERS_PER_OPERATION
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import run_first
 from exporter.soundness import branch_search, first_calls, gate, probe_inputs
-from exporter.soundness.checks import data_reads
+from exporter.soundness.checks import data_reads, devices
 from exporter.soundness.clean_room import CleanRooms
 from exporter.soundness.execution_paths import trace_path
 from exporter.soundness.footprint import Footprint
@@ -528,6 +528,21 @@ def test_code_without_a_file_is_the_users(tmp_path):
         torchferry.check(names["Cell"](), inputs={"x": torch.rand(4, 3)})
     assert caught.value.details["check"] == "device"
     assert "<ipython-input-3>:5" in caught.value.details["where"]
+
+
+class Compiled(nn.Module):
+    """Needs torch's compiler on every device."""
+
+    example_inputs = {"x": torch.rand(4, 3)}  # noqa: RUF012
+
+    def forward(self, x):
+        tripled = torch.compile(lambda t: t * 3, backend="eager")(x)
+        return x * 2 if x.is_cuda else tripled
+
+
+def test_a_model_that_needs_the_compiler_is_run_with_it():
+    findings = run_in_fork(devices._check, source_for(Compiled()), (torch.rand(4, 3),))
+    assert [finding.check for finding in findings] == ["device"]
 
 
 def test_a_function_that_was_bound_before_is_captured():

@@ -147,6 +147,7 @@ def test_calls_are_divided_by_method_and_stay_in_order():
 
 def test_calls_of_a_slow_method_run_side_by_side(path, monkeypatch):
     calls = [Call("forward", (k * X[:k],)) for k in range(1, 9)]
+    monkeypatch.setattr(python_runner, "LEAST_SHARED_SECONDS", 1e9)
     assert PythonRunner(jobs=2).run(path, None, calls).evidence["processes"] == 1
     monkeypatch.setattr(python_runner, "LEAST_SHARED_SECONDS", 0.0)
     for jobs, processes in ((1, 1), (2, 2), (3, 3), (9, 5)):
@@ -156,12 +157,44 @@ def test_calls_of_a_slow_method_run_side_by_side(path, monkeypatch):
         for call, result in zip(calls, done.results, strict=True):
             assert torch.equal(result.outputs[0], module(*call.inputs)[0])
     assert PythonRunner(jobs=2).run(path, None, calls[:3]).evidence["processes"] == 1
+    # Autograd forbids forks once it has run.
+    differentiated = [*calls, Call("forward", (X,), seeds=(torch.ones_like(X),))]
+    assert PythonRunner(jobs=2).run(path, None, differentiated).evidence["processes"] == 1
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(3.0, dtype=F), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        if bool((x == -1.0).any()):
+            raise ValueError("minus one")
+        return (self.scale * x,)
+
+
+def test_parameters_and_errors_of_a_call_are_its_own_in_every_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(python_runner, "LEAST_SHARED_SECONDS", 0.0)
+    path = archived(tmp_path, Scaled())
+    calls = []
+    for k in range(12):
+        value = torch.tensor(float(k), dtype=F)
+        calls.append(
+            Call("forward", (X,), parameters={"scale": value}) if k % 3 else Call("forward", (k * X - k // 6,))
+        )
+    done = PythonRunner(jobs=3).run(path, None, calls)
+    assert done.evidence["processes"] == 3
+    for k, (call, result) in enumerate(zip(calls, done.results, strict=True)):
+        if k in (6, 9):
+            assert "minus one" in result.error
+        else:
+            assert torch.equal(result.outputs[0], (k if k % 3 else 3.0) * call.inputs[0])
 
 
 def test_calls_of_a_method_are_divided_by_size_and_stay_in_order():
     divide_rest = runpy.run_path(str(fork_server.CHILD))["divide_rest"]
-    assert divide_rest([6, 1, 1, 1, 1], 2) == [[0, 4], [1, 2, 3]]
-    assert divide_rest([0, 0, 0], 2) == [[0, 2], [1]]
+    assert divide_rest([6, 1, 1, 1, 1], 2) == [[0], [1, 2, 3, 4]]
+    assert divide_rest([1, 1, 1], 2) == [[0, 2], [1]]
     assert divide_rest([3, 2], 1) == [[0, 1]]
     assert divide_rest([7], 4) == [[0]]
 

@@ -72,6 +72,16 @@ def test_a_trace_that_computes_something_else_is_given_up():
     assert operator.trace is None
 
 
+def test_the_last_call_is_compared_at_the_end():
+    law, operator = Law(), TracedOperator()
+    for _ in range(CALLS_BEFORE_TRACE + 1 + 9):
+        operator.run(law, (X,))
+    operator.run(law, (X + 10,))
+    assert not operator.is_wrong
+    operator.finish()
+    assert operator.is_wrong
+
+
 def test_another_operator_of_the_same_layout_is_seen_by_the_comparison():
     operator = TracedOperator()
     for _ in range(CALLS_BEFORE_TRACE + 1):
