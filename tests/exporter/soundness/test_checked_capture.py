@@ -37,6 +37,14 @@ def test_a_refusal_of_eager_mode_is_raised_in_place_of_an_error_of_the_capture(m
         torchferry.check(planted_models.sound(), jobs=jobs)
 
 
+def test_a_failure_of_the_first_calls_ends_an_export(monkeypatch):
+    """They run beside the warmup."""
+    monkeypatch.setattr(gate, "_observe_first_calls", fail)
+    for jobs in (1, 2):
+        with pytest.raises(RuntimeError, match="planted"):
+            torchferry.check(planted_models.sound(), jobs=jobs)
+
+
 def test_a_misspelt_derivative_is_said_before_loops_are_captured(monkeypatch):
     monkeypatch.setattr(checked_capture, "_capture_loops", fail)
     source = f"{ROOT}/examples/return_map.py:make_model"

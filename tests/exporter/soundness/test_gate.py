@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import json
@@ -30,7 +31,7 @@ from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.common.stopwatch import Step
 from exporter.frontends import python_factory
 from exporter.model.eager import warmup
-from exporter.model.eager.call_cost import NUMBERS_PER_OPERATION
+from exporter.model.eager.call_cost import NUMBERS_PER_OPERATION, CallCost
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import run_first
 from exporter.soundness import branch_search, first_calls, gate, probe_inputs
@@ -440,6 +441,28 @@ def test_numbers_keep_the_dtype_that_they_had_no_say_in(tmp_path):
 def test_a_custom_function_is_captured_by_its_forward(tmp_path):
     opened = export_unverified(f"{PLANTED}:python_function_in_graph", tmp_path / "m.pt")
     assert "PythonOp" not in opened.graph
+
+
+@pytest.mark.parametrize("cost", [0.0, 7e8])
+def test_what_is_traced_is_the_first_of_the_chosen_draws(cost):
+    """The capture does not wait for the choice."""
+    first = run_first(source_for(planted_models.sound()), 0)
+    first = dataclasses.replace(first, cost=CallCost((1, 2), (cost, 2 * cost)))
+    with CleanRooms(first.source) as room:
+        checks = gate.make_eager_checks(first, room, 0, gate.GateOptions())
+        draws, _ = checks.run()
+    assert len(draws) < len(checks.context.draws) or not cost
+    assert draws[0][0] == "traced"
+    for value, traced in zip(draws[0][1], checks.traced_inputs, strict=True):
+        assert torch.equal(value, traced)
+
+
+def test_the_second_opinion_is_the_same_beside_a_capture():
+    opinions = []
+    for jobs in (1, 2):
+        (checked,) = torchferry.check(planted_models.sound(), second_opinion=True, jobs=jobs)
+        opinions.append([f for f in checked.findings if f.check == "second opinion"])
+    assert opinions[0] == opinions[1] != []
 
 
 def test_the_second_opinion_decides_nothing():
