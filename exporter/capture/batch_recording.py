@@ -110,7 +110,9 @@ def record_batch_program(
     """
     if not all(inputs[i].shape[0] for i in batched):
         raise NotRecordedError("the sample has no rows")
-    recordings = [_record(function, _select_rows(inputs, batched, run), model) for run in range(len(BATCHES))]
+    # The graph of the first run is kept, with its origins.
+    models = (model, *[None] * (len(BATCHES) - 1))
+    recordings = [_record(function, _select_rows(inputs, batched, run), m) for run, m in enumerate(models)]
     unified = _Unification(recordings)
     unified.unify_nodes(min(batched))
     graph = torch.fx.GraphModule(unified.first.constants, unified.first.graph)
@@ -254,7 +256,10 @@ def describe_traced_sizes(program: FxProgram, batched: int) -> FxProgram:
     def convert(size: Any) -> int | BatchSize:
         if isinstance(size, int):
             return size
-        return _unify_sizes([int(size.node._expr.subs({**numbers, symbol: batch})) for batch in BATCHES])
+        values = [size.node._expr.subs({**numbers, symbol: rows}) for rows in BATCHES]
+        if not all(value.is_Integer for value in values):
+            raise NotRecordedError(f"{size} depends on values")
+        return _unify_sizes(list(map(int, values)))
 
     try:
         for node in graph.nodes:

@@ -272,7 +272,6 @@ def _trace_tangents(
 ) -> FxProgram:
     """Trace a function from the inputs and the tangents of ``wrt`` to all outputs, then the tangents of
     ``output_specs``."""
-    source = warm.source
     call, select_directions, parameters = _build_call(warm, inputs, wrt, output_specs, wrt_parameters)
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -294,8 +293,7 @@ def _trace_tangents(
         return tuple(v.detach() for v in (*values, *zeros))
 
     ones = _make_ones(warm, inputs, wrt, wrt_parameters)
-    arguments = (*inputs, *_compute_solutions(source, inputs), *ones, *parameters.values())
-    return _trace(warm, run, arguments, tuple(parameters), has_batched_directions=not wrt_parameters)
+    return _trace_product(warm, run, inputs, ones, parameters, has_batched_directions=not wrt_parameters)
 
 
 def _trace_cotangents(
@@ -303,7 +301,6 @@ def _trace_cotangents(
 ) -> FxProgram:
     """Trace a function from the inputs and the cotangents of ``output_specs`` to all outputs, then the cotangents of
     ``wrt``; those of parameters are sums over the batch."""
-    source = warm.source
     call, select_directions, parameters = _build_call(warm, inputs, wrt, output_specs, wrt_parameters)
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -319,23 +316,29 @@ def _trace_cotangents(
         return tuple(v.detach() for v in (*values, *zeros))
 
     ones = _make_ones(warm, inputs, output_specs, False)
-    arguments = (*inputs, *_compute_solutions(source, inputs), *ones, *parameters.values())
-    return _trace(warm, run, arguments, tuple(parameters), has_batched_directions=True)
+    return _trace_product(warm, run, inputs, ones, parameters, has_batched_directions=True)
 
 
-def _trace(
-    warm: Warmup, run: Run, arguments: Inputs, parameters: tuple[str, ...], *, has_batched_directions: bool
+def _trace_product(
+    warm: Warmup,
+    run: Run,
+    inputs: Inputs,
+    directions: Sequence[torch.Tensor],
+    parameters: Mapping[str, torch.Tensor],
+    *,
+    has_batched_directions: bool,
 ) -> FxProgram:
     """Trace a product: on numbers where the batch is the only size that varies, and a call does not take long."""
-    source = warm.source
+    source, names = warm.source, tuple(parameters)
+    solutions = _compute_solutions(source, inputs)
+    arguments = (*inputs, *solutions, *directions, *parameters.values())
     if not source.batch_ndim or warm.cost.is_costly:
-        return trace_to_fx(run, arguments, parameters, model=source.parameter_module)
-    count, rows = len(source.inputs), arguments[0].shape[:1]
-    solutions = _compute_solutions(source, arguments[:count])
-    batched = [*range(count), *(count + i for i, t in enumerate(solutions) if t.shape[:1] == rows)]
-    if has_batched_directions:
-        batched += range(count + len(solutions), len(arguments) - len(parameters))
-    return trace_batch_program(run, arguments, batched, parameters, model=source.parameter_module)
+        return trace_to_fx(run, arguments, names, model=source.parameter_module)
+    # Solves without tangents return no matrices.
+    has_batch = [True] * len(inputs) + [t.shape[:1] == inputs[0].shape[:1] for t in solutions]
+    has_batch += [has_batched_directions] * len(directions)
+    batched = [i for i, has in enumerate(has_batch) if has]
+    return trace_batch_program(run, arguments, batched, names, model=source.parameter_module)
 
 
 def _compute_solutions(source: Source, inputs: Inputs) -> Inputs:

@@ -7,9 +7,9 @@ import dataclasses
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
-from exporter.capture.fx_tracing import FxProgram, find_memory_root, list_written_arguments
+from exporter.capture.fx_tracing import FxProgram, find_memory_roots, list_written_arguments
 
 # Their results differ between two calls with the same arguments.
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
@@ -18,10 +18,9 @@ _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empt
 def eliminate_duplicates(program: FxProgram) -> FxProgram:
     """Compute repeated expressions once and drop ``detach``; linear in the number of operations."""
     graph = copy.deepcopy(program.graph.graph)
-    nodes = list(graph.nodes)
-    written_nodes = _find_written(nodes)
+    written_nodes = _find_written(graph)
     first_nodes: dict[Any, Node] = {}
-    for node in nodes:
+    for node in list(graph.nodes):
         if node.target is torch.ops.aten.detach.default and node not in written_nodes:
             node.replace_all_uses_with(node.args[0])
         elif _is_repeatable(node) and written_nodes.isdisjoint((node, *node.all_input_nodes)):
@@ -41,10 +40,10 @@ def _is_repeatable(node: Node) -> bool:
     return not is_random and node.target.overloadpacket.__name__ not in _UNINITIALISED and not node.is_impure()
 
 
-def _find_written(nodes: list[Node]) -> set[Node]:
+def _find_written(graph: Graph) -> set[Node]:
     """Return the nodes whose memory some operation writes to, by way of a view too."""
-    roots = {node: find_memory_root(node) for node in nodes}
-    written_roots = {roots[value] for node in nodes for _, value in list_written_arguments(node) if value in roots}
+    roots = find_memory_roots(graph)
+    written_roots = {roots[value] for node in roots for _, value in list_written_arguments(node) if value in roots}
     return {node for node, root in roots.items() if root in written_roots}
 
 

@@ -128,10 +128,10 @@ def _check_constant_writes(graph: torch.fx.GraphModule) -> None:
     """Check that no operation writes in place to a tensor that the file keeps: a later call would read the result.
 
     Raises ``CaptureError``."""
+    roots = find_memory_roots(graph.graph)
     for node in graph.graph.nodes:
         for argument, value in list_written_arguments(node):
-            root = find_memory_root(value)
-            if isinstance(root, torch.fx.Node) and root.op == "get_attr":
+            if value in roots and roots[value].op == "get_attr":
                 raise CaptureError(
                     "an operation writes to a tensor that the file keeps",
                     check="side effect",
@@ -154,11 +154,14 @@ def list_written_arguments(node: torch.fx.Node) -> list[tuple[str, Any]]:
     return [(name, v) for name, vs in written for v in (vs if isinstance(vs, (list, tuple)) else [vs])]
 
 
-def find_memory_root(node: Any) -> Any:
-    """Return the node whose memory the value of a node shares, by way of views and of parts of several results."""
-    while isinstance(node, torch.fx.Node) and (node.target is operator.getitem or _is_view(node)):
-        node = node.args[0]
-    return node
+def find_memory_roots(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
+    """Return for each node the one that made the memory of its value: views, parts and writes share it."""
+    roots: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.nodes:
+        # An operation on a list of tensors has memory of each of them or of none.
+        source = node.args[0] if node.target is operator.getitem or _is_view(node) else None
+        roots[node] = roots[source] if isinstance(source, torch.fx.Node) else node
+    return roots
 
 
 def _is_view(node: torch.fx.Node) -> bool:

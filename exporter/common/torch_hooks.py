@@ -70,11 +70,9 @@ class DispatchHook(TorchDispatchMode):
 def postpone_compiler() -> Iterator[None]:
     """Have torch go on without its compiler, which takes a second to import, in a process that ends soon.
 
-    A package without its code stands in for ``torch._dynamo``: its modules can be imported, and ``disable`` gives
-    functions back as they are, which those that are called here stay for good. Any other use fails; run it again
-    outside."""
-    spec = importlib.util.find_spec("torch._dynamo")
-    if "torch._dynamo" in sys.modules or spec is None:
+    A package without its code stands in for ``torch._dynamo``. Its modules can be imported; its ``disable`` returns
+    functions unchanged, and torch goes on with these afterwards. Any other use of it fails: run that again outside."""
+    if "torch._dynamo" in sys.modules or (spec := importlib.util.find_spec("torch._dynamo")) is None:
         yield
         return
     package: Any = importlib.util.module_from_spec(spec)

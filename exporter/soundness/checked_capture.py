@@ -110,7 +110,7 @@ def capture_beside_checks(
                 checks = gate.make_eager_checks(first, room, derive_seed(seed, "gate"), gate_options)
             with _check_beside(checks.run, room.close, clock, is_beside=options.jobs > 1) as wait_for_eager:
                 warm, captured, derivative_findings = _capture_model(
-                    first, checks.traced_inputs, captured_loops, options, clock
+                    first, checks.context.inputs, captured_loops, options, clock
                 )
                 draws, findings = wait_for_eager()
 

@@ -18,7 +18,6 @@ from exporter.capture.passes import CaptureResult
 from exporter.common.errors import UnsoundError, UsageError, suggest_names
 from exporter.common.forking import DEFAULT_SECONDS, ForkedCall, ForkFailedError
 from exporter.model.eager.warmup import FirstRun, Warmup
-from exporter.model.source import Inputs
 from exporter.soundness.check_context import CaptureContext, EagerContext
 from exporter.soundness.checks import (
     batch_ranks,
@@ -95,16 +94,13 @@ class GateOptions:
 
 @dataclasses.dataclass(frozen=True)
 class EagerChecks:
-    """The checks of eager mode, ready to run in ``context``, whose draws are all that they choose from."""
+    """The checks of eager mode, ready to run in ``context``, whose draws are all that they choose from.
+
+    Every choice begins with the first draw, which is to be traced."""
 
     first: FirstRun
     context: EagerContext
     options: GateOptions
-
-    @property
-    def traced_inputs(self) -> Inputs:
-        """Return the inputs that are to be traced, which every choice of draws begins with."""
-        return self.context.draws[0][1]
 
     def run(self) -> tuple[Draws, tuple[Finding, ...]]:
         """Choose draws from the model's first calls, and run the checks; return the draws and the findings.
@@ -125,9 +121,8 @@ def make_eager_checks(first: FirstRun, room: CleanRooms, seed: int, options: Gat
     generator = torch.Generator().manual_seed(seed)
     traced, other_size = first.sizes
     probes = draw_probe_inputs(first.sampler, traced, generator)
-    return EagerChecks(
-        first, EagerContext(first.source, probes, first.sampler.draw(other_size, generator), room), options
-    )
+    other_inputs = first.sampler.draw(other_size, generator)
+    return EagerChecks(first, EagerContext(first.source, probes, other_inputs, room), options)
 
 
 def _observe_first_calls(

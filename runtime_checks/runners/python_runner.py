@@ -20,7 +20,7 @@ from runtime_checks.runners.call_files import write_calls
 from runtime_checks.runners.fork_server import TORCH_AND_ITS_OWN
 from runtime_checks.runners.subprocesses import MEMORY, check_limits, make_early_end_error
 
-# Methods of a graph of at least so many nodes run side by side: torch's optimiser takes half a second for each.
+# Methods of a graph of at least so many nodes run side by side: torch's optimiser takes tenths of a second for each.
 LEAST_SHARED_NODES = 500
 # Calls of one method run side by side if they take longer than this: a process costs some hundredths of a second.
 LEAST_SHARED_SECONDS = 0.3

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import planted_models
 from torch import nn
 
 from exporter.archive.contract import Finding
@@ -39,6 +40,14 @@ def source_of(path: Path, kind: str) -> Source:
         specs = (TensorSpec(n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in examples.items())
         model.signature = Signature(tuple(specs), (), 0)  # pyright: ignore[reportArgumentType]
     return python_factory.source_from_module(model, path.stem, examples, str(path))
+
+
+def model_of(function) -> nn.Module:
+    return planted_models.Model(function)
+
+
+def source_for(model: nn.Module) -> Source:
+    return python_factory.source_from_module(model, "m", None, "here")
 
 
 def findings_of(source: Source, *allowed: str) -> tuple[Finding, ...]:

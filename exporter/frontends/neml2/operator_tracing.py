@@ -35,22 +35,24 @@ class TracedOperator:
     def __init__(self, calls_before_trace: int = CALLS_BEFORE_TRACE) -> None:
         self.trace: Any = None
         self._calls_before_trace = calls_before_trace
+        # Of eager mode, and then of the trace.
+        self._calls = 0
         self._compared_at = 1
         self._last_call: tuple[Callable[..., Tensors], Tensors, Tensors] | None = None
-        self.calls, self.calls_of_trace, self.is_traceable, self.is_wrong = 0, 0, True, False
+        self.is_traceable, self.is_wrong = True, False
 
     def run(self, eager: Callable[..., Tensors], inputs: Tensors) -> Tensors:
         """Return what ``eager`` computes at these inputs."""
-        self.calls += 1
+        self._calls += 1
         if self.trace is None:
-            if self.is_traceable and self.calls > self._calls_before_trace:
+            if self.is_traceable and self._calls > self._calls_before_trace:
                 self._make_trace(eager, inputs)
+                self._calls = 0
             return eager(*inputs)
         with optimized_execution(False):
             outputs = self.trace(*inputs)
         self._last_call = eager, inputs, outputs
-        self.calls_of_trace += 1
-        if self.calls_of_trace >= self._compared_at:
+        if self._calls >= self._compared_at:
             self._compared_at += min(self._compared_at, CALLS_BETWEEN_COMPARISONS)
             return self._compare_last_call()
         return outputs

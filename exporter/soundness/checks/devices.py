@@ -27,6 +27,7 @@ from exporter.soundness.footprint import is_user_file
 
 CHECK = "device"
 _MEND = "make tensors with device=x.device, or as buffers in __init__; no branch on the device"
+_DEVICES = ("cpu", "cuda")
 _QUERY_NAMES = ("is_cuda", "device", "is_cpu", "get_device", "is_mps", "is_meta", "is_xpu")
 
 
@@ -78,14 +79,15 @@ class _Operations(DispatchHook):
 
 
 def _check(source: Source, inputs: Inputs) -> list[Finding]:
+    record = functools.partial(_record_operations, source, inputs)
     loops = (*find_solvers(source.parameter_module).values(), *find_descents(source.parameter_module).values())
     with patch_forward({loop: loop.infer_shapes for loop in loops}):
         with postpone_compiler():
-            runs = [_record_operations(source, inputs, device) for device in ("cpu", "cuda")]
+            runs = [record(device) for device in _DEVICES]
             if not any(failure for _, failure in runs):
                 return _judge_runs(source, inputs, *runs)
         # It may have failed for want of the compiler.
-        runs = [_record_operations(source, inputs, device) for device in ("cpu", "cuda")]
+        runs = [record(device) for device in _DEVICES]
         return _judge_runs(source, inputs, *runs)
 
 
@@ -102,7 +104,7 @@ def _judge_runs(
             evidence = "the code names the CPU; inputs are on a GPU"
             return [make_refusal(CHECK, "a device is fixed in the code", where, evidence, _MEND)]
     if not failed:
-        runs = [functools.partial(_record_operations, source, inputs, device) for device in ("cpu", "cuda")]
+        runs = [functools.partial(_record_operations, source, inputs, device) for device in _DEVICES]
         step = find_divergence(*runs)
         if step and step.is_branch and on_cpu.calls != on_gpu.calls:
             pairs = zip(on_cpu.calls, on_gpu.calls, strict=False)

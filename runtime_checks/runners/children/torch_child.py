@@ -208,7 +208,7 @@ class JobCalls:
         return outputs
 
 
-def divide_calls(methods, count):
+def divide_by_method(methods, count):
     """Return the indices of the calls that each of so many processes runs, in order, of calls of these methods.
 
     All calls of a method are in one process: torch optimises a method in each that runs it."""
@@ -221,13 +221,13 @@ def divide_calls(methods, count):
     return [sorted(share) for share in shares]
 
 
-def divide_rest(sizes, count):
-    """Return the indices of the calls that each of so many processes runs, in order, of calls of these sizes."""
+def divide_by_cost(costs, count):
+    """Return the indices of the calls that each of so many processes runs, in order, of calls that cost so much."""
     shares, loads = [[] for _ in range(count)], [0] * count
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
         k = loads.index(min(loads))
         shares[k].append(i)
-        loads[k] += sizes[i]
+        loads[k] += costs[i]
     return [sorted(share) for share in shares if share]
 
 
@@ -240,16 +240,16 @@ def run_after_first(calls, count, job_calls, least_seconds):
         start = time.perf_counter()
         answers.append(job_calls.run(call))
         seconds = time.perf_counter() - start
-    last, *sizes = [measure_call(call) + 1 for call in calls[number - 1 :]]
-    is_long = sum(sizes) * seconds / last > least_seconds
-    shares = divide_rest(sizes, count if is_long else 1)
+    last, *costs = [measure_call(call) for call in calls[number - 1 :]]
+    is_long = sum(costs) * seconds / last > least_seconds
+    shares = divide_by_cost(costs, count if is_long else 1)
     results, foreign = run_shares(calls[number:], shares, job_calls)
     return answers + results, foreign, len(shares)
 
 
 def measure_call(call):
-    """Return how many numbers a call is given."""
-    return sum(x.numel() for x in call[1])
+    """Return the cost of a call: one, and the numbers that it is given."""
+    return 1 + sum(x.numel() for x in call[1])
 
 
 def run_share(calls, share, job_calls):
@@ -302,6 +302,19 @@ def run_shares(calls, shares, job_calls):
     return results, sorted({name for _, foreign in parts for name in foreign})
 
 
+def run_side_by_side(calls, count, job_calls, nodes):
+    """Run calls of a graph of so many nodes in as many as ``count`` processes; return as ``run_after_first`` does."""
+    job, methods = job_calls.job, [call[0] for call in calls]
+    is_large = job_calls.optimised and nodes >= job["least_shared"]
+    shares = divide_by_method(methods, count if is_large else 1)
+    # Each process would optimise another method anew; and autograd forbids forks once it has run.
+    has_one_method = len(set(methods)) == 1 or not job_calls.optimised
+    is_divisible = has_one_method and not any(seeds for *_, seeds, _ in calls)
+    if len(shares) == 1 and count > 1 and is_divisible and len(calls) > OPTIMISING_CALLS:
+        return run_after_first(calls, count, job_calls, job["least_seconds"])
+    return *run_shares(calls, shares, job_calls), len(shares)
+
+
 def perform_job(job):
     """Run the calls of a job; write the results and the evidence."""
     devices = job["device"] != "cpu"
@@ -333,18 +346,8 @@ def perform_job(job):
         calls = torch.load(job["calls"], weights_only=True)
         # A process that was forked from one that has used a GPU cannot use it.
         count = 1 if devices else job["jobs"]
-        is_large = evidence["optimised"] and evidence["nodes"] >= job["least_shared"]
-        shares = divide_calls([call[0] for call in calls], count if is_large else 1)
-        job_calls = JobCalls(job, module, evidence["optimised"])
-        # Each process would optimise another method anew; and autograd forbids forks once it has run.
-        has_one_method = len({call[0] for call in calls}) == 1 or not evidence["optimised"]
-        is_divisible = has_one_method and not any(call[7] for call in calls)
-        if len(shares) == 1 and count > 1 and is_divisible and len(calls) > OPTIMISING_CALLS:
-            parts = run_after_first(calls, count, job_calls, job["least_seconds"])
-            results, evidence["foreign_modules"], evidence["processes"] = parts
-        else:
-            results, evidence["foreign_modules"] = run_shares(calls, shares, job_calls)
-            evidence["processes"] = len(shares)
+        parts = run_side_by_side(calls, count, JobCalls(job, module, evidence["optimised"]), evidence["nodes"])
+        results, evidence["foreign_modules"], evidence["processes"] = parts
     torch.save(results, job["results"])
     with open(job["evidence"], "w") as file:
         json.dump(evidence, file)

@@ -19,6 +19,7 @@ from exporter.capture.batch_recording import (
     trace_batch_program,
 )
 from exporter.capture.fx_tracing import FxProgram, trace_to_fx
+from exporter.capture.origin_tracking import get_origin
 from exporter.capture.torchscript_writer import emit_torchscript
 from exporter.common.errors import CaptureError
 from exporter.common.tensors import bitwise_equal
@@ -101,6 +102,30 @@ def test_the_operations_are_those_of_a_symbolic_trace(name):
     assert count_operators(recorded) == count_operators(traced)
 
 
+class Gradient(torch.nn.Module):
+    """A model that takes a gradient, in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Tanh()
+
+    def forward(self, x: torch.Tensor):
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(self.inner(leaf).square().sum(), leaf)
+        return (gradient,)
+
+
+def test_origins_are_those_of_a_symbolic_trace():
+    model, inputs = Gradient(), [torch.rand(4, 3, dtype=F)]
+    recorded, traced = record_batch_program(model, inputs, [0], model), trace_to_fx(model, inputs, model=model)
+    for program in (recorded, traced):
+        calls = [n for n in program.graph.graph.nodes if "tanh" in str(n.target)]
+        origins = [get_origin(node) for node in calls]
+        assert [(o.part, o.module) for o in origins if o] == [("forward", "inner"), ("backward", "inner")]
+        assert all(o is not None and o.where.startswith(__file__) for o in origins)
+
+
 def test_sizes_stand_beside_each_operation():
     program = record_batch_program(FUNCTIONS["sizes"], [torch.rand(4, 3, dtype=F), torch.ones((), dtype=F)], [0])
     shapes = [n.meta["val"].shape for n in program.graph.graph.nodes if isinstance(n.meta.get("val"), ValueShape)]
@@ -161,7 +186,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_two_runs_do_not_say_is_not_recorded(name):
+def test_what_the_runs_do_not_say_is_not_recorded(name):
     with pytest.raises(NotRecordedError):
         record_batch_program(REFUSED[name], [torch.rand(4, 3, dtype=F), torch.tensor(0.7, dtype=F)], [0])
 
@@ -197,12 +222,13 @@ def test_a_traced_program_is_described_as_a_recorded_one():
     shapes = [n.meta["val"].shape for n in described.graph.graph.nodes if isinstance(n.meta.get("val"), ValueShape)]
     assert {(BATCH, 3), (BatchSize(3, 0),), (BatchSize(2, 1),)} <= set(shapes)
     assert not any(isinstance(n.meta.get("val"), torch.Tensor) for n in described.graph.graph.nodes)
-    squares = trace_to_fx(REFUSED["the square of the batch"], inputs)
-    assert describe_traced_sizes(squares, 0) is squares
+    for name in ("the square of the batch", "a mask"):
+        program = trace_to_fx(REFUSED[name], inputs)
+        assert describe_traced_sizes(program, 0) is program
 
 
 def test_a_tensor_that_is_lost_from_sight_is_found_out(monkeypatch):
-    """A result that the recorder does not know would be a constant: the second run has other values."""
+    """A result that the recorder does not know would be a constant: the other runs have other values."""
     keep = batch_recording._Recorder._keep
 
     def forget(self, tensor, node):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 
-from exporter.capture import constant_folding
-from exporter.capture.batch_recording import record_batch_program
+from exporter.capture import batch_recording, constant_folding, newton_capture
+from exporter.capture.batch_recording import NotRecordedError, record_batch_program
 from exporter.capture.duplicate_elimination import eliminate_duplicates
 from exporter.capture.fx_tracing import FxProgram
 from exporter.common.tensors import bitwise_equal
@@ -83,4 +85,24 @@ def test_a_parameter_has_a_size_of_its_own():
     assert len(operations(after)) < len(operations(before))
     x, matrix = torch.rand(7, 3, dtype=F), torch.rand(3, 4, dtype=F)
     for a, b in zip(before.graph(x, matrix), after.graph(x, matrix), strict=True):
+        assert bitwise_equal(a, b)
+
+
+def test_the_graph_of_a_loop_is_folded_however_it_is_captured(monkeypatch):
+    arguments = torch.rand(5, 3, dtype=F), list[torch.Tensor]()
+
+    def capture() -> FxProgram:
+        function = lambda x, held: chain(x)  # noqa: E731
+        return newton_capture.trace_loop_graph(function, arguments, range(1), "loop", torch.nn.Identity())
+
+    def refuse(*_arguments):
+        raise NotRecordedError
+
+    recorded = capture()
+    monkeypatch.setattr(batch_recording, "record_batch_program", refuse)
+    traced = capture()
+    assert Counter(operations(traced)) == Counter(operations(recorded))
+    assert len(operations(traced)) < len(operations(record_batch_program(chain, arguments[:1], [0]))) - 5
+    x = torch.rand(7, 3, dtype=F)
+    for a, b in zip(traced.graph(x), chain(x), strict=True):
         assert bitwise_equal(a, b)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from exporter.capture import fx_tracing
 from exporter.capture.batch_recording import record_batch_program
 from exporter.capture.duplicate_elimination import eliminate_duplicates
 from exporter.common.tensors import bitwise_equal
@@ -88,6 +89,22 @@ def test_equal_expressions_are_one(function, kept):
     program, x = reduce(function), torch.rand(7, 3, dtype=F)
     assert count(program, "sin") == kept
     assert bitwise_equal(program.graph(x)[0], function(x)[0])
+
+
+def test_views_of_views_are_followed_once(monkeypatch):
+    def turn(x):
+        result = x * 2.0
+        for _ in range(50):
+            result = result.mT
+        result.add_(1.0)
+        return (result * 3.0,)
+
+    program = record_batch_program(turn, [torch.rand(5, 3, dtype=F)], [0])
+    nodes = list[torch.fx.Node]()
+    is_view = fx_tracing._is_view
+    monkeypatch.setattr(fx_tracing, "_is_view", lambda node: nodes.append(node) or is_view(node))
+    eliminate_duplicates(program)
+    assert len(nodes) == len(set(nodes)) > 50
 
 
 def test_what_is_not_initialised_is_not_shared():

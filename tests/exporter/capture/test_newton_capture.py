@@ -12,8 +12,9 @@ from project import ROOT
 from torch import nn
 
 import torchferry
-from exporter.capture import batch_recording, derivative_plan
+from exporter.capture import batch_recording, derivative_plan, fx_tracing
 from exporter.common.errors import UsageError
+from exporter.model.eager.call_cost import CallCost
 from exporter.model.implicit.newton_solver import CONVERGED, NOT_CONVERGED, NOT_FINITE
 from runtime_checks import native_build
 from runtime_checks.runners.libtorch_runner import LibtorchRunner
@@ -55,6 +56,20 @@ def test_loops_and_products_are_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(batch_recording, "trace_to_fx", refuse)
     monkeypatch.setattr(derivative_plan, "trace_to_fx", refuse)
     torchferry.export(update(), output=tmp_path / "m.pt", derivatives=["all"], jvp=True, vjp=True)
+
+
+def test_products_of_a_costly_model_are_traced_without_numbers(tmp_path, monkeypatch):
+    """Its runs would hold the values of dozens of elements."""
+    traced = []
+
+    def trace(*arguments, **options):
+        traced.append(arguments)
+        return fx_tracing.trace_to_fx(*arguments, **options)
+
+    monkeypatch.setattr(CallCost, "is_costly", True)
+    monkeypatch.setattr(derivative_plan, "trace_to_fx", trace)
+    torchferry.export(f"{ROOT}/examples/solvers/decay.py:make_model", output=tmp_path / "m.pt", derivatives=["all"])
+    assert traced
 
 
 def test_an_element_is_the_same_in_every_batch(path):

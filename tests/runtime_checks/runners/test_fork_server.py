@@ -172,3 +172,10 @@ def test_it_ends_with_its_host(tmp_path):
         while Path(f"/proc/{number}").exists() and time.monotonic() < until:
             time.sleep(0.05)
         assert not Path(f"/proc/{number}").exists()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("runtimes", "is_started"), [(("python", "libtorch"), True), (("libtorch",), False)])
+def test_the_process_is_started_for_the_runtime_that_needs_it(runtimes, is_started):
+    with fork_server.start_runtime(runtimes), fork_server.shared_fork_server() as server:
+        assert (server._process is not None) is is_started

@@ -137,12 +137,12 @@ def test_methods_of_a_large_graph_run_side_by_side(powers):
 
 
 def test_calls_are_divided_by_method_and_stay_in_order():
-    divide_calls = runpy.run_path(str(fork_server.CHILD))["divide_calls"]
+    divide_by_method = runpy.run_path(str(fork_server.CHILD))["divide_by_method"]
     methods = ["a", "b", "a", "c", "a", "b"]
-    assert divide_calls(methods, 1) == [[0, 1, 2, 3, 4, 5]]
-    assert divide_calls(methods, 2) == [[0, 2, 4], [1, 3, 5]]
-    assert divide_calls(methods, 9) == [[0, 2, 4], [1, 5], [3]]
-    assert divide_calls([], 2) == [[]]
+    assert divide_by_method(methods, 1) == [[0, 1, 2, 3, 4, 5]]
+    assert divide_by_method(methods, 2) == [[0, 2, 4], [1, 3, 5]]
+    assert divide_by_method(methods, 9) == [[0, 2, 4], [1, 5], [3]]
+    assert divide_by_method([], 2) == [[]]
 
 
 def test_calls_of_a_slow_method_run_side_by_side(path, monkeypatch):
@@ -191,12 +191,12 @@ def test_parameters_and_errors_of_a_call_are_its_own_in_every_process(tmp_path, 
             assert torch.equal(result.outputs[0], (k if k % 3 else 3.0) * call.inputs[0])
 
 
-def test_calls_of_a_method_are_divided_by_size_and_stay_in_order():
-    divide_rest = runpy.run_path(str(fork_server.CHILD))["divide_rest"]
-    assert divide_rest([6, 1, 1, 1, 1], 2) == [[0], [1, 2, 3, 4]]
-    assert divide_rest([1, 1, 1], 2) == [[0, 2], [1]]
-    assert divide_rest([3, 2], 1) == [[0, 1]]
-    assert divide_rest([7], 4) == [[0]]
+def test_calls_of_a_method_are_divided_by_cost_and_stay_in_order():
+    divide_by_cost = runpy.run_path(str(fork_server.CHILD))["divide_by_cost"]
+    assert divide_by_cost([6, 1, 1, 1, 1], 2) == [[0], [1, 2, 3, 4]]
+    assert divide_by_cost([1, 1, 1], 2) == [[0, 2], [1]]
+    assert divide_by_cost([3, 2], 1) == [[0, 1]]
+    assert divide_by_cost([7], 4) == [[0]]
 
 
 @pytest.fixture

@@ -143,6 +143,26 @@ def test_a_history_is_the_same_with_and_without_traces(tmp_path, eager, monkeypa
     assert_same_history(source, eager, 1e-14)
 
 
+def test_a_trace_that_ends_wrong_is_recorded_anew(tmp_path, monkeypatch):
+    """Nothing but the comparison at the end sees its last calls."""
+    make_trace = TracedOperator._make_trace
+    given_up = []
+
+    def plant(self, law, inputs):
+        make_trace(self, law, inputs)
+        if self.trace is not None:
+            trace = self.trace
+            self.trace = lambda *values: tuple(1.5 * output for output in trace(*values))
+            # None before the end.
+            self._compared_at = 10**9
+            given_up.append(self)
+
+    monkeypatch.setattr(TracedOperator, "_make_trace", plant)
+    source = load(tmp_path)
+    assert any(operator.is_wrong for operator in given_up)
+    assert len(source.calls) == 60
+
+
 def test_a_history_that_followed_a_wrong_trace_is_recorded_anew(tmp_path, eager, monkeypatch):
     make_trace = TracedOperator._make_trace
     given_up = []
