@@ -11,9 +11,6 @@ from torch.fx import Graph, Node
 
 from exporter.capture.fx_tracing import FxProgram, find_memory_roots, list_written_arguments
 
-# Their results differ between two calls with the same arguments.
-_UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
-
 
 def eliminate_duplicates(program: FxProgram) -> FxProgram:
     """Compute repeated expressions once and drop ``detach``; linear in the number of operations."""
@@ -36,8 +33,7 @@ def _is_repeatable(node: Node) -> bool:
         return False
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
-    is_random = torch.Tag.nondeterministic_seeded in node.target.tags
-    return not is_random and node.target.overloadpacket.__name__ not in _UNINITIALISED and not node.is_impure()
+    return torch.Tag.nondeterministic_seeded not in node.target.tags and not node.is_impure()
 
 
 def _find_written(graph: Graph) -> set[Node]:

@@ -172,6 +172,7 @@ REFUSED = {
     "a constant made of values": lambda x, k: (x * torch.tensor([k > 0.8, True, False]),),
     "a constant made of whole numbers": lambda x, k: (x * torch.tensor([k.round().long(), 1, 2]),),
     "a mask": lambda x, k: (x[x[:, 0] > 0.5],),
+    "a mask that selects all": lambda x, k: (x[x[:, 0] > -1.0],),
     "a remainder of the batch": lambda x, k: (x[: x.shape[0] % 2 + 1],),
     "another remainder": lambda x, k: (x * (x.shape[0] % 3),),
     "chunks": go_through_chunks,
@@ -227,7 +228,8 @@ def test_a_traced_program_is_described_as_a_recorded_one():
         assert describe_traced_sizes(program, 0) is program
 
 
-def test_a_tensor_that_is_lost_from_sight_is_found_out(monkeypatch):
+@pytest.mark.parametrize("function", [lambda x, k: (x.sin() * k,), lambda x, k: (x * k.sin(),)])
+def test_a_tensor_that_is_lost_from_sight_is_found_out(monkeypatch, function):
     """A result that the recorder does not know would be a constant: the other runs have other values."""
     keep = batch_recording._Recorder._keep
 
@@ -235,7 +237,6 @@ def test_a_tensor_that_is_lost_from_sight_is_found_out(monkeypatch):
         if node.op == "placeholder" or "sin" not in str(node.target):
             keep(self, tensor, node)
 
-    function = lambda x, k: (x.sin() * k,)  # noqa: E731
     inputs = [torch.rand(4, 3, dtype=F), torch.tensor(0.7, dtype=F)]
     record_batch_program(function, inputs, [0])
     monkeypatch.setattr(batch_recording._Recorder, "_keep", forget)

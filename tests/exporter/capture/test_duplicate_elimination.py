@@ -8,6 +8,7 @@ import torch
 from exporter.capture import fx_tracing
 from exporter.capture.batch_recording import record_batch_program
 from exporter.capture.duplicate_elimination import eliminate_duplicates
+from exporter.capture.fx_tracing import FxProgram
 from exporter.common.tensors import bitwise_equal
 
 F = torch.float64
@@ -89,6 +90,24 @@ def test_equal_expressions_are_one(function, kept):
     program, x = reduce(function), torch.rand(7, 3, dtype=F)
     assert count(program, "sin") == kept
     assert bitwise_equal(program.graph(x)[0], function(x)[0])
+
+
+def test_a_truth_is_no_number():
+    def count_twice(x):
+        return torch.add(x > 0.5, True), torch.add(x > 0.5, 1)
+
+    x = torch.rand(7, 3, dtype=F)
+    for actual, expected in zip(reduce(count_twice).graph(x), count_twice(x), strict=True):
+        assert bitwise_equal(actual, expected)
+
+
+def test_chance_is_drawn_anew():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    draws = [graph.call_function(torch.ops.aten.rand_like.default, (x,)) for _ in range(2)]
+    graph.output((graph.call_function(torch.ops.aten.sub.Tensor, tuple(draws)),))
+    program = eliminate_duplicates(FxProgram(torch.fx.GraphModule({}, graph), {}, 3, 1))
+    assert count(program, "rand_like") == 2
 
 
 def test_views_of_views_are_followed_once(monkeypatch):

@@ -9,6 +9,7 @@ import time
 
 import planted_models
 import pytest
+import torch
 from project import ROOT
 
 import torchferry
@@ -57,6 +58,24 @@ def test_a_misspelt_derivative_is_said_before_loops_are_captured(monkeypatch):
 def enter(model, jobs: int):
     source = python_factory.source_from_module(model, "m", None, "the test")
     return capture_beside_checks(detect_inner_autograd(source, 0), CaptureOptions(jobs=jobs), Stopwatch())
+
+
+def test_what_is_traced_is_the_first_draw_of_the_checks(monkeypatch):
+    capture, check_after_capture, seen = checked_capture.capture, gate.check_after_capture, []
+
+    def record_traced(warm, inputs, *arguments):
+        seen.append(inputs)
+        return capture(warm, inputs, *arguments)
+
+    def record_draws(warm, captured, draws, *arguments):
+        seen.append(draws[0][1])
+        return check_after_capture(warm, captured, draws, *arguments)
+
+    monkeypatch.setattr(checked_capture, "capture", record_traced)
+    monkeypatch.setattr(gate, "check_after_capture", record_draws)
+    torchferry.check(planted_models.sound(), jobs=1)
+    traced, first = seen
+    assert all(map(torch.equal, traced, first))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

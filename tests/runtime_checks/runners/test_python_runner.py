@@ -162,6 +162,16 @@ def test_calls_of_a_slow_method_run_side_by_side(path, monkeypatch):
     assert PythonRunner(jobs=2).run(path, None, differentiated).evidence["processes"] == 1
 
 
+def test_calls_of_several_methods_of_a_small_graph_stay_together(powers, monkeypatch):
+    """Every process would optimise each method."""
+    path, contract = powers
+    monkeypatch.setattr(python_runner, "LEAST_SHARED_NODES", 10**9)
+    monkeypatch.setattr(python_runner, "LEAST_SHARED_SECONDS", 0.0)
+    calls = [Call(name, (k * X + 1,)) for k in range(6) for name in ("forward", "cube")]
+    assert PythonRunner(jobs=2).run(path, contract, calls).evidence["processes"] == 1
+    assert PythonRunner(jobs=2).run(path, contract, calls[::2]).evidence["processes"] == 2
+
+
 class Scaled(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
