@@ -20,20 +20,16 @@ def eliminate_duplicates(program: FxProgram) -> FxProgram:
     for node in list(graph.nodes):
         if node.target is torch.ops.aten.detach.default and node not in written_nodes:
             node.replace_all_uses_with(node.args[0])
-        elif _is_repeatable(node) and written_nodes.isdisjoint((node, *node.all_input_nodes)):
+        elif (
+            node.op == "call_function"
+            and not node.is_impure()
+            and written_nodes.isdisjoint((node, *node.all_input_nodes))
+        ):
             first = first_nodes.setdefault(_make_key((node.target, node.args, node.kwargs)), node)
             if first is not node:
                 node.replace_all_uses_with(first)
     graph.eliminate_dead_code()
     return dataclasses.replace(program, graph=torch.fx.GraphModule(program.graph, graph))
-
-
-def _is_repeatable(node: Node) -> bool:
-    if node.op != "call_function":
-        return False
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return True
-    return torch.Tag.nondeterministic_seeded not in node.target.tags and not node.is_impure()
 
 
 def _find_written(graph: Graph) -> set[Node]:
