@@ -8,6 +8,8 @@ import io
 import zipfile
 from typing import TYPE_CHECKING, Any
 
+from exporter.archive.format_limits import MAX_NESTING
+from exporter.archive.nesting import measure_depth
 from exporter.archive.zip_records import check_one_directory
 from exporter.common.errors import ArchiveError
 
@@ -29,8 +31,11 @@ def load_tensors(data: bytes, what: str, where: str) -> dict[Any, Any]:
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             check_one_directory(packed, len(data))
             size = sum(entry.file_size for entry in packed.infolist())
-        if size > len(data):
-            raise ValueError(f"records of {size} bytes in {len(data)}")
+            if size > len(data):
+                raise ValueError(f"records of {size} bytes in {len(data)}")
+            for name in packed.namelist():
+                if name.endswith("/data.pkl") and (depth := measure_depth(packed.read(name))) > MAX_NESTING:
+                    raise ValueError(f"{depth} containers in each other, at most {MAX_NESTING}")
         value = torch.load(io.BytesIO(data), weights_only=True)
     except Exception as error:
         raise ArchiveError(f"{what} cannot be read", where=where, got=str(error)) from None

@@ -141,6 +141,8 @@ def compress_differently(path: Path) -> None:
 
 
 NESTED = b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."
+# torch makes room for 2**32 values: 64 GiB.
+KEPT_FAR = b"\x80\x02}r\xff\xff\xff\xff."
 # Lists that are kept first and put into each other afterwards.
 LINKED = (
     b"\x80\x02("
@@ -192,6 +194,7 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     "deep lists in a module": (add("data.pkl", NESTED), "nested too deeply|not one that torch writes"),
     "deep lists of constants": (add("constants.pkl", NESTED), "nested too deeply|not one that torch writes"),
     "a list that holds itself": (add("constants.pkl", b"\x80\x02]q\x00h\x00a."), "holds itself|not one that torch"),
+    "a value kept far away": (add("constants.pkl", KEPT_FAR), "not one that torch writes|at place 4294967295"),
     "deep brackets": (add(CODE, b"(" * 200_000), "nested too deeply"),
     "deep blocks": (add(CODE, b"\n".join(b"  " * i + b"if True:" for i in range(1000))), "nested too deeply"),
     "two lists of records": (show_another, "list of records is not where"),
@@ -279,6 +282,10 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     "an unknown dtype": (say(lambda c: first_input(c).update(dtype="float8")), BROKEN),
     "an unknown severity": (add_finding(severity="fine"), BROKEN),
     "deep lists for cases": (write_cases(lambda data: NESTED), PICKLE),
+    "a value of cases kept far away": (
+        write_cases(lambda data: KEPT_FAR),
+        "not one that torch writes|at place 4294967295",
+    ),
     "lists that are linked afterwards": (write_cases(lambda data: LINKED), PICKLE),
     "deep tuples for cases": (write_cases(lambda data: b"\x80\x02)" + b"\x85" * 100_000 + b"."), PICKLE),
     "an opcode of another protocol": (write_cases(lambda data: b"\x80\x04\x95" + data[2:]), PICKLE),

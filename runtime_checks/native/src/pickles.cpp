@@ -53,8 +53,8 @@ class Machine {
       case 'a': return grow(pop(1));                                // APPEND
       case 's': return grow(pop(2));                                // SETITEM
       case 'e': case 'u': return grow(pop(stack_.size() - mark())); // APPENDS, SETITEMS
-      case 'q': memo_[number(1)] = top(); return;                   // BINPUT
-      case 'r': memo_[number(4)] = top(); return;                   // LONG_BINPUT
+      case 'q': return keep(number(1));                             // BINPUT
+      case 'r': return keep(number(4));                             // LONG_BINPUT
       case 'h': return recall(number(1));                           // BINGET
       case 'j': return recall(number(4));                           // LONG_BINGET
       default: refuse("the opcode " + std::to_string(code));
@@ -102,6 +102,11 @@ class Machine {
   void grow(const std::vector<size_t>& values) {
     auto& inside = held_[top()];
     inside.insert(inside.end(), values.begin(), values.end());
+  }
+  /// torch makes room for all places below: a few bytes would ask for 64 GiB.
+  void keep(size_t place) {
+    if (place >= bytes_.size()) refuse("a value kept at place " + std::to_string(place));
+    memo_[place] = top();
   }
   void recall(size_t place) {
     const auto found = memo_.find(place);
