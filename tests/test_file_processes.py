@@ -73,6 +73,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     return lambda *arguments: pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments", [[], ["-n", "2", "--dist", "loadfile"], ["-n", "2"]], ids=["alone", "files", "load"]
 )

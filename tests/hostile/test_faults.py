@@ -54,6 +54,7 @@ def test_without_a_home(tmp_path):
     assert command(tmp_path, "verify", "decay.pt")[0] == 0
 
 
+@pytest.mark.thorough
 def test_a_home_that_is_no_place(tmp_path):
     """What lies below the folder that one works in may be somebody else's, also a record of native code."""
     assert command(tmp_path, "export", DECAY, "-o", "decay.pt", HOME="here")[0] == 0
@@ -78,6 +79,7 @@ def test_a_record_below_the_folder_one_works_in_counts_for_nothing(solid, tmp_pa
         torchferry.load(solid.with_suffix(""))
 
 
+@pytest.mark.thorough
 def test_a_cache_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     cache = str(tmp_path / "file" / "cache")
@@ -98,6 +100,7 @@ def test_a_cache_that_others_can_write(tmp_path):
     assert list_names(tmp_path) == ["cache"]
 
 
+@pytest.mark.thorough
 def test_links_in_the_way(tmp_path):
     """The file behind a link is replaced, and the link stays; a circle of links is said."""
     (tmp_path / "data").mkdir()

@@ -85,6 +85,7 @@ def measured():
     return run_benchmark([ROOT / "artifacts" / "robertson.pt"], BenchmarkOptions(batches=[1]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_of_a_benchmark(name, measured, tmp_path):
     pytest.importorskip("matplotlib")

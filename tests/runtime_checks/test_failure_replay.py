@@ -129,6 +129,7 @@ def test_what_cannot_be_replayed(archive, history, tmp_path, capfd):
     assert "cannot be written" in str(report)
 
 
+@pytest.mark.thorough
 def test_several_solves_have_a_column_each(tmp_path, capfd):
     class Next(nn.Module):
         signature = Signature.of({"v": (), "v~1": (), "u": ()}, {"v_residual": ()})

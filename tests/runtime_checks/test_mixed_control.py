@@ -70,6 +70,7 @@ def test_stress_alone_is_prescribed(write):
     assert torch.allclose(results["strain"][-1, 0, :3], torch.tensor([ep, -ep / 2, -ep / 2], dtype=F), rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_the_same_path_by_strains_in_both_languages(write, tmp_path, capfd):
     history, output = tmp_path / "h.pt", tmp_path / "out.npz"
     table = "strain[0],stress[1],stress[2],strain[3],stress[4],stress[5],steps,block,repeat\n"
@@ -96,6 +97,7 @@ def own_yield_stress(tmp_path_factory):
     return path
 
 
+@pytest.mark.thorough
 def test_thousands_of_points_with_parameters_of_their_own(write, own_yield_stress):
     yields = torch.linspace(100.0, 400.0, 3000, dtype=F)
     rows = "\n".join(f"{value!r}" for value in yields.tolist())

@@ -58,6 +58,7 @@ def reload(path):
         return torch.jit.load(str(path)).eval()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("save", [script, trace], ids=["scripted", "traced"])
 def test_a_network_in_three_containers(save, tmp_path):
     """At sizes and values that nobody gave, with blocks by an input and a parameter, in C and in ONNX."""

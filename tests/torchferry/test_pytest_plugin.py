@@ -101,6 +101,7 @@ def golden_suite(suite) -> pytest.Pytester:
     return suite
 
 
+@pytest.mark.thorough
 def test_a_change_is_said_and_accepted(golden_suite):
     code, message = pytest_in(golden_suite)
     assert code == 0, message

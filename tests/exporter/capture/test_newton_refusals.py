@@ -255,6 +255,7 @@ class Caching(Decay):
         return self.cache * super().forward(x, old, dt)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_a_residual_keeps_from_its_first_call_has_numbers(tmp_path, jobs):
     model = update(Caching())
@@ -314,6 +315,7 @@ def planted(monkeypatch, fault):
     monkeypatch.setattr(newton_capture.CapturedLoop, "script", compiled)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_the_gate")
 @pytest.mark.parametrize("fault", mark_rest_thorough(["residual", "early"], ["jacobian", "cap"]))
 def test_planted_faults(tmp_path, monkeypatch, fault):

@@ -106,6 +106,7 @@ def test_what_torchscript_cannot_read_is_said():
     assert "test_scripting.py" in caught.value.details["where"]
 
 
+@pytest.mark.thorough
 def test_composed(tmp_path):
     law = torchferry.Part(Law(), inputs={"load": (2,)}, outputs={"x": (2,)}, name="law", jit="script")
     root = torchferry.Part(nn.ReLU(), inputs={"x": (2,)}, outputs={"y": (2,)}, name="root")

@@ -120,6 +120,7 @@ def test_exports_of_one_process_are_equal_to_the_byte(tmp_path, without_the_gate
     assert (tmp_path / "0.pt").read_bytes() == (tmp_path / "1.pt").read_bytes()
 
 
+@pytest.mark.thorough
 def test_processes_callers_clocks_and_folders_leave_no_trace(tmp_path):
     """From the command line in another folder, time zone and hash seed, and from Python here."""
     for name in ("one", "other"):

@@ -25,6 +25,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("base", "is_imported"), [("DispatchHook", False), ("TorchDispatchMode", True)])
 def test_a_dispatch_hook_does_not_import_the_compiler(base, is_imported):
     """The control is torch's own mode, which imports it at the first operator."""
@@ -61,6 +62,7 @@ USES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("use", USES)
 def test_the_compiler_is_there_after_a_time_without_it(use):
     program = POSTPONED.format(context="postpone_compiler()", use=use)

@@ -33,6 +33,7 @@ def list_changes(result: GraphDiff) -> str:
     return "\n".join(f"{c.method} | {c.module} | {c.kind}: {c.what}" for c in result.nodes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("item", MUTANTS, ids=lambda m: m.name.replace(" ", "_").replace("::", "."))
 def test_a_change_is_seen_at_its_place(item):
     module = module_of(item.archive)
@@ -152,6 +153,7 @@ def reorder(graph: Any, draw: random.Random) -> int:
     return moves
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", mark_rest_thorough(list(TIMES)[:2], list(TIMES)[2:]))
 def test_names_and_the_order_of_independent_nodes_are_no_change(name):
     draw = random.Random(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,22 @@ def test_there_are_as_many_as_the_table_says():
     assert len(NETWORKS) >= 12
 
 
-@pytest.mark.parametrize("path", HAZARDS, ids=lambda p: p.stem)
+def check_of(path: Path) -> str:
+    """Without an import: what a hazard does at its import belongs to its own test."""
+    match = re.search(r'^CHECK = "(.+)"', path.read_text(), re.MULTILINE)
+    assert match is not None, path
+    return match[1]
+
+
+# Of each check the first hazard and its twin; the others, and networks, take minutes together.
+FIRST = {check_of(path): path for path in reversed(HAZARDS)}.values()
+
+
+def mark_rest(paths: set[Path]) -> list[Any]:
+    return [*FIRST, *(pytest.param(path, marks=pytest.mark.thorough) for path in sorted(paths - {*FIRST}))]
+
+
+@pytest.mark.parametrize("path", mark_rest({*HAZARDS}), ids=lambda p: p.stem)
 def test_a_hazard_is_refused_with_its_line(path):
     with pytest.raises(CaptureError) as caught:
         findings_of(source_of(path, "Hazard"))
@@ -39,20 +55,7 @@ def test_a_hazard_is_refused_with_its_line(path):
     assert "# HAZARD" in path.read_text().splitlines()[int(where[1]) - 1], str(error)
 
 
-# Of each check the first twin; the others, and networks, take minutes together.
-def check_of(path: Path) -> str:
-    """Without an import: what a hazard does at its import belongs to its own test."""
-    match = re.search(r'^CHECK = "(.+)"', path.read_text(), re.MULTILINE)
-    assert match is not None, path
-    return match[1]
-
-
-FIRST = {check_of(path): path for path in reversed(HAZARDS)}.values()
-REST = sorted({*HAZARDS, *NETWORKS} - {*FIRST})
-SOUND = [*FIRST, *(pytest.param(path, marks=pytest.mark.thorough) for path in REST)]
-
-
-@pytest.mark.parametrize("path", SOUND, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", mark_rest({*HAZARDS, *NETWORKS}), ids=lambda p: p.stem)
 def test_what_is_sound_passes(path):
     try:
         result = findings_of(source_of(path, "Sound"))

@@ -80,6 +80,7 @@ def test_both_interfaces(solid, library, folders, shared, tmp_path):
     assert code == 0, text
 
 
+@pytest.mark.thorough
 def test_the_folder_builds_a_shared_object_that_loads(solid, tmp_path):
     cmake, ninja = native_build.find_tool("cmake"), native_build.find_tool("ninja", needed=False)
     options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
@@ -94,6 +95,7 @@ def test_the_folder_builds_a_shared_object_that_loads(solid, tmp_path):
     assert len(report["cases"]) > 4
 
 
+@pytest.mark.thorough
 def test_fortran_loads_it(library, shared):
     need_fortran()
     code, _, text = run(programs(CLIENTS, shared) / "kernel_fortran", library)
@@ -279,6 +281,7 @@ def test_a_kernel_of_other_variables(carrying):
     stays(carrying, "other variables or methods")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
     [

@@ -57,6 +57,7 @@ def make():
 """
 
 
+@pytest.mark.thorough
 def test_an_export_says_what_nobody_has_said():
     Path("whole.py").write_text(WHOLE)
     done = command("export", "whole.py:make", "-o", "m.pt")

@@ -211,6 +211,7 @@ sys.exit(app.run([]))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("whom", [os.kill, os.killpg], ids=["process", "group"])
 @pytest.mark.parametrize("rest", ["time.sleep(100)", "import torch; torch.ones(3000, 3000).matrix_power(10**6)"])
 def test_an_interrupt(rest, whom, tmp_path):

@@ -162,6 +162,7 @@ end program
 """
 
 
+@pytest.mark.thorough
 def test_a_parameter_by_element_is_a_property(tmp_path):
     need(shutil.which("gfortran") is not None, "gfortran is not installed")
     source, folder = f"{ROOT / 'examples' / 'return_map.py'}:make_model", tmp_path / "make_model"

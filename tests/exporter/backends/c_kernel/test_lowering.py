@@ -143,6 +143,7 @@ def test_an_operator_without_a_row_keeps_nothing_half_written(export, tmp_path, 
     assert not (tmp_path / "k").exists()
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_too_big(export):
     with pytest.raises(UnsupportedError, match="too big for a kernel") as caught:
         lower(export("torch.stack([(x.unsqueeze(-1) * torch.linspace(0, 1, 40000, dtype=F)).sin().sum(-1)], 0)[0]"))

@@ -69,6 +69,7 @@ def failed_checks(path: Path) -> set[str]:
     return {check.check for check in caught.value.report.checks if check.verdict == FAILED}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("factory", mark_rest_thorough(["digits", "small"], ["functions", "solves"]))
 def test_every_digit_of_float64(factory: str, tmp_path):
     result = torchferry.convert(_archive(factory, tmp_path))
@@ -239,6 +240,7 @@ def test_large_tensors_stand_beside_and_are_pinned(tmp_path, monkeypatch):
         torchferry.verify(path)
 
 
+@pytest.mark.thorough
 def test_a_new_container_leaves_nothing_of_the_old(tmp_path):
     robertson = ROOT / "artifacts" / "robertson.pt"
     torchferry.convert(robertson, tmp_path / "m.onnx")

@@ -79,6 +79,7 @@ def rounded(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "kind"),
     mark_rest_thorough([(fault, "program") for fault in FAULTS], [(fault, "pt2") for fault in FAULTS]),

@@ -207,6 +207,7 @@ def put_everywhere(key: str, value: object):
 QUOTED = f"L['x'].dim() == 1 or L['\"+str({WRITES})+\"'].dim() == 1"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("change", "message"),
     [

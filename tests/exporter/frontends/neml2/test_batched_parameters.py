@@ -80,6 +80,7 @@ def test_a_batch_of_two_dimensions_is_flattened(tmp_path, shape):
     assert source.calls[0][-1].shape == (10,)
 
 
+@pytest.mark.thorough
 def test_a_batch_is_asked_for(tmp_path):
     (tmp_path / "decay.i").write_text(format_decay(2.0, 9))
     path = str(tmp_path / "decay.i")
@@ -110,6 +111,7 @@ def test_a_history_varies_the_values_of_elements(tmp_path):
     assert torch.equal(rates[0], rates[-1])
 
 
+@pytest.mark.thorough
 def test_values_of_ones_own(tmp_path):
     path = str(write_decay(tmp_path / "b.i"))
     x = torch.linspace(0.5, 1.0, 4, dtype=F)

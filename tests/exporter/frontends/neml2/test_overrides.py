@@ -70,6 +70,7 @@ def path(tmp_path, monkeypatch) -> Path:
     return Path("open.i")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("overrides", "modulus"),
     [(BOTH, 200.0), ((*BOTH[:1], "E = 300"), 300.0), ((*BOTH, "Models/elasticity/coefficients:=400\t0.3"), 400.0)],

@@ -136,6 +136,7 @@ def export_slip(tmp_path: Path, sweeps: int):
     return torchferry.export(str(source), models=["slip"], inputs=inputs, output=path, derivatives="g:b")[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_the_gate")
 def test_the_file_has_the_loop_once(tmp_path):
     counts = []
@@ -147,6 +148,7 @@ def test_the_file_has_the_loop_once(tmp_path):
     assert counts[0] == counts[1]
 
 
+@pytest.mark.thorough
 def test_a_file_with_a_loop_is_verified(tmp_path):
     exported = export_slip(tmp_path, 2)
     assert exported.report.passed

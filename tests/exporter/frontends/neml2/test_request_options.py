@@ -99,6 +99,7 @@ def test_drivers_that_say_nothing(decay, driver, text):
         torchferry.export(str(decay), drivers=[driver])
 
 
+@pytest.mark.thorough
 def test_the_commands_take_a_driver(decay, tmp_path, capfd):
     archive, history = tmp_path / "m.pt", tmp_path / "h.pt"
     assert run(["check", str(decay), "--driver", "rates", "-j", "1"]) == 0
@@ -108,6 +109,7 @@ def test_the_commands_take_a_driver(decay, tmp_path, capfd):
     capfd.readouterr()
 
 
+@pytest.mark.thorough
 def test_single_precision(decay, tmp_path, capfd):
     tolerances = ["Solvers/newton/abs_tol=1e-5", "Solvers/newton/rel_tol=1e-4"]
     archive, history = tmp_path / "m.pt", tmp_path / "h.pt"

@@ -116,6 +116,7 @@ def make_the_same() -> nn.Module:
     return GLOBAL
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", [GLOBAL, make_the_same])
 def test_the_users_module_stays_as_it_was(tmp_path, source):
     torchferry.export(source, output=tmp_path / "a.pt", per_element="k")
@@ -174,6 +175,7 @@ def test_how_inputs_are_drawn_stays(tmp_path):
     assert 1.5 < k.sampling.low < 2.0 < k.sampling.high < 2.5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pattern", ["*", "residual.a"])
 def test_each_element_of_an_update_is_solved_with_its_own(tmp_path, pattern):
     formats = "pt,c" if pattern == "*" else "pt"
