@@ -70,6 +70,23 @@ def write_cases(change: Callable[[bytes], bytes]) -> Forge:
     return lambda path: rewrite(path, apply, manifest=True)
 
 
+def expand(data: bytes) -> bytes:
+    """Say in the list of records that the version has 4 GiB, which torch's reader makes room for at once."""
+    with zipfile.ZipFile(io.BytesIO(data)) as packed:
+        place = packed.start_dir
+    version = data.index(b"/version", place)
+    entry = data.rindex(b"PK\1\2", place, version)
+    return data[: entry + 24] + b"\xff" * 4 + data[entry + 28 :]
+
+
+def expand_record(path: Path) -> None:
+    path.write_bytes(expand(path.read_bytes()))
+
+
+def expand_record_of_cases(path: Path) -> None:
+    rewrite(path, lambda r: r.update({CASES_RECORD: expand(r[CASES_RECORD])}), manifest=True)
+
+
 def first_input(contract: dict) -> dict:
     return contract["inputs"][0]
 
@@ -282,6 +299,8 @@ HOSTILE: dict[str, tuple[Forge, str]] = {
     "an unknown dtype": (say(lambda c: first_input(c).update(dtype="float8")), BROKEN),
     "an unknown severity": (add_finding(severity="fine"), BROKEN),
     "deep lists for cases": (write_cases(lambda data: NESTED), PICKLE),
+    "a small record of 4 GiB": (expand_record, "implausible size|damaged"),
+    "a small record of cases of 4 GiB": (expand_record_of_cases, "cannot be read"),
     "a value of cases kept far away": (
         write_cases(lambda data: KEPT_FAR),
         "not one that torch writes|at place 4294967295",

@@ -91,14 +91,16 @@ std::string joined(const std::set<std::string>& names) {
 class Reader {
  public:
   Reader(const std::string& path, const std::shared_ptr<const std::string>& bytes)
-      : path_(path), checksums_(read_directory(*bytes, path)), reader_(std::make_shared<Memory>(bytes)) {
+      : path_(path), checksums_(checksums_in(*bytes, path)), reader_(std::make_shared<Memory>(bytes)) {
     const auto all = reader_.getAllRecords();
     names_ = {all.begin(), all.end()};
     if (all.size() > kMaxRecords)
       fail(TF_ERROR_ARCHIVE, {"the archive has too many records", path, std::to_string(all.size()),
                               "at most " + std::to_string(kMaxRecords)});
     if (names_.size() != all.size()) fail(TF_ERROR_ARCHIVE, {"a record stands in the archive twice", path});
-    check_sizes(bytes->size());
+    const uint64_t size = names_.count(kContract) ? reader_.getRecordSize(kContract) : 0;
+    if (size > kMaxContractBytes)
+      fail(TF_ERROR_ARCHIVE, {"the contract is too long", path, std::to_string(size), "at most " + std::to_string(kMaxContractBytes)});
   }
 
   const std::set<std::string>& names() const { return names_; }
@@ -138,18 +140,12 @@ class Reader {
   }
 
  private:
-  void check_sizes(uint64_t file_size) {
-    uint64_t sum = 0;
-    for (const auto& name : names_) {
-      const uint64_t size = reader_.getRecordSize(name);
-      sum = size > UINT64_MAX - sum ? UINT64_MAX : sum + size;
-      if (name == kContract && size > kMaxContractBytes)
-        fail(TF_ERROR_ARCHIVE, {"the contract is too long", path_, std::to_string(size),
-                                "at most " + std::to_string(kMaxContractBytes)});
-    }
-    if (sum > file_size + kMaxInflatedBytes)
-      fail(TF_ERROR_ARCHIVE, {"the archive's records expand to an implausible size", path_, std::to_string(sum),
-                              "at most " + std::to_string(file_size + kMaxInflatedBytes)});
+  static std::map<std::string, uint32_t> checksums_in(const std::string& bytes, const std::string& path) {
+    const uint64_t size = expanded_size(bytes), most = bytes.size() + kMaxInflatedBytes;
+    if (size > most)
+      fail(TF_ERROR_ARCHIVE, {"the archive's records expand to an implausible size", path, std::to_string(size),
+                              "at most " + std::to_string(most)});
+    return read_directory(bytes, path);
   }
 
   /// A record's data, which agree with the checksum in the list of records.

@@ -12,6 +12,7 @@
 #include "archive.hpp"
 #include "limits.hpp"
 #include "text.hpp"
+#include "zip_directory.hpp"
 
 namespace torchferry {
 namespace {
@@ -177,17 +178,15 @@ void check_whole(const c10::IValue& value, const std::string& where) {
 c10::impl::GenericDict load_pickled_dict(const std::string& bytes, const std::string& where) {
   try {
     // A pickle is a program, and one that nests a hundred thousand lists ends the process when they are destroyed.
+    if (const auto expanded = expanded_size(bytes); expanded > bytes.size())
+      fail(TF_ERROR_ARCHIVE, {"what torch.save wrote cannot be read", where,
+                              "records of " + std::to_string(expanded) + " bytes in " + std::to_string(bytes.size())});
     caffe2::serialize::PyTorchStreamReader reader(torchferry::reader(std::make_shared<const std::string>(bytes)));
     const auto [pickle, size] = reader.getRecord("data.pkl");
     const auto depth = measure_depth({static_cast<const char*>(pickle.get()), size}, where);
     if (depth > kMaxNesting)
       fail(TF_ERROR_ARCHIVE, {"the stored cases are not tensors by name", where,
                               std::to_string(depth) + " containers in each other", "at most " + std::to_string(kMaxNesting)});
-    size_t expanded = 0;
-    for (const auto& name : reader.getAllRecords()) expanded += reader.getRecordSize(name);
-    if (expanded > bytes.size())
-      fail(TF_ERROR_ARCHIVE, {"what torch.save wrote cannot be read", where,
-                              "records of " + std::to_string(expanded) + " bytes in " + std::to_string(bytes.size())});
     const auto value = torch::jit::pickle_load({bytes.begin(), bytes.end()});
     check_whole(value, where);
     if (value.isGenericDict()) return value.toGenericDict();

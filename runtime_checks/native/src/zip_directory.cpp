@@ -35,14 +35,26 @@ uint64_t number_at(const std::string& bytes, size_t at, size_t width) {
   return value;
 }
 
-/// A record as the list of a zip file has it: its whole name, and the checksum of its data.
+/// A record as the list of a zip file has it: its whole name, the checksum of its data, and how many bytes it expands to.
 struct Entry {
   std::string name;
   uint32_t checksum;
+  uint64_t size;
 };
 
 /// Of the flags of a record: its name is UTF-8.
 constexpr uint64_t kUtf8 = 0x800;
+
+/// How many bytes the record at `at` of the list expands to; beyond 4 GiB that stands in its extra fields.
+uint64_t size_of(const std::string& bytes, uint64_t at, uint64_t extra, uint64_t extra_size) {
+  constexpr uint64_t elsewhere = 0xffffffff;
+  const auto size = number_at(bytes, at + 24, 4);
+  if (size != elsewhere) return size;
+  for (uint64_t place = extra; place + 12 <= std::min<uint64_t>(extra + extra_size, bytes.size());
+       place += 4 + number_at(bytes, place + 2, 2))
+    if (number_at(bytes, place, 2) == 1 && number_at(bytes, place + 2, 2) >= 8) return number_at(bytes, place + 4, 8);
+  return size;
+}
 
 /// The records in the list from `at` to `end`. Throws where one has another name in front of it, as Python's zipfile does.
 std::vector<Entry> list_entries(const std::string& bytes, uint64_t at, uint64_t end) {
@@ -59,8 +71,10 @@ std::vector<Entry> list_entries(const std::string& bytes, uint64_t at, uint64_t 
     const auto name = bytes.substr(at + entry_size, length);
     const bool is_ascii = std::all_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x80; });
     if (!is_ascii && !(number_at(bytes, at + 8, 2) & kUtf8)) throw std::runtime_error("a record's name is not said to be UTF-8");
-    entries.push_back({name, static_cast<uint32_t>(number_at(bytes, at + 16, 4))});
-    at += entry_size + length + number_at(bytes, at + 30, 2) + number_at(bytes, at + 32, 2);
+    const auto extra_size = number_at(bytes, at + 30, 2);
+    entries.push_back({name, static_cast<uint32_t>(number_at(bytes, at + 16, 4)),
+                       size_of(bytes, at, at + entry_size + length, extra_size)});
+    at += entry_size + length + extra_size + number_at(bytes, at + 32, 2);
   }
   if (at != end) throw std::runtime_error("the list of records is not one");
   return entries;
@@ -89,7 +103,7 @@ std::vector<Entry> list_records(const std::string& bytes) {
 
 /// Throws for what is no name, and for a name that leads out of the folder that a loader unpacks to.
 void check_names(const std::vector<Entry>& entries, const std::string& path) {
-  for (const auto& [name, checksum] : entries) {
+  for (const auto& [name, checksum, size] : entries) {
     if (count_characters(name) > kMaxName || name.empty() || name.back() == '/' || !find_unsafe(name, true).empty())
       fail(TF_ERROR_ARCHIVE, {"a record's name is not a name", path, name.substr(0, kMaxName),
                               "at most " + std::to_string(kMaxName) + " characters, no control characters"});
@@ -98,7 +112,7 @@ void check_names(const std::vector<Entry>& entries, const std::string& path) {
                               "do not load this file: nothing that torchferry writes has such names"});
   }
   std::set<std::string> folders;
-  for (const auto& [name, checksum] : entries)
+  for (const auto& [name, checksum, size] : entries)
     folders.insert(name.find('/') == std::string::npos ? "" : name.substr(0, name.find('/')));
   if (folders.size() != 1 || folders.count(""))
     fail(TF_ERROR_ARCHIVE, {"this file is not a TorchScript archive", path,
@@ -112,8 +126,14 @@ std::map<std::string, uint32_t> read_directory(const std::string& bytes, const s
   const auto entries = list_records(bytes);
   check_names(entries, path);
   std::map<std::string, uint32_t> checksums;
-  for (const auto& [name, checksum] : entries) checksums[name.substr(name.find('/') + 1)] = checksum;
+  for (const auto& [name, checksum, size] : entries) checksums[name.substr(name.find('/') + 1)] = checksum;
   return checksums;
+}
+
+uint64_t expanded_size(const std::string& bytes) {
+  uint64_t sum = 0;
+  for (const auto& entry : list_records(bytes)) sum = entry.size > UINT64_MAX - sum ? UINT64_MAX : sum + entry.size;
+  return sum;
 }
 
 uint32_t checksum_of(const void* record, size_t size) {
