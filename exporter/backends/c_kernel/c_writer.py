@@ -68,8 +68,8 @@ class CWriter:
         self.all_nodes = set(needed)
         used = set(ends)
         for loop in self.loops.values():
-            used.update(loop.residual, loop.matrix)
-            self.all_nodes.update(reachable_nodes(self.graph, [*loop.residual, *loop.matrix], self.all_nodes))
+            used.update(loop.ends)
+            self.all_nodes.update(reachable_nodes(self.graph, loop.ends, self.all_nodes))
         for direction_loop in [self.graph[i].extra[0] for i in self.all_nodes if self.graph[i].op == COLUMNS]:
             used.update(direction_loop.tangents)
             self.all_nodes.update(reachable_nodes(self.graph, direction_loop.tangents, self.all_nodes))
@@ -349,17 +349,24 @@ class CWriter:
             self.unrolled_sizes[n] = None
         else:
             self.helpers |= dict.fromkeys(("tf_factor", "tf_solve"))
-        work, kept = 2 * n if unrolled else 3 * n + n * n, n * n if tangents else 0
-        counts = {"u": n, "r": n, "J": n * n, "work": work, "kept": kept, "norm": 1}
+        work, kept = 2 * n if unrolled else 3 * n + n * n, n * n + n if tangents else 0
+        counts = {"u": n, "r": n, "J": n * n, "step": n, "trusted": 1, "work": work - n, "kept": kept, "norm": 1}
         doubles = {part: self.allocator.take(F64, count) for part, count in counts.items()}
         integers = {part: self.allocator.take(I64) for part in ("iterations", "status")}
         pivots = self.allocator.take(BOOL, n + 1)
         for k, t in enumerate(loop.unknowns):
             self.names[t] = f"f->d[{doubles['u'] + k}][l]"
         parts = {}
-        for part, ends in (("residual", loop.residual), ("jacobian", (*loop.residual, *loop.matrix))):
-            registers = [*range(doubles["r"], doubles["r"] + n), *range(doubles["J"], doubles["J"] + len(ends) - n)]
-            parts[part] = self._emit_region(f"{name}_{part}", ends, registers)
+        residual_registers = range(doubles["r"], doubles["r"] + n)
+        for part, ends, first in (
+            ("residual", (), 0),
+            ("jacobian", loop.matrix, doubles["J"]),
+            ("step", loop.step, doubles["step"]),
+        ):
+            if not ends and part == "step":
+                continue
+            registers = [*residual_registers, *range(first, first + len(ends))]
+            parts[part] = self._emit_region(f"{name}_{part}", [*loop.residual, *ends], registers)
         text = TEMPLATES.get_template("newton.c.jinja").render(
             loop=loop,
             n=n,

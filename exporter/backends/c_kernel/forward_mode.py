@@ -48,10 +48,11 @@ class ForwardMode:
         """Return the tangents of ``ends``. Raises ``NoRuleError`` for an operation whose derivative is not known."""
         for i in reachable_nodes(self.graph, ends, self.tangents):
             if i not in self.tangents:
-                self.tangents[i] = self._differentiate_node(i)
+                self.tangents[i] = self.differentiate_node(i)
         return [self.tangents[i] for i in ends]
 
-    def _differentiate_node(self, i: int) -> Tangent:
+    def differentiate_node(self, i: int) -> Tangent:
+        """Return the tangents of a node from those of its arguments. Raises ``NoRuleError``."""
         graph, node = self.graph, self.graph[i]
         make = graph.add
         if node.op in FLAT or node.op in (LU, SOLVED, NEWTON, COLUMNS):

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from exporter.archive.contract import TANGENT, Contract, Solver
 from exporter.archive.tensor_spec import list_dynamic_sizes
-from exporter.backends.c_kernel import forward_mode
+from exporter.backends.c_kernel import forward_mode, newton_step
 from exporter.backends.c_kernel.expression_graph import COLUMNS, F64, I64, NEWTON, ExprGraph, leaf_name
 from exporter.backends.c_kernel.newton_loop import NewtonLoop, find_loop_inputs, find_loop_nodes
 from exporter.backends.c_kernel.rules.derivatives import NoRuleError
@@ -270,8 +270,16 @@ class ArchiveLowering:
         self._notes += interpreter.notes
         searches = solver.settings.get("trials", 0) > 0 or graph.constant_value(settings["trials"]) is None
         parts = (tuple(unknowns.tolist()), tuple(residual), tuple(matrix), settings)
-        self.loops[index] = NewtonLoop(path, *parts, bool(loop.strong_wolfe), searches, solver.on_failure)
+        step = self._build_step(residual, matrix, unknowns.tolist(), index)
+        self.loops[index] = NewtonLoop(path, *parts, bool(loop.strong_wolfe), searches, solver.on_failure, step)
         return index
+
+    def _build_step(self, residual: list[int], matrix: list[int], unknowns: list[int], index: int) -> tuple[int, ...]:
+        """Return the step without a matrix, where it takes fewer operations than to build and to eliminate that."""
+        n = len(unknowns)
+        step = newton_step.build_step(self.graph, self.loops, residual, unknowns, index)
+        count, with_matrix = (len(find_loop_nodes(self.graph, [*residual, *ends], index)) for ends in (step, matrix))
+        return step if count < with_matrix + 2 * n**3 // 3 else ()
 
     def _choose_matrix(
         self, residual: list[int], run_captured: Callable[[], list[int]], unknowns: list[int], index: int
@@ -291,7 +299,7 @@ class ArchiveLowering:
     def list_outer_inputs(self, index: int) -> tuple[int, ...]:
         """Return the nodes that a loop reads and that do not change in it."""
         loop = self.loops[index]
-        read = find_loop_inputs(self.graph, [*loop.residual, *loop.matrix], index)
+        read = find_loop_inputs(self.graph, loop.ends, index)
         return tuple(dict.fromkeys((*read, *loop.settings.values())))
 
 

@@ -10,7 +10,7 @@ from exporter.backends.c_kernel.expression_graph import ExprGraph
 
 @dataclass(frozen=True)
 class NewtonLoop:
-    """Newton loop of one element: its unknowns are leaves of ``residual`` and of ``matrix`` (row by row).
+    """Newton loop of one element: its unknowns are leaves of ``residual``, of ``matrix`` (row by row) and of ``step``.
     ``settings`` are nodes, by name."""
 
     path: str
@@ -21,11 +21,18 @@ class NewtonLoop:
     strong_wolfe: bool
     searches: bool
     on_failure: str
+    # Of each unknown, and whether the step can be trusted; empty where it takes the matrix.
+    step: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
         """Return the number of unknowns."""
         return len(self.unknowns)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Return all nodes that the loop computes."""
+        return (*self.residual, *self.matrix, *self.step)
 
 
 def find_loop_nodes(graph: ExprGraph, ends: Sequence[int], loop: int) -> list[int]:

@@ -1,0 +1,206 @@
+"""Newton's step from the operations of the residual, without its matrix.
+
+The changes of the unknowns, and of all results between them and the residual, solve one sparse linear system: a row for
+each operation, with its partial derivatives. It is eliminated here, symbol by symbol, in an order that makes few new
+entries (Markowitz, Management Science 3, 1957), so that a step costs a few operations for each of the residual's. To
+build the matrix and then to solve with it is one of those orders, and seldom a good one (Griewank and Walther,
+Evaluating Derivatives, 2008, chapter 10).
+
+The order is the same for every state, and no rows are exchanged: each step says whether it can be trusted."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from exporter.backends.c_kernel.expression_graph import BOOL, F64, SEVERAL, Expr, ExprGraph, where
+from exporter.backends.c_kernel.forward_mode import ForwardMode, Loops, Tangent
+from exporter.backends.c_kernel.newton_loop import find_loop_nodes
+from exporter.backends.c_kernel.rules.derivatives import NoRuleError
+
+# Residuals of more operations keep their matrix: the choice of the next pivot looks at every row.
+MOST_OPERATIONS = 2_000
+# A pivot that is the rest of numbers so many times as large may be one of rounding errors.
+CANCELLED = 1e-8
+
+
+@dataclass(frozen=True)
+class Term:
+    """Number that an entry is a sum of, or a factor times what another entry was the sum of."""
+
+    node: int
+    parts: tuple[Term, ...] = ()
+
+    def build_size(self, graph: ExprGraph) -> Expr:
+        """Build how large the numbers are at most that it comes from."""
+        size = Expr(graph, self.node).apply("abs")
+        return size * add_sizes(graph, self.parts) if self.parts else size
+
+
+def is_sum(terms: Sequence[Term]) -> bool:
+    """Return whether a number comes from several, which may cancel each other."""
+    return len(terms) > 1 or any(term.parts for term in terms)
+
+
+def add_sizes(graph: ExprGraph, terms: Sequence[Term]) -> Expr:
+    """Build the sum of the sizes of terms."""
+    return functools.reduce(operator.add, [t.build_size(graph) for t in terms])
+
+
+@dataclass
+class SparseSystem:
+    """Rows of a linear system: by row the entries by column, and the right side. ``own`` has the column that a row is
+    the equation of, ``terms`` what an entry is the sum of."""
+
+    graph: ExprGraph
+    own: Mapping[int, int]
+    rows: dict[int, dict[int, int]] = field(default_factory=dict)
+    rights: dict[int, int] = field(default_factory=dict)
+    columns: dict[int, set[int]] = field(default_factory=dict)
+    terms: dict[tuple[int, int], tuple[Term, ...]] = field(default_factory=dict)
+
+    def add(self, row: int, column: int, number: int, op: str = "add", term: Term | None = None) -> None:
+        """Add a number to an entry, or subtract it; what is zero by its structure stays out."""
+        if self.graph.constant_value(number) == 0.0:
+            return
+        entries = self.rows.setdefault(row, {})
+        value = self._combine(entries.get(column), number, op)
+        self.terms[row, column] = (*self.terms.get((row, column), ()), term or Term(number))
+        if self.graph.constant_value(value) == 0.0:
+            del entries[column]
+            self.columns[column].discard(row)
+            return
+        entries[column] = value
+        self.columns.setdefault(column, set()).add(row)
+
+    def add_right(self, row: int, number: int, op: str = "add") -> None:
+        """Add a number to the right side of a row, or subtract it."""
+        self.rights[row] = self._combine(self.rights.get(row), number, op)
+
+    def _combine(self, known: int | None, number: int, op: str) -> int:
+        if known is not None:
+            return self.graph.add(op, (known, number), F64)
+        return number if op == "add" else self.graph.add("neg", (number,), F64)
+
+    def choose_row(self) -> int | None:
+        """Return the row whose elimination makes the fewest new entries, at most; None if no row has its own column.
+
+        A row is solved for the result that it is the equation of, or the unknown that its residual is for: in the
+        models of solids and of rates those pivots are one and something."""
+        candidates = [row for row, entries in self.rows.items() if self.own[row] in entries]
+        return min(candidates, key=self._count_fill, default=None)
+
+    def _count_fill(self, row: int) -> tuple[int, int]:
+        return (len(self.rows[row]) - 1) * (len(self.columns[self.own[row]]) - 1), row
+
+    def eliminate(self, row: int) -> SolvedRow:
+        """Take a row out of the system, and its own column out of all other rows."""
+        graph, column = self.graph, self.own[row]
+        entries, right = self.rows.pop(row), self.rights.get(row)
+        pivot = entries.pop(column)
+        for other in entries:
+            self.columns[other].discard(row)
+        inverse = graph.add("div", (graph.add_constant(1.0, F64), pivot), F64)
+        # The row of a result that is used as it is: a product with -1 is none.
+        op = "add" if graph.constant_value(pivot) == -1.0 else "sub"
+        for other in sorted(self.columns.pop(column) - {row}):
+            factor = self.rows[other].pop(column)
+            factor = factor if op == "add" else graph.add("mul", (factor, inverse), F64)
+            for c, value in entries.items():
+                terms = self.terms[row, c]
+                whole = Term(factor, terms) if is_sum(terms) else None
+                self.add(other, c, graph.add("mul", (factor, value), F64), op, whole)
+            if right is not None:
+                self.add_right(other, graph.add("mul", (factor, right), F64), op)
+        return SolvedRow(column, pivot, inverse, entries, right)
+
+
+@dataclass(frozen=True)
+class SolvedRow:
+    """An eliminated row: its column, the pivot and one over it, the other entries, and the right side."""
+
+    column: int
+    pivot: int
+    inverse: int
+    entries: Mapping[int, int]
+    right: int | None
+
+
+def build_step(
+    graph: ExprGraph, loops: Loops, residual: Sequence[int], unknowns: Sequence[int], loop: int
+) -> tuple[int, ...]:
+    """Build the nodes of Newton's step, and of whether it can be trusted (1, else 0).
+
+    Returns none where the residual has an operation without a rule, or of another kind than double precision, is too
+    long, or has no structure that leaves a pivot."""
+    inner = find_loop_nodes(graph, residual, loop)
+    plain = all(graph[i].op not in (*SEVERAL, "pick") and graph[i].dtype in (F64, BOOL) for i in inner)
+    ends = dict.fromkeys(residual)
+    distinct = len(ends) == len(residual) and ends.keys() <= set(inner) - set(unknowns)
+    if not plain or not distinct or len(inner) > MOST_OPERATIONS:
+        return ()
+    try:
+        system = _build_system(graph, loops, residual, unknowns, inner)
+    except NoRuleError:
+        return ()
+    solved: list[SolvedRow] = []
+    trusted: list[Expr] = []
+    while system.rows:
+        row = system.choose_row()
+        if row is None:
+            return ()
+        terms = system.terms[row, system.own[row]]
+        solved.append(system.eliminate(row))
+        if is_sum(terms):
+            trusted.append(CANCELLED * add_sizes(graph, terms) < Expr(graph, solved[-1].pivot).apply("abs"))
+    zero = Expr(graph, graph.add_constant(0.0, F64))
+    changes = _substitute_back(graph, solved)
+    step = [Expr(graph, changes[u]) if u in changes else zero for u in unknowns]
+    # Zero, or not a number where a pivot was zero.
+    rest = functools.reduce(operator.add, [0.0 * s for s in step])
+    holds = functools.reduce(operator.and_, trusted, rest.equals(0.0))
+    return (*[s.index for s in step], where(holds, zero + 1.0, 0.0).index)
+
+
+def _build_system(
+    graph: ExprGraph, loops: Loops, residual: Sequence[int], unknowns: Sequence[int], inner: Sequence[int]
+) -> SparseSystem:
+    """Build a row for each operation: its partial derivatives by the changes of its arguments, less its own change. The
+    residual's changes are what makes it zero."""
+    system = SparseSystem(graph, {i: i for i in inner} | dict(zip(residual, unknowns, strict=True)))
+    minus_one = graph.add_constant(-1.0, F64)
+    # Each result has its own direction: what the rules return are partial derivatives.
+    seeds: dict[int, Tangent] = {a: {} for i in inner for a in graph[i].args}
+    seeds |= {i: {i: graph.add_constant(1.0, F64)} for i in inner}
+    partials = ForwardMode(graph, loops, seeds)
+    leaves, ends = set(unknowns), set(residual)
+    for i in inner:
+        if i in leaves or graph[i].dtype == BOOL:
+            continue
+        if i in ends:
+            system.add_right(i, i, "sub")
+        else:
+            system.add(i, i, minus_one)
+        for column, partial in partials.differentiate_node(i).items():
+            assert isinstance(column, int)
+            if column in ends:
+                system.add_right(i, graph.add("mul", (partial, column), F64))
+            else:
+                system.add(i, column, partial)
+    return system
+
+
+def _substitute_back(graph: ExprGraph, solved: Sequence[SolvedRow]) -> dict[int, int]:
+    """Return the changes of results and unknowns that are not zero by their structure."""
+    changes: dict[int, int] = {}
+    for row in reversed(solved):
+        value = row.right
+        for column, factor in row.entries.items():
+            if column in changes:
+                product = graph.add("mul", (factor, changes[column]), F64)
+                value = graph.add("neg", (product,), F64) if value is None else graph.add("sub", (value, product), F64)
+        if value is not None:
+            changes[row.column] = graph.add("mul", (value, row.inverse), F64)
+    return changes

@@ -1,0 +1,131 @@
+"""Newton's step from the residual's operations against CasADi's Jacobian and LAPACK's solution."""
+
+from __future__ import annotations
+
+import casadi
+import numpy
+import pytest
+from casadi_oracle import Oracle, values
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporter.backends.c_kernel import newton_step
+from exporter.backends.c_kernel.expression_graph import F32, F64, Expr, ExprGraph, sqrt
+
+SIZE = 3
+NUMBERS = st.lists(st.floats(0.1, 0.9), min_size=2 * SIZE, max_size=2 * SIZE)
+
+
+class System:
+    """Unknowns ``x`` of a loop and numbers ``a`` from outside."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.graph = ExprGraph()
+        self.loop = self.graph.new_loop()
+        self.unknowns = [self.graph.add_leaf("x", k, F64, 1, 1 << self.loop) for k in range(size)]
+        self.outer = [self.graph.add_leaf("a", k, F64, 1) for k in range(size)]
+        self.x = [Expr(self.graph, i) for i in self.unknowns]
+        self.a = [Expr(self.graph, i) for i in self.outer]
+
+    def build(self, residual: list[Expr]) -> tuple[int, ...]:
+        return newton_step.build_step(self.graph, {}, [r.index for r in residual], self.unknowns, self.loop)
+
+    def compare(self, residual: list[Expr], numbers: list[float]) -> tuple[bool, bool]:
+        """Return whether the step can be trusted, and whether it is that of the matrix."""
+        leaves = [*self.unknowns, *self.outer]
+        symbols = [casadi.MX.sym(f"s{k}") for k in range(len(leaves))]
+        oracle = Oracle(self.graph, {}, dict(zip(leaves, symbols, strict=True)))
+        ends = oracle.of([r.index for r in residual])
+        matrix = casadi.densify(casadi.jacobian(ends, casadi.vertcat(*symbols[: len(self.unknowns)])))
+        *step, trusted = values(symbols, oracle.of(list(self.build(residual))), numbers).ravel()
+        wanted = numpy.linalg.solve(values(symbols, matrix, numbers), -values(symbols, ends, numbers).ravel())
+        return bool(trusted), numpy.allclose(step, wanted, rtol=1e-8, atol=1e-10)
+
+
+def add_flow(system: System) -> list[Expr]:
+    """Return residuals like those of a plastic solid: a norm of all unknowns is in each of them."""
+    x, a = system.x, system.a
+    norm = sqrt(x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + 0.1)
+    rate = (norm - a[0]) * (norm - a[0])
+    return [value - own + 5.0 * rate * value / norm for value, own in zip(x, a, strict=True)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(NUMBERS)
+def test_a_step_is_that_of_the_matrix(numbers):
+    system = System()
+    assert system.compare(add_flow(system), numbers) == (True, True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    NUMBERS,
+    st.lists(st.tuples(st.sampled_from(["add", "sub", "mul", "sin", "exp", "tanh"]), *[st.integers(0, 30)] * 2)),
+)
+def test_random_residuals(numbers, operations):
+    """Sums, products and functions of what is there by then, added to the unknowns; also residuals that others read."""
+    system = System()
+    ends = [*system.x, *system.a]
+    for op, first, second in operations:
+        left, right = ends[first % len(ends)], ends[second % len(ends)]
+        ends.append((left.apply(op, right) if op in ("add", "sub", "mul") else left.apply(op)).apply("tanh"))
+    residual = [4.0 * x + 0.2 * ends[-1 - k % len(ends)] for k, x in enumerate(system.x)]
+    residual[2] = residual[2] + 0.1 * residual[0]
+    trusted, same = system.compare(residual, numbers)
+    assert same or not trusted
+    assert trusted
+
+
+def test_a_wrong_elimination_is_seen(monkeypatch):
+    combine = newton_step.SparseSystem._combine
+    monkeypatch.setattr(
+        newton_step.SparseSystem, "_combine", lambda self, known, term, op: combine(self, known, term, "add")
+    )
+    system = System()
+    assert system.compare(add_flow(system), [0.3, 0.5, 0.7, 0.2, 0.4, 0.6])[1] is False
+
+
+@pytest.mark.parametrize(
+    ("matrix", "trusted"),
+    [
+        ([[2.0, 1.0], [1.0, 3.0]], True),
+        ([[1013.0, 13.0], [1013.0, 13.0]], False),
+        ([[0.1, 0.3], [0.3, 0.9]], False),
+        ([[0.0, 1.0], [1.0, 1.0]], False),
+        ([[2.0, float("nan")], [1.0, 3.0]], False),
+        ([[2.0, 1.0], [1.0, 0.5 + 1e-10]], False),
+    ],
+    ids=["regular", "equal rows", "dependent rows", "a zero as pivot", "no number", "nearly singular"],
+)
+def test_what_is_trusted(matrix, trusted):
+    """Where the order that was chosen fails, or the matrix is singular, the step says so."""
+    system = System(4)
+    x, a = system.x[:2], system.a
+    residual = [a[0] * x[0] + a[1] * x[1] - 1.0, a[2] * x[0] + a[3] * x[1] - 2.0]
+    nodes = newton_step.build_step(system.graph, {}, [r.index for r in residual], system.unknowns[:2], system.loop)
+    leaves = [*system.unknowns[:2], *system.outer]
+    symbols = [casadi.MX.sym(f"s{k}") for k in range(len(leaves))]
+    column = Oracle(system.graph, {}, dict(zip(leaves, symbols, strict=True))).of(list(nodes))
+    *step, holds = values(symbols, column, [0.5, 0.5, *matrix[0], *matrix[1]]).ravel()
+    # CasADi takes zero times anything for zero.
+    assert (bool(holds) and bool(numpy.isfinite(step).all())) is trusted
+
+
+def test_where_there_is_none():
+    system = System()
+    x, a = system.x, system.a
+    assert system.build([x[1] - a[0], x[2] - a[1], x[0] - a[2]]) == ()
+    assert system.build([x[0] - a[0], x[1] - a[1], a[2]]) == ()
+    assert system.build([x[0] - a[0], x[1] - a[1], x[2]]) == ()
+    same = x[0] - x[1]
+    assert system.build([same, same, x[2] - a[2]]) == ()
+    assert system.build([x[0] - a[0], x[1] - a[1], x[2].cast(F32).cast(F64) - a[2]]) == ()
+    assert system.build([x[0] - a[0], x[1] - a[1], x[2].apply("erfc") - a[2]]) == ()
+    assert system.build([x[0] - a[0], x[1] - a[1], x[2] - a[2]]) != ()
+
+
+def test_a_residual_of_many_operations_keeps_its_matrix(monkeypatch):
+    system = System()
+    assert system.build(add_flow(system)) != ()
+    monkeypatch.setattr(newton_step, "MOST_OPERATIONS", 10)
+    assert system.build(add_flow(system)) == ()
