@@ -2,16 +2,21 @@
 
 python benchmarks/kernels.py [-o plot.svg] [--only NAME] [--without-compiled]
 
-The models have a reference in C++ that is written by hand, and compiled with the kernel's own flags: ``return_map``
-and ``hardening`` are Newton loops of seven unknowns, ``radial_return`` is explicit. Eager is PyTorch, or NEML2's own;
-``compiled`` is what ``neml2-compile`` makes of an input file, or a ``.pt2``; both are called from Python, as is the
-archive; the kernel and the reference are called from C. Every way is held against the archive's numbers first.
+The models have references in C++ that are written by hand, and compiled with the kernel's own flags: ``return_map``
+and ``hardening`` are Newton loops of seven unknowns, ``radial_return`` is explicit. ``by hand`` takes one element
+after the other; ``vectors`` takes eight at once, with exchanges of rows and any exponent, ``tuned`` without exchanges
+and with the exponent known, ``one equation`` is what a textbook makes of the model (by_hand/hardening_vectors.cpp).
+Eager is PyTorch, or NEML2's own; ``compiled`` is what ``neml2-compile`` makes of an input file, or a ``.pt2``; both
+are called from Python, as is the archive; the kernel and the references are called from C. Every way is held against
+the archive's numbers first.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
+import platform
 import statistics
 import subprocess
 import tempfile
@@ -41,6 +46,10 @@ SOURCES = {
     "radial_return": (f"{HERE.parents[1] / 'examples' / 'radial_return.py'}:make_model", ""),
     "hardening": (str(HERE / "hardening.i"), "update"),
 }
+# References by model: column, file, function.
+VECTORS = [("vectors", "by_hand_vectors"), ("tuned", "by_hand_tuned"), ("one equation", "by_hand_scalar")]
+BY_HAND = {name: [("by hand", f"{name}.cpp", "by_hand")] for name in SOURCES}
+BY_HAND["hardening"] += [(column, "hardening_vectors.cpp", function) for column, function in VECTORS]
 HARDENING = (
     "stress",
     "equivalent_plastic_strain",
@@ -52,6 +61,8 @@ HARDENING = (
     "stress~1",
 )
 SECONDS, ROUNDS = 0.15, 7
+# Vector mathematics, which glibc has for these processors.
+LIBRARIES = ["-lmvec"] if platform.machine() == "x86_64" and platform.libc_ver()[0] == "glibc" else []
 F = torch.float64
 
 
@@ -68,7 +79,9 @@ def built(source: Path, folder: Path) -> ctypes.CDLL:
     flags = [f for f in compilation.FLAGS if not f.startswith("-std")]
     result = folder / f"{source.stem}_hand.so"
     compiler = "g++" if source.suffix == ".cpp" else "gcc"
-    subprocess.run([compiler, *flags, compilation.NATIVE, str(source), "-o", str(result), "-lm"], check=True)
+    subprocess.run(
+        [compiler, *flags, compilation.NATIVE, str(source), "-o", str(result), "-lm", *LIBRARIES], check=True
+    )
     return ctypes.CDLL(str(result))
 
 
@@ -111,7 +124,8 @@ def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Cal
     names = archive.contract.methods["forward"].inputs
     opened = kernel_container.read(path.with_suffix(""))
     kernel = ctypes.CDLL(str(build_library(opened)))[f"{opened.name}_forward"]
-    loop, hand = built(HERE / "loop.c", folder), built(HERE / f"{name}.cpp", folder)["by_hand"]
+    loop = built(HERE / "loop.c", folder)
+    hands = {column: built(HERE / file, folder)[function] for column, file, function in BY_HAND[name]}
     for function in (loop.kernel_seconds, loop.hand_seconds):
         function.restype = ctypes.c_double
     specs = archive.contract.outputs
@@ -136,7 +150,7 @@ def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Cal
         # The arrays live as long as what has their addresses.
         return lambda kept=(arguments, result): c_seconds(run)
 
-    def by_hand(rows: int) -> Callable[[], float]:
+    def by_hand(hand: Any, rows: int) -> Callable[[], float]:
         arguments, result = [v.numpy() for v in inputs(name, names, rows)], outputs(rows)
         places = pointers(arguments), pointers(result)
 
@@ -157,7 +171,10 @@ def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Cal
 
         return lambda: python_seconds(run)
 
-    result = {"by hand": by_hand, "kernel": by_kernel, ".pt": by_archive}
+    result: dict[str, Callable[[int], Callable[[], float]]] = {
+        column: functools.partial(by_hand, function) for column, function in hands.items()
+    }
+    result |= {"kernel": by_kernel, ".pt": by_archive}
     eager = eager_of(name)
     if eager is not None:
         result["eager"] = lambda rows: _eager(eager, name, names, rows, bool(model))

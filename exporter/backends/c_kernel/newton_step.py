@@ -22,8 +22,10 @@ from exporter.backends.c_kernel.rules.derivatives import NoRuleError
 
 # Residuals of more operations keep their matrix: the choice of the next pivot looks at every row.
 MOST_OPERATIONS = 2_000
-# A pivot that is the rest of numbers so many times as large may be one of rounding errors.
-CANCELLED = 1e-8
+# A pivot that is so small a fraction of the numbers that it is the sum of may be one of rounding errors.
+SMALL_PIVOT = 1e-8
+# What a step may leave of the residual, were that linear, as a fraction of its norm.
+LEFT = 1e-7
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,16 @@ class SparseSystem:
         A row is solved for the result that it is the equation of, or the unknown that its residual is for: in the
         models of solids and of rates those pivots are one and something."""
         candidates = [row for row, entries in self.rows.items() if self.own[row] in entries]
-        return min(candidates, key=self._count_fill, default=None)
+        ready = [row for row in candidates if self._is_ready(row)]
+        return min(ready or candidates, key=self._count_fill, default=None)
+
+    def _is_ready(self, row: int) -> bool:
+        """Return whether a pivot is the same for all states, or nothing else of its row depends on its column directly:
+        what is added to it later may be all that it has in some state."""
+        column = self.own[row]
+        if not self.graph.loops[self.rows[row][column]]:
+            return True
+        return not any(column in self.rows.get(c, ()) for c in self.rows[row] if c != column)
 
     def _count_fill(self, row: int) -> tuple[int, int]:
         return (len(self.rows[row]) - 1) * (len(self.columns[self.own[row]]) - 1), row
@@ -154,14 +165,24 @@ def build_step(
         terms = system.terms[row, system.own[row]]
         solved.append(system.eliminate(row))
         if is_sum(terms):
-            trusted.append(CANCELLED * add_sizes(graph, terms) < Expr(graph, solved[-1].pivot).apply("abs"))
+            trusted.append(SMALL_PIVOT * add_sizes(graph, terms) < Expr(graph, solved[-1].pivot).apply("abs"))
     zero = Expr(graph, graph.add_constant(0.0, F64))
     changes = _substitute_back(graph, solved)
-    step = [Expr(graph, changes[u]) if u in changes else zero for u in unknowns]
-    # Zero, or not a number where a pivot was zero.
-    rest = functools.reduce(operator.add, [0.0 * s for s in step])
-    holds = functools.reduce(operator.and_, trusted, rest.equals(0.0))
-    return (*[s.index for s in step], where(holds, zero + 1.0, 0.0).index)
+    step = [changes.get(u, zero.index) for u in unknowns]
+    holds = functools.reduce(
+        operator.and_, trusted, _compare_change(graph, loops, residual, dict(zip(unknowns, step, strict=True)))
+    )
+    return (*step, where(holds, zero + 1.0, 0.0).index)
+
+
+def _compare_change(graph: ExprGraph, loops: Loops, residual: Sequence[int], step: Mapping[int, int]) -> Expr:
+    """Build whether the residual's change along a step is what makes it zero; not so where a pivot was zero."""
+    seeds: dict[int, Tangent] = {u: {"": change} for u, change in step.items()}
+    tangents = ForwardMode(graph, loops, seeds).differentiate(residual)
+    values = [Expr(graph, i) for i in residual]
+    left = [value + Expr(graph, tangent[""]) for value, tangent in zip(values, tangents, strict=True)]
+    size, rest = (functools.reduce(operator.add, [v * v for v in numbers]) for numbers in (values, left))
+    return rest <= LEFT**2 * size
 
 
 def _build_system(

@@ -65,7 +65,7 @@ FAULTS = {
     ),
     "a choice with its sides exchanged": (
         "return_map",
-        edit("_lanes.h", r"(const double v\d+ = \S+ \? )(\S+) : (\S+);", r"\1\3 : \2;"),
+        edit("_lanes.h", r"(const double v\d+ = \S+ \? )(\S+) : (\S+);", r"\1\3 : \2;", 999),
         {"stored cases"},
     ),
     "a pivot left out": (

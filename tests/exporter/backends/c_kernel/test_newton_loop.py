@@ -18,6 +18,8 @@ from torch import nn
 
 import torchferry
 from exporter.backends.c_kernel.frame_layout import UNROLLED
+from exporter.backends.c_kernel.lowering import ArchiveLowering
+from exporter.backends.c_kernel.newton_step import build_step
 from exporter.common.errors import UnsupportedError
 
 pytestmark = pytest.mark.thorough
@@ -169,6 +171,34 @@ def test_systems_that_need_pivots(size, tmp_path):
     alone = kernel.call("jacobian", {n: v[:1] for n, v in arrays.items()})
     for name, value in alone.items():
         assert numpy.allclose(value[0], got[name][0], rtol=1e-12, atol=0.0), name
+
+
+def test_the_control_of_steps_without_the_matrix(tmp_path, monkeypatch):
+    """Elements whose own pivot is next to zero are solved with the matrix, and only with it."""
+    path = tmp_path / "unordered"
+    # The step of a full matrix takes no fewer operations.
+    monkeypatch.setattr(ArchiveLowering, "_build_step", build_every_step)
+    torchferry.export(unordered(2), output=path, formats="c")
+    kernel = torchferry.load(path)
+    drawn = turned(2, 37, 5)
+    arrays = {n: drawn[n].numpy() for n in kernel.contract.methods["forward"].inputs}
+    kernel.call("forward", arrays)
+    assert (kernel.status == 0).all()
+
+    def change(files: dict[str, bytes]) -> None:
+        name = next(n for n in files if n.endswith("_lanes.h"))
+        again = b"again[l] = !whole & !good[l];"
+        assert again in files[name]
+        files[name] = files[name].replace(again, b"again[l] = 0;")
+
+    resealed(path, change)
+    kernel = torchferry.load(path, trust="native")
+    kernel.call("forward", arrays)
+    assert (kernel.status != 0).any()
+
+
+def build_every_step(lowering: ArchiveLowering, residual, matrix, unknowns, index) -> tuple[int, ...]:
+    return build_step(lowering.graph, lowering.loops, residual, unknowns, index)
 
 
 class Coupled(nn.Module):

@@ -94,8 +94,9 @@ def test_a_wrong_elimination_is_seen(monkeypatch):
         ([[0.0, 1.0], [1.0, 1.0]], False),
         ([[2.0, float("nan")], [1.0, 3.0]], False),
         ([[2.0, 1.0], [1.0, 0.5 + 1e-10]], False),
+        ([[1e-12, 1.0], [1.0, 1.0]], False),
     ],
-    ids=["regular", "equal rows", "dependent rows", "a zero as pivot", "no number", "nearly singular"],
+    ids=["regular", "equal rows", "dependent rows", "a zero as pivot", "no number", "nearly singular", "a small pivot"],
 )
 def test_what_is_trusted(matrix, trusted):
     """Where the order that was chosen fails, or the matrix is singular, the step says so."""
