@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from exporter.archive.contract import TANGENT, Contract, Solver
 from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.c_kernel import forward_mode, newton_step
-from exporter.backends.c_kernel.expression_graph import COLUMNS, F64, I64, NEWTON, ExprGraph, leaf_name
+from exporter.backends.c_kernel.expression_graph import COLUMNS, F64, I64, MOST, NEWTON, ExprGraph, leaf_name
 from exporter.backends.c_kernel.newton_loop import NewtonLoop, find_loop_inputs, find_loop_nodes
 from exporter.backends.c_kernel.rules.derivatives import NoRuleError
 from exporter.backends.c_kernel.rules.linear_systems import NO_ERRORS
@@ -276,10 +276,11 @@ class ArchiveLowering:
 
     def _build_step(self, residual: list[int], matrix: list[int], unknowns: list[int], index: int) -> tuple[int, ...]:
         """Return the step without a matrix, where it takes fewer operations than to build and to eliminate that."""
-        n = len(unknowns)
-        step = newton_step.build_step(self.graph, self.loops, residual, unknowns, index)
-        count, with_matrix = (len(find_loop_nodes(self.graph, [*residual, *ends], index)) for ends in (step, matrix))
-        return step if count < with_matrix + 2 * n**3 // 3 else ()
+        with_matrix = len(find_loop_nodes(self.graph, [*residual, *matrix], index)) + 2 * len(unknowns) ** 3 // 3
+        # The sizes of entries that are never pivots are nodes as well, which nothing uses.
+        most = min(4 * with_matrix, MOST // 8)
+        step = newton_step.build_step(self.graph, self.loops, residual, unknowns, index, most)
+        return step if len(find_loop_nodes(self.graph, [*residual, *step], index)) < with_matrix else ()
 
     def _choose_matrix(
         self, residual: list[int], run_captured: Callable[[], list[int]], unknowns: list[int], index: int

@@ -11,71 +11,57 @@ The order is the same for every state, and no rows are exchanged: each step says
 from __future__ import annotations
 
 import functools
+import heapq
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from exporter.backends.c_kernel.expression_graph import BOOL, F64, SEVERAL, Expr, ExprGraph, where
 from exporter.backends.c_kernel.forward_mode import ForwardMode, Loops, Tangent
 from exporter.backends.c_kernel.newton_loop import find_loop_nodes
 from exporter.backends.c_kernel.rules.derivatives import NoRuleError
 
-# Residuals of more operations keep their matrix: the choice of the next pivot looks at every row.
-MOST_OPERATIONS = 2_000
 # A pivot that is so small a fraction of the numbers that it is the sum of may be one of rounding errors.
 SMALL_PIVOT = 1e-8
 # What a step may leave of the residual, were that linear, as a fraction of its norm.
 LEFT = 1e-7
 
 
-@dataclass(frozen=True)
-class Term:
-    """Number that an entry is a sum of, or a factor times what another entry was the sum of."""
-
-    node: int
-    parts: tuple[Term, ...] = ()
-
-    def build_size(self, graph: ExprGraph) -> Expr:
-        """Build how large the numbers are at most that it comes from."""
-        size = Expr(graph, self.node).apply("abs")
-        return size * add_sizes(graph, self.parts) if self.parts else size
-
-
-def is_sum(terms: Sequence[Term]) -> bool:
-    """Return whether a number comes from several, which may cancel each other."""
-    return len(terms) > 1 or any(term.parts for term in terms)
-
-
-def add_sizes(graph: ExprGraph, terms: Sequence[Term]) -> Expr:
-    """Build the sum of the sizes of terms."""
-    return functools.reduce(operator.add, [t.build_size(graph) for t in terms])
-
-
-@dataclass
 class SparseSystem:
-    """Rows of a linear system: by row the entries by column, and the right side. ``own`` has the column that a row is
-    the equation of, ``terms`` what an entry is the sum of."""
+    """Rows of a linear system: by row the entries by column, and the right side.
 
-    graph: ExprGraph
-    own: Mapping[int, int]
-    rows: dict[int, dict[int, int]] = field(default_factory=dict)
-    rights: dict[int, int] = field(default_factory=dict)
-    columns: dict[int, set[int]] = field(default_factory=dict)
-    terms: dict[tuple[int, int], tuple[Term, ...]] = field(default_factory=dict)
+    ``own`` has the column that a row is the equation of. Of an entry that is the sum of several numbers, or comes from
+    one, ``sizes`` has how large these are together."""
 
-    def add(self, row: int, column: int, number: int, op: str = "add", term: Term | None = None) -> None:
+    def __init__(self, graph: ExprGraph, own: Mapping[int, int]) -> None:
+        self.graph, self.own = graph, own
+        self.rows: dict[int, dict[int, int]] = {}
+        self.rights: dict[int, int] = {}
+        self.sizes: dict[tuple[int, int], int] = {}
+        self._owners = {column: row for row, column in own.items()}
+        self._columns: dict[int, set[int]] = {}
+        # Rows to choose from, each again where it has changed since: the last one counts.
+        self._queue: list[tuple[bool, int, int]] = []
+        self._changed: set[int] = set()
+
+    def add(self, row: int, column: int, number: int, op: str = "add", size: int | None = None) -> None:
         """Add a number to an entry, or subtract it; what is zero by its structure stays out."""
         if self.graph.constant_value(number) == 0.0:
             return
-        entries = self.rows.setdefault(row, {})
+        entries, place = self.rows.setdefault(row, {}), (row, column)
+        if column in entries or place in self.sizes:
+            known = self.sizes.get(place) or self._take_size(entries[column])
+            self.sizes[place] = self.graph.add("add", (known, size or self._take_size(number)), F64)
+        elif size is not None:
+            self.sizes[place] = size
         value = self._combine(entries.get(column), number, op)
-        self.terms[row, column] = (*self.terms.get((row, column), ()), term or Term(number))
+        self._changed |= {row, self._owners[column]}
         if self.graph.constant_value(value) == 0.0:
             del entries[column]
-            self.columns[column].discard(row)
+            self._columns[column].discard(row)
             return
         entries[column] = value
-        self.columns.setdefault(column, set()).add(row)
+        self._columns.setdefault(column, set()).add(row)
 
     def add_right(self, row: int, number: int, op: str = "add") -> None:
         """Add a number to the right side of a row, or subtract it."""
@@ -86,25 +72,32 @@ class SparseSystem:
             return self.graph.add(op, (known, number), F64)
         return number if op == "add" else self.graph.add("neg", (number,), F64)
 
+    def _take_size(self, number: int) -> int:
+        return self.graph.add("abs", (number,), F64)
+
     def choose_row(self) -> int | None:
         """Return the row whose elimination makes the fewest new entries, at most; None if no row has its own column.
 
         A row is solved for the result that it is the equation of, or the unknown that its residual is for: in the
-        models of solids and of rates those pivots are one and something."""
-        candidates = [row for row, entries in self.rows.items() if self.own[row] in entries]
-        ready = [row for row in candidates if self._is_ready(row)]
-        return min(ready or candidates, key=self._count_fill, default=None)
+        models of solids and of rates those pivots are one and something. Rows come last whose pivot depends on the
+        state while something else in them depends on their column directly: that may be all that the pivot has."""
+        for row in self._changed & self.rows.keys():
+            if (key := self._rank(row)) is not None:
+                heapq.heappush(self._queue, key)
+        self._changed = set()
+        while self._queue:
+            key = heapq.heappop(self._queue)
+            if key[-1] in self.rows and key == self._rank(key[-1]):
+                return key[-1]
+        return None
 
-    def _is_ready(self, row: int) -> bool:
-        """Return whether a pivot is the same for all states, or nothing else of its row depends on its column directly:
-        what is added to it later may be all that it has in some state."""
-        column = self.own[row]
-        if not self.graph.loops[self.rows[row][column]]:
-            return True
-        return not any(column in self.rows.get(c, ()) for c in self.rows[row] if c != column)
-
-    def _count_fill(self, row: int) -> tuple[int, int]:
-        return (len(self.rows[row]) - 1) * (len(self.columns[self.own[row]]) - 1), row
+    def _rank(self, row: int) -> tuple[bool, int, int] | None:
+        entries, column = self.rows[row], self.own[row]
+        if column not in entries:
+            return None
+        depends = bool(self.graph.loops[entries[column]])
+        partial = depends and any(column in self.rows.get(c, ()) for c in entries if c != column)
+        return partial, (len(entries) - 1) * (len(self._columns[column]) - 1), row
 
     def eliminate(self, row: int) -> SolvedRow:
         """Take a row out of the system, and its own column out of all other rows."""
@@ -112,17 +105,19 @@ class SparseSystem:
         entries, right = self.rows.pop(row), self.rights.get(row)
         pivot = entries.pop(column)
         for other in entries:
-            self.columns[other].discard(row)
+            self._columns[other].discard(row)
+            self._changed.add(self._owners[other])
         inverse = graph.add("div", (graph.add_constant(1.0, F64), pivot), F64)
         # The row of a result that is used as it is: a product with -1 is none.
         op = "add" if graph.constant_value(pivot) == -1.0 else "sub"
-        for other in sorted(self.columns.pop(column) - {row}):
+        for other in sorted(self._columns.pop(column) - {row}):
+            self._changed.add(other)
             factor = self.rows[other].pop(column)
             factor = factor if op == "add" else graph.add("mul", (factor, inverse), F64)
             for c, value in entries.items():
-                terms = self.terms[row, c]
-                whole = Term(factor, terms) if is_sum(terms) else None
-                self.add(other, c, graph.add("mul", (factor, value), F64), op, whole)
+                size = self.sizes.get((row, c))
+                size = size and graph.add("mul", (self._take_size(factor), size), F64)
+                self.add(other, c, graph.add("mul", (factor, value), F64), op, size)
             if right is not None:
                 self.add_right(other, graph.add("mul", (factor, right), F64), op)
         return SolvedRow(column, pivot, inverse, entries, right)
@@ -140,18 +135,19 @@ class SolvedRow:
 
 
 def build_step(
-    graph: ExprGraph, loops: Loops, residual: Sequence[int], unknowns: Sequence[int], loop: int
+    graph: ExprGraph, loops: Loops, residual: Sequence[int], unknowns: Sequence[int], loop: int, most: int
 ) -> tuple[int, ...]:
     """Build the nodes of Newton's step, and of whether it can be trusted (1, else 0).
 
-    Returns none where the residual has an operation without a rule, or of another kind than double precision, is too
-    long, or has no structure that leaves a pivot."""
+    Returns none where the residual has an operation without a rule, or of another kind than double precision, has no
+    structure that leaves a pivot, or where the elimination makes more than ``most`` nodes."""
     inner = find_loop_nodes(graph, residual, loop)
     plain = all(graph[i].op not in (*SEVERAL, "pick") and graph[i].dtype in (F64, BOOL) for i in inner)
     ends = dict.fromkeys(residual)
     distinct = len(ends) == len(residual) and ends.keys() <= set(inner) - set(unknowns)
-    if not plain or not distinct or len(inner) > MOST_OPERATIONS:
+    if not plain or not distinct or len(inner) > most:
         return ()
+    first = len(graph)
     try:
         system = _build_system(graph, loops, residual, unknowns, inner)
     except NoRuleError:
@@ -160,12 +156,12 @@ def build_step(
     trusted: list[Expr] = []
     while system.rows:
         row = system.choose_row()
-        if row is None:
+        if row is None or len(graph) - first > most:
             return ()
-        terms = system.terms[row, system.own[row]]
+        size = system.sizes.get((row, system.own[row]))
         solved.append(system.eliminate(row))
-        if is_sum(terms):
-            trusted.append(SMALL_PIVOT * add_sizes(graph, terms) < Expr(graph, solved[-1].pivot).apply("abs"))
+        if size is not None:
+            trusted.append(SMALL_PIVOT * Expr(graph, size) < Expr(graph, solved[-1].pivot).apply("abs"))
     zero = Expr(graph, graph.add_constant(0.0, F64))
     changes = _substitute_back(graph, solved)
     step = [changes.get(u, zero.index) for u in unknowns]
@@ -180,7 +176,7 @@ def _compare_change(graph: ExprGraph, loops: Loops, residual: Sequence[int], ste
     seeds: dict[int, Tangent] = {u: {"": change} for u, change in step.items()}
     tangents = ForwardMode(graph, loops, seeds).differentiate(residual)
     values = [Expr(graph, i) for i in residual]
-    left = [value + Expr(graph, tangent[""]) for value, tangent in zip(values, tangents, strict=True)]
+    left = [value + Expr(graph, t[""]) if t else value for value, t in zip(values, tangents, strict=True)]
     size, rest = (functools.reduce(operator.add, [v * v for v in numbers]) for numbers in (values, left))
     return rest <= LEFT**2 * size
 

@@ -198,7 +198,7 @@ def test_the_control_of_steps_without_the_matrix(tmp_path, monkeypatch):
 
 
 def build_every_step(lowering: ArchiveLowering, residual, matrix, unknowns, index) -> tuple[int, ...]:
-    return build_step(lowering.graph, lowering.loops, residual, unknowns, index)
+    return build_step(lowering.graph, lowering.loops, residual, unknowns, index, 10_000)
 
 
 class Coupled(nn.Module):

@@ -27,8 +27,8 @@ class System:
         self.x = [Expr(self.graph, i) for i in self.unknowns]
         self.a = [Expr(self.graph, i) for i in self.outer]
 
-    def build(self, residual: list[Expr]) -> tuple[int, ...]:
-        return newton_step.build_step(self.graph, {}, [r.index for r in residual], self.unknowns, self.loop)
+    def build(self, residual: list[Expr], most: int = 10_000) -> tuple[int, ...]:
+        return newton_step.build_step(self.graph, {}, [r.index for r in residual], self.unknowns, self.loop, most)
 
     def compare(self, residual: list[Expr], numbers: list[float]) -> tuple[bool, bool]:
         """Return whether the step can be trusted, and whether it is that of the matrix."""
@@ -103,7 +103,9 @@ def test_what_is_trusted(matrix, trusted):
     system = System(4)
     x, a = system.x[:2], system.a
     residual = [a[0] * x[0] + a[1] * x[1] - 1.0, a[2] * x[0] + a[3] * x[1] - 2.0]
-    nodes = newton_step.build_step(system.graph, {}, [r.index for r in residual], system.unknowns[:2], system.loop)
+    nodes = newton_step.build_step(
+        system.graph, {}, [r.index for r in residual], system.unknowns[:2], system.loop, 1_000
+    )
     leaves = [*system.unknowns[:2], *system.outer]
     symbols = [casadi.MX.sym(f"s{k}") for k in range(len(leaves))]
     column = Oracle(system.graph, {}, dict(zip(leaves, symbols, strict=True))).of(list(nodes))
@@ -125,8 +127,34 @@ def test_where_there_is_none():
     assert system.build([x[0] - a[0], x[1] - a[1], x[2] - a[2]]) != ()
 
 
-def test_a_residual_of_many_operations_keeps_its_matrix(monkeypatch):
+def test_an_elimination_that_makes_too_many_nodes_is_given_up():
     system = System()
-    assert system.build(add_flow(system)) != ()
-    monkeypatch.setattr(newton_step, "MOST_OPERATIONS", 10)
-    assert system.build(add_flow(system)) == ()
+    assert system.build(add_flow(system), 10) == ()
+    count = len(system.graph)
+    assert system.build(add_flow(system), 60) == ()
+    assert len(system.graph) < count + 100
+    assert system.build(add_flow(system), 1_000) != ()
+
+
+def test_the_work_is_linear_in_a_chain():
+    """Thousands of operations, each on the one before: as many nodes for each of them."""
+    counts = []
+    for length in (300, 1_200):
+        system = System()
+        end = system.x[0]
+        for k in range(length):
+            end = end + 0.1 * end * system.a[k % SIZE]
+        assert system.build([end - 1.0, system.x[1] - 1.0, system.x[2] - 1.0]) != ()
+        counts.append(len(system.graph))
+    assert counts[1] < 4.2 * counts[0]
+
+
+def test_a_residual_that_does_not_change_with_its_unknown_is_not_trusted():
+    system = System()
+    x, a = system.x, system.a
+    assert system.build([x[0] - a[0], x[1] - a[1], x[2].apply("floor") - a[2]]) == ()
+    *_, holds = system.build([x[0] - a[0], x[1] - a[1], x[2].apply("ceil")])
+    leaves = [*system.unknowns, *system.outer]
+    symbols = [casadi.MX.sym(f"s{k}") for k in range(len(leaves))]
+    column = Oracle(system.graph, {}, dict(zip(leaves, symbols, strict=True))).of([holds])
+    assert values(symbols, column, [0.5] * 6).ravel().tolist() == [0.0]
