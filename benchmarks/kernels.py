@@ -75,6 +75,7 @@ def inputs(name: str, names: tuple[str, ...], rows: int) -> list[torch.Tensor]:
     return [arguments.get(n, torch.zeros((rows, 6) if n in six else (rows,), dtype=F)).contiguous() for n in names]
 
 
+@functools.cache
 def built(source: Path, folder: Path) -> ctypes.CDLL:
     flags = [f for f in compilation.FLAGS if not f.startswith("-std")]
     result = folder / f"{source.stem}_hand.so"

@@ -10,7 +10,7 @@ typedef double Numbers __attribute__((vector_size(8 * LANES)));
 typedef long long Mask __attribute__((vector_size(8 * LANES)));
 
 // glibc's vector mathematics (libmvec), at most 4 units in the last place, where the processor has such vectors.
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && defined(__GLIBC__)
 extern "C" Numbers _ZGVeN8vv_pow(Numbers, Numbers);
 inline Numbers power(Numbers x, Numbers exponent) { return _ZGVeN8vv_pow(x, exponent); }
 #else

@@ -14,7 +14,7 @@ _IDLE = ("PROTO", "STOP")
 
 def measure_depth(pickled: bytes) -> int:
     """Return how deep containers are nested in what a pickle makes. Raises ``ValueError`` for one that holds itself,
-    for one that keeps a value further off than it is long, and for what is no pickle."""
+    for one that keeps a value further off than it has kept, and for what is no pickle."""
     # What each value holds, by its number: a container may grow after others hold it.
     contents: list[list[int]] = []
     stack, marks, memo = list[int](), list[int](), dict[int, int]()
@@ -37,8 +37,8 @@ def measure_depth(pickled: bytes) -> int:
             if name == "MARK":
                 marks.append(len(stack))
             elif name in ("BINPUT", "LONG_BINPUT"):
-                # torch makes room for all places below: a few bytes would ask for 64 GiB.
-                if (place := int(argument or 0)) >= len(pickled):
+                # torch makes room for all places below, 64 GiB for a few bytes. Its writer counts them.
+                if (place := int(argument or 0)) > len(memo):
                     raise ValueError(f"a pickle keeps a value at place {place}")
                 memo[place] = stack[-1]
             elif name in ("BINGET", "LONG_BINGET"):

@@ -34,7 +34,8 @@ def load_tensors(data: bytes, what: str, where: str) -> dict[Any, Any]:
             if size > len(data):
                 raise ValueError(f"records of {size} bytes in {len(data)}")
             for name in packed.namelist():
-                if name.endswith("/data.pkl") and (depth := measure_depth(packed.read(name))) > MAX_NESTING:
+                # torch's reader does not look at the case of letters.
+                if name.lower().endswith("/data.pkl") and (depth := measure_depth(packed.read(name))) > MAX_NESTING:
                     raise ValueError(f"{depth} containers in each other, at most {MAX_NESTING}")
         value = torch.load(io.BytesIO(data), weights_only=True)
     except Exception as error:

@@ -278,7 +278,7 @@ class ArchiveLowering:
         """Return the step without a matrix, where it takes fewer operations than to build and to eliminate that."""
         with_matrix = len(find_loop_nodes(self.graph, [*residual, *matrix], index)) + 2 * len(unknowns) ** 3 // 3
         # The sizes of entries that are never pivots are nodes as well, which nothing uses.
-        most = min(4 * with_matrix, MOST // 8)
+        most = min(4 * with_matrix, (MOST - len(self.graph)) // 8)
         step = newton_step.build_step(self.graph, self.loops, residual, unknowns, index, most)
         return step if len(find_loop_nodes(self.graph, [*residual, *step], index)) < with_matrix else ()
 

@@ -165,18 +165,27 @@ def build_step(
     zero = Expr(graph, graph.add_constant(0.0, F64))
     changes = _substitute_back(graph, solved)
     step = [changes.get(u, zero.index) for u in unknowns]
-    holds = functools.reduce(
-        operator.and_, trusted, _compare_change(graph, loops, residual, dict(zip(unknowns, step, strict=True)))
-    )
-    return (*step, where(holds, zero + 1.0, 0.0).index)
-
-
-def _compare_change(graph: ExprGraph, loops: Loops, residual: Sequence[int], step: Mapping[int, int]) -> Expr:
-    """Build whether the residual's change along a step is what makes it zero; not so where a pivot was zero."""
-    seeds: dict[int, Tangent] = {u: {"": change} for u, change in step.items()}
+    seeds = _find_outer_tangents(graph, inner)
+    seeds |= {u: {"": s} for u, s in zip(unknowns, step, strict=True)}
     tangents = ForwardMode(graph, loops, seeds).differentiate(residual)
+    if not all(tangents):
+        return ()
+    changes_along = [tangent[""] for tangent in tangents]
+    holds = functools.reduce(operator.and_, trusted, _compare_change(graph, residual, changes_along))
+    # Where that is known, no state has a step that can be trusted.
+    return (*step, where(holds, zero + 1.0, 0.0).index) if holds.constant is None else ()
+
+
+def _find_outer_tangents(graph: ExprGraph, inner: Sequence[int]) -> dict[int, Tangent]:
+    """Return the tangents of what a loop reads and does not change: none."""
+    own = set(inner)
+    return {a: {} for i in inner for a in graph[i].args if a not in own}
+
+
+def _compare_change(graph: ExprGraph, residual: Sequence[int], changes: Sequence[int]) -> Expr:
+    """Build whether the residual's change along a step is what makes it zero."""
     values = [Expr(graph, i) for i in residual]
-    left = [value + Expr(graph, t[""]) if t else value for value, t in zip(values, tangents, strict=True)]
+    left = [value + Expr(graph, change) for value, change in zip(values, changes, strict=True)]
     size, rest = (functools.reduce(operator.add, [v * v for v in numbers]) for numbers in (values, left))
     return rest <= LEFT**2 * size
 
@@ -189,8 +198,9 @@ def _build_system(
     system = SparseSystem(graph, {i: i for i in inner} | dict(zip(residual, unknowns, strict=True)))
     minus_one = graph.add_constant(-1.0, F64)
     # Each result has its own direction: what the rules return are partial derivatives.
-    seeds: dict[int, Tangent] = {a: {} for i in inner for a in graph[i].args}
-    seeds |= {i: {i: graph.add_constant(1.0, F64)} for i in inner}
+    seeds = _find_outer_tangents(graph, inner)
+    unit = graph.add_constant(1.0, F64)
+    seeds |= {i: {} if graph[i].dtype == BOOL else {i: unit} for i in inner}
     partials = ForwardMode(graph, loops, seeds)
     leaves, ends = set(unknowns), set(residual)
     for i in inner:

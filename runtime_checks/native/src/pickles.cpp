@@ -104,9 +104,9 @@ class Machine {
     auto& inside = held_[top()];
     inside.insert(inside.end(), values.begin(), values.end());
   }
-  /// torch makes room for all places below: a few bytes would ask for 64 GiB.
+  /// torch makes room for all places below: a few bytes would ask for 64 GiB. Who writes a pickle counts them.
   void keep(size_t place) {
-    if (place >= bytes_.size()) refuse("a value kept at place " + std::to_string(place));
+    if (place > memo_.size()) refuse("a value kept at place " + std::to_string(place));
     memo_[place] = top();
   }
   void recall(size_t place) {

@@ -315,7 +315,6 @@ def planted(monkeypatch, fault):
     monkeypatch.setattr(newton_capture.CapturedLoop, "script", compiled)
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("without_the_gate")
 @pytest.mark.parametrize("fault", mark_rest_thorough(["residual", "early"], ["jacobian", "cap"]))
 def test_planted_faults(tmp_path, monkeypatch, fault):

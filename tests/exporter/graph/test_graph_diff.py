@@ -153,7 +153,6 @@ def reorder(graph: Any, draw: random.Random) -> int:
     return moves
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", mark_rest_thorough(list(TIMES)[:2], list(TIMES)[2:]))
 def test_names_and_the_order_of_independent_nodes_are_no_change(name):
     draw = random.Random(name)

@@ -197,6 +197,31 @@ def test_the_control_of_steps_without_the_matrix(tmp_path, monkeypatch):
     assert (kernel.status != 0).any()
 
 
+class Masked(nn.Module):
+    """The second unknown has an equation where the first one is below zero."""
+
+    signature = torchferry.Signature.of({"x": (2,), "x~1": (2,), "g": (2,)}, {"x_residual": (2,)})
+
+    def forward(self, x: torch.Tensor, old: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        second = torch.where(x[:, 0] < 0, x[:, 1] - g[:, 1], torch.zeros_like(x[:, 1]))
+        return torch.stack([x[:, 0] - g[:, 0], second], -1) + 0.0 * old
+
+
+def test_a_step_that_is_no_number_is_not_taken(tmp_path, monkeypatch):
+    """The residual's change along a step does not see what a choice hides."""
+    monkeypatch.setattr(ArchiveLowering, "_build_step", build_every_step)
+    inputs = {"x~1": -torch.ones(5, 2, dtype=F), "g": -torch.ones(5, 2, dtype=F)}
+    path = tmp_path / "masked.pt"
+    torchferry.export(torchferry.ImplicitUpdate(Masked(), ["x"]), output=path, inputs=inputs, formats="pt,c")
+    kernel, model = torchferry.load(path.with_suffix("")), torchferry.load(path)
+    inputs |= {
+        "x~1": torch.tensor([[3.0, 1.0], [-3.0, 1.0]], dtype=F),
+        "g": torch.tensor([[2.0, 0.5], [-2.0, 0.5]], dtype=F),
+    }
+    kernel.call("forward", {n: v.numpy() for n, v in inputs.items()})
+    assert kernel.status.tolist() == model.call("newton_info", inputs)["status"].tolist() == [2, 0]
+
+
 def build_every_step(lowering: ArchiveLowering, residual, matrix, unknowns, index) -> tuple[int, ...]:
     return build_step(lowering.graph, lowering.loops, residual, unknowns, index, 10_000)
 

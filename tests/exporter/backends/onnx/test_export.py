@@ -69,7 +69,6 @@ def failed_checks(path: Path) -> set[str]:
     return {check.check for check in caught.value.report.checks if check.verdict == FAILED}
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("factory", mark_rest_thorough(["digits", "small"], ["functions", "solves"]))
 def test_every_digit_of_float64(factory: str, tmp_path):
     result = torchferry.convert(_archive(factory, tmp_path))
