@@ -41,7 +41,8 @@ inline void evaluate(const Elements& e, const Numbers (&u)[7], Numbers (&r)[7], 
   for (int i = 0; i < 6; ++i) flow[i] = ROOT * 1.5 * deviator[i] * by_mises;
   const Numbers excess = ROOT * (mises - YIELD - H * ep), over = larger(excess / ETA, 0.0);
   const Numbers rate = EXPONENT_IS_KNOWN ? over * over : power(over, fill(EXPONENT));
-  const Numbers by_excess = EXPONENT_IS_KNOWN ? 2.0 * over / ETA : EXPONENT * power(over, fill(EXPONENT - 1)) / ETA;
+  // From the same power, as n x^n / x.
+  const Numbers by_excess = EXPONENT_IS_KNOWN ? 2.0 * over / ETA : over > 0.0 ? EXPONENT / ETA * rate / over : fill(0.0);
   for (int i = 0; i < 6; ++i) elastic[i] = e.increment[i] - e.dt * rate * flow[i];
   const Numbers pressure = LAMBDA * (elastic[0] + elastic[1] + elastic[2]);
   for (int i = 0; i < 6; ++i) {

@@ -5,6 +5,10 @@
 #include <cmath>
 #include <limits>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 constexpr int LANES = 8;
 typedef double Numbers __attribute__((vector_size(8 * LANES)));
 typedef long long Mask __attribute__((vector_size(8 * LANES)));
@@ -22,18 +26,22 @@ inline Numbers power(Numbers x, Numbers exponent) {
 
 inline Numbers fill(double value) { return Numbers{} + value; }
 
+#if defined(__AVX512F__)
+inline bool any(Mask mask) { return _mm512_test_epi64_mask((__m512i)mask, (__m512i)mask) != 0; }
+#else
 inline bool any(Mask mask) {
   long long all = 0;
   for (int l = 0; l < LANES; ++l) all |= mask[l];
   return all != 0;
 }
+#endif
 
 inline Numbers root(Numbers x) {
   for (int l = 0; l < LANES; ++l) x[l] = std::sqrt(x[l]);
   return x;
 }
 
-inline Numbers magnitude(Numbers x) { return x < 0.0 ? -x : x; }
+inline Numbers magnitude(Numbers x) { return (Numbers)((Mask)x & 0x7fffffffffffffffLL); }
 inline Numbers larger(Numbers x, double least) { return x > least ? x : fill(least); }
 
 /// Numbers of eight elements, `step` apart; lanes beyond the last element repeat it.
@@ -49,10 +57,16 @@ inline void store(Numbers x, double* to, long step, long left) {
 
 template <bool EXCHANGES, int N>
 inline void eliminate(Numbers (&A)[N][N], Numbers (&x)[N]) {
+  Numbers inverse[N];
   for (int k = 0; k < N; ++k) {
-    if (EXCHANGES)
+    if (EXCHANGES) {
+      Numbers largest = magnitude(A[k][k]);
       for (int i = k + 1; i < N; ++i) {
-        const Mask exchanged = magnitude(A[i][k]) > magnitude(A[k][k]);
+        const Numbers own = magnitude(A[i][k]);
+        const Mask exchanged = own > largest;
+        // Half of the time: no element exchanges these rows.
+        if (!any(exchanged)) continue;
+        largest = exchanged ? own : largest;
         for (int j = k; j < N; ++j) {
           const Numbers upper = A[k][j], lower = A[i][j];
           A[k][j] = exchanged ? lower : upper;
@@ -62,17 +76,18 @@ inline void eliminate(Numbers (&A)[N][N], Numbers (&x)[N]) {
         x[k] = exchanged ? lower : upper;
         x[i] = exchanged ? upper : lower;
       }
-    const Numbers inverse = 1.0 / A[k][k];
+    }
+    inverse[k] = 1.0 / A[k][k];
     for (int i = k + 1; i < N; ++i) {
-      const Numbers factor = A[i][k] * inverse;
+      const Numbers factor = A[i][k] * inverse[k];
       for (int j = k + 1; j < N; ++j) A[i][j] -= factor * A[k][j];
       x[i] -= factor * x[k];
     }
-    x[k] *= inverse;
-    for (int j = k + 1; j < N; ++j) A[k][j] *= inverse;
   }
-  for (int k = N - 1; k >= 0; --k)
+  for (int k = N - 1; k >= 0; --k) {
+    x[k] *= inverse[k];
     for (int i = 0; i < k; ++i) x[i] -= A[i][k] * x[k];
+  }
 }
 
 template <int N>

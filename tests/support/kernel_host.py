@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from runtime_checks.kernels import compilation
 from runtime_checks.kernels.ctypes_library import Library
 
 Outputs = tuple[torch.Tensor, ...]
+# What changes a kernel's files.
+Change = Callable[[dict[str, bytes]], None]
 
 
 def contract_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Contract:
@@ -103,7 +106,7 @@ def write_hook(marker: Path) -> str:
     )
 
 
-def resealed(folder: Path, change: Callable[[dict[str, bytes]], None]) -> None:
+def resealed(folder: Path, change: Change) -> None:
     """Change a kernel's files, and make the manifest agree with them: a fault that only its numbers show."""
     whole = kernel_container.read(folder)
     files = {name: (folder / name).read_bytes() for name in whole.files}
@@ -113,6 +116,19 @@ def resealed(folder: Path, change: Callable[[dict[str, bytes]], None]) -> None:
     left_out = kernel_container.read_manifest(folder)["left_out"]
     result = kernel_container.build_manifest(whole.contract, whole.name, files, whole.workspace, left_out)
     (folder / kernel_container.MANIFEST).write_bytes(result)
+
+
+def edit(ending: str, pattern: str, replacement: str | Callable[[re.Match[str]], str], count: int = 1) -> Change:
+    """A change of the one file of a kernel that ends so, for ``resealed``; a pattern that is not there is an error."""
+
+    def change(files: dict[str, bytes]) -> None:
+        (name,) = (n for n in files if n.endswith(ending) and not n.startswith("test_") and not n.endswith("_shared.c"))
+        text = files[name].decode()
+        result, matches = re.subn(pattern, replacement, text, count=count)
+        assert matches, f"nothing in {name} is like {pattern}"
+        files[name] = result.encode()
+
+    return change
 
 
 class Difference(nn.Module):

@@ -349,23 +349,20 @@ class CWriter:
             self.unrolled_sizes[n] = None
         else:
             self.helpers |= dict.fromkeys(("tf_factor", "tf_solve"))
-        work, kept = 2 * n if unrolled else 3 * n + n * n, n * n + n if tangents else 0
-        counts = {"u": n, "r": n, "J": n * n, "step": n, "trusted": 1, "work": work - n, "kept": kept, "norm": 1}
+        # Of the step: the number of each unknown, and whether they can be trusted.
+        work, kept = n if unrolled else 2 * n + n * n, n * n + n if tangents else 0
+        counts = {"u": n, "r": n, "J": n * n, "step": n + 1, "work": work, "kept": kept, "norm": 1}
         doubles = {part: self.allocator.take(F64, count) for part, count in counts.items()}
         integers = {part: self.allocator.take(I64) for part in ("iterations", "status")}
         pivots = self.allocator.take(BOOL, n + 1)
         for k, t in enumerate(loop.unknowns):
             self.names[t] = f"f->d[{doubles['u'] + k}][l]"
+        regions = {"residual": (0, ()), "jacobian": (doubles["J"], loop.matrix)}
+        if loop.step:
+            regions["step"] = (doubles["step"], loop.step)
         parts = {}
-        residual_registers = range(doubles["r"], doubles["r"] + n)
-        for part, ends, first in (
-            ("residual", (), 0),
-            ("jacobian", loop.matrix, doubles["J"]),
-            ("step", loop.step, doubles["step"]),
-        ):
-            if not ends and part == "step":
-                continue
-            registers = [*residual_registers, *range(first, first + len(ends))]
+        for part, (first, ends) in regions.items():
+            registers = [*range(doubles["r"], doubles["r"] + n), *range(first, first + len(ends))]
             parts[part] = self._emit_region(f"{name}_{part}", [*loop.residual, *ends], registers)
         text = TEMPLATES.get_template("newton.c.jinja").render(
             loop=loop,

@@ -95,9 +95,9 @@ class SparseSystem:
         entries, column = self.rows[row], self.own[row]
         if column not in entries:
             return None
-        depends = bool(self.graph.loops[entries[column]])
-        partial = depends and any(column in self.rows.get(c, ()) for c in entries if c != column)
-        return partial, (len(entries) - 1) * (len(self._columns[column]) - 1), row
+        has_more = any(column in self.rows.get(c, ()) for c in entries if c != column)
+        is_late = has_more and bool(self.graph.loops[entries[column]])
+        return is_late, (len(entries) - 1) * (len(self._columns[column]) - 1), row
 
     def eliminate(self, row: int) -> SolvedRow:
         """Take a row out of the system, and its own column out of all other rows."""
@@ -142,10 +142,10 @@ def build_step(
     Returns none where the residual has an operation without a rule, or of another kind than double precision, has no
     structure that leaves a pivot, or where the elimination makes more than ``most`` nodes."""
     inner = find_loop_nodes(graph, residual, loop)
-    plain = all(graph[i].op not in (*SEVERAL, "pick") and graph[i].dtype in (F64, BOOL) for i in inner)
+    is_plain = all(graph[i].op not in (*SEVERAL, "pick") and graph[i].dtype in (F64, BOOL) for i in inner)
     ends = dict.fromkeys(residual)
-    distinct = len(ends) == len(residual) and ends.keys() <= set(inner) - set(unknowns)
-    if not plain or not distinct or len(inner) > most:
+    is_distinct = len(ends) == len(residual) and ends.keys() <= set(inner) - set(unknowns)
+    if not is_plain or not is_distinct or len(inner) > most:
         return ()
     first = len(graph)
     try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from gate_specimens import findings_of, load, source_of
+from project import mark_rest_thorough
 
 from exporter.common.errors import CaptureError, TorchferryError
 
@@ -36,14 +36,11 @@ def check_of(path: Path) -> str:
 
 
 # Of each check the first hazard and its twin; the others, and networks, take minutes together.
-FIRST = {check_of(path): path for path in reversed(HAZARDS)}.values()
+FIRST = [*{check_of(path): path for path in reversed(HAZARDS)}.values()]
+REST = [path for path in HAZARDS if path not in FIRST]
 
 
-def mark_rest(paths: set[Path]) -> list[Any]:
-    return [*FIRST, *(pytest.param(path, marks=pytest.mark.thorough) for path in sorted(paths - {*FIRST}))]
-
-
-@pytest.mark.parametrize("path", mark_rest({*HAZARDS}), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", mark_rest_thorough(FIRST, REST), ids=lambda p: p.stem)
 def test_a_hazard_is_refused_with_its_line(path):
     with pytest.raises(CaptureError) as caught:
         findings_of(source_of(path, "Hazard"))
@@ -55,7 +52,7 @@ def test_a_hazard_is_refused_with_its_line(path):
     assert "# HAZARD" in path.read_text().splitlines()[int(where[1]) - 1], str(error)
 
 
-@pytest.mark.parametrize("path", mark_rest({*HAZARDS, *NETWORKS}), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", mark_rest_thorough(FIRST, [*REST, *NETWORKS]), ids=lambda p: p.stem)
 def test_what_is_sound_passes(path):
     try:
         result = findings_of(source_of(path, "Sound"))

@@ -5,21 +5,18 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from cubic_models import unordered
-from kernel_host import resealed
+from kernel_host import edit, resealed
 from torch import nn
 
 import torchferry
 from exporter.archive import target_machine
 from exporter.common.errors import MismatchError
 from runtime_checks.report import FAILED
-
-Change = Callable[[dict[str, bytes]], None]
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +36,6 @@ class Pivots(nn.Module):
         off = torch.tensor([[0.0, 2.0, 1.0], [1.0, 0.0, 3.0], [2.0, 1.0, 0.0]], dtype=torch.float64)
         unit = torch.eye(3, dtype=torch.float64)
         return torch.linalg.solve_ex(off + unit * e[:, None, None], b.unsqueeze(-1))[0].squeeze(-1)
-
-
-def edit(ending: str, pattern: str, replacement: str | Callable[[re.Match[str]], str], count: int = 1) -> Change:
-    def change(files: dict[str, bytes]) -> None:
-        (name,) = (n for n in files if n.endswith(ending) and not n.startswith("test_") and not n.endswith("_shared.c"))
-        text = files[name].decode()
-        result, matches = re.subn(pattern, replacement, text, count=count)
-        assert matches, f"nothing in {name} is like {pattern}"
-        files[name] = result.encode()
-
-    return change
 
 
 def last_bits(match: re.Match[str]) -> str:

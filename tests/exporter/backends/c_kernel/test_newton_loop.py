@@ -12,7 +12,7 @@ from cubic_models import turned, unordered, update
 from hypothesis import given
 from hypothesis import settings as of_hypothesis
 from hypothesis import strategies as st
-from kernel_host import resealed
+from kernel_host import edit, resealed
 from project import mark_rest_thorough, skip_checks
 from torch import nn
 
@@ -185,13 +185,7 @@ def test_the_control_of_steps_without_the_matrix(tmp_path, monkeypatch):
     kernel.call("forward", arrays)
     assert (kernel.status == 0).all()
 
-    def change(files: dict[str, bytes]) -> None:
-        name = next(n for n in files if n.endswith("_lanes.h"))
-        again = b"again[l] = !whole & !good[l];"
-        assert again in files[name]
-        files[name] = files[name].replace(again, b"again[l] = 0;")
-
-    resealed(path, change)
+    resealed(path, edit("_lanes.h", r"again\[l\] = !whole & !good\[l\];", "again[l] = 0;", 99))
     kernel = torchferry.load(path, trust="native")
     kernel.call("forward", arrays)
     assert (kernel.status != 0).any()
@@ -220,6 +214,37 @@ def test_a_step_that_is_no_number_is_not_taken(tmp_path, monkeypatch):
     }
     kernel.call("forward", {n: v.numpy() for n, v in inputs.items()})
     assert kernel.status.tolist() == model.call("newton_info", inputs)["status"].tolist() == [2, 0]
+
+
+class Flat(nn.Module):
+    """``2 (x - g) + 3 (w - 1)``, which does not change with ``x`` at ``x = g``."""
+
+    signature = torchferry.Signature.of({"x": (), "x~1": (), "g": (), "w": ()}, {"x_residual": ()})
+
+    def forward(self, x: torch.Tensor, old: torch.Tensor, g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.where(x == g, torch.zeros_like(x), 2 * (x - g)) + 3 * (w - 1) + 0.0 * old
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_solution_without_a_matrix_has_that_of_the_iterate_before(is_lost, tmp_path, monkeypatch):
+    """Beside elements that have one; the control takes what is there."""
+    monkeypatch.setattr(ArchiveLowering, "_build_step", build_every_step)
+    old, g = torch.tensor([1e-5, 0.1, 0.2], dtype=F), torch.tensor([0.0, 0.3, 0.7], dtype=F)
+    inputs = {"x~1": old, "g": g, "w": torch.tensor([1.0, 1.1, 1.2], dtype=F)}
+    model = torchferry.ImplicitUpdate(Flat(), ["x"], settings=torchferry.Settings(abs_tol=1e-3))
+    path = tmp_path / "flat.pt"
+    with skip_checks():
+        torchferry.export(model, output=path, inputs=inputs, derivatives="x:w", formats="pt,c")
+    if is_lost:
+        taken = edit("_lanes.h", r"matrix\[k\]\[l\] = singular\[l\] \? .*;", "matrix[k][l] = kept[k][l];", 99)
+        resealed(path.with_suffix(""), taken)
+    kernel = torchferry.load(path.with_suffix(""), trust="native")
+    got = kernel.call("jacobian", {n: v.numpy() for n, v in inputs.items()})
+    wanted = torchferry.load(path).call("jacobian", inputs)
+    assert kernel.status.tolist() == [0, 0, 0]
+    (block,) = (name for name in wanted if name not in ("x",))
+    assert close(wanted[block].numpy(), [-1.5, -1.5, -1.5])
+    assert close(got[block], wanted[block].numpy()) is not is_lost
 
 
 def build_every_step(lowering: ArchiveLowering, residual, matrix, unknowns, index) -> tuple[int, ...]:
@@ -302,13 +327,7 @@ def test_the_control_of_equal_rows(tmp_path):
     path = tmp_path / "rows"
     torchferry.export(torchferry.ImplicitUpdate(Rows(2), ["x"]), output=path, inputs=regular, formats="c")
 
-    def change(files: dict[str, bytes]) -> None:
-        name = next(n for n in files if n.endswith("_lanes.h"))
-        quotient = b"a1_0 /= a0_0;"
-        assert quotient in files[name]
-        files[name] = files[name].replace(quotient, b"a1_0 *= inverse0;")
-
-    resealed(path, change)
+    resealed(path, edit("_lanes.h", "a1_0 /= a0_0;", "a1_0 *= inverse0;", 99))
     kernel = torchferry.load(path, trust="native")
     kernel.call("forward", {name: value.numpy() for name, value in arguments.items()})
     assert kernel.status.tolist() == 6 * [0]

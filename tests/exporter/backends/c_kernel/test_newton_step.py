@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import casadi
 import numpy
 import pytest
@@ -19,27 +21,35 @@ NUMBERS = st.lists(st.floats(0.1, 0.9), min_size=2 * SIZE, max_size=2 * SIZE)
 class System:
     """Unknowns ``x`` of a loop and numbers ``a`` from outside."""
 
-    def __init__(self, size: int = SIZE) -> None:
+    def __init__(self, size: int = SIZE, outer: int = SIZE) -> None:
         self.graph = ExprGraph()
         self.loop = self.graph.new_loop()
         self.unknowns = [self.graph.add_leaf("x", k, F64, 1, 1 << self.loop) for k in range(size)]
-        self.outer = [self.graph.add_leaf("a", k, F64, 1) for k in range(size)]
         self.x = [Expr(self.graph, i) for i in self.unknowns]
-        self.a = [Expr(self.graph, i) for i in self.outer]
+        self.a = [Expr(self.graph, self.graph.add_leaf("a", k, F64, 1)) for k in range(outer)]
+        self.symbols = [casadi.MX.sym(f"s{k}") for k in range(size + outer)]
 
     def build(self, residual: list[Expr], most: int = 10_000) -> tuple[int, ...]:
         return newton_step.build_step(self.graph, {}, [r.index for r in residual], self.unknowns, self.loop, most)
 
+    def express(self, nodes: Sequence[int]) -> casadi.MX:
+        leaves = [e.index for e in (*self.x, *self.a)]
+        return Oracle(self.graph, {}, dict(zip(leaves, self.symbols, strict=True))).of(nodes)
+
+    def take_step(self, residual: list[Expr], numbers: list[float]) -> tuple[numpy.ndarray, bool]:
+        """Return the step, and whether a kernel takes it."""
+        *step, trusted = values(self.symbols, self.express(self.build(residual)), numbers).ravel()
+        # CasADi takes zero times anything for zero; a kernel looks for what is no number as well.
+        return numpy.array(step), bool(trusted) and bool(numpy.isfinite(step).all())
+
     def compare(self, residual: list[Expr], numbers: list[float]) -> tuple[bool, bool]:
-        """Return whether the step can be trusted, and whether it is that of the matrix."""
-        leaves = [*self.unknowns, *self.outer]
-        symbols = [casadi.MX.sym(f"s{k}") for k in range(len(leaves))]
-        oracle = Oracle(self.graph, {}, dict(zip(leaves, symbols, strict=True)))
-        ends = oracle.of([r.index for r in residual])
-        matrix = casadi.densify(casadi.jacobian(ends, casadi.vertcat(*symbols[: len(self.unknowns)])))
-        *step, trusted = values(symbols, oracle.of(list(self.build(residual))), numbers).ravel()
-        wanted = numpy.linalg.solve(values(symbols, matrix, numbers), -values(symbols, ends, numbers).ravel())
-        return bool(trusted), numpy.allclose(step, wanted, rtol=1e-8, atol=1e-10)
+        """Return whether a kernel takes the step, and whether it is that of the matrix."""
+        step, is_taken = self.take_step(residual, numbers)
+        ends = self.express([r.index for r in residual])
+        matrix = casadi.densify(casadi.jacobian(ends, casadi.vertcat(*self.symbols[: len(self.x)])))
+        right = -values(self.symbols, ends, numbers).ravel()
+        wanted = numpy.linalg.solve(values(self.symbols, matrix, numbers), right)
+        return is_taken, numpy.allclose(step, wanted, rtol=1e-8, atol=1e-10)
 
 
 def add_flow(system: System) -> list[Expr]:
@@ -86,32 +96,58 @@ def test_a_wrong_elimination_is_seen(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("matrix", "trusted"),
+    ("matrix", "right", "is_taken"),
     [
-        ([[2.0, 1.0], [1.0, 3.0]], True),
-        ([[1013.0, 13.0], [1013.0, 13.0]], False),
-        ([[0.1, 0.3], [0.3, 0.9]], False),
-        ([[0.0, 1.0], [1.0, 1.0]], False),
-        ([[2.0, float("nan")], [1.0, 3.0]], False),
-        ([[2.0, 1.0], [1.0, 0.5 + 1e-10]], False),
-        ([[1e-12, 1.0], [1.0, 1.0]], False),
+        ([[2.0, 1.0], [1.0, 3.0]], [1.0, 2.0], True),
+        ([[1013.0, 13.0], [1013.0, 13.0]], [1.0, 1.0], False),
+        ([[0.1, 0.3], [0.3, 0.9]], [0.1, 0.3], False),
+        ([[2.0, 1.0], [1.0, 0.5 + 1e-10]], [3.0, 1.5], False),
+        ([[0.0, 1.0], [1.0, 1.0]], [1.0, 2.0], False),
+        ([[2.0, float("nan")], [1.0, 3.0]], [1.0, 2.0], False),
+        ([[1e-12, 1.0], [1.0, 1.0]], [1.0, 2.0], False),
     ],
-    ids=["regular", "equal rows", "dependent rows", "a zero as pivot", "no number", "nearly singular", "a small pivot"],
+    ids=["regular", "equal rows", "dependent rows", "nearly singular", "a zero as pivot", "no number", "a small pivot"],
 )
-def test_what_is_trusted(matrix, trusted):
-    """Where the order that was chosen fails, or the matrix is singular, the step says so."""
-    system = System(4)
-    x, a = system.x[:2], system.a
-    residual = [a[0] * x[0] + a[1] * x[1] - 1.0, a[2] * x[0] + a[3] * x[1] - 2.0]
-    nodes = newton_step.build_step(
-        system.graph, {}, [r.index for r in residual], system.unknowns[:2], system.loop, 1_000
+def test_what_is_trusted(matrix, right, is_taken):
+    """Where the order that was chosen fails, or the matrix is singular, the step says so: also of a system that has a
+    solution, along which the residual changes as it should."""
+    system = System(2, 6)
+    x, a = system.x, system.a
+    residual = [a[0] * x[0] + a[1] * x[1] - a[4], a[2] * x[0] + a[3] * x[1] - a[5]]
+    assert system.take_step(residual, [0.5, 0.5, *matrix[0], *matrix[1], *right])[1] is is_taken
+
+
+@pytest.mark.parametrize(("bound", "value"), [("SMALL_PIVOT", 0.0), ("LEFT", 1e9)])
+def test_each_bound_is_needed(bound, value, monkeypatch):
+    """Nearly equal rows that agree, where the change sees nothing, and a small pivot, where the sums see nothing."""
+    monkeypatch.setattr(newton_step, bound, value)
+    numbers = [2.0, 1.0, 1.0, 0.5 + 1e-10, 3.0, 1.5] if bound == "SMALL_PIVOT" else [1e-12, 1.0, 1.0, 1.0, 1.0, 2.0]
+    system = System(2, 6)
+    x, a = system.x, system.a
+    residual = [a[0] * x[0] + a[1] * x[1] - a[4], a[2] * x[0] + a[3] * x[1] - a[5]]
+    assert system.take_step(residual, [0.5, 0.5, *numbers])[1] is True
+
+
+def test_a_pivot_is_taken_when_it_is_whole(monkeypatch):
+    """In an elastic step the condition of plastic flow changes with the increment alone, which is a row of its own."""
+    numbers = [0.0, 0.3, 0.4, 0.0, 0.9, 0.2]
+
+    def list_residuals(system: System) -> list[Expr]:
+        x, a = system.x, system.a
+        norm = sqrt(x[1] * x[1] + x[2] * x[2] + 1e-3)
+        rate, excess = x[0] - a[0], norm - a[1] - 0.2 * x[0]
+        zero = rate - excess - sqrt(rate * rate + excess * excess)
+        elastic = [a[2] - rate * value / norm for value in x[1:]]
+        return [zero, *(v - e - 0.3 * (elastic[0] + elastic[1]) for v, e in zip(x[1:], elastic, strict=True))]
+
+    system = System()
+    assert system.compare(list_residuals(system), numbers) == (True, True)
+    rank = newton_step.SparseSystem._rank
+    monkeypatch.setattr(
+        newton_step.SparseSystem, "_rank", lambda self, row: (key := rank(self, row)) and (False, *key[1:])
     )
-    leaves = [*system.unknowns[:2], *system.outer]
-    symbols = [casadi.MX.sym(f"s{k}") for k in range(len(leaves))]
-    column = Oracle(system.graph, {}, dict(zip(leaves, symbols, strict=True))).of(list(nodes))
-    *step, holds = values(symbols, column, [0.5, 0.5, *matrix[0], *matrix[1]]).ravel()
-    # CasADi takes zero times anything for zero.
-    assert (bool(holds) and bool(numpy.isfinite(step).all())) is trusted
+    system = System()
+    assert system.take_step(list_residuals(system), numbers)[1] is False
 
 
 def test_where_there_is_none():
@@ -168,6 +204,6 @@ def test_a_choice_has_the_derivative_of_its_side():
 def test_a_loop_that_reads_another_ones_solution():
     system = System()
     other = system.graph.new_loop()
-    (solution,) = system.graph.unpack(NEWTON, (system.outer[0],), (other, False), [F64])
+    (solution,) = system.graph.unpack(NEWTON, (system.a[0].index,), (other, False), [F64])
     x, a = system.x, system.a
     assert system.build([x[0] + x[1] - Expr(system.graph, solution), x[1] - a[1], x[2] - a[2]]) != ()
