@@ -49,7 +49,7 @@ def compare_tensors(got: Any, expected: torch.Tensor, bounds: Bounds) -> Compari
         return Comparison(True)
     # Lazily conjugated or negated memory would otherwise be read raw.
     got, expected = (t.detach().resolve_conj().resolve_neg() for t in (got, expected))
-    if not (got.dtype.is_floating_point or got.dtype.is_complex):
+    if not (got.dtype.is_floating_point or got.dtype.is_complex or bounds.floor):
         return _compare_exactly(got, expected)
     wide = torch.complex128 if got.dtype.is_complex else torch.float64
     a, b = got.detach().to(wide), expected.detach().to(wide)

@@ -19,7 +19,7 @@ from exporter.archive.kernel_container import is_kernel
 from exporter.archive.pt_archive import is_shared_object
 from exporter.archive.tensor_spec import Sampling, Signature, TensorSpec
 from exporter.archive.variable_renaming import RenameRule
-from exporter.backends.backend import OPSET, WriteOptions, load_backend
+from exporter.backends.backend import OPSET, KernelOptions, WriteOptions, load_backend
 from exporter.common.errors import (
     ArchiveError,
     CaptureError,
@@ -141,6 +141,7 @@ def export(
     on_failure: OnFailure | None = None,
     formats: str | Sequence[str] = (),
     opset: int = OPSET,
+    reduce: str = "all",
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
     command: str = "",
@@ -195,6 +196,7 @@ def export(
         formats: ``"pt"``, ``"onnx"``, ``"pt2"``, ``"program"`` and ``"c"`` (a folder of C sources); by default what
             the output's suffix says. Each is verified where it runs.
         opset: ONNX's version of operators.
+        reduce: ``"none"`` for a kernel whose Newton loops solve for all their unknowns, as the archive does.
         time_limit: Seconds for each process that verifies.
         memory_limit: GiB for each process that verifies.
         command: What the contract says of how the file was made; the command line gives its own words.
@@ -243,7 +245,7 @@ def export(
             budget=budget,
             jobs=choose_jobs(jobs),
         ),
-        write=WriteOptions(opset),
+        write=WriteOptions(opset, KernelOptions(reduce=reduce)),
         verify=select_archive_runtimes(verify_options, format_names),
         watch=watch,
     )
@@ -319,6 +321,7 @@ def convert(
     to: str = "onnx",
     opset: int = OPSET,
     finite_math: bool = False,
+    reduce: str = "all",
     devices: str | Sequence[str] = "cpu",
     time_limit: float = TIME_LIMIT,
     memory_limit: float = MEMORY_LIMIT,
@@ -330,6 +333,7 @@ def convert(
         output: The container; by default the archive's name with the container's suffix.
         to: ``"onnx"``, ``"pt2"``, ``"program"`` or ``"c"``.
         opset: ONNX's version of operators.
+        reduce: ``"none"`` for a kernel whose Newton loops solve for all their unknowns, as the archive does.
         finite_math: Whether a kernel may take ``0 * x`` for 0, which is wrong if ``x`` is infinite or NaN.
         devices: On what it is verified.
         time_limit: Seconds for each process that verifies.
@@ -352,7 +356,7 @@ def convert(
     (format_name,) = resolve_formats([to], None)
     backend = load_backend(format_name)
     output_path = Path(output) if output is not None else path_for_format(source, format_name)
-    options = WriteOptions(opset, finite_math)
+    options = WriteOptions(opset, KernelOptions(finite_math, reduce))
     verify_options = VerifyOptions((), devices, time_limit, memory_limit, jobs=choose_jobs(None), trust=NATIVE)
     backend.require()
     verifier = FileVerifier(verify_options, [format_name])

@@ -14,7 +14,7 @@ from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Contract, Finding
 from exporter.archive.formats import KERNEL, choose_output_path, path_for_format
 from exporter.archive.variable_renaming import rename_variables
-from exporter.backends.backend import load_backend
+from exporter.backends.backend import KernelOptions, load_backend
 from exporter.capture.autograd_detection import detect_inner_autograd
 from exporter.capture.passes import CaptureResult
 from exporter.capture.serialization import serialize_module
@@ -158,7 +158,7 @@ def write_archive(
     with clock("write"), eager_context(frozen_source), ignore_deprecations():
         pt_archive.write(path, records, contract, stored, text)
         if KERNEL in options.formats:
-            kernel = _package_kernel(path, finite_math=options.write.finite_math)
+            kernel = _package_kernel(path, options.write.kernel)
             if isinstance(kernel, dict):
                 names = kernel_container.list_build_files(kernel)
                 embedded_files = {pt_archive.KERNEL + name: kernel[name] for name in names}
@@ -178,13 +178,13 @@ def make_cases(
     return (*forward_cases[0], *stored_methods), (*forward_cases[1], *fresh_methods), limits
 
 
-def _package_kernel(path: Path, *, finite_math: bool) -> dict[str, bytes] | UnsupportedError:
+def _package_kernel(path: Path, options: KernelOptions) -> dict[str, bytes] | UnsupportedError:
     """Return the files of the C kernel of the archive at ``path``, or the error if it has no kernel."""
     # With what it needs of torch it takes a third of a second to import, and few exports write a kernel.
     from exporter.backends.c_kernel.package import package_kernel
 
     try:
-        return package_kernel(pt_archive.read(path), finite_math=finite_math)
+        return package_kernel(pt_archive.read(path), options)
     except UnsupportedError as error:
         return error
 

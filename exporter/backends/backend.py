@@ -19,13 +19,31 @@ OPSET = 18
 OPSETS = range(18, 24)
 
 
+# What a kernel's Newton loops solve for.
+REDUCTIONS = ("none", "all")
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """How kernels are written: ``finite_math`` lets one take ``0 * x`` for 0; ``reduce`` says whether its Newton loops
+    may solve for fewer numbers than they have unknowns."""
+
+    finite_math: bool = False
+    reduce: str = "all"
+
+    def __post_init__(self) -> None:
+        if self.reduce not in REDUCTIONS:
+            what, expected = "there is no such reduction", ", ".join(REDUCTIONS)
+            raise UsageError(what, where="--reduce", got=self.reduce, expected=expected)
+
+
 @dataclass(frozen=True)
 class WriteOptions:
-    """How containers are written: ``opset`` is ONNX's version of operators; ``finite_math`` lets a kernel take
-    ``0 * x`` for 0; ``kernel_files`` are the kernel's files by name, if they exist already."""
+    """How containers are written: ``opset`` is ONNX's version of operators; ``kernel`` is how kernels are;
+    ``kernel_files`` are the kernel's files by name, if they exist already."""
 
     opset: int = OPSET
-    finite_math: bool = False
+    kernel: KernelOptions = KernelOptions()
     kernel_files: Mapping[str, bytes] | None = None
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from torchferry.cli.options import (
     JsonOption,
     MemoryLimitOption,
     OpsetOption,
+    ReduceOption,
     TimeLimitOption,
 )
 from torchferry.cli.output import count_bytes, out, print_json
@@ -26,6 +27,7 @@ def command(
         Path | None, Option("--output", "-o", help="Default: the archive's name with the container's suffix.")
     ] = None,
     opset: OpsetOption = 18,
+    reduce: ReduceOption = "all",
     finite_math: Annotated[bool, Option("--finite-math", help="For a kernel: 0 * x is 0, whatever x is.")] = False,
     device: DeviceOption = "cpu",
     time_limit: TimeLimitOption = 600.0,
@@ -61,6 +63,7 @@ def command(
             output,
             to=to,
             opset=opset,
+            reduce=reduce,
             finite_math=finite_math,
             devices=device,
             time_limit=time_limit,

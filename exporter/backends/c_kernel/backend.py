@@ -32,7 +32,7 @@ class KernelBackend:
             files = options.kernel_files
         else:
             with ignore_deprecations():
-                files = package_kernel(opened, finite_math=options.finite_math)
+                files = package_kernel(opened, options.kernel)
         if output.exists() and not output.is_dir():
             raise OutputError("a kernel is a folder", where=str(output), got="a file", mend="name a folder with -o")
         output = output.resolve()

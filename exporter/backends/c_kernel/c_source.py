@@ -13,6 +13,7 @@ from exporter import __version__
 from exporter.archive.contract import Contract
 from exporter.archive.kernel_container import to_c_identifier, to_c_identifiers
 from exporter.archive.tensor_spec import TensorSpec
+from exporter.backends.backend import KernelOptions
 from exporter.backends.c_kernel.c_expressions import HELPERS, MEMORY, TYPES, format_literal
 from exporter.backends.c_kernel.c_writer import CWriter
 from exporter.backends.c_kernel.expression_graph import BOOL, F64, too_big_error
@@ -35,7 +36,7 @@ FAILURES = {"nan": "NaN", "last": "those of its last iterate", "raise": "NaN"}
 @dataclass(frozen=True)
 class CSource:
     """C sources: ``files`` by name; ``operations`` and bytes of ``workspace`` by method; ``name`` begins every C name;
-    ``parameters`` are the contract's, as they are in the file."""
+    ``parameters`` are the contract's, as they are in the file; ``reductions`` say which Newton loops solve for what."""
 
     name: str
     files: Mapping[str, str]
@@ -43,11 +44,12 @@ class CSource:
     workspace: Mapping[str, int]
     parameters: Mapping[str, torch.Tensor]
     notes: tuple[str, ...]
+    reductions: tuple[str, ...]
 
 
-def generate_sources(module: torch.jit.ScriptModule, contract: Contract, *, finite_math: bool = False) -> CSource:
+def generate_sources(module: torch.jit.ScriptModule, contract: Contract, options: KernelOptions) -> CSource:
     """Generate the C sources. Raises ``UnsupportedError``, with model and line, for a model that cannot be a kernel."""
-    lowering = ArchiveLowering(module, contract, finite_math=finite_math)
+    lowering = ArchiveLowering(module, contract, options)
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     values = {p.name: tensors[p.name].detach().clone() for p in contract.parameters}
     # Derivatives may be made from ``forward``, which comes first.
@@ -116,7 +118,9 @@ def render_sources(
     notes = tuple(dict.fromkeys(note for f in lowered_methods.values() for note in f.notes))
     operations = {m: code.operations for m, code in emitted.items()}
     workspace = {m["method"]: m["workspace"] for m in methods}
-    return CSource(name, files, operations, workspace, values, notes)
+    loops = [loop for lowered in lowered_methods.values() for loop in lowered.loops.values() if loop.reduction]
+    reductions = tuple(dict.fromkeys(loop.describe_reduction() for loop in loops))
+    return CSource(name, files, operations, workspace, values, notes, reductions)
 
 
 def _describe_method(

@@ -32,6 +32,7 @@ from exporter.backends.c_kernel.frame_layout import (
 )
 from exporter.backends.c_kernel.function_merging import Part, merge_functions
 from exporter.backends.c_kernel.lowering import LoweredMethod
+from exporter.backends.c_kernel.newton_loop import SETTLED, TIGHT, Reduction
 from exporter.backends.c_kernel.register_copies import emit_copies
 from exporter.backends.c_kernel.schedule import (
     CALLS,
@@ -352,6 +353,8 @@ class CWriter:
         # Of the step: the number of each unknown, and whether they can be trusted.
         work, kept = n if unrolled else 2 * n + n * n, n * n + n if tangents else 0
         counts = {"u": n, "r": n, "J": n * n, "step": n + 1, "work": work, "kept": kept, "norm": 1}
+        reduction = loop.reduction
+        counts |= {"tears": len(reduction.tears), "change": len(reduction.tears)} if reduction else {}
         doubles = {part: self.allocator.take(F64, count) for part, count in counts.items()}
         integers = {part: self.allocator.take(I64) for part in ("iterations", "status")}
         pivots = self.allocator.take(BOOL, n + 1)
@@ -364,6 +367,8 @@ class CWriter:
         for part, (first, ends) in regions.items():
             registers = [*range(doubles["r"], doubles["r"] + n), *range(first, first + len(ends))]
             parts[part] = self._emit_region(f"{name}_{part}", [*loop.residual, *ends], registers)
+        if reduction:
+            parts |= self._emit_reduction(reduction, doubles, name)
         text = TEMPLATES.get_template("newton.c.jinja").render(
             loop=loop,
             n=n,
@@ -373,6 +378,8 @@ class CWriter:
             tangents=tangents,
             unrolled=unrolled,
             statuses=newton_solver,
+            settled=SETTLED,
+            tight=TIGHT,
             **parts,
         )
         status = f"f->i[{integers['status']}][l]"
@@ -382,6 +389,17 @@ class CWriter:
         pick_names += [f"f->i[{integers['iterations']}][l]", f"f->d[{doubles['norm']}][l]", status]
         self._name_picks(i, pick_names)
         return self._add_function(name, text)
+
+    def _emit_reduction(self, reduction: Reduction, doubles: Mapping[str, int], name: str) -> dict[str, str]:
+        """Emit the regions of a reduced system, and return the calls of them."""
+        for k, t in enumerate(reduction.tears):
+            self.names[t] = f"f->d[{doubles['tears'] + k}][l]"
+        regions = {"starts": ("tears", reduction.starts), "reduced": ("change", reduction.step)}
+        regions["solution"] = ("u", reduction.solution)
+        return {
+            part: self._emit_region(f"{name}_{part}", ends, range(doubles[to], doubles[to] + len(ends)))
+            for part, (to, ends) in regions.items()
+        }
 
     def _emit_direction_loop(self, i: int, name: str) -> str:
         direction_loop: DirectionLoop = self.graph[i].extra[0]

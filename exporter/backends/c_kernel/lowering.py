@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from exporter.archive.contract import TANGENT, Contract, Solver
 from exporter.archive.tensor_spec import list_dynamic_sizes
-from exporter.backends.c_kernel import forward_mode, newton_step
+from exporter.backends.backend import KernelOptions
+from exporter.backends.c_kernel import forward_mode, newton_step, reduced_system
 from exporter.backends.c_kernel.expression_graph import COLUMNS, F64, I64, MOST, NEWTON, ExprGraph, leaf_name
-from exporter.backends.c_kernel.newton_loop import NewtonLoop, find_loop_inputs, find_loop_nodes
+from exporter.backends.c_kernel.newton_loop import NewtonLoop, Reduction, find_loop_inputs, find_loop_nodes
 from exporter.backends.c_kernel.rules.derivatives import NoRuleError
 from exporter.backends.c_kernel.rules.linear_systems import NO_ERRORS
 from exporter.backends.c_kernel.schedule import reachable_nodes
@@ -52,9 +53,12 @@ class LoweredMethod:
 class ArchiveLowering:
     """Lowering of the methods of one archive, in one expression graph."""
 
-    def __init__(self, module: torch.jit.ScriptModule, contract: Contract, *, finite_math: bool = False) -> None:
+    def __init__(
+        self, module: torch.jit.ScriptModule, contract: Contract, options: KernelOptions | None = None
+    ) -> None:
         check_fixed_shapes(contract)
-        self.graph = ExprGraph(finite_math=finite_math)
+        self._options = options or KernelOptions()
+        self.graph = ExprGraph(finite_math=self._options.finite_math)
         self.loops: dict[int, NewtonLoop] = {}
         self._outputs: dict[str, list[tuple[int, ...]]] = {}
         self._module, self._contract = module, contract
@@ -271,8 +275,19 @@ class ArchiveLowering:
         searches = solver.settings.get("trials", 0) > 0 or graph.constant_value(settings["trials"]) is None
         parts = (tuple(unknowns.tolist()), tuple(residual), tuple(matrix), settings)
         step = self._build_step(residual, matrix, unknowns.tolist(), index)
-        self.loops[index] = NewtonLoop(path, *parts, bool(loop.strong_wolfe), searches, solver.on_failure, step)
+        reduction = self._build_reduction(residual, step, unknowns.tolist(), index)
+        policy = (bool(loop.strong_wolfe), searches, solver.on_failure)
+        self.loops[index] = NewtonLoop(path, *parts, *policy, step, reduction)
         return index
+
+    def _build_reduction(
+        self, residual: list[int], step: Sequence[int], unknowns: list[int], index: int
+    ) -> Reduction | None:
+        """Return the reduced system, where a step in it takes less than half of the operations of one in the whole."""
+        if not step or self._options.reduce == "none":
+            return None
+        whole = len(find_loop_nodes(self.graph, [*residual, *step], index))
+        return reduced_system.build_reduction(self.graph, self.loops, residual, unknowns, index, whole // 2)
 
     def _build_step(self, residual: list[int], matrix: list[int], unknowns: list[int], index: int) -> tuple[int, ...]:
         """Return the step without a matrix, where it takes fewer operations than to build and to eliminate that."""

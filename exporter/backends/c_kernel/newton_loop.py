@@ -7,6 +7,24 @@ from dataclasses import dataclass
 
 from exporter.backends.c_kernel.expression_graph import ExprGraph
 
+# The numbers of a reduced system have settled when none changes by more than this fraction: the next change would be
+# one of rounding. What a last step leaves of the first residual is less than the second number.
+SETTLED, TIGHT = 1e-9, 1e-12
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Reduced system of a loop: ``starts`` are the values of its numbers at a guess of the loop's unknowns.
+
+    ``step`` and ``solution``, which is the loop's unknowns, are nodes of ``tears``, the leaves of those numbers.
+    ``places`` are where the model computes them."""
+
+    starts: tuple[int, ...]
+    tears: tuple[int, ...]
+    step: tuple[int, ...]
+    solution: tuple[int, ...]
+    places: tuple[str, ...]
+
 
 @dataclass(frozen=True)
 class NewtonLoop:
@@ -23,16 +41,25 @@ class NewtonLoop:
     on_failure: str
     # Of each unknown, and whether the step can be trusted; empty where it takes the matrix.
     step: tuple[int, ...] = ()
+    reduction: Reduction | None = None
 
     @property
     def size(self) -> int:
         """Return the number of unknowns."""
         return len(self.unknowns)
 
+    def describe_reduction(self) -> str:
+        """Return what a loop with a reduced system solves for."""
+        assert self.reduction is not None
+        count, places = len(self.reduction.tears), "; ".join(self.reduction.places)
+        return f"{self.path} solves for {count} numbers instead of its {self.size} unknowns: {places}"
+
     @property
     def ends(self) -> tuple[int, ...]:
         """Return all nodes that the loop computes."""
-        return (*self.residual, *self.matrix, *self.step)
+        reduced = self.reduction
+        more = (*reduced.starts, *reduced.step, *reduced.solution) if reduced else ()
+        return (*self.residual, *self.matrix, *self.step, *more)
 
 
 def find_loop_nodes(graph: ExprGraph, ends: Sequence[int], loop: int) -> list[int]:

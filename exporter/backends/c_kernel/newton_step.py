@@ -15,20 +15,25 @@ import heapq
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from exporter.backends.c_kernel.expression_graph import BOOL, F64, SEVERAL, Expr, ExprGraph, where
 from exporter.backends.c_kernel.forward_mode import ForwardMode, Loops, Tangent
 from exporter.backends.c_kernel.newton_loop import find_loop_nodes
 from exporter.backends.c_kernel.rules.derivatives import NoRuleError
 
+# What a right side is.
+Right = TypeVar("Right")
 # A pivot that is so small a fraction of the numbers that it is the sum of may be one of rounding errors.
 SMALL_PIVOT = 1e-8
 # What a step may leave of the residual, were that linear, as a fraction of its norm.
 LEFT = 1e-7
 
 
-class SparseSystem:
+class SparseSystem(Generic[Right]):
     """Rows of a linear system: by row the entries by column, and the right side.
+
+    Entries are nodes; what right sides are, ``negate_right``, ``add_rights`` and ``scale_right`` know.
 
     ``own`` has the column that a row is the equation of. Of an entry that is the sum of several numbers, or comes from
     one, ``sizes`` has how large these are together."""
@@ -36,12 +41,12 @@ class SparseSystem:
     def __init__(self, graph: ExprGraph, own: Mapping[int, int]) -> None:
         self.graph, self.own = graph, own
         self.rows: dict[int, dict[int, int]] = {}
-        self.rights: dict[int, int] = {}
+        self.rights: dict[int, Right] = {}
         self.sizes: dict[tuple[int, int], int] = {}
         self._owners = {column: row for row, column in own.items()}
         self._columns: dict[int, set[int]] = {}
         # Rows to choose from, each again where it has changed since: the last one counts.
-        self._queue: list[tuple[bool, int, int]] = []
+        self._queue: list[tuple[int, int, int]] = []
         self._changed: set[int] = set()
 
     def add(self, row: int, column: int, number: int, op: str = "add", size: int | None = None) -> None:
@@ -63,9 +68,25 @@ class SparseSystem:
         entries[column] = value
         self._columns.setdefault(column, set()).add(row)
 
-    def add_right(self, row: int, number: int, op: str = "add") -> None:
+    def add_right(self, row: int, number: Right, op: str = "add") -> None:
         """Add a number to the right side of a row, or subtract it."""
-        self.rights[row] = self._combine(self.rights.get(row), number, op)
+        known = self.rights.get(row)
+        if known is not None:
+            self.rights[row] = self.add_rights(known, number, op)
+        else:
+            self.rights[row] = number if op == "add" else self.negate_right(number)
+
+    def add_rights(self, known: Right, number: Right, op: str) -> Right:
+        """Return the sum or the difference of two right sides."""
+        raise NotImplementedError
+
+    def negate_right(self, number: Right) -> Right:
+        """Return the negative of a right side."""
+        raise NotImplementedError
+
+    def scale_right(self, factor: int, number: Right) -> Right:
+        """Return the product of an entry and a right side."""
+        raise NotImplementedError
 
     def _combine(self, known: int | None, number: int, op: str) -> int:
         if known is not None:
@@ -91,15 +112,19 @@ class SparseSystem:
                 return key[-1]
         return None
 
-    def _rank(self, row: int) -> tuple[bool, int, int] | None:
+    def _rank(self, row: int) -> tuple[int, int, int] | None:
         entries, column = self.rows[row], self.own[row]
         if column not in entries:
             return None
-        has_more = any(column in self.rows.get(c, ()) for c in entries if c != column)
-        is_late = has_more and bool(self.graph.loops[entries[column]])
-        return is_late, (len(entries) - 1) * (len(self._columns[column]) - 1), row
+        return self.delay(row), (len(entries) - 1) * (len(self._columns[column]) - 1), row
 
-    def eliminate(self, row: int) -> SolvedRow:
+    def delay(self, row: int) -> int:
+        """Return how late a row comes, whatever its elimination makes."""
+        entries, column = self.rows[row], self.own[row]
+        has_more = any(column in self.rows.get(c, ()) for c in entries if c != column)
+        return int(has_more and bool(self.graph.loops[entries[column]]))
+
+    def eliminate(self, row: int) -> SolvedRow[Right]:
         """Take a row out of the system, and its own column out of all other rows."""
         graph, column = self.graph, self.own[row]
         entries, right = self.rows.pop(row), self.rights.get(row)
@@ -119,19 +144,52 @@ class SparseSystem:
                 size = size and graph.add("mul", (self._take_size(factor), size), F64)
                 self.add(other, c, graph.add("mul", (factor, value), F64), op, size)
             if right is not None:
-                self.add_right(other, graph.add("mul", (factor, right), F64), op)
+                self.add_right(other, self.scale_right(factor, right), op)
         return SolvedRow(column, pivot, inverse, entries, right)
+
+    def substitute_back(self, solved: Sequence[SolvedRow[Right]]) -> dict[int, Right]:
+        """Return the numbers of columns, from the last row that was eliminated to the first; zeros are left out."""
+        numbers: dict[int, Right] = {}
+        for row in reversed(solved):
+            value = row.right
+            for column, factor in row.entries.items():
+                if column in numbers:
+                    product = self.scale_number(column, factor, numbers[column])
+                    value = self.negate_right(product) if value is None else self.add_rights(value, product, "sub")
+            if value is not None:
+                numbers[row.column] = self.scale_right(row.inverse, value)
+        return numbers
+
+    def scale_number(self, column: int, factor: int, number: Right) -> Right:
+        """Return the product of an entry and the number of its column."""
+        return self.scale_right(factor, number)
+
+
+class NodeSystem(SparseSystem[int]):
+    """A system whose right sides are nodes."""
+
+    def add_rights(self, known: int, number: int, op: str) -> int:
+        """Return the sum or the difference of two right sides."""
+        return self.graph.add(op, (known, number), F64)
+
+    def negate_right(self, number: int) -> int:
+        """Return the negative of a right side."""
+        return self.graph.add("neg", (number,), F64)
+
+    def scale_right(self, factor: int, number: int) -> int:
+        """Return the product of an entry and a right side."""
+        return self.graph.add("mul", (number, factor), F64)
 
 
 @dataclass(frozen=True)
-class SolvedRow:
+class SolvedRow(Generic[Right]):
     """An eliminated row: its column, the pivot and one over it, the other entries, and the right side."""
 
     column: int
     pivot: int
     inverse: int
     entries: Mapping[int, int]
-    right: int | None
+    right: Right | None
 
 
 def build_step(
@@ -152,7 +210,7 @@ def build_step(
         system = _build_system(graph, loops, residual, unknowns, inner)
     except NoRuleError:
         return ()
-    solved: list[SolvedRow] = []
+    solved: list[SolvedRow[int]] = []
     trusted: list[Expr] = []
     while system.rows:
         row = system.choose_row()
@@ -163,7 +221,7 @@ def build_step(
         if size is not None:
             trusted.append(SMALL_PIVOT * Expr(graph, size) < Expr(graph, solved[-1].pivot).apply("abs"))
     zero = Expr(graph, graph.add_constant(0.0, F64))
-    changes = _substitute_back(graph, solved)
+    changes = system.substitute_back(solved)
     step = [changes.get(u, zero.index) for u in unknowns]
     seeds = _find_outer_tangents(graph, inner)
     seeds |= {u: {"": s} for u, s in zip(unknowns, step, strict=True)}
@@ -192,10 +250,10 @@ def _compare_change(graph: ExprGraph, residual: Sequence[int], changes: Sequence
 
 def _build_system(
     graph: ExprGraph, loops: Loops, residual: Sequence[int], unknowns: Sequence[int], inner: Sequence[int]
-) -> SparseSystem:
+) -> NodeSystem:
     """Build a row for each operation: its partial derivatives by the changes of its arguments, less its own change. The
     residual's changes are what makes it zero."""
-    system = SparseSystem(graph, {i: i for i in inner} | dict(zip(residual, unknowns, strict=True)))
+    system = NodeSystem(graph, {i: i for i in inner} | dict(zip(residual, unknowns, strict=True)))
     minus_one = graph.add_constant(-1.0, F64)
     # Each result has its own direction: what the rules return are partial derivatives.
     seeds = _find_outer_tangents(graph, inner)
@@ -217,17 +275,3 @@ def _build_system(
             else:
                 system.add(i, column, partial)
     return system
-
-
-def _substitute_back(graph: ExprGraph, solved: Sequence[SolvedRow]) -> dict[int, int]:
-    """Return the changes of results and unknowns that are not zero by their structure."""
-    changes: dict[int, int] = {}
-    for row in reversed(solved):
-        value = row.right
-        for column, factor in row.entries.items():
-            if column in changes:
-                product = graph.add("mul", (factor, changes[column]), F64)
-                value = graph.add("neg", (product,), F64) if value is None else graph.add("sub", (value, product), F64)
-        if value is not None:
-            changes[row.column] = graph.add("mul", (value, row.inverse), F64)
-    return changes

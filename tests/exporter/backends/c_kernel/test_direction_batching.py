@@ -17,6 +17,7 @@ from torch import nn
 
 import torchferry
 from exporter.archive import kernel_container, pt_archive
+from exporter.backends.backend import KernelOptions
 from exporter.backends.c_kernel import direction_batching
 from exporter.backends.c_kernel.c_source import generate_sources
 from exporter.backends.c_kernel.expression_graph import COLUMNS
@@ -113,9 +114,9 @@ def test_directions_that_do_not_meet_are_taken_at_once(chain, tmp_path):
 
 def test_a_loop_is_shorter_than_terms_for_each(chain, monkeypatch):
     opened = pt_archive.read(chain)
-    each = generate_sources(load_module(chain), opened.contract).operations
+    each = generate_sources(load_module(chain), opened.contract, KernelOptions()).operations
     monkeypatch.setattr(direction_batching, "MANY", 0)
-    loop = generate_sources(load_module(chain), opened.contract).operations
+    loop = generate_sources(load_module(chain), opened.contract, KernelOptions()).operations
     assert loop["jacobian"] < 0.6 * each["jacobian"]
 
 

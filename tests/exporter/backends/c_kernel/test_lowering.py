@@ -7,6 +7,7 @@ import torch
 from project import ROOT, export_unverified
 
 from exporter.archive import pt_archive
+from exporter.backends.backend import KernelOptions
 from exporter.backends.c_kernel.c_source import generate_sources
 from exporter.backends.c_kernel.lowering import ArchiveLowering
 from exporter.backends.c_kernel.schedule import reachable_nodes
@@ -70,7 +71,7 @@ def export(tmp_path, without_the_gate):
 
 
 def lower(opened):
-    return generate_sources(load_module(opened.path), opened.contract)
+    return generate_sources(load_module(opened.path), opened.contract, KernelOptions())
 
 
 def test_a_residual_and_its_derivatives():
