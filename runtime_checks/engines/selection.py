@@ -113,15 +113,18 @@ def _find_unsupported(opened: Archive) -> str:
 
 
 def self_test(opened: Archive, engine: AotInductorEngine | Kernel) -> str:
-    """Return a message on the first case that does not pass within the tolerances of the ``.pt``, or an empty text."""
+    """Return a message on the first case that does not pass within the tolerances of the ``.pt``
+    (of a kernel, those of kernels), or an empty text."""
     contract = dataclasses.replace(opened.contract, batch=dataclasses.replace(opened.contract.batch, ranks=(1,)))
     cases = [case for case in opened.cases() if supports_case(contract, case)]
-    left_out = engine.left_out if isinstance(engine, Kernel) else ()
+    is_kernel = isinstance(engine, Kernel)
+    left_out = engine.left_out if is_kernel else ()
+    tolerance = (kernel_container.derive_kernel_contract(opened.contract) if is_kernel else contract).tolerance
     cases = [case for case in cases if not (case.name in left_out and case.is_extreme)]
     for case in cases:
         names = opened.contract.methods[case.method].outputs
         for name, got, expected in zip(names, engine.run(case.method, case.inputs), case.outputs, strict=True):
-            bounds = opened.contract.tolerance.bounds(name, name_dtype(expected))
+            bounds = tolerance.bounds(name, name_dtype(expected))
             comparison = compare_tensors(got, expected, bounds)
             if not comparison.passed:
                 where = f"{case.method}, {name_output(name)}{list(comparison.worst)}"

@@ -87,7 +87,7 @@ Comparison compare_floating(const at::Tensor& got, const at::Tensor& expected, c
   // The magnitude of a finite complex number may be none.
   scale = std::min(scale, std::numeric_limits<double>::max());
 
-  const bool has_ulps = !got.is_complex();
+  const bool has_ulps = got.is_floating_point();
   Comparison figures;
   int64_t bad = 0, largest = 0, most = 0;
   double largest_difference = -1.0, most_excess = -kInfinity, most_ulps = 0.0;
@@ -167,7 +167,8 @@ Comparison compare(const at::Tensor& got, const at::Tensor& expected, const Boun
   const auto here = plain(got), there = plain(expected);
   if (here.is_complex())
     return compare_floating<std::complex<double>, c10::complex<double>>(here, there, bounds);
-  if (here.is_floating_point()) return compare_floating<double, double>(here, there, bounds);
+  // Whole numbers that may differ have a floor.
+  if (here.is_floating_point() || bounds.floor > 0.0) return compare_floating<double, double>(here, there, bounds);
   return compare_exact(here, there);
 }
 

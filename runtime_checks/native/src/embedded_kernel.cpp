@@ -1,4 +1,8 @@
+#include <algorithm>
+#include <map>
+#include <optional>
 #include <set>
+#include <string>
 #include <utility>
 
 #include <dlfcn.h>
@@ -22,6 +26,22 @@ void refuse_unfit(const Contract& contract, const std::string& path) {
     if (solver.value("on_failure", "") == "raise")
       fail(TF_ERROR_UNAVAILABLE, {"compiled code gives NaN where Newton's method does not converge, and this model raises "
                                   "an error", path});
+}
+
+/// A kernel may iterate on fewer numbers than the archive, and a residual below the solver's own tolerance is rounding: as
+/// derive_kernel_contract in exporter/archive/kernel_container.py.
+std::map<std::string, Bounds> tolerance_of_kernel(const Contract& contract) {
+  const auto raw = nlohmann::json::parse(contract.json, nullptr, false);
+  const auto solvers = raw.value("solvers", nlohmann::json::array());
+  if (solvers.empty()) return {};
+  double most = 0.0, least = 0.0;
+  for (const auto& solver : solvers) {
+    most = std::max(most, solver.at("settings").at("max_its").get<double>());
+    least = std::max(least, solver.at("settings").at("abs_tol").get<double>());
+  }
+  auto norm = contract.bounds(Output{"residual_norm", std::nullopt, {}, TF_FLOAT64});
+  norm.floor = std::max(norm.floor, least);
+  return {{"iterations", {0.0, 0.0, most}}, {"residual_norm", norm}};
 }
 
 nlohmann::json described(const std::string& name, tf_dtype dtype, const std::vector<int64_t>& shape) {
@@ -78,7 +98,7 @@ Carried carried_engine(const std::map<std::string, std::string>& files, const st
       kernel.parameters[parameter.name] = script.parameter(parameter.name).detach().to(at::kCPU).clone(at::MemoryFormat::Contiguous);
     auto engine = kernel_engine(std::move(kernel), contract, options);
     engine->check(contract, path);
-    return {std::move(engine), manifest.at("left_out").get<std::vector<std::string>>()};
+    return {std::move(engine), manifest.at("left_out").get<std::vector<std::string>>(), tolerance_of_kernel(contract)};
   } catch (const nlohmann::json::exception& error) {
     fail(TF_ERROR_ARCHIVE, {"the manifest of its kernel is damaged", path, error.what()});
   } catch (const std::out_of_range&) {

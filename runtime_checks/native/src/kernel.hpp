@@ -57,6 +57,7 @@ std::unique_ptr<Engine> library_engine(const ArchiveFile& file, const std::strin
 struct Carried {
   std::unique_ptr<Engine> engine;
   std::vector<std::string> left_out;
+  std::map<std::string, Bounds> tolerance;  ///< by output, where a kernel's are wider
 };
 Carried carried_engine(const std::map<std::string, std::string>& files, const std::string& path,
                        const Contract& contract, const Options& options, const Engine& script);

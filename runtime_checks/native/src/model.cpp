@@ -208,12 +208,14 @@ void Model::take_kernel(const std::map<std::string, std::string>& files) {
   auto& state = *state_;
   std::string reason;
   auto script = std::move(state.engine);
+  const auto tolerance = state.contract.output_tolerance;
   try {
     if (!state.device.is_cpu()) fail(TF_ERROR_DEVICE, {"a kernel runs on the CPU, and not on " + state.device.str()});
     auto carried = carried_engine(files, state.path, contract(), state.options, *script);
     state.engine = std::move(carried.engine);
     state.prepare();
     state.left_out = std::move(carried.left_out);
+    for (const auto& [output, bounds] : carried.tolerance) state.contract.output_tolerance[output] = bounds;
     const auto results = run_cases();
     if (results.empty()) reason = "none of its cases is one that the kernel takes";
     for (const auto& one : results)
@@ -227,6 +229,7 @@ void Model::take_kernel(const std::map<std::string, std::string>& files) {
   }
   if (reason.empty()) return;
   state.left_out.clear();
+  state.contract.output_tolerance = tolerance;
   state.engine = std::move(script);
   state.prepare();
   warn(state.options, state.path + " runs by TorchScript: " + reason);
