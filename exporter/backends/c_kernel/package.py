@@ -21,6 +21,7 @@ from exporter.backends.c_kernel.newton_loop import TIGHT
 from exporter.common.errors import RunError
 from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, run_in_fork
 from exporter.graph.loading import load_module
+from exporter.model.implicit.newton_solver import NOT_CONVERGED, SINGULAR
 
 # Draws of inputs that differ by rounding.
 DRAWS = 5
@@ -36,10 +37,15 @@ INSTRUCTIONS = {
 def package_kernel(archive: Archive, options: KernelOptions | None = None) -> dict[str, bytes]:
     """Return every file by name. Raises ``UnsupportedError``, with model and line, where there can be no kernel."""
     module = load_module(archive.path)
-    sources = generate_sources(module, archive.contract, options or KernelOptions())
+    options = options or KernelOptions()
+    if any(not case.is_extreme and _has_unsolved(archive.contract, case) for case in archive.cases()):
+        # A reduced system may solve what the file says is not.
+        options = dataclasses.replace(options, reduce="none")
+    sources = generate_sources(module, archive.contract, options)
     contract = kernel_container.derive_kernel_contract(archive.contract, sources.notes, sources.reductions)
     cases = [case for case in archive.cases() if supports_case(contract, case)]
-    vague = find_vague_cases(module, contract, [case for case in cases if case.is_extreme], str(archive.path))
+    extreme = [case for case in cases if case.is_extreme]
+    vague = find_vague_cases(module, contract, extreme, str(archive.path), reduced=bool(sources.reductions))
     left_out = list(dict.fromkeys(case.name for case in vague))
     if vague:
         what = f"cases left out: {', '.join(left_out)}"
@@ -50,7 +56,18 @@ def package_kernel(archive: Archive, options: KernelOptions | None = None) -> di
     return build_files(sources, contract, cases, left_out)
 
 
-def find_vague_cases(module: torch.jit.ScriptModule, contract: Contract, cases: Cases, where: str) -> Cases:
+def _has_unsolved(contract: Contract, case: ReferenceCase) -> bool:
+    """Return whether a case says of an element that its Newton method has not found a solution."""
+    names = contract.methods[case.method].outputs
+    status = [
+        v for name, v in zip(names, case.outputs, strict=True) if case.method == "newton_info" and name == "status"
+    ]
+    return any(bool(((v == NOT_CONVERGED) | (v == SINGULAR)).any()) for v in status)
+
+
+def find_vague_cases(
+    module: torch.jit.ScriptModule, contract: Contract, cases: Cases, where: str, *, reduced: bool
+) -> Cases:
     """Return the cases that are not well conditioned, or whose numbers change where the file's solvers stop later. The
     file runs in a forked process: what ends that ends none here.
 
@@ -58,12 +75,17 @@ def find_vague_cases(module: torch.jit.ScriptModule, contract: Contract, cases: 
 
     def find() -> list[int]:
         # A kernel that solves for fewer numbers does not stop at what the solver would leave.
-        tolerances = {f"{solver.path}.rel_tol" for solver in contract.solvers}
+        tolerances = {f"{solver.path}.rel_tol" for solver in contract.solvers if reduced}
         with torch.no_grad():
-            for name, value in module.named_parameters():
+            for name, value in (*module.named_parameters(), *module.named_buffers()):
                 if name in tolerances:
                     value.clamp_(max=TIGHT)
-        return [i for i, case in enumerate(cases) if not is_well_conditioned(module, contract, case)]
+        unsolved = {case.name for case in cases if reduced and _has_unsolved(contract, case)}
+        return [
+            i
+            for i, case in enumerate(cases)
+            if case.name in unsolved or not is_well_conditioned(module, contract, case)
+        ]
 
     try:
         return [cases[i] for i in run_in_fork(find)] if cases else []

@@ -17,7 +17,7 @@ import networkx
 from networkx.algorithms import flow
 
 from exporter.backends.c_kernel import newton_step
-from exporter.backends.c_kernel.expression_graph import BOOL, F64, SEVERAL, ExprGraph
+from exporter.backends.c_kernel.expression_graph import BOOL, F64, MOST, SEVERAL, ExprGraph
 from exporter.backends.c_kernel.forward_mode import Loops
 from exporter.backends.c_kernel.newton_loop import Reduction, find_loop_nodes
 from exporter.backends.c_kernel.newton_step import SparseSystem
@@ -61,6 +61,12 @@ class Residual:
         is_linear |= node.op == "div" and args[1] == KNOWN
         is_linear |= node.op == "where" and args[0] == KNOWN
         return LINEAR if is_linear else OTHER
+
+    def is_solvable(self, tears: Collection[int], kinds: Mapping[int, int]) -> bool:
+        """Return whether the rest is linear, and has as many equations as unknowns."""
+        known_ends = [end for end in self.ends if kinds[end] == KNOWN]
+        is_linear = all(kinds[end] != OTHER for end in self.ends)
+        return is_linear and len(known_ends) == len(set(tears) & set(self.unknowns))
 
     def list_births(self, kinds: Mapping[int, int]) -> list[int]:
         """Return the operations that are not linear, of arguments that are."""
@@ -112,7 +118,11 @@ def build_reduction(
     """Build the reduced system of a loop; None where there is none that a step takes fewer than ``most`` nodes for."""
     inner = tuple(find_loop_nodes(graph, residual, loop))
     is_plain = all(graph[i].op not in (*SEVERAL, "pick") and graph[i].dtype in (F64, BOOL) for i in inner)
-    if not is_plain or len(inner) > MOST_OPERATIONS or len(set(residual)) < len(residual):
+    ends = set(residual)
+    is_distinct = len(ends) == len(residual) and ends <= set(inner) - set(unknowns)
+    # Nodes that are made in vain count as well.
+    has_room = len(graph) + 4 * MOST_MADE * most < MOST
+    if not is_plain or not is_distinct or not has_room or len(inner) > MOST_OPERATIONS:
         return None
     whole = Residual(graph, loop, tuple(residual), tuple(unknowns), inner)
     tears = find_tears(whole)
@@ -143,7 +153,7 @@ def _move_up(residual: Residual, tears: list[int]) -> list[int]:
     for i in residual.inner:
         for a in set(residual.graph[i].args):
             uses[a] = uses.get(a, 0) + 1
-    for tear in tears:
+    for tear in [t for t in tears if t not in residual.ends]:
         others = [t for t in tears if t != tear]
         kinds, node = residual.classify(others), tear
         while kinds[node] == OTHER:
@@ -154,7 +164,7 @@ def _move_up(residual: Residual, tears: list[int]) -> list[int]:
             if kinds[node] == OTHER and uses[node] > 1:
                 moved = sorted([*others, node])
                 kinds = residual.classify(moved)
-                tears = moved if all(kinds[end] != OTHER for end in residual.ends) else tears
+                tears = moved if residual.is_solvable(moved, kinds) else tears
                 break
     return tears
 
@@ -167,13 +177,23 @@ def _list_candidates(residual: Residual, chosen: Sequence[int]) -> list[int]:
         if residual.graph[i].op == "mul" and kinds[i] == OTHER:
             for a in set(residual.graph[i].args):
                 if kinds.get(a) in (LINEAR, OTHER):
-                    # Of an increment of an unknown, the unknown.
-                    leaves = find_loop_nodes(residual.graph, [a], residual.loop)
-                    owns = [u for u in leaves if u in residual.unknowns]
-                    known = owns[0] if kinds[a] == LINEAR and len(owns) == 1 else a
+                    known = _find_only_unknown(residual, a) if kinds[a] == LINEAR else a
                     counts[known] = counts.get(known, 0) + 1
     several = sorted((i for i, count in counts.items() if count > 1), key=lambda i: (-counts[i], i))
     return several[:MOST_CANDIDATES]
+
+
+def _find_only_unknown(residual: Residual, node: int) -> int:
+    """Return the unknown of an increment that is of one alone, else the node."""
+    unknowns: set[int] = set()
+    pending, seen = [node], {node}
+    while pending and len(unknowns) < 2:
+        i = pending.pop()
+        unknowns |= {i} & set(residual.unknowns)
+        below = [a for a in residual.graph[i].args if residual.graph.loops[a] >> residual.loop & 1 and a not in seen]
+        seen.update(below)
+        pending += below
+    return unknowns.pop() if len(unknowns) == 1 else node
 
 
 def _cut(residual: Residual, chosen: Sequence[int]) -> list[int] | None:
@@ -184,8 +204,7 @@ def _cut(residual: Residual, chosen: Sequence[int]) -> list[int] | None:
     while True:
         kinds = residual.classify(tears)
         if all(kinds[end] != OTHER or end in tears for end in residual.ends):
-            known_ends = [end for end in residual.ends if kinds[end] == KNOWN]
-            return sorted(tears) if len(known_ends) == len(set(tears) & set(residual.unknowns)) else None
+            return sorted(tears) if residual.is_solvable(tears, kinds) else None
         # Seen from here, what was cut before may be cut elsewhere.
         births |= dict.fromkeys(i for i in residual.list_births(kinds) if i not in chosen)
         cut = _find_smallest_cut(residual, births, chosen)
@@ -294,6 +313,9 @@ class _Builder:
             if own[i] == i:
                 system.add(i, i, minus_one)
             for factor, argument in self._list_linear_parts(i):
+                # An equation that another one is made of becomes zero.
+                if argument in residual.ends:
+                    continue
                 if self.kinds.get(argument) == LINEAR:
                     system.add(i, argument, factor)
                 else:
@@ -329,6 +351,7 @@ class _Builder:
         for i in needed:
             parts = [] if i in self.residual.unknowns else self._list_linear_parts(i)
             read = [a for f, a in parts if a in args and self.graph.constant_value(f) != 0.0]
+            read = [a for a in read if a not in self.residual.ends]
             # What is zero by structure is no argument.
             if read or i in self.residual.unknowns:
                 args[i] = read

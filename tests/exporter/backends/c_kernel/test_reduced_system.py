@@ -11,6 +11,8 @@ import numpy
 import pytest
 import torch
 from casadi_oracle import Oracle, values
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kernel_host import edit, resealed
 from loop_system import System
 
@@ -161,16 +163,55 @@ def test_a_zero_by_structure_is_zero():
     assert not own & set(system.unknowns)
 
 
-@pytest.mark.parametrize("length", [3_000, 5_000])
-def test_a_long_chain_is_searched_without_depth(length, monkeypatch):
-    monkeypatch.setattr(reduced_system, "MOST_OPERATIONS", 10 * length)
+def test_an_equation_that_another_one_is_made_of():
+    """It becomes zero there; an equation that is no operation is none that a loop could solve."""
+    system = System(3, 3)
+    x, a = system.x, system.a
+    norm = sqrt(x[0] * x[0] + x[1] * x[1] + 1.0)
+    first = x[0] - a[0] / norm
+    residual = [first, x[1] - a[1] / norm - 0.5 * first, x[2] - a[2]]
+    reduction = reduce(system, residual)
+    assert reduction is not None
+    outer = [0.7, -0.4, 0.2]
+    assert measure(system, residual, solve(system, reduction, [0.1] * 3, outer), outer) < 1e-12
+    for end in (a[0], x[0], x[0].match(1.0)):
+        assert reduce(system, [end, *residual[1:]]) is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.floats(0.1, 0.9), min_size=6, max_size=6),
+    st.lists(st.tuples(st.sampled_from(["add", "sub", "mul", "div", "sqrt"]), *[st.integers(0, 30)] * 2), max_size=12),
+    st.lists(st.integers(0, 30), min_size=3, max_size=3),
+)
+def test_random_residuals(outer, operations, picks):
+    """Whatever a residual is made of, it is reduced or left alone; what is found where it settles solves it."""
+    system = System(3, 6)
+    ends = [*system.x, *system.a]
+    for op, first, second in operations:
+        left, right = ends[first % len(ends)], ends[second % len(ends)]
+        value = (
+            sqrt(left * left + 1.0) if op == "sqrt" else left.apply(op, right * right + 1.0 if op == "div" else right)
+        )
+        ends.append(value)
+    residual: list[Expr] = []
+    for x, pick in zip(system.x, picks, strict=True):
+        pool = [*ends, *residual]
+        residual.append(x - 0.2 * pool[-1 - pick % len(pool)])
+    reduction = reduce(system, residual, 5_000)
+    if reduction is not None:
+        own = set(find_loop_nodes(system.graph, [*reduction.step, *reduction.solution], system.loop))
+        assert not own & set(system.unknowns)
+
+
+def test_a_long_chain_is_searched_without_depth():
     system = System(2, 2)
     x, a = system.x, system.a
     factor = sqrt(x[0] * x[0] + 1.0)
     known = factor
-    for _ in range(length):
+    for _ in range(1_500):
         known = known * a[0] + 0.1
-    reduction = reduce(system, [x[0] - a[0] * known, x[1] - x[0] * known - a[1]], 10 * length)
+    reduction = reduce(system, [x[0] - a[0] * known, x[1] - x[0] * known - a[1]], 10_000)
     assert reduction is not None
 
 
@@ -188,6 +229,8 @@ def make_steps(count: int = 40) -> dict[str, numpy.ndarray]:
     strain = 5e-3 * (2 * torch.rand(count, 6, generator=torch.Generator().manual_seed(5), dtype=F) - 1)
     strain[::4] /= 30
     strain[5], strain[9, 2], strain[13] = 1e200, float("nan"), 0.0
+    # Their norm is infinite, and that of the numbers that are solved for is not.
+    strain[17, :3], strain[17, 3:] = 1e154, 0.0
     rest = {"strain~1": (count, 6), "stress~1": (count, 6), "ep~1": (count,)}
     return {"strain": strain.numpy(), **{name: numpy.zeros(shape) for name, shape in rest.items()}}
 
@@ -204,8 +247,11 @@ def test_a_kernel_says_what_it_solves_for(folders, whole):
 def test_elements_end_as_without_it(folders, whole):
     kernel, reference = (torchferry.load(path, trust="native") for path in (folders["return_map"], whole))
     steps = make_steps()
-    names = kernel.contract.methods["forward"].inputs
+    names = kernel.contract.methods["jacobian"].inputs
     arguments = {name: steps[name] for name in names}
+    got, wanted = (k.call("jacobian", arguments) for k in (kernel, reference))
+    for name, value in wanted.items():
+        assert numpy.allclose(got[name], value, rtol=1e-6, atol=1e-9 * numpy.nanmax(numpy.abs(value)), equal_nan=True)
     got, wanted = (k.call("forward", arguments) for k in (kernel, reference))
     assert {0, 3} <= {*kernel.status.tolist()}
     assert numpy.array_equal(kernel.status, reference.status)
@@ -219,6 +265,23 @@ def test_elements_end_as_without_it(folders, whole):
     moved = kernel.call("forward", {n: v[order] for n, v in arguments.items()})
     for name, value in moved.items():
         assert numpy.array_equal(value, got[name][order], equal_nan=True)
+
+
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_few_iterations(folders, whole, most):
+    """An element that says it has converged has its numbers, whichever way it got there; the others are NaN."""
+    kernel, reference = (torchferry.load(path, trust="native") for path in (folders["return_map"], whole))
+    arguments = {name: make_steps()[name] for name in kernel.contract.methods["forward"].inputs}
+    wanted = reference.call("forward", arguments)["stress"]
+    solved = reference.status == 0
+    kernel.set_parameter("newton.max_its", most)
+    got = kernel.call("forward", arguments)["stress"]
+    good = kernel.status == 0
+    assert not (good & ~solved).any()
+    assert (kernel.status == 1).any() == (most < 8)
+    scale = numpy.nanmax(numpy.abs(wanted))
+    assert numpy.allclose(got[good], wanted[good], rtol=1e-9, atol=1e-12 * scale)
+    assert numpy.isnan(got[~good]).all()
 
 
 @pytest.mark.parametrize(
