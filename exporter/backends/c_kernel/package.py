@@ -49,7 +49,7 @@ def package_kernel(archive: Archive, options: KernelOptions | None = None) -> di
     left_out = list(dict.fromkeys(case.name for case in vague))
     if vague:
         what = f"cases left out: {', '.join(left_out)}"
-        reason = "one ULP of their inputs, or a smaller rel_tol, changes the outputs"
+        reason = "one ULP of their inputs, or smaller tolerances of the solver, change the outputs"
         finding = Finding("container", what, reason=reason)
         contract = dataclasses.replace(contract, findings=(*contract.findings, finding))
         cases = [case for case in cases if case not in vague]
@@ -75,11 +75,13 @@ def find_vague_cases(
 
     def find() -> list[int]:
         # A kernel that solves for fewer numbers does not stop at what the solver would leave.
-        tolerances = {f"{solver.path}.rel_tol" for solver in contract.solvers if reduced}
+        relative, absolute = ({f"{s.path}.{n}" for s in contract.solvers if reduced} for n in ("rel_tol", "abs_tol"))
         with torch.no_grad():
             for name, value in (*module.named_parameters(), *module.named_buffers()):
-                if name in tolerances:
+                if name in relative:
                     value.clamp_(max=TIGHT)
+                if name in absolute:
+                    value.mul_(TIGHT)
         unsolved = {case.name for case in cases if reduced and _has_unsolved(contract, case)}
         return [
             i
