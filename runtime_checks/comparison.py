@@ -37,7 +37,8 @@ def compare_tensors(got: Any, expected: torch.Tensor, bounds: Bounds) -> Compari
     agree in place and sign.
 
     ``scale`` is the largest finite magnitude of ``expected`` (1 if all are zero): rounding errors are relative to it,
-    and an output of size 1e-13 is not right because it is small. Shape, dtype and device must agree too."""
+    and an output of size 1e-13 is not right because it is small. Whole numbers are exact without a floor. Shape, dtype
+    and device must agree too."""
     if not isinstance(got, torch.Tensor):
         return Comparison(False, f"{type(got).__name__} instead of a tensor")
     for what in ("shape", "dtype", "device"):

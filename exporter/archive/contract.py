@@ -148,7 +148,8 @@ class Solver(StrictlyRead):
 
 
 # Outputs of ``newton_info``, for each solve.
-NEWTON_OUTPUTS = {"iterations": "int64", "residual_norm": "float64", "status": "int64"}
+COUNT = "iterations"
+NEWTON_OUTPUTS = {COUNT: "int64", "residual_norm": "float64", "status": "int64"}
 
 
 @dataclass(frozen=True)
@@ -199,9 +200,13 @@ class Tolerance(StrictlyRead):
     outputs: dict[str, Bounds] = field(default_factory=dict)
 
     def bounds(self, output: str | tuple[str, str], dtype: str) -> Bounds:
-        """Return the bounds of an output: exact for integers and booleans; a block without bounds has the output's."""
+        """Return the bounds of an output; a block without bounds has the output's.
+
+        Integers and booleans are exact, but for a count of iterations: what a status says is never near another one."""
         if not isinstance(output, str):
             return self.outputs.get(block_name(*output)) or self.bounds(output[0], dtype)
+        if not dtype.startswith(("float", "bfloat", "complex")) and output != COUNT:
+            return Bounds(0.0, 0.0)
         return self.outputs.get(output) or self.dtypes.get(dtype) or Bounds(0.0, 0.0)
 
 

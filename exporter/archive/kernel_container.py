@@ -130,7 +130,7 @@ def derive_kernel_contract(
                 "iterations are the kernel's own, and elements may converge that eager mode gives up; "
                 "norms of residuals may differ by the solver's abs_tol"
             )
-            reason = "it solves for fewer numbers"
+            reason = "it may solve for fewer numbers"
         findings.append(Finding("container", what, reason=reason))
     return dataclasses.replace(
         contract,

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.archive.contract import Bounds
+from exporter.archive.contract import Bounds, Tolerance
 from runtime_checks.comparison import compare_tensors
 
 BOUNDS = Bounds(1e-10, 1e-12)
@@ -95,6 +95,19 @@ def test_float32_and_integers():
     assert compare_tensors(torch.tensor([1, 2]), torch.tensor([1, 2]), EXACT).passed
     assert not compare_tensors(torch.tensor([1, 3]), torch.tensor([1, 2]), EXACT).passed
     assert compare_tensors(torch.tensor([True]), torch.tensor([True]), EXACT).passed
+
+
+def test_a_count_may_differ_and_a_status_may_not():
+    """Whole numbers are exact where nothing else is said, and what a contract says of a status is not heard."""
+    counts = torch.tensor([3, 7])
+    assert not compare_tensors(counts + 1, counts, Bounds(0.0, 0.0)).passed
+    assert compare_tensors(counts + 2, counts, Bounds(0.0, 0.0, 2.0)).passed
+    assert not compare_tensors(counts + 3, counts, Bounds(0.0, 0.0, 2.0)).passed
+    wide = Bounds(0.0, 0.0, 9.0)
+    tolerance = Tolerance(outputs={"iterations": wide, "status": wide, "found": wide})
+    assert tolerance.bounds("iterations", "int64") == wide
+    assert tolerance.bounds("status", "int64") == tolerance.bounds("found", "bool") == Bounds(0.0, 0.0)
+    assert tolerance.bounds("found", "float64") == wide
 
 
 def test_an_output_that_is_zero_has_the_scale_of_one():

@@ -116,9 +116,9 @@ class SparseSystem(Generic[Right]):
         entries, column = self.rows[row], self.own[row]
         if column not in entries:
             return None
-        return self.delay(row), (len(entries) - 1) * (len(self._columns[column]) - 1), row
+        return self.get_delay(row), (len(entries) - 1) * (len(self._columns[column]) - 1), row
 
-    def delay(self, row: int) -> int:
+    def get_delay(self, row: int) -> int:
         """Return how late a row comes, whatever its elimination makes."""
         entries, column = self.rows[row], self.own[row]
         has_more = any(column in self.rows.get(c, ()) for c in entries if c != column)

@@ -38,14 +38,15 @@ def package_kernel(archive: Archive, options: KernelOptions | None = None) -> di
     """Return every file by name. Raises ``UnsupportedError``, with model and line, where there can be no kernel."""
     module = load_module(archive.path)
     options = options or KernelOptions()
-    if any(not case.is_extreme and _has_unsolved(archive.contract, case) for case in archive.cases()):
+    stored = archive.cases()
+    if any(not case.is_extreme and _has_unsolved(archive.contract, case) for case in stored):
         # A reduced system may solve what the file says is not.
         options = dataclasses.replace(options, reduce="none")
     sources = generate_sources(module, archive.contract, options)
     contract = kernel_container.derive_kernel_contract(archive.contract, sources.notes, sources.reductions)
-    cases = [case for case in archive.cases() if supports_case(contract, case)]
+    cases = [case for case in stored if supports_case(contract, case)]
     extreme = [case for case in cases if case.is_extreme]
-    vague = find_vague_cases(module, contract, extreme, str(archive.path), reduced=bool(sources.reductions))
+    vague = find_vague_cases(module, contract, extreme, str(archive.path), is_reduced=bool(sources.reductions))
     left_out = list(dict.fromkeys(case.name for case in vague))
     if vague:
         what = f"cases left out: {', '.join(left_out)}"
@@ -58,15 +59,14 @@ def package_kernel(archive: Archive, options: KernelOptions | None = None) -> di
 
 def _has_unsolved(contract: Contract, case: ReferenceCase) -> bool:
     """Return whether a case says of an element that its Newton method has not found a solution."""
-    names = contract.methods[case.method].outputs
-    status = [
-        v for name, v in zip(names, case.outputs, strict=True) if case.method == "newton_info" and name == "status"
-    ]
-    return any(bool(((v == NOT_CONVERGED) | (v == SINGULAR)).any()) for v in status)
+    if case.method != "newton_info":
+        return False
+    status = case.outputs[contract.methods[case.method].outputs.index("status")]
+    return bool(((status == NOT_CONVERGED) | (status == SINGULAR)).any())
 
 
 def find_vague_cases(
-    module: torch.jit.ScriptModule, contract: Contract, cases: Cases, where: str, *, reduced: bool
+    module: torch.jit.ScriptModule, contract: Contract, cases: Cases, where: str, *, is_reduced: bool
 ) -> Cases:
     """Return the cases that are not well conditioned, or whose numbers change where the file's solvers stop later. The
     file runs in a forked process: what ends that ends none here.
@@ -75,14 +75,14 @@ def find_vague_cases(
 
     def find() -> list[int]:
         # A kernel that solves for fewer numbers does not stop at what the solver would leave.
-        relative, absolute = ({f"{s.path}.{n}" for s in contract.solvers if reduced} for n in ("rel_tol", "abs_tol"))
+        relative, absolute = ({f"{s.path}.{n}" for s in contract.solvers if is_reduced} for n in ("rel_tol", "abs_tol"))
         with torch.no_grad():
             for name, value in (*module.named_parameters(), *module.named_buffers()):
                 if name in relative:
                     value.clamp_(max=TIGHT)
                 if name in absolute:
                     value.mul_(TIGHT)
-        unsolved = {case.name for case in cases if reduced and _has_unsolved(contract, case)}
+        unsolved = {case.name for case in cases if is_reduced and _has_unsolved(contract, case)}
         return [
             i
             for i, case in enumerate(cases)

@@ -83,7 +83,7 @@ class LinearSystem(SparseSystem[Separable]):
         super().__init__(forms.graph, own)
         self.forms, self.unknowns, self.shared = forms, unknowns, shared
 
-    def delay(self, row: int) -> int:
+    def get_delay(self, row: int) -> int:
         """Return how late a row comes: the mean of a tensor after its components, which so have equations of one shape,
         and numbers in common."""
         column = self.own[row]
@@ -305,17 +305,15 @@ class _Builder:
         own |= dict(zip([end for end in equations if end not in own], left, strict=True))
         needed, first = self._list_needed(equations), len(graph)
         own |= {i: i for i in needed if i not in own}
-        system = LinearSystem(forms, own, unknowns, self._list_shared(needed))
+        parts = {i: [] if i in unknowns else self._list_linear_parts(i) for i in needed}
+        system = LinearSystem(forms, own, unknowns, self._list_shared(parts))
         minus_one = graph.add_constant(-1.0, F64)
-        for i in needed:
+        for i, products in parts.items():
             if i in unknowns:
                 continue
             if own[i] == i:
                 system.add(i, i, minus_one)
-            for factor, argument in self._list_linear_parts(i):
-                # An equation that another one is made of becomes zero.
-                if argument in residual.ends:
-                    continue
+            for factor, argument in products:
                 if self.kinds.get(argument) == LINEAR:
                     system.add(i, argument, factor)
                 else:
@@ -344,14 +342,12 @@ class _Builder:
                 pending += [a for a in self.graph[i].args if self.kinds.get(a) == LINEAR]
         return sorted(needed)
 
-    def _list_shared(self, needed: Sequence[int]) -> set[int]:
+    def _list_shared(self, parts: Mapping[int, Sequence[tuple[int, int]]]) -> set[int]:
         """Return the results of several unknowns that several others are made of, as the mean of a tensor is."""
         args: dict[int, list[int]] = {}
         uses: dict[int, int] = {}
-        for i in needed:
-            parts = [] if i in self.residual.unknowns else self._list_linear_parts(i)
-            read = [a for f, a in parts if a in args and self.graph.constant_value(f) != 0.0]
-            read = [a for a in read if a not in self.residual.ends]
+        for i, products in parts.items():
+            read = [a for f, a in products if a in args and self.graph.constant_value(f) != 0.0]
             # What is zero by structure is no argument.
             if read or i in self.residual.unknowns:
                 args[i] = read
@@ -367,7 +363,11 @@ class _Builder:
         return shared
 
     def _list_linear_parts(self, i: int) -> list[tuple[int, int]]:
-        """Return factors, which are known, and nodes: their products sum up to a linear node."""
+        """Return factors, which are known, and nodes: their products sum up to a linear node. An equation that another
+        one is made of becomes zero, and is left out."""
+        return [(factor, a) for factor, a in self._split_linear_node(i) if a not in self.residual.ends]
+
+    def _split_linear_node(self, i: int) -> list[tuple[int, int]]:
         graph, node = self.graph, self.graph[i]
         unit, minus_one = graph.add_constant(1.0, F64), graph.add_constant(-1.0, F64)
         first, *others = node.args

@@ -74,7 +74,7 @@ struct Contract {
 
   /// Throws `Error` (TF_ERROR_NAME) with the names that there are.
   const Method& method(const std::string& name) const;
-  /// By block, by output name, else by dtype; exact for integers and booleans.
+  /// By block, by output name, else by dtype; exact for integers, but iterations, and booleans.
   Bounds bounds(const Output& output) const;
 };
 

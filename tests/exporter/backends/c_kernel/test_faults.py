@@ -87,6 +87,11 @@ FAULTS = {
         edit("_lanes.h", r"status\[l\] = good\[l\] \?[^;]*;", "status[l] = 0;", 99),
         {"stopped early"},
     ),
+    "a status that half of the lanes never set": (
+        "return_map",
+        edit("_lanes.h", r"status\[l\] = good\[l\] \?", "status[l] = l % 2 ? 0 : good[l] ?", 99),
+        {"stopped early"},
+    ),
     "a stride that is ignored": (
         "robertson",
         edit(
