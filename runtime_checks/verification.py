@@ -132,7 +132,7 @@ def _plan_expectations(
     contract: Contract, cases: Cases, fresh: Cases | None, runner: Runner
 ) -> tuple[list[Expectation], list[NotRun]]:
     # Compiled code has fixed dtypes; operators run one by one see the host's default dtype.
-    operators = runner.name not in ("onnxruntime", "aoti", "c")
+    operators = runner.name not in ("onnxruntime", "aoti", "c", "cuda")
     planned: list[Expectation | NotRun] = [*eager_parity.stored_case_checks(cases)]
     planned += eager_parity.plan_default_dtype_checks(cases) if operators else []
     anew = eager_parity.plan_fresh_checks(fresh)

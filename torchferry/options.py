@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exporter.archive.formats import check_suffix
+from exporter.archive.formats import FORMATS, KERNELS, check_suffix
 from exporter.archive.input_files import InputValues
 from exporter.archive.variable_renaming import RenameRule
 from exporter.backends.backend import WriteOptions
@@ -73,9 +73,10 @@ def choose_jobs(jobs: int | None) -> int:
 
 
 def select_archive_runtimes(options: VerifyOptions, formats: Sequence[str]) -> VerifyOptions:
-    """Return the options for the archive itself: a kernel runs in its own runtime, whether that is named or not."""
-    names = options.runtime_names
-    if "c" in names and "c" not in formats:
-        mend = "add --format pt,c, or leave out c"
-        raise UsageError("runtime 'c' runs kernels, and none is written", where="--runtime", got="c", mend=mend)
-    return options.with_runtimes([name for name in names if name != "c"])
+    """Return the options for the archive itself: a kernel runs in its own runtimes, whether they are named or not."""
+    names, kernels = options.runtime_names, [name for name in formats if name in KERNELS]
+    for runtime in KERNELS:
+        if runtime in names and not any(runtime in FORMATS[name].runtimes for name in kernels):
+            what, mend = f"runtime {runtime!r} runs kernels, and none is written", f"add --format pt,{runtime}"
+            raise UsageError(what, where="--runtime", got=runtime, mend=f"{mend}, or leave out {runtime}")
+    return options.with_runtimes([name for name in names if name not in KERNELS])

@@ -12,7 +12,7 @@ from typing import Any
 from exporter.archive import kernel_container, pt_archive
 from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Contract, Finding
-from exporter.archive.formats import KERNEL, choose_output_path, path_for_format
+from exporter.archive.formats import CUDA, KERNELS, choose_output_path, path_for_format
 from exporter.archive.variable_renaming import rename_variables
 from exporter.backends.backend import KernelOptions, load_backend
 from exporter.capture.autograd_detection import detect_inner_autograd
@@ -113,7 +113,7 @@ def export_model(
             write_options = dataclasses.replace(write_options, kernel_files=kernel)
         containers: list[Converted] = []
         for name in options.container_formats:
-            if name != KERNEL or not isinstance(kernel, UnsupportedError):
+            if name not in KERNELS or not isinstance(kernel, UnsupportedError):
                 output = path_for_format(path, name)
                 with clock(name):
                     containers.append(convert(archive_path, output, load_backend(name), write_options, verifier, fresh))
@@ -157,8 +157,8 @@ def write_archive(
     kernel = None
     with clock("write"), eager_context(frozen_source), ignore_deprecations():
         pt_archive.write(path, records, contract, stored, text)
-        if KERNEL in options.formats:
-            kernel = _package_kernel(path, options.write.kernel)
+        if not set(KERNELS).isdisjoint(options.formats):
+            kernel = _package_kernel(path, dataclasses.replace(options.write.kernel, has_cuda=CUDA in options.formats))
             if isinstance(kernel, dict):
                 names = kernel_container.list_build_files(kernel)
                 embedded_files = {pt_archive.KERNEL + name: kernel[name] for name in names}

@@ -14,7 +14,7 @@ from exporter.common.errors import UsageError, suggest_names
 
 @dataclass(frozen=True)
 class Format:
-    """A format of files: ``runtimes`` that run it, the usual one first; without a suffix it is a folder.
+    """A format of files: ``runtimes`` that run it, the ``usual`` ones first; without a suffix it is a folder.
 
     ``backend`` is the folder and class below ``exporter.backends`` that write it from an archive: a text, since who
     reads a file does without the code that writes it."""
@@ -24,10 +24,11 @@ class Format:
     runtimes: tuple[str, ...]
     read: Callable[[Path], Any]
     backend: str = ""
+    usual: int = 1
 
 
 # ``program`` is a package of torch.export programs, ``pt2`` a package of code compiled from them, ``c`` a folder of C
-# sources with any name.
+# sources with any name, ``cuda`` one that has sources for GPUs as well.
 FORMATS = {
     f.name: f
     for f in (
@@ -36,15 +37,18 @@ FORMATS = {
         Format("pt2", ".pt2", ("aoti", "libtorch"), pt_archive.read, "torch_export.CompiledBackend"),
         Format("program", ".program.pt2", ("program",), pt_archive.read, "torch_export.ProgramBackend"),
         Format("c", "", ("c",), kernel_container.read, "c_kernel.KernelBackend"),
+        Format("cuda", "", ("cuda", "c"), kernel_container.read, "c_kernel.CudaBackend", usual=2),
     )
 }
-KERNEL = "c"
+# Kernels: the second has the sources of the first, and those for GPUs.
+KERNEL, CUDA = "c", "cuda"
+KERNELS = (KERNEL, CUDA)
 
 
 def infer_format(path: Path) -> str | None:
     """Infer the format from the longest matching suffix, or from what is there; None for an unknown name."""
     if is_kernel(path):
-        return KERNEL
+        return CUDA if kernel_container.has_cuda_files(path) else KERNEL
     fitting = [f for f in FORMATS.values() if f.suffix and path.name.endswith(f.suffix)]
     return max(fitting, key=lambda f: len(f.suffix)).name if fitting else None
 
@@ -61,7 +65,11 @@ def choose_output_path(output: Path | None, name: str, *, several: bool, format_
     file = name + FORMATS[format_name].suffix
     if output is None:
         return Path(file)
-    if format_name == KERNEL and not several and (is_kernel(output) or not (output.is_dir() and any(output.iterdir()))):
+    if (
+        format_name in KERNELS
+        and not several
+        and (is_kernel(output) or not (output.is_dir() and any(output.iterdir())))
+    ):
         return output
     folder = several or output.is_dir() or str(output).endswith("/")
     return output / file if folder and not (output.is_file() and not several) else output
@@ -73,13 +81,15 @@ def resolve_formats(requested: Sequence[str], output: Path | None) -> tuple[str,
     unknown = next((n for n in names if n not in FORMATS), None)
     if unknown is not None:
         raise UsageError(f"there is no format {unknown!r}", where="--format", expected=suggest_names(unknown, FORMATS))
+    # A folder for both has what each of them has.
+    names = [n for n in names if n != KERNEL or CUDA not in names]
     return tuple(dict.fromkeys(names)) or ((output and infer_format(output)) or "pt",)
 
 
 def check_suffix(output: Path, formats: Sequence[str]) -> None:
     """Raise ``UsageError`` if the output's suffix belongs to another format."""
     suffix_format = infer_format(output)
-    if suffix_format is None and KERNEL in formats:
+    if suffix_format in (None, *KERNELS) and not {*KERNELS}.isdisjoint(formats):
         return
     if suffix_format not in formats and (suffix_format is not None or "pt" not in formats) and not output.is_dir():
         got = (FORMATS[suffix_format].suffix or "a kernel's folder") if suffix_format else output.suffix or "no suffix"

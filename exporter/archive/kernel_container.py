@@ -75,6 +75,16 @@ class KernelFiles:
         """Return the compiler's input by file name, the file to be compiled first."""
         return {name: self.contents[name] for name in _list_sources(self.name)}
 
+    @property
+    def has_cuda(self) -> bool:
+        """Return whether there are sources for GPUs as well."""
+        return list_cuda_files(self.name)[-1] in self.contents
+
+    def cuda_sources(self) -> dict[str, bytes]:
+        """Return the sources for GPUs by file name, the one that has all methods for the host's arrays first."""
+        *others, main = list_cuda_files(self.name)
+        return {name: self.contents[name] for name in (main, *others, *_list_sources(self.name)[1:])}
+
     def build_files(self) -> dict[str, bytes]:
         """Return the sources and the manifest by file name: what an archive that carries the kernel has of it."""
         return self.sources() | {MANIFEST: self.contents[MANIFEST]}
@@ -95,13 +105,21 @@ def list_build_files(files: Mapping[str, bytes]) -> list[str]:
     """List the files a host needs to build and call the kernel: the main C file first, its headers, the manifest."""
     if not files:
         return []
-    main = f"{json.loads(files[MANIFEST])['name']}.c"
-    return [main, *sorted(n for n in files if n.endswith(".h")), MANIFEST]
+    return [*_list_sources(json.loads(files[MANIFEST])["name"]), MANIFEST]
 
 
 def is_kernel(path: Path) -> bool:
     """Return whether ``path`` is a kernel's folder."""
     return (path / MANIFEST).is_file()
+
+
+def has_cuda_files(path: Path) -> bool:
+    """Return whether a kernel's folder says that it has sources for GPUs; what it says is checked when it is read."""
+    try:
+        content = json.loads((path / MANIFEST).read_bytes())
+        return list_cuda_files(content["name"])[0] in content["files"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def derive_kernel_contract(
@@ -216,10 +234,17 @@ def parse_manifest(data: bytes, where: Path) -> dict[str, Any]:
     if not is_identifier(name) or not all(0 <= size <= MAX_SIZE for size in sizes):
         what, got = "the kernel's manifest is damaged", f"the name {name!r}, the workspaces {list(sizes)}"
         raise ArchiveError(what, where=str(where), got=got, mend=_COPY_ADVICE)
-    if missing := sorted({CONTRACT, CASES, *_list_sources(name)} - set(content["files"])):
+    cuda_files = list_cuda_files(name)
+    others = () if set(cuda_files).isdisjoint(content["files"]) else cuda_files
+    if missing := sorted({CONTRACT, CASES, *_list_sources(name), *others} - set(content["files"])):
         what, expected = "a file of the kernel is missing", f"the files listed in {MANIFEST}, and {', '.join(missing)}"
         raise ArchiveError(what, where=str(where), expected=expected, mend=_COPY_ADVICE)
     return content
+
+
+def list_cuda_files(name: str) -> tuple[str, str, str]:
+    """Return the names of a kernel's sources for GPUs: the methods, their header, the methods for the host's arrays."""
+    return f"{name}.cu", f"{name}_cuda.h", f"{name}_host.cu"
 
 
 def _list_sources(name: str) -> tuple[str, str, str]:

@@ -26,10 +26,11 @@ REDUCTIONS = ("none", "all")
 @dataclass(frozen=True)
 class KernelOptions:
     """How kernels are written: ``finite_math`` lets one take ``0 * x`` for 0; ``reduce`` says whether its Newton loops
-    may solve for fewer numbers than they have unknowns."""
+    may solve for fewer numbers than they have unknowns; ``has_cuda`` adds sources for GPUs."""
 
     finite_math: bool = False
     reduce: str = "all"
+    has_cuda: bool = False
 
     def __post_init__(self) -> None:
         if self.reduce not in REDUCTIONS:

@@ -1,4 +1,4 @@
-"""Kernels as shared objects: built once by the machine's C compiler, kept in the cache.
+"""Kernels as shared objects: built once by one of the machine's compilers, kept in the cache.
 
 A build is keyed by the sources, the compiler and the processor; a cached object is checked against its own digest
 before it is loaded."""
@@ -12,7 +12,8 @@ import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
@@ -25,44 +26,73 @@ from runtime_checks.cache import make_cache_error, make_private_folder
 # No flag may change a result: no contraction, no fast math.
 FLAGS = ("-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 NATIVE = "-march=native"
+# The sources for a GPU as C++, one thread after the other: the C compiler's flags, and a fraction of its time.
+CXX_FLAGS = ("-x", "c++", "-std=c++14", "-O1", *FLAGS[2:])
 # Seconds that compiling a kernel may take; those of the most operations that are written take some minutes.
 LIMIT = 3600
-INSTALL = "install one (apt-get install gcc), or name it with the variable CC"
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler of shared objects: its ``name``, ``find``, which gives its command, ``flags``, and the flag ``native``
+    for the processor at hand, which not every compiler has; ``mend`` is what to do if it fails."""
+
+    name: str
+    find: Callable[[], list[str]]
+    flags: tuple[str, ...]
+    native: str | None
+    mend: str
+
+
+def _find_command(language: str, variable: str, names: tuple[str, ...]) -> list[str]:
+    """Return the command that a variable has, else the first of these names on the PATH."""
+    setting = os.environ.get(variable)
+    mend = f"install one (apt-get install {names[1]}), or name it with the variable {variable}"
+    if setting:
+        words = shlex.split(setting)
+        if not words or shutil.which(words[0]) is None:
+            raise MissingRuntimeError(f"the {language} compiler is not there", where=variable, got=setting, mend=mend)
+        return words
+    name_on_path = next((name for name in names if shutil.which(name)), None)
+    if name_on_path is None:
+        expected = f"{', '.join(names[:-1])} or {names[-1]} on the PATH"
+        raise MissingRuntimeError(f"there is no {language} compiler", expected=expected, mend=mend)
+    return [name_on_path]
 
 
 def find_compiler() -> list[str]:
     """Return ``$CC``, else the first of cc, gcc and clang. Raise ``MissingRuntimeError`` if there is none."""
-    setting = os.environ.get("CC")
-    if setting:
-        words = shlex.split(setting)
-        if not words or shutil.which(words[0]) is None:
-            raise MissingRuntimeError("the C compiler is not there", where="CC", got=setting, mend=INSTALL)
-        return words
-    name_on_path = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    if name_on_path is None:
-        raise MissingRuntimeError("there is no C compiler", expected="cc, gcc or clang on the PATH", mend=INSTALL)
-    return [name_on_path]
+    return _find_command("C", "CC", ("cc", "gcc", "clang"))
 
 
-def read_compiler_version(command: list[str]) -> str:
-    """Return the first line of the compiler's ``--version``. Raise ``MissingRuntimeError`` if it does not start."""
+def _find_cxx_compiler() -> list[str]:
+    return _find_command("C++", "CXX", ("c++", "g++", "clang++"))
+
+
+C_COMPILER = Toolchain("C compiler", find_compiler, FLAGS, NATIVE, "set CC to a compiler of C99")
+CXX_COMPILER = Toolchain("C++ compiler", _find_cxx_compiler, CXX_FLAGS, NATIVE, "set CXX to a compiler of C++14")
+
+
+def _read_version(command: list[str], toolchain: Toolchain) -> str:
+    """Return the compiler's ``--version``. Raise ``MissingRuntimeError`` if it does not start."""
+    what = f"the {toolchain.name} does not start"
     try:
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise MissingRuntimeError("the C compiler does not start", got=str(error), mend=INSTALL) from None
+        raise MissingRuntimeError(what, got=str(error), mend=toolchain.mend) from None
     if done.returncode != 0:
-        raise MissingRuntimeError("the C compiler does not start", got=_extract_errors(done.stderr), mend=INSTALL)
-    return done.stdout.splitlines()[0] if done.stdout else ""
+        raise MissingRuntimeError(what, got=_extract_errors(done.stderr), mend=toolchain.mend)
+    return done.stdout
 
 
-def compile_kernel(files: Mapping[str, bytes]) -> Path:
-    """Compile the first of these C files to a cached shared object. Raise ``MissingRuntimeError`` if it cannot be
+def compile_kernel(files: Mapping[str, bytes], toolchain: Toolchain = C_COMPILER) -> Path:
+    """Compile the first of these files to a cached shared object. Raise ``MissingRuntimeError`` if it cannot be
     compiled or stored, ``ArchiveError`` if the cached one was changed."""
-    command = find_compiler()
+    command = toolchain.find()
     digest = hashlib.sha256()
     instruction_sets = target_machine.read_instruction_sets()
-    machine = (read_compiler_version(command), platform.machine(), *instruction_sets)
-    for part in (shlex.join(command), *machine, *FLAGS):
+    machine = (_read_version(command, toolchain), platform.machine(), *instruction_sets)
+    for part in (shlex.join(command), *machine, *toolchain.flags):
         digest.update(part.encode() + b"\0")
     for name, data in sorted(files.items()):
         digest.update(name.encode() + b"\0" + data + b"\0")
@@ -74,7 +104,7 @@ def compile_kernel(files: Mapping[str, bytes]) -> Path:
                 with temporary_folder(".build-", target.parent) as folder:
                     place = folder / "made"
                     place.mkdir(mode=0o700)
-                    _run_compiler(command, files, place)
+                    _run_compiler(command, toolchain, files, place)
                     place.rename(target)
     except OSError as error:
         raise make_cache_error("the kernel has no place to be built", target.parent, error) from None
@@ -88,33 +118,32 @@ def compile_kernel(files: Mapping[str, bytes]) -> Path:
     return library
 
 
-def _run_compiler(command: list[str], files: Mapping[str, bytes], place: Path) -> None:
+def _run_compiler(command: list[str], toolchain: Toolchain, files: Mapping[str, bytes], place: Path) -> None:
     main = next(iter(files))
     with temporary_folder() as folder:
         for name, data in files.items():
             (folder / name).write_bytes(data)
         library = place / "kernel.so"
-        for native in ([NATIVE], []):
-            arguments = [*command, *FLAGS, *native, "-o", str(library), str(folder / main), "-lm"]
-            done = _run_within_limit(arguments)
+        for native in ([toolchain.native] if toolchain.native else [], []):
+            arguments = [*command, *toolchain.flags, *native, "-o", str(library), str(folder / main), "-lm"]
+            done = _run_within_limit(arguments, toolchain.name)
             # Not every compiler supports -march=native here.
-            if done.returncode == 0 or NATIVE not in done.stderr:
+            if done.returncode == 0 or not toolchain.native or toolchain.native not in done.stderr:
                 break
         if "No space left on device" in done.stderr:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if done.returncode != 0:
-            what, where = "the C compiler fails on the kernel", shlex.join([*command, *FLAGS, main])
-            mend = "set CC to a compiler of C99"
-            raise MissingRuntimeError(what, where=where, got=_extract_errors(done.stderr), mend=mend)
+            what, where = f"the {toolchain.name} fails on the kernel", shlex.join([*command, *toolchain.flags, main])
+            raise MissingRuntimeError(what, where=where, got=_extract_errors(done.stderr), mend=toolchain.mend)
     (place / "kernel.sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
 
 
-def _run_within_limit(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run_within_limit(command: list[str], name: str) -> subprocess.CompletedProcess[str]:
     """Run the compiler. Raises ``MissingRuntimeError`` if it takes too long."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
     except subprocess.TimeoutExpired:
-        what, got = "the C compiler does not end on the kernel", f"more than {LIMIT} s"
+        what, got = f"the {name} does not end on the kernel", f"more than {LIMIT} s"
         raise MissingRuntimeError(
             what, where=command[0], got=got, mend="load the archive, which runs as it is"
         ) from None

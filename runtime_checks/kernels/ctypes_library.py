@@ -9,6 +9,7 @@ ERRORS = {
     -1: "an argument is null, or the count is negative",
     -2: "the strides let numbers of an output share their place, or reach further than memory",
     -3: "an output overlaps another output, or an input",
+    -4: "the device has refused memory or work",
 }
 
 

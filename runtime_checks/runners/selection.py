@@ -13,7 +13,7 @@ from runtime_checks import native_build
 from runtime_checks.options import VerifyOptions
 from runtime_checks.runners import onnxruntime_runner
 from runtime_checks.runners.base import Runner
-from runtime_checks.runners.kernel_runner import KernelRunner
+from runtime_checks.runners.kernel_runner import CudaRunner, KernelRunner
 from runtime_checks.runners.libtorch_runner import LibtorchRunner
 from runtime_checks.runners.onnxruntime_runner import OnnxRuntimeRunner
 from runtime_checks.runners.package_runner import PackageRunner
@@ -37,6 +37,7 @@ RUNTIMES: dict[str, Callable[[Limits, str], Runner]] = {
     "aoti": lambda limits, device: PackageRunner(PythonRunner(limits.seconds, limits.memory, device)),
     "program": lambda limits, device: PythonRunner(limits.seconds, limits.memory, device, "program", holds=PROGRAMS),
     "c": lambda limits, device: KernelRunner(limits.seconds, device, memory=limits.memory),
+    "cuda": lambda limits, device: CudaRunner(limits.seconds, device, memory=limits.memory),
 }
 ON_CPU = ("program", "c")
 
@@ -46,20 +47,24 @@ def select_runners(options: VerifyOptions, format_name: str = "pt") -> tuple[Run
 
     The harness is built here if it is needed, which ``options.progress`` is told. Raise ``UsageError`` for an unknown
     name, ``MissingRuntimeError`` for a runtime that is not here."""
-    takes = FORMATS[format_name].runtimes
-    names = options.runtime_names if options.runtimes else takes[:1]
+    takes, usual = FORMATS[format_name].runtimes, FORMATS[format_name].usual
+    names = options.runtime_names if options.runtimes else takes[:usual]
     for name in names:
         if name not in RUNTIMES:
             raise UsageError(f"there is no runtime {name!r}", where="--runtime", expected=suggest_names(name, RUNTIMES))
         if name not in takes:
             what, expected = f"runtime {name!r} does not run .{format_name} files", ", ".join(takes)
             raise UsageError(what, where="--runtime", expected=expected)
+    pairs = [(name, device) for device in options.device_names for name in names]
+    if not options.runtimes:
+        # Of those that nobody named, the ones that run on the device.
+        pairs = [(name, device) for name, device in pairs if device == "cpu" or name not in ON_CPU] or pairs
     for device in options.device_names:
-        _check_device(device, names)
+        _check_device(device, [name for name, named_device in pairs if named_device == device])
     if "libtorch" in names:
         native_build.build(announce=options.progress)
     limits = Limits(options.time_limit, options.memory_limit * 2**30, options.jobs)
-    runners = tuple(RUNTIMES[name](limits, device) for device in options.device_names for name in names)
+    runners = tuple(RUNTIMES[name](limits, device) for name, device in pairs)
     if not runners:
         raise UsageError("no runtime is named", where="--runtime, --device", expected="python, libtorch; cpu, cuda")
     return runners

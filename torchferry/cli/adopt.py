@@ -59,7 +59,7 @@ def command(
     budget: BudgetOption = None,
     jobs: JobsOption = None,
     format: Annotated[
-        list[str] | None, Option(help="Containers to write: pt, onnx, pt2, program, c, or pt,onnx. Default: pt.")
+        list[str] | None, Option(help="Containers to write: pt, onnx, pt2, program, c, cuda, or pt,onnx. Default: pt.")
     ] = None,
     opset: OpsetOption = 18,
     runtime: RuntimeOption = "python",

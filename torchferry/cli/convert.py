@@ -22,7 +22,7 @@ from torchferry.cli.startup import pause_collection
 
 def command(
     path: ArchiveArgument,
-    to: Annotated[str, Option(help="The container to write: onnx, pt2, program or c.")],
+    to: Annotated[str, Option(help="The container to write: onnx, pt2, program, c or cuda.")],
     output: Annotated[
         Path | None, Option("--output", "-o", help="Default: the archive's name with the container's suffix.")
     ] = None,

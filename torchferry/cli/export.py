@@ -93,9 +93,7 @@ def command(
     ] = None,
     format: Annotated[
         list[str] | None,
-        Option(
-            help="Containers to write: pt, onnx, pt2, program, c, or pt,onnx. Default: by --output's suffix, else pt."
-        ),
+        Option(help="Containers: pt, onnx, pt2, program, c, cuda, or pt,onnx. Default: by --output's suffix, else pt."),
     ] = None,
     opset: OpsetOption = 18,
     reduce: ReduceOption = "all",

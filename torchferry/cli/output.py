@@ -239,6 +239,7 @@ _SHORTER = {
     "write": "fewer operations",
     "verify": "--budget: fewer large batches; one --runtime and one --device",
     "c": "fewer operations",
+    "cuda": "fewer operations",
     "onnx": "fewer operations",
     "pt2": "fewer operations",
 }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from exporter.archive import kernel_container
 from exporter.archive.contract import Contract
-from exporter.archive.formats import FORMATS, KERNEL
+from exporter.archive.formats import CUDA, FORMATS, KERNEL, Format
 from exporter.archive.pt_archive import Archive
 from exporter.backends.backend import WriteOptions
 from exporter.backends.c_kernel.package import package_kernel
@@ -20,7 +21,7 @@ from exporter.common.torch_hooks import ignore_deprecations
 class KernelBackend:
     """Kernels in C, which need libm alone."""
 
-    format = FORMATS[KERNEL]
+    format: Format = FORMATS[KERNEL]
 
     def require(self) -> None:
         """Require nothing: sources are text."""
@@ -32,7 +33,7 @@ class KernelBackend:
             files = options.kernel_files
         else:
             with ignore_deprecations():
-                files = package_kernel(opened, options.kernel)
+                files = package_kernel(opened, replace(options.kernel, has_cuda=self.format.name == CUDA))
         if output.exists() and not output.is_dir():
             raise OutputError("a kernel is a folder", where=str(output), got="a file", mend="name a folder with -o")
         output = output.resolve()
@@ -49,6 +50,12 @@ class KernelBackend:
             except OSError as error:
                 raise make_write_error(output, error) from None
             yield folder, kernel_container.read(folder).contract
+
+
+class CudaBackend(KernelBackend):
+    """Kernels in C, and in CUDA for GPUs."""
+
+    format = FORMATS[CUDA]
 
 
 def _list_old_files(output: Path) -> set[str]:

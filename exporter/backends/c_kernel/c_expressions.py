@@ -26,7 +26,7 @@ _LOGIC = {"and": "&", "or": "|", "xor": "^"}
 # Helper functions in C by name; a source has each at most once, and only if it is called.
 HELPERS = {
     "tf_floored": """/* floor(a / b), exact where a / b rounds to a whole number */
-static double tf_floored(double a, double b) {
+TF_FUNCTION double tf_floored(double a, double b) {
   if (b == 0.0) return a / b;
   const double rest = fmod(a, b);
   double quotient = (a - rest) / b;
@@ -36,34 +36,34 @@ static double tf_floored(double a, double b) {
   return quotient - whole > 0.5 ? whole + 1.0 : whole;
 }""",
     "tf_remainder": """/* of the sign of b */
-static double tf_remainder(double a, double b) {
+TF_FUNCTION double tf_remainder(double a, double b) {
   const double rest = fmod(a, b);
   return rest != 0.0 && (b < 0.0) != (rest < 0.0) ? rest + b : rest;
 }""",
     "tf_whole": """/* A number as an integer; what has none is the least one, as the processor has it. */
-static int64_t tf_whole(double x) {
+TF_FUNCTION int64_t tf_whole(double x) {
   return x >= -9223372036854775808.0 && x < 9223372036854775808.0 ? (int64_t)x : INT64_MIN;
 }""",
-    "tf_whole32": """static int32_t tf_whole32(double x) {
+    "tf_whole32": """TF_FUNCTION int32_t tf_whole32(double x) {
   return x > -2147483649.0 && x < 2147483648.0 ? (int32_t)x : INT32_MIN;
 }""",
     "tf_truncated": """/* Of integers; nothing is divided by 0, which has no number. */
-static int64_t tf_truncated(int64_t a, int64_t b) {
+TF_FUNCTION int64_t tf_truncated(int64_t a, int64_t b) {
   if (b == 0) return 0;
   return b == -1 ? (int64_t)(0 - (uint64_t)a) : a / b;
 }""",
-    "tf_floored_whole": """static int64_t tf_floored_whole(int64_t a, int64_t b) {
+    "tf_floored_whole": """TF_FUNCTION int64_t tf_floored_whole(int64_t a, int64_t b) {
   if (b == 0) return 0;
   if (b == -1) return (int64_t)(0 - (uint64_t)a);
   return a / b - (a % b != 0 && (a < 0) != (b < 0));
 }""",
-    "tf_remainder_whole": """static int64_t tf_remainder_whole(int64_t a, int64_t b) {
+    "tf_remainder_whole": """TF_FUNCTION int64_t tf_remainder_whole(int64_t a, int64_t b) {
   if (b == 0 || b == -1) return 0;
   const int64_t rest = a % b;
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }""",
     "tf_below": """/* How many of the ordered numbers are below x, or equal to it where right; NaN is behind all. */
-static int64_t tf_below(const double *numbers, int64_t count, double x, int right) {
+TF_FUNCTION int64_t tf_below(const double *numbers, int64_t count, double x, int right) {
   int64_t from = 0, to = count;
   while (from < to) {
     const int64_t middle = from + (to - from) / 2;
@@ -73,7 +73,7 @@ static int64_t tf_below(const double *numbers, int64_t count, double x, int righ
   }
   return from;
 }""",
-    "tf_raised": """static int64_t tf_raised(int64_t base, int64_t exponent) {
+    "tf_raised": """TF_FUNCTION int64_t tf_raised(int64_t base, int64_t exponent) {
   uint64_t found = 1, square = (uint64_t)base;
   if (exponent < 0) return base == 1 ? 1 : base == -1 ? (exponent % 2 ? -1 : 1) : 0;
   for (; exponent; exponent /= 2, square *= square)

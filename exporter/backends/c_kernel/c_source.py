@@ -16,6 +16,7 @@ from exporter.archive.tensor_spec import TensorSpec
 from exporter.backends.backend import KernelOptions
 from exporter.backends.c_kernel.c_expressions import HELPERS, MEMORY, TYPES, format_literal
 from exporter.backends.c_kernel.c_writer import CWriter
+from exporter.backends.c_kernel.cuda_source import render_cuda_sources
 from exporter.backends.c_kernel.expression_graph import BOOL, F64, too_big_error
 from exporter.backends.c_kernel.frame_layout import ARRAYS, LANES, TEMPLATES, MethodCode, escape_comment
 from exporter.backends.c_kernel.lowering import ArchiveLowering, LoweredMethod
@@ -56,7 +57,7 @@ def generate_sources(module: torch.jit.ScriptModule, contract: Contract, options
     order = sorted(contract.methods, key=lambda name: name != "forward")
     lowered_methods = {name: lowering.lower_method(name) for name in order}
     functions = {name: lowered_methods[name] for name in contract.methods}
-    return render_sources(contract, functions, values)
+    return render_sources(contract, functions, values, has_cuda=options.has_cuda)
 
 
 def _emit_method(lowered: LoweredMethod, contract: Contract) -> MethodCode:
@@ -69,9 +70,13 @@ def _emit_method(lowered: LoweredMethod, contract: Contract) -> MethodCode:
 
 
 def render_sources(
-    contract: Contract, lowered_methods: Mapping[str, LoweredMethod], values: Mapping[str, torch.Tensor]
+    contract: Contract,
+    lowered_methods: Mapping[str, LoweredMethod],
+    values: Mapping[str, torch.Tensor],
+    *,
+    has_cuda: bool = False,
 ) -> CSource:
-    """Render the sources of lowered methods; ``values`` are those of all parameters."""
+    """Render the sources of lowered methods, with ``has_cuda`` for GPUs too; ``values`` are those of all parameters."""
     emitted = {name: _emit_method(lowered, contract) for name, lowered in lowered_methods.items()}
     name = to_c_identifier(contract.name)
     order = list(values)
@@ -108,6 +113,7 @@ def render_sources(
                 "said": escape_comment(f"{p.name}, {_format_shape(p.shape)}{p.dtype}"),
                 "kind": p.dtype,
                 "read": place in read,
+                "bytes": values[p.name].nbytes,
                 "numbers": ", ".join(format_literal(v, p.dtype) for v in values[p.name].reshape(-1).tolist()),
             }
             for place, (p, c_name) in enumerate(zip(contract.parameters, to_c_identifiers(order), strict=True))
@@ -115,6 +121,8 @@ def render_sources(
     }
     templates = {f"{name}.h": "model.h", f"{name}_lanes.h": "lanes.h", f"{name}.c": "model.c"}
     files = {file: TEMPLATES.get_template(f"{t}.jinja").render(context) for file, t in templates.items()}
+    if has_cuda:
+        files |= render_cuda_sources(context)
     notes = tuple(dict.fromkeys(note for f in lowered_methods.values() for note in f.notes))
     operations = {m: code.operations for m, code in emitted.items()}
     workspace = {m["method"]: m["workspace"] for m in methods}

@@ -186,7 +186,7 @@ class CWriter:
             if all(self.graph[n].op == "const" for n in numbers):
                 name = self.tables[numbers] = f"{self.lowered.method}_table_{len(self.tables)}"
                 values = ", ".join(self._name_node(n) for n in numbers)
-                self.constants.append(f"static const {TYPES[dtype]} {name}[] = {{ {values} }};\n")
+                self.constants.append(f"TF_TABLE {TYPES[dtype]} {name}[] = {{ {values} }};\n")
                 continue
             first = allocator.take(dtype, len(numbers))
             self.tables[numbers] = f"&g->{ARRAYS[dtype]}[{first}]"

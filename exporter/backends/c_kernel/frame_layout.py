@@ -84,6 +84,6 @@ def emit_prepare(method: str, lines: Sequence[str]) -> str:
         calls = [f"  {method}_prepare_{k}(g, parameters);" for k in range(len(parts))]
         for k, part in enumerate(parts):
             body = "".join(f"{line}\n" for line in part)
-            text += f"TF_APART static void {method}_prepare_{k}{signature} {{\n{body}  (void)parameters;\n}}\n"
+            text += f"TF_APART TF_FUNCTION void {method}_prepare_{k}{signature} {{\n{body}  (void)parameters;\n}}\n"
     body = "".join(f"{line}\n" for line in calls)
-    return f"{text}static void {method}_prepare{signature} {{\n{body}  (void)g;\n  (void)parameters;\n}}\n"
+    return f"{text}TF_FUNCTION void {method}_prepare{signature} {{\n{body}  (void)g;\n  (void)parameters;\n}}\n"

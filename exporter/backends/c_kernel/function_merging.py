@@ -31,7 +31,7 @@ class Part:
     def render(self, parameters: str = "") -> str:
         """Return the C text; ``parameters`` follow the two that every function has."""
         return (
-            f"static void TF_({self.function})(struct {self.method}_frame *restrict f, "
+            f"TF_FUNCTION void TF_({self.function})(struct {self.method}_frame *restrict f, "
             f"const struct {self.method}_uniform *restrict g{parameters}) {{\n{self.body}  (void)f;\n  (void)g;\n}}\n"
         )
 
@@ -63,7 +63,7 @@ def merge_functions(functions: Sequence[Part]) -> MergedFunctions:
         name = f"{first.function}_rows"
         registers = [_find_registers(function.body) for function in members]
         lines = "".join(f"  {{ {', '.join(number for _, number in row)} }},\n" for row in registers)
-        tables.append(f"static const int {name}[][{max(len(registers[0]), 1)}] = {{\n{lines}}};\n")
+        tables.append(f"TF_TABLE int {name}[][{max(len(registers[0]), 1)}] = {{\n{lines}}};\n")
         for k, function in enumerate(members):
             calls[function.function] = f"TF_({first.function})(f, g, {name}[{k}]);"
             texts[function.function] = ""

@@ -131,6 +131,7 @@ def is_well_conditioned(module: torch.jit.ScriptModule, contract: Contract, case
 def build_files(sources: CSource, contract: Contract, cases: Cases, left_out: Sequence[str]) -> dict[str, bytes]:
     """Build the files of a kernel from its sources, contract and cases."""
     files = {name: text.encode() for name, text in sources.files.items()}
+    has_cuda = not set(kernel_container.list_cuda_files(sources.name)).isdisjoint(files)
     context = {"contract": contract, "version": __version__, "name": sources.name, "upper": sources.name.upper()}
     methods = kernel_container.describe_methods(contract).items()
     context["methods"] = [{"method": m, "workspace": sources.workspace[m], **variables} for m, variables in methods]
@@ -145,7 +146,7 @@ def build_files(sources: CSource, contract: Contract, cases: Cases, left_out: Se
         ("CMakeLists.txt", "CMakeLists.txt.jinja"),
         (f"{sources.name}.pc.in", "model.pc.in.jinja"),
     ):
-        files[name] = TEMPLATES.get_template(template).render(context).encode()
+        files[name] = TEMPLATES.get_template(template).render(context, has_cuda=has_cuda).encode()
     name, manifest, workspace = sources.name, kernel_container.MANIFEST, sources.workspace
     files[manifest] = kernel_container.build_manifest(contract, name, files, workspace, left_out)
     return files

@@ -32,8 +32,14 @@ def list_mapped_libraries():
 
 def perform_job(job):
     """Run the calls of a job; write the results and the evidence."""
-    confinement.set_limits(job["memory"], job["seconds"])
-    in_force = confinement.confine(job["folder"])
+    has_gpu = job["device"] != "cpu"
+    if has_gpu:
+        # The library runs on the first device that it sees.
+        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        index = int(job["device"].partition(":")[2] or 0)
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[index] if visible else str(index)
+    confinement.set_limits(job["memory"], job["seconds"], has_gpu)
+    in_force = confinement.confine(job["folder"], has_gpu)
     import numpy
 
     ctypes_library = load_file(job["ctypes_library"])
