@@ -42,6 +42,8 @@ class Toolchain:
     flags: tuple[str, ...]
     native: str | None
     mend: str
+    # The line of its version that tells one from another.
+    version_line: int = 0
 
 
 def _find_command(language: str, variable: str, names: tuple[str, ...]) -> list[str]:
@@ -74,7 +76,7 @@ CXX_COMPILER = Toolchain("C++ compiler", _find_cxx_compiler, CXX_FLAGS, NATIVE, 
 
 
 def _read_version(command: list[str], toolchain: Toolchain) -> str:
-    """Return the compiler's ``--version``. Raise ``MissingRuntimeError`` if it does not start."""
+    """Return a line of the compiler's ``--version``. Raise ``MissingRuntimeError`` if it does not start."""
     what = f"the {toolchain.name} does not start"
     try:
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, timeout=60)
@@ -82,7 +84,8 @@ def _read_version(command: list[str], toolchain: Toolchain) -> str:
         raise MissingRuntimeError(what, got=str(error), mend=toolchain.mend) from None
     if done.returncode != 0:
         raise MissingRuntimeError(what, got=_extract_errors(done.stderr), mend=toolchain.mend)
-    return done.stdout
+    lines = done.stdout.splitlines()
+    return lines[toolchain.version_line] if lines else ""
 
 
 def compile_kernel(files: Mapping[str, bytes], toolchain: Toolchain = C_COMPILER) -> Path:

@@ -35,7 +35,7 @@ def find_nvcc() -> list[str]:
 def make_nvcc(architecture: str) -> Toolchain:
     """Return the compiler for a GPU, such as ``sm_90``. No product is contracted into a sum, as on the CPU."""
     flags = ("-std=c++14", "-O3", "-fmad=false", f"-arch={architecture}", "-Xcompiler", "-fPIC", "-shared")
-    return Toolchain("CUDA compiler", find_nvcc, flags, None, f"set CUDACXX to an nvcc that knows {architecture}")
+    return Toolchain("CUDA compiler", find_nvcc, flags, None, f"set CUDACXX to an nvcc that knows {architecture}", -1)
 
 
 def compile_to_ptx(files: Mapping[str, bytes], architectures: Sequence[str] = ARCHITECTURES) -> str | None:

@@ -25,6 +25,8 @@ LANES = 16
 UNROLLED = 8
 # Above this many scalars a method has no second body for one element: it would double the time of the compiler.
 SMALL = 6_000
+# Above this many scalars a compiler for GPUs is to leave the functions of a method apart.
+INLINED = 4_000
 # Statements of one function that computes uniform values.
 PREPARED = 500
 ARRAYS = {"float64": "d", "float32": "f", "int64": "i", "int32": "j", "bool": "b"}
@@ -55,6 +57,11 @@ class MethodCode:
     # Sizes of the unrolled systems.
     unrolled_sizes: tuple[int, ...]
     small: bool
+
+    @property
+    def inlined_on_gpu(self) -> bool:
+        """Return whether a thread of a GPU has the method in one function, and the frame in registers."""
+        return self.operations <= INLINED
 
 
 def escape_comment(text: str) -> str:

@@ -31,7 +31,7 @@ class Part:
     def render(self, parameters: str = "") -> str:
         """Return the C text; ``parameters`` follow the two that every function has."""
         return (
-            f"TF_FUNCTION void TF_({self.function})(struct {self.method}_frame *restrict f, "
+            f"TF_PART void TF_({self.function})(struct {self.method}_frame *restrict f, "
             f"const struct {self.method}_uniform *restrict g{parameters}) {{\n{self.body}  (void)f;\n  (void)g;\n}}\n"
         )
 

@@ -20,4 +20,4 @@ def test_a_line_names_the_backend_that_writes_it(name):
 def test_an_archive_is_written_from_no_archive():
     with pytest.raises(UsageError, match="another container") as caught:
         load_backend("pt")
-    assert caught.value.details["expected"] == "onnx, pt2, program, c"
+    assert caught.value.details["expected"] == "onnx, pt2, program, c, cuda"
