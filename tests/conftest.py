@@ -168,6 +168,19 @@ def folders(shared: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def cuda_folders(shared: Path) -> dict[str, Path]:
+    """The same with sources for GPUs; tests that change one work on a copy."""
+    from kernel_host import write_cuda_kernel
+
+    def make(folder: Path) -> None:
+        for name in KERNELS:
+            write_cuda_kernel(ARTIFACTS / f"{name}.pt", folder / name)
+
+    folder = make_once(shared / "cuda_kernels", make)
+    return {name: folder / name for name in KERNELS}
+
+
+@pytest.fixture(scope="session")
 def solid(shared: Path) -> Path:
     """An archive that carries its kernel, which lies beside it as well."""
 

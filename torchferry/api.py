@@ -193,7 +193,8 @@ def export(
         on_failure: What an element of an implicit model becomes that does not converge: ``"nan"``, ``"last"`` (its
             last iterate) or ``"raise"`` (an error for the whole batch); by default the model's own setting, else
             ``"nan"``.
-        formats: ``"pt"``, ``"onnx"``, ``"pt2"``, ``"program"`` and ``"c"`` (a folder of C sources); by default what
+        formats: ``"pt"``, ``"onnx"``, ``"pt2"``, ``"program"`` and ``"c"`` (a folder of C sources), ``"cuda"`` (the
+            same and those for GPUs); by default what
             the output's suffix says. Each is verified where it runs.
         opset: ONNX's version of operators.
         reduce: ``"none"`` for a kernel whose Newton loops solve for all their unknowns, as the archive does.
@@ -331,7 +332,7 @@ def convert(
     Args:
         path: The archive.
         output: The container; by default the archive's name with the container's suffix.
-        to: ``"onnx"``, ``"pt2"``, ``"program"`` or ``"c"``.
+        to: ``"onnx"``, ``"pt2"``, ``"program"``, ``"c"`` or ``"cuda"``.
         opset: ONNX's version of operators.
         reduce: ``"none"`` for a kernel whose Newton loops solve for all their unknowns, as the archive does.
         finite_math: Whether a kernel may take ``0 * x`` for 0, which is wrong if ``x`` is infinite or NaN.
@@ -526,7 +527,8 @@ def load(
             pass, ``"warn"`` gives an ``OutsideEnvelopeWarning``, ``"error"`` raises ``UsageError``.
         threads: Threads of onnxruntime; torch's are the process's own.
         engine: What runs an archive: ``"torchscript"``; ``"pt2"``, the package beside it; ``"kernel"``, the C sources
-            that it carries or that lie beside it, built by this machine's compiler. Both have to pass the archive's
+            that it carries or that lie beside it, built by this machine's compiler; on a GPU the sources for those
+            that lie beside it, built by nvcc. Both have to pass the archive's
             cases here first; otherwise an ``EngineWarning`` says why, and TorchScript runs it.
         trust: What of the file may run: ``"graphs"``, and native code that this user exported or converted here;
             ``"native"``, the native code of others too: a package, a kernel.

@@ -1,5 +1,5 @@
-"""Compiled code in place of TorchScript: a ``.pt2`` beside a ``.pt``, or a kernel, used once it has reproduced the
-``.pt``'s own cases."""
+"""Compiled code in place of TorchScript: a ``.pt2`` beside a ``.pt``, or a kernel, also on a GPU, used once it has
+reproduced the ``.pt``'s own cases."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from exporter.archive import kernel_container, pt_archive
 from exporter.archive.cases import supports_case
 from exporter.archive.contract import name_output
 from exporter.archive.formats import path_for_format
+from exporter.archive.kernel_container import KernelFiles
 from exporter.archive.pt_archive import Archive
 from exporter.archive.tensor_spec import name_dtype
 from runtime_checks.comparison import compare_tensors
+from runtime_checks.engines.cuda_kernel import CudaKernel
 from runtime_checks.engines.engines import AotInductorEngine, Kernel, check_machine
 from runtime_checks.kernels.embedded import build_embedded_kernel
 from runtime_checks.native_code import Trust, check_code_trust, check_kernel_trust
@@ -30,7 +34,7 @@ class EngineWarning(UserWarning):
 
 def select_engine(
     opened: Archive, engine: str, device: str, script: Callable[[], Any], trust: Trust
-) -> AotInductorEngine | Kernel | None:
+) -> AotInductorEngine | Kernel | CudaKernel | None:
     """Return the requested engine; None, with an ``EngineWarning`` that says why, if there is no such engine, if it was
     made from another archive or for another machine, if ``trust`` does not let it run, or if a case does not pass.
     ``script`` loads the archive itself.
@@ -42,7 +46,7 @@ def select_engine(
             else _load_kernel_engine(opened, device, script, trust)
         )
         if candidate is not None:
-            reason = self_test(opened, candidate)
+            reason = self_test(opened, candidate, device)
             if not reason:
                 return candidate
     except Exception as error:
@@ -66,25 +70,44 @@ def _load_compiled_engine(opened: Archive, device: str, trust: str) -> tuple[Aot
 
 def _load_kernel_engine(
     opened: Archive, device: str, script: Callable[[], Any], trust: Trust
-) -> tuple[Kernel | None, str]:
+) -> tuple[Kernel | CudaKernel | None, str]:
     """Load the kernel that the archive carries, or the one in the folder beside it."""
-    beside = path_for_format(opened.path, "c")
-    files, mode = opened.kernel(), trust.file
-    if not files and kernel_container.is_kernel(beside):
-        kernel_folder = kernel_container.read(beside)
-        if kernel_folder.contract.graph != opened.contract.graph:
-            return None, f"{beside.name} was made of another graph: make it again with torchferry convert --to c"
-        files, mode = kernel_folder.build_files(), trust.beside
-    if not files:
-        return None, "it carries no kernel, and there is none beside it: export it with --format pt,c"
-    if device != "cpu":
-        return None, f"a kernel runs on the CPU, and not on {device}"
-    reason = _find_unsupported(opened)
+    files, mode, on_gpu = opened.kernel(), trust.file, device != "cpu"
+    folder, reason = (None, "") if files and not on_gpu else _open_folder_beside(opened)
+    reason = reason or _find_unsupported(opened)
     if reason:
         return None, reason
+    if on_gpu:
+        return _load_cuda_kernel(opened, folder, device, script, trust)
+    if folder is not None:
+        files, mode = folder.build_files(), trust.beside
+    if not files:
+        return None, "it carries no kernel, and there is none beside it: export it with --format pt,c"
     check_kernel_trust(files, opened.path, mode)
     embedded = build_embedded_kernel(opened, files)
     return Kernel(opened.contract, embedded.sources(), embedded.manifest, dict(script().named_parameters())), ""
+
+
+def _open_folder_beside(opened: Archive) -> tuple[KernelFiles | None, str]:
+    """Open the kernel's folder beside an archive, if there is one; with the reason if it is of another."""
+    beside = path_for_format(opened.path, "c")
+    if not kernel_container.is_kernel(beside):
+        return None, ""
+    folder = kernel_container.read(beside)
+    if folder.contract.graph != opened.contract.graph:
+        return None, f"{beside.name} was made of another graph: make it again with torchferry convert --to c"
+    return folder, ""
+
+
+def _load_cuda_kernel(
+    opened: Archive, folder: KernelFiles | None, device: str, script: Callable[[], Any], trust: Trust
+) -> tuple[CudaKernel | None, str]:
+    """Load the kernel for GPUs, which lies in the folder beside the archive."""
+    if folder is None or not folder.has_cuda:
+        return None, "no kernel for GPUs lies beside it: export it with --format pt,cuda"
+    check_kernel_trust(folder.build_files(), opened.path, trust.beside)
+    place = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+    return CudaKernel(opened.contract, folder, dict(script().named_parameters()), place), ""
 
 
 def _find_mismatch(opened: Archive, package: Archive, device: str) -> str:
@@ -112,18 +135,19 @@ def _find_unsupported(opened: Archive) -> str:
     return ""
 
 
-def self_test(opened: Archive, engine: AotInductorEngine | Kernel) -> str:
-    """Return a message on the first case that does not pass within the tolerances of the ``.pt``
+def self_test(opened: Archive, engine: AotInductorEngine | Kernel | CudaKernel, device: str = "cpu") -> str:
+    """Return a message on the first case that does not pass on the device within the tolerances of the ``.pt``
     (of a kernel, those of kernels), or an empty text."""
     contract = dataclasses.replace(opened.contract, batch=dataclasses.replace(opened.contract.batch, ranks=(1,)))
     cases = [case for case in opened.cases() if supports_case(contract, case)]
-    is_kernel = isinstance(engine, Kernel)
+    is_kernel = isinstance(engine, (Kernel, CudaKernel))
     left_out = engine.left_out if is_kernel else ()
     tolerance = (kernel_container.derive_kernel_contract(opened.contract) if is_kernel else contract).tolerance
     cases = [case for case in cases if not (case.name in left_out and case.is_extreme)]
     for case in cases:
         names = opened.contract.methods[case.method].outputs
-        for name, got, expected in zip(names, engine.run(case.method, case.inputs), case.outputs, strict=True):
+        outputs = [value.cpu() for value in engine.run(case.method, [value.to(device) for value in case.inputs])]
+        for name, got, expected in zip(names, outputs, case.outputs, strict=True):
             bounds = tolerance.bounds(name, name_dtype(expected))
             comparison = compare_tensors(got, expected, bounds)
             if not comparison.passed:

@@ -46,10 +46,10 @@ class Toolchain:
     version_line: int = 0
 
 
-def _find_command(language: str, variable: str, names: tuple[str, ...]) -> list[str]:
+def _find_command(language: str, variable: str, package: str, names: tuple[str, ...]) -> list[str]:
     """Return the command that a variable has, else the first of these names on the PATH."""
     setting = os.environ.get(variable)
-    mend = f"install one (apt-get install {names[1]}), or name it with the variable {variable}"
+    mend = f"install one (apt-get install {package}), or name it with the variable {variable}"
     if setting:
         words = shlex.split(setting)
         if not words or shutil.which(words[0]) is None:
@@ -64,11 +64,11 @@ def _find_command(language: str, variable: str, names: tuple[str, ...]) -> list[
 
 def find_compiler() -> list[str]:
     """Return ``$CC``, else the first of cc, gcc and clang. Raise ``MissingRuntimeError`` if there is none."""
-    return _find_command("C", "CC", ("cc", "gcc", "clang"))
+    return _find_command("C", "CC", "gcc", ("cc", "gcc", "clang"))
 
 
 def _find_cxx_compiler() -> list[str]:
-    return _find_command("C++", "CXX", ("c++", "g++", "clang++"))
+    return _find_command("C++", "CXX", "g++", ("g++", "c++", "clang++"))
 
 
 C_COMPILER = Toolchain("C compiler", find_compiler, FLAGS, NATIVE, "set CC to a compiler of C99")

@@ -11,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from exporter.common.errors import MissingRuntimeError
-from runtime_checks.kernels.compilation import Toolchain
+from runtime_checks.kernels.compilation import CXX_COMPILER, Toolchain
 
 # What PTX is made for: the oldest GPUs that current compilers of CUDA keep for double precision, and Hopper.
 ARCHITECTURES = ("compute_80", "compute_90")
@@ -36,6 +38,13 @@ def make_nvcc(architecture: str) -> Toolchain:
     """Return the compiler for a GPU, such as ``sm_90``. No product is contracted into a sum, as on the CPU."""
     flags = ("-std=c++14", "-O3", "-fmad=false", f"-arch={architecture}", "-Xcompiler", "-fPIC", "-shared")
     return Toolchain("CUDA compiler", find_nvcc, flags, None, f"set CUDACXX to an nvcc that knows {architecture}", -1)
+
+
+def choose_toolchain(device: torch.device) -> Toolchain:
+    """Return the compiler for a device: nvcc for a GPU; for the CPU that of C++."""
+    if device.type == "cpu":
+        return CXX_COMPILER
+    return make_nvcc("sm_{}{}".format(*torch.cuda.get_device_capability(device)))
 
 
 def compile_to_ptx(files: Mapping[str, bytes], architectures: Sequence[str] = ARCHITECTURES) -> str | None:

@@ -69,11 +69,8 @@ class CudaRunner:
             what, expected = "the kernel has no sources for GPUs", "a folder that --format cuda wrote"
             raise UsageError(what, where=str(path), expected=expected, mend="leave out --runtime cuda")
         sources = opened.cuda_sources()
-        if self.device == "cpu":
-            library = compilation.compile_kernel(sources, compilation.CXX_COMPILER)
-        else:
-            architecture = "sm_{}{}".format(*torch.cuda.get_device_capability(self.device))
-            library = compilation.compile_kernel(sources, gpu_compilation.make_nvcc(architecture))
+        toolchain = gpu_compilation.choose_toolchain(torch.device(self.device))
+        library = compilation.compile_kernel(sources, toolchain)
         results, evidence = _run_library(self, path, library, opened.manifest, contract, calls)
         if self.device != "cpu":
             verdict = RunnerVerdict(ON_GPU, True, torch.cuda.get_device_name(self.device))

@@ -6,8 +6,10 @@ from __future__ import annotations
 import ctypes
 import json
 import runpy
+import shutil
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from project import ARTIFACTS, MODELS, ROOT
 import torchferry
 from exporter.common.errors import MismatchError
 from runtime_checks import native_build
+from runtime_checks.engines.cuda_kernel import CudaKernel
+from runtime_checks.kernels import gpu_compilation
 
 RETURN_MAP = ARTIFACTS / "return_map.pt"
 DEVICES = [pytest.param("cpu", marks=pytest.mark.thorough), pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -82,6 +86,49 @@ def test_a_history_is_that_of_the_cpu(device, tmp_path):
     expected, again = torch.load(results), torch.load(tmp_path / "again.pt")
     assert expected["stress"].abs().max() > 250
     torch.testing.assert_close(again["stress"], expected["stress"], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["return_map", "robertson"])
+def test_a_kernel_runs_on_the_device(device, name, tmp_path):
+    """Every check of the folder, and calls of the archive by it: in torch's stream, on tensors of the device."""
+    need_device(device)
+    path = tmp_path / "m.pt"
+    shutil.copy(ARTIFACTS / f"{name}.pt", path)
+    torchferry.convert(path, tmp_path / "m", to="cuda")
+    report = torchferry.verify(tmp_path / "m", runtimes="cuda", devices=device)
+    on_gpu = {check.check: check.verdict for check in report.checks}["on a GPU"]
+    assert on_gpu == ("passed" if device == "cuda" else "not run")
+    if device == "cpu":
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = torchferry.load(path, device, engine="kernel")
+    assert isinstance(model.engine, CudaKernel)
+    plain = torchferry.load(path)
+    inputs = [1e-3 * torch.rand(5000, *s.static_shape, dtype=torch.float64) for s in plain.contract.inputs]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        outputs = model(*(value.to(device) for value in inputs))
+        torch.cuda.current_stream().synchronize()
+    for got, expected in zip(outputs, plain(*inputs), strict=True):
+        assert got.device.type == device
+        torch.testing.assert_close(got.cpu(), expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
+
+
+@pytest.mark.cuda
+def test_a_solver_that_stays_on_the_gpu(tmp_path):
+    need_device("cuda")
+    solvers, folder = ROOT / "examples" / "solvers", tmp_path / "kernel"
+    torchferry.export(f"{solvers / 'decay.py'}:make_model", output=folder, formats="cuda")
+    nvcc = [*gpu_compilation.find_nvcc(), "-O2", "-fmad=false", "-arch=native", f"-I{folder}"]
+    files = [str(solvers / "decay_gpu.cu"), str(folder / "make_model.cu")]
+    subprocess.run([*nvcc, *files, "-o", str(tmp_path / "decay")], check=True)
+    message = subprocess.run([str(tmp_path / "decay")], capture_output=True, text=True, check=True).stdout
+    lines = [[float(number) for number in line.split()] for line in message.splitlines()]
+    got = torch.tensor(lines, dtype=torch.float64)
+    integrate = runpy.run_path(str(solvers / "decay.py"))["integrate"]
+    expected = torch.tensor(integrate(), dtype=torch.float64).t()
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=0.0)
 
 
 @pytest.mark.parametrize("device", DEVICES)

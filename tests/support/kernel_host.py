@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from exporter.archive import kernel_container
+from exporter.archive import kernel_container, pt_archive
 from exporter.archive.contract import Batch, Contract, CreatedWith, Envelope, MethodSpec, Origin, Tolerance
 from exporter.archive.tensor_spec import TensorSpec
+from exporter.backends.backend import KernelOptions
 from exporter.backends.c_kernel import forward_mode
 from exporter.backends.c_kernel.c_source import render_sources
 from exporter.backends.c_kernel.expression_graph import ExprGraph
 from exporter.backends.c_kernel.lowering import LoweredMethod
+from exporter.backends.c_kernel.package import package_kernel
 from exporter.backends.c_kernel.symbolic_tensor import SymbolicDispatch, SymbolicTensor
 from runtime_checks.kernels import compilation
 from runtime_checks.kernels.ctypes_library import Library
@@ -136,3 +138,11 @@ class Difference(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.exp(torch.sin(x)) + (x + 1.0) - x
+
+
+def write_cuda_kernel(archive: Path, folder: Path) -> Path:
+    """Write the kernel of an archive with its sources for GPUs, unverified: compilers for those take seconds."""
+    folder.mkdir(parents=True)
+    for name, data in package_kernel(pt_archive.read(archive), KernelOptions(has_cuda=True)).items():
+        (folder / name).write_bytes(data)
+    return folder
