@@ -71,7 +71,7 @@ artifacts: .venv/neml2
 # All that needs a GPU, and one report in artifacts/. PY: a Python that has a torch with CUDA and what torchferry needs.
 cuda-check: $(if $(PY),,.venv/installed)
 	$(or $(PY),$(BIN)/python) benchmarks/cuda_check.py
-	$(or $(PY),$(BIN)/python) -m pytest -m cuda tests
+	$(or $(PY),$(BIN)/python) -m pytest -m cuda $$(grep -rl --include='*.py' 'mark\.cuda' tests)
 
 clean:
 	rm -rf .venv out build *.egg-info

@@ -32,13 +32,20 @@ class Comparison:
     expected: str = ""
 
 
-def compare_tensors(got: Any, expected: torch.Tensor, bounds: Bounds) -> Comparison:
+def find_scale(value: torch.Tensor) -> float:
+    """Return the largest finite magnitude in a tensor, at most that of float64; 0 without one."""
+    magnitude = torch.where(torch.isfinite(value), value.abs(), 0.0) if value.numel() else value.new_zeros(1)
+    # The magnitude of a finite complex number may overflow.
+    return min(float(magnitude.max()), torch.finfo(torch.float64).max)
+
+
+def compare_tensors(got: Any, expected: torch.Tensor, bounds: Bounds, least_scale: float = 0.0) -> Comparison:
     """Compare by element: ``|got - expected| <= atol * scale + rtol * |expected| + floor``; NaN and infinities must
     agree in place and sign.
 
-    ``scale`` is the largest finite magnitude of ``expected`` (1 if all are zero): rounding errors are relative to it,
-    and an output of size 1e-13 is not right because it is small. Whole numbers are exact without a floor. Shape, dtype
-    and device must agree too."""
+    ``scale`` is the largest finite magnitude of ``expected``, or ``least_scale`` (1 if all are zero): rounding errors
+    are relative to it, and an output of size 1e-13 is not right because it is small. Whole numbers are exact without a
+    floor. Shape, dtype and device must agree too."""
     if not isinstance(got, torch.Tensor):
         return Comparison(False, f"{type(got).__name__} instead of a tensor")
     for what in ("shape", "dtype", "device"):
@@ -57,8 +64,7 @@ def compare_tensors(got: Any, expected: torch.Tensor, bounds: Bounds) -> Compari
     finite = torch.isfinite(a) & torch.isfinite(b)
     is_alike = _is_equal_or_nan(a, b)
     difference = torch.where(finite, (a - b).abs(), 0.0)
-    # The magnitude of a finite complex number may overflow.
-    scale = min(float(torch.where(torch.isfinite(b), b.abs(), 0.0).max()) or 1.0, torch.finfo(torch.float64).max)
+    scale = max(find_scale(b), least_scale) or 1.0
     allowed = torch.where(finite, bounds.atol * scale + bounds.rtol * b.abs() + bounds.floor, 0.0)
     # "not <=" would let NaN through; a NaN or infinity that is not alike has an infinite excess
     excess = torch.where(finite, difference - allowed, torch.where(is_alike, -1.0, float("inf")))

@@ -105,8 +105,8 @@ def replay_iterations(model: Model, inputs: Tensors) -> dict[str, torch.Tensor]:
         for count in range(max(limits) + 1):
             for name, limit in zip(names, limits, strict=True):
                 model.set_parameter(name, torch.tensor(min(count, limit)))
-            info = model.call(INFO, dict(inputs))
-            steps.append(model.call("forward", dict(inputs)) | {NORM: info[NORM], STATUS: info[STATUS]})
+            info = model.call_from_anywhere(INFO, inputs)
+            steps.append(model.call_from_anywhere("forward", inputs) | {NORM: info[NORM], STATUS: info[STATUS]})
             if not bool((info[STATUS] == NOT_CONVERGED).any()):
                 # All have ended: further iterations would show the same.
                 break

@@ -61,7 +61,7 @@ def run(
     per_step: list[Mapping[str, torch.Tensor]] = []
 
     def call(inputs: dict[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        outputs = model.call("forward", inputs)
+        outputs = model.call_from_anywhere("forward", inputs)
         look(len(per_step), inputs, outputs)
         return outputs
 

@@ -289,7 +289,7 @@ class MaterialPoints:
 
     def _call(self, method: str, values: Tensors, step: int) -> Tensors:
         try:
-            return self.model.call(method, values)
+            return self.model.call_from_anywhere(method, values)
         except RuntimeError as error:
             raise RunError(f"step {step} fails", where=f"step {step}", got=summarize_error(error)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,12 @@ class Model:
         check_envelope(self.contract, inputs, self.envelope)
         outputs = self.engine.run(method, [inputs[name] for name in spec.inputs])
         return dict(zip(spec.output_names, outputs, strict=True))
+
+    def call_from_anywhere(self, method: str, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return outputs by name, on the first input's device, whichever the model is on. Raises as ``call``."""
+        outputs = self.call(method, {name: value.to(self.device) for name, value in inputs.items()})
+        origin = next((value.device for value in inputs.values()), self.device)
+        return {name: value.to(origin) for name, value in outputs.items()}
 
     def set_parameter(self, name: str, value: torch.Tensor) -> None:
         """Change a parameter in place; the shape must be the contract's. Raise ``UsageError`` otherwise."""

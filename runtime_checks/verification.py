@@ -170,9 +170,10 @@ def _judge_call(expectation: Expectation, result: CallResult, contract: Contract
         reason = result.error or f"{len(result.outputs)} outputs instead of {len(names)}"
         return tuple(Comparison(False, reason) for _ in names)
     judged = []
-    for name, got, expected in zip(names, result.outputs, expectation.outputs, strict=True):
-        dtype = name_dtype(expected)
-        judged.append(compare_tensors(got, expected, contract.tolerance.bounds(name, dtype)))
+    scales = expectation.scales or (0.0,) * len(names)
+    for name, got, expected, scale in zip(names, result.outputs, expectation.outputs, scales, strict=True):
+        bounds = contract.tolerance.bounds(name, name_dtype(expected))
+        judged.append(compare_tensors(got, expected, bounds, scale))
     return tuple(judged)
 
 

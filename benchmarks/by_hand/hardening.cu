@@ -5,6 +5,11 @@
 
 namespace {
 
+// Blocks beside each other on a multiprocessor.
+#ifndef RESIDENT
+#define RESIDENT 4
+#endif
+
 constexpr int N = 7, THREADS = 128;
 constexpr double E = 210000.0, NU = 0.3, G = E / (2 * (1 + NU)), LAMBDA = E * NU / ((1 + NU) * (1 - 2 * NU));
 constexpr double YIELD = 120.0, H = 1500.0, ETA = 200.0, EXPONENT = 2.0, ROOT = 0.81649658092772603;
@@ -166,7 +171,7 @@ struct Arrays {
 };
 
 template <int WAY>
-__global__ void __launch_bounds__(THREADS) run(long n, Arrays arrays) {
+__global__ void __launch_bounds__(THREADS, RESIDENT) run(long n, Arrays arrays) {
   const long at = (long)blockIdx.x * THREADS + threadIdx.x;
   if (at >= n) return;
   const Element e = read(arrays.in, at, n);

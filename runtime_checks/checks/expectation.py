@@ -12,7 +12,8 @@ class Expectation:
     """A call and its expected outputs. ``label`` names the call within its check: a case, a batch size, a layout.
 
     ``refusal``: the call must raise, with this in its message. ``returns``: the method whose outputs these are, if
-    it is not the one that is called."""
+    it is not the one that is called. ``scales``: magnitudes of the outputs where these are some of the rows alone, to
+    which rounding is relative as well."""
 
     check: str
     label: str
@@ -20,6 +21,7 @@ class Expectation:
     outputs: Tensors
     refusal: str = ""
     returns: str = ""
+    scales: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

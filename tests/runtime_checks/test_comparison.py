@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.archive.contract import Bounds, Tolerance
-from runtime_checks.comparison import compare_tensors
+from runtime_checks.comparison import compare_tensors, find_scale
 
 BOUNDS = Bounds(1e-10, 1e-12)
 EXACT = Bounds(0.0, 0.0)
@@ -138,3 +138,18 @@ def test_lazily_negated_numbers_are_compared_as_what_they_stand_for():
     assert compare_tensors(
         z.conj(), torch.tensor([1 - 2j, 3 + 4j], dtype=torch.complex128), Bounds(1e-10, 1e-12)
     ).passed
+
+
+def test_a_few_rows_are_held_to_the_scale_of_all():
+    """Numbers that are rounding alone, beside others of the same output that are not here."""
+    got, expected = torch.tensor([0.0, -1.5e-36], dtype=F), torch.tensor([7.5e-38, 0.0], dtype=F)
+    assert not compare_tensors(got, expected, BOUNDS).passed
+    assert compare_tensors(got, expected, BOUNDS, least_scale=1e-3).passed
+    assert not compare_tensors(got + 1e-3, expected, BOUNDS, least_scale=1e-3).passed
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"), [([], 0.0), ([math.nan, math.inf], 0.0), ([-3.0, 2.0, -math.inf], 3.0), ([3 + 4j], 5.0)]
+)
+def test_the_scale_is_the_largest_finite_magnitude(values, scale):
+    assert find_scale(torch.tensor(values)) == scale
