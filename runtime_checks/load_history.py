@@ -25,7 +25,7 @@ from exporter.archive.load_history import (
 )
 from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import MismatchError, UsageError, suggest_names, summarize_error
-from runtime_checks.comparison import compare_tensors
+from runtime_checks.comparison import compare_tensors, find_scale
 from runtime_checks.model import Model
 
 
@@ -74,12 +74,13 @@ def run(
 
 def check_history(contract: Contract, history: LoadHistory, outputs: Mapping[str, torch.Tensor]) -> None:
     """Raise ``MismatchError`` at the first step that departs from the expected values. States carry the error of a step
-    on: the tolerance of step ``n`` is ``n`` times that of one call."""
+    on: the tolerance of step ``n`` is ``n`` times that of a call. Rounding is relative to all steps' numbers."""
+    scales = {name: find_scale(expected) for name, expected in history.expected.items()}
     for step in range(history.steps):
         for name, expected in history.expected.items():
             tolerance = contract.tolerance.bounds(name, name_dtype(expected))
             bounds = Bounds(tolerance.rtol * (step + 1), tolerance.atol * (step + 1), tolerance.floor * (step + 1))
-            result = compare_tensors(outputs[name][step], expected[step], bounds)
+            result = compare_tensors(outputs[name][step], expected[step], bounds, scales[name])
             if not result.passed:
                 what = f"the history departs from the expected values at step {step}"
                 where = f"output {name!r}, element {list(result.worst)}"

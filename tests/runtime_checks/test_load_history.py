@@ -166,6 +166,25 @@ def test_in_c_every_step_is_that_of_eager_mode(files):
     assert 0 <= message["history"]["outputs"]["y"]["max_rel"] < 1e-9
 
 
+@pytest.mark.parametrize(("error", "code"), [(1e-20, 0), (1e-6, 5)])
+def test_numbers_that_are_rounding_beside_those_of_other_steps(files, tmp_path, error, code):
+    """The first step moves nothing: its state is 0, and a machine that rounds otherwise has what rounding leaves."""
+    path, arguments = files
+    values = torch.load(arguments, weights_only=True)
+    values = {name: value.clone() for name, value in values.items() if not name.startswith("expected")}
+    values["prescribed/dt"][0] = 0.0
+    values["initial/y~1"].zero_()
+    torch.save(values, tmp_path / "h.pt")
+    model = torchferry.load(path)
+    expected = load_history.run(model, load_history.read(tmp_path / "h.pt", model.contract))["y"]
+    assert not expected[0].any()
+    assert expected[-1].abs().min() > 0.1
+    expected[0] += error
+    torch.save(values | {"expected/y": expected}, tmp_path / "h.pt")
+    assert run(["run", str(path), "--history", str(tmp_path / "h.pt")]) == code
+    assert natively(path, tmp_path / "h.pt")[0] == code
+
+
 def test_in_c_states_that_are_fed_back_in_the_wrong_order(files, swapped):
     code, message = natively(swapped, files[1])
     assert code == 5

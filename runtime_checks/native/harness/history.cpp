@@ -160,6 +160,12 @@ void write_failures(const std::string& path, const Method& method, const Tensors
   }
 }
 
+/// The largest finite magnitude, 0 without one.
+double scale_of(const at::Tensor& value) {
+  if (value.numel() == 0) return 0.0;
+  return at::where(value.isfinite(), value.abs(), 0).max().to(at::kDouble).item<double>();
+}
+
 }  // namespace
 
 nlohmann::json run_history(const Model& model, const std::string& path, const std::string& failures) {
@@ -172,6 +178,9 @@ nlohmann::json run_history(const Model& model, const std::string& path, const st
     double abs = 0.0, rel = 0.0;
   };
   std::map<std::string, Worst> worst;
+  // Rounding is relative to the numbers of all steps.
+  std::map<std::string, double> scales;
+  for (const auto& [name, value] : history.expected) scales[name] = scale_of(value);
   auto difference = nlohmann::json();
   int64_t lost = -1;
   size_t values = 0;
@@ -218,7 +227,7 @@ nlohmann::json run_history(const Model& model, const std::string& path, const st
       // What a step is off by is carried on by the states.
       auto bounds = contract.bounds(output);
       for (auto* bound : {&bounds.rtol, &bounds.atol, &bounds.floor}) *bound *= static_cast<double>(step + 1);
-      const auto result = compare(found[i], wanted->second[step], bounds);
+      const auto result = compare(found[i], wanted->second[step], bounds, scales.at(output.name));
       auto& figures = worst[output.name];
       figures = {std::max(figures.abs, result.max_abs), std::max(figures.rel, result.max_rel)};
       ++values;

@@ -74,13 +74,12 @@ double ulps(const at::Tensor& got, const at::Tensor& expected, int64_t i) {
 
 /// T is double or std::complex<double>, to which `got` and `expected` were converted.
 template <class T, class Torch>
-Comparison compare_floating(const at::Tensor& got, const at::Tensor& expected, const Bounds& bounds) {
+Comparison compare_floating(const at::Tensor& got, const at::Tensor& expected, const Bounds& bounds, double scale) {
   const auto wide_got = got.to(c10::CppTypeToScalarType<Torch>::value);
   const auto wide_expected = expected.to(c10::CppTypeToScalarType<Torch>::value);
   const auto* a = reinterpret_cast<const T*>(wide_got.template const_data_ptr<Torch>());
   const auto* b = reinterpret_cast<const T*>(wide_expected.template const_data_ptr<Torch>());
   const int64_t count = got.numel();
-  double scale = 0.0;
   for (int64_t i = 0; i < count; ++i)
     if (finite(b[i])) scale = std::max(scale, std::abs(b[i]));
   if (scale == 0.0) scale = 1.0;
@@ -152,7 +151,7 @@ Comparison misfit(const std::string& reason) {
 
 }  // namespace
 
-Comparison compare(const at::Tensor& got, const at::Tensor& expected, const Bounds& bounds) {
+Comparison compare(const at::Tensor& got, const at::Tensor& expected, const Bounds& bounds, double least_scale) {
   if (!got.defined()) return misfit("no tensor");
   if (got.sizes() != expected.sizes())
     return misfit("shape " + shape_text(got.sizes().vec()) + " instead of " + shape_text(expected.sizes().vec()));
@@ -166,9 +165,10 @@ Comparison compare(const at::Tensor& got, const at::Tensor& expected, const Boun
   }
   const auto here = plain(got), there = plain(expected);
   if (here.is_complex())
-    return compare_floating<std::complex<double>, c10::complex<double>>(here, there, bounds);
+    return compare_floating<std::complex<double>, c10::complex<double>>(here, there, bounds, least_scale);
   // Whole numbers that may differ have a floor.
-  if (here.is_floating_point() || bounds.floor > 0.0) return compare_floating<double, double>(here, there, bounds);
+  if (here.is_floating_point() || bounds.floor > 0.0)
+    return compare_floating<double, double>(here, there, bounds, least_scale);
   return compare_exact(here, there);
 }
 

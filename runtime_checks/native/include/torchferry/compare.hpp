@@ -23,7 +23,8 @@ struct Comparison {
 };
 
 /// |got - expected| <= atol * max|expected| + rtol * |expected| + floor, element by element, where NaN and infinities agree
-/// in place and sign and shape and dtype agree: the rule of runtime_checks/comparison.py. `expected` is on the CPU.
-Comparison compare(const at::Tensor& got, const at::Tensor& expected, const Bounds& bounds);
+/// in place and sign and shape and dtype agree: the rule of runtime_checks/comparison.py. `expected` is on the CPU, and has a part
+/// of the numbers alone where `least_scale`, the magnitude of all, is given.
+Comparison compare(const at::Tensor& got, const at::Tensor& expected, const Bounds& bounds, double least_scale = 0.0);
 
 }  // namespace torchferry
