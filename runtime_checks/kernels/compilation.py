@@ -83,7 +83,7 @@ def _read_version(command: list[str], toolchain: Toolchain) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingRuntimeError(what, got=str(error), mend=toolchain.mend) from None
     if done.returncode != 0:
-        raise MissingRuntimeError(what, got=_extract_errors(done.stderr), mend=toolchain.mend)
+        raise MissingRuntimeError(what, got=extract_errors(done.stderr), mend=toolchain.mend)
     lines = done.stdout.splitlines()
     return lines[toolchain.version_line] if lines else ""
 
@@ -129,7 +129,7 @@ def _run_compiler(command: list[str], toolchain: Toolchain, files: Mapping[str, 
         library = place / "kernel.so"
         for native in ([toolchain.native] if toolchain.native else [], []):
             arguments = [*command, *toolchain.flags, *native, "-o", str(library), str(folder / main), "-lm"]
-            done = _run_within_limit(arguments, toolchain.name)
+            done = run_within_limit(arguments, toolchain.name)
             # Not every compiler supports -march=native here.
             if done.returncode == 0 or not toolchain.native or toolchain.native not in done.stderr:
                 break
@@ -137,11 +137,11 @@ def _run_compiler(command: list[str], toolchain: Toolchain, files: Mapping[str, 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if done.returncode != 0:
             what, where = f"the {toolchain.name} fails on the kernel", shlex.join([*command, *toolchain.flags, main])
-            raise MissingRuntimeError(what, where=where, got=_extract_errors(done.stderr), mend=toolchain.mend)
+            raise MissingRuntimeError(what, where=where, got=extract_errors(done.stderr), mend=toolchain.mend)
     (place / "kernel.sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
 
 
-def _run_within_limit(command: list[str], name: str) -> subprocess.CompletedProcess[str]:
+def run_within_limit(command: list[str], name: str) -> subprocess.CompletedProcess[str]:
     """Run the compiler. Raises ``MissingRuntimeError`` if it takes too long."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
@@ -152,7 +152,7 @@ def _run_within_limit(command: list[str], name: str) -> subprocess.CompletedProc
         ) from None
 
 
-def _extract_errors(text: str) -> str:
+def extract_errors(text: str) -> str:
     """Return the compiler's message from its first error on."""
     lines = text.strip().splitlines()
     start = next((i for i, line in enumerate(lines) if "error" in line), 0)

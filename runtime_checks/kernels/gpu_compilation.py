@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 import os
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from exporter.common.errors import MissingRuntimeError
-from runtime_checks.kernels.compilation import CXX_COMPILER, Toolchain
+from exporter.common.temporary_folders import temporary_folder
+from runtime_checks.kernels import nvrtc_program
+from runtime_checks.kernels.compilation import CXX_COMPILER, Toolchain, extract_errors, run_within_limit
+from runtime_checks.kernels.nvrtc_program import MISSING
 
 # What PTX is made for: the oldest GPUs that current compilers of CUDA keep for double precision, and Hopper.
 ARCHITECTURES = ("compute_80", "compute_90")
@@ -48,39 +52,28 @@ def choose_toolchain(device: torch.device) -> Toolchain:
 
 
 def compile_to_ptx(files: Mapping[str, bytes], architectures: Sequence[str] = ARCHITECTURES) -> str | None:
-    """Compile the first of these files with NVRTC for each architecture.
+    """Compile the first of these files with NVRTC for each architecture; the same files once.
 
     Returns what compiled it; None if NVRTC is not installed. Raises ``MissingRuntimeError`` if it does not compile."""
-    try:
-        nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
-        status, *version = nvrtc.nvrtcVersion()
-    # The package loads NVIDIA's library when it is first called.
-    except (ImportError, RuntimeError):
-        return None
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        return None
-    with ThreadPoolExecutor(len(architectures)) as pool:
-        logs = list(pool.map(lambda architecture: _run_nvrtc(nvrtc, files, architecture), architectures))
-    for architecture, log in zip(architectures, logs, strict=True):
-        if log is not None:
-            what = f"the kernel does not compile for a GPU ({architecture})"
-            raise MissingRuntimeError(what, where=next(iter(files)), got=log, mend="update NVRTC, or use the .pt")
-    return f"NVRTC {'.'.join(map(str, version))}, for {', '.join(architectures)}"
+    return _compile_to_ptx(tuple(files.items()), tuple(architectures))
 
 
-def _run_nvrtc(nvrtc: Any, files: Mapping[str, bytes], architecture: str) -> str | None:
-    """Return the log of a compilation that failed, None for one that did not."""
-    main, *others = files.items()
-    texts, names = [data for _, data in others], [name.encode() for name, _ in others]
-    _, program = nvrtc.nvrtcCreateProgram(main[1], main[0].encode(), len(names), texts, names)
-    options = [f"--gpu-architecture={architecture}".encode(), b"--fmad=false"]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = None
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        buffer = bytes(size)
-        nvrtc.nvrtcGetProgramLog(program, buffer)
-        lines = buffer.decode(errors="replace").rstrip("\0").splitlines()
-        log = "\n".join([line for line in lines if "error" in line][:5]) or str(status)
-    nvrtc.nvrtcDestroyProgram(program)
-    return log
+@functools.lru_cache(maxsize=4)
+def _compile_to_ptx(files: tuple[tuple[str, bytes], ...], architectures: tuple[str, ...]) -> str | None:
+    with temporary_folder() as folder, ThreadPoolExecutor(len(architectures)) as pool:
+        for name, data in files:
+            (folder / name).write_bytes(data)
+        paths = [str(folder / name) for name, _ in files]
+        results = list(pool.map(lambda architecture: _run_nvrtc(architecture, paths), architectures))
+    for architecture, done in zip(architectures, results, strict=True):
+        if done.returncode == MISSING:
+            return None
+        if done.returncode != 0:
+            what, got = f"the kernel does not compile for a GPU ({architecture})", extract_errors(done.stderr)
+            raise MissingRuntimeError(what, where=files[0][0], got=got, mend="update NVRTC, or use the .pt")
+    return f"NVRTC {results[0].stdout.strip()}, for {', '.join(architectures)}"
+
+
+def _run_nvrtc(architecture: str, paths: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run NVRTC in a process of its own. Raises ``MissingRuntimeError`` if it takes too long."""
+    return run_within_limit([sys.executable, "-I", nvrtc_program.__file__, architecture, *paths], "NVRTC")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,13 +71,18 @@ class CudaRunner:
             raise UsageError(what, where=str(path), expected=expected, mend="leave out --runtime cuda")
         sources = opened.cuda_sources()
         toolchain = gpu_compilation.choose_toolchain(torch.device(self.device))
-        library = compilation.compile_kernel(sources, toolchain)
-        results, evidence = _run_library(self, path, library, opened.manifest, contract, calls)
+
+        def run() -> tuple[tuple[CallResult, ...], dict[str, Any]]:
+            library = compilation.compile_kernel(sources, toolchain)
+            return _run_library(self, path, library, opened.manifest, contract, calls)
+
         if self.device != "cpu":
-            verdict = RunnerVerdict(ON_GPU, True, torch.cuda.get_device_name(self.device))
-            return Run(results, evidence, (verdict,))
+            return Run(*run(), (RunnerVerdict(ON_GPU, True, torch.cuda.get_device_name(self.device)),))
         kernels = {name: data for name, data in sources.items() if name != next(iter(sources))}
-        compiler = gpu_compilation.compile_to_ptx(kernels)
+        with ThreadPoolExecutor(1) as beside:
+            compilation_for_gpus = beside.submit(gpu_compilation.compile_to_ptx, kernels)
+            results, evidence = run()
+            compiler = compilation_for_gpus.result()
         detail = compiler or f"NVRTC is not here: {gpu_compilation.INSTALL}"
         compiles = RunnerVerdict(COMPILES, None if compiler is None else True, detail)
         ran = RunnerVerdict(ON_GPU, None, "its threads ran on the CPU, one after the other: --device cuda runs it")
