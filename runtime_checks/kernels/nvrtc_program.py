@@ -1,6 +1,6 @@
 """The process of NVRTC, so that no fault of it ends another one. Arguments: ARCHITECTURE MAIN HEADER...
 
-Exit code 0: it compiles, and the version of NVRTC is on standard output; 1: it does not, with the log on standard error;
+Exit code 0: it compiles, with the version of NVRTC on standard output; 1: it does not, with the log on standard error;
 3: NVRTC is not installed."""
 
 import importlib
