@@ -71,6 +71,10 @@ class KernelFiles:
     manifest: Mapping[str, Any]
     contents: Mapping[str, bytes]
 
+    def list_sizes(self) -> dict[str, int]:
+        """List the bytes of each file by name."""
+        return {name: len(data) for name, data in sorted(self.contents.items())}
+
     def sources(self) -> dict[str, bytes]:
         """Return the compiler's input by file name, the file to be compiled first."""
         return {name: self.contents[name] for name in _list_sources(self.name)}

@@ -64,6 +64,10 @@ class OnnxFiles:
     inputs: Mapping[str, tuple[str, ...]]
     outputs: Mapping[str, tuple[str, ...]]
 
+    def list_sizes(self) -> dict[str, int]:
+        """List the bytes of each file by name."""
+        return dict(self.files)
+
     def cases(self) -> tuple[ReferenceCase, ...]:
         """Return the stored cases."""
         arrays = {k: v for k, v in _read_arrays(self.path).items() if not k.startswith(_PARAMETER)}

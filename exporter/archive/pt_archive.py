@@ -98,6 +98,10 @@ class Archive:
             raise ArchiveError("the parameters are not tensors by method and name", where=place)
         return {method: dict(values) for method, values in tensors.items()}
 
+    def list_sizes(self) -> dict[str, int]:
+        """List the bytes of each record by name."""
+        return dict(self.records)
+
     def kernel(self) -> dict[str, bytes]:
         """Return the files of the embedded kernel by name; empty without one."""
         place = f"extra/{KERNEL}"

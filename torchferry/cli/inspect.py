@@ -7,9 +7,9 @@ from typing import Annotated
 
 from typer import Option
 
-from exporter.archive import pt_archive
+from exporter.archive.formats import FORMATS, infer_format
 from torchferry.cli.options import ArchiveArgument, JsonOption
-from torchferry.cli.output import print_archive, print_autograd, print_json
+from torchferry.cli.output import print_autograd, print_contract, print_json
 
 
 def command(
@@ -19,7 +19,7 @@ def command(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print an archive's contract, methods, records and sizes, without running torch.
+    """Print an archive's contract, methods, records and sizes, without running torch; or those of another format.
 
     With --autograd instead the operations of its backward passes: which part, which node of autograd or hook, which
     submodule and line of the forward pass they come from.
@@ -29,6 +29,8 @@ def command(
       torchferry inspect eq.pt
 
       torchferry inspect eq.pt --json
+
+      torchferry inspect eq_kernel
 
       torchferry inspect loss_and_grad.pt --autograd
     """
@@ -42,8 +44,9 @@ def command(
         else:
             print_autograd(methods)
         return
-    opened_archive = pt_archive.read(path)
+    opened = FORMATS[infer_format(path) or "pt"].read(path)
+    sizes = opened.list_sizes()
     if json:
-        print_json({"contract": dataclasses.asdict(opened_archive.contract), "records": dict(opened_archive.records)})
+        print_json({"contract": dataclasses.asdict(opened.contract), "records": sizes})
     else:
-        print_archive(opened_archive)
+        print_contract(opened.contract, sizes)

@@ -14,8 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from exporter.archive.contract import Finding
-from exporter.archive.pt_archive import Archive
+from exporter.archive.contract import Contract, Finding
 from exporter.archive.tensor_spec import TensorSpec, list_dynamic_sizes
 from exporter.common.errors import MismatchError, TorchferryError, UnsoundError
 from exporter.common.plain_text import escape_unsafe
@@ -86,9 +85,8 @@ def print_listing(listing: Listing) -> None:
     out.print()
 
 
-def print_archive(opened: Archive) -> None:
-    """Print an archive's contract and records."""
-    contract = opened.contract
+def print_contract(contract: Contract, sizes: Mapping[str, int]) -> None:
+    """Print a contract, and the bytes of the records or files that it is of."""
     batch = "*batch" if contract.batch.ndim else ""
     origin = contract.source
     out.print(Text("Name: ", style="bold") + Text(contract.name))
@@ -112,10 +110,10 @@ def print_archive(opened: Archive) -> None:
     out.print(Text(f"Parameters: {parameters or 'none'}"))
     if contract.per_element:
         out.print(Text(f"Parameters by element, which are inputs: {', '.join(contract.per_element)}"))
-    sizes = ", ".join(map(str, contract.batch.sizes)) or "whole, fixed shapes"
+    batch_sizes = ", ".join(map(str, contract.batch.sizes)) or "whole, fixed shapes"
     open_sizes = list_dynamic_sizes(contract.inputs)
     label = f"Open sizes: verified at {open_sizes[0]} =" if open_sizes else "Batch: verified at"
-    out.print(Text(f"{label} {sizes}"))
+    out.print(Text(f"{label} {batch_sizes}"))
     if contract.batch.limits:
         out.print(Text(f"Limits: {contract.batch.limits}"))
     bounds = ", ".join(f"{d}: rtol {b.rtol:g}, atol {b.atol:g}" for d, b in contract.tolerance.dtypes.items())
@@ -127,7 +125,7 @@ def print_archive(opened: Archive) -> None:
     table = Table(title="Records", title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("record")
     table.add_column("bytes", justify="right")
-    for name, size in opened.records.items():
+    for name, size in sizes.items():
         table.add_row(Text(name), str(size))
     out.print(table)
 

@@ -172,6 +172,19 @@ def test_export_verify_inspect(capfd):
     assert "a~1" in text
 
 
+def test_inspect_a_kernel_and_an_onnx_container(capfd, eq_path):
+    for name, file in (("c", "eq_kernel"), ("onnx", "eq.onnx")):
+        assert run(["convert", str(eq_path), "--to", name, "-o", file]) == 0
+        capfd.readouterr()
+        assert run(["inspect", file, "--json"]) == 0
+        content = json.loads(capfd.readouterr().out)
+        assert content["contract"]["name"] == "eq"
+        assert all(size > 0 for size in content["records"].values())
+    assert run(["inspect", "eq_kernel"]) == 0
+    text = capfd.readouterr().out
+    assert "cases.txt" in text
+
+
 def test_json_is_json(capfd, eq_path):
     assert run(["verify", str(eq_path), "--json"]) == 0
     report = json.loads(capfd.readouterr().out)
