@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import json
 import os
 import statistics
@@ -55,13 +56,12 @@ def prepare(folder: Path) -> None:
 def build_for_gpu(sources: Mapping[str, bytes], *, contracted: bool) -> ctypes.CDLL:
     nvcc = make_nvcc("sm_{}{}".format(*torch.cuda.get_device_capability()))
     flags = tuple(f.replace("-fmad=false", "-fmad=true") if contracted else f for f in nvcc.flags)
-    toolchain = compilation.Toolchain(nvcc.name, nvcc.find, flags, nvcc.native, nvcc.mend)
+    toolchain = dataclasses.replace(nvcc, flags=flags)
     return ctypes.CDLL(str(compilation.compile_kernel(sources, toolchain)))
 
 
 def build_with_openmp(sources: Mapping[str, bytes]) -> ctypes.CDLL:
-    c = compilation.C_COMPILER
-    toolchain = compilation.Toolchain(c.name, c.find, (*c.flags, "-fopenmp"), c.native, c.mend)
+    toolchain = dataclasses.replace(compilation.C_COMPILER, flags=(*compilation.FLAGS, "-fopenmp"))
     return ctypes.CDLL(str(compilation.compile_kernel(sources, toolchain)))
 
 

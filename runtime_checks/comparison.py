@@ -34,7 +34,10 @@ class Comparison:
 
 def find_scale(value: torch.Tensor) -> float:
     """Return the largest finite magnitude in a tensor, at most that of float64; 0 without one."""
-    magnitude = torch.where(torch.isfinite(value), value.abs(), 0.0) if value.numel() else value.new_zeros(1)
+    if value.numel() == 0:
+        return 0.0
+    wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
+    magnitude = torch.where(torch.isfinite(wide), wide.abs(), 0.0)
     # The magnitude of a finite complex number may overflow.
     return min(float(magnitude.max()), torch.finfo(torch.float64).max)
 

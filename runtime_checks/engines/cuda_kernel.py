@@ -40,6 +40,8 @@ class CudaKernel:
             p["name"]: values[p["name"]].detach().to(device, copy=True).contiguous()
             for p in files.manifest["parameters"]
         }
+        self._describe_error = getattr(library, f"{files.name}_cuda_error")
+        self._describe_error.restype = ctypes.c_char_p
         self._contract, self._described = contract, files.manifest["methods"]
         self._functions, self._workspaces = {}, {}
         for method in self._described:
@@ -55,7 +57,7 @@ class CudaKernel:
         if wrong := next((value.device for value in flat if value.device != self.device), None):
             what, mend = "an input is on the wrong device", f"move it with .to({str(self.device)!r})"
             raise UsageError(what, got=str(wrong), expected=str(self.device), mend=mend)
-        flat = [value.detach() for value in flat]
+        flat = [value.detach().resolve_neg() for value in flat]
         is_batched = self._contract.batch.ndim > 0
         count = len(flat[0]) if is_batched and flat else 1
         leading = (count,) if is_batched else ()
@@ -70,14 +72,22 @@ class CudaKernel:
         pointer = workspace.data_ptr() or None
         code = self._call(method, count, *arrays, parameters, None, pointer)
         if code < 0:
-            raise RunError(f"method {method!r} of the kernel fails on {self.device}", got=ERRORS[code])
+            what, got = (
+                f"method {method!r} of the kernel fails on {self.device}",
+                f"{ERRORS[code]}: {self._describe_error().decode()}",
+            )
+            raise RunError(what, got=got, mend="use a smaller batch, or free memory of the device")
         return restore_batch(self._contract, method, outputs, batch)
 
     def _call(self, method: str, *arguments: Any) -> int:
         if self.device.type == "cpu":
             return self._functions[method](*arguments, None)
         with torch.cuda.device(self.device):
-            return self._functions[method](*arguments, torch.cuda.current_stream().cuda_stream)
+            stream = torch.cuda.current_stream()
+            for value in self.parameters.values():
+                # The call may still read them when nothing else holds them any more.
+                value.record_stream(stream)
+            return self._functions[method](*arguments, stream.cuda_stream)
 
     def to(self, *target: Any) -> torch.device | None:
         what, got = "a kernel stays on the device that it was built for", ", ".join(map(str, target))

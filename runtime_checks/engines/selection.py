@@ -95,7 +95,8 @@ def _open_folder_beside(opened: Archive) -> tuple[KernelFiles | None, str]:
         return None, ""
     folder = kernel_container.read(beside)
     if folder.contract.graph != opened.contract.graph:
-        return None, f"{beside.name} was made of another graph: make it again with torchferry convert --to c"
+        name = "cuda" if folder.has_cuda else "c"
+        return None, f"{beside.name} was made of another graph: make it again with torchferry convert --to {name}"
     return folder, ""
 
 
@@ -106,6 +107,7 @@ def _load_cuda_kernel(
     if folder is None or not folder.has_cuda:
         return None, "no kernel for GPUs lies beside it: export it with --format pt,cuda"
     check_kernel_trust(folder.build_files(), opened.path, trust.beside)
+    kernel_container.check_description(folder.manifest, opened.contract, str(folder.path))
     place = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     return CudaKernel(opened.contract, folder, dict(script().named_parameters()), place), ""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from exporter.archive.formats import FORMATS
+from exporter.archive.formats import FORMATS, KERNELS
 from exporter.common.errors import MissingRuntimeError, UsageError, suggest_names
 from runtime_checks import native_build
 from runtime_checks.options import VerifyOptions
@@ -53,8 +53,11 @@ def select_runners(options: VerifyOptions, format_name: str = "pt") -> tuple[Run
         if name not in RUNTIMES:
             raise UsageError(f"there is no runtime {name!r}", where="--runtime", expected=suggest_names(name, RUNTIMES))
         if name not in takes:
-            what, expected = f"runtime {name!r} does not run .{format_name} files", ", ".join(takes)
-            raise UsageError(what, where="--runtime", expected=expected)
+            kind = f"{FORMATS[format_name].suffix} files" if FORMATS[format_name].suffix else "kernels' folders"
+            what, mend = f"runtime {name!r} does not run {kind}", ""
+            if name in KERNELS:
+                mend = f"name a folder that torchferry convert --to {name} has made"
+            raise UsageError(what, where="--runtime", expected=", ".join(takes), mend=mend)
     pairs = [(name, device) for device in options.device_names for name in names]
     if not options.runtimes:
         # Of those that nobody named, the ones that run on the device.

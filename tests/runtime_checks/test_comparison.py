@@ -149,7 +149,15 @@ def test_a_few_rows_are_held_to_the_scale_of_all():
 
 
 @pytest.mark.parametrize(
-    ("values", "scale"), [([], 0.0), ([math.nan, math.inf], 0.0), ([-3.0, 2.0, -math.inf], 3.0), ([3 + 4j], 5.0)]
+    ("values", "scale"),
+    [
+        ([], 0.0),
+        ([math.nan, math.inf], 0.0),
+        ([-3.0, 2.0, -math.inf], 3.0),
+        ([3 + 4j], 5.0),
+        ([True], 1.0),
+        ([-7], 7.0),
+    ],
 )
 def test_the_scale_is_the_largest_finite_magnitude(values, scale):
     assert find_scale(torch.tensor(values)) == scale

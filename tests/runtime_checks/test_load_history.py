@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cubic_models import Decay, F
+from kernel_host import Mixed
 from tampering import change_contract
 from torch import nn
 
@@ -164,6 +165,25 @@ def test_in_c_every_step_is_that_of_eager_mode(files):
     assert message["history"]["comparisons"] == 2 * STEPS
     assert message["history"]["not_finite_from_step"] is None
     assert 0 <= message["history"]["outputs"]["y"]["max_rel"] < 1e-9
+
+
+def test_outputs_of_every_type(tmp_path):
+    """Truth values and whole numbers have no rounding."""
+    inputs = {name: value.repeat(2, *[1] * value.dim()) for name, value in Mixed.draw(6).items()}
+    torchferry.export(Mixed(), output=tmp_path / "m.pt", inputs=Mixed.draw(9))
+    model = torchferry.load(tmp_path / "m.pt")
+    history = load_history.LoadHistory(inputs, {}, {}, 2)
+    expected = load_history.run(model, history)
+    assert {value.dtype for value in expected.values()} == {F, torch.bool, torch.int64, torch.float32}
+    values = {f"prescribed/{n}": v for n, v in inputs.items()} | {f"expected/{n}": v for n, v in expected.items()}
+    torch.save(values, tmp_path / "h.pt")
+    assert run(["run", str(tmp_path / "m.pt"), "--history", str(tmp_path / "h.pt")]) == 0
+    assert natively(tmp_path / "m.pt", tmp_path / "h.pt")[0] == 0
+    (truth,) = (name for name, value in values.items() if name.startswith("expected") and value.dtype == torch.bool)
+    values[truth][1, 2] ^= True
+    torch.save(values, tmp_path / "h.pt")
+    assert run(["run", str(tmp_path / "m.pt"), "--history", str(tmp_path / "h.pt")]) == 5
+    assert natively(tmp_path / "m.pt", tmp_path / "h.pt")[0] == 5
 
 
 @pytest.mark.parametrize(("error", "code"), [(1e-20, 0), (1e-6, 5)])

@@ -133,6 +133,22 @@ def edit(ending: str, pattern: str, replacement: str | Callable[[re.Match[str]],
     return change
 
 
+class Mixed(nn.Module):
+    """Variables of every type, a table that is read at an index, and no parameter."""
+
+    def forward(self, x: torch.Tensor, on: torch.Tensor, n: torch.Tensor, single: torch.Tensor) -> Outputs:
+        table = torch.arange(12, dtype=torch.float64) ** 2
+        y = torch.where(on.unsqueeze(-1), x, -x) + table[n.clamp(0, 11)].unsqueeze(-1)
+        return y, y.sum(-1) > 0.5, n * 3 - 1, single.square()
+
+    @staticmethod
+    def draw(rows: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(rows)
+        x = torch.randn(rows, 3, dtype=torch.float64, generator=generator)
+        n = torch.randint(0, 12, (rows,), generator=generator)
+        return {"x": x, "on": n % 2 == 0, "n": n, "single": torch.rand(rows, 2, generator=generator)}
+
+
 class Difference(nn.Module):
     """Of large numbers nothing is left but how they were rounded."""
 

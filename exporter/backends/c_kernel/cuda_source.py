@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from exporter.archive import kernel_container
-from exporter.backends.c_kernel.expression_graph import too_big_error
 from exporter.backends.c_kernel.frame_layout import TEMPLATES
+from exporter.common.errors import UnsupportedError
 
 # Threads of a block, and blocks beside each other on a multiprocessor: 128 registers for each thread. Measured on an
 # H200 for Newton loops of seven unknowns: 0.63 of the time with 255 registers at 1,000,000 elements, 0.9 at 100,000,
@@ -49,10 +49,15 @@ def _check_limits(method: Mapping[str, Any], lanes: int) -> None:
     pointers = len(method["inputs"]) + len(method["outputs"])
     # The count, the statuses and the uniform values are three more.
     size = 8 * max(3 + pointers + method["strides"], len(method["parameters"]) + 1)
-    where = f"method {method['method']!r} on a GPU"
     if size > ARGUMENTS:
         expected = f"at most {ARGUMENTS}, which is what a kernel of a GPU takes"
-        raise too_big_error(where, f"{size} bytes of pointers and strides", expected)
+        raise _make_error(method, f"{size} bytes of pointers and strides", expected)
     if (frame := method["frame"] // lanes) > LOCAL:
         expected = f"at most {LOCAL}, which is what a thread may have"
-        raise too_big_error(where, f"{frame} bytes for each element", expected)
+        raise _make_error(method, f"{frame} bytes for each element", expected)
+
+
+def _make_error(method: Mapping[str, Any], got: str, expected: str) -> UnsupportedError:
+    what, mend = "the model is too big for a GPU's kernel", "write the kernel in C alone, with c in place of cuda"
+    where = f"method {method['method']!r}"
+    return UnsupportedError(what, check="kernel", where=where, got=got, expected=expected, mend=mend)

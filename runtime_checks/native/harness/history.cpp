@@ -163,7 +163,8 @@ void write_failures(const std::string& path, const Method& method, const Tensors
 /// The largest finite magnitude, 0 without one.
 double scale_of(const at::Tensor& value) {
   if (value.numel() == 0) return 0.0;
-  return at::where(value.isfinite(), value.abs(), 0).max().to(at::kDouble).item<double>();
+  const auto wide = value.to(value.is_complex() ? at::kComplexDouble : at::kDouble);
+  return at::where(wide.isfinite(), wide.abs(), 0).max().item<double>();
 }
 
 }  // namespace

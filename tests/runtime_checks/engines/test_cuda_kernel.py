@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from kernel_host import edit, resealed, write_cuda_kernel
 
 import torchferry
 from exporter.archive import kernel_container, pt_archive
-from exporter.common.errors import MissingRuntimeError, RunError, UsageError
+from exporter.common.errors import ArchiveError, MissingRuntimeError, RunError, UsageError
 from runtime_checks.engines import selection
 from runtime_checks.engines.cuda_kernel import CudaKernel
 from runtime_checks.kernels import gpu_compilation
@@ -67,6 +68,28 @@ def test_numbers_of_neighbours_side_by_side(beside):
         assert torch.equal(got, expected)
 
 
+def test_numbers_that_are_negated_when_they_are_read(beside):
+    """Torch's negative bit says so; their memory has the other sign."""
+    engine, arguments = load_engine(beside), inputs(5)
+    negated = torch.complex(arguments[0], -arguments[0]).conj().imag
+    assert negated.is_neg()
+    for got, expected in zip(
+        engine.run("forward", [negated, *arguments[1:]]), engine.run("forward", arguments), strict=True
+    ):
+        assert torch.equal(got, expected)
+
+
+def test_a_kernel_of_other_variables(beside):
+    """The hash of graphs says nothing of names."""
+    opened = pt_archive.read(beside)
+    folder, _ = selection._open_folder_beside(opened)
+    assert folder is not None
+    methods = {**folder.manifest["methods"], "forward": {"inputs": [], "outputs": []}}
+    forged = dataclasses.replace(folder, manifest={**folder.manifest, "methods": methods})
+    with pytest.raises(ArchiveError, match="other variables or methods"):
+        selection._load_cuda_kernel(opened, forged, "cpu", lambda: torch.jit.load(beside), Trust(NATIVE, NATIVE))
+
+
 def test_inputs_of_another_device(beside):
     engine, arguments = load_engine(beside), inputs(5)
     with pytest.raises(UsageError, match="wrong device"):
@@ -78,8 +101,9 @@ def test_inputs_of_another_device(beside):
 def test_what_the_device_refuses_is_an_error(beside, monkeypatch):
     engine = load_engine(beside)
     monkeypatch.setattr(engine, "_call", lambda *arguments: -4)
-    with pytest.raises(RunError, match="refused memory or work"):
+    with pytest.raises(RunError, match="refused memory or work: no error") as caught:
         engine.run("forward", inputs(5))
+    assert "smaller batch" in str(caught.value)
 
 
 def test_cases_that_do_not_pass(beside):

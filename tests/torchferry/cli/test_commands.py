@@ -344,17 +344,16 @@ def test_an_interrupt_leaves_nothing(number):
 
 
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch):
-    import exporter.archive.pt_archive
+    import torchferry.cli.inspect
 
     def bug(path):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(exporter.archive.pt_archive, "read", bug)
+    monkeypatch.setattr(torchferry.cli.inspect, "infer_format", bug)
     with pytest.raises(ZeroDivisionError):
         run(["inspect", "eq.pt"])
-    code = (
-        "import exporter.archive.pt_archive as a\na.read = lambda p: 1 / 0\nfrom torchferry.cli.app import main\nmain()"
-    )
+    change = "import torchferry.cli.inspect as a\na.infer_format = lambda p: 1 / 0"
+    code = f"{change}\nfrom torchferry.cli.app import main\nmain()"
     done = subprocess.run(
         [sys.executable, "-c", code, "inspect", "eq.pt"],
         capture_output=True,

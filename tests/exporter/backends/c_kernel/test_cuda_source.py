@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from kernel_host import edit, name_of, resealed, write_cuda_kernel
+from kernel_host import Mixed, edit, name_of, resealed, write_cuda_kernel
 from project import ARTIFACTS, MODELS, mark_rest_thorough, need
 
 import torchferry
@@ -26,7 +26,7 @@ from runtime_checks.runners.kernel_runner import COMPILES, ON_GPU
 
 F = torch.float64
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-pedantic", "-Werror", "-std=c++14"]
-HAS_NVRTC = importlib.util.find_spec("cuda") is not None
+HAS_NVRTC = all(importlib.util.find_spec(name) for name in ("cuda", "cuda.bindings", "cuda.bindings.nvrtc"))
 
 
 def need_nvrtc() -> None:
@@ -47,6 +47,21 @@ def test_it_has_the_numbers_of_eager_mode(cuda_folders, name):
     assert verdicts["stored cases"].verdict == PASSED
     assert (verdicts[ON_GPU].verdict, verdicts[COMPILES].verdict) == (NOT_RUN, PASSED)
     assert "compute_80, compute_90" in verdicts[COMPILES].detail
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory) -> Path:
+    """The archive of a model that has variables of every type; its kernel lies beside it."""
+    path = tmp_path_factory.mktemp("mixed") / "m.pt"
+    torchferry.export(Mixed(), output=path, inputs=Mixed.draw(9), formats="pt,cuda")
+    return path
+
+
+def test_variables_of_every_type(mixed):
+    """The export has verified it, in CUDA's runtime and in C."""
+    report = torchferry.verify(mixed.with_suffix(""))
+    assert [leg.runtime for leg in report.legs] == ["cuda", "c"]
+    assert report.passed
 
 
 def test_without_nvrtc_the_report_says_so(cuda_folders, monkeypatch):
@@ -108,9 +123,9 @@ def test_machine_code_of_two_generations(cuda_folders, name):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
-def test_no_warnings(cuda_folders, compiler, tmp_path):
+def test_no_warnings(cuda_folders, mixed, compiler, tmp_path):
     need(shutil.which(compiler) is not None, f"{compiler} is not installed (apt-get install g++ clang)")
-    for folder in cuda_folders.values():
+    for folder in (*cuda_folders.values(), mixed.with_suffix("")):
         main = folder / f"{name_of(folder)}_host.cu"
         command = [compiler, *WARNINGS, "-x", "c++", "-O1", "-c", str(main), "-o", str(tmp_path / "o")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -172,6 +187,58 @@ class TestLauncher:
         assert call([y[:8]], [y[1:9]]) == -3
         assert call([y], [numpy.broadcast_to(numpy.zeros(3), (10, 3))]) == -2
         assert call([y], [numpy.zeros((10, 3))], work=None) == -1
+
+
+# What the sources use of CUDA's runtime, which keeps its last error, and starts nothing.
+RUNTIME = """
+#define __CUDACC__ 1
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __noinline__
+#define __launch_bounds__(threads, blocks)
+#include <stddef.h>
+struct dim3 { unsigned x; dim3(unsigned n = 0) : x(n) {} };
+static thread_local dim3 blockIdx, blockDim, threadIdx;
+typedef int cudaError_t;
+typedef void *cudaStream_t;
+enum { cudaSuccess, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+extern "C" { int last = 0, answer = 0, starts = 0; }
+static inline int cudaGetLastError() { const int error = last; last = 0; return error; }
+static inline const char *cudaGetErrorString(int error) { return error ? "out of memory" : "no error"; }
+static inline int cudaLaunchKernel(const void *, dim3 blocks, dim3 block, void **, size_t, cudaStream_t) {
+  starts += blocks.x && block.x;
+  if (answer) last = answer;
+  return answer;
+}
+"""
+
+
+def test_a_call_that_the_device_refuses_is_the_only_one(cuda_folders, tmp_path):
+    """Neither an error of the host nor one of an earlier call is this call's; work that was refused says so."""
+    opened = kernel_container.read(cuda_folders["robertson"])
+    (tmp_path / "runtime.h").write_text(RUNTIME)
+    for name, data in opened.cuda_sources().items():
+        (tmp_path / name).write_bytes(data)
+    command = ["g++", "-x", "c++", "-std=c++14", "-O1", "-fPIC", "-shared", "-include", str(tmp_path / "runtime.h")]
+    target = str(tmp_path / "kernel.so")
+    subprocess.run([*command, str(tmp_path / f"{opened.name}.cu"), "-o", target], check=True)
+    library = ctypes.CDLL(target)
+    last, answer, starts = (ctypes.c_int.in_dll(library, name) for name in ("last", "answer", "starts"))
+    function, explain = (getattr(library, f"{opened.name}_cuda_{name}") for name in ("forward", "error"))
+    function.argtypes = [ctypes.c_ssize_t, *[ctypes.c_void_p] * 6]
+    explain.restype = ctypes.c_char_p
+    arrays = [make_arrays([numpy.zeros((10, 3))], True) for _ in range(2)]
+    workspace = numpy.zeros(100)
+
+    def call() -> int:
+        return function(10, *arrays, None, None, workspace.ctypes.data, None)
+
+    assert (call(), starts.value) == (0, 2)
+    answer.value = 2
+    assert (call(), explain(), explain()) == (-4, b"out of memory", b"no error")
+    answer.value, last.value = 0, 700
+    assert (call(), last.value) == (0, 700)
 
 
 class TestLimits:
