@@ -327,7 +327,7 @@ def test_unbatched_scalars_are_loaded(tmp_path):
 
 
 def test_other_commands_say_what_it_is(rounded, capfd):
-    assert run(["inspect", str(rounded)]) == 4
+    assert run(["graph", str(rounded)]) == 4
     assert "an ONNX container is not an archive" in capfd.readouterr().err
 
 
