@@ -141,11 +141,11 @@ def test_every_call_does_what_its_function_did(drawn):
     finally:
         function_merging.WORTH = alike_before
     texts = dict(
-        re.findall(r"static void TF_\((\w+)\)\([^{]*\{\n(.*?)  \(void\)f;\n  \(void\)g;\n\}\n", whole.text, re.S)
+        re.findall(r"TF_PART void TF_\((\w+)\)\([^{]*\{\n(.*?)  \(void\)f;\n  \(void\)g;\n\}\n", whole.text, re.S)
     )
     tables = {
         name: [row.split(", ") for row in re.findall(r"  \{ (.*) \},", rows)]
-        for name, rows in re.findall(r"static const int (\w+)\[\]\[\d+\] = \{\n(.*?)\};\n", whole.tables, re.S)
+        for name, rows in re.findall(r"TF_TABLE int (\w+)\[\]\[\d+\] = \{\n(.*?)\};\n", whole.tables, re.S)
     }
     message = re.findall(r"TF_\((\w+)\)\(f, g(?:, (\w+)\[(\d+)\])?\);", texts["m_body"])
     assert len(message) == len(parts)
