@@ -26,14 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernels import HARDENING, HERE, SOURCES, inputs
-from rich.console import Console
-from rich.table import Table
+from kernels import HARDENING, HERE, SOURCES, inputs, show
 
 import torchferry
 from exporter.archive import kernel_container
+from runtime_checks.engines.cuda_kernel import make_device_arrays
 from runtime_checks.kernels import compilation
-from runtime_checks.kernels.ctypes_library import Array, make_arrays
+from runtime_checks.kernels.ctypes_library import make_arrays
 from runtime_checks.kernels.gpu_compilation import make_nvcc
 
 BATCHES = (1, 1_000, 10_000, 100_000, 1_000_000)
@@ -65,14 +64,6 @@ def build_with_openmp(sources: Mapping[str, bytes]) -> ctypes.CDLL:
     return ctypes.CDLL(str(compilation.compile_kernel(sources, toolchain)))
 
 
-def make_device_arrays(tensors: list[torch.Tensor]) -> Any:
-    arrays = (Array * len(tensors))()
-    for array, tensor in zip(arrays, tensors, strict=True):
-        array.data = tensor.data_ptr()
-        array.strides = (ctypes.c_ssize_t * tensor.dim())(*tensor.stride())
-    return arrays
-
-
 def lay_side_by_side(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy on the GPU whose strides over the batch are 1."""
     return tensor.cuda().t().contiguous().t() if tensor.dim() == 2 else tensor.cuda()
@@ -89,7 +80,7 @@ def by_kernel(
     outputs = [lay(torch.full((rows, *shape), torch.nan, dtype=F)) for shape in shapes]
     status = torch.full((rows,), -1, dtype=torch.int32, device="cuda")
     workspace = torch.empty(size() + 64, dtype=torch.uint8, device="cuda")
-    arrays = make_device_arrays(taken), make_device_arrays(outputs)
+    arrays = make_device_arrays(taken, True), make_device_arrays(outputs, True)
     pointers = [ctypes.c_void_p(t.data_ptr()) for t in (status, workspace)]
 
     def call() -> list[torch.Tensor]:
@@ -225,19 +216,8 @@ def run(folder: Path) -> None:
             for way, seconds in times.items():
                 table.setdefault(way, {})[rows] = statistics.median(seconds) / rows * 1e9
         results[name] = table
-        show(name, table)
+        show(name, table, BATCHES, "ns")
     (folder / "gpu_kernels.json").write_text(json.dumps(results, indent=1) + "\n")
-
-
-def show(name: str, table: Mapping[str, Mapping[int, float]]) -> None:
-    shown = Table(title=f"{name}: ns of an element (times the kernel's)")
-    for head in ("batch", *table):
-        shown.add_column(head, justify="right")
-    for batch in BATCHES:
-        own = table["kernel"][batch]
-        cells = [f"{v[batch]:.3g} ({v[batch] / own:.2f})" if batch in v else "-" for v in table.values()]
-        shown.add_row(f"{batch:,}", *cells)
-    Console(width=150).print(shown)
 
 
 def main() -> None:

@@ -240,20 +240,20 @@ def main() -> None:
                 for way, result in times.items():
                     table[way][batch] = statistics.median(result) / batch * 1e6
             rows_of[name] = table
-            show(name, table)
+            show(name, table, BATCHES, "us")
     if arguments.output:
         plot(rows_of, arguments.output)
 
 
-def show(name: str, table: dict[str, dict[int, float]]) -> None:
-    shown = Table(title=f"{name}: us of an element (times the kernel's)")
+def show(name: str, table: dict[str, dict[int, float]], batches: tuple[int, ...], unit: str) -> None:
+    shown = Table(title=f"{name}: {unit} of an element (times the kernel's)")
     for head in ("batch", *table):
         shown.add_column(head, justify="right")
-    for batch in BATCHES:
+    for batch in batches:
         own = table["kernel"][batch]
-        cells = [f"{v[batch]:.3f} ({v[batch] / own:.2f})" if batch in v else "-" for v in table.values()]
+        cells = [f"{v[batch]:#.3g} ({v[batch] / own:.2f})" if batch in v else "-" for v in table.values()]
         shown.add_row(f"{batch:,}", *cells)
-    Console(width=140).print(shown)
+    Console(width=150).print(shown)
 
 
 def plot(rows_of: dict[str, dict[str, dict[int, float]]], output: Path) -> None:

@@ -85,9 +85,14 @@ class KernelFiles:
         return list_cuda_files(self.name)[-1] in self.contents
 
     def cuda_sources(self) -> dict[str, bytes]:
-        """Return the sources for GPUs by file name, the one that has all methods for the host's arrays first."""
-        *others, main = list_cuda_files(self.name)
-        return {name: self.contents[name] for name in (main, *others, *_list_sources(self.name)[1:])}
+        """Return the sources for GPUs by file name, the file to be compiled first."""
+        names = (*list_cuda_files(self.name)[:2], *_list_sources(self.name)[1:])
+        return {name: self.contents[name] for name in names}
+
+    def cuda_host_sources(self) -> dict[str, bytes]:
+        """Return the same with the methods for the host's arrays, which are the file to be compiled then."""
+        main = list_cuda_files(self.name)[2]
+        return {main: self.contents[main], **self.cuda_sources()}
 
     def build_files(self) -> dict[str, bytes]:
         """Return the sources and the manifest by file name: what an archive that carries the kernel has of it."""

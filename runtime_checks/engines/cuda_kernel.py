@@ -9,30 +9,23 @@ from typing import Any
 import torch
 
 from exporter.archive.contract import Contract
-from exporter.archive.kernel_container import KernelFiles, list_cuda_files
+from exporter.archive.kernel_container import KernelFiles
 from exporter.common.errors import RunError, UsageError
 from runtime_checks.engines.engines import Tensors, flatten_inputs, restore_batch
 from runtime_checks.kernels import compilation, gpu_compilation
 from runtime_checks.kernels.ctypes_library import ERRORS, Array
 
 
-def build_library(files: KernelFiles, device: torch.device) -> ctypes.CDLL:
-    """Build and load the methods for arrays of the device; on the CPU their threads run one after the other.
-
-    Raises ``MissingRuntimeError`` if there is no compiler."""
-    main = list_cuda_files(files.name)[0]
-    sources = files.cuda_sources()
-    ordered = {main: sources[main], **{name: data for name, data in sources.items() if name != main}}
-    return ctypes.CDLL(str(compilation.compile_kernel(ordered, gpu_compilation.choose_toolchain(device))))
-
-
 class CudaKernel:
-    """An engine for a kernel that was built for a GPU here. Nothing waits for the device."""
+    """An engine for a kernel that was built for a GPU here. Nothing waits for the device.
+
+    On the CPU its threads run one after the other. Raises ``MissingRuntimeError`` if there is no compiler."""
 
     def __init__(
         self, contract: Contract, files: KernelFiles, values: Mapping[str, torch.Tensor], device: torch.device
     ) -> None:
-        library = build_library(files, device)
+        toolchain = gpu_compilation.choose_toolchain(device)
+        library = ctypes.CDLL(str(compilation.compile_kernel(files.cuda_sources(), toolchain)))
         self.device = device
         # Cases of the archive whose result is decided by rounding.
         self.left_out = frozenset(files.manifest["left_out"])
@@ -68,7 +61,7 @@ class CudaKernel:
         parameters = (ctypes.c_void_p * max(len(self.parameters), 1))(*[p.data_ptr() for p in self.parameters.values()])
         # The allocator keeps the memory until the stream has done what uses it.
         workspace = torch.empty(self._workspaces[method], dtype=torch.uint8, device=self.device)
-        arrays = _make_arrays(flat, is_batched), _make_arrays(outputs, is_batched)
+        arrays = make_device_arrays(flat, is_batched), make_device_arrays(outputs, is_batched)
         pointer = workspace.data_ptr() or None
         code = self._call(method, count, *arrays, parameters, None, pointer)
         if code < 0:
@@ -94,7 +87,8 @@ class CudaKernel:
         raise UsageError(what, got=got, mend="load the .pt there")
 
 
-def _make_arrays(values: Sequence[torch.Tensor], is_batched: bool) -> Any:
+def make_device_arrays(values: Sequence[torch.Tensor], is_batched: bool) -> Any:
+    """Build the array structs of a call, as ``ctypes_library.make_arrays`` does of NumPy's."""
     arrays = (Array * max(len(values), 1))()
     for array, value in zip(arrays, values, strict=False):
         array.data = value.data_ptr()

@@ -53,34 +53,26 @@ class KernelRunner:
 
 
 @dataclass(frozen=True)
-class CudaRunner:
+class CudaRunner(KernelRunner):
     """A runner of a kernel's sources for GPUs: on a GPU; on the CPU as C++, one thread after the other."""
 
-    seconds: float = 600.0
-    device: str = "cpu"
     name: str = "cuda"
-    memory: float = MEMORY
-
-    def __post_init__(self) -> None:
-        check_limits(self.seconds, self.memory)
 
     def run(self, path: Path, contract: Contract, calls: Sequence[Call]) -> Run:
         opened = containers.open_container(path)
         if not isinstance(opened, KernelFiles) or not opened.has_cuda:
             what, expected = "the kernel has no sources for GPUs", "a folder that --format cuda wrote"
             raise UsageError(what, where=str(path), expected=expected, mend="leave out --runtime cuda")
-        sources = opened.cuda_sources()
         toolchain = gpu_compilation.choose_toolchain(torch.device(self.device))
 
         def run() -> tuple[tuple[CallResult, ...], dict[str, Any]]:
-            library = compilation.compile_kernel(sources, toolchain)
+            library = compilation.compile_kernel(opened.cuda_host_sources(), toolchain)
             return _run_library(self, path, library, opened.manifest, contract, calls)
 
         if self.device != "cpu":
             return Run(*run(), (RunnerVerdict(ON_GPU, True, torch.cuda.get_device_name(self.device)),))
-        kernels = {name: data for name, data in sources.items() if name != next(iter(sources))}
         with ThreadPoolExecutor(1) as beside:
-            compilation_for_gpus = beside.submit(gpu_compilation.compile_to_ptx, kernels)
+            compilation_for_gpus = beside.submit(gpu_compilation.compile_to_ptx, opened.cuda_sources())
             results, evidence = run()
             compiler = compilation_for_gpus.result()
         detail = compiler or f"NVRTC is not here: {gpu_compilation.INSTALL}"
@@ -90,7 +82,7 @@ class CudaRunner:
 
 
 def _run_library(
-    runner: KernelRunner | CudaRunner,
+    runner: KernelRunner,
     path: Path,
     library: Path,
     manifest: Any,

@@ -59,7 +59,7 @@ class MethodCode:
     small: bool
 
     @property
-    def inlined_on_gpu(self) -> bool:
+    def is_inlined_on_gpu(self) -> bool:
         """Return whether a thread of a GPU has the method in one function, and the frame in registers."""
         return self.operations <= INLINED
 
