@@ -6,6 +6,7 @@ from tampering import rewrite
 
 import torchferry
 from runtime_checks.engines import engines
+from runtime_checks.model import Model
 
 F = torch.float64
 
@@ -54,3 +55,26 @@ def test_a_large_graph_runs_as_it_is(eq_path, monkeypatch):
         model(*inputs)
         model.call("forward", {s.name: v for s, v in zip(model.contract.inputs, inputs, strict=True)})
     assert asked == [False, False]
+
+
+def test_a_call_from_the_cpu_of_a_model_that_is_elsewhere(eq_path):
+    """What has no numbers is the other device."""
+
+    class Elsewhere:
+        @property
+        def parameters(self):
+            return {}
+
+        def run(self, method, inputs):
+            assert all(value.device.type == "meta" for value in inputs)
+            return (torch.ones(3, dtype=F),) * len(contract.methods[method].outputs)
+
+        def to(self, *target):
+            return None
+
+    contract = torchferry.load(eq_path).contract
+    model = Model(contract, Elsewhere(), "meta")
+    inputs = {s.name: torch.rand(3, dtype=F) for s in contract.inputs}
+    assert torch.equal(model.call_from_anywhere("forward", inputs)["a_rate"], torch.ones(3, dtype=F))
+    with pytest.raises(torchferry.UsageError, match="wrong device"):
+        model.call("forward", inputs)
