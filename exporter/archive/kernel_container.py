@@ -10,30 +10,27 @@ import dataclasses
 import hashlib
 import json
 import re
-import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from exporter.archive import sealed_manifest
-from exporter.archive.cases import Cases, ReferenceCase, cases_from_tensors
+from exporter.archive import sealed_manifest, text_cases
+from exporter.archive.cases import ReferenceCase
 from exporter.archive.contract import Bounds, Contract, Finding, contract_from_json, name_output
 from exporter.archive.contract_text import is_identifier
 from exporter.archive.format_limits import MAX_SIZE
-from exporter.archive.tensor_spec import StrictlyRead, name_dtype
-from exporter.common.errors import ArchiveError, summarize_error
+from exporter.archive.tensor_spec import StrictlyRead
+from exporter.archive.text_cases import CaseNumbers
+from exporter.common.errors import ArchiveError
 
 if TYPE_CHECKING:
     import torch
 
 FORMAT = "torchferry kernel 1"
 MANIFEST, CONTRACT, CASES = "manifest.json", "contract.json", "cases.txt"
-HEAD = "torchferry cases 1"
-_NUMBERS_PER_LINE = 8
 _COPY_ADVICE = "copy the folder again, or export the model again"
 
 
@@ -100,14 +97,15 @@ class KernelFiles:
 
     def cases(self) -> tuple[ReferenceCase, ...]:
         """Return the stored cases."""
-        return self._read_cases()[1]
+        return text_cases.unpack_cases(self.contents[CASES], self.contract, str(self.path / CASES))
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Return the parameters of the contract, as they are in the sources."""
-        return self._read_cases()[0]
+        return text_cases.unpack_parameters(self.contents[CASES], self.contract, str(self.path / CASES))
 
-    def _read_cases(self) -> tuple[dict[str, torch.Tensor], tuple[ReferenceCase, ...]]:
-        return _parse_cases(self.contents[CASES], self.contract, str(self.path / CASES))
+    def read_case_numbers(self) -> tuple[CaseNumbers, ...]:
+        """Read the stored cases as plain numbers, without torch."""
+        return text_cases.parse_cases(self.contents[CASES], self.contract, str(self.path / CASES)).cases
 
 
 def list_build_files(files: Mapping[str, bytes]) -> list[str]:
@@ -286,77 +284,3 @@ def check_description(manifest: Mapping[str, Any], contract: Contract, where: st
     if described != (describe_methods(contract), parameters, bool(contract.batch.ndim), set(contract.methods)):
         what = "the kernel has other variables or methods than the contract"
         raise ArchiveError(what, where=where, mend="export it again")
-
-
-def pack_text_cases(contract: Contract, cases: Cases, parameters: Mapping[str, torch.Tensor]) -> bytes:
-    """Serialize ``cases.txt``: a head, the parameters, the cases, ``end``.
-
-    ``parameter DTYPE COUNT NAME``, ``case ROWS METHOD NAME``, ``in DTYPE COUNT`` and ``out DTYPE COUNT RTOL ATOL
-    FLOOR`` have their numbers in the lines that follow; names are percent-encoded."""
-    lines = [HEAD]
-    for name, value in parameters.items():
-        lines += [f"parameter {name_dtype(value)} {value.numel()} {_quote(name)}", *_format_numbers(value)]
-    for case in cases:
-        spec = contract.methods[case.method]
-        value = (case.inputs or case.outputs)[0]
-        first = contract.input_spec(spec.inputs[0]) if case.inputs else contract.output_spec(spec.outputs[0])
-        count = prod(first.static_shape)
-        rows = (value.numel() // count if count else value.shape[0]) if contract.batch.ndim else 1
-        lines.append(f"case {rows} {case.method} {_quote(case.name)}")
-        for value in case.inputs:
-            lines += [f"in {name_dtype(value)} {value.numel()}", *_format_numbers(value)]
-        for output, value in zip(spec.outputs, case.outputs, strict=True):
-            bounds = contract.tolerance.bounds(output, name_dtype(value))
-            bounds_text = " ".join(number.hex() for number in map(float, (bounds.rtol, bounds.atol, bounds.floor)))
-            lines += [f"out {name_dtype(value)} {value.numel()} {bounds_text}", *_format_numbers(value)]
-    return "\n".join([*lines, "end", ""]).encode()
-
-
-def _quote(name: str) -> str:
-    return urllib.parse.quote(name, safe="~/:")
-
-
-def _format_numbers(value: torch.Tensor) -> Iterator[str]:
-    values = value.detach().cpu().reshape(-1).tolist()
-    texts = [v.hex() if isinstance(v, float) else str(int(v)) for v in values]
-    for i in range(0, len(texts), _NUMBERS_PER_LINE):
-        yield " ".join(texts[i : i + _NUMBERS_PER_LINE])
-
-
-def _parse_cases(
-    data: bytes, contract: Contract, where: str
-) -> tuple[dict[str, torch.Tensor], tuple[ReferenceCase, ...]]:
-    import torch
-
-    lines = iter(data.decode(errors="replace").splitlines())
-    tensors: dict[str, torch.Tensor] = {}
-    parameters: dict[str, torch.Tensor] = {}
-    shapes = {p.name: p.shape for p in contract.parameters}
-    case, method, rows, positions = "", "", 0, {"in": 0, "out": 0}
-    try:
-        if next(lines) != HEAD:
-            raise ValueError(f"the first line is not {HEAD!r}")
-        while (words := next(lines).split(" "))[0] != "end":
-            if words[0] == "case":
-                rows, method, case = int(words[1]), words[2], urllib.parse.unquote(words[3])
-                positions = {"in": 0, "out": 0}
-                continue
-            side, dtype, count = words[0], words[1], int(words[2])
-            numbers: list[float | int] = []
-            while len(numbers) < count:
-                numbers += [float.fromhex(w) if "float" in dtype else int(w) for w in next(lines).split(" ")]
-            value = torch.tensor(numbers, dtype=getattr(torch, dtype))
-            if side == "parameter":
-                name = urllib.parse.unquote(words[3])
-                parameters[name] = value.reshape(shapes[name])
-                continue
-            names = contract.methods[method]
-            index = positions[side]
-            is_input = side == "in"
-            spec = contract.input_spec(names.inputs[index]) if is_input else contract.output_spec(names.outputs[index])
-            batch_shape = (rows,) if contract.batch.ndim else ()
-            tensors[f"{case}/{method}/{side}/{index}"] = value.reshape((*batch_shape, *spec.static_shape))
-            positions[side] = index + 1
-    except (ValueError, IndexError, KeyError, StopIteration, RuntimeError) as error:
-        raise ArchiveError("the cases cannot be read", where=where, got=summarize_error(error)) from None
-    return parameters, cases_from_tensors(tensors, contract, where)

@@ -9,7 +9,7 @@ import torch
 from torch.jit._fuser import optimized_execution
 
 from exporter import __version__
-from exporter.archive import kernel_container
+from exporter.archive import kernel_container, text_cases
 from exporter.archive.cases import Cases, ReferenceCase, supports_case
 from exporter.archive.contract import Contract, Finding
 from exporter.archive.pt_archive import Archive
@@ -136,7 +136,7 @@ def build_files(sources: CSource, contract: Contract, cases: Cases, left_out: Se
     methods = kernel_container.describe_methods(contract).items()
     context["methods"] = [{"method": m, "workspace": sources.workspace[m], **variables} for m, variables in methods]
     files[kernel_container.CONTRACT] = contract.to_json().encode()
-    files[kernel_container.CASES] = kernel_container.pack_text_cases(contract, cases, sources.parameters)
+    files[kernel_container.CASES] = text_cases.pack_cases(contract, cases, sources.parameters)
     context["contract_text"] = _split_literals(files[kernel_container.CONTRACT])
     context["cases_text"] = _split_literals(files[kernel_container.CASES])
     context["format"], context["instructions"] = kernel_container.FORMAT, INSTRUCTIONS
