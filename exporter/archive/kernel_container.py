@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +102,11 @@ class KernelFiles:
         """Return the parameters of the contract, as they are in the sources."""
         return text_cases.unpack_parameters(self.contents[CASES], self.contract, str(self.path / CASES))
 
+    def read_parameter_numbers(self) -> dict[str, tuple[float | int, ...]]:
+        """Read the parameters as plain numbers, without torch."""
+        stored = text_cases.parse_cases(self.contents[CASES], self.contract, str(self.path / CASES)).parameters
+        return {name: numbers.values for name, numbers in stored.items()}
+
     def read_case_numbers(self) -> tuple[CaseNumbers, ...]:
         """Read the stored cases as plain numbers, without torch."""
         return text_cases.parse_cases(self.contents[CASES], self.contract, str(self.path / CASES)).cases
@@ -166,23 +170,6 @@ def derive_kernel_contract(
         differentiable=False,
         solvers=tuple(solver.without_errors() for solver in contract.solvers),
     )
-
-
-def to_c_identifier(text: str) -> str:
-    """Convert a text to a C identifier."""
-    name = re.sub(r"\W", "_", text.replace("~", "_old"), flags=re.ASCII)
-    return f"_{name}" if not name or name[0].isdigit() else name
-
-
-def to_c_identifiers(names: Sequence[str]) -> list[str]:
-    """Convert names to unique C identifiers."""
-    unique_names: list[str] = []
-    for name in names:
-        candidate = to_c_identifier(name)
-        while candidate in unique_names:
-            candidate += "_"
-        unique_names.append(candidate)
-    return unique_names
 
 
 def build_manifest(

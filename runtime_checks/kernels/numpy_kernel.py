@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.archive import kernel_container
-from exporter.archive.kernel_container import to_c_identifiers
+from exporter.common.c_text import to_c_identifiers
 from exporter.common.errors import MissingRuntimeError, UsageError, suggest_names
 from runtime_checks.kernels import compilation
 from runtime_checks.native_code import GRAPHS, check_code_trust, resolve_trust

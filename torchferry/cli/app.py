@@ -26,8 +26,8 @@ from torchferry.cli import (
     show,
     sign,
     sweep,
-    umat,
     verify,
+    wrap,
 )
 from torchferry.cli import run as run_history
 from torchferry.cli.exit_codes import report_end
@@ -43,7 +43,8 @@ app.command("graph")(graph.command)
 app.command("diff")(diff.command)
 app.command("verify")(verify.command)
 app.command("convert")(convert.command)
-app.command("umat")(umat.command)
+app.add_typer(wrap.app, name="wrap")
+app.command("umat")(wrap.umat)
 app.command("keygen")(sign.keygen_command)
 app.command("sign")(sign.command)
 app.command("bench")(bench.command)

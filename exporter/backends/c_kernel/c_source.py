@@ -11,15 +11,15 @@ import torch
 
 from exporter import __version__
 from exporter.archive.contract import Contract
-from exporter.archive.kernel_container import to_c_identifier, to_c_identifiers
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.backends.backend import KernelOptions
 from exporter.backends.c_kernel.c_expressions import HELPERS, MEMORY, TYPES, format_literal
 from exporter.backends.c_kernel.c_writer import CWriter
 from exporter.backends.c_kernel.cuda_source import render_cuda_sources
 from exporter.backends.c_kernel.expression_graph import BOOL, F64, too_big_error
-from exporter.backends.c_kernel.frame_layout import ARRAYS, LANES, TEMPLATES, MethodCode, escape_comment
+from exporter.backends.c_kernel.frame_layout import ARRAYS, LANES, TEMPLATES, MethodCode
 from exporter.backends.c_kernel.lowering import ArchiveLowering, LoweredMethod
+from exporter.common.c_text import escape_comment, to_c_identifier, to_c_identifiers
 
 SIZES = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "bool": 1}
 # A larger frame is not put on the stack.

@@ -27,7 +27,6 @@ from exporter.backends.c_kernel.frame_layout import (
     UNROLLED,
     MethodCode,
     emit_prepare,
-    escape_comment,
     format_struct,
 )
 from exporter.backends.c_kernel.function_merging import Part, merge_functions
@@ -45,6 +44,7 @@ from exporter.backends.c_kernel.schedule import (
     reachable_nodes,
     schedule_steps,
 )
+from exporter.common.c_text import escape_comment
 from exporter.model.implicit import newton_solver
 
 

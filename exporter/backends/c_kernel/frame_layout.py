@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jinja2
 
 from exporter.backends.c_kernel.c_expressions import TYPES
+from exporter.common.c_text import escape_comment
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("exporter.backends.c_kernel"),
@@ -62,12 +62,6 @@ class MethodCode:
     def is_inlined_on_gpu(self) -> bool:
         """Return whether a thread of a GPU has the method in one function, and the frame in registers."""
         return self.operations <= INLINED
-
-
-def escape_comment(text: str) -> str:
-    """Return a text that can stand in a C comment."""
-    plain = re.sub(r"[^\x20-\x7e]", "?", text)
-    return plain.replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
 
 
 TEMPLATES.filters["comment"] = escape_comment

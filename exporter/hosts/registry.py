@@ -1,0 +1,73 @@
+"""The hosts that kernels are wrapped for, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exporter.archive import kernel_container
+from exporter.archive.kernel_container import KernelFiles
+from exporter.hosts import umat, vumat
+from exporter.hosts.small_strain import PointOptions
+from exporter.hosts.umat import UmatOptions
+from exporter.hosts.wrapping import write_host_folder
+
+
+@dataclass(frozen=True)
+class Host:
+    """A program, or an interface of several, that a kernel is wrapped for.
+
+    Attributes:
+        name: The host's name on the command line, and the folder's.
+        title: The host's name, for people.
+        fits: The models that it takes.
+        render: Returns the files by name, for a kernel and the host's own options.
+    """
+
+    name: str
+    title: str
+    fits: str
+    render: Callable[[KernelFiles, Any], Mapping[str, bytes]]
+
+
+_SMALL_STRAIN = "a stress by a strain, six components in Mandel notation, with its tangent"
+_EXPLICIT = "a stress by a strain, six components in Mandel notation"
+_UMAT, _VUMAT, _KRATOS = "Abaqus/Standard's UMAT", "Abaqus/Explicit's VUMAT", "Kratos GeoMechanics"
+
+
+def _render_kratos(kernel: KernelFiles, options: PointOptions) -> Mapping[str, bytes]:
+    conventions = UmatOptions(options, umat.KRATOS_ORDER, times=1)
+    return umat.render_umat(kernel, conventions, _KRATOS, "kratos")
+
+
+HOSTS: Mapping[str, Host] = {
+    host.name: host
+    for host in (
+        Host("umat", _UMAT, _SMALL_STRAIN, lambda kernel, options: umat.render_umat(kernel, options, _UMAT)),
+        Host("vumat", _VUMAT, _EXPLICIT, lambda kernel, options: vumat.render_vumat(kernel, options, _VUMAT)),
+        Host("kratos", _KRATOS, _SMALL_STRAIN, _render_kratos),
+    )
+}
+
+
+def wrap_kernel(host: str, folder: Path, output: Path | None, options: Any) -> list[Path]:
+    """Wrap a kernel for a host.
+
+    Args:
+        host: One of ``HOSTS``.
+        folder: The kernel's folder.
+        output: The folder to write; None for one of the host's name in the kernel's folder.
+        options: The host's own options.
+
+    Returns:
+        The files that were written, without the kernel's sources beside them.
+
+    Raises:
+        UsageError: The model does not fit the host.
+        ArchiveError: The folder contains no kernel, or one that was changed.
+        OutputError: The folder cannot be written.
+    """
+    kernel = kernel_container.read(folder)
+    return write_host_folder(kernel, HOSTS[host].render(kernel, options), output or folder / host)

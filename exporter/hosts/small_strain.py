@@ -1,0 +1,304 @@
+"""A model of a material point under small strains: which of its variables are strain, stress, state, properties, and
+what a host provides.
+
+Tensors of the model have six components in Mandel notation: xx, yy, zz, and yz, xz, xy times the root of two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from exporter.archive.contract import Contract, block_name
+from exporter.archive.kernel_container import KernelFiles
+from exporter.archive.tensor_spec import TensorSpec
+from exporter.common.c_text import escape_comment
+from exporter.common.errors import UsageError, suggest_names
+
+OLD_SUFFIX = "~1"
+COMPONENTS = 6
+# Numbers that hosts provide, by the names that models use for them.
+HOST_VALUES = {
+    "t": "time_end",
+    "t~1": "time_start",
+    "dt": "time_step",
+    "T": "temperature_end",
+    "T~1": "temperature_start",
+    "temperature": "temperature_end",
+    "temperature~1": "temperature_start",
+}
+
+
+@dataclass(frozen=True)
+class PointOptions:
+    """The names of the variables of a model that have a meaning for a host.
+
+    Attributes:
+        stress: The output that is the stress.
+        strain: The input that is the strain at the end of a step.
+        energy: The output that is the elastic energy of a unit of volume; empty where there is none.
+        fields: Inputs that are the host's field variables, in its order.
+    """
+
+    stress: str = "stress"
+    strain: str = "strain"
+    energy: str = ""
+    fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NumberRange:
+    """A variable's place among numbers that lie one after the other."""
+
+    name: str
+    first: int
+    count: int
+    description: str
+    # Its place among the kernel's parameters; None where it is an input.
+    parameter: int | None = None
+
+
+@dataclass(frozen=True)
+class KernelInput:
+    """Where the numbers of one input of the kernel lie: ``strain``, ``stress``, ``states``, ``values``, ... from
+    ``first`` on; ``shape`` gives their strides."""
+
+    source: str
+    first: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KernelOutput:
+    """Where the numbers of one output go; ``unused`` where nobody asks for them."""
+
+    target: str
+    first: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HostValue:
+    """A number that the host provides: ``kind`` is one of ``HOST_VALUES``, ``field_end`` or ``field_start``; the latter
+    are of field ``index``."""
+
+    name: str
+    kind: str
+    index: int
+    description: str
+
+
+@dataclass(frozen=True)
+class MaterialPoint:
+    """A model as a host of material points sees it, and the method of the kernel that is called."""
+
+    kernel: KernelFiles
+    options: PointOptions
+    method: str
+    inputs: tuple[KernelInput, ...]
+    outputs: tuple[KernelOutput, ...]
+    states: tuple[NumberRange, ...]
+    properties: tuple[NumberRange, ...]
+    values: tuple[HostValue, ...]
+
+    @property
+    def contract(self) -> Contract:
+        """Return the model's contract."""
+        return self.kernel.contract
+
+    @property
+    def state_count(self) -> int:
+        """Return the count of the state's numbers."""
+        return sum(variable.count for variable in self.states)
+
+    @property
+    def property_count(self) -> int:
+        """Return the count of the properties' numbers."""
+        return sum(variable.count for variable in self.properties)
+
+    @property
+    def needs_properties(self) -> bool:
+        """Return whether the model has no values of its own for some property."""
+        return any(variable.parameter is None for variable in self.properties)
+
+    @property
+    def unused_count(self) -> int:
+        """Return the count of the numbers of one element that nobody asks for."""
+        return sum(prod(output.shape) for output in self.outputs if output.target == "unused")
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the templates read."""
+        return {
+            "point": self,
+            "stress_name": self.options.stress,
+            "workspace": self.kernel.workspace[self.method],
+            "parameters": len(self.contract.parameters),
+        }
+
+
+def find_material_point(
+    kernel: KernelFiles, options: PointOptions, host: str, kinds: frozenset[str], *, with_tangent: bool = True
+) -> MaterialPoint:
+    """Find strain, stress, state and properties of a kernel.
+
+    Args:
+        kernel: The kernel's files.
+        options: The names of its variables.
+        host: The host's name, for messages.
+        kinds: The kinds of numbers that the host provides.
+        with_tangent: Whether the host needs the derivative of the stress wrt the strain.
+
+    Raises:
+        UsageError: The model has no such variable, or one that the host does not provide.
+    """
+    contract = kernel.contract
+    _check_variables(kernel, options, host, with_tangent=with_tangent)
+    method = "jacobian" if with_tangent else "forward"
+    spec = contract.methods[method]
+    states = _list_states(contract, options.stress, options.energy)
+    properties = _list_properties(contract)
+    values = _list_values(contract, spec.inputs, options, states, properties, host, kinds)
+    inputs = [_place_input(contract.input_spec(name), options, states, properties, values) for name in spec.inputs]
+    targets: Mapping[Any, tuple[str, int]] = {
+        **{variable.name: ("states", variable.first) for variable in states},
+        options.stress: ("stress", 0),
+        (options.stress, options.strain): ("tangent", 0),
+        **({options.energy: ("energy", 0)} if options.energy else {}),
+    }
+    outputs, unused = list[KernelOutput](), 0
+    for name in spec.outputs:
+        shape = contract.output_spec(name).static_shape
+        target, first = targets.get(name, ("unused", unused))
+        outputs.append(KernelOutput(target, first, shape))
+        unused += prod(shape) if target == "unused" else 0
+    return MaterialPoint(kernel, options, method, tuple(inputs), tuple(outputs), states, properties, values)
+
+
+def _check_variables(kernel: KernelFiles, options: PointOptions, host: str, *, with_tangent: bool) -> None:
+    contract, where = kernel.contract, str(kernel.path)
+    stress, strain, block = options.stress, options.strain, (options.stress, options.strain)
+    spec = contract.methods.get("jacobian" if with_tangent else "forward")
+    if with_tangent and (spec is None or block not in spec.outputs):
+        what, got = f"the kernel has no tangent for {host}", ", ".join(spec.output_names if spec else ()) or "none"
+        expected = f"the block {block_name(*block)} of the method jacobian"
+        mend = f"export it with --derivative {stress}:{strain}, or name other variables with --stress and --strain"
+        raise UsageError(what, where=where, got=got, expected=expected, mend=mend)
+    if contract.batch.ndim == 0:
+        what, mend = f"the model has no batch of elements, and {host} has material points", "export it with a batch"
+        raise UsageError(what, where=where, got="full shapes", expected="shapes of one element", mend=mend)
+    for role, name, specs in (("output", stress, contract.outputs), ("input", strain, contract.inputs)):
+        variable = next((s for s in specs if s.name == name), None)
+        if variable is None:
+            names = [s.name for s in specs]
+            what, mend = f"the model has no {role} {name!r}", suggest_names(name, names)
+            raise UsageError(what, where=where, expected=", ".join(names), mend=mend)
+        if variable.shape != (COMPONENTS,):
+            got = str(list(variable.shape))
+            raise UsageError(f"the tensors of {host} have six components", where=name, got=got, expected="[6]")
+    if options.energy:
+        energy = next((s for s in contract.outputs if s.name == options.energy), None)
+        if energy is None or energy.shape:
+            got = "no such output" if energy is None else f"an output of shape {list(energy.shape)}"
+            raise UsageError("an energy is one number", where=options.energy, got=got, expected="an output of shape []")
+    for variable in (*contract.inputs, *contract.outputs):
+        if variable.dtype != "float64" and variable in contract.inputs:
+            what = f"the variables of {host} are in double precision"
+            raise UsageError(what, where=variable.name, got=variable.dtype, expected="float64")
+
+
+def describe_variable(spec: Any) -> str:
+    """Return a variable's name and shape, as text that can stand in a comment."""
+    shape = f", {' x '.join(map(str, spec.shape))}" if spec.shape else ""
+    return escape_comment(f"{spec.name}{shape}")
+
+
+def _list_states(contract: Contract, stress: str, energy: str) -> tuple[NumberRange, ...]:
+    """Return the outputs that come back as inputs."""
+    input_names = {s.name for s in contract.inputs}
+    states, first = list[NumberRange](), 0
+    for output in contract.outputs:
+        if output.name not in (stress, energy) and {output.name + OLD_SUFFIX, output.name} & input_names:
+            if output.dtype != "float64":
+                what = "a state variable is in double precision"
+                raise UsageError(what, where=output.name, got=output.dtype, expected="float64")
+            count = prod(output.static_shape)
+            states.append(NumberRange(output.name, first, count, describe_variable(output)))
+            first += count
+    return tuple(states)
+
+
+def _list_properties(contract: Contract) -> tuple[NumberRange, ...]:
+    """Return the parameters of the model, without the settings of its solvers, and then those by element, which are
+    inputs of the kernel."""
+    settings = {f"{s.path}.{n}" for s in contract.solvers for n in s.settings}
+    places = [(place, p) for place, p in enumerate(contract.parameters) if p.name not in settings]
+    own = [(None, spec) for spec in contract.inputs if spec.name in contract.per_element]
+    properties, first = list[NumberRange](), 0
+    for place, parameter in (*places, *own):
+        if parameter.dtype == "float64":
+            count = prod(d for d in parameter.shape if isinstance(d, int))
+            properties.append(NumberRange(parameter.name, first, count, describe_variable(parameter), place))
+            first += count
+    return tuple(properties)
+
+
+def _list_values(
+    contract: Contract,
+    names: tuple[str, ...],
+    options: PointOptions,
+    states: tuple[NumberRange, ...],
+    properties: tuple[NumberRange, ...],
+    host: str,
+    kinds: frozenset[str],
+) -> tuple[HostValue, ...]:
+    """Return the inputs that are numbers of the host. Raises ``UsageError`` for one that it does not provide."""
+    own = {options.strain, options.stress, *(v.name for v in states)}
+    own |= {name + OLD_SUFFIX for name in own} | {v.name for v in properties if v.parameter is None}
+    fields = {name: ("field_end", i) for i, name in enumerate(options.fields)}
+    fields |= {name + OLD_SUFFIX: ("field_start", i) for name, (_, i) in fields.items()}
+    provided = {name: (kind, 0) for name, kind in HOST_VALUES.items() if kind in kinds} | fields
+    if unknown := [f for f in options.fields if not {f, f + OLD_SUFFIX} & set(names)]:
+        known = [name for name in names if name not in own]
+        what, mend = f"the model has no input {unknown[0]!r}", suggest_names(unknown[0], known)
+        raise UsageError(what, where="--field", expected=", ".join(known) or "none", mend=mend)
+    values = list[HostValue]()
+    for name in names:
+        if name in own:
+            continue
+        spec = contract.input_spec(name)
+        if name not in provided or spec.shape:
+            raise UsageError(
+                f"the model has an input that {host} does not provide",
+                where=f"input {describe_variable(spec)}",
+                expected=f"{options.strain}, {options.stress}, state variables (outputs with an input of the same name "
+                f"and {OLD_SUFFIX}), " + ", ".join(provided),
+                mend="name a number with --field, rename the variable with --rename when the model is exported, or "
+                "make it a parameter",
+            )
+        kind, index = provided[name]
+        values.append(HostValue(name, kind, index, describe_variable(spec)))
+    return tuple(values)
+
+
+def _place_input(
+    spec: TensorSpec,
+    options: PointOptions,
+    states: tuple[NumberRange, ...],
+    properties: tuple[NumberRange, ...],
+    values: tuple[HostValue, ...],
+) -> KernelInput:
+    name, shape = spec.name, spec.static_shape
+    current = name.removesuffix(OLD_SUFFIX)
+    by_element = {v.name: v.first for v in properties if v.parameter is None}
+    of_states = {v.name: v.first for v in states}
+    if name in by_element:
+        return KernelInput("properties", by_element[name], shape)
+    if current == options.strain:
+        return KernelInput("strain" if name == current else "strain_old", 0, shape)
+    if current == options.stress:
+        # The first guess of an implicit model is the stress before the step, too.
+        return KernelInput("stress_old", 0, shape)
+    if current in of_states:
+        return KernelInput("states_old", of_states[current], shape)
+    return KernelInput("values", next(i for i, value in enumerate(values) if value.name == name), shape)

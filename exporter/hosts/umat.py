@@ -1,0 +1,137 @@
+"""UMAT: the user's material of Abaqus/Standard, which CalculiX, Kratos and others call too.
+
+Interface and order of components: Abaqus User Subroutines Reference Guide, section 1.1.44 (UMAT)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import Any
+
+from exporter.archive.kernel_container import KernelFiles
+from exporter.common.errors import UsageError
+from exporter.hosts.small_strain import COMPONENTS, HOST_VALUES, PointOptions, find_material_point
+from exporter.hosts.small_strain_cases import Expected, HostRow, Row, list_rows
+from exporter.hosts.wrapping import list_numbers, render
+
+# The model's component of each shear.
+SHEARS = {"yz": 3, "xz": 4, "xy": 5}
+ABAQUS_ORDER, KRATOS_ORDER = ("xy", "xz", "yz"), ("xy", "yz", "xz")
+# What a kind of number is in the arguments, which of them it needs, and what is said where they are null.
+_TIME = "time[{time}]"
+NUMBERS = {
+    "time_end": _TIME + " + *dtime",
+    "time_start": _TIME,
+    "time_step": "*dtime",
+    "temperature_end": "*temp + *dtemp",
+    "temperature_start": "*temp",
+    "field_end": "predef[{index}] + dpred[{index}]",
+    "field_start": "predef[{index}]",
+}
+_NEEDS = {"time": ("time && dtime", "no TIME"), "temperature": ("temp && dtemp", "no TEMP")}
+_FIELDS = ("predef && dpred", "no PREDEF")
+
+
+@dataclass(frozen=True)
+class UmatOptions:
+    """What a UMAT is written for.
+
+    Attributes:
+        point: The names of the model's variables.
+        shear_order: The order of the shear components behind the direct ones.
+        times: The count of the numbers in ``TIME``: the host's last one is the time at the start of the increment.
+    """
+
+    point: PointOptions = field(default_factory=PointOptions)
+    shear_order: Sequence[str] = ABAQUS_ORDER
+    times: int = 2
+
+    def __post_init__(self) -> None:
+        if tuple(self.shear_order) not in permutations(SHEARS):
+            got, expected = ",".join(self.shear_order), "xy, xz and yz, each once: xy,xz,yz"
+            raise UsageError(
+                "these are not the three shear components", where="--shear-order", got=got, expected=expected
+            )
+        if self.times not in (1, 2):
+            raise UsageError("TIME has one or two numbers", where="--times", got=str(self.times), expected="1 or 2")
+
+
+def render_umat(kernel: KernelFiles, options: UmatOptions, title: str, host: str = "umat") -> dict[str, bytes]:
+    """Return the files of a UMAT by name.
+
+    Args:
+        kernel: The kernel's files.
+        options: The names of the variables, and the conventions of the host.
+        title: The host's name, for people.
+        host: The host's name, in the names of files.
+
+    Raises:
+        UsageError: The model is none of small strains, or has an input that a UMAT does not get.
+    """
+    kinds = frozenset(HOST_VALUES.values())
+    point = find_material_point(kernel, options.point, "a UMAT", kinds)
+    source, self_test = f"{kernel.name}_{host}.c", f"test_{kernel.name}_{host}"
+    library = f"lib{kernel.name}_{host}.so"
+    context: dict[str, Any] = {
+        **point.describe(),
+        "title": title,
+        "host": host,
+        "source": source,
+        "self_test": self_test,
+        "library": library,
+        "block": 1,
+        "shear_order": options.shear_order,
+        "shears": [SHEARS[s] for s in options.shear_order],
+        "times": options.times,
+        "numbers": {kind: text.replace("{time}", str(options.times - 1)) for kind, text in NUMBERS.items()},
+        "needs": {kind: _NEEDS.get(kind.partition("_")[0], _FIELDS)[0] for kind in NUMBERS},
+        "said": {kind: _NEEDS.get(kind.partition("_")[0], _FIELDS)[1] for kind in NUMBERS},
+    }
+    rows = [_translate_row(row, options) for row in list_rows(point)]
+    return {
+        source: render("umat.c.jinja", kernel, context),
+        f"{self_test}.c": render("test_umat.c.jinja", kernel, {**context, "rows": rows}),
+        "Makefile": render("Makefile.jinja", kernel, context),
+        "README.md": render(f"README_{host}.md.jinja", kernel, context),
+    }
+
+
+def _translate_row(row: HostRow, options: UmatOptions) -> dict[str, Any]:
+    """Return a row in Abaqus' components: engineering shear strains, and stresses without the root of two."""
+    order = [0, 1, 2, *(SHEARS[s] for s in options.shear_order)]
+    scales = [1.0 if c < 3 else 0.5**0.5 for c in order]
+
+    def convert_strain(strain: Row) -> list[float]:
+        return [strain[c] / s for c, s in zip(order, scales, strict=True)]
+
+    def convert_stress(stress: Row) -> list[float]:
+        return [stress[c] * s for c, s in zip(order, scales, strict=True)]
+
+    def convert_tangent(tangent: Row) -> list[float]:
+        # Column by column, as Fortran has it.
+        places = list(zip(order, scales, strict=True))
+        return [tangent[COMPONENTS * i + j] * a * b for j, b in places for i, a in places]
+
+    def list_expected(expected: Expected, translate: Any) -> dict[str, str]:
+        if not row.is_solved:
+            return {"values": "0", "allowed": "0"}
+        return {
+            "values": list_numbers(translate(expected.values)),
+            "allowed": list_numbers(translate(expected.allowed)),
+        }
+
+    old = convert_strain(row.strain_old)
+    change = [b - a for a, b in zip(old, convert_strain(row.strain), strict=True)]
+    return {
+        "stran": list_numbers(old),
+        "dstran": list_numbers(change),
+        "stress_old": list_numbers(convert_stress(row.stress_old)),
+        "states_old": list_numbers(row.states_old),
+        "properties": list_numbers(row.properties),
+        **{name: list_numbers(numbers) for name, numbers in row.values.items()},
+        "stress": list_expected(row.stress, convert_stress),
+        "states": list_expected(row.states, list),
+        "tangent": list_expected(row.tangent, convert_tangent),
+        "is_solved": int(row.is_solved),
+    }

@@ -1,0 +1,63 @@
+"""A host's folder: the kernel's sources, the code that speaks the host's interface, a build file, README, self-test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from exporter import __version__
+from exporter.archive import kernel_container
+from exporter.archive.kernel_container import KernelFiles
+from exporter.common import atomic_files
+from exporter.common.c_text import escape_comment
+from exporter.common.errors import UsageError
+
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("exporter.hosts"),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    undefined=jinja2.StrictUndefined,
+)
+TEMPLATES.filters["comment"] = escape_comment
+TEMPLATES.filters["product"] = prod
+
+
+def format_number(number: float) -> str:
+    """Return a finite number as C reads it, to the bit."""
+    if not isfinite(number):
+        raise ValueError(f"{number} is not a number that C has a literal for")
+    return float(number).hex()
+
+
+def list_numbers(numbers: Sequence[float]) -> str:
+    """Return numbers as the initializer of an array in C, which has at least one."""
+    return ", ".join(map(format_number, numbers)) or "0"
+
+
+def render(template: str, kernel: KernelFiles, context: Mapping[str, Any]) -> bytes:
+    """Render a template with what all of them know: the names of the kernel, and the version that writes."""
+    known = {"name": kernel.name, "contract": kernel.contract, "version": __version__}
+    return TEMPLATES.get_template(template).render(**known, **context).encode()
+
+
+def write_host_folder(kernel: KernelFiles, files: Mapping[str, bytes], output: Path) -> list[Path]:
+    """Write the host's files and the kernel's sources to a folder, all of them or none; return the host's, sorted.
+
+    Raises ``UsageError`` where the folder holds a kernel: its files would be mixed with the host's."""
+    if output.is_file() or kernel_container.is_kernel(output):
+        what = "the output is a file" if output.is_file() else "the output is a kernel's folder"
+        mend = "name another folder with -o"
+        raise UsageError(what, where=str(output), expected="a new folder, or one written before", mend=mend)
+    contents = {**kernel.sources(), **files}
+    with atomic_files.atomic_write_folder(output, "README.md", lambda: contents) as temporary:
+        for name, data in contents.items():
+            try:
+                (temporary / name).write_bytes(data)
+            except OSError as error:
+                raise atomic_files.make_write_error(output / name, error) from None
+    return [output / name for name in sorted(files)]

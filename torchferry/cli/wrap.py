@@ -1,0 +1,99 @@
+"""``torchferry wrap`` and its hosts, and ``torchferry umat``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from torchferry.cli.output import out
+
+app = typer.Typer(
+    help="Write what calls a kernel from another program: sources, a Makefile, a README and a self-test.",
+    no_args_is_help=True,
+)
+Folder = Annotated[Path, Argument(help="A kernel's folder.", metavar="FOLDER")]
+Output = Annotated[
+    Path | None, Option("--output", "-o", help="The folder to write. Default: one of the host's name in FOLDER.")
+]
+Stress = Annotated[str, Option(help="The output that is the stress.")]
+Strain = Annotated[str, Option(help="The input that is the strain at the end of a step.")]
+Energy = Annotated[str, Option(help="The output that is the elastic energy of a unit of volume.", metavar="OUTPUT")]
+Fields = Annotated[
+    list[str] | None,
+    Option("--field", help="An input that is the host's next field variable. Repeatable.", metavar="INPUT"),
+]
+ShearOrder = Annotated[str, Option(help="The order of the shear components behind the direct ones.")]
+Times = Annotated[int, Option(help="How many numbers TIME has; the last is the time at the start of the increment.")]
+
+
+def _wrap(host: str, folder: Path, output: Path | None, options: Any) -> None:
+    from exporter.hosts.registry import wrap_kernel
+
+    for path in wrap_kernel(host, folder, output, options):
+        out.print(f"wrote {path}", soft_wrap=True)
+
+
+def _name_variables(stress: str, strain: str, energy: str = "", fields: list[str] | None = None) -> Any:
+    from exporter.hosts.small_strain import PointOptions
+
+    return PointOptions(stress, strain, energy, tuple(fields or ()))
+
+
+@app.command("umat")
+def umat(
+    folder: Folder,
+    output: Output = None,
+    stress: Stress = "stress",
+    strain: Strain = "strain",
+    energy: Energy = "",
+    fields: Fields = None,
+    shear_order: ShearOrder = "xy,xz,yz",
+    times: Times = 2,
+) -> None:
+    """Wrap a small-strain model as UMAT: Abaqus/Standard and the programs that took over its interface.
+
+    The kernel needs the block of its stress by its strain, in Mandel notation. Outputs that come back as inputs
+    (ep and ep~1) are state variables; parameters are the material's properties.
+
+    Examples:
+
+      torchferry export examples/return_map.py:make_model --derivative stress:strain --format c -o model
+
+      torchferry wrap umat model && make -C model/umat test
+    """
+    from exporter.hosts.umat import UmatOptions
+
+    point = _name_variables(stress, strain, energy, fields)
+    _wrap("umat", folder, output, UmatOptions(point, tuple(shear_order.replace(" ", "").split(",")), times))
+
+
+@app.command("vumat")
+def vumat(
+    folder: Folder,
+    output: Output = None,
+    stress: Stress = "stress",
+    strain: Strain = "strain",
+    energy: Energy = "",
+    fields: Fields = None,
+) -> None:
+    """Wrap a small-strain model as VUMAT, which takes blocks of points: Abaqus/Explicit. It needs no tangent.
+
+    Example:
+
+      torchferry wrap vumat model && make -C model/vumat test
+    """
+    _wrap("vumat", folder, output, _name_variables(stress, strain, energy, fields))
+
+
+@app.command("kratos")
+def kratos(folder: Folder, output: Output = None, stress: Stress = "stress", strain: Strain = "strain") -> None:
+    """Wrap a small-strain model for Kratos' GeoMechanicsApplication: a UMAT with Kratos' order of shears and its TIME.
+
+    Example:
+
+      torchferry wrap kratos model && make -C model/kratos test
+    """
+    _wrap("kratos", folder, output, _name_variables(stress, strain))
