@@ -97,3 +97,18 @@ def kratos(folder: Folder, output: Output = None, stress: Stress = "stress", str
       torchferry wrap kratos model && make -C model/kratos test
     """
     _wrap("kratos", folder, output, _name_variables(stress, strain))
+
+
+@app.command("casadi")
+def casadi(folder: Folder, output: Output = None) -> None:
+    """Wrap any model as an external function of CasADi, with its Jacobian where the kernel has all of its blocks.
+
+    Parameters of which the kernel has derivatives become inputs of the function, after the model's own.
+
+    Examples:
+
+      torchferry export examples/solvers/robertson.py:make_model --derivative all --format c -o kernel
+
+      torchferry wrap casadi kernel && make -C kernel/casadi test
+    """
+    _wrap("casadi", folder, output, None)
