@@ -9,7 +9,7 @@ from typing import Any
 
 from exporter.archive import kernel_container
 from exporter.archive.kernel_container import KernelFiles
-from exporter.hosts import casadi, umat, vumat
+from exporter.hosts import casadi, mgis, umat, vumat
 from exporter.hosts.small_strain import PointOptions
 from exporter.hosts.umat import UmatOptions
 from exporter.hosts.wrapping import write_host_folder
@@ -35,7 +35,7 @@ class Host:
 _SMALL_STRAIN = "a stress by a strain, six components in Mandel notation, with its tangent"
 _EXPLICIT = "a stress by a strain, six components in Mandel notation"
 _ANY = "any model in double precision, with all blocks of its Jacobian or none"
-_CASADI = "CasADi"
+_MGIS, _CASADI = "MFront's generic interface (MGIS)", "CasADi"
 _UMAT, _VUMAT, _KRATOS = "Abaqus/Standard's UMAT", "Abaqus/Explicit's VUMAT", "Kratos GeoMechanics"
 
 
@@ -50,6 +50,7 @@ HOSTS: Mapping[str, Host] = {
         Host("umat", _UMAT, _SMALL_STRAIN, lambda kernel, options: umat.render_umat(kernel, options, _UMAT)),
         Host("vumat", _VUMAT, _EXPLICIT, lambda kernel, options: vumat.render_vumat(kernel, options, _VUMAT)),
         Host("kratos", _KRATOS, _SMALL_STRAIN, _render_kratos),
+        Host("mgis", _MGIS, _SMALL_STRAIN, lambda kernel, options: mgis.render_mgis(kernel, options, _MGIS)),
         Host("casadi", _CASADI, _ANY, lambda kernel, options: casadi.render_casadi(kernel, options, _CASADI)),
     )
 }

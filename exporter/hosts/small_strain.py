@@ -6,6 +6,7 @@ Tensors of the model have six components in Mandel notation: xx, yy, zz, and yz,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -173,6 +174,17 @@ def find_material_point(
         outputs.append(KernelOutput(target, first, shape))
         unused += prod(shape) if target == "unused" else 0
     return MaterialPoint(kernel, options, method, tuple(inputs), tuple(outputs), states, properties, values)
+
+
+def list_other_numbers(kernel: KernelFiles, options: PointOptions, known: AbstractSet[str]) -> tuple[str, ...]:
+    """List the inputs that are one number and neither strain, stress, state nor property, nor one of the ``known``
+    names: fields, by their names at the end of the step."""
+    contract = kernel.contract
+    states = _list_states(contract, options.stress, options.energy)
+    own = {options.strain, options.stress, *(v.name for v in states), *contract.per_element, *known}
+    names = [s.name for s in contract.inputs if not s.shape and s.name not in known]
+    bases = dict.fromkeys(name.removesuffix(OLD_SUFFIX) for name in names)
+    return tuple(base for base in bases if base not in own)
 
 
 def _check_variables(kernel: KernelFiles, options: PointOptions, host: str, *, with_tangent: bool) -> None:

@@ -35,6 +35,8 @@ class HostRow:
     stress_old: Row
     states_old: Row
     properties: Row
+    # Those that the model has no values of its own for.
+    own_properties: Row
     values: Mapping[str, Row]
     stress: Expected
     states: Expected
@@ -95,6 +97,7 @@ def _make_row(inputs: Mapping[str, Row], expected: Mapping[str, Expected], point
         return None
     is_solved = all(math.isfinite(v) for e in expected.values() for v in e.values)
     properties: Row = ()
+    own = sum((inputs[v.name] for v in point.properties if v.parameter is None), ())
     if point.needs_properties:
         stored = point.kernel.read_parameter_numbers()
         properties = sum((inputs.get(v.name) or stored[v.name] for v in point.properties), ())
@@ -106,6 +109,7 @@ def _make_row(inputs: Mapping[str, Row], expected: Mapping[str, Expected], point
         stress_old=stress,
         states_old=sum((state for state in states if state is not None), ()),
         properties=properties,
+        own_properties=own,
         values=values,
         is_solved=is_solved,
         **expected,

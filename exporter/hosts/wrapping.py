@@ -25,6 +25,7 @@ TEMPLATES = jinja2.Environment(
 )
 TEMPLATES.filters["comment"] = escape_comment
 TEMPLATES.filters["product"] = prod
+TEMPLATES.filters["zip"] = zip
 
 
 def format_number(number: float) -> str:

@@ -99,6 +99,21 @@ def kratos(folder: Folder, output: Output = None, stress: Stress = "stress", str
     _wrap("kratos", folder, output, _name_variables(stress, strain))
 
 
+@app.command("mgis")
+def mgis(
+    folder: Folder, output: Output = None, stress: Stress = "stress", strain: Strain = "strain", energy: Energy = ""
+) -> None:
+    """Wrap a small-strain model as a behaviour of MFront's generic interface, which MGIS loads.
+
+    Numbers that are neither state nor property are external state variables; bounds are the values that were checked.
+
+    Example:
+
+      torchferry wrap mgis model && make -C model/mgis test
+    """
+    _wrap("mgis", folder, output, _name_variables(stress, strain, energy))
+
+
 @app.command("casadi")
 def casadi(folder: Folder, output: Output = None) -> None:
     """Wrap any model as an external function of CasADi, with its Jacobian where the kernel has all of its blocks.

@@ -1,0 +1,157 @@
+"""MFront's generic interface: a behaviour that MGIS loads.
+
+Interface: MGIS 3.1, include/MGIS/Behaviour/BehaviourDataView.hxx and src/LibrariesManager.cxx (the symbols that are read)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from exporter.archive.kernel_container import KernelFiles
+from exporter.common.c_text import to_c_identifiers
+from exporter.hosts.small_strain import (
+    HOST_VALUES,
+    OLD_SUFFIX,
+    MaterialPoint,
+    NumberRange,
+    PointOptions,
+    find_material_point,
+    list_other_numbers,
+)
+from exporter.hosts.small_strain_cases import Expected, HostRow, list_rows
+from exporter.hosts.wrapping import format_number, list_numbers, render
+
+_KINDS = frozenset({"time_step", "temperature_end", "temperature_start"})
+# The temperature is the first external state variable; fields come after it.
+NUMBERS = {
+    "time_step": "d->dt",
+    "temperature_end": "external[0]",
+    "temperature_start": "external_old[0]",
+    "field_end": "external[{index}]",
+    "field_start": "external_old[{index}]",
+}
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A hypothesis of the interface, and the model's component of each of its numbers."""
+
+    name: str
+    components: tuple[int, ...]
+
+
+_SOLID, _PLANE = (0, 1, 2, 5, 4, 3), (0, 1, 2, 5)
+HYPOTHESES = (
+    Hypothesis("Tridimensional", _SOLID),
+    Hypothesis("PlaneStrain", _PLANE),
+    Hypothesis("GeneralisedPlaneStrain", _PLANE),
+    Hypothesis("Axisymmetrical", _PLANE),
+)
+
+
+def render_mgis(kernel: KernelFiles, options: PointOptions, title: str) -> dict[str, bytes]:
+    """Return the files of a behaviour by name. Inputs that are numbers and have no other meaning are external state
+    variables. Raises ``UsageError`` for a model that does not fit."""
+    known = {name for name, kind in HOST_VALUES.items() if kind in _KINDS}
+    fields = list_other_numbers(kernel, options, known)
+    options = PointOptions(options.stress, options.strain, options.energy, fields)
+    point = find_material_point(kernel, options, "a behaviour of MGIS", _KINDS)
+    names = _name_numbers(point)
+    stored = kernel.read_parameter_numbers()
+    parameters = [v for v in point.properties if v.parameter is not None]
+    source, self_test = f"{kernel.name}_mgis.c", f"test_{kernel.name}_mgis"
+    context: dict[str, Any] = {
+        **point.describe(),
+        "title": title,
+        "source": source,
+        "self_test": self_test,
+        "library": f"lib{kernel.name}_mgis.so",
+        "block": 1,
+        "hypotheses": HYPOTHESES,
+        "numbers": NUMBERS,
+        "fields": fields,
+        **names,
+        "parameter_values": [format_number(float(n)) for v in parameters for n in stored[v.name]],
+        "bounds": _list_bounds(point, names),
+    }
+    rows = [_translate_row(row) for row in list_rows(point)]
+    # The driver sees the temperature among the external state variables.
+    of_test = {**context, "rows": rows, "field_names": ["Temperature", *names["field_names"]]}
+    return {
+        source: render("mgis.c.jinja", kernel, context),
+        f"{self_test}.c": render("test_mgis.c.jinja", kernel, of_test),
+        "Makefile": render("Makefile.jinja", kernel, context),
+        "README.md": render("README_mgis.md.jinja", kernel, context),
+    }
+
+
+def _name_numbers(point: MaterialPoint) -> dict[str, list[str]]:
+    """Return the names of the numbers of states, properties, parameters and fields: identifiers, all different."""
+    by_element = [v for v in point.properties if v.parameter is None]
+    parameters = [v for v in point.properties if v.parameter is not None]
+    groups: Mapping[str, Sequence[str]] = {
+        "state_names": _spread(point.states),
+        "material_names": _spread(by_element),
+        "parameter_names": _spread(parameters),
+        "field_names": point.options.fields,
+    }
+    taken = ["Strain", "Stress", "Temperature"]
+    unique = to_c_identifiers([*taken, *(name for group in groups.values() for name in group)])[len(taken) :]
+    names = iter(unique)
+    return {group: [next(names) for _ in members] for group, members in groups.items()}
+
+
+def _spread(variables: Sequence[NumberRange]) -> list[str]:
+    return [v.name if v.count == 1 else f"{v.name}_{i}" for v in variables for i in range(v.count)]
+
+
+def _list_bounds(point: MaterialPoint, names: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """Return the range of each variable that was checked, as the interface's bounds."""
+    values = point.contract.envelope.values
+    ranges = [("Strain", point.options.strain)]
+    states = iter(names["state_names"])
+    ranges += [(next(states), v.name + OLD_SUFFIX) for v in point.states for _ in range(v.count)]
+    material = iter(names["material_names"])
+    ranges += [(next(material), v.name) for v in point.properties if v.parameter is None for _ in range(v.count)]
+    ranges += list(zip(names["field_names"], point.options.fields, strict=True))
+    ranges += [("Temperature", v.name) for v in point.values if v.kind == "temperature_end"]
+    return [
+        {"name": name, "low": format_number(values[of].low), "high": format_number(values[of].high)}
+        for name, of in ranges
+        if of in values
+    ]
+
+
+def _translate_row(row: HostRow) -> dict[str, Any]:
+    """Return a row in the interface's order of components."""
+
+    def order(numbers: Sequence[float]) -> list[float]:
+        return [numbers[c] for c in _SOLID]
+
+    def order_block(numbers: Sequence[float]) -> list[float]:
+        return [numbers[len(_SOLID) * i + j] for i in _SOLID for j in _SOLID]
+
+    def list_expected(expected: Expected, translate: Any) -> dict[str, str]:
+        if not row.is_solved:
+            return {"values": "0", "allowed": "0"}
+        return {
+            "values": list_numbers(translate(expected.values)),
+            "allowed": list_numbers(translate(expected.allowed)),
+        }
+
+    pairs = [row.values["temperature"], *zip(row.values["field"][::2], row.values["field"][1::2], strict=True)]
+    return {
+        "strain_old": list_numbers(order(row.strain_old)),
+        "strain": list_numbers(order(row.strain)),
+        "stress_old": list_numbers(order(row.stress_old)),
+        "states_old": list_numbers(row.states_old),
+        "material": list_numbers(row.own_properties),
+        "dt": format_number(row.values["time"][1]),
+        "external_old": list_numbers([start for start, _ in pairs]),
+        "external": list_numbers([start + change for start, change in pairs]),
+        "stress": list_expected(row.stress, order),
+        "states": list_expected(row.states, list),
+        "tangent": list_expected(row.tangent, order_block),
+        "is_solved": int(row.is_solved),
+    }
