@@ -1,6 +1,6 @@
 """MFront's generic interface: a behaviour that MGIS loads.
 
-Interface: MGIS 3.1, include/MGIS/Behaviour/BehaviourDataView.hxx and src/LibrariesManager.cxx (the symbols that are read)."""
+Interface: MGIS 3.1, include/MGIS/Behaviour/BehaviourDataView.hxx and src/LibrariesManager.cxx (its symbols)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def render_mgis(kernel: KernelFiles, options: PointOptions, title: str) -> dict[
     known = {name for name, kind in HOST_VALUES.items() if kind in _KINDS}
     fields = list_other_numbers(kernel, options, known)
     options = PointOptions(options.stress, options.strain, options.energy, fields)
-    point = find_material_point(kernel, options, "a behaviour of MGIS", _KINDS)
+    point = find_material_point(kernel, options, title, _KINDS)
     names = _name_numbers(point)
     stored = kernel.read_parameter_numbers()
     parameters = [v for v in point.properties if v.parameter is not None]
@@ -117,9 +117,9 @@ def _list_bounds(point: MaterialPoint, names: Mapping[str, Sequence[str]]) -> li
     ranges += list(zip(names["field_names"], point.options.fields, strict=True))
     ranges += [("Temperature", v.name) for v in point.values if v.kind == "temperature_end"]
     return [
-        {"name": name, "low": format_number(values[of].low), "high": format_number(values[of].high)}
-        for name, of in ranges
-        if of in values
+        {"name": name, "low": format_number(values[variable].low), "high": format_number(values[variable].high)}
+        for name, variable in ranges
+        if variable in values
     ]
 
 

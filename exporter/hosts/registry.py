@@ -40,7 +40,8 @@ _UMAT, _VUMAT, _KRATOS = "Abaqus/Standard's UMAT", "Abaqus/Explicit's VUMAT", "K
 
 
 def _render_kratos(kernel: KernelFiles, options: PointOptions) -> Mapping[str, bytes]:
-    conventions = UmatOptions(options, umat.KRATOS_ORDER, times=1)
+    # It gives neither temperature nor field variables.
+    conventions = UmatOptions(options, umat.KRATOS_ORDER, times=1, kinds=umat.TIMES)
     return umat.render_umat(kernel, conventions, _KRATOS, "kratos")
 
 

@@ -29,6 +29,9 @@ HOST_VALUES = {
     "temperature": "temperature_end",
     "temperature~1": "temperature_start",
 }
+# The kinds of field variables, and all kinds.
+FIELDS = frozenset({"field_end", "field_start"})
+ALL_KINDS = frozenset(HOST_VALUES.values()) | FIELDS
 
 
 @dataclass(frozen=True)
@@ -285,8 +288,8 @@ def _list_values(
                 where=f"input {describe_variable(spec)}",
                 expected=f"{options.strain}, {options.stress}, state variables (outputs with an input of the same name "
                 f"and {OLD_SUFFIX}), " + ", ".join(provided),
-                mend="name a number with --field, rename the variable with --rename when the model is exported, or "
-                "make it a parameter",
+                mend=("name a number with --field, " if kinds >= FIELDS else "")
+                + "rename the variable with --rename when the model is exported, or make it a parameter",
             )
         kind, index = provided[name]
         values.append(HostValue(name, kind, index, describe_variable(spec)))

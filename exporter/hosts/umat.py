@@ -11,13 +11,14 @@ from typing import Any
 
 from exporter.archive.kernel_container import KernelFiles
 from exporter.common.errors import UsageError
-from exporter.hosts.small_strain import COMPONENTS, HOST_VALUES, PointOptions, find_material_point
+from exporter.hosts.small_strain import ALL_KINDS, COMPONENTS, PointOptions, find_material_point
 from exporter.hosts.small_strain_cases import Expected, HostRow, Row, list_rows
 from exporter.hosts.wrapping import list_numbers, render
 
 # The model's component of each shear.
 SHEARS = {"yz": 3, "xz": 4, "xy": 5}
 ABAQUS_ORDER, KRATOS_ORDER = ("xy", "xz", "yz"), ("xy", "yz", "xz")
+TIMES = frozenset(kind for kind in ALL_KINDS if kind.startswith("time"))
 # What a kind of number is in the arguments, which of them it needs, and what is said where they are null.
 _TIME = "time[{time}]"
 NUMBERS = {
@@ -41,11 +42,13 @@ class UmatOptions:
         point: The names of the model's variables.
         shear_order: The order of the shear components behind the direct ones.
         times: The count of the numbers in ``TIME``: the host's last one is the time at the start of the increment.
+        kinds: The kinds of numbers that the host provides.
     """
 
     point: PointOptions = field(default_factory=PointOptions)
     shear_order: Sequence[str] = ABAQUS_ORDER
     times: int = 2
+    kinds: frozenset[str] = ALL_KINDS
 
     def __post_init__(self) -> None:
         if tuple(self.shear_order) not in permutations(SHEARS):
@@ -69,8 +72,7 @@ def render_umat(kernel: KernelFiles, options: UmatOptions, title: str, host: str
     Raises:
         UsageError: The model is none of small strains, or has an input that a UMAT does not get.
     """
-    kinds = frozenset(HOST_VALUES.values())
-    point = find_material_point(kernel, options.point, "a UMAT", kinds)
+    point = find_material_point(kernel, options.point, title, options.kinds)
     source, self_test = f"{kernel.name}_{host}.c", f"test_{kernel.name}_{host}"
     library = f"lib{kernel.name}_{host}.so"
     context: dict[str, Any] = {

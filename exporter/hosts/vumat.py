@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from exporter.archive.kernel_container import KernelFiles
-from exporter.hosts.small_strain import HOST_VALUES, PointOptions, find_material_point
+from exporter.hosts.small_strain import ALL_KINDS, PointOptions, find_material_point
 from exporter.hosts.small_strain_cases import HostRow, list_rows
 from exporter.hosts.wrapping import list_numbers, render
 
@@ -35,8 +35,7 @@ _NEEDS = {
 
 def render_vumat(kernel: KernelFiles, options: PointOptions, title: str) -> dict[str, bytes]:
     """Return the files of a VUMAT by name. Raises ``UsageError`` for a model that does not fit."""
-    kinds = frozenset(HOST_VALUES.values())
-    point = find_material_point(kernel, options, "a VUMAT", kinds, with_tangent=False)
+    point = find_material_point(kernel, options, title, ALL_KINDS, with_tangent=False)
     source, self_test = f"{kernel.name}_vumat.c", f"test_{kernel.name}_vumat"
     context: dict[str, Any] = {
         **point.describe(),

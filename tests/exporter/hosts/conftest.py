@@ -1,0 +1,32 @@
+"""Kernels that hosts are written around, made once a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from project import ROOT, make_once, skip_checks
+
+import torchferry
+
+MODELS = ROOT / "tests" / "support" / "host_models.py"
+POINTS = {"anisotropic": "Anisotropic", "rich": "Rich", "limited": "Limited"}
+
+
+@pytest.fixture(scope="session")
+def point_kernels(shared: Path, solid: Path) -> dict[str, Path]:
+    """Folders of kernels by name; ``solid`` is the return map."""
+
+    def make(folder: Path) -> None:
+        with skip_checks():
+            for name, factory in POINTS.items():
+                torchferry.export(
+                    f"{MODELS}:{factory}",
+                    output=folder / name,
+                    formats="c",
+                    derivatives="stress:strain",
+                    per_element="modulus" if name == "rich" else (),
+                )
+
+    folder = make_once(shared / "host kernels", make)
+    return {name: folder / name for name in POINTS} | {"solid": solid.with_suffix("")}

@@ -1,0 +1,31 @@
+"""Environments of hosts whose packages are no dependency of this project: made once, in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from filelock import FileLock
+from project import need
+
+from runtime_checks.cache import make_private_folder
+
+
+def need_environment(name: str, *requirements: str) -> Path:
+    """Return the Python of an environment with these packages; skip with the reason where pip cannot install them."""
+    digest = hashlib.sha256(f"{sys.version} {requirements}".encode()).hexdigest()[:12]
+    folder = make_private_folder("hosts") / f"{name}-{digest}"
+    python = folder / "bin" / "python"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "done").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+            command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            last = (result.stderr.strip().splitlines() or ["pip failed"])[-1]
+            need(result.returncode == 0, f"pip cannot install {' '.join(requirements)}: {last}")
+            (folder / "done").touch()
+    return python

@@ -1,0 +1,91 @@
+"""Models for hosts of material points: one without symmetry, one with all that a host provides, one with a limit."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import torchferry
+
+F = torch.float64
+
+
+def _draw(count: int, scale: float) -> torch.Tensor:
+    return scale * (2 * torch.rand(count, 6, generator=torch.Generator().manual_seed(0), dtype=F) - 1)
+
+
+class Anisotropic(nn.Module):
+    """Elasticity whose 21 constants all differ."""
+
+    signature = torchferry.Signature.of({"strain": (6,)}, {"stress": (6,)})
+
+    def __init__(self) -> None:
+        super().__init__()
+        roots = torch.eye(6, dtype=F) * 400 + _draw(6, 60.0)
+        self.stiffness = nn.Parameter(roots @ roots.T)
+        self.__dict__["example_inputs"] = {"strain": _draw(16, 1e-3)}
+
+    def forward(self, strain: torch.Tensor) -> torch.Tensor:
+        return strain @ self.stiffness
+
+
+class Rich(nn.Module):
+    """A viscoelastic law with temperature, a field, the time, a tensor as state, and its energy."""
+
+    signature = torchferry.Signature.of(
+        {
+            "strain": (6,),
+            "flow~1": (6,),
+            "T": (),
+            "T~1": (),
+            "wear": (),
+            "wear~1": (),
+            "t": (),
+            "t~1": (),
+        },
+        {"stress": (6,), "flow": (6,), "energy": ()},
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expansion = nn.Parameter(torch.tensor(1e-5, dtype=F))
+        self.modulus = nn.Parameter(torch.tensor(1.5e3, dtype=F))
+        self.__dict__["example_inputs"] = {
+            "strain": _draw(16, 1e-3),
+            "flow~1": _draw(16, 1e-4),
+            "T": torch.linspace(300, 400, 16, dtype=F),
+            "T~1": torch.linspace(290, 350, 16, dtype=F),
+            "wear": torch.linspace(0.1, 0.2, 16, dtype=F),
+            "wear~1": torch.linspace(0.05, 0.1, 16, dtype=F),
+            "t": torch.linspace(1.0, 2.0, 16, dtype=F),
+            "t~1": torch.linspace(0.5, 1.0, 16, dtype=F),
+        }
+
+    def forward(self, strain, flow, temperature, old_temperature, wear, old_wear, time, old_time):
+        warm = self.expansion * (temperature + 0.1 * old_temperature)
+        change = (time - old_time)[:, None] * (strain - flow) * 0.5
+        flow = flow + change
+        elastic = strain - flow - warm[:, None]
+        softened = (self.modulus * (1 - 0.5 * wear - 0.1 * old_wear))[:, None]
+        return softened * elastic, flow, 0.5 * (softened * elastic.square()).sum(-1)
+
+
+class Limited(nn.Module):
+    """Elasticity that gives no number where a step is too large."""
+
+    signature = torchferry.Signature.of({"strain": (6,), "strain~1": (6,)}, {"stress": (6,)})
+    # The square of the largest step.
+    LIMIT = 9e-6
+    identity: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modulus = nn.Parameter(torch.tensor(2e5, dtype=F))
+        self.register_buffer("identity", torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=F))
+        strain = _draw(16, 1e-3)
+        self.__dict__["example_inputs"] = {"strain": strain, "strain~1": strain * 0.5}
+
+    def forward(self, strain: torch.Tensor, old_strain: torch.Tensor) -> torch.Tensor:
+        left = self.LIMIT - (strain - old_strain).square().sum(-1, keepdim=True)
+        volume = strain @ self.identity[:, None]
+        return self.modulus * (strain + volume * self.identity) + 1e-30 * left.sqrt()
