@@ -114,6 +114,39 @@ def mgis(
     _wrap("mgis", folder, output, _name_variables(stress, strain, energy))
 
 
+@app.command("fmu")
+def fmu(
+    folder: Folder,
+    output: Output = None,
+    version: Annotated[str, Option("--fmi", help="The version of the standard: 3.0 or 2.0.")] = "3.0",
+    rates: Annotated[
+        list[str] | None,
+        Option(
+            "--rate", help="STATE:RATE, an input and the output that is its rate. Repeatable.", metavar="STATE:RATE"
+        ),
+    ] = None,
+) -> None:
+    """Wrap a model as an FMU of FMI 3.0 or 2.0, with no runtime inside.
+
+    Rates are for model exchange, and for co-simulation with an integrator that uses the exported Jacobian. A model
+    with values of the step before (ep and ep~1) is for co-simulation: each step is one call.
+
+    Examples:
+
+      torchferry export examples/solvers/robertson.py:make_model --derivative rate:y --format c -o kernel
+
+      torchferry wrap fmu kernel --rate y:rate && make -C kernel/fmu
+    """
+    from exporter.common.errors import UsageError
+    from exporter.hosts.fmu import FmuOptions
+
+    pairs = [pair.split(":") for pair in rates or ()]
+    if wrong := [pair for pair in pairs if len(pair) != 2]:
+        what, got = "a rate is named with its state", ":".join(wrong[0])
+        raise UsageError(what, where="--rate", got=got, expected="STATE:RATE, for example y:rate")
+    _wrap("fmu", folder, output, FmuOptions(version, tuple((state, rate) for state, rate in pairs)))
+
+
 @app.command("casadi")
 def casadi(folder: Folder, output: Output = None) -> None:
     """Wrap any model as an external function of CasADi, with its Jacobian where the kernel has all of its blocks.
