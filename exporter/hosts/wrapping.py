@@ -26,6 +26,7 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters["comment"] = escape_comment
 TEMPLATES.filters["product"] = prod
 TEMPLATES.filters["zip"] = zip
+TEMPLATES.filters["repr"] = repr
 
 
 def format_number(number: float) -> str:

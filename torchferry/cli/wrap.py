@@ -147,6 +147,34 @@ def fmu(
     _wrap("fmu", folder, output, FmuOptions(version, tuple((state, rate) for state, rate in pairs)))
 
 
+@app.command("torch")
+def torch(folder: Folder, output: Output = None) -> None:
+    """Wrap any model as an operator of torch, which autograd and torch.compile go through.
+
+    Its backward pass is the exported Jacobian. Parameters of which the kernel has derivatives are arguments.
+
+    Examples:
+
+      torchferry export examples/return_map.py:make_model --derivative all --format c -o kernel
+
+      torchferry wrap torch kernel && make -C kernel/torch test
+    """
+    _wrap("torch", folder, output, None)
+
+
+@app.command("jax")
+def jax(folder: Folder, output: Output = None) -> None:
+    """Wrap any model as a function of JAX (jax.ffi), for jit, vmap, jvp and grad.
+
+    Its derivative is the exported Jacobian. Parameters of which the kernel has derivatives are arguments.
+
+    Example:
+
+      torchferry wrap jax kernel && make -C kernel/jax test
+    """
+    _wrap("jax", folder, output, None)
+
+
 @app.command("casadi")
 def casadi(folder: Folder, output: Output = None) -> None:
     """Wrap any model as an external function of CasADi, with its Jacobian where the kernel has all of its blocks.
