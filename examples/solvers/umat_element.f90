@@ -1,6 +1,6 @@
 ! One element under uniaxial strain, there and back, by Abaqus' interface: prints strain, stress and state.
 ! With an argument it asks for the tangent against differences instead, and ends with 1 where they differ.
-!   gfortran kernel.o make_model_umat.f90 umat_element.f90 -lm
+!   gfortran umat_element.f90 libmake_model_umat.so
 program umat_element
   implicit none
   integer, parameter :: dp = kind(1.0d0), steps = 40, states = 1

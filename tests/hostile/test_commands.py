@@ -136,6 +136,7 @@ LONG = "n" * 300
         ["graph", LONG],
         ["diff", LONG, LONG],
         ["umat", LONG],
+        ["wrap", "fmu", LONG],
         ["show", LONG],
         ["export", f"{LONG}.i"],
         ["convert", str(ARTIFACTS / "rates.pt"), "--to", "c", "-o", LONG],
