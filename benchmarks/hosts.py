@@ -1,0 +1,239 @@
+"""Hosts with our files, beside their own laws: differences from the archive, iterations, times; a table in Markdown.
+
+python benchmarks/hosts.py ENVIRONMENTS    a folder with environments kratos, fmpy and jax, each made by pip
+
+Times are the least of several rounds, on one thread; Kratos' two laws run in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import casadi
+import numpy as np
+import torch
+
+import torchferry
+from exporter.hosts.fmu import FmuOptions
+from exporter.hosts.registry import wrap_kernel
+from exporter.hosts.small_strain import PointOptions
+from exporter.hosts.umat import UmatOptions
+
+ROOT = Path(__file__).parents[1]
+ROUNDS = 7
+BULK, SHEAR, YIELD, HARDENING = 166_667.0, 76_923.0, 250.0, 2_000.0
+KRATOS = """
+import json, sys, time
+sys.path.insert(0, sys.argv[1])
+import KratosMultiphysics as Kratos
+import KratosMultiphysics.ConstitutiveLawsApplication
+from kratos_block import describe_umat, make_block, solve, stretch
+Kratos.Logger.GetDefaultOutput().SetSeverity(Kratos.Logger.Severity.WARNING)
+Kratos.ParallelUtilities.SetNumThreads(1)
+steps = [stretch(size) for size in (1e-3, 2e-3, 3e-3)]
+laws = {"own": ("SmallStrainJ2Plasticity3DLaw", json.loads(sys.argv[3]))}
+laws["ours"] = ("SmallStrainUMAT3DLaw", describe_umat(sys.argv[2], 1))
+results, seconds = {}, {name: 1e9 for name in laws}
+for _ in range(5):
+    for name, (law, variables) in laws.items():
+        model, part = make_block(4, law, variables)
+        start = time.perf_counter()
+        results[name] = solve(part, steps, False)
+        seconds[name] = min(seconds[name], time.perf_counter() - start)
+        del model
+print("RESULT " + json.dumps([results, seconds]))
+"""
+FMPY = """
+import json, sys, time
+import fmpy
+from fmpy.validation import validate_fmu
+results = []
+for fmu in sys.argv[1:]:
+    for kind in ("ModelExchange", "CoSimulation"):
+        start = time.perf_counter()
+        rows = fmpy.simulate_fmu(fmu, fmi_type=kind, stop_time=40.0, output_interval=4.0, relative_tolerance=1e-8,
+                                 start_values={"y[1]": 1.0, "y[2]": 0.0, "y[3]": 0.0}, output=["y[1]", "y[2]", "y[3]"])
+        results.append([len(validate_fmu(fmu)), time.perf_counter() - start, [float(v) for v in rows[-1]]])
+print("RESULT " + json.dumps(results))
+"""
+
+
+def measure(call: Callable[[], object], count: int) -> float:
+    """Return the least seconds of a call."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        best = min(best, (time.perf_counter() - start) / count)
+    return best
+
+
+def run_script(python: Path, script: str, *arguments: str) -> object:
+    """Run a script in an environment, and return what it prints behind RESULT."""
+    command = [str(python), "-c", script, *arguments]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (line,) = (line for line in output.splitlines() if line.startswith("RESULT "))
+    return json.loads(line.removeprefix("RESULT "))
+
+
+def make(folder: Path, *targets: str, **variables: str) -> None:
+    """Build a host's folder."""
+    command = ["make", *(f"{name}={value}" for name, value in variables.items()), *targets]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+
+
+def report(host: str, case: str, difference: str, iterations: str, ours: str, own: str) -> None:
+    """Print a row of the table."""
+    print(f"| {host} | {case} | {difference} | {iterations} | {ours} | {own} |", flush=True)
+
+
+def run_umat(folder: Path, kernel: Path) -> None:
+    """A call of the UMAT beside a call of its kernel."""
+    wrap_kernel("umat", kernel, folder / "umat", UmatOptions())
+    make(folder / "umat")
+    source = ROOT / "benchmarks" / "by_hand" / "umat_calls.c"
+    flags = ["-O2", "-std=gnu99", "-w", "-I."]
+    objects = ["make_model.c", "make_model_umat.c"]
+    own = ["-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-std=c99", "-c"]
+    subprocess.run(["gcc", *own, *objects], cwd=folder / "umat", check=True)
+    names = [name.replace(".c", ".o") for name in objects]
+    subprocess.run(["gcc", *flags, str(source), *names, "-lm", "-o", "calls"], cwd=folder / "umat", check=True)
+    words = subprocess.run([folder / "umat" / "calls"], capture_output=True, text=True, check=True).stdout.split()
+    ours, alone, left = map(float, words)
+    report(
+        "UMAT",
+        "return map, one point",
+        f"{abs(left) / 3e5:.0e}",
+        "",
+        f"{ours * 1e6:.2f} us",
+        f"kernel alone {alone * 1e6:.2f} us",
+    )
+
+
+def run_kratos(folder: Path, kernel: Path, python: Path) -> None:
+    """A block with Kratos' own law and with ours."""
+    wrap_kernel("kratos", kernel, folder / "kratos", PointOptions())
+    make(folder / "kratos")
+    young = 9 * BULK * SHEAR / (3 * BULK + SHEAR)
+    poisson = (3 * BULK - 2 * SHEAR) / (2 * (3 * BULK + SHEAR))
+    own = {"YOUNG_MODULUS": young, "POISSON_RATIO": poisson, "YIELD_STRESS": YIELD, "REFERENCE_HARDENING_MODULUS": 1.0}
+    own |= {
+        "ISOTROPIC_HARDENING_MODULUS": HARDENING,
+        "EXPONENTIAL_SATURATION_YIELD_STRESS": YIELD,
+        "HARDENING_EXPONENT": 1.0,
+    }
+    arguments = [str(ROOT / "examples" / "hosts"), str(folder / "kratos" / "libmake_model_kratos.so"), json.dumps(own)]
+    results, seconds = run_script(python, KRATOS, *arguments)  # pyright: ignore[reportGeneralTypeIssues]
+    stresses = {name: np.array([step["stresses"] for step in steps]) for name, steps in results.items()}
+    largest = np.abs(stresses["ours"] - stresses["own"]).max() / np.abs(stresses["own"]).max()
+    counts = {name: "+".join(str(len(step["residuals"])) for step in steps) for name, steps in results.items()}
+    iterations = f"{counts['ours']} (own law {counts['own']})"
+    times = f"{seconds['ours']:.2f} s", f"{seconds['own']:.2f} s"
+    report("Kratos 10.4.4", "4x4x4 hexahedra, three steps", f"{largest:.0e}", iterations, *times)
+
+
+def run_casadi(folder: Path) -> None:
+    """Robertson's rates as an external function and as CasADi's own expressions."""
+    wrap_kernel("casadi", folder / "robertson", folder / "casadi", None)
+    make(folder / "casadi")
+    function = casadi.external("make_model", str(folder / "casadi" / "libmake_model_casadi.so"))
+    y, k = casadi.SX.sym("y", 3), casadi.SX.sym("k", 3)
+    first, second = k[0] * y[0] - k[1] * y[1] * y[2], k[2] * y[1] ** 2
+    own = casadi.Function("own", [y, k], [casadi.vertcat(-first, first - second, second)])
+    point, rates = casadi.DM([0.9, 2e-5, 0.1]), casadi.DM([0.04, 1e4, 3e7])
+    largest = float(casadi.norm_inf(function(point, rates) - own(point, rates)))
+    times = [measure(lambda f=f: f(point, rates), 20_000) * 1e6 for f in (function, own)]
+    report(
+        f"CasADi {casadi.CasadiMeta.version()}",
+        "Robertson's rates",
+        f"{largest:.0e}",
+        "",
+        f"{times[0]:.2f} us",
+        f"{times[1]:.2f} us",
+    )
+
+
+def run_fmpy(folder: Path, python: Path) -> None:
+    """Robertson's problem to 40, by FMPy's CVODE and by the FMU's own integrator."""
+    paths = []
+    for version in ("3.0", "2.0"):
+        output = folder / f"fmu {version[0]}"
+        wrap_kernel("fmu", folder / "robertson", output, FmuOptions(version, (("y", "rate"),)))
+        make(output, CFLAGS="-O3")
+        paths.append(str(output / "make_model.fmu"))
+    exact = np.array([0.7158270688, 9.185534764e-06, 0.2841637457])
+    rows = run_script(python, FMPY, *paths)
+    names = [f"FMPy 0.3.32, FMI {v}, {kind}" for v in ("3.0", "2.0") for kind in ("model exchange", "co-simulation")]
+    for name, (problems, seconds, row) in zip(names, rows, strict=True):  # pyright: ignore[reportArgumentType]
+        largest = np.abs(np.array(row[1:]) - exact).max()
+        report(
+            name,
+            f"Robertson to 40; {problems} problems of validation",
+            f"{largest:.0e}",
+            "",
+            f"{seconds * 1e3:.0f} ms",
+            "",
+        )
+
+
+def run_torch(folder: Path, kernel: Path) -> None:
+    """The gradient of a sum of stresses for 1,000 elements, by autograd and by the archive's Jacobian."""
+    wrap_kernel("torch", folder / "all", folder / "torch", None)
+    make(folder / "torch")
+    sys.path.insert(0, str(folder / "torch"))
+    from make_model_torch import make_model  # pyright: ignore[reportMissingImports]
+
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    strain = 3e-3 * (2 * torch.rand(1_000, 6, generator=generator, dtype=torch.float64) - 1)
+    zeros, ep = torch.zeros_like(strain), torch.zeros(1_000, dtype=torch.float64)
+    archive = torchferry.load(folder / "solid.pt", engine="torchscript")
+
+    def differentiate() -> torch.Tensor:
+        x = strain.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(make_model(x, zeros, zeros, ep)[0].square().sum(), x)
+        return grad
+
+    def multiply() -> torch.Tensor:
+        inputs = {"strain": strain, "strain~1": zeros, "stress~1": zeros, "ep~1": ep}
+        results = archive.call("jacobian", inputs)
+        return 2 * torch.einsum("bm,bmn->bn", results["stress"], results["d stress / d strain"])
+
+    ours, wanted = differentiate(), multiply()
+    largest = float((ours - wanted).abs().max() / wanted.abs().max())
+    times = [measure(call, 5) * 1e3 for call in (differentiate, multiply)]
+    report(f"torch {torch.__version__.split('+')[0]}", "return map with gradient, 1,000 points", f"{largest:.0e}", "",
+           f"{times[0]:.2f} ms", f"the .pt {times[1]:.1f} ms")  # fmt: skip
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("environments", type=Path)
+    environments = parser.parse_args().environments.resolve()
+    source = f"{ROOT / 'examples' / 'return_map.py'}:make_model"
+    print("| host | case | difference | iterations | ours | host's own |\n| --- | --- | --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        torchferry.export(source, output=folder / "solid", formats="c", derivatives="stress:strain")
+        torchferry.export(source, output=folder / "all", formats="c", derivatives="all")
+        torchferry.export(source, output=folder / "solid.pt", derivatives="stress:strain")
+        rates = f"{ROOT / 'examples' / 'solvers' / 'robertson.py'}:make_model"
+        torchferry.export(rates, output=folder / "robertson", formats="c", derivatives=["rate:y", "rate:k"])
+        run_umat(folder, folder / "solid")
+        run_kratos(folder, folder / "solid", environments / "kratos" / "bin" / "python")
+        run_casadi(folder)
+        run_fmpy(folder, environments / "fmpy" / "bin" / "python")
+        run_torch(folder, folder / "solid")
+
+
+if __name__ == "__main__":
+    main()
