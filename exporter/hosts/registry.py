@@ -9,7 +9,7 @@ from typing import Any
 
 from exporter.archive import kernel_container
 from exporter.archive.kernel_container import KernelFiles
-from exporter.hosts import casadi, differentiable, fmu, mgis, umat, vumat
+from exporter.hosts import array_languages, casadi, differentiable, fmu, mgis, umat, vumat
 from exporter.hosts.small_strain import PointOptions
 from exporter.hosts.umat import UmatOptions
 from exporter.hosts.wrapping import write_host_folder
@@ -38,6 +38,7 @@ _RATES = "rates of states, a step in time, or a function of inputs, in double pr
 _ANY = "any model in double precision, with all blocks of its Jacobian or none"
 _MGIS, _CASADI = "MFront's generic interface (MGIS)", "CasADi"
 _FMU, _TORCH, _JAX = "FMI", "torch.library", "JAX"
+_R, _MEX = "R", "Octave"
 _BATCH = "any model with a batch, in double precision"
 _UMAT, _VUMAT, _KRATOS = "Abaqus/Standard's UMAT", "Abaqus/Explicit's VUMAT", "Kratos GeoMechanics"
 
@@ -58,6 +59,8 @@ HOSTS: Mapping[str, Host] = {
         Host("fmu", _FMU, _RATES, lambda kernel, options: fmu.render_fmu(kernel, options, _FMU)),
         Host("torch", _TORCH, _BATCH, lambda kernel, options: differentiable.render_torch(kernel, options, _TORCH)),
         Host("jax", _JAX, _BATCH, lambda kernel, options: differentiable.render_jax(kernel, options, _JAX)),
+        Host("r", _R, _BATCH, lambda kernel, options: array_languages.render_r(kernel, options, _R)),
+        Host("octave", _MEX, _BATCH, lambda kernel, options: array_languages.render_octave(kernel, options, _MEX)),
         Host("casadi", _CASADI, _ANY, lambda kernel, options: casadi.render_casadi(kernel, options, _CASADI)),
     )
 }

@@ -13,7 +13,7 @@ from exporter import __version__
 from exporter.archive import kernel_container
 from exporter.archive.kernel_container import KernelFiles
 from exporter.common import atomic_files
-from exporter.common.c_text import escape_comment
+from exporter.common.c_text import escape_comment, escape_string
 from exporter.common.errors import UsageError
 
 TEMPLATES = jinja2.Environment(
@@ -27,6 +27,8 @@ TEMPLATES.filters["comment"] = escape_comment
 TEMPLATES.filters["product"] = prod
 TEMPLATES.filters["zip"] = zip
 TEMPLATES.filters["repr"] = repr
+TEMPLATES.filters["c_string"] = escape_string
+TEMPLATES.filters["r_number"] = "{:.17g}".format
 
 
 def format_number(number: float) -> str:

@@ -1,4 +1,4 @@
-"""Models for hosts of material points: one without symmetry, one with all that a host provides, one with a limit."""
+"""Models for hosts: laws without symmetry, with all that a host provides, with a limit; one of matrices."""
 
 from __future__ import annotations
 
@@ -89,3 +89,23 @@ class Limited(nn.Module):
         left = self.LIMIT - (strain - old_strain).square().sum(-1, keepdim=True)
         volume = strain @ self.identity[:, None]
         return self.modulus * (strain + volume * self.identity) + 1e-30 * left.sqrt()
+
+
+class Matrices(nn.Module):
+    """A matrix, a vector, a number and a tensor of three dimensions; the second output sees the number alone."""
+
+    signature = torchferry.Signature.of(
+        {"matrix": (2, 3), "vector": (3,), "number": (), "cube": (2, 2, 2)},
+        {"product": (3, 2), "square": (), "sum": (2, 2)},
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0], dtype=F))
+        shapes = {"matrix": (8, 2, 3), "vector": (8, 3), "number": (8,), "cube": (8, 2, 2, 2)}
+        draw = torch.Generator().manual_seed(0)
+        self.__dict__["example_inputs"] = {n: torch.rand(s, generator=draw, dtype=F) for n, s in shapes.items()}
+
+    def forward(self, matrix, vector, number, cube):
+        product = (matrix * (vector * self.weight)[:, None, :]).transpose(1, 2) * number[:, None, None]
+        return product, number * number, cube.sum(3) * matrix[:, :, :2]

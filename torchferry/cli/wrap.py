@@ -175,6 +175,28 @@ def jax(folder: Folder, output: Output = None) -> None:
     _wrap("jax", folder, output, None)
 
 
+@app.command("r")
+def r(folder: Folder, output: Output = None) -> None:
+    """Wrap any model as a function of R, by .Call: R's torch is not needed.
+
+    Example:
+
+      torchferry wrap r model && make -C model/r test
+    """
+    _wrap("r", folder, output, None)
+
+
+@app.command("octave")
+def octave(folder: Folder, output: Output = None) -> None:
+    """Wrap any model as a MEX function of Octave or MATLAB.
+
+    Example:
+
+      torchferry wrap octave model && make -C model/octave test
+    """
+    _wrap("octave", folder, output, None)
+
+
 @app.command("casadi")
 def casadi(folder: Folder, output: Output = None) -> None:
     """Wrap any model as an external function of CasADi, with its Jacobian where the kernel has all of its blocks.

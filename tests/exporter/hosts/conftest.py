@@ -30,3 +30,16 @@ def point_kernels(shared: Path, solid: Path) -> dict[str, Path]:
 
     folder = make_once(shared / "host kernels", make)
     return {name: folder / name for name in POINTS} | {"solid": solid.with_suffix("")}
+
+
+@pytest.fixture(scope="session")
+def matrix_kernel(shared: Path) -> Path:
+    """The folder of a kernel whose variables are of all ranks up to three, with all derivatives."""
+
+    def make(folder: Path) -> None:
+        with skip_checks():
+            torchferry.export(
+                f"{MODELS}:Matrices", output=folder / "kernel", formats="c", derivatives=["all", "*:weight"]
+            )
+
+    return make_once(shared / "matrix kernel", make) / "kernel"

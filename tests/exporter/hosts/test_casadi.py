@@ -11,51 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from material_hosts import build_library, wrap
-from project import ROOT, make_once, skip_checks
+from project import ROOT, make_once
 
 import torchferry
 from torchferry.cli.app import run
 
 EXAMPLE = ROOT / "examples" / "hosts" / "identify_casadi.py"
-MATRICES = '''
-import torch
-import torchferry
-from torch import nn
-
-F = torch.float64
-
-
-class Matrices(nn.Module):
-    """A matrix, a vector, a number and a tensor of three dimensions; the second output sees the number alone."""
-
-    signature = torchferry.Signature.of(
-        {"matrix": (2, 3), "vector": (3,), "number": (), "cube": (2, 2, 2)},
-        {"product": (3, 2), "square": (), "sum": (2, 2)},
-    )
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0], dtype=F))
-        shapes = {"matrix": (8, 2, 3), "vector": (8, 3), "number": (8,), "cube": (8, 2, 2, 2)}
-        draw = torch.Generator().manual_seed(0)
-        self.__dict__["example_inputs"] = {n: torch.rand(s, generator=draw, dtype=F) for n, s in shapes.items()}
-
-    def forward(self, matrix, vector, number, cube):
-        product = (matrix * (vector * self.weight)[:, None, :]).transpose(1, 2) * number[:, None, None]
-        return product, number * number, cube.sum(3) * matrix[:, :, :2]
-'''
 
 
 @pytest.fixture(scope="module")
-def matrices(shared: Path) -> Path:
-    def make(folder: Path) -> None:
-        (folder / "matrices.py").write_text(MATRICES)
-        source = f"{folder / 'matrices.py'}:Matrices"
-        with skip_checks():
-            torchferry.export(source, output=folder / "kernel", formats="c", derivatives=["all", "*:weight"])
-        wrap("casadi", folder / "kernel", folder / "casadi", None)
-
-    return make_once(shared / "casadi matrices", make)
+def matrices(matrix_kernel: Path, shared: Path) -> Path:
+    return make_once(shared / "casadi matrices", lambda folder: wrap("casadi", matrix_kernel, folder / "casadi", None))
 
 
 def load_function(folder: Path) -> Any:
@@ -78,13 +44,13 @@ def test_the_self_test_passes(matrices):
     assert "rows of cases, " in result.stdout
 
 
-def test_numbers_and_shapes(matrices):
+def test_numbers_and_shapes(matrices, matrix_kernel):
     function = load_function(matrices)
     assert [function.size_in(i) for i in range(5)] == [(2, 3), (3, 1), (1, 1), (8, 1), (3, 1)]
     assert function.name_in() == ["matrix", "vector", "number", "cube", "weight"]
     assert function.name_out() == ["product", "square", "sum"]
     inputs = draw()
-    model = torchferry.load(matrices / "kernel")
+    model = torchferry.load(matrix_kernel)
     wanted = [value[0] for value in model(*(x[None] for x in inputs))]
     outputs = function(inputs[0], inputs[1], inputs[2], inputs[3].reshape(-1), [1.0, 2.0, 3.0])
     for got, value in zip(outputs, wanted, strict=True):
@@ -123,8 +89,8 @@ def test_the_jacobian_and_its_sparsity(matrices):
     assert casadi.jacobian(product, symbols[1]).nnz() > 0
 
 
-def test_a_planted_fault_is_seen(matrices, tmp_path):
-    wrapped = wrap("casadi", matrices / "kernel", tmp_path / "w", None)
+def test_a_planted_fault_is_seen(matrix_kernel, tmp_path):
+    wrapped = wrap("casadi", matrix_kernel, tmp_path / "w", None)
     source = wrapped.folder / "Matrices_casadi.c"
     text = source.read_text()
     for right, wrong in (
