@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from host_environments import need_environment
-from project import ROOT, make_once, skip_checks
+from project import ROOT, make_once, mark_rest_thorough, skip_checks
 
 import torchferry
 from exporter.hosts.registry import wrap_kernel
@@ -75,12 +75,14 @@ def test_the_self_test_passes(identified):
 
 @pytest.mark.parametrize(
     ("right", "wrong"),
-    [
-        ('"bm,bmn->bn", grad.reshape(-1, m), block', '"bn,bmn->bm", grad.reshape(-1, n), block'),
-        ("pulled = pulled.sum(0)", "pulled = 0.5 * pulled.sum(0)"),
-        ("results[a] + pulled", "results[a] - pulled"),
-        ("v.expand((*batch, *shape)).contiguous()", "v.expand((*batch, *shape)).flip(-1).contiguous()"),
-    ],
+    mark_rest_thorough(
+        [("pulled = pulled.sum(0)", "pulled = 0.5 * pulled.sum(0)")],
+        [
+            ('"bm,bmn->bn", grad.reshape(-1, m), block', '"bn,bmn->bm", grad.reshape(-1, n), block'),
+            ("results[a] + pulled", "results[a] - pulled"),
+            ("v.expand((*batch, *shape)).contiguous()", "v.expand((*batch, *shape)).flip(-1).contiguous()"),
+        ],
+    ),
 )
 def test_a_planted_fault_is_seen(identified, tmp_path, right, wrong):
     wrap_kernel("torch", identified / "kernel", tmp_path / "torch", None)
