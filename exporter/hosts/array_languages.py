@@ -12,10 +12,9 @@ from typing import Any
 
 from exporter.archive.contract import name_output
 from exporter.archive.kernel_container import KernelFiles
-from exporter.common.c_text import to_c_identifiers
 from exporter.common.errors import UsageError
 from exporter.hosts.variable_cases import list_variable_rows
-from exporter.hosts.wrapping import render
+from exporter.hosts.wrapping import name_for_languages, render
 
 Shape = tuple[int, ...]
 
@@ -44,7 +43,7 @@ def render_r(kernel: KernelFiles, options: None, title: str) -> dict[str, bytes]
 
 def render_octave(kernel: KernelFiles, options: None, title: str) -> dict[str, bytes]:
     """Return the files of a MEX function by name. Raises ``UsageError`` for a model that does not fit."""
-    return _render(kernel, "octave", title, "", f"{kernel.name}.mex", f"test_{kernel.name}.m")
+    return _render(kernel, "octave", title, "", f"{name_for_languages([kernel.name])[0]}.mex", f"test_{kernel.name}.m")
 
 
 def _render(kernel: KernelFiles, host: str, title: str, script: str, library: str, self_test: str) -> dict[str, bytes]:
@@ -64,7 +63,7 @@ def _render(kernel: KernelFiles, host: str, title: str, script: str, library: st
         for place, p in enumerate(contract.parameters)
         if p.dtype == "float64" and p.name not in settings and len(p.shape) <= 1
     ]
-    identifiers = iter(to_c_identifiers([s.name for s in contract.inputs] + [p.name for _, p in parameters]))
+    identifiers = iter(name_for_languages([s.name for s in contract.inputs] + [p.name for _, p in parameters]))
     inputs = [ArrayVariable(s.name, next(identifiers), s.static_shape, i) for i, s in enumerate(contract.inputs)]
     places = {v.name: v.place for v in inputs}
     context: dict[str, Any] = {

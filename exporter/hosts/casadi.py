@@ -11,10 +11,10 @@ from typing import Any
 
 from exporter.archive.contract import block_name, name_output
 from exporter.archive.kernel_container import KernelFiles
-from exporter.common.c_text import escape_comment, to_c_identifiers
+from exporter.common.c_text import escape_comment
 from exporter.common.errors import UsageError
 from exporter.hosts.variable_cases import VariableRow, list_variable_rows
-from exporter.hosts.wrapping import list_numbers, render
+from exporter.hosts.wrapping import list_numbers, name_for_languages, render
 
 Shape = tuple[int, ...]
 
@@ -133,7 +133,7 @@ def _check_dtypes(kernel: KernelFiles) -> None:
 
 
 def _list_variables(named: Sequence[tuple[str, Shape]]) -> list[CasadiVariable]:
-    identifiers = to_c_identifiers([name for name, _ in named])
+    identifiers = name_for_languages([name for name, _ in named])
     return [CasadiVariable(n, c, shape) for (n, shape), c in zip(named, identifiers, strict=True)]
 
 
@@ -149,7 +149,7 @@ def _list_parameters(kernel: KernelFiles, first: int) -> list[CasadiVariable]:
             got = f"shape {list(parameter.shape)} of {parameter.dtype}"
             what, expected = "a parameter cannot be an input of CasADi", "a number or a vector of float64"
             raise UsageError(what, where=parameter.name, got=got, expected=expected)
-    identifiers = to_c_identifiers([s.name for s in contract.inputs] + [p.name for _, p in places])[first:]
+    identifiers = name_for_languages([s.name for s in contract.inputs] + [p.name for _, p in places])[first:]
     return [CasadiVariable(p.name, c, p.shape, place) for (place, p), c in zip(places, identifiers, strict=True)]
 
 

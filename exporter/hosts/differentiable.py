@@ -11,10 +11,9 @@ from typing import Any
 
 from exporter.archive.contract import name_output
 from exporter.archive.kernel_container import KernelFiles
-from exporter.common.c_text import to_c_identifiers
 from exporter.common.errors import UsageError
 from exporter.hosts.variable_cases import list_variable_rows
-from exporter.hosts.wrapping import render
+from exporter.hosts.wrapping import name_for_languages, render
 
 Shape = tuple[int, ...]
 
@@ -100,11 +99,13 @@ def _list_arguments(kernel: KernelFiles) -> list[Argument]:
     spec = contract.methods.get("jacobian")
     derived = {o[1] for o in spec.outputs if not isinstance(o, str)} if spec else set[str]()
     stored = kernel.read_parameter_numbers()
+    # A block is by the input, where a parameter has its name.
+    derived -= {s.name for s in contract.inputs}
     parameters = [
         (place, p) for place, p in enumerate(contract.parameters) if p.name in derived and p.dtype == "float64"
     ]
     names = [s.name for s in contract.inputs] + [p.name for _, p in parameters]
-    identifiers = to_c_identifiers(names)
+    identifiers = name_for_languages(names)
     arguments = [Argument(s.name, c, s.static_shape) for s, c in zip(contract.inputs, identifiers, strict=False)]
     return arguments + [
         Argument(p.name, c, p.shape, place, tuple(map(float, stored[p.name])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Mapping, Sequence
 from math import isfinite, prod
 from pathlib import Path
@@ -13,7 +14,7 @@ from exporter import __version__
 from exporter.archive import kernel_container
 from exporter.archive.kernel_container import KernelFiles
 from exporter.common import atomic_files
-from exporter.common.c_text import escape_comment, escape_string
+from exporter.common.c_text import escape_comment, escape_string, to_c_identifiers
 from exporter.common.errors import UsageError
 
 TEMPLATES = jinja2.Environment(
@@ -31,6 +32,86 @@ TEMPLATES.filters["c_string"] = escape_string
 TEMPLATES.filters["r_number"] = "{:.17g}".format
 
 
+# Words that no function, argument or variable can be named by in C, Python, R or Octave.
+_KEYWORDS = frozenset(keyword.kwlist) | frozenset(
+    [
+        "auto",
+        "break",
+        "case",
+        "char",
+        "const",
+        "continue",
+        "default",
+        "do",
+        "double",
+        "else",
+        "enum",
+        "extern",
+        "float",
+        "for",
+        "goto",
+        "if",
+        "inline",
+        "int",
+        "long",
+        "register",
+        "restrict",
+        "return",
+        "short",
+        "signed",
+        "sizeof",
+        "static",
+        "struct",
+        "switch",
+        "typedef",
+        "union",
+        "unsigned",
+        "void",
+        "volatile",
+        "while",
+        "main",
+        "function",
+        "repeat",
+        "next",
+        "in",
+        "TRUE",
+        "FALSE",
+        "NULL",
+        "Inf",
+        "NaN",
+        "NA",
+        "end",
+        "endif",
+        "endfor",
+        "endfunction",
+        "endwhile",
+        "until",
+        "otherwise",
+        "global",
+        "persistent",
+        "parameters",
+        "derivatives",
+        "torch",
+        "jax",
+        "jnp",
+        "ctypes",
+        "prod",
+        "casadi",
+    ]
+)
+
+
+def name_for_languages(names: Sequence[str]) -> list[str]:
+    """Return different identifiers that are keywords in none of the hosts' languages."""
+    unique: list[str] = []
+    for name in to_c_identifiers(names):
+        candidate = name
+        while candidate in _KEYWORDS or candidate.startswith("_") or candidate in unique:
+            candidate = f"x{candidate}" if candidate.startswith("_") else f"{candidate}_"
+        unique.append(candidate)
+    return unique
+
+
 def format_number(number: float) -> str:
     """Return a finite number as C reads it, to the bit."""
     if not isfinite(number):
@@ -45,7 +126,9 @@ def list_numbers(numbers: Sequence[float]) -> str:
 
 def render(template: str, kernel: KernelFiles, context: Mapping[str, Any]) -> bytes:
     """Render a template with what all of them know: the names of the kernel, and the version that writes."""
-    known = {"name": kernel.name, "contract": kernel.contract, "version": __version__}
+    # The name of functions that people call: kernel.name itself begins longer names, and may be a keyword.
+    (function,) = name_for_languages([kernel.name])
+    known = {"name": kernel.name, "function": function, "contract": kernel.contract, "version": __version__}
     return TEMPLATES.get_template(template).render(**known, **context).encode()
 
 
