@@ -59,6 +59,12 @@ def _render(kernel: KernelFiles, host: str, title: str, library: str, sources: d
         if spec.dtype != "float64":
             what = f"the numbers of {title} are in double precision"
             raise UsageError(what, where=f"{kernel.path}, {spec.name}", got=spec.dtype, expected="float64")
+        if 0 in spec.static_shape:
+            what, got = f"{title} takes no variables without numbers", f"shape {list(spec.static_shape)}"
+            raise UsageError(what, where=f"{kernel.path}, {spec.name}", got=got, expected="sizes above 0")
+    if not contract.inputs:
+        what = f"the model has no inputs, whose batch {title} takes"
+        raise UsageError(what, where=str(kernel.path), expected="at least one input")
     arguments = _list_arguments(kernel)
     outputs = [(s.name, s.static_shape) for s in contract.outputs]
     jacobian = contract.methods.get("jacobian")

@@ -21,6 +21,8 @@ from exporter.hosts.wrapping import format_number, list_numbers, render
 OLD_SUFFIX = "~1"
 TIME, OLD_TIME, STEP = "t", "t~1", "dt"
 Shape = tuple[int, ...]
+# Numbers of the FMU's own.
+_RESERVED = ("time", "solver_relative_tolerance", "solver_absolute_tolerance")
 
 
 @dataclass(frozen=True)
@@ -87,15 +89,18 @@ class _Group:
 class _Layout:
     """The numbers in the order of their references, and the variables that they are of."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self.numbers: list[FmuNumber] = []
         self.groups: dict[str, _Group] = {}
-        self._identifiers = dict(zip(names, to_c_identifiers(["time", *names])[1:], strict=True))
+        self.parameters: dict[str, _Group] = {}
+        self._taken: list[str] = list(_RESERVED)
 
     def add(self, name: str, shape: Shape, starts: Sequence[float], **attributes: Any) -> _Group:
         group = _Group(name, shape, len(self.numbers))
         derivative = attributes.pop("derivative", None)
-        base = self._identifiers.get(name, name)
+        is_own = attributes.pop("is_own", False)
+        base = name if is_own else to_c_identifiers([*self._taken, name])[-1]
+        self._taken.append(base)
         for i, place in enumerate(product(*(range(1, d + 1) for d in shape))):
             self.numbers.append(
                 FmuNumber(
@@ -107,7 +112,8 @@ class _Layout:
                     **attributes,
                 )
             )
-        self.groups[name] = group
+        if not is_own:
+            (self.parameters if attributes["causality"] == "parameter" else self.groups)[name] = group
         return group
 
 
@@ -163,7 +169,10 @@ def render_fmu(kernel: KernelFiles, options: FmuOptions, title: str) -> dict[str
         "state_names": ", ".join(roles.states),
     }
     context["cases"] = [case for row in rows if (case := places.translate(row.inputs, row.outputs, row.allowed))]
-    return {
+    description = (
+        {} if version == "2" else {"buildDescription.xml": render("buildDescription.xml.jinja", kernel, context)}
+    )
+    return description | {
         source: render(f"fmi{version}.c.jinja", kernel, context),
         f"{self_test}.c": render("test_fmu.c.jinja", kernel, context),
         "modelDescription.xml": render(f"modelDescription{version}.xml.jinja", kernel, context),
@@ -189,20 +198,46 @@ def _find_roles(kernel: KernelFiles, options: FmuOptions) -> _Roles:
         if inputs[state].shape != outputs[rate].shape or outputs[rate].dtype != "float64":
             got = f"{outputs[rate].describe()} of {inputs[state].describe()}"
             raise UsageError("a rate has the shape of its state", where="--rate", got=got)
+    for which in zip(*options.rates, strict=True):
+        if len(set(which)) < len(which):
+            what, got = (
+                "a state has one rate, and a rate one state",
+                ", ".join(":".join(pair) for pair in options.rates),
+            )
+            raise UsageError(what, where="--rate", got=got, expected="each name once")
     states = dict(options.rates)
+    for name in (TIME, OLD_TIME, STEP):
+        if name in inputs and inputs[name].shape:
+            what, mend = (
+                f"the input {name!r} is the time of an FMU",
+                "rename it with --rename when the model is exported",
+            )
+            raise UsageError(
+                what, where=str(kernel.path), got=inputs[name].describe(), expected="one number", mend=mend
+            )
     memory = dict[str, str]()
-    for name in inputs:
+    for name, spec in inputs.items():
         base = name.removesuffix(OLD_SUFFIX)
         if name in states or name in (TIME, OLD_TIME, STEP):
             continue
         if (name != base and base in {*inputs, *outputs}) or base in outputs:
             memory[name] = base
+            variable = outputs.get(base) or inputs[base]
+            if (variable.shape, variable.dtype) != (spec.shape, spec.dtype):
+                what = "a value before the step is no value of its variable"
+                raise UsageError(what, where=name, got=spec.describe(), expected=variable.describe())
     steps = bool(memory) or OLD_TIME in inputs or STEP in inputs
     if steps and states:
         got = ", ".join([*memory, *(n for n in (OLD_TIME, STEP) if n in inputs)])
         what, expected = "a model of rates has inputs from the step before", "inputs of the present only"
         raise UsageError(what, where=str(kernel.path), got=got, expected=expected, mend="leave --rate away")
     plain = tuple(n for n in inputs if n not in {*states, *memory, TIME, OLD_TIME, STEP})
+    if shared := [name for name in {*states, *plain} if name in outputs]:
+        what, mend = (
+            "an input and an output have one name",
+            "rename one of them with --rename when the model is exported",
+        )
+        raise UsageError(what, where=shared[0], mend=mend)
     of_float = tuple(n for n, spec in outputs.items() if spec.dtype == "float64" and n not in states.values())
     return _Roles(states, memory, plain, of_float, steps)
 
@@ -213,14 +248,13 @@ def _lay_out(kernel: KernelFiles, options: FmuOptions, roles: _Roles) -> tuple[_
     starts = _find_starts(kernel)
     settings = {f"{s.path}.{n}" for s in contract.solvers for n in s.settings}
     parameters = [p for p in contract.parameters if p.name not in settings and p.dtype == "float64"]
-    layout = _Layout(list(dict.fromkeys([*(s.name for s in contract.inputs), *(s.name for s in contract.outputs),
-                                         *(p.name for p in parameters)])))  # fmt: skip
+    layout = _Layout()
     own = {"causality": "independent", "variability": "continuous", "settable": 0, "has_start": False}
-    layout.add("time", (), [0.0], **own)
+    layout.add("time", (), [0.0], is_own=True, **own)
     tunable = {"causality": "parameter", "variability": "tunable", "settable": 1, "initial": "exact"}
     if roles.states:
-        layout.add("solver_relative_tolerance", (), [1e-6], **tunable)
-        layout.add("solver_absolute_tolerance", (), [1e-9], **tunable)
+        for name, start in zip(_RESERVED[1:], (1e-6, 1e-9), strict=True):
+            layout.add(name, (), [start], is_own=True, **tunable)
     stored = kernel.read_parameter_numbers()
     for parameter in parameters:
         layout.add(parameter.name, parameter.shape, [float(v) for v in stored[parameter.name]], **tunable)
@@ -236,6 +270,9 @@ def _lay_out(kernel: KernelFiles, options: FmuOptions, roles: _Roles) -> tuple[_
         before = next((n for n, base in roles.memory.items() if base == name), "")
         if before:
             layout.add(name, shape, starts[before], **kept)
+        elif roles.steps:
+            # There is no result before the first step.
+            layout.add(name, shape, [0.0] * prod(shape), **kept)
         else:
             layout.add(name, shape, [0.0] * prod(shape), has_start=False, **computed)
     for state, rate in options.rates:
@@ -285,7 +322,7 @@ class _Places:
 
     def list_parameters(self) -> list[dict[str, int]]:
         """List the parameters: their place for the kernel, and the reference of their first number."""
-        groups = self._layout.groups
+        groups = self._layout.parameters
         return [
             {"parameter": place, "reference": groups[p.name].first}
             for place, p in enumerate(self._contract.parameters)

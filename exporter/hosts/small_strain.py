@@ -211,6 +211,7 @@ def _check_variables(kernel: KernelFiles, options: PointOptions, host: str, *, w
         if variable.shape != (COMPONENTS,):
             got = str(list(variable.shape))
             raise UsageError(f"the tensors of {host} have six components", where=name, got=got, expected="[6]")
+    _check_pairs(contract)
     if options.energy:
         energy = next((s for s in contract.outputs if s.name == options.energy), None)
         if energy is None or energy.shape:
@@ -220,6 +221,17 @@ def _check_variables(kernel: KernelFiles, options: PointOptions, host: str, *, w
         if variable.dtype != "float64" and variable in contract.inputs:
             what = f"the variables of {host} are in double precision"
             raise UsageError(what, where=variable.name, got=variable.dtype, expected="float64")
+
+
+def _check_pairs(contract: Contract) -> None:
+    """Raise ``UsageError`` where a value before the step has another shape or dtype than that after it."""
+    variables = {s.name: s for s in (*contract.inputs, *contract.outputs)}
+    for spec in contract.inputs:
+        for other in (contract.outputs, contract.inputs):
+            base = next((s for s in other if s.name == spec.name.removesuffix(OLD_SUFFIX)), spec)
+            if (base.shape, base.dtype) != (spec.shape, spec.dtype):
+                what, expected = "a value before the step is no value of its variable", variables[base.name].describe()
+                raise UsageError(what, where=spec.name, got=spec.describe(), expected=expected)
 
 
 def describe_variable(spec: Any) -> str:

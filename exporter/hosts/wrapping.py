@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import keyword
 from collections.abc import Mapping, Sequence
 from math import isfinite, prod
@@ -16,6 +17,7 @@ from exporter.archive.kernel_container import KernelFiles
 from exporter.common import atomic_files
 from exporter.common.c_text import escape_comment, escape_string, to_c_identifiers
 from exporter.common.errors import UsageError
+from exporter.common.plain_text import escape_markdown
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("exporter.hosts"),
@@ -25,6 +27,7 @@ TEMPLATES = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
 )
 TEMPLATES.filters["comment"] = escape_comment
+TEMPLATES.filters["markdown"] = lambda text: escape_markdown(escape_comment(text))
 TEMPLATES.filters["product"] = prod
 TEMPLATES.filters["zip"] = zip
 TEMPLATES.filters["repr"] = repr
@@ -32,73 +35,20 @@ TEMPLATES.filters["c_string"] = escape_string
 TEMPLATES.filters["r_number"] = "{:.17g}".format
 
 
+# What the files of people that torchferry wrote have in them.
+MARK = b"torchferry"
 # Words that no function, argument or variable can be named by in C, Python, R or Octave.
-_KEYWORDS = frozenset(keyword.kwlist) | frozenset(
-    [
-        "auto",
-        "break",
-        "case",
-        "char",
-        "const",
-        "continue",
-        "default",
-        "do",
-        "double",
-        "else",
-        "enum",
-        "extern",
-        "float",
-        "for",
-        "goto",
-        "if",
-        "inline",
-        "int",
-        "long",
-        "register",
-        "restrict",
-        "return",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "struct",
-        "switch",
-        "typedef",
-        "union",
-        "unsigned",
-        "void",
-        "volatile",
-        "while",
-        "main",
-        "function",
-        "repeat",
-        "next",
-        "in",
-        "TRUE",
-        "FALSE",
-        "NULL",
-        "Inf",
-        "NaN",
-        "NA",
-        "end",
-        "endif",
-        "endfor",
-        "endfunction",
-        "endwhile",
-        "until",
-        "otherwise",
-        "global",
-        "persistent",
-        "parameters",
-        "derivatives",
-        "torch",
-        "jax",
-        "jnp",
-        "ctypes",
-        "prod",
-        "casadi",
-    ]
+_C_WORDS = (
+    "auto break case char const continue default do double else enum extern float for goto if inline int long register "
+    "restrict return short signed sizeof static struct switch typedef union unsigned void volatile while main "
+    "exp exp2 expm1 log log2 log10 log1p pow sqrt cbrt sin cos tan asin acos atan sinh cosh tanh erf erfc gamma floor "
+    "ceil round trunc fabs fmin fmax abs zero nowhere blocks are_finite names_in names_out"
 )
+_OTHER_WORDS = (
+    "function repeat next in TRUE FALSE NULL Inf NaN NA end endif endfor endfunction endwhile until otherwise global "
+    "persistent parameters derivatives torch jax jnp ctypes prod casadi"
+)
+_KEYWORDS = frozenset([*keyword.kwlist, *_C_WORDS.split(), *_OTHER_WORDS.split()])
 
 
 def name_for_languages(names: Sequence[str]) -> list[str]:
@@ -128,7 +78,14 @@ def render(template: str, kernel: KernelFiles, context: Mapping[str, Any]) -> by
     """Render a template with what all of them know: the names of the kernel, and the version that writes."""
     # The name of functions that people call: kernel.name itself begins longer names, and may be a keyword.
     (function,) = name_for_languages([kernel.name])
-    known = {"name": kernel.name, "function": function, "contract": kernel.contract, "version": __version__}
+    digest = hashlib.sha256(kernel.contents[kernel_container.MANIFEST]).hexdigest()[:16]
+    known = {
+        "digest": digest,
+        "name": kernel.name,
+        "function": function,
+        "contract": kernel.contract,
+        "version": __version__,
+    }
     return TEMPLATES.get_template(template).render(**known, **context).encode()
 
 
@@ -140,6 +97,10 @@ def write_host_folder(kernel: KernelFiles, files: Mapping[str, bytes], output: P
         what = "the output is a file" if output.is_file() else "the output is a kernel's folder"
         mend = "name another folder with -o"
         raise UsageError(what, where=str(output), expected="a new folder, or one written before", mend=mend)
+    for name in ("README.md", "Makefile"):
+        if name in files and (output / name).is_file() and MARK not in (output / name).read_bytes():
+            what, expected = "the folder has a file of somebody else's", "a new folder, or one that torchferry wrote"
+            raise UsageError(what, where=str(output / name), expected=expected, mend="name another folder with -o")
     contents = {**kernel.sources(), **files}
     with atomic_files.atomic_write_folder(output, "README.md", lambda: contents) as temporary:
         for name, data in contents.items():
