@@ -35,8 +35,8 @@ TEMPLATES.filters["c_string"] = escape_string
 TEMPLATES.filters["r_number"] = "{:.17g}".format
 
 
-# What the files of people that torchferry wrote have in them.
-MARK = b"torchferry"
+# What a Makefile that torchferry wrote has in it.
+MARK = b"written by torchferry"
 # Words that no function, argument or variable can be named by in C, Python, R or Octave.
 _C_WORDS = (
     "auto break case char const continue default do double else enum extern float for goto if inline int long register "
@@ -97,10 +97,11 @@ def write_host_folder(kernel: KernelFiles, files: Mapping[str, bytes], output: P
         what = "the output is a file" if output.is_file() else "the output is a kernel's folder"
         mend = "name another folder with -o"
         raise UsageError(what, where=str(output), expected="a new folder, or one written before", mend=mend)
-    for name in ("README.md", "Makefile"):
-        if name in files and (output / name).is_file() and MARK not in (output / name).read_bytes():
-            what, expected = "the folder has a file of somebody else's", "a new folder, or one that torchferry wrote"
-            raise UsageError(what, where=str(output / name), expected=expected, mend="name another folder with -o")
+    makefile = output / "Makefile"
+    is_own = makefile.is_file() and MARK in makefile.read_bytes()
+    if not is_own and (others := [name for name in sorted(files) if (output / name).exists()]):
+        what, expected = "the folder has a file of somebody else's", "a new folder, or one that torchferry wrote"
+        raise UsageError(what, where=str(output / others[0]), expected=expected, mend="name another folder with -o")
     contents = {**kernel.sources(), **files}
     with atomic_files.atomic_write_folder(output, "README.md", lambda: contents) as temporary:
         for name, data in contents.items():

@@ -109,3 +109,35 @@ class Matrices(nn.Module):
     def forward(self, matrix, vector, number, cube):
         product = (matrix * (vector * self.weight)[:, None, :]).transpose(1, 2) * number[:, None, None]
         return product, number * number, cube.sum(3) * matrix[:, :, :2]
+
+
+class Hiding(nn.Module):
+    """A law that makes a number of a strain that is none."""
+
+    signature = torchferry.Signature.of({"strain": (6,)}, {"stress": (6,)})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modulus = nn.Parameter(torch.tensor(2e5, dtype=F))
+        self.__dict__["example_inputs"] = {"strain": _draw(16, 1e-3)}
+
+    def forward(self, strain: torch.Tensor) -> torch.Tensor:
+        return self.modulus * torch.where(strain > -1.0, strain, torch.zeros_like(strain)).tanh()
+
+
+HOSTILE = 'y"""; import os; os._exit(77); """\\x </a><script>%s{{7*7}}'
+
+
+class Named(nn.Module):
+    """Names that mean something elsewhere: of a parameter, of FMI, of Python, and a text that would end another."""
+
+    signature = torchferry.Signature.of({"k": (), "time": (), "lambda": (), "torch": ()}, {HOSTILE: (), "double": ()})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.Parameter(torch.tensor(3.0, dtype=F))
+        names = ("k", "time", "lambda", "torch")
+        self.__dict__["example_inputs"] = {n: torch.linspace(0.1, 1.0, 8, dtype=F) * i for i, n in enumerate(names, 1)}
+
+    def forward(self, k, time, factor, other):
+        return self.k * k + time, factor * other

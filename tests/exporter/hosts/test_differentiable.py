@@ -219,6 +219,19 @@ def test_jax(identified, point_kernels, tmp_path):
         [str(python), "-c", script], cwd=tmp_path / "partial", capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    script = (
+        "import jax, jax.numpy as jnp; jax.config.update('jax_enable_x64', True)\n"
+        "from make_model_jax import make_model as law\n"
+        "zeros, strains = jnp.zeros((3, 6)), 4e-3 * jnp.arange(1, 19).reshape(3, 6) / 18\n"
+        "both = jax.vmap(lambda k: law(strains, zeros, zeros, jnp.zeros(3), 250.0 * k)[0])(jnp.array([1.0, 2.0]))\n"
+        "for k in (0, 1):\n"
+        "    one = law(strains, zeros, zeros, jnp.zeros(3), jnp.float64(250.0 * (k + 1)))[0]\n"
+        "    assert bool(jnp.allclose(both[k], one, rtol=1e-12)), (both[k], one)\n"
+        "assert not bool(jnp.allclose(both[0], both[1]))\n"
+    )
+    folder = identified / "jax"
+    done = subprocess.run([str(python), "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     source = identified / "jax" / "make_model_jax.py"
     text = source.read_text()
     source.write_text(text.replace('"...mn,...n->...m"', '"...nm,...n->...m"'))
