@@ -26,10 +26,10 @@ def to_c_identifiers(names: Sequence[str]) -> list[str]:
 def escape_comment(text: str) -> str:
     """Return a text that can stand in a C comment."""
     plain = re.sub(r"[^\x20-\x7e]", "?", text)
-    return plain.replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
+    return re.sub(r"\?(?=\?)", "? ", plain.replace("*/", "* /").replace("/*", "/ *"))
 
 
 def escape_string(text: str) -> str:
     """Return a text that can stand between the quotes of a C string; what is not printable ASCII is ``?``."""
     plain = re.sub(r"[^\x20-\x7e]", "?", text)
-    return plain.replace("\\", "\\\\").replace('"', '\\"').replace("??", "?\\?")
+    return plain.replace("\\", "\\\\").replace('"', '\\"').replace("?", "\\?")

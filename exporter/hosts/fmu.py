@@ -15,10 +15,10 @@ from exporter.archive.contract import name_output
 from exporter.archive.kernel_container import KernelFiles
 from exporter.common.c_text import to_c_identifiers
 from exporter.common.errors import UsageError, suggest_names
+from exporter.hosts.small_strain import OLD_SUFFIX
 from exporter.hosts.variable_cases import list_variable_rows
 from exporter.hosts.wrapping import format_number, list_numbers, render
 
-OLD_SUFFIX = "~1"
 TIME, OLD_TIME, STEP = "t", "t~1", "dt"
 Shape = tuple[int, ...]
 # Numbers of the FMU's own.

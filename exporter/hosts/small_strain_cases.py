@@ -10,9 +10,8 @@ from exporter.archive.cases import EXTREME_PREFIXES
 from exporter.archive.contract import name_output
 from exporter.archive.text_cases import CaseNumbers, Numbers
 from exporter.hosts.small_strain import COMPONENTS, OLD_SUFFIX, MaterialPoint
+from exporter.hosts.variable_cases import take_row, thin_rows
 
-# Rows of a self-test.
-MOST = 12
 Row = tuple[float, ...]
 
 
@@ -45,13 +44,11 @@ class HostRow:
 
 
 def list_rows(point: MaterialPoint) -> list[HostRow]:
-    """List up to ``MOST`` rows of the cases, evenly over them: those that a host can express."""
+    """List some rows of the cases, evenly over them: of those that a host can express."""
     stored = point.kernel.read_case_numbers()
     cases = [c for c in stored if c.method == point.method and not c.name.startswith(EXTREME_PREFIXES)]
     rows = [row for case in cases for row in _list_rows_of(case, point)]
-    if len(rows) <= MOST:
-        return rows
-    return [rows[i * len(rows) // MOST] for i in range(MOST)]
+    return thin_rows(rows)
 
 
 def _list_rows_of(case: CaseNumbers, point: MaterialPoint) -> Iterator[HostRow]:
@@ -59,14 +56,9 @@ def _list_rows_of(case: CaseNumbers, point: MaterialPoint) -> Iterator[HostRow]:
     outputs = dict(zip(map(name_output, spec.outputs), case.outputs, strict=True))
     inputs = dict(zip(spec.inputs, case.inputs, strict=True))
     for row in range(case.rows):
-        numbers = {name: _take(variable, row, case.rows) for name, variable in inputs.items()}
+        numbers = {name: take_row(variable.values, row, case.rows) for name, variable in inputs.items()}
         if (host_row := _make_row(numbers, _expect(outputs, row, case.rows, point), point)) is not None:
             yield host_row
-
-
-def _take(numbers: Numbers, row: int, rows: int) -> Row:
-    count = len(numbers.values) // rows
-    return tuple(map(float, numbers.values[row * count : (row + 1) * count]))
 
 
 def _expect(outputs: Mapping[str, Numbers], row: int, rows: int, point: MaterialPoint) -> dict[str, Expected]:
@@ -76,7 +68,7 @@ def _expect(outputs: Mapping[str, Numbers], row: int, rows: int, point: Material
     for role, of_role in names.items():
         values, allowed = list[float](), list[float]()
         for numbers in (outputs[name] for name in of_role if name in outputs):
-            bounds, own = numbers.bounds, _take(numbers, row, rows)
+            bounds, own = numbers.bounds, take_row(numbers.values, row, rows)
             largest = max((abs(float(v)) for v in numbers.values if math.isfinite(v)), default=0.0)
             values += own
             # The strain at the end is that at the start and its change: rounded once more than in the case.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from exporter.archive.cases import EXTREME_PREFIXES
 from exporter.archive.contract import name_output
@@ -12,6 +13,7 @@ from exporter.archive.kernel_container import KernelFiles
 
 # Rows of a self-test.
 MOST = 12
+RowType = TypeVar("RowType")
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ def list_variable_rows(kernel: KernelFiles, method: str) -> list[VariableRow]:
         count = case.rows if kernel.contract.batch.ndim else 1
         largest = [max((abs(float(v)) for v in o.values if math.isfinite(v)), default=0.0) for o in case.outputs]
         for row in range(count):
-            inputs = [_take(variable.values, row, count) for variable in case.inputs]
-            outputs = [_take(variable.values, row, count) for variable in case.outputs]
+            inputs = [take_row(variable.values, row, count) for variable in case.inputs]
+            outputs = [take_row(variable.values, row, count) for variable in case.outputs]
             if not all(math.isfinite(v) for numbers in (*inputs, *outputs) for v in numbers):
                 continue
             allowed = [
@@ -45,11 +47,15 @@ def list_variable_rows(kernel: KernelFiles, method: str) -> list[VariableRow]:
             ]
             by_name = [dict(zip(names, numbers, strict=True)) for numbers in (outputs, allowed)]
             rows.append(VariableRow(dict(zip(spec.inputs, inputs, strict=True)), *by_name))
-    if len(rows) <= MOST:
-        return rows
-    return [rows[i * len(rows) // MOST] for i in range(MOST)]
+    return thin_rows(rows)
 
 
-def _take(values: Sequence[float], row: int, rows: int) -> tuple[float, ...]:
+def thin_rows(rows: list[RowType]) -> list[RowType]:
+    """Return up to ``MOST`` rows, evenly over all."""
+    return rows if len(rows) <= MOST else [rows[i * len(rows) // MOST] for i in range(MOST)]
+
+
+def take_row(values: Sequence[float], row: int, rows: int) -> tuple[float, ...]:
+    """Return the numbers of one row of a variable."""
     count = len(values) // rows
     return tuple(map(float, values[row * count : (row + 1) * count]))
