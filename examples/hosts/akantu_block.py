@@ -4,8 +4,8 @@
     python akantu_block.py KERNEL
 
 The kernel is a folder of ``torchferry export --format c --derivative stress:strain``; torch is not needed. It prints
-the iterations of Newton's method and the largest stress of each step. ``python akantu_block.py`` alone takes Akantu's own
-plasticity.
+the iterations of Newton's method and the largest stress of each step. ``python akantu_block.py`` alone takes Akantu's
+own plasticity.
 """
 
 from __future__ import annotations
