@@ -186,7 +186,8 @@ def _place_output(
         return {"result": place, "strides": variable.strides, "count": variable.count}
     block = next((b for b in blocks if b.name == name_output(output)), None)
     if block is None:
-        raise UsageError("the Jacobian has a block that is none of CasADi's", where=name_output(output))
+        what, mend = "the Jacobian has a block that is none of CasADi's", "export the model without that derivative"
+        raise UsageError(what, where=name_output(output), mend=mend)
     count = block.output.count * block.wrt.count
     return {"result": list(blocks).index(block), "strides": block.strides, "count": count}
 

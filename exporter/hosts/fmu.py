@@ -197,7 +197,12 @@ def _find_roles(kernel: KernelFiles, options: FmuOptions) -> _Roles:
                 )
         if inputs[state].shape != outputs[rate].shape or outputs[rate].dtype != "float64":
             got = f"{outputs[rate].describe()} of {inputs[state].describe()}"
-            raise UsageError("a rate has the shape of its state", where="--rate", got=got)
+            raise UsageError(
+                "a rate has the shape of its state",
+                where="--rate",
+                got=got,
+                mend="name the output that is d STATE / dt",
+            )
     for which in zip(*options.rates, strict=True):
         if len(set(which)) < len(which):
             what, got = (
