@@ -13,6 +13,7 @@ from typing import Any
 
 from exporter.archive.contract import name_output
 from exporter.archive.kernel_container import KernelFiles
+from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.c_text import to_c_identifiers
 from exporter.common.errors import UsageError, suggest_names
 from exporter.hosts.small_strain import OLD_SUFFIX
@@ -21,6 +22,7 @@ from exporter.hosts.wrapping import format_number, list_numbers, render
 
 TIME, OLD_TIME, STEP = "t", "t~1", "dt"
 Shape = tuple[int, ...]
+Specs = Mapping[str, TensorSpec]
 # Numbers of the FMU's own.
 _RESERVED = ("time", "solver_relative_tolerance", "solver_absolute_tolerance")
 
@@ -182,48 +184,63 @@ def render_fmu(kernel: KernelFiles, options: FmuOptions, title: str) -> dict[str
 
 
 def _find_roles(kernel: KernelFiles, options: FmuOptions) -> _Roles:
-    contract = kernel.contract
+    contract, where = kernel.contract, str(kernel.path)
     inputs, outputs = ({s.name: s for s in specs} for specs in (contract.inputs, contract.outputs))
+    rename = "rename one of them with --rename when the model is exported"
+    _check_inputs(inputs, where)
+    _check_rates(options.rates, inputs, outputs)
+    states = dict(options.rates)
+    memory = _find_memory(inputs, outputs, states)
+    steps = bool(memory) or OLD_TIME in inputs or STEP in inputs
+    if steps and states:
+        got = ", ".join([*memory, *(n for n in (OLD_TIME, STEP) if n in inputs)])
+        what, expected = "a model of rates has inputs from the step before", "inputs of the present only"
+        raise UsageError(what, where=where, got=got, expected=expected, mend="leave --rate away")
+    plain = tuple(n for n in inputs if n not in {*states, *memory, TIME, OLD_TIME, STEP})
+    if shared := [name for name in (*states, *plain) if name in outputs]:
+        raise UsageError("an input and an output have one name", where=shared[0], mend=rename)
+    of_float = tuple(n for n, spec in outputs.items() if spec.dtype == "float64" and n not in states.values())
+    return _Roles(states, memory, plain, of_float, steps)
+
+
+def _check_inputs(inputs: Specs, where: str) -> None:
+    """Raise ``UsageError`` for an input that is not in double precision, and for a time that is no number."""
     for name, spec in inputs.items():
         if spec.dtype != "float64":
             what = "the numbers of an FMU are in double precision"
-            raise UsageError(what, where=f"{kernel.path}, {name}", got=spec.dtype, expected="float64")
-    for state, rate in options.rates:
-        for name, known, role in ((state, inputs, "input"), (rate, outputs, "output")):
-            if name not in known:
-                mend = suggest_names(name, list(known))
-                raise UsageError(
-                    f"the model has no {role} {name!r}", where="--rate", expected=", ".join(known), mend=mend
-                )
-        if inputs[state].shape != outputs[rate].shape or outputs[rate].dtype != "float64":
-            got = f"{outputs[rate].describe()} of {inputs[state].describe()}"
-            raise UsageError(
-                "a rate has the shape of its state",
-                where="--rate",
-                got=got,
-                mend="name the output that is d STATE / dt",
-            )
-    for which in zip(*options.rates, strict=True):
-        if len(set(which)) < len(which):
-            what, got = (
-                "a state has one rate, and a rate one state",
-                ", ".join(":".join(pair) for pair in options.rates),
-            )
-            raise UsageError(what, where="--rate", got=got, expected="each name once")
-    states = dict(options.rates)
-    for name in (TIME, OLD_TIME, STEP):
-        if name in inputs and inputs[name].shape:
+            raise UsageError(what, where=f"{where}, {name}", got=spec.dtype, expected="float64")
+        if name in (TIME, OLD_TIME, STEP) and spec.shape:
             what, mend = (
                 f"the input {name!r} is the time of an FMU",
                 "rename it with --rename when the model is exported",
             )
-            raise UsageError(
-                what, where=str(kernel.path), got=inputs[name].describe(), expected="one number", mend=mend
+            raise UsageError(what, where=where, got=spec.describe(), expected="one number", mend=mend)
+
+
+def _check_rates(rates: Sequence[tuple[str, str]], inputs: Specs, outputs: Specs) -> None:
+    """Raise ``UsageError`` for a state or rate that the model has not, that does not fit, or that is named twice."""
+    for state, rate in rates:
+        for name, known, role in ((state, inputs, "input"), (rate, outputs, "output")):
+            if name not in known:
+                what, mend = f"the model has no {role} {name!r}", suggest_names(name, list(known))
+                raise UsageError(what, where="--rate", expected=", ".join(known), mend=mend)
+        if inputs[state].shape != outputs[rate].shape or outputs[rate].dtype != "float64":
+            got, mend = (
+                f"{outputs[rate].describe()} of {inputs[state].describe()}",
+                "name the output that is d STATE / dt",
             )
+            raise UsageError("a rate has the shape of its state", where="--rate", got=got, mend=mend)
+    if any(len(set(names)) < len(names) for names in zip(*rates, strict=True)):
+        what, got = "a state has one rate, and a rate one state", ", ".join(":".join(pair) for pair in rates)
+        raise UsageError(what, where="--rate", got=got, expected="each name once")
+
+
+def _find_memory(inputs: Specs, outputs: Specs, states: Mapping[str, str]) -> dict[str, str]:
+    """Return the inputs that are the value of another variable one step before, by that variable's name."""
     memory = dict[str, str]()
     for name, spec in inputs.items():
         base = name.removesuffix(OLD_SUFFIX)
-        if name in states or name in (TIME, OLD_TIME, STEP):
+        if name in (*states, TIME, OLD_TIME, STEP):
             continue
         if (name != base and base in {*inputs, *outputs}) or base in outputs:
             memory[name] = base
@@ -231,20 +248,7 @@ def _find_roles(kernel: KernelFiles, options: FmuOptions) -> _Roles:
             if (variable.shape, variable.dtype) != (spec.shape, spec.dtype):
                 what = "a value before the step is no value of its variable"
                 raise UsageError(what, where=name, got=spec.describe(), expected=variable.describe())
-    steps = bool(memory) or OLD_TIME in inputs or STEP in inputs
-    if steps and states:
-        got = ", ".join([*memory, *(n for n in (OLD_TIME, STEP) if n in inputs)])
-        what, expected = "a model of rates has inputs from the step before", "inputs of the present only"
-        raise UsageError(what, where=str(kernel.path), got=got, expected=expected, mend="leave --rate away")
-    plain = tuple(n for n in inputs if n not in {*states, *memory, TIME, OLD_TIME, STEP})
-    if shared := [name for name in {*states, *plain} if name in outputs]:
-        what, mend = (
-            "an input and an output have one name",
-            "rename one of them with --rename when the model is exported",
-        )
-        raise UsageError(what, where=shared[0], mend=mend)
-    of_float = tuple(n for n, spec in outputs.items() if spec.dtype == "float64" and n not in states.values())
-    return _Roles(states, memory, plain, of_float, steps)
+    return memory
 
 
 def _lay_out(kernel: KernelFiles, options: FmuOptions, roles: _Roles) -> tuple[_Layout, list[tuple[str, int]]]:
