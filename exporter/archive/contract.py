@@ -362,6 +362,11 @@ class Contract(StrictlyRead):
             raise UsageError(f"method {method!r} does not take these inputs", got=got, expected=expected)
         return spec
 
+    @property
+    def solver_settings(self) -> frozenset[str]:
+        """Return the names of the solvers' settings, which are set like parameters."""
+        return frozenset(f"{solver.path}.{name}" for solver in self.solvers for name in solver.settings)
+
     def input_spec(self, name: str) -> TensorSpec:
         """Return the spec of a method's input: an input, its tangent, or the cotangent of an output."""
         return self._specs["outputs" if name.startswith(COTANGENT) else "inputs"][strip_prefix(name)]

@@ -7,6 +7,7 @@ Reading the folder needs no torch; calling the kernel needs NumPy."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from exporter.archive.contract import Bounds, Contract, Finding, contract_from_j
 from exporter.archive.contract_text import is_identifier
 from exporter.archive.format_limits import MAX_SIZE
 from exporter.archive.tensor_spec import StrictlyRead
-from exporter.archive.text_cases import CaseNumbers
+from exporter.archive.text_cases import CaseNumbers, StoredNumbers
 from exporter.common.errors import ArchiveError
 
 if TYPE_CHECKING:
@@ -104,12 +105,15 @@ class KernelFiles:
 
     def read_parameter_numbers(self) -> dict[str, tuple[float | int, ...]]:
         """Read the parameters as plain numbers, without torch."""
-        stored = text_cases.parse_cases(self.contents[CASES], self.contract, str(self.path / CASES)).parameters
-        return {name: numbers.values for name, numbers in stored.items()}
+        return {name: numbers.values for name, numbers in self._numbers.parameters.items()}
 
     def read_case_numbers(self) -> tuple[CaseNumbers, ...]:
         """Read the stored cases as plain numbers, without torch."""
-        return text_cases.parse_cases(self.contents[CASES], self.contract, str(self.path / CASES)).cases
+        return self._numbers.cases
+
+    @functools.cached_property
+    def _numbers(self) -> StoredNumbers:
+        return text_cases.parse_cases(self.contents[CASES], self.contract, str(self.path / CASES))
 
 
 def list_build_files(files: Mapping[str, bytes]) -> list[str]:

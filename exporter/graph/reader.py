@@ -130,7 +130,7 @@ def list_settable_tensors(contract: Contract | None) -> set[str] | None:
     """Return the settable tensors of a file: parameters and solver settings; None without a contract."""
     if contract is None:
         return None
-    return {p.name for p in contract.parameters} | {f"{s.path}.{n}" for s in contract.solvers for n in s.settings}
+    return {p.name for p in contract.parameters} | contract.solver_settings
 
 
 @with_deep_recursion

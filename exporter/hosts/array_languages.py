@@ -6,17 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 from typing import Any
 
 from exporter.archive.contract import name_output
 from exporter.archive.kernel_container import KernelFiles
-from exporter.common.errors import UsageError
-from exporter.hosts.variable_cases import list_variable_rows
+from exporter.hosts.fitting import check_batch, check_double, list_model_parameters
+from exporter.hosts.variable_cases import Shape, list_variable_rows, place_numbers
 from exporter.hosts.wrapping import name_for_languages, render
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -48,21 +45,11 @@ def render_octave(kernel: KernelFiles, options: None, title: str) -> dict[str, b
 
 def _render(kernel: KernelFiles, host: str, title: str, script: str, library: str, self_test: str) -> dict[str, bytes]:
     contract = kernel.contract
-    if contract.batch.ndim == 0:
-        what, mend = f"the model has no batch of elements, which are rows in {title}", "export it with a batch"
-        raise UsageError(what, where=str(kernel.path), got="full shapes", expected="shapes of one element", mend=mend)
+    check_batch(kernel, title)
     methods = {m: spec for m, spec in contract.methods.items() if m in ("forward", "jacobian")}
-    outputs = [(o, contract.output_spec(o)) for spec in methods.values() for o in spec.outputs]
-    for spec in (*contract.inputs, *(spec for _, spec in outputs)):
-        if spec.dtype != "float64":
-            what = f"the numbers of {title} are in double precision"
-            raise UsageError(what, where=f"{kernel.path}, {spec.name}", got=spec.dtype, expected="float64")
-    settings = {f"{s.path}.{n}" for s in contract.solvers for n in s.settings}
-    parameters = [
-        (place, p)
-        for place, p in enumerate(contract.parameters)
-        if p.dtype == "float64" and p.name not in settings and len(p.shape) <= 1
-    ]
+    outputs = [contract.output_spec(o) for spec in methods.values() for o in spec.outputs]
+    check_double(kernel, (*contract.inputs, *outputs), title)
+    parameters = [(place, p) for place, p in list_model_parameters(contract) if len(p.shape) <= 1]
     identifiers = iter(name_for_languages([s.name for s in contract.inputs] + [p.name for _, p in parameters]))
     inputs = [ArrayVariable(s.name, next(identifiers), s.static_shape, i) for i, s in enumerate(contract.inputs)]
     places = {v.name: v.place for v in inputs}
@@ -112,8 +99,7 @@ def _list_columns(kernel: KernelFiles, method: str, inputs: Sequence[ArrayVariab
 
 
 def _list_by_columns(rows: Sequence[Sequence[float]], shape: Shape) -> list[float]:
-    places = [
-        sum(i * prod(shape[d + 1 :]) for d, i in enumerate(reversed(index)))
-        for index in product(*(range(size) for size in reversed(shape)))
-    ]
-    return [row[place] for place in places for row in rows]
+    """Return the rows as one array that lies column by column, rows first."""
+    strides = tuple(prod(shape[:d]) for d in range(len(shape)))
+    columns = zip(*(place_numbers(row, shape, strides) for row in rows), strict=True)
+    return [number for column in columns for number in column]

@@ -13,10 +13,9 @@ from exporter.archive.contract import block_name, name_output
 from exporter.archive.kernel_container import KernelFiles
 from exporter.common.c_text import escape_comment
 from exporter.common.errors import UsageError
-from exporter.hosts.variable_cases import VariableRow, list_variable_rows
-from exporter.hosts.wrapping import list_numbers, name_for_languages, render
-
-Shape = tuple[int, ...]
+from exporter.hosts.fitting import check_double, list_derived_parameters
+from exporter.hosts.variable_cases import Shape, VariableRow, list_variable_rows, place_numbers
+from exporter.hosts.wrapping import list_numbers, name_for_languages, render_c_host
 
 
 @dataclass(frozen=True)
@@ -83,20 +82,15 @@ def render_casadi(kernel: KernelFiles, options: None, title: str) -> dict[str, b
         UsageError: A variable is not in double precision, or the Jacobian has some blocks and lacks others.
     """
     contract = kernel.contract
-    _check_dtypes(kernel)
+    check_double(kernel, (*contract.inputs, *contract.outputs), title)
     inputs = _list_variables([(s.name, s.static_shape) for s in contract.inputs])
     outputs = _list_variables([(s.name, s.static_shape) for s in contract.outputs])
     spec = contract.methods.get("jacobian")
     parameters = _list_parameters(kernel, len(inputs))
     blocks = _list_blocks(kernel, (*inputs, *parameters), outputs)
-    source, self_test = f"{kernel.name}_casadi.c", f"test_{kernel.name}_casadi"
     methods = [("forward", contract.methods["forward"])] + ([("jacobian", spec)] if spec else [])
     by_name = {v.name: v for v in outputs}
     context: dict[str, Any] = {
-        "title": title,
-        "source": source,
-        "self_test": self_test,
-        "library": f"lib{kernel.name}_casadi.so",
         "inputs": inputs,
         "parameters": parameters,
         "parameter_count": len(contract.parameters),
@@ -116,20 +110,8 @@ def render_casadi(kernel: KernelFiles, options: None, title: str) -> dict[str, b
         },
     }
     rows = list_variable_rows(kernel, "jacobian" if spec else "forward")
-    context["cases"] = [_translate_row(row, kernel, inputs, parameters, outputs, blocks) for row in rows]
-    return {
-        source: render("casadi.c.jinja", kernel, context),
-        f"{self_test}.c": render("test_casadi.c.jinja", kernel, context),
-        "Makefile": render("Makefile.jinja", kernel, context),
-        "README.md": render("README_casadi.md.jinja", kernel, context),
-    }
-
-
-def _check_dtypes(kernel: KernelFiles) -> None:
-    for spec in (*kernel.contract.inputs, *kernel.contract.outputs):
-        if spec.dtype != "float64":
-            what = "the numbers of CasADi are in double precision"
-            raise UsageError(what, where=f"{kernel.path}, {spec.name}", got=spec.dtype, expected="float64")
+    translated = [_translate_row(row, kernel, inputs, parameters, outputs, blocks) for row in rows]
+    return render_c_host(kernel, "casadi", title, context, translated)
 
 
 def _list_variables(named: Sequence[tuple[str, Shape]]) -> list[CasadiVariable]:
@@ -140,10 +122,7 @@ def _list_variables(named: Sequence[tuple[str, Shape]]) -> list[CasadiVariable]:
 def _list_parameters(kernel: KernelFiles, first: int) -> list[CasadiVariable]:
     """Return the parameters of which the kernel has derivatives: they are inputs of the function, after the model's."""
     contract = kernel.contract
-    spec = contract.methods.get("jacobian")
-    known = {wrt for o in spec.outputs if not isinstance(o, str) for wrt in [o[1]]} if spec else set[str]()
-    known -= {s.name for s in contract.inputs}
-    places = [(place, p) for place, p in enumerate(contract.parameters) if p.name in known]
+    places = list_derived_parameters(contract)
     for _, parameter in places:
         if len(parameter.shape) > 1 or parameter.dtype != "float64":
             got = f"shape {list(parameter.shape)} of {parameter.dtype}"
@@ -201,13 +180,18 @@ def _translate_row(
     blocks: Sequence[CasadiBlock],
 ) -> dict[str, Any]:
     stored = kernel.read_parameter_numbers() if parameters else {}
-    taken = [*(_reorder(row.inputs[v.name], v.shape, v.strides) for v in inputs), *(stored[p.name] for p in parameters)]
+    taken = [
+        *(place_numbers(row.inputs[v.name], v.shape, v.strides) for v in inputs),
+        *(stored[p.name] for p in parameters),
+    ]
     dense = [b for b in blocks if not b.is_zero]
     of_outputs = [(v.name, v.shape, v.strides) for v in outputs]
     of_blocks = [(b.name, (*b.output.shape, *b.wrt.shape), b.strides) for b in dense]
 
     def join(numbers: Any, places: Sequence[tuple[str, Shape, Shape]]) -> str:
-        return list_numbers([v for name, shape, strides in places for v in _reorder(numbers[name], shape, strides)])
+        return list_numbers(
+            [v for name, shape, strides in places for v in place_numbers(numbers[name], shape, strides)]
+        )
 
     return {
         "inputs": list_numbers([v for numbers in taken for v in numbers]),
@@ -216,15 +200,3 @@ def _translate_row(
         "blocks": join(row.outputs, of_blocks) if dense else "0",
         "blocks_allowed": join(row.allowed, of_blocks) if dense else "0",
     }
-
-
-def _reorder(numbers: Sequence[float], shape: Shape, strides: Shape) -> list[float]:
-    """Return numbers that lie row by row at the places that the strides give."""
-    placed = [0.0] * len(numbers)
-    for flat, number in enumerate(numbers):
-        place, left = 0, flat
-        for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-            place += (left % size) * stride
-            left //= size
-        placed[place] = number
-    return placed

@@ -12,10 +12,9 @@ from typing import Any
 from exporter.archive.contract import name_output
 from exporter.archive.kernel_container import KernelFiles
 from exporter.common.errors import UsageError
-from exporter.hosts.variable_cases import list_variable_rows
+from exporter.hosts.fitting import check_batch, check_double, list_derived_parameters
+from exporter.hosts.variable_cases import Shape, list_variable_rows
 from exporter.hosts.wrapping import name_for_languages, render
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,9 @@ def render_jax(kernel: KernelFiles, options: None, title: str) -> dict[str, byte
 
 def _render(kernel: KernelFiles, host: str, title: str, library: str, sources: dict[str, str]) -> dict[str, bytes]:
     contract = kernel.contract
-    if contract.batch.ndim == 0:
-        what, mend = f"the model has no batch of elements, over which {title} calls it", "export it with a batch"
-        raise UsageError(what, where=str(kernel.path), got="full shapes", expected="shapes of one element", mend=mend)
+    check_batch(kernel, title)
+    check_double(kernel, (*contract.inputs, *contract.outputs), title)
     for spec in (*contract.inputs, *contract.outputs):
-        if spec.dtype != "float64":
-            what = f"the numbers of {title} are in double precision"
-            raise UsageError(what, where=f"{kernel.path}, {spec.name}", got=spec.dtype, expected="float64")
         if 0 in spec.static_shape:
             what, got = f"{title} takes no variables without numbers", f"shape {list(spec.static_shape)}"
             raise UsageError(what, where=f"{kernel.path}, {spec.name}", got=got, expected="sizes above 0")
@@ -102,14 +97,8 @@ def _render(kernel: KernelFiles, host: str, title: str, library: str, sources: d
 
 def _list_arguments(kernel: KernelFiles) -> list[Argument]:
     contract = kernel.contract
-    spec = contract.methods.get("jacobian")
-    derived = {o[1] for o in spec.outputs if not isinstance(o, str)} if spec else set[str]()
     stored = kernel.read_parameter_numbers()
-    # A block is by the input, where a parameter has its name.
-    derived -= {s.name for s in contract.inputs}
-    parameters = [
-        (place, p) for place, p in enumerate(contract.parameters) if p.name in derived and p.dtype == "float64"
-    ]
+    parameters = [(place, p) for place, p in list_derived_parameters(contract) if p.dtype == "float64"]
     names = [s.name for s in contract.inputs] + [p.name for _, p in parameters]
     identifiers = name_for_languages(names)
     arguments = [Argument(s.name, c, s.static_shape) for s, c in zip(contract.inputs, identifiers, strict=False)]

@@ -16,12 +16,12 @@ from exporter.archive.kernel_container import KernelFiles
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.c_text import to_c_identifiers
 from exporter.common.errors import UsageError, suggest_names
+from exporter.hosts.fitting import check_double, list_model_parameters
 from exporter.hosts.small_strain import OLD_SUFFIX
-from exporter.hosts.variable_cases import list_variable_rows
+from exporter.hosts.variable_cases import Shape, list_variable_rows
 from exporter.hosts.wrapping import format_number, list_numbers, render
 
 TIME, OLD_TIME, STEP = "t", "t~1", "dt"
-Shape = tuple[int, ...]
 Specs = Mapping[str, TensorSpec]
 # Numbers of the FMU's own.
 _RESERVED = ("time", "solver_relative_tolerance", "solver_absolute_tolerance")
@@ -187,7 +187,8 @@ def _find_roles(kernel: KernelFiles, options: FmuOptions) -> _Roles:
     contract, where = kernel.contract, str(kernel.path)
     inputs, outputs = ({s.name: s for s in specs} for specs in (contract.inputs, contract.outputs))
     rename = "rename one of them with --rename when the model is exported"
-    _check_inputs(inputs, where)
+    check_double(kernel, contract.inputs, "an FMU")
+    _check_times(inputs, where)
     _check_rates(options.rates, inputs, outputs)
     states = dict(options.rates)
     memory = _find_memory(inputs, outputs, states)
@@ -203,18 +204,15 @@ def _find_roles(kernel: KernelFiles, options: FmuOptions) -> _Roles:
     return _Roles(states, memory, plain, of_float, steps)
 
 
-def _check_inputs(inputs: Specs, where: str) -> None:
-    """Raise ``UsageError`` for an input that is not in double precision, and for a time that is no number."""
-    for name, spec in inputs.items():
-        if spec.dtype != "float64":
-            what = "the numbers of an FMU are in double precision"
-            raise UsageError(what, where=f"{where}, {name}", got=spec.dtype, expected="float64")
-        if name in (TIME, OLD_TIME, STEP) and spec.shape:
+def _check_times(inputs: Specs, where: str) -> None:
+    """Raise ``UsageError`` for a time that is no number."""
+    for name in (TIME, OLD_TIME, STEP):
+        if name in inputs and inputs[name].shape:
             what, mend = (
                 f"the input {name!r} is the time of an FMU",
                 "rename it with --rename when the model is exported",
             )
-            raise UsageError(what, where=where, got=spec.describe(), expected="one number", mend=mend)
+            raise UsageError(what, where=where, got=inputs[name].describe(), expected="one number", mend=mend)
 
 
 def _check_rates(rates: Sequence[tuple[str, str]], inputs: Specs, outputs: Specs) -> None:
@@ -255,8 +253,6 @@ def _lay_out(kernel: KernelFiles, options: FmuOptions, roles: _Roles) -> tuple[_
     """Return the numbers by reference, and the variables that are remembered, with their first place there."""
     contract = kernel.contract
     starts = _find_starts(kernel)
-    settings = {f"{s.path}.{n}" for s in contract.solvers for n in s.settings}
-    parameters = [p for p in contract.parameters if p.name not in settings and p.dtype == "float64"]
     layout = _Layout()
     own = {"causality": "independent", "variability": "continuous", "settable": 0, "has_start": False}
     layout.add("time", (), [0.0], is_own=True, **own)
@@ -265,7 +261,7 @@ def _lay_out(kernel: KernelFiles, options: FmuOptions, roles: _Roles) -> tuple[_
         for name, start in zip(_RESERVED[1:], (1e-6, 1e-9), strict=True):
             layout.add(name, (), [start], is_own=True, **tunable)
     stored = kernel.read_parameter_numbers()
-    for parameter in parameters:
+    for _, parameter in list_model_parameters(contract):
         layout.add(parameter.name, parameter.shape, [float(v) for v in stored[parameter.name]], **tunable)
     for name in roles.inputs:
         changing = {"causality": "input", "variability": "continuous", "settable": 1}

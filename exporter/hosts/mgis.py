@@ -19,8 +19,8 @@ from exporter.hosts.small_strain import (
     find_material_point,
     list_other_numbers,
 )
-from exporter.hosts.small_strain_cases import Expected, HostRow, list_rows
-from exporter.hosts.wrapping import format_number, list_numbers, render
+from exporter.hosts.small_strain_cases import HostRow, list_rows
+from exporter.hosts.wrapping import format_number, list_numbers, render_c_host
 
 _KINDS = frozenset({"time_step", "temperature_end", "temperature_start"})
 # The temperature is the first external state variable; fields come after it.
@@ -60,13 +60,8 @@ def render_mgis(kernel: KernelFiles, options: PointOptions, title: str) -> dict[
     names = _name_numbers(point)
     stored = kernel.read_parameter_numbers()
     parameters = [v for v in point.properties if v.parameter is not None]
-    source, self_test = f"{kernel.name}_mgis.c", f"test_{kernel.name}_mgis"
     context: dict[str, Any] = {
         **point.describe(),
-        "title": title,
-        "source": source,
-        "self_test": self_test,
-        "library": f"lib{kernel.name}_mgis.so",
         "block": 1,
         "hypotheses": HYPOTHESES,
         "numbers": NUMBERS,
@@ -75,15 +70,7 @@ def render_mgis(kernel: KernelFiles, options: PointOptions, title: str) -> dict[
         "parameter_values": [format_number(float(n)) for v in parameters for n in stored[v.name]],
         "bounds": _list_bounds(point, names),
     }
-    rows = [_translate_row(row) for row in list_rows(point)]
-    # The driver sees the temperature among the external state variables.
-    of_test = {**context, "rows": rows, "field_names": ["Temperature", *names["field_names"]]}
-    return {
-        source: render("mgis.c.jinja", kernel, context),
-        f"{self_test}.c": render("test_mgis.c.jinja", kernel, of_test),
-        "Makefile": render("Makefile.jinja", kernel, context),
-        "README.md": render("README_mgis.md.jinja", kernel, context),
-    }
+    return render_c_host(kernel, "mgis", title, context, [_translate_row(row) for row in list_rows(point)])
 
 
 def _name_numbers(point: MaterialPoint) -> dict[str, list[str]]:
@@ -132,14 +119,6 @@ def _translate_row(row: HostRow) -> dict[str, Any]:
     def order_block(numbers: Sequence[float]) -> list[float]:
         return [numbers[len(_SOLID) * i + j] for i in _SOLID for j in _SOLID]
 
-    def list_expected(expected: Expected, translate: Any) -> dict[str, str]:
-        if not row.is_solved:
-            return {"values": "0", "allowed": "0"}
-        return {
-            "values": list_numbers(translate(expected.values)),
-            "allowed": list_numbers(translate(expected.allowed)),
-        }
-
     pairs = [row.values["temperature"], *zip(row.values["field"][::2], row.values["field"][1::2], strict=True)]
     return {
         "strain_old": list_numbers(order(row.strain_old)),
@@ -150,8 +129,8 @@ def _translate_row(row: HostRow) -> dict[str, Any]:
         "dt": format_number(row.values["time"][1]),
         "external_old": list_numbers([start for start, _ in pairs]),
         "external": list_numbers([start + change for start, change in pairs]),
-        "stress": list_expected(row.stress, order),
-        "states": list_expected(row.states, list),
-        "tangent": list_expected(row.tangent, order_block),
+        "stress": row.list_expected(row.stress, order),
+        "states": row.list_expected(row.states),
+        "tangent": row.list_expected(row.tangent, order_block),
         "is_solved": int(row.is_solved),
     }

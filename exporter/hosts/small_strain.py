@@ -16,6 +16,7 @@ from exporter.archive.kernel_container import KernelFiles
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.common.c_text import escape_comment
 from exporter.common.errors import UsageError, suggest_names
+from exporter.hosts.fitting import check_batch, check_double, list_model_parameters
 
 OLD_SUFFIX = "~1"
 COMPONENTS = 6
@@ -135,7 +136,6 @@ class MaterialPoint:
         """Return what the templates read."""
         return {
             "point": self,
-            "stress_name": self.options.stress,
             "workspace": self.kernel.workspace[self.method],
             "parameters": len(self.contract.parameters),
         }
@@ -199,9 +199,8 @@ def _check_variables(kernel: KernelFiles, options: PointOptions, host: str, *, w
         expected = f"the block {block_name(*block)} of the method jacobian"
         mend = f"export it with --derivative {stress}:{strain}, or name other variables with --stress and --strain"
         raise UsageError(what, where=where, got=got, expected=expected, mend=mend)
-    if contract.batch.ndim == 0:
-        what, mend = f"the model has no batch of elements, and {host} has material points", "export it with a batch"
-        raise UsageError(what, where=where, got="full shapes", expected="shapes of one element", mend=mend)
+    check_batch(kernel, host)
+    check_double(kernel, contract.inputs, host)
     for role, name, specs in (("output", stress, contract.outputs), ("input", strain, contract.inputs)):
         variable = next((s for s in specs if s.name == name), None)
         if variable is None:
@@ -217,10 +216,6 @@ def _check_variables(kernel: KernelFiles, options: PointOptions, host: str, *, w
         if energy is None or energy.shape:
             got = "no such output" if energy is None else f"an output of shape {list(energy.shape)}"
             raise UsageError("an energy is one number", where=options.energy, got=got, expected="an output of shape []")
-    for variable in (*contract.inputs, *contract.outputs):
-        if variable.dtype != "float64" and variable in contract.inputs:
-            what = f"the variables of {host} are in double precision"
-            raise UsageError(what, where=variable.name, got=variable.dtype, expected="float64")
 
 
 def _check_pairs(contract: Contract) -> None:
@@ -258,15 +253,12 @@ def _list_states(contract: Contract, stress: str, energy: str) -> tuple[NumberRa
 def _list_properties(contract: Contract) -> tuple[NumberRange, ...]:
     """Return the parameters of the model, without the settings of its solvers, and then those by element, which are
     inputs of the kernel."""
-    settings = {f"{s.path}.{n}" for s in contract.solvers for n in s.settings}
-    places = [(place, p) for place, p in enumerate(contract.parameters) if p.name not in settings]
     own = [(None, spec) for spec in contract.inputs if spec.name in contract.per_element]
     properties, first = list[NumberRange](), 0
-    for place, parameter in (*places, *own):
-        if parameter.dtype == "float64":
-            count = prod(d for d in parameter.shape if isinstance(d, int))
-            properties.append(NumberRange(parameter.name, first, count, describe_variable(parameter), place))
-            first += count
+    for place, parameter in (*list_model_parameters(contract), *own):
+        count = prod(d for d in parameter.shape if isinstance(d, int))
+        properties.append(NumberRange(parameter.name, first, count, describe_variable(parameter), place))
+        first += count
     return tuple(properties)
 
 

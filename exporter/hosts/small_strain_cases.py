@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from exporter.archive.cases import EXTREME_PREFIXES
 from exporter.archive.contract import name_output
 from exporter.archive.text_cases import CaseNumbers, Numbers
 from exporter.hosts.small_strain import COMPONENTS, OLD_SUFFIX, MaterialPoint
 from exporter.hosts.variable_cases import take_row, thin_rows
+from exporter.hosts.wrapping import list_numbers
 
 Row = tuple[float, ...]
 
@@ -25,9 +26,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class HostRow:
-    """One step of one point, in the model's components; ``values`` are the host's numbers by kind.
-
-    ``is_solved`` is false where the model gives numbers that are none."""
+    """One step of one point, in the model's components; ``values`` are the host's numbers by kind."""
 
     strain_old: Row
     strain: Row
@@ -40,7 +39,18 @@ class HostRow:
     stress: Expected
     states: Expected
     tangent: Expected
-    is_solved: bool = field(default=True)
+
+    @property
+    def is_solved(self) -> bool:
+        """Return whether the model gives numbers for it."""
+        expected = (self.stress, self.states, self.tangent)
+        return all(math.isfinite(value) for e in expected for value in e.values)
+
+    def list_expected(self, expected: Expected, convert: Callable[[Row], Sequence[float]] = list) -> dict[str, str]:
+        """List what a host has to get as C has it, in its own components; nothing where there is no result."""
+        if not self.is_solved:
+            return {"values": "0", "allowed": "0"}
+        return {"values": list_numbers(convert(expected.values)), "allowed": list_numbers(convert(expected.allowed))}
 
 
 def list_rows(point: MaterialPoint) -> list[HostRow]:
@@ -87,12 +97,11 @@ def _make_row(inputs: Mapping[str, Row], expected: Mapping[str, Expected], point
     values = _find_values(inputs, point)
     if stress is None or values is None or any(state is None for state in states):
         return None
-    is_solved = all(math.isfinite(v) for e in expected.values() for v in e.values)
     properties: Row = ()
     own = sum((inputs[v.name] for v in point.properties if v.parameter is None), ())
     if point.needs_properties:
         stored = point.kernel.read_parameter_numbers()
-        properties = sum((inputs.get(v.name) or stored[v.name] for v in point.properties), ())
+        properties = sum((stored[v.name] for v in point.properties if v.parameter is not None), ()) + own
     if not all(map(math.isfinite, (*strain, *stress, *properties, *sum(values.values(), ())))):
         return None
     return HostRow(
@@ -103,7 +112,6 @@ def _make_row(inputs: Mapping[str, Row], expected: Mapping[str, Expected], point
         properties=properties,
         own_properties=own,
         values=values,
-        is_solved=is_solved,
         **expected,
     )
 

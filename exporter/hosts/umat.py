@@ -12,8 +12,8 @@ from typing import Any
 from exporter.archive.kernel_container import KernelFiles
 from exporter.common.errors import UsageError
 from exporter.hosts.small_strain import ALL_KINDS, COMPONENTS, PointOptions, find_material_point
-from exporter.hosts.small_strain_cases import Expected, HostRow, Row, list_rows
-from exporter.hosts.wrapping import list_numbers, render
+from exporter.hosts.small_strain_cases import HostRow, Row, list_rows
+from exporter.hosts.wrapping import list_numbers, render_c_host
 
 # The model's component of each shear.
 SHEARS = {"yz": 3, "xz": 4, "xy": 5}
@@ -73,15 +73,8 @@ def render_umat(kernel: KernelFiles, options: UmatOptions, title: str, host: str
         UsageError: The model is none of small strains, or has an input that a UMAT does not get.
     """
     point = find_material_point(kernel, options.point, title, options.kinds)
-    source, self_test = f"{kernel.name}_{host}.c", f"test_{kernel.name}_{host}"
-    library = f"lib{kernel.name}_{host}.so"
     context: dict[str, Any] = {
         **point.describe(),
-        "title": title,
-        "host": host,
-        "source": source,
-        "self_test": self_test,
-        "library": library,
         "block": 1,
         "shear_order": options.shear_order,
         "shears": [SHEARS[s] for s in options.shear_order],
@@ -91,12 +84,7 @@ def render_umat(kernel: KernelFiles, options: UmatOptions, title: str, host: str
         "said": {kind: _NEEDS.get(kind.partition("_")[0], _FIELDS)[1] for kind in NUMBERS},
     }
     rows = [_translate_row(row, options) for row in list_rows(point)]
-    return {
-        source: render("umat.c.jinja", kernel, context),
-        f"{self_test}.c": render("test_umat.c.jinja", kernel, {**context, "rows": rows}),
-        "Makefile": render("Makefile.jinja", kernel, context),
-        "README.md": render(f"README_{host}.md.jinja", kernel, context),
-    }
+    return render_c_host(kernel, host, title, context, rows, "umat")
 
 
 def _translate_row(row: HostRow, options: UmatOptions) -> dict[str, Any]:
@@ -115,14 +103,6 @@ def _translate_row(row: HostRow, options: UmatOptions) -> dict[str, Any]:
         places = list(zip(order, scales, strict=True))
         return [tangent[COMPONENTS * i + j] * a * b for j, b in places for i, a in places]
 
-    def list_expected(expected: Expected, translate: Any) -> dict[str, str]:
-        if not row.is_solved:
-            return {"values": "0", "allowed": "0"}
-        return {
-            "values": list_numbers(translate(expected.values)),
-            "allowed": list_numbers(translate(expected.allowed)),
-        }
-
     old = convert_strain(row.strain_old)
     change = [b - a for a, b in zip(old, convert_strain(row.strain), strict=True)]
     return {
@@ -132,8 +112,8 @@ def _translate_row(row: HostRow, options: UmatOptions) -> dict[str, Any]:
         "states_old": list_numbers(row.states_old),
         "properties": list_numbers(row.properties),
         **{name: list_numbers(numbers) for name, numbers in row.values.items()},
-        "stress": list_expected(row.stress, convert_stress),
-        "states": list_expected(row.states, list),
-        "tangent": list_expected(row.tangent, convert_tangent),
+        "stress": row.list_expected(row.stress, convert_stress),
+        "states": row.list_expected(row.states),
+        "tangent": row.list_expected(row.tangent, convert_tangent),
         "is_solved": int(row.is_solved),
     }

@@ -14,6 +14,7 @@ from exporter.archive.kernel_container import KernelFiles
 # Rows of a self-test.
 MOST = 12
 RowType = TypeVar("RowType")
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -59,3 +60,15 @@ def take_row(values: Sequence[float], row: int, rows: int) -> tuple[float, ...]:
     """Return the numbers of one row of a variable."""
     count = len(values) // rows
     return tuple(map(float, values[row * count : (row + 1) * count]))
+
+
+def place_numbers(numbers: Sequence[float], shape: Shape, strides: Shape) -> list[float]:
+    """Return numbers that lie row by row at the places that the strides give."""
+    placed = [0.0] * len(numbers)
+    for flat, number in enumerate(numbers):
+        place, left = 0, flat
+        for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+            place += (left % size) * stride
+            left //= size
+        placed[place] = number
+    return placed

@@ -9,8 +9,6 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from exporter import __version__
 from exporter.archive import kernel_container
 from exporter.archive.kernel_container import KernelFiles
@@ -18,15 +16,9 @@ from exporter.common import atomic_files
 from exporter.common.c_text import escape_comment, escape_string, to_c_identifiers
 from exporter.common.errors import UsageError
 from exporter.common.plain_text import escape_markdown
+from exporter.common.templating import make_templates
 
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("exporter.hosts"),
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-    undefined=jinja2.StrictUndefined,
-)
-TEMPLATES.filters["comment"] = escape_comment
+TEMPLATES = make_templates("exporter.hosts")
 TEMPLATES.filters["markdown"] = lambda text: escape_markdown(escape_comment(text))
 TEMPLATES.filters["product"] = prod
 TEMPLATES.filters["zip"] = zip
@@ -87,6 +79,31 @@ def render(template: str, kernel: KernelFiles, context: Mapping[str, Any]) -> by
         "version": __version__,
     }
     return TEMPLATES.get_template(template).render(**known, **context).encode()
+
+
+def render_c_host(
+    kernel: KernelFiles, host: str, title: str, context: Mapping[str, Any], rows: Sequence[Any], template: str = ""
+) -> dict[str, bytes]:
+    """Render the files of a host whose code is one C file: that, its self-test with rows of cases, Makefile and README.
+
+    Args:
+        kernel: The kernel's files.
+        host: The host's name, in the names of files.
+        title: The host's name, for people.
+        context: What the templates read.
+        rows: The self-test's rows.
+        template: The host whose templates are taken; empty for ``host``.
+    """
+    template = template or host
+    source, self_test = f"{kernel.name}_{host}.c", f"test_{kernel.name}_{host}"
+    library = f"lib{kernel.name}_{host}.so"
+    known = {"host": host, "title": title, "source": source, "self_test": self_test, "library": library, **context}
+    return {
+        source: render(f"{template}.c.jinja", kernel, known),
+        f"{self_test}.c": render(f"test_{template}.c.jinja", kernel, {**known, "rows": rows}),
+        "Makefile": render("Makefile.jinja", kernel, known),
+        "README.md": render(f"README_{host}.md.jinja", kernel, known),
+    }
 
 
 def write_host_folder(kernel: KernelFiles, files: Mapping[str, bytes], output: Path) -> list[Path]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
-from project import need
+from project import ROOT, need
 
 from runtime_checks.cache import make_private_folder
+
+# What a script prints before a result.
+_RESULT = "RESULT "
 
 
 def need_environment(name: str, *requirements: str) -> Path:
@@ -29,3 +35,13 @@ def need_environment(name: str, *requirements: str) -> Path:
             need(result.returncode == 0, f"pip cannot install {' '.join(requirements)}: {last}")
             (folder / "done").touch()
     return python
+
+
+def run_in(python: Path, *arguments: str, folder: Path) -> list[Any]:
+    """Run a script in a host's environment; return what its lines that begin with RESULT hold."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [str(python), *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    lines = (line for line in done.stdout.splitlines() if line.startswith(_RESULT))
+    return [json.loads(line.removeprefix(_RESULT)) for line in lines]

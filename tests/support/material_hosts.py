@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +39,28 @@ class Wrapped:
         subprocess.run([*command, "-o", str(program), "-lm", "-ldl"], cwd=self.folder, check=True)
         return program
 
+    def plant(self, right: str, wrong: str) -> None:
+        """Put a fault into the host's source, and build the library again."""
+        plant(self.folder / f"{self.name}_{self.host}.c", right, wrong)
+        build_library(self)
+
     def run_self_test(self, sanitize: bool = False) -> subprocess.CompletedProcess[str]:
         """Run the self-test as it is built now."""
         program = self.build_self_test(sanitize)
         return subprocess.run([str(program)], cwd=self.folder, capture_output=True, text=True, check=False)
+
+
+def plant(source: Path, right: str, wrong: str) -> None:
+    """Put a fault into a file."""
+    text = source.read_text()
+    assert right in text
+    source.write_text(text.replace(right, wrong))
+
+
+def make(folder: Path, *targets: str, python: str | Path = sys.executable) -> subprocess.CompletedProcess[str]:
+    """Run make in a host's folder; the kernel is compiled quickly."""
+    command = ["make", f"PYTHON={python}", "CFLAGS=-O1", "CXXFLAGS=-O0 -w", *targets]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def wrap(host: str, kernel: Path, output: Path, options: Any) -> Wrapped:

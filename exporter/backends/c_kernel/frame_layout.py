@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import jinja2
-
 from exporter.backends.c_kernel.c_expressions import TYPES
-from exporter.common.c_text import escape_comment
+from exporter.common.templating import make_templates
 
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("exporter.backends.c_kernel"),
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-    undefined=jinja2.StrictUndefined,
-)
+TEMPLATES = make_templates("exporter.backends.c_kernel")
 # Elements that are computed together: two registers of AVX-512, so that one works while the other waits for its
 # results. Measured: 0.9 of the time with 8, in Newton loops and in explicit models.
 LANES = 16
@@ -62,9 +54,6 @@ class MethodCode:
     def is_inlined_on_gpu(self) -> bool:
         """Return whether a thread of a GPU has the method in one function, and the frame in registers."""
         return self.operations <= INLINED
-
-
-TEMPLATES.filters["comment"] = escape_comment
 
 
 def format_struct(name: str, counts: Mapping[str, int], *, lanes: bool, pointers: int = 0) -> str:

@@ -8,16 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from material_hosts import make, plant
 from project import make_once, need
 
 import torchferry
 from exporter.hosts.registry import wrap_kernel
 
 PROGRAMS = {"r": "Rscript", "octave": "mkoctfile"}
-
-
-def make(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", "CFLAGS=-O1", "test"], cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(params=PROGRAMS)
@@ -34,7 +31,7 @@ def wrap(host: str, kernel: Path, shared: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", ["matrices", "solid"])
 def test_the_self_test_passes(host, matrix_kernel, solid, shared, name):
     kernel = {"matrices": matrix_kernel, "solid": solid.with_suffix("")}[name]
-    result = make(wrap(host, kernel, shared, name))
+    result = make(wrap(host, kernel, shared, name), "test")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "rows of cases" in result.stdout
 
@@ -49,11 +46,8 @@ def test_the_self_test_passes(host, matrix_kernel, solid, shared, name):
 )
 def test_a_planted_fault_is_seen(host, matrix_kernel, tmp_path, right, wrong):
     wrap_kernel(host, matrix_kernel, tmp_path / "w", None)
-    source = tmp_path / "w" / f"Matrices_{host}.c"
-    text = source.read_text()
-    assert right in text
-    source.write_text(text.replace(right, wrong))
-    assert make(tmp_path / "w").returncode != 0
+    plant(tmp_path / "w" / f"Matrices_{host}.c", right, wrong)
+    assert make(tmp_path / "w", "test").returncode != 0
 
 
 def test_rows_parameters_and_shapes(host, matrix_kernel, shared):

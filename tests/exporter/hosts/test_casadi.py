@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from material_hosts import build_library, wrap
+from material_hosts import wrap
 from project import ROOT, make_once
 
 import torchferry
@@ -89,18 +89,18 @@ def test_the_jacobian_and_its_sparsity(matrices):
     assert casadi.jacobian(product, symbols[1]).nnz() > 0
 
 
-def test_a_planted_fault_is_seen(matrix_kernel, tmp_path):
-    wrapped = wrap("casadi", matrix_kernel, tmp_path / "w", None)
-    source = wrapped.folder / "Matrices_casadi.c"
-    text = source.read_text()
-    for right, wrong in (
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
         ("in_0[] = { 0, 1, 2 }", "in_0[] = { 0, 3, 1 }"),
         ("out_0[] = { 0, 1, 3 }", "out_0[] = { 0, 2, 1 }"),
-    ):
-        assert right in text
-        source.write_text(text.replace(right, wrong))
-        build_library(wrapped)
-        assert wrapped.run_self_test().returncode == 1
+        ("zero = 0.0;", "zero = 1.0;"),
+    ],
+)
+def test_a_planted_fault_is_seen(matrix_kernel, tmp_path, right, wrong):
+    wrapped = wrap("casadi", matrix_kernel, tmp_path / "w", None)
+    wrapped.plant(right, wrong)
+    assert wrapped.run_self_test().returncode == 1
 
 
 def test_what_is_not_finite_fails(matrices):

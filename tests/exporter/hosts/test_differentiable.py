@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from host_environments import need_environment
+from material_hosts import make, plant
 from project import ROOT, make_once, mark_rest_thorough, skip_checks
 
 import torchferry
@@ -21,11 +22,6 @@ from torchferry.cli.app import run
 
 JAX = "0.6.2"
 F = torch.float64
-
-
-def make(folder: Path, *targets: str, python: str | Path = sys.executable) -> subprocess.CompletedProcess[str]:
-    command = ["make", f"PYTHON={python}", "CFLAGS=-O1", "CXXFLAGS=-O0 -w", *targets]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +82,7 @@ def test_the_self_test_passes(identified):
 )
 def test_a_planted_fault_is_seen(identified, tmp_path, right, wrong):
     wrap_kernel("torch", identified / "kernel", tmp_path / "torch", None)
-    source = tmp_path / "torch" / "make_model_torch.py"
-    text = source.read_text()
-    assert right in text
-    source.write_text(text.replace(right, wrong))
+    plant(tmp_path / "torch" / "make_model_torch.py", right, wrong)
     assert make(tmp_path / "torch", "test").returncode == 2
 
 
@@ -232,8 +225,6 @@ def test_jax(identified, point_kernels, tmp_path):
     folder = identified / "jax"
     done = subprocess.run([str(python), "-c", script], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    source = identified / "jax" / "make_model_jax.py"
-    text = source.read_text()
-    source.write_text(text.replace('"...mn,...n->...m"', '"...nm,...n->...m"'))
-    assert make(identified / "jax", "test", python=python).returncode == 2
-    source.write_text(text)
+    wrap_kernel("jax", identified / "kernel", tmp_path / "wrong", None)
+    plant(tmp_path / "wrong" / "make_model_jax.py", '"...mn,...n->...m"', '"...nm,...n->...m"')
+    assert make(tmp_path / "wrong", "test", python=python).returncode == 2

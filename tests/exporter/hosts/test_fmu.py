@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.integrate
-from host_environments import need_environment
-from material_hosts import Wrapped, build_library, wrap
+from host_environments import need_environment, run_in
+from material_hosts import Wrapped, wrap
 from project import ARTIFACTS, ROOT, make_once, skip_checks
 
 import torchferry
@@ -101,11 +101,7 @@ def test_the_self_test_passes(wrap_fmu, name, version):
 )
 def test_a_planted_fault_is_seen(kernels, tmp_path, name, right, wrong):
     wrapped = wrap("fmu", kernels[name], tmp_path / "w", FmuOptions(rates=RATES.get(name, ())))
-    source = wrapped.folder / f"{wrapped.name}_fmu.c"
-    text = source.read_text()
-    assert right in text
-    source.write_text(text.replace(right, wrong))
-    build_library(wrapped)
+    wrapped.plant(right, wrong)
     assert wrapped.run_self_test().returncode == 1
 
 
@@ -193,11 +189,7 @@ def test_fmpy_validates_and_simulates(wrap_fmu, solid, version, tmp_path):
     for job in jobs:
         job["fmu"] = build_fmu(wrap_fmu(job["fmu"], version))
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-    command = [str(python), str(Path(__file__).with_name("fmu_cases.py")), "jobs.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    line = next(text for text in done.stdout.splitlines() if text.startswith("RESULT "))
-    results = json.loads(line.removeprefix("RESULT "))
+    (results,) = run_in(python, str(Path(__file__).with_name("fmu_cases.py")), "jobs.json", folder=tmp_path)
     assert [r["problems"] for r in results] == [[]] * len(jobs)
     # Hairer and Wanner's values at 40 (Solving Ordinary Differential Equations II).
     for result, error in zip(results[:2], (1e-5, 1e-6), strict=True):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gate_specimens import load
-from host_environments import need_environment
+from host_environments import need_environment, run_in
 from project import ROOT, skip_checks
 
 import torchferry
@@ -45,12 +42,8 @@ def results(tmp_path_factory) -> list[dict[str, Any]]:
     with skip_checks():
         source = f"{EXAMPLES / 'chain.py'}:make_model"
         torchferry.export(source, output=kernel, formats="c", derivatives="energy:positions")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [str(python), "-c", SCRIPT, str(EXAMPLES), str(kernel)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    return json.loads(line.removeprefix("RESULT "))
+    (results,) = run_in(python, "-c", SCRIPT, str(EXAMPLES), str(kernel), folder=kernel.parent)
+    return results
 
 
 def find_drift(result: dict[str, Any]) -> float:

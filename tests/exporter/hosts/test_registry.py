@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from material_hosts import Umat, wrap
+from material_hosts import Umat, make, plant, wrap
 from project import ROOT, make_once, need, skip_checks
 
 import torchferry
@@ -33,11 +33,6 @@ def odd(shared: Path) -> dict[str, Path]:
 
     folder = make_once(shared / "odd kernels", make)
     return {name: folder / name for name in ("Hiding", "Named")}
-
-
-def make(folder: Path, *targets: str) -> subprocess.CompletedProcess[str]:
-    command = ["make", f"PYTHON={sys.executable}", "CFLAGS=-O1", *targets]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("host", ["casadi", "fmu", "torch", "r", "octave"])
@@ -74,8 +69,7 @@ def test_a_number_that_is_none_does_not_get_in(odd, tmp_path, host):
 
 def test_a_self_test_without_rows_has_tested_nothing(odd, tmp_path):
     wrapped = wrap("umat", odd["Hiding"], tmp_path / "umat", UmatOptions())
-    test = wrapped.folder / "test_Hiding_umat.c"
-    test.write_text(test.read_text().replace("ROWS = 12", "ROWS = 0"))
+    plant(wrapped.folder / "test_Hiding_umat.c", "ROWS = 12", "ROWS = 0")
     assert make(wrapped.folder, "test").returncode == 2
 
 
