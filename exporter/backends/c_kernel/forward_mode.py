@@ -232,7 +232,8 @@ def build_derivatives(
     leaves: dict[str, list[int]] = {}
     seeds: dict[int, Tangent] = {}
     for variable in (*contract.inputs, *contract.parameters):
-        if variable.dtype not in REAL:
+        # A block or a tangent is the input's, where a parameter has its name.
+        if variable.dtype not in REAL or variable.name in leaves:
             continue
         parameter = variable not in contract.inputs
         name = leaf_name(variable.name) if parameter else variable.name

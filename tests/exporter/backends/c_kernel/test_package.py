@@ -265,3 +265,17 @@ def test_strides_that_reach_further_than_memory(stride, side, count, folders):
     for strides in ((stride, 1), (3, stride)):
         arrays[side][0].strides = (ctypes.c_ssize_t * 2)(*strides)
         assert call() == -2
+
+
+def test_a_block_is_by_the_input_where_a_parameter_has_its_name(tmp_path):
+    """Verification holds the kernel's Jacobian against eager mode's."""
+    source = tmp_path / "shared.py"
+    source.write_text(
+        "import torch\nfrom torch import nn\nfrom torchferry import Signature\n\n\nclass Shared(nn.Module):\n"
+        "    signature = Signature.of({'k': ()}, {'y': ()})\n\n    def __init__(self):\n        super().__init__()\n"
+        "        self.k = nn.Parameter(torch.tensor(3.0, dtype=torch.float64))\n\n"
+        "    def forward(self, k):\n        return self.k * k\n"
+    )
+    torchferry.export(f"{source}:Shared", output=tmp_path / "kernel", formats="c", derivatives="y:k", jvp=True)
+    kernel = torchferry.load(tmp_path / "kernel")
+    assert kernel.call("jacobian", {"k": numpy.array([0.5, 7.0])})["d y / d k"].tolist() == [3.0, 3.0]
