@@ -125,6 +125,20 @@ class Hiding(nn.Module):
         return self.modulus * torch.where(strain > -1.0, strain, torch.zeros_like(strain)).tanh()
 
 
+class Shared(nn.Module):
+    """A parameter and an input of one name: a derivative is by the input."""
+
+    signature = torchferry.Signature.of({"k": ()}, {"y": ()})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = nn.Parameter(torch.tensor(3.0, dtype=F))
+        self.__dict__["example_inputs"] = {"k": torch.linspace(0.1, 1.0, 8, dtype=F)}
+
+    def forward(self, k: torch.Tensor) -> torch.Tensor:
+        return self.k * k
+
+
 HOSTILE = 'y"""; import os; os._exit(77); """\\x </a><script>%s{{7*7}}'
 
 

@@ -28,11 +28,11 @@ MODELS = ROOT / "tests" / "support" / "host_models.py"
 def odd(shared: Path) -> dict[str, Path]:
     def make(folder: Path) -> None:
         with skip_checks():
-            for name, derivatives in {"Hiding": "all", "Named": ()}.items():
+            for name, derivatives in {"Hiding": "all", "Named": (), "Shared": "all"}.items():
                 torchferry.export(f"{MODELS}:{name}", output=folder / name, formats="c", derivatives=derivatives)
 
     folder = make_once(shared / "odd kernels", make)
-    return {name: folder / name for name in ("Hiding", "Named")}
+    return {name: folder / name for name in ("Hiding", "Named", "Shared")}
 
 
 @pytest.mark.parametrize("host", ["casadi", "fmu", "torch", "r", "octave"])
@@ -45,6 +45,15 @@ def test_names_of_a_stranger_are_only_names(odd, tmp_path, host):
     assert "<script>" not in (tmp_path / host / "README.md").read_text()
     for path in (tmp_path / host).glob("*.py"):
         compile(path.read_text(), str(path), "exec")
+
+
+@pytest.mark.parametrize("host", ["casadi", "torch"])
+def test_a_derivative_is_by_the_input_where_a_parameter_has_its_name(odd, tmp_path, host):
+    wrap_kernel(host, odd["Shared"], tmp_path / host, None)
+    result = make(tmp_path / host, "test")
+    assert result.returncode == 0, result.stdout + result.stderr
+    readme = (tmp_path / host / "README.md").read_text()
+    assert ": k -> y." in readme
 
 
 def test_names_of_an_fmu_are_all_different(odd, tmp_path):

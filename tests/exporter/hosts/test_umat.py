@@ -267,6 +267,11 @@ def test_a_parameter_by_element_is_a_property(point_kernels, tmp_path):
     source = wrap("umat", point_kernels["rich"], tmp_path / "umat", UmatOptions(RICH)).folder / "Rich_umat.c"
     head = source.read_text().split("*/")[0]
     assert "PROPS, 2 numbers:\n     1 to 1: expansion\n     2 to 2: modulus\n" in head
+
+
+def test_the_settings_of_a_solver_are_no_properties(solid_umat):
+    head = (solid_umat.folder / "make_model_umat.c").read_text().split("*/")[0]
+    assert "PROPS, 4 numbers" in head
     assert "newton" not in head
 
 
