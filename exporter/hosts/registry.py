@@ -9,7 +9,7 @@ from typing import Any
 
 from exporter.archive import kernel_container
 from exporter.archive.kernel_container import KernelFiles
-from exporter.hosts import array_languages, casadi, differentiable, fmu, mgis, umat, vumat
+from exporter.hosts import array_languages, calculix, casadi, differentiable, fmu, mgis, umat, vumat
 from exporter.hosts.small_strain import PointOptions
 from exporter.hosts.umat import UmatOptions
 from exporter.hosts.wrapping import write_host_folder
@@ -42,6 +42,7 @@ HOSTS: Mapping[str, Host] = {
         Host("umat", "Abaqus/Standard's UMAT", umat.render_umat),
         Host("vumat", "Abaqus/Explicit's VUMAT", vumat.render_vumat),
         Host("kratos", "Kratos GeoMechanics", _render_kratos),
+        Host("calculix", "CalculiX", calculix.render_calculix),
         Host("mgis", "MFront's generic interface (MGIS)", mgis.render_mgis),
         Host("casadi", "CasADi", casadi.render_casadi),
         Host("fmu", "FMI", fmu.render_fmu),

@@ -16,6 +16,8 @@ from project import ROOT, need
 
 from runtime_checks.cache import make_private_folder
 
+# What the package needs to call kernels without torch.
+NEEDS_OF_KERNELS = ("numpy", "pydantic", "filelock", "jinja2", "typer")
 # What a script prints before a result.
 _RESULT = "RESULT "
 
@@ -35,6 +37,24 @@ def need_environment(name: str, *requirements: str) -> Path:
             need(result.returncode == 0, f"pip cannot install {' '.join(requirements)}: {last}")
             (folder / "done").touch()
     return python
+
+
+def need_calculix() -> Path:
+    """Return a CalculiX that loads libraries; skip with the reason where it cannot be built."""
+    folder = make_private_folder("hosts") / "calculix-2.20"
+    for program in ("gfortran", "dpkg-source", "apt-get"):
+        need(shutil.which(program) is not None, f"{program} is not installed")
+    for library in ("spooles/FrontMtx.h", "arpack"):
+        need(
+            (Path("/usr/include") / library).exists(),
+            f"/usr/include/{library} is missing: libspooles-dev, libarpack2-dev",
+        )
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "ccx").exists():
+            command = [str(ROOT / "tools" / "build_calculix.sh"), str(folder)]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            need(result.returncode == 0, f"CalculiX cannot be built: {result.stderr.strip()[-300:]}")
+    return folder / "ccx"
 
 
 def run_in(python: Path, *arguments: str, folder: Path) -> list[Any]:

@@ -70,6 +70,30 @@ class Rich(nn.Module):
         return softened * elastic, flow, 0.5 * (softened * elastic.square()).sum(-1)
 
 
+class Warm(nn.Module):
+    """A viscoelastic law with a tensor as state, of what a host without a start temperature and fields provides."""
+
+    signature = torchferry.Signature.of(
+        {"strain": (6,), "flow~1": (6,), "T": (), "t": (), "t~1": ()}, {"stress": (6,), "flow": (6,)}
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expansion = nn.Parameter(torch.tensor(1e-5, dtype=F))
+        self.modulus = nn.Parameter(torch.tensor(1.5e3, dtype=F))
+        self.__dict__["example_inputs"] = {
+            "strain": _draw(16, 1e-3),
+            "flow~1": _draw(16, 1e-4),
+            "T": torch.linspace(300, 400, 16, dtype=F),
+            "t": torch.linspace(1.0, 2.0, 16, dtype=F),
+            "t~1": torch.linspace(0.5, 1.0, 16, dtype=F),
+        }
+
+    def forward(self, strain, flow, temperature, time, old_time):
+        flow = flow + (time - old_time)[:, None] * (strain - flow) * 0.5
+        return self.modulus * (strain - flow - (self.expansion * temperature)[:, None]), flow
+
+
 class Limited(nn.Module):
     """Elasticity that gives no number where a step is too large."""
 

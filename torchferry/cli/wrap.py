@@ -99,6 +99,19 @@ def kratos(folder: Folder, output: Output = None, stress: Stress = "stress", str
     _wrap("kratos", folder, output, _name_variables(stress, strain))
 
 
+@app.command("calculix")
+def calculix(folder: Folder, output: Output = None, stress: Stress = "stress", strain: Strain = "strain") -> None:
+    """Wrap a small-strain model for CalculiX, which loads libraries of its users: a material of its own interface.
+
+    A step without a result is cut back by CalculiX itself, which its interface for UMATs cannot do.
+
+    Example:
+
+      torchferry wrap calculix model && make -C model/calculix test
+    """
+    _wrap("calculix", folder, output, _name_variables(stress, strain))
+
+
 @app.command("mgis")
 def mgis(
     folder: Folder, output: Output = None, stress: Stress = "stress", strain: Strain = "strain", energy: Energy = ""

