@@ -424,6 +424,12 @@ def resolve_model_derivatives(
         what = "an element that has not converged would get a tangent like any other"
         where, got = ", ".join(last_iterate_paths), "--on-failure last, and derivatives"
         raise UsageError(what, where=where, got=got, expected="--on-failure nan or raise")
+    if solvers and request.differentiable:
+        what = "torch's autograd does not go through a Newton loop in a file"
+        mend = "ask for derivatives that the file has as methods: --derivative, --jvp, --vjp"
+        raise UsageError(
+            what, where=", ".join(solvers), got="--differentiable", expected="no implicit update", mend=mend
+        )
     model = (warm.source.inputs, warm.output_specs, parameters, pairs)
     derivatives, findings = derivative_request.resolve_derivatives(
         request, *model, uses_autograd=warm.source.uses_autograd

@@ -155,6 +155,13 @@ def test_the_last_iterate_has_no_tangent(tmp_path):
         torchferry.export(update(), output=tmp_path / "m.pt", on_failure="last", derivatives="all")
 
 
+def test_autograd_does_not_go_through_a_newton_loop(tmp_path):
+    with pytest.raises(UsageError, match="does not go through a Newton loop") as caught:
+        torchferry.export(update(), output=tmp_path / "m.pt", differentiable=True)
+    assert "--derivative" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
 class TwoRoots(nn.Module):
     """At ``old``, and a hundredth above it."""
 
