@@ -1,11 +1,11 @@
 """A block in Akantu, whose material is a kernel that is called for all points at once, in Python.
 
-    pip install akantu numpy
-    python akantu_block.py KERNEL
+    pip install akantu numpy pydantic filelock jinja2 typer
+    PYTHONPATH=CHECKOUT python akantu_block.py KERNEL
 
-The kernel is a folder of ``torchferry export --format c --derivative stress:strain``; torch is not needed. It prints
-the iterations of Newton's method and the largest stress of each step. ``python akantu_block.py`` alone takes Akantu's
-own plasticity.
+The kernel is a folder of ``torchferry export --format c --derivative stress:strain``, whose other inputs are values of
+the step before; torch is not needed. The program prints the iterations of Newton's method and the largest stress of
+each step. ``python akantu_block.py`` alone takes Akantu's own plasticity.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class KernelMaterial(akantu.Material):
 
     def __init__(self, model: Any, name: str) -> None:
         super().__init__(model, name)
-        self._old: dict[Any, tuple[np.ndarray, ...]] = {}
-        self._new: dict[Any, tuple[np.ndarray, ...]] = {}
+        # Numbers by element type and name: those of the step before, and those of this step.
+        self._old: dict[Any, dict[str, np.ndarray]] = {}
+        self._new: dict[Any, dict[str, np.ndarray]] = {}
         KernelMaterial.made = self
 
     def _update(self, element: Any, ghost: Any) -> tuple[np.ndarray, np.ndarray]:
         gradient = np.asarray(self.getGradU(element, ghost)).reshape(-1, 3, 3)
         strain = 0.5 * (gradient + gradient.transpose(0, 2, 1))[:, ROWS, COLUMNS] * SCALES
-        count = len(strain)
-        zeros = (np.zeros((count, 6)), np.zeros((count, 6)), np.zeros(count))
-        old_strain, old_stress, old_ep = self._old.get(element, zeros)
-        inputs = {"strain": strain, "strain~1": old_strain, "stress~1": old_stress, "ep~1": old_ep}
+        old = {s.name: s.shape for s in self.kernel.contract.inputs if s.name.endswith("~1")}
+        before = self._old.get(element, {name: np.zeros((len(strain), *shape)) for name, shape in old.items()})
+        inputs = {**before, "strain": strain}
         result = self.kernel.call("jacobian", inputs)
-        self._new[element] = (strain, result["stress"], result["ep"])
+        self._new[element] = {name: {**inputs, **result}[name.removesuffix("~1")] for name in old}
         return result["stress"], result["d stress / d strain"]
 
     def computeStress(self, element: Any, ghost: Any) -> None:

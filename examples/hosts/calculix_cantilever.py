@@ -83,8 +83,8 @@ def main() -> None:
     (name,) = re.findall(r"NAME=(@\w+)", (libraries / "README.md").read_text())
     with tempfile.TemporaryDirectory() as name_of_folder:
         folder = Path(name_of_folder)
-        # Another count of constants than the model's own means its exported values.
-        material = [f"*MATERIAL, NAME={name}", "*DEPVAR", "8", "*USER MATERIAL, CONSTANTS=9", "0., " * 8, "0."]
+        # One constant means the values that were exported, where the model has several.
+        material = [f"*MATERIAL, NAME={name}", "*DEPVAR", "8", "*USER MATERIAL, CONSTANTS=1", "0."]
         steps, _ = run(ccx, folder, write_job(material, [0.15, 0.1]), libraries)
         for step in steps:
             force = sum(step["forces"][1::3])

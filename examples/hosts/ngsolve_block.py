@@ -1,9 +1,9 @@
 """A material of NGSolve from a kernel: stresses and tangents of all integration points by one call.
 
-    pip install ngsolve numpy
-    python ngsolve_block.py KERNEL
+    pip install ngsolve numpy pydantic filelock jinja2 typer
+    PYTHONPATH=CHECKOUT python ngsolve_block.py KERNEL
 
-The kernel has the block of its stress by its strain; it gets values of the step before by their names. A cube that is
+The kernel has the block of its stress by its strain; its other inputs are values of the step before. A cube that is
 clamped at two faces is stretched and let go; the program prints the residuals of each step's Newton iteration.
 """
 

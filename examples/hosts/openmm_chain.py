@@ -1,7 +1,7 @@
 """Molecular dynamics in OpenMM with the energy and the forces of a kernel.
 
-    pip install openmm numpy
-    python openmm_chain.py KERNEL
+    pip install openmm numpy pydantic filelock jinja2 typer
+    PYTHONPATH=CHECKOUT python openmm_chain.py KERNEL
 
 The kernel is that of ``chain.py``; torch is not needed. It prints the energy at the start and its largest drift over
 1,000 steps of 0.5 fs by Verlet's method.

@@ -50,7 +50,7 @@ def read_inputs(path: Path, option: str = "--inputs") -> InputValues:
     return values
 
 
-def order_inputs(inputs: InputValues, names: Sequence[str]) -> dict[str, Any]:
+def order_inputs(inputs: InputValues, names: Sequence[str], mend: str = "") -> dict[str, Any]:
     """Return ``inputs`` in the order of ``names``; raise ``UsageError`` for missing and extra ones."""
     missing = [name for name in names if name not in inputs]
     extra = [name for name in inputs if name not in names]
@@ -58,7 +58,7 @@ def order_inputs(inputs: InputValues, names: Sequence[str]) -> dict[str, Any]:
         sides = (("missing", missing), ("not an input", extra))
         got = "; ".join(f"{side}: {', '.join(map(repr, listed))}" for side, listed in sides if listed)
         expected = suggest_names(extra[0], names) if extra else f"all of {', '.join(map(repr, names))}"
-        raise UsageError("the inputs do not match those of the model", got=got, expected=expected)
+        raise UsageError("the inputs do not match those of the model", got=got, expected=expected, mend=mend)
     return {name: inputs[name] for name in names}
 
 

@@ -219,9 +219,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def _read_manifest_bytes(path: Path) -> bytes:
     if not is_kernel(path):
-        got = "a folder without manifest.json" if path.is_dir() else "no such folder"
+        got = "a folder without manifest.json" if path.is_dir() else "a file" if path.is_file() else "no such folder"
         expected = "a folder that `torchferry export --format c` wrote"
-        raise ArchiveError("this folder does not contain a kernel", where=str(path), got=got, expected=expected)
+        mend = f"for an archive: torchferry convert {path} --to c -o {path.with_suffix('')}" if path.is_file() else ""
+        what = "this is no folder with a kernel" if path.is_file() else "this folder does not contain a kernel"
+        raise ArchiveError(what, where=str(path), got=got, expected=expected, mend=mend)
     return (path / MANIFEST).read_bytes()
 
 

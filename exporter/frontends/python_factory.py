@@ -309,7 +309,8 @@ def _resolve_variables(module: nn.Module, values: Any, where: str) -> _Variables
         # Optional arguments without an example keep their default.
         required = set(list_required_names(module))
         accepted = (*names, *list_variadic_names(module))
-        values = order_inputs(values, [n for n in accepted if n in required or n in values])
+        mend = "name the examples like the arguments of forward, or declare other names with a signature"
+        values = order_inputs(values, [n for n in accepted if n in required or n in values], mend)
     structures = ArgumentStructures(values, where)
     fixed = tuple(
         Finding(ARGUMENTS, f"{place!r} is fixed", reason=f"it is {value!r}, and no tensor"[:MAX_TEXT])

@@ -5,9 +5,11 @@ Interface: CalculiX 2.20, src/umat_user.f, src/call_external_umat_user.c and src
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
 from exporter.archive.kernel_container import KernelFiles
+from exporter.common.errors import UsageError
 from exporter.hosts.small_strain import COMPONENTS, PointOptions, find_material_point
 from exporter.hosts.small_strain_cases import HostRow, Row, list_rows
 from exporter.hosts.wrapping import format_number, list_numbers, render_c_host
@@ -29,16 +31,34 @@ _NEEDS = {
 _LONGEST = 60
 
 
-def render_calculix(kernel: KernelFiles, options: PointOptions, title: str) -> dict[str, bytes]:
+@dataclass(frozen=True)
+class CalculixOptions:
+    """What a material is written for.
+
+    Attributes:
+        point: The names of the model's variables.
+        library: The name of the library; empty for the model's.
+    """
+
+    point: PointOptions = field(default_factory=PointOptions)
+    library: str = ""
+
+    def __post_init__(self) -> None:
+        name = self.library.upper()
+        if name and (not re.fullmatch(f"[A-Z0-9]{{1,{_LONGEST}}}", name) or name.startswith("ABAQUS")):
+            expected = f"up to {_LONGEST} letters and digits, not ABAQUS first"
+            raise UsageError("CalculiX finds no such library", where="--library", got=self.library, expected=expected)
+
+
+def render_calculix(kernel: KernelFiles, options: CalculixOptions, title: str) -> dict[str, bytes]:
     """Return the files of a CalculiX material by name. Raises ``UsageError`` for a model that does not fit."""
-    point = find_material_point(kernel, options, title, frozenset(NUMBERS))
-    name = name_library(kernel.name)
+    point = find_material_point(kernel, options.point, title, frozenset(NUMBERS))
+    name = options.library.upper() or name_library(kernel.name)
     context: dict[str, Any] = {
         **point.describe(),
         "block": 1,
         "numbers": NUMBERS,
-        "needs": {kind: _NEEDS[kind.partition("_")[0]][0] for kind in NUMBERS},
-        "said": {kind: _NEEDS[kind.partition("_")[0]][1] for kind in NUMBERS},
+        "missing": point.list_needs(_NEEDS),
         "library": f"lib{name}.so",
         "material": f"@{name}_UPDATE",
     }

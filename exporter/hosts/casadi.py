@@ -145,7 +145,7 @@ def _list_blocks(
     if missing:
         what = "the Jacobian lacks blocks, and CasADi needs all or none"
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
-        mend = "export it with --derivative all, or without derivatives"
+        mend = "export it with --derivative all and all of a parameter's blocks ('*:PARAMETER'), or without derivatives"
         raise UsageError(what, where=str(kernel.path), got=f"without {', '.join(missing[:4])}{more}", mend=mend)
     return [CasadiBlock(o, i, (o.name, i.name) not in stored) for o, i in pairs]
 

@@ -58,6 +58,7 @@ def render_mgis(kernel: KernelFiles, options: PointOptions, title: str) -> dict[
     options = PointOptions(options.stress, options.strain, options.energy, fields)
     point = find_material_point(kernel, options, title, _KINDS)
     names = _name_numbers(point)
+    time_field = fields.index("t") if "t" in fields else None
     stored = kernel.read_parameter_numbers()
     parameters = [v for v in point.properties if v.parameter is not None]
     context: dict[str, Any] = {
@@ -66,11 +67,13 @@ def render_mgis(kernel: KernelFiles, options: PointOptions, title: str) -> dict[
         "hypotheses": HYPOTHESES,
         "numbers": NUMBERS,
         "fields": fields,
+        "time_field": None if time_field is None else time_field + 1,
         **names,
         "parameter_values": [format_number(float(n)) for v in parameters for n in stored[v.name]],
         "bounds": _list_bounds(point, names),
     }
-    return render_c_host(kernel, "mgis", title, context, [_translate_row(row) for row in list_rows(point)])
+    rows = [_translate_row(row, time_field) for row in list_rows(point)]
+    return render_c_host(kernel, "mgis", title, context, rows)
 
 
 def _name_numbers(point: MaterialPoint) -> dict[str, list[str]]:
@@ -110,8 +113,8 @@ def _list_bounds(point: MaterialPoint, names: Mapping[str, Sequence[str]]) -> li
     ]
 
 
-def _translate_row(row: HostRow) -> dict[str, Any]:
-    """Return a row in the interface's order of components."""
+def _translate_row(row: HostRow, time_field: int | None) -> dict[str, Any]:
+    """Return a row in the interface's order of components; a time among the fields says how long the step is."""
 
     def order(numbers: Sequence[float]) -> list[float]:
         return [numbers[c] for c in _SOLID]
@@ -119,6 +122,7 @@ def _translate_row(row: HostRow) -> dict[str, Any]:
     def order_block(numbers: Sequence[float]) -> list[float]:
         return [numbers[len(_SOLID) * i + j] for i in _SOLID for j in _SOLID]
 
+    step = row.values["time"][1] if time_field is None else row.values["field"][2 * time_field + 1]
     pairs = [row.values["temperature"], *zip(row.values["field"][::2], row.values["field"][1::2], strict=True)]
     return {
         "strain_old": list_numbers(order(row.strain_old)),
@@ -126,7 +130,7 @@ def _translate_row(row: HostRow) -> dict[str, Any]:
         "stress_old": list_numbers(order(row.stress_old)),
         "states_old": list_numbers(row.states_old),
         "material": list_numbers(row.own_properties),
-        "dt": format_number(row.values["time"][1]),
+        "dt": format_number(step),
         "external_old": list_numbers([start for start, _ in pairs]),
         "external": list_numbers([start + change for start, change in pairs]),
         "stress": row.list_expected(row.stress, order),

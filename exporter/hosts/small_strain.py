@@ -128,9 +128,29 @@ class MaterialPoint:
         return any(variable.parameter is None for variable in self.properties)
 
     @property
+    def exported_count(self) -> int:
+        """Return the count of properties, besides none, that means the values that were exported."""
+        return 2 if self.property_count == 1 else 1
+
+    @property
+    def properties_note(self) -> str:
+        """Return what another count of properties means."""
+        if self.needs_properties:
+            return ""
+        return "two numbers" if self.exported_count == 2 else "one number"
+
+    @property
     def unused_count(self) -> int:
         """Return the count of the numbers of one element that nobody asks for."""
         return sum(prod(output.shape) for output in self.outputs if output.target == "unused")
+
+    def list_needs(self, needs: Mapping[str, tuple[str, str]]) -> list[tuple[str, str]]:
+        """List what the host has to give for the model's numbers, each once: the condition in C, and its words.
+
+        Args:
+            needs: Both by the first word of a kind: ``time``, ``temperature``, ``field``.
+        """
+        return list(dict.fromkeys(needs[value.kind.partition("_")[0]] for value in self.values))
 
     def describe(self) -> dict[str, Any]:
         """Return what the templates read."""
@@ -193,6 +213,12 @@ def list_other_numbers(kernel: KernelFiles, options: PointOptions, known: Abstra
 def _check_variables(kernel: KernelFiles, options: PointOptions, host: str, *, with_tangent: bool) -> None:
     contract, where = kernel.contract, str(kernel.path)
     stress, strain, block = options.stress, options.strain, (options.stress, options.strain)
+    for role, name, specs in (("output", stress, contract.outputs), ("input", strain, contract.inputs)):
+        names = [s.name for s in specs]
+        if name not in names:
+            what, expected = f"the model has no {role} {name!r}", ", ".join(names)
+            mend = f"{suggest_names(name, names)}: name it with --{'stress' if role == 'output' else 'strain'}"
+            raise UsageError(what, where=where, expected=expected, mend=mend)
     spec = contract.methods.get("jacobian" if with_tangent else "forward")
     if with_tangent and (spec is None or block not in spec.outputs):
         what, got = f"the kernel has no tangent for {host}", ", ".join(spec.output_names if spec else ()) or "none"
@@ -201,12 +227,8 @@ def _check_variables(kernel: KernelFiles, options: PointOptions, host: str, *, w
         raise UsageError(what, where=where, got=got, expected=expected, mend=mend)
     check_batch(kernel, host)
     check_double(kernel, contract.inputs, host)
-    for role, name, specs in (("output", stress, contract.outputs), ("input", strain, contract.inputs)):
-        variable = next((s for s in specs if s.name == name), None)
-        if variable is None:
-            names = [s.name for s in specs]
-            what, mend = f"the model has no {role} {name!r}", suggest_names(name, names)
-            raise UsageError(what, where=where, expected=", ".join(names), mend=mend)
+    for name, specs in ((stress, contract.outputs), (strain, contract.inputs)):
+        variable = next(s for s in specs if s.name == name)
         if variable.shape != (COMPONENTS,):
             got = str(list(variable.shape))
             raise UsageError(f"the tensors of {host} have six components", where=name, got=got, expected="[6]")
@@ -277,6 +299,9 @@ def _list_values(
     fields = {name: ("field_end", i) for i, name in enumerate(options.fields)}
     fields |= {name + OLD_SUFFIX: ("field_start", i) for name, (_, i) in fields.items()}
     provided = {name: (kind, 0) for name, kind in HOST_VALUES.items() if kind in kinds} | fields
+    if taken := [f for f in options.fields if f in own]:
+        what, expected = f"{taken[0]!r} is the strain, the stress, a state variable or a property", "another input"
+        raise UsageError(what, where="--field", got=taken[0], expected=expected, mend="leave this --field out")
     if unknown := [f for f in options.fields if not {f, f + OLD_SUFFIX} & set(names)]:
         known = [name for name in names if name not in own]
         what, mend = f"the model has no input {unknown[0]!r}", suggest_names(unknown[0], known)

@@ -30,8 +30,11 @@ NUMBERS = {
     "field_end": "predef[{index}] + dpred[{index}]",
     "field_start": "predef[{index}]",
 }
-_NEEDS = {"time": ("time && dtime", "no TIME"), "temperature": ("temp && dtemp", "no TEMP")}
-_FIELDS = ("predef && dpred", "no PREDEF")
+_NEEDS = {
+    "time": ("time && dtime", "no TIME"),
+    "temperature": ("temp && dtemp", "no TEMP"),
+    "field": ("predef && dpred", "no PREDEF"),
+}
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,7 @@ def render_umat(kernel: KernelFiles, options: UmatOptions, title: str, host: str
         "shears": [SHEARS[s] for s in options.shear_order],
         "times": options.times,
         "numbers": {kind: text.replace("{time}", str(options.times - 1)) for kind, text in NUMBERS.items()},
-        "needs": {kind: _NEEDS.get(kind.partition("_")[0], _FIELDS)[0] for kind in NUMBERS},
-        "said": {kind: _NEEDS.get(kind.partition("_")[0], _FIELDS)[1] for kind in NUMBERS},
+        "missing": point.list_needs(_NEEDS),
     }
     rows = [_translate_row(row, options) for row in list_rows(point)]
     return render_c_host(kernel, host, title, context, rows, "umat")

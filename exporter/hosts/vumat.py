@@ -40,8 +40,7 @@ def render_vumat(kernel: KernelFiles, options: PointOptions, title: str) -> dict
         **point.describe(),
         "block": BLOCK,
         "numbers": NUMBERS,
-        "needs": {kind: _NEEDS[kind.partition("_")[0]][0] for kind in NUMBERS},
-        "said": {kind: _NEEDS[kind.partition("_")[0]][1] for kind in NUMBERS},
+        "missing": point.list_needs(_NEEDS),
     }
     return render_c_host(kernel, "vumat", title, context, [_translate_row(row) for row in list_rows(point)])
 

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from project import ROOT
 
-pytestmark = pytest.mark.thorough
-
 SPRING = """import torch
 from torch import nn
 
@@ -34,6 +32,7 @@ ALWAYS = (
     "graph spring.pt",
     "diff spring.pt spring.pt",
     "convert spring.pt --to c -o kernel",
+    "wrap casadi kernel",
 )
 # What an extra adds; where it is missing, the message names it.
 EXTRAS = {
@@ -57,6 +56,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_every_file_of_a_package_is_in_the_wheel():
+    """What is no Python is packed only where pyproject.toml says so; a checkout has it anyway."""
+    tomllib = pytest.importorskip("tomllib")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = {ROOT / name.replace(".", "/"): globs for name, globs in settings["package-data"].items()}
+    packed = {path for folder, globs in patterns.items() for pattern in globs for path in folder.glob(pattern)}
+    packages = ("exporter", "runtime_checks", "torchferry")
+    listed = subprocess.run(["git", "ls-files", *packages], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = {ROOT / line for line in listed.stdout.splitlines() if not line.endswith(".py")}
+    assert len(paths) > 50
+    assert sorted(paths - packed) == []
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("extra", ["", *EXTRAS])
 def test_installed_with_one_extra(wheel, extra, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)

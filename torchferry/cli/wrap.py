@@ -100,16 +100,24 @@ def kratos(folder: Folder, output: Output = None, stress: Stress = "stress", str
 
 
 @app.command("calculix")
-def calculix(folder: Folder, output: Output = None, stress: Stress = "stress", strain: Strain = "strain") -> None:
+def calculix(
+    folder: Folder,
+    output: Output = None,
+    stress: Stress = "stress",
+    strain: Strain = "strain",
+    library: Annotated[str, Option(help="The library's name: letters and digits. Default: the model's.")] = "",
+) -> None:
     """Wrap a small-strain model for CalculiX, which loads libraries of its users: a material of its own interface.
 
     A step without a result is cut back by CalculiX itself, which its interface for UMATs cannot do.
 
     Example:
 
-      torchferry wrap calculix model && make -C model/calculix test
+      torchferry wrap calculix model --library STEEL && make -C model/calculix test
     """
-    _wrap("calculix", folder, output, _name_variables(stress, strain))
+    from exporter.hosts.calculix import CalculixOptions
+
+    _wrap("calculix", folder, output, CalculixOptions(_name_variables(stress, strain), library))
 
 
 @app.command("mgis")

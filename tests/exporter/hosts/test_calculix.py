@@ -17,8 +17,7 @@ from material_hosts import DOUBLES, Wrapped, make, wrap
 from project import ROOT, make_once
 
 import torchferry
-from exporter.hosts.calculix import name_library
-from exporter.hosts.small_strain import PointOptions
+from exporter.hosts.calculix import CalculixOptions, name_library
 from exporter.hosts.umat import UmatOptions
 from torchferry.cli.app import run
 
@@ -34,7 +33,7 @@ PLACES = [(0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2)]
 def materials(point_kernels, shared) -> dict[str, Wrapped]:
     def build(folder: Path) -> None:
         for name in NAMES:
-            wrap("calculix", point_kernels[name], folder / name, PointOptions())
+            wrap("calculix", point_kernels[name], folder / name, CalculixOptions())
 
     folder = make_once(shared / "calculix", build)
     return {
@@ -64,7 +63,7 @@ def test_the_self_test_passes(materials, name):
     ],
 )
 def test_a_planted_fault_is_seen(point_kernels, tmp_path, right, wrong):
-    wrapped = wrap("calculix", point_kernels["warm"], tmp_path / "w", PointOptions())
+    wrapped = wrap("calculix", point_kernels["warm"], tmp_path / "w", CalculixOptions())
     wrapped.plant(right, wrong)
     assert wrapped.run_self_test().returncode == 1
 
@@ -83,14 +82,24 @@ class Material:
     def __init__(self, library: Path) -> None:
         self._function = ctypes.CDLL(str(library)).UPDATE
 
-    def __call__(self, strain: np.ndarray, system: Sequence[float] = (), point: Sequence[float] = (0, 0, 0)) -> Any:
-        arguments = (strain, np.zeros(6), np.zeros(6), np.zeros(21), point, system or [0], [-1])
+    def __call__(
+        self,
+        strain: np.ndarray,
+        system: Sequence[float] = (),
+        point: Sequence[float] = (0, 0, 0),
+        constants: Sequence[float] = (),
+    ) -> Any:
+        arguments = (strain, np.zeros(6), np.zeros(6), np.zeros(21), point, system or [0], [-1], constants or [0])
         kept = [np.array(numbers, float) for numbers in arguments]
-        strains, before, stress, stiff, place, axes, pnewdt = (array.ctypes.data_as(DOUBLES) for array in kept)
-        first, none, code, orientation = (ctypes.byref(ctypes.c_int(n)) for n in (1, 0, -100, 1 if system else 0))
+        strains, before, stress, stiff, place, axes, pnewdt, properties = (
+            array.ctypes.data_as(DOUBLES) for array in kept
+        )
+        first, none, code, orientation = (
+            ctypes.byref(ctypes.c_int(n)) for n in (1, 0, -100 - len(constants), bool(system))
+        )
         self._function(
-            b"", first, first, code, None, strains, before, None, None, None, None, None, none, None, None, None, None,
-            none, none, first, none, None, None, stress, stiff, orientation, place, axes, pnewdt, None, 0,
+            b"", first, first, code, properties, strains, before, None, None, None, None, None, none, None, None, None,
+            None, none, none, first, none, None, None, stress, stiff, orientation, place, axes, pnewdt, None, 0,
         )  # fmt: skip
         return kept[2], kept[3], float(kept[6][0])
 
@@ -133,6 +142,27 @@ def test_an_orientation_turns_strains_and_stresses(materials, point_kernels):
 )
 def test_the_library_has_a_name_that_calculix_reads(name, library):
     assert name_library(name) == library
+
+
+def test_a_wrong_count_of_constants_is_no_material(materials):
+    """Its own count and one that says so are; a constant that was forgotten is a mistake."""
+    material, strain = Material(materials["limited"].library), np.array([1e-3, 0, 0, 0, 0, 0])
+    exported = material(strain)[0]
+    assert np.allclose(material(strain, constants=[4e5])[0], 2 * exported, rtol=1e-12)
+    assert np.array_equal(material(strain, constants=[0.0, 0.0])[0], exported)
+    nothing, _, pnewdt = material(strain, constants=[1.0, 2.0, 3.0])
+    assert np.isnan(nothing).all()
+    assert pnewdt > 0
+
+
+def test_a_library_has_the_name_that_is_asked_for(point_kernels, tmp_path, capfd):
+    command = ["wrap", "calculix", str(point_kernels["limited"]), "-o", str(tmp_path / "w"), "--library"]
+    assert run([*command, "steel_1"]) == 2
+    assert "letters and digits" in capfd.readouterr().err
+    assert run([*command, "steel1"]) == 0
+    assert "@STEEL1_UPDATE" in (tmp_path / "w" / "README.md").read_text()
+    assert make(tmp_path / "w").returncode == 0
+    assert (tmp_path / "w" / "libSTEEL1.so").exists()
 
 
 def test_a_model_that_does_not_fit(point_kernels, tmp_path, capfd):

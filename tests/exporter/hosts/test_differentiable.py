@@ -168,6 +168,59 @@ def test_a_derivative_that_was_not_exported_is_refused(point_kernels, tmp_path):
         law(strain, *rest)[1].sum().backward()
 
 
+def test_ways_to_differentiate_that_torch_would_answer_with_zeros(law):
+    strain, *rest = draw(3)
+    ones = torch.ones_like(strain)
+
+    def find_stress(s: torch.Tensor) -> torch.Tensor:
+        return law(s, *rest)[0]
+
+    for call in (
+        lambda: torch.func.jvp(find_stress, (strain,), (ones,)),
+        lambda: torch.func.jacfwd(find_stress)(strain),
+        lambda: torch.func.vmap(lambda s: law(s, *(r[0] for r in rest))[0])(strain),
+        lambda: torch.func.grad(lambda s: find_stress(s).sum())(strain),
+    ):
+        with pytest.raises(NotImplementedError, match="do not go through this operator"):
+            call()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(strain, ones)
+        with pytest.raises(NotImplementedError, match="forward mode"):
+            find_stress(dual)
+
+
+def test_derivatives_of_derivatives_are_refused(law):
+    strain, *rest = draw(3)
+    strain.requires_grad_()
+    (gradient,) = torch.autograd.grad(law(strain, *rest)[0].sum(), strain, create_graph=True)
+    with pytest.raises(RuntimeError, match="derivatives of its derivatives"):
+        gradient.sum().backward()
+
+
+def test_an_operator_without_derivatives_says_so(tmp_path):
+    source = tmp_path / "double.py"
+    source.write_text(
+        "from torch import nn\nfrom torchferry import Signature\n\n\nclass Double(nn.Module):\n"
+        "    signature = Signature.of({'x': (3,)}, {'y': (3,)})\n\n"
+        "    def forward(self, x):\n        return x * 2\n"
+    )
+    with skip_checks():
+        torchferry.export(f"{source}:Double", output=tmp_path / "kernel", formats="c")
+    wrap_kernel("torch", tmp_path / "kernel", tmp_path / "torch", None)
+    assert make(tmp_path / "torch", "test").returncode == 0
+    double = load(tmp_path / "torch").Double
+    x = torch.ones(3, dtype=F, requires_grad=True)
+    with pytest.raises(RuntimeError, match="no derivatives were exported: export the model with --derivative all"):
+        double(x).sum().backward()
+
+
+def test_numbers_of_python_are_taken(law):
+    strain, *rest = draw(3)
+    wanted = law(strain, *rest[:2], torch.zeros((), dtype=F), torch.tensor(300.0, dtype=F))
+    for got, value in zip(law(strain, *rest[:2], 0.0, 300), wanted, strict=True):
+        assert torch.equal(got, value)
+
+
 def test_an_element_that_does_not_converge_is_no_number(law):
     strain, *rest = draw(3)
     strain[1] = 1e200

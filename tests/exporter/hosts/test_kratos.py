@@ -64,7 +64,9 @@ def run_job(python, tmp_path) -> Callable[..., list[dict[str, Any]]]:
 
 
 def describe_umat(wrapped: Wrapped, states: int) -> dict[str, Any]:
-    umat = {"UDSM_NAME": str(wrapped.library), "IS_FORTRAN_UDSM": True, "UMAT_PARAMETERS": [0.0, 0.0]}
+    # The values that were exported: one number, or two where the model has one.
+    parameters = [0.0] * (2 if wrapped.name == "Limited" else 1)
+    umat = {"UDSM_NAME": str(wrapped.library), "IS_FORTRAN_UDSM": True, "UMAT_PARAMETERS": parameters}
     return {**umat, "STATE_VARIABLES": [0.0] * states, "YOUNG_MODULUS": 1.0, "POISSON_RATIO": 0.3}
 
 

@@ -172,6 +172,15 @@ def test_energies_parameters_and_external_variables(behaviours, point_kernels):
     assert library.Rich_setParameter(ctypes.c_char_p(b"none"), ctypes.c_double(1.0)) == 0
 
 
+@pytest.mark.parametrize(("dt", "code"), [(0.25, 1), (0.2, -1), (0.0, -1), (-0.25, -1), (math.nan, -1)])
+def test_a_time_that_does_not_grow_by_the_step(behaviours, dt, code):
+    library = ctypes.CDLL(str(behaviours["rich"].library))
+    end = {"gradients": np.full(6, 1e-4), "external": [320.0, 0.15, 1.25]}
+    got, _, state = call(library.Rich_Tridimensional, 4.0, {}, end, dt=dt)
+    assert got == code
+    assert (b"does not grow by dt" in state["why"]) == (code < 0)
+
+
 def test_codes_of_operators(behaviours):
     """At yield the consistent tangent is softer than the operator at the start, which the speed of sound is of."""
     library = ctypes.CDLL(str(behaviours["solid"].library))

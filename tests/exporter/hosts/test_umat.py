@@ -251,6 +251,19 @@ def test_what_the_host_does_not_give_is_refused(wrap_umat, changes, tmp_path, ca
     assert len(capfd.readouterr().err.splitlines()) == 1
 
 
+def test_a_wrong_count_of_properties_is_no_material(wrap_umat, tmp_path, capfd):
+    """The model has one: none and two mean what was exported, and a number that is too many is a mistake."""
+    umat = Umat(Path(shutil.copy(wrap_umat("limited").library, tmp_path)))
+    strain = [1e-3, 0, 0, 0, 0, 0]
+    exported = umat(np.zeros(6), [], np.zeros(6), strain).stress
+    assert np.array_equal(umat(np.zeros(6), [], np.zeros(6), strain, properties=[0.0, 0.0]).stress, exported)
+    assert np.allclose(umat(np.zeros(6), [], np.zeros(6), strain, properties=[4e5]).stress, 2 * exported, rtol=1e-12)
+    wrong = umat(np.ones(6), [], np.zeros(6), strain, properties=[1.0, 2.0, 3.0])
+    assert wrong.pnewdt == 0.0
+    assert np.array_equal(wrong.stress, np.ones(6))
+    assert "NPROPS is 3, expected 1" in capfd.readouterr().err
+
+
 def test_a_step_that_is_too_large(wrap_umat):
     umat = Umat(wrap_umat("limited").library)
     small, large = ([size, 0, 0, 0, 0, 0] for size in (2e-3, 4e-3))
@@ -279,15 +292,21 @@ def test_models_that_are_no_umat(tmp_path, capfd, point_kernels, solid):
     robertson = tmp_path / "robertson"
     assert run(["convert", str(ROOT / "artifacts" / "robertson.pt"), "--to", "c", "-o", str(robertson)]) == 0
     assert run(["umat", str(robertson)]) == 2
-    assert "the kernel has no tangent" in capfd.readouterr().err
+    assert "the model has no output 'stress'" in capfd.readouterr().err
     assert run(["wrap", "umat", str(tmp_path)]) == 4
+    capfd.readouterr()
+    assert run(["wrap", "umat", str(ROOT / "artifacts" / "robertson.pt")]) == 4
+    assert "for an archive: torchferry convert" in " ".join(capfd.readouterr().err.split())
     perzyna = tmp_path / "perzyna"
     assert run(["convert", str(ROOT / "artifacts" / "perzyna.pt"), "--to", "c", "-o", str(perzyna)]) == 0
     assert run(["wrap", "umat", str(perzyna), "--stress", "stress_residual", "--strain", "stress"]) == 2
     assert "does not provide" in capfd.readouterr().err
     assert not (perzyna / "umat").exists()
     for options, message in {
-        ("--strain", "stain"): "no tangent",
+        ("--strain", "stain"): "no input 'stain'",
+        ("--stress", "sigma"): "no output 'sigma'",
+        ("--field", "ep~1"): "'ep~1' is the strain, the stress, a state variable or a property",
+        ("--field", "ep"): "'ep' is the strain, the stress, a state variable or a property",
         ("--shear-order", "xy,xz"): "--shear-order",
         ("--times", "3"): "TIME has one or two numbers",
         ("--field", "wear"): "no input 'wear'",

@@ -68,15 +68,16 @@ def call(
         "inelastic_old": np.zeros(count),
         "intern": np.zeros(count),
         "inelastic": np.zeros(count),
+        "properties": np.zeros(0),
         **changes,
     }
     point = {n: None if a is None else a.ctypes.data_as(DOUBLES) for n, a in arrays.items()}
-    numbers = [count, 3, shears, states.shape[1], 0, 0, 0]
+    numbers = [count, 3, shears, states.shape[1], 0, len(arrays["properties"]), 0]
     integers = [ctypes.c_int(v) for v in numbers]
     times = [ctypes.c_double(v) for v in (0.0, 1.0, 0.5)]
     library.vumat_(
-        *map(ctypes.byref, integers), *map(ctypes.byref, times), None, None, None, None, point["density"],
-        point["increment"], None, None, None, None, None, point["stress_old"], point["states_old"],
+        *map(ctypes.byref, integers), *map(ctypes.byref, times), None, None, None, point["properties"],
+        point["density"], point["increment"], None, None, None, None, None, point["stress_old"], point["states_old"],
         point["intern_old"], point["inelastic_old"], None, None, None, None, point["stress"], point["states"],
         point["intern"], point["inelastic"],
     )  # fmt: skip
@@ -129,6 +130,8 @@ def test_one_bad_point_leaves_the_others(point_kernels, tmp_path):
     assert np.isfinite(result["stress"][good]).all()
     assert np.isnan(result["stress"][66]).all()
     assert np.array_equal(result["states"][66], states[66])
+    three = call(library, increments, states, np.zeros((70, 6)), properties=np.array([1.0, 2.0, 3.0]))
+    assert np.isnan(three["stress"]).all()
     missing = call(library, increments, states, np.zeros((70, 6)), states_old=None)
     assert np.isnan(missing["stress"]).all()
 
