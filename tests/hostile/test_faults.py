@@ -48,6 +48,7 @@ def test_two_exports_of_one_file(tmp_path):
     assert [name for name in list_names(tmp_path) if not name.startswith(".cache")] == ["decay.pt"]
 
 
+@pytest.mark.thorough
 def test_without_a_home(tmp_path):
     """The password file says where it is."""
     assert command(tmp_path, "export", DECAY, "-o", "decay.pt")[0] == 0

@@ -3,6 +3,7 @@
 import importlib.util
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +25,16 @@ models = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(models)
 NAMES = list(models.REFERENCES)
 OF_NEML2 = ("rates", "slash", "perzyna")
+# An export of these takes ten seconds.
+LONG = ("return_map", "perzyna")
 
 
-HELD = [pytest.param(n, marks=pytest.mark.torchferry_golden(folder="../../artifacts", name=n), id=n) for n in NAMES]
+def _hold(name: str) -> Any:
+    marks = [pytest.mark.torchferry_golden(folder="../../artifacts", name=name)]
+    return pytest.param(name, marks=[*marks, pytest.mark.thorough] if name in LONG else marks, id=name)
+
+
+HELD = [_hold(name) for name in NAMES]
 
 
 @pytest.fixture

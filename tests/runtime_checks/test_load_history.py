@@ -269,6 +269,7 @@ def test_a_vector_without_steps(tmp_path):
         load_history.read(tmp_path / "h.pt", contract)
 
 
+@pytest.mark.thorough
 def test_a_picture(files, tmp_path, capfd):
     path, arguments = files
     command = ["run", str(path), "--history", str(arguments), "--plot"]

@@ -65,6 +65,11 @@ def mark_rest_thorough(first: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
     return [*first, *(pytest.param(*values, marks=pytest.mark.thorough) for values in tuples)]
 
 
+def mark_thorough_after(count: int, values: Sequence[Any]) -> list[Any]:
+    """Return values of a parameter, of which ``make test`` takes the first ``count``."""
+    return mark_rest_thorough(values[:count], values[count:])
+
+
 def make_once(folder: Path, make: Callable[[Path], object]) -> Path:
     """Return the folder that ``make`` has filled, in the first test process of this run that asked for it."""
     with FileLock(f"{folder}.lock"):

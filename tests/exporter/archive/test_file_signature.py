@@ -196,6 +196,7 @@ def test_every_kind_of_file_is_signed(compiled_robertson, solid, keys, tmp_path,
     assert load_natively(tmp_path / "robertson.pt2", keys[1]) == ("TF_OK", "")
 
 
+@pytest.mark.thorough
 def test_a_kernel_that_a_signed_archive_carries(carrying, keys, tmp_path, monkeypatch):
     """It is part of what was signed; what lies beside the archive is not."""
     fill_cache(tmp_path / "cache")

@@ -71,6 +71,7 @@ def test_the_compiler_is_there_after_a_time_without_it(use):
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.thorough
 def test_without_postponement_the_compiler_is_imported():
     program = POSTPONED.format(context="contextlib.nullcontext()", use="pass")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

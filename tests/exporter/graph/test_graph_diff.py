@@ -153,7 +153,7 @@ def reorder(graph: Any, draw: random.Random) -> int:
     return moves
 
 
-@pytest.mark.parametrize("name", mark_rest_thorough(list(TIMES)[:2], list(TIMES)[2:]))
+@pytest.mark.parametrize("name", mark_rest_thorough(list(TIMES)[:1], list(TIMES)[1:]))
 def test_names_and_the_order_of_independent_nodes_are_no_change(name):
     draw = random.Random(name)
     text = format_canonical_text(original(name))

@@ -18,7 +18,7 @@ import pytest
 import scipy.integrate
 from host_environments import need_environment, run_in
 from material_hosts import Wrapped, wrap
-from project import ARTIFACTS, ROOT, make_once, skip_checks
+from project import ARTIFACTS, ROOT, make_once, mark_thorough_after, skip_checks
 
 import torchferry
 from exporter.hosts.fmu import FmuOptions
@@ -77,7 +77,7 @@ def wrap_fmu(kernels, shared) -> Callable[[str, str], Wrapped]:
 
 
 @pytest.mark.parametrize("version", ["3.0", "2.0"])
-@pytest.mark.parametrize("name", ["robertson", "rates", "driven", "solid"])
+@pytest.mark.parametrize("name", mark_thorough_after(2, ["robertson", "rates", "driven", "solid"]))
 def test_the_self_test_passes(wrap_fmu, name, version):
     result = wrap_fmu(name, version).run_self_test(sanitize=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -86,18 +86,21 @@ def test_the_self_test_passes(wrap_fmu, name, version):
 
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
-    [
-        ("solid", "memcpy(m->memory + 0, m->values", "memcpy(m->memory + 1, m->values"),
-        ("solid", "!(step > 0.0)", "0"),
-        ("rates", "&m->last_time", "&time"),
-        ("driven", "|| !settable[references[i]] ||", "||"),
-        (
-            "driven",
-            "m->values[references[i]] = values[i];\n  m->is_stale = 1;",
-            "m->values[references[i]] = values[i];",
-        ),
-        ("driven", "strcmp(token, TOKEN) != 0", "0"),
-    ],
+    mark_thorough_after(
+        2,
+        [
+            ("solid", "memcpy(m->memory + 0, m->values", "memcpy(m->memory + 1, m->values"),
+            ("solid", "!(step > 0.0)", "0"),
+            ("rates", "&m->last_time", "&time"),
+            ("driven", "|| !settable[references[i]] ||", "||"),
+            (
+                "driven",
+                "m->values[references[i]] = values[i];\n  m->is_stale = 1;",
+                "m->values[references[i]] = values[i];",
+            ),
+            ("driven", "strcmp(token, TOKEN) != 0", "0"),
+        ],
+    ),
 )
 def test_a_planted_fault_is_seen(kernels, tmp_path, name, right, wrong):
     wrapped = wrap("fmu", kernels[name], tmp_path / "w", FmuOptions(rates=RATES.get(name, ())))

@@ -110,6 +110,7 @@ def test_other_contracts_are_not_compared():
         run_benchmark([ROBERTSON, ROOT / "artifacts" / "rates.pt"], BenchmarkOptions(batches=[1]))
 
 
+@pytest.mark.thorough
 def test_two_files_of_one_name_are_two_candidates(tmp_path):
     (tmp_path / "other").mkdir()
     other = Path(shutil.copy(ROBERTSON, tmp_path / "other"))

@@ -241,6 +241,7 @@ def test_a_damaged_archive_is_damaged_for_libtorch_too(damaged):
         verify(damaged / "flipped.pt", runners=[LibtorchRunner()])
 
 
+@pytest.mark.thorough
 def test_memory_that_is_kept_is_not_fetched_again():
     """By the pages that the system had to give."""
     faults = []

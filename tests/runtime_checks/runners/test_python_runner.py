@@ -80,6 +80,7 @@ def test_an_error_in_a_call_is_that_calls_result(path):
     assert "minus one" in bad.error
 
 
+@pytest.mark.thorough
 def test_a_run_without_end_is_ended(path):
     start = time.monotonic()
     with pytest.raises(RunError, match=r"did not finish(.|\n)*--time-limit|ended early"):

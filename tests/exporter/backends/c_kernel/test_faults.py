@@ -11,6 +11,7 @@ import pytest
 import torch
 from cubic_models import unordered
 from kernel_host import edit, resealed
+from project import mark_thorough_after
 from torch import nn
 
 import torchferry
@@ -121,7 +122,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", mark_thorough_after(5, list(FAULTS)))
 def test_it_is_caught(faulty, fault, tmp_path):
     name, change, checks = FAULTS[fault]
     folder = Path(shutil.copytree(faulty[name], tmp_path / name))

@@ -69,7 +69,7 @@ def failed_checks(path: Path) -> set[str]:
     return {check.check for check in caught.value.report.checks if check.verdict == FAILED}
 
 
-@pytest.mark.parametrize("factory", mark_rest_thorough(["digits", "small"], ["functions", "solves"]))
+@pytest.mark.parametrize("factory", mark_rest_thorough(["small"], ["digits", "functions", "solves"]))
 def test_every_digit_of_float64(factory: str, tmp_path):
     result = torchferry.convert(_archive(factory, tmp_path))
     assert result.report.passed
@@ -225,6 +225,7 @@ def test_a_manifest_cannot_speak_of_other_folders(copy):
         torchferry.verify(copy)
 
 
+@pytest.mark.thorough
 def test_large_tensors_stand_beside_and_are_pinned(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_backend, "LARGEST_INSIDE", 40)
     path = converted("digits", tmp_path)
@@ -288,6 +289,7 @@ def test_a_branch_on_the_size_of_the_batch_is_refused(tmp_path, to):
         torchferry.convert(_archive("branches", tmp_path), to=to)
 
 
+@pytest.mark.thorough
 def test_a_singular_matrix_is_named_in_the_findings(tmp_path):
     contract = onnx_container.read(converted("solves", tmp_path)).contract
     assert any("a singular matrix gives infinities or NaN" in finding.what for finding in contract.findings)

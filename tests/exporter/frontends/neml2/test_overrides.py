@@ -93,6 +93,7 @@ def test_a_file_is_exported_with_them(overrides, modulus, path):
     assert torch.equal(torchferry.load("whole.pt")(strain)[0], stress)
 
 
+@pytest.mark.thorough
 def test_every_command_takes_them(path, capfd):
     assert run(["show", str(path), *BOTH, "--json"]) == 0
     assert json.loads(capfd.readouterr().out)[0]["name"] == "elasticity"

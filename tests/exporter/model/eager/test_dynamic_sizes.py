@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 from gate_specimens import load
-from project import ROOT, skip_checks
+from project import ROOT, mark_thorough_after, skip_checks
 from torch import nn
 
 import torchferry
@@ -235,7 +235,7 @@ class ShorterGradient(Shorter):
         return torch.autograd.grad(super().forward(z**2, y), z)[0].sum()
 
 
-@pytest.mark.parametrize("model", [Shorter, Ordered, Emptied, Far, ShorterGradient])
+@pytest.mark.parametrize("model", mark_thorough_after(2, [Shorter, Ordered, Emptied, Far, ShorterGradient]))
 def test_the_order_of_two_sizes_is_not_taken_for_granted(tmp_path, model):
     with pytest.raises(UnsoundError) as caught:
         torchferry.export(model(), output=tmp_path / "m.pt")
