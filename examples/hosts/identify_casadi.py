@@ -27,7 +27,10 @@ def load_function() -> casadi.Function:
     blocks = ["all", "*:*yield_stress", "*:*hardening"]
     torchferry.export(model, output=KERNEL, formats="c", derivatives=blocks)
     for command in (["torchferry", "wrap", "casadi", str(KERNEL)], ["make", "-C", str(KERNEL / "casadi")]):
-        subprocess.run(command, check=True, capture_output=True)
+        # What the commands print is of interest where they fail.
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}\n{done.stdout}")
     return casadi.external("make_model", str(KERNEL / "casadi" / "libmake_model_casadi.so"))
 
 

@@ -78,9 +78,10 @@ def folder(tmp_path: Path, programs: Path) -> Path:
     (tmp_path / "bin").mkdir()
     for program in programs.iterdir():
         (tmp_path / "bin" / program.name).symlink_to(program)
-    binary = tmp_path / "bin" / "pytest"
-    binary.write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest "$@"\n')
-    binary.chmod(0o755)
+    for name, arguments in {"pytest": "-m pytest ", "python": ""}.items():
+        binary = tmp_path / "bin" / name
+        binary.write_text(f'#!/bin/sh\nexec {sys.executable} {arguments}"$@"\n')
+        binary.chmod(0o755)
     return tmp_path
 
 
