@@ -3,12 +3,17 @@
 #
 #   tools/build_calculix.sh FOLDER      writes FOLDER/ccx
 #
-# It needs gfortran, gcc, make, dpkg-dev, libspooles-dev and libarpack2-dev, and takes about a minute on two cores. apt's
-# lists of source packages are kept in FOLDER; those of the system stay as they are.
+# It needs Debian 12 (bookworm), whose package it is, with gfortran, gcc, make, dpkg-dev, libspooles-dev and libarpack2-dev,
+# and takes about a minute on two cores. apt's lists of source packages are its own; those of the system stay as they are.
 set -euo pipefail
+if [ $# -ne 1 ]; then
+  echo "usage: tools/build_calculix.sh FOLDER" >&2
+  exit 2
+fi
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 version=2.20
-work=$folder/build
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$work/sources"
 # The archives of the system, for sources.
 for file in /etc/apt/sources.list /etc/apt/sources.list.d/*; do
@@ -24,4 +29,3 @@ apt-get "${options[@]}" -qq update
 make -C "$work/ccx/ccx_$version/src" -s -j "$(nproc)" CC=gcc FC=gfortran FFLAGS="-w -O2 -fallow-argument-mismatch" \
   CFLAGS="-w -O2 -I/usr/include/spooles -DARCH=Linux -DSPOOLES -DARPACK -DMATRIXSTORAGE -DUSE_MT=1 -DCALCULIX_EXTERNAL_BEHAVIOURS_SUPPORT"
 mv "$work/ccx/ccx_$version/src/ccx_$version" "$folder/ccx"
-rm -rf "$work"

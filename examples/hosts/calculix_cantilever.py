@@ -53,7 +53,8 @@ def write_job(material: Sequence[str], deflections: Sequence[float], step: str =
 def run(ccx: str | Path, folder: Path, job: str, libraries: str | Path = "") -> tuple[list[Results], str]:
     """Run a job; return for each step displacements, reactions and stresses, and what the program printed."""
     (folder / "job.inp").write_text(job)
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries), "OMP_NUM_THREADS": "1"}
+    path = ":".join(filter(None, [str(libraries), os.environ.get("LD_LIBRARY_PATH")]))
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "LD_LIBRARY_PATH": path}
     command = [str(ccx), "job"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -83,8 +84,8 @@ def main() -> None:
     (name,) = re.findall(r"NAME=(@\w+)", (libraries / "README.md").read_text())
     with tempfile.TemporaryDirectory() as name_of_folder:
         folder = Path(name_of_folder)
-        # One constant means the values that were exported, where the model has several.
-        material = [f"*MATERIAL, NAME={name}", "*DEPVAR", "8", "*USER MATERIAL, CONSTANTS=1", "0."]
+        # No constants: the values that were exported.
+        material = [f"*MATERIAL, NAME={name}", "*DEPVAR", "8", "*USER MATERIAL, CONSTANTS=0", ""]
         steps, _ = run(ccx, folder, write_job(material, [0.15, 0.1]), libraries)
         for step in steps:
             force = sum(step["forces"][1::3])

@@ -103,7 +103,7 @@ def describe_umat(library: str, states: int) -> dict[str, Any]:
     return {
         "UDSM_NAME": library,
         "IS_FORTRAN_UDSM": True,
-        # Not as many as the law has properties: the values that were exported.
+        # One zero: the values that were exported, where the law has several.
         "UMAT_PARAMETERS": [0.0],
         "STATE_VARIABLES": [0.0] * states,
         # The elements ask for these.

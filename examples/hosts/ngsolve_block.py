@@ -93,6 +93,8 @@ def stretch(kernel: Any, sizes: Sequence[float], cells: float = 0.5) -> list[dic
             shift.vec.data += step - stiffness.mat.Inverse(free) * forces.vec
             numbers = np.abs(forces.vec.FV().NumPy())
             residuals.append(float(numbers[is_free].max() / max(numbers[~is_free].max(), 1e-300)))
+        if residuals[-1] > 1e-11:
+            raise ArithmeticError(f"no equilibrium at {size} after {len(residuals)} iterations: take a smaller step")
         material.update(strain, is_accepted=True)
         numbers = {name: values.tolist() for name, values in material.list_numbers().items()}
         results.append({"residuals": residuals, "shift": shift.vec.FV().NumPy().tolist(), **numbers})

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,7 +222,9 @@ def _read_manifest_bytes(path: Path) -> bytes:
     if not is_kernel(path):
         got = "a folder without manifest.json" if path.is_dir() else "a file" if path.is_file() else "no such folder"
         expected = "a folder that `torchferry export --format c` wrote"
-        mend = f"for an archive: torchferry convert {path} --to c -o {path.with_suffix('')}" if path.is_file() else ""
+        folder = path.with_suffix("") if path.suffix else path.with_name(f"{path.name}_kernel")
+        convert = f"torchferry convert {shlex.quote(str(path))} --to c -o {shlex.quote(str(folder))}"
+        mend = f"for an archive: {convert}" if path.is_file() else ""
         what = "this is no folder with a kernel" if path.is_file() else "this folder does not contain a kernel"
         raise ArchiveError(what, where=str(path), got=got, expected=expected, mend=mend)
     return (path / MANIFEST).read_bytes()

@@ -27,6 +27,8 @@ _NEEDS = {
     "time": ("time && ttime && dtime", "time"),
     "temperature": ("t1l && ithermal && *ithermal > 0", "temperature (*INITIAL CONDITIONS, TYPE=TEMPERATURE)"),
 }
+# As many constants as the host keeps (elconloc in its resultsmech.f); more overwrite its memory.
+MOST_CONSTANTS = 21
 # The host puts the names of library and function into 80 characters.
 _LONGEST = 60
 
@@ -47,16 +49,24 @@ class CalculixOptions:
         name = self.library.upper()
         if name and (not re.fullmatch(f"[A-Z0-9]{{1,{_LONGEST}}}", name) or name.startswith("ABAQUS")):
             expected = f"up to {_LONGEST} letters and digits, not ABAQUS first"
-            raise UsageError("CalculiX finds no such library", where="--library", got=self.library, expected=expected)
+            what, mend = "CalculiX finds no such library", "for example --library STEEL"
+            raise UsageError(what, where="--library", got=self.library, expected=expected, mend=mend)
 
 
 def render_calculix(kernel: KernelFiles, options: CalculixOptions, title: str) -> dict[str, bytes]:
     """Return the files of a CalculiX material by name. Raises ``UsageError`` for a model that does not fit."""
     point = find_material_point(kernel, options.point, title, frozenset(NUMBERS))
+    are_given = point.property_count <= MOST_CONSTANTS
+    if point.needs_properties and not are_given:
+        what, expected = "CalculiX takes fewer constants than the model has properties", f"at most {MOST_CONSTANTS}"
+        mend = "export it without --per-element, so that the exported values can be taken"
+        raise UsageError(what, where=str(kernel.path), got=str(point.property_count), expected=expected, mend=mend)
     name = options.library.upper() or name_library(kernel.name)
     context: dict[str, Any] = {
         **point.describe(),
         "block": 1,
+        "are_given": are_given,
+        "most": MOST_CONSTANTS,
         "numbers": NUMBERS,
         "missing": point.list_needs(_NEEDS),
         "library": f"lib{name}.so",

@@ -137,7 +137,7 @@ class MaterialPoint:
         """Return what another count of properties means."""
         if self.needs_properties:
             return ""
-        return "two numbers" if self.exported_count == 2 else "one number"
+        return "two zeros" if self.exported_count == 2 else "one zero"
 
     @property
     def unused_count(self) -> int:
@@ -217,7 +217,7 @@ def _check_variables(kernel: KernelFiles, options: PointOptions, host: str, *, w
         names = [s.name for s in specs]
         if name not in names:
             what, expected = f"the model has no {role} {name!r}", ", ".join(names)
-            mend = f"{suggest_names(name, names)}: name it with --{'stress' if role == 'output' else 'strain'}"
+            mend = f"name it with --{'stress' if role == 'output' else 'strain'}; {suggest_names(name, names)}"
             raise UsageError(what, where=where, expected=expected, mend=mend)
     spec = contract.methods.get("jacobian" if with_tangent else "forward")
     if with_tangent and (spec is None or block not in spec.outputs):

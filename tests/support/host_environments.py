@@ -41,7 +41,9 @@ def need_environment(name: str, *requirements: str) -> Path:
 
 def need_calculix() -> Path:
     """Return a CalculiX that loads libraries; skip with the reason where it cannot be built."""
-    folder = make_private_folder("hosts") / "calculix-2.20"
+    script = ROOT / "tools" / "build_calculix.sh"
+    digest = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
+    folder = make_private_folder("hosts") / f"calculix-{digest}"
     for program in ("gfortran", "dpkg-source", "apt-get"):
         need(shutil.which(program) is not None, f"{program} is not installed")
     for library in ("spooles/FrontMtx.h", "arpack"):
@@ -51,7 +53,7 @@ def need_calculix() -> Path:
         )
     with FileLock(f"{folder}.lock"):
         if not (folder / "ccx").exists():
-            command = [str(ROOT / "tools" / "build_calculix.sh"), str(folder)]
+            command = [str(script), str(folder)]
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             need(result.returncode == 0, f"CalculiX cannot be built: {result.stderr.strip()[-300:]}")
     return folder / "ccx"

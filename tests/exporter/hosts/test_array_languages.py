@@ -123,6 +123,21 @@ def test_a_vector_is_elements_where_a_variable_is_one_number(host, matrix_kernel
     assert result.stdout.split() == ["4", "9", "16"], result.stderr
 
 
+def test_an_input_may_have_any_name(tmp_path):
+    """Also that of what the function keeps."""
+    need(shutil.which("Rscript") is not None, "Rscript is not installed")
+    (tmp_path / "lin.py").write_text(
+        "from torch import nn\nfrom torchferry import Signature\n\n\nclass Lin(nn.Module):\n"
+        "    signature = Signature.of({'library': ()}, {'inputs': ()})\n\n"
+        "    def forward(self, library):\n        return library * 2.0\n"
+    )
+    with skip_checks():
+        torchferry.export(f"{tmp_path / 'lin.py'}:Lin", output=tmp_path / "k", formats="c")
+    wrap_kernel("r", tmp_path / "k", tmp_path / "r", None)
+    result = make(tmp_path / "r", "test")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_two_functions_of_one_name_stay_apart(tmp_path):
     need(shutil.which("Rscript") is not None, "Rscript is not installed")
     for factor in (3, 7):

@@ -60,7 +60,7 @@ def test_the_self_test_passes(materials, name):
             ("xstate[at + i] = states[i]", "xstate[at + i] = xstateini[at + i]"),
             ("*ttime + *time - *dtime", "*time - *dtime"),
             ("*pnewdt = 0.25;\n  }", "*pnewdt = -1.0;\n  }"),
-            ("p.strain = p.strain_old", "p.strain = p.strain"),
+            ("icmd && *icmd == 3", "icmd && *icmd == 4"),
             ("beta[i] != 0.0", "0"),
         ],
     ),
@@ -91,18 +91,19 @@ class Material:
         system: Sequence[float] = (),
         point: Sequence[float] = (0, 0, 0),
         constants: Sequence[float] = (),
+        *,
+        asked: int = 0,
     ) -> Any:
         arguments = (strain, np.zeros(6), np.zeros(6), np.zeros(21), point, system or [0], [-1], constants or [0])
         kept = [np.array(numbers, float) for numbers in arguments]
         strains, before, stress, stiff, place, axes, pnewdt, properties = (
             array.ctypes.data_as(DOUBLES) for array in kept
         )
-        first, none, code, orientation = (
-            ctypes.byref(ctypes.c_int(n)) for n in (1, 0, -100 - len(constants), bool(system))
-        )
+        numbers = (1, 0, -100 - len(constants), bool(system), asked)
+        first, none, code, orientation, icmd = (ctypes.byref(ctypes.c_int(n)) for n in numbers)
         self._function(
             b"", first, first, code, properties, strains, before, None, None, None, None, None, none, None, None, None,
-            None, none, none, first, none, None, None, stress, stiff, orientation, place, axes, pnewdt, None, 0,
+            None, icmd, none, first, none, None, None, stress, stiff, orientation, place, axes, pnewdt, None, 0,
         )  # fmt: skip
         return kept[2], kept[3], float(kept[6][0])
 
@@ -134,6 +135,9 @@ def test_an_orientation_turns_strains_and_stresses(materials, point_kernels):
         tangent[np.tril_indices(6)] = stiff
         tangent += np.tril(tangent, -1).T
         assert np.allclose(tangent @ (strain * [1, 1, 1, 2, 2, 2]), expected, rtol=1e-12)
+    on_the_axis = material(strain, (3.0, 4.0, 0.0, 3.0, 4.0, 5.0, -1.0), (3.0, 4.0, 2.0))[0]
+    axes = np.array([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]])
+    assert np.allclose(on_the_axis, rotate(axes, find_stress(kernel, strain)), rtol=1e-12)
     nowhere, _, pnewdt = material(strain, (1.0, 0, 0, 2.0, 0, 0, 1.0))
     assert np.isnan(nowhere).all()
     assert pnewdt == 0.25
@@ -153,9 +157,39 @@ def test_a_wrong_count_of_constants_is_no_material(materials):
     exported = material(strain)[0]
     assert np.allclose(material(strain, constants=[4e5])[0], 2 * exported, rtol=1e-12)
     assert np.array_equal(material(strain, constants=[0.0, 0.0])[0], exported)
-    nothing, _, pnewdt = material(strain, constants=[1.0, 2.0, 3.0])
-    assert np.isnan(nothing).all()
-    assert pnewdt > 0
+    for wrong in ([1.0, 2.0, 3.0], [0.0, 2.0], [0.0] * 3):
+        nothing, _, pnewdt = material(strain, constants=wrong)
+        assert np.isnan(nothing).all()
+        assert pnewdt > 0
+
+
+def test_a_step_without_a_result(materials):
+    """An explicit step asks for stresses alone, and is never cut back: it gets no number."""
+    material = Material(materials["limited"].library)
+    exact = material(np.zeros(6))[1]
+    stress, stiff, pnewdt = material(np.array([1e-2, 0, 0, 0, 0, 0]))
+    assert not stress.any()
+    assert np.array_equal(stiff, exact)
+    assert pnewdt == 0.25
+    stress, _, _ = material(np.array([1e-2, 0, 0, 0, 0, 0]), asked=3)
+    assert np.isnan(stress).all()
+
+
+def test_what_the_analysis_does_not_give(materials, capfd):
+    stress, _, pnewdt = Material(materials["warm"].library)(np.zeros(6))
+    assert np.isnan(stress).all()
+    assert pnewdt == 0.25
+    assert "*DEPVAR has fewer than 6 numbers" in capfd.readouterr().err
+
+
+def test_more_properties_than_calculix_keeps_are_the_exported_ones(materials):
+    """The law has 36, and CalculiX writes over its own memory where it is given as many."""
+    readme = (materials["anisotropic"].folder / "README.md").read_text()
+    assert "CONSTANTS=0" in readme
+    assert "CONSTANTS=1" not in readme
+    material, strain = Material(materials["anisotropic"].library), np.array([1e-3, 0, 0, 0, 0, 0])
+    for count in (1, 36):
+        assert np.isfinite(material(strain, constants=[0.0] * count)[0]).all() == (count == 1)
 
 
 def test_a_library_has_the_name_that_is_asked_for(point_kernels, tmp_path, capfd):
@@ -205,7 +239,8 @@ def describe(name: str, constants: int, states: int = 0) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_a_cantilever_is_that_of_calculix_own_law(ccx, libraries, tmp_path):
+def test_a_cantilever_is_that_of_calculix_own_law(ccx, libraries, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     results, iterations = [], []
     for material in (OWN, describe("MAKEMODEL", 1, 1)):
         steps, _ = example.run(ccx, tmp_path, example.write_job(material, [0.15, 0.1]), libraries)
@@ -246,6 +281,8 @@ def test_an_anisotropic_law_is_calculix_own_in_any_axes(ccx, libraries, point_ke
             turned = f"*ORIENTATION, NAME=TURNED, SYSTEM={system}\n*SOLID SECTION, ORIENTATION=TURNED,"
             (step,), _ = example.run(ccx, tmp_path, job.replace("*SOLID SECTION,", turned), libraries)
             results.append(step)
+            # The law is linear: a stiffness in wrong axes needs more.
+            assert max(example.count_iterations(tmp_path)) <= 2
         own, ours = results
         for kind, numbers in own.items():
             assert np.allclose(ours[kind], numbers, rtol=2e-6, atol=2e-6 * np.abs(numbers).max()), kind
@@ -261,6 +298,20 @@ def test_calculix_cuts_a_step_back(ccx, libraries, tmp_path):
     small, text = example.run(ccx, tmp_path, example.write_job(material, [0.3], "0.02, 1., , 0.02"), libraries)
     assert "divergence" not in text
     assert np.allclose(cut[0]["stresses"], small[0]["stresses"], rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.thorough
+def test_an_explicit_step_without_a_result_leaves_no_number(ccx, libraries, tmp_path):
+    material = describe("LIMITED", 0)
+    job = example.write_job([*material, "*DENSITY", "1e-9"], [2.0]).replace(
+        "*STATIC\n0.2, 1.", "*DYNAMIC, EXPLICIT\n1e-6, 1e-5"
+    )
+    assert "EXPLICIT" in job
+    try:
+        steps, _ = example.run(ccx, tmp_path, job, libraries)
+    except RuntimeError:
+        return
+    assert not steps or np.isnan(steps[0]["stresses"]).any()
 
 
 @pytest.mark.thorough

@@ -182,6 +182,8 @@ def test_a_time_that_does_not_grow_by_the_step(behaviours, dt, code):
     got, _, state = call(library.Rich_Tridimensional, 4.0, {}, end, dt=dt)
     assert got == code
     assert (b"does not grow by dt" in state["why"]) == (code < 0)
+    # A prediction knows nothing of the end.
+    assert call(library.Rich_Tridimensional, -1.0, {}, end, dt=dt)[0] == 1
 
 
 def test_codes_of_operators(behaviours):

@@ -261,7 +261,10 @@ def test_a_wrong_count_of_properties_is_no_material(wrap_umat, tmp_path, capfd):
     exported = umat(np.zeros(6), [], np.zeros(6), strain).stress
     assert np.array_equal(umat(np.zeros(6), [], np.zeros(6), strain, properties=[0.0, 0.0]).stress, exported)
     assert np.allclose(umat(np.zeros(6), [], np.zeros(6), strain, properties=[4e5]).stress, 2 * exported, rtol=1e-12)
-    wrong = umat(np.ones(6), [], np.zeros(6), strain, properties=[1.0, 2.0, 3.0])
+    assert umat(np.ones(6), [], np.zeros(6), strain, properties=[0.0, 2e5]).pnewdt == 0.0
+    capfd.readouterr()
+    other = Umat(Path(shutil.copy(wrap_umat("limited").library, tmp_path / "other.so")))
+    wrong = other(np.ones(6), [], np.zeros(6), strain, properties=[1.0, 2.0, 3.0])
     assert wrong.pnewdt == 0.0
     assert np.array_equal(wrong.stress, np.ones(6))
     assert "NPROPS is 3, expected 1" in capfd.readouterr().err

@@ -64,7 +64,9 @@ def harness(path: Path, *arguments: str, **environment: str) -> tuple[int, dict]
 
 def few(files: dict[str, str]) -> None:
     head, tail = files["make_model.c"].split("int make_model_forward(", 1)
-    tail = tail.replace("  int failed = 0;\n", "  int failed = 0;\n  if (count > 5000) return -1;\n", 1)
+    start = "  struct forward_call call;\n"
+    assert start in tail
+    tail = tail.replace(start, f"{start}  if (count > 5000) return -1;\n", 1)
     files["make_model.c"] = f"{head}int make_model_forward({tail}"
 
 

@@ -148,7 +148,10 @@ def test_sanitizers_over_the_cases(cuda_folders, name, tmp_path):
     """The test program, with the methods for the host's arrays in place of the C kernel: dense arrays and others."""
     folder, main = cuda_folders[name], name_of(cuda_folders[name])
     flags = ["-g", "-O1", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    parts = [("g++", ["-x", "c++", "-std=c++14"], f"{main}_host.cu"), ("gcc", [], f"test_{main}.c")]
+    parts = [
+        ("g++", ["-x", "c++", "-std=c++14"], f"{main}_host.cu"),
+        ("gcc", ["-DWITHOUT_PREPARED_CALLS"], f"test_{main}.c"),
+    ]
     objects = []
     for number, (compiler, language, source) in enumerate(parts):
         objects.append(str(tmp_path / f"{number}.o"))
