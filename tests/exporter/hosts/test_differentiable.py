@@ -183,6 +183,9 @@ def test_ways_to_differentiate_that_torch_would_answer_with_zeros(law):
     ):
         with pytest.raises(NotImplementedError, match="do not go through this operator"):
             call()
+    compiled = torch.compile(lambda s: torch.func.jvp(find_stress, (s,), (ones,)), backend="aot_eager")
+    with pytest.raises(Exception, match="do not go through this operator"):
+        compiled(strain)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(strain, ones)
         with pytest.raises(NotImplementedError, match="forward mode"):
