@@ -7,7 +7,8 @@ and ``hardening`` are Newton loops of seven unknowns, ``radial_return`` is expli
 after the other; ``vectors`` takes eight at once, with exchanges of rows and any exponent, ``tuned`` without exchanges
 and with the exponent known, ``one equation`` is what a textbook makes of the model (by_hand/hardening_vectors.cpp).
 Eager is PyTorch, or NEML2's own; ``compiled`` is what ``neml2-compile`` makes of an input file, or a ``.pt2``; both
-are called from Python, as is the archive; the kernel and the references are called from C. Every way is held against
+are called from Python, as is the archive; the kernel, as calls and as ``prepared`` ones, and the references are called
+from C. Every way is held against
 the archive's numbers first.
 """
 
@@ -124,10 +125,14 @@ def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Cal
     archive = torchferry.load(path)
     names = archive.contract.methods["forward"].inputs
     opened = kernel_container.read(path.with_suffix(""))
-    kernel = ctypes.CDLL(str(build_library(opened)))[f"{opened.name}_forward"]
+    library = ctypes.CDLL(str(build_library(opened)))
+    kernel, prepare, run_prepared, call_size = (
+        library[f"{opened.name}_forward{end}"] for end in ("", "_prepare", "_run", "_call_size")
+    )
+    call_size.restype = ctypes.c_size_t
     loop = built(HERE / "loop.c", folder)
     hands = {column: built(HERE / file, folder)[function] for column, file, function in BY_HAND[name]}
-    for function in (loop.kernel_seconds, loop.hand_seconds):
+    for function in (loop.kernel_seconds, loop.prepared_seconds, loop.hand_seconds):
         function.restype = ctypes.c_double
     specs = archive.contract.outputs
 
@@ -148,6 +153,22 @@ def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Cal
 
         run(1)
         hold(result, rows, "the kernel")
+        # The arrays live as long as what has their addresses.
+        return lambda kept=(arguments, result): c_seconds(run)
+
+    def by_prepared(rows: int) -> Callable[[], float]:
+        arguments, result = [v.numpy() for v in inputs(name, names, rows)], outputs(rows)
+        arrays = make_arrays(arguments, True), make_arrays(result, True)
+        places = pointers(arguments), pointers(result)
+        call = ctypes.create_string_buffer(call_size())
+        if prepare(call, ctypes.c_ssize_t(rows), *arrays, None):
+            raise RuntimeError("the call cannot be prepared")
+
+        def run(times: int) -> float:
+            return loop.prepared_seconds(run_prepared, ctypes.c_long(times), call, *places)
+
+        run(1)
+        hold(result, rows, "the prepared kernel")
         # The arrays live as long as what has their addresses.
         return lambda kept=(arguments, result): c_seconds(run)
 
@@ -175,7 +196,7 @@ def ways(name: str, folder: Path, *, compiled: bool) -> tuple[Any, dict[str, Cal
     result: dict[str, Callable[[int], Callable[[], float]]] = {
         column: functools.partial(by_hand, function) for column, function in hands.items()
     }
-    result |= {"kernel": by_kernel, ".pt": by_archive}
+    result |= {"kernel": by_kernel, "prepared": by_prepared, ".pt": by_archive}
     eager = eager_of(name)
     if eager is not None:
         result["eager"] = lambda rows: _eager(eager, name, names, rows, bool(model))
