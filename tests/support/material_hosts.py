@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from project import skip_checks
 
+import torchferry
 from exporter.hosts.registry import wrap_kernel
 
 Array = np.ndarray[Any, Any]
@@ -61,6 +63,21 @@ def make(folder: Path, *targets: str, python: str | Path = sys.executable) -> su
     """Run make in a host's folder; the kernel is compiled quickly."""
     command = ["make", f"PYTHON={python}", "CFLAGS=-O1", "CXXFLAGS=-O0 -w", *targets]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def export_function(
+    folder: Path, name: str, expression: str, *, of: str = "x", to: str = "y", shape: str = "()"
+) -> Path:
+    """Export a kernel of one variable from a file that is written for it; return the kernel's folder."""
+    source = folder / f"{name}.py"
+    source.write_text(
+        "from torch import nn\nfrom torchferry import Signature\n\n\n"
+        f"class {name}(nn.Module):\n    signature = Signature.of({{{of!r}: {shape}}}, {{{to!r}: {shape}}})\n\n"
+        f"    def forward(self, {of}):\n        return {expression}\n"
+    )
+    with skip_checks():
+        torchferry.export(f"{source}:{name}", output=folder / "kernel", formats="c")
+    return folder / "kernel"
 
 
 def wrap(host: str, kernel: Path, output: Path, options: Any) -> Wrapped:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from material_hosts import make, plant
-from project import make_once, need, skip_checks
+from material_hosts import export_function, make, plant
+from project import make_once, need
 
 import torchferry
 from exporter.hosts.registry import wrap_kernel
@@ -126,14 +126,8 @@ def test_a_vector_is_elements_where_a_variable_is_one_number(host, matrix_kernel
 def test_an_input_may_have_any_name(tmp_path):
     """Also that of what the function keeps."""
     need(shutil.which("Rscript") is not None, "Rscript is not installed")
-    (tmp_path / "lin.py").write_text(
-        "from torch import nn\nfrom torchferry import Signature\n\n\nclass Lin(nn.Module):\n"
-        "    signature = Signature.of({'library': ()}, {'inputs': ()})\n\n"
-        "    def forward(self, library):\n        return library * 2.0\n"
-    )
-    with skip_checks():
-        torchferry.export(f"{tmp_path / 'lin.py'}:Lin", output=tmp_path / "k", formats="c")
-    wrap_kernel("r", tmp_path / "k", tmp_path / "r", None)
+    kernel = export_function(tmp_path, "Lin", "library * 2.0", of="library", to="inputs")
+    wrap_kernel("r", kernel, tmp_path / "r", None)
     result = make(tmp_path / "r", "test")
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -143,14 +137,7 @@ def test_two_functions_of_one_name_stay_apart(tmp_path):
     for factor in (3, 7):
         folder = tmp_path / str(factor)
         folder.mkdir()
-        (folder / "lin.py").write_text(
-            "from torch import nn\nfrom torchferry import Signature\n\n\nclass Lin(nn.Module):\n"
-            "    signature = Signature.of({'x': ()}, {'y': ()})\n\n"
-            f"    def forward(self, x):\n        return x * {factor}.0\n"
-        )
-        with skip_checks():
-            torchferry.export(f"{folder / 'lin.py'}:Lin", output=folder / "k", formats="c")
-        wrap_kernel("r", folder / "k", folder / "r", None)
+        wrap_kernel("r", export_function(folder, "Lin", f"x * {factor}.0"), folder / "r", None)
         assert make(folder / "r").returncode == 0
     script = 'source("3/r/Lin.R", chdir = TRUE)\nfirst <- Lin\nsource("7/r/Lin.R", chdir = TRUE)\n'
     command = ["Rscript", "--vanilla", "-e", script + "cat(first(1)$y, Lin(1)$y)"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from host_environments import need_environment
-from material_hosts import make, plant
+from material_hosts import export_function, make, plant
 from project import ROOT, make_once, mark_rest_thorough, skip_checks
 
 import torchferry
@@ -201,15 +201,7 @@ def test_derivatives_of_derivatives_are_refused(law):
 
 
 def test_an_operator_without_derivatives_says_so(tmp_path):
-    source = tmp_path / "double.py"
-    source.write_text(
-        "from torch import nn\nfrom torchferry import Signature\n\n\nclass Double(nn.Module):\n"
-        "    signature = Signature.of({'x': (3,)}, {'y': (3,)})\n\n"
-        "    def forward(self, x):\n        return x * 2\n"
-    )
-    with skip_checks():
-        torchferry.export(f"{source}:Double", output=tmp_path / "kernel", formats="c")
-    wrap_kernel("torch", tmp_path / "kernel", tmp_path / "torch", None)
+    wrap_kernel("torch", export_function(tmp_path, "Double", "x * 2", shape="(3,)"), tmp_path / "torch", None)
     assert make(tmp_path / "torch", "test").returncode == 0
     double = load(tmp_path / "torch").Double
     x = torch.ones(3, dtype=F, requires_grad=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from material_hosts import Umat, make, plant, wrap
+from material_hosts import Umat, export_function, make, plant, wrap
 from project import ROOT, make_once, need, skip_checks
 
 import torchferry
@@ -132,14 +132,7 @@ def test_two_kernels_of_one_name_stay_apart(tmp_path):
     for factor in (3, 7):
         folder = tmp_path / str(factor)
         folder.mkdir()
-        (folder / "lin.py").write_text(
-            "from torch import nn\nfrom torchferry import Signature\n\n\nclass Lin(nn.Module):\n"
-            "    signature = Signature.of({'x': ()}, {'y': ()})\n\n"
-            f"    def forward(self, x):\n        return x * {factor}.0\n"
-        )
-        with skip_checks():
-            torchferry.export(f"{folder / 'lin.py'}:Lin", output=folder / "k", formats="c")
-        wrap_kernel("torch", folder / "k", folder / "torch", None)
+        wrap_kernel("torch", export_function(folder, "Lin", f"x * {factor}.0"), folder / "torch", None)
         assert make(folder / "torch").returncode == 0
         laws.append(folder / "torch")
     script = "import importlib.util as u, torch\nlaws = []\n"
