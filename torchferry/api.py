@@ -517,6 +517,7 @@ def load(
     engine: str = "torchscript",
     trust: str = "graphs",
     public_key: str | Path | None = None,
+    batches: Sequence[int] = (1, 1000),
 ) -> Any:
     """Load an archive as a ``Model``, or a kernel's folder as a ``Kernel``.
 
@@ -529,10 +530,12 @@ def load(
         engine: What runs an archive: ``"torchscript"``; ``"pt2"``, the package beside it; ``"kernel"``, the C sources
             that it carries or that lie beside it, built by this machine's compiler; on a GPU the sources for those
             that lie beside it, built by nvcc. Both have to pass the archive's
-            cases here first; otherwise an ``EngineWarning`` says why, and TorchScript runs it.
+            cases here first; otherwise an ``EngineWarning`` says why, and TorchScript runs it. ``"auto"`` times all of
+            them that pass, and takes the fastest; ``Model.choice`` has the times, and why others are left out.
         trust: What of the file may run: ``"graphs"``, and native code that this user exported or converted here;
             ``"native"``, the native code of others too: a package, a kernel.
         public_key: The key that has to have signed the file; native code that it has signed is trusted.
+        batches: With ``engine="auto"``, the sizes of batches that are timed, all alike.
 
     Returns:
         A ``Model``, which takes tensors; or a ``Kernel``, which takes NumPy arrays, needs no torch, and has no
@@ -552,6 +555,11 @@ def load(
         ```
     """
     key = Path(public_key) if public_key is not None else None
+    if engine == "auto" and not is_kernel(Path(path)):
+        from runtime_checks.bench.fastest import load_fastest
+
+        options = {"envelope": envelope, "threads": threads, "trust": trust, "public_key": key}
+        return load_fastest(Path(path), str(device), batches, **options)
     if not is_kernel(Path(path)):
         return _load(path, device, envelope=envelope, threads=threads, engine=engine, trust=trust, public_key=key)
     if (str(device), envelope, threads, engine) != ("cpu", "off", 1, "torchscript"):
