@@ -33,7 +33,7 @@ ALWAYS = (
     "graph spring.pt",
     "diff spring.pt spring.pt",
     "convert spring.pt --to c -o kernel",
-    "wrap casadi kernel",
+    "wrap torch kernel",
 )
 # What an extra adds; where it is missing, the message names it.
 EXTRAS = {
