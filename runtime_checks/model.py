@@ -22,7 +22,7 @@ from runtime_checks.engines.engines import (
     TorchScriptEngine,
     check_machine,
 )
-from runtime_checks.engines.selection import ENGINES, TORCHSCRIPT, EngineChoice, select_engine
+from runtime_checks.engines.selection import AUTO, ENGINES, TORCHSCRIPT, EngineChoice, select_engine
 from runtime_checks.envelope import OFF, check_envelope, check_envelope_mode
 from runtime_checks.native_code import GRAPHS, check_code_trust, resolve_trust
 
@@ -133,9 +133,7 @@ def load(
     """
     check_envelope_mode(envelope)
     if engine not in ENGINES:
-        raise UsageError(
-            "there is no such engine", got=repr(engine), expected=suggest_names(engine, (*ENGINES, "auto"))
-        )
+        raise UsageError("there is no such engine", got=repr(engine), expected=suggest_names(engine, (*ENGINES, AUTO)))
     file = Path(path)
     trusted = resolve_trust(file, trust, public_key)
     if engine != TORCHSCRIPT and file.suffix in (onnx_container.SUFFIX, ".pt2"):

@@ -558,8 +558,7 @@ def load(
     if engine == "auto" and not is_kernel(Path(path)):
         from runtime_checks.bench.fastest import load_fastest
 
-        options = {"envelope": envelope, "threads": threads, "trust": trust, "public_key": key}
-        return load_fastest(Path(path), str(device), batches, **options)
+        return load_fastest(Path(path), str(device), batches, envelope=envelope, trust=trust, public_key=key)
     if not is_kernel(Path(path)):
         return _load(path, device, envelope=envelope, threads=threads, engine=engine, trust=trust, public_key=key)
     if (str(device), envelope, threads, engine) != ("cpu", "off", 1, "torchscript"):

@@ -220,13 +220,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def _read_manifest_bytes(path: Path) -> bytes:
     if not is_kernel(path):
-        got = "a folder without manifest.json" if path.is_dir() else "a file" if path.is_file() else "no such folder"
         expected = "a folder that `torchferry export --format c` wrote"
-        folder = path.with_suffix("") if path.suffix else path.with_name(f"{path.name}_kernel")
-        convert = f"torchferry convert {shlex.quote(str(path))} --to c -o {shlex.quote(str(folder))}"
-        mend = f"for an archive: {convert}" if path.is_file() else ""
-        what = "this is no folder with a kernel" if path.is_file() else "this folder does not contain a kernel"
-        raise ArchiveError(what, where=str(path), got=got, expected=expected, mend=mend)
+        if path.is_file():
+            folder = path.with_suffix("") if path.suffix else path.with_name(f"{path.name}_kernel")
+            mend = f"for an archive: torchferry convert {shlex.quote(str(path))} --to c -o {shlex.quote(str(folder))}"
+            raise ArchiveError("a kernel is a folder", where=str(path), got="a file", expected=expected, mend=mend)
+        got = "a folder without manifest.json" if path.is_dir() else "no such folder"
+        raise ArchiveError("this folder does not contain a kernel", where=str(path), got=got, expected=expected)
     return (path / MANIFEST).read_bytes()
 
 

@@ -56,8 +56,8 @@ class CalculixOptions:
 def render_calculix(kernel: KernelFiles, options: CalculixOptions, title: str) -> dict[str, bytes]:
     """Return the files of a CalculiX material by name. Raises ``UsageError`` for a model that does not fit."""
     point = find_material_point(kernel, options.point, title, frozenset(NUMBERS))
-    are_given = point.property_count <= MOST_CONSTANTS
-    if point.needs_properties and not are_given:
+    has_constants = point.property_count <= MOST_CONSTANTS
+    if point.needs_properties and not has_constants:
         what, expected = "CalculiX takes fewer constants than the model has properties", f"at most {MOST_CONSTANTS}"
         mend = "export it without --per-element, so that the exported values can be taken"
         raise UsageError(what, where=str(kernel.path), got=str(point.property_count), expected=expected, mend=mend)
@@ -65,8 +65,8 @@ def render_calculix(kernel: KernelFiles, options: CalculixOptions, title: str) -
     context: dict[str, Any] = {
         **point.describe(),
         "block": 1,
-        "are_given": are_given,
-        "most": MOST_CONSTANTS,
+        "has_constants": has_constants,
+        "most_constants": MOST_CONSTANTS,
         "numbers": NUMBERS,
         "missing": point.list_needs(_NEEDS),
         "library": f"lib{name}.so",

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from exporter.archive import pt_archive
+from exporter.archive.pt_archive import Archive
 from exporter.common.errors import UsageError
 from runtime_checks.bench.candidates import collect_rows
 from runtime_checks.bench.steady_state import measure_throughput
-from runtime_checks.engines.selection import KERNEL, PT2, TORCHSCRIPT, EngineChoice, EngineWarning
+from runtime_checks.engines.engines import TorchScriptEngine
+from runtime_checks.engines.selection import AUTO, KERNEL, PT2, TORCHSCRIPT, EngineChoice, try_engine
 from runtime_checks.model import Model, load
+from runtime_checks.native_code import resolve_trust
 
 METHOD, ROUNDS = "forward", 3
 
 
-def load_fastest(path: Path, device: str, batches: Sequence[int], **options: Any) -> Model:
+def load_fastest(
+    path: Path, device: str, batches: Sequence[int], *, envelope: str, trust: str, public_key: Path | None
+) -> Model:
     """Load a ``.pt`` with each engine that passes its cases here, time them, and return the fastest.
 
     Args:
         path: The archive.
         device: Where it runs.
         batches: The sizes of batches that count, all alike.
-        **options: Those of ``load``.
+        envelope: As for ``load``.
+        trust: As for ``load``.
+        public_key: As for ``load``.
 
     Returns:
         The model; its ``choice`` says what was timed, and why an engine was left out.
@@ -36,48 +43,37 @@ def load_fastest(path: Path, device: str, batches: Sequence[int], **options: Any
     sizes = tuple(batches)
     if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise UsageError("a batch has elements", where="batches", got=str(sizes), expected="sizes such as (1, 1000)")
-    models, left_out = {TORCHSCRIPT: load(path, device, **options)}, dict[str, str]()
-    for engine in (PT2, KERNEL):
-        model, reason = _try_engine(path, device, engine, options)
-        if reason:
-            left_out[engine] = reason
+    plain = load(path, device, envelope=envelope, trust=trust, public_key=public_key)
+    if not isinstance(plain.engine, TorchScriptEngine):
+        mend = "load it without an engine, or load the .pt"
+        raise UsageError("an engine is chosen for a .pt", where=str(path), got=f"engine={AUTO!r}", mend=mend)
+    archive, trusted = pt_archive.read(path), resolve_trust(path, trust, public_key)
+    models, left_out = {TORCHSCRIPT: plain}, dict[str, str]()
+    for name in (PT2, KERNEL):
+        engine, reason = try_engine(archive, name, device, lambda: plain.module, trusted)
+        if engine is None:
+            left_out[name] = reason
         else:
-            models[engine] = model
-    times = _measure(path, device, models, sizes)
-    name = min(models, key=lambda engine: _compare(times, engine)) if len(models) > 1 else TORCHSCRIPT
-    model = models[name]
-    model.choice = EngineChoice(name, times, left_out)
-    return model
-
-
-def _try_engine(path: Path, device: str, engine: str, options: Mapping[str, Any]) -> tuple[Model, str]:
-    """Load a model with an engine; with the reason where TorchScript would run it."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model = load(path, device, engine=engine, **options)
-    reasons = list[str]()
-    for warning in caught:
-        if issubclass(warning.category, EngineWarning):
-            reasons.append(str(warning.message))
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return model, "; ".join(reasons)
+            models[name] = Model(archive.contract, engine, device, envelope)
+    times = _measure(archive, device, models, sizes)
+    chosen = min(models, key=lambda name: _compare(times, name))
+    models[chosen].choice = EngineChoice(chosen, times, left_out)
+    return models[chosen]
 
 
 def _measure(
-    path: Path, device: str, models: Mapping[str, Model], batches: Sequence[int]
+    archive: Archive, device: str, models: Mapping[str, Model], batches: Sequence[int]
 ) -> dict[str, dict[int, float]]:
     """Return nanoseconds of a call by engine and batch size; none where there is nothing to choose from."""
-    times: dict[str, dict[int, float]] = {engine: {} for engine in models}
+    times: dict[str, dict[int, float]] = {name: {} for name in models}
     if len(models) < 2:
         return times
-    archive = pt_archive.read(path)
     rows = collect_rows(archive.cases(), archive.contract, METHOD)
-    calls = {engine: model.engine.run for engine, model in models.items()}
+    calls = {name: model.engine.run for name, model in models.items()}
     for batch in batches if rows.batched else batches[:1]:
         inputs = tuple(value.to(device) for value in rows.take(batch)[0])
-        on = "cpu" if device == "cpu" else "cuda"
-        for timing in measure_throughput(calls, METHOD, inputs, batch, rounds=ROUNDS, device=on):
+        timings = measure_throughput(calls, METHOD, inputs, batch, rounds=ROUNDS, device=torch.device(device).type)
+        for timing in timings:
             times[timing.candidate][batch] = timing.median
     return times
 

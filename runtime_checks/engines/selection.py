@@ -26,6 +26,8 @@ from runtime_checks.native_code import Trust, check_code_trust, check_kernel_tru
 TORCHSCRIPT, PT2 = "torchscript", "pt2"
 KERNEL = "kernel"
 ENGINES = (TORCHSCRIPT, PT2, KERNEL)
+# The fastest of them.
+AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +52,20 @@ class EngineWarning(UserWarning):
 def select_engine(
     opened: Archive, engine: str, device: str, script: Callable[[], Any], trust: Trust
 ) -> AotInductorEngine | Kernel | CudaKernel | None:
-    """Return the requested engine; None, with an ``EngineWarning`` that says why, if there is no such engine, if it was
-    made from another archive or for another machine, if ``trust`` does not let it run, or if a case does not pass.
-    ``script`` loads the archive itself.
+    """Return the requested engine; None, with an ``EngineWarning`` that says why, where ``try_engine`` has none."""
+    candidate, reason = try_engine(opened, engine, device, script, trust)
+    if candidate is None:
+        warnings.warn(f"{opened.path.name} runs by TorchScript: {reason}", EngineWarning, stacklevel=4)
+    return candidate
+
+
+def try_engine(
+    opened: Archive, engine: str, device: str, script: Callable[[], Any], trust: Trust
+) -> tuple[AotInductorEngine | Kernel | CudaKernel | None, str]:
+    """Return an engine, or the reason why it does not run here: there is none, it was made from another archive or for
+    another machine, ``trust`` does not let it run, or a case does not pass. ``script`` loads the archive itself.
     """
+    candidate = None
     try:
         candidate, reason = (
             _load_compiled_engine(opened, device, trust.beside)
@@ -62,13 +74,10 @@ def select_engine(
         )
         if candidate is not None:
             reason = self_test(opened, candidate, device)
-            if not reason:
-                return candidate
     except Exception as error:
         # Code of another origin may raise anything; the archive itself still runs.
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    warnings.warn(f"{opened.path.name} runs by TorchScript: {reason}", EngineWarning, stacklevel=4)
-    return None
+    return (None, reason) if reason else (candidate, "")
 
 
 def _load_compiled_engine(opened: Archive, device: str, trust: str) -> tuple[AotInductorEngine | None, str]:

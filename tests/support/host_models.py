@@ -29,8 +29,36 @@ class Anisotropic(nn.Module):
         return strain @ self.stiffness
 
 
-class Rich(nn.Module):
-    """A viscoelastic law with temperature, a field, the time, a tensor as state, and its energy."""
+class _Viscoelastic(nn.Module):
+    """Parameters and examples of a law with a tensor as state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expansion = nn.Parameter(torch.tensor(1e-5, dtype=F))
+        self.modulus = nn.Parameter(torch.tensor(1.5e3, dtype=F))
+        self.__dict__["example_inputs"] = {
+            "strain": _draw(16, 1e-3),
+            "flow~1": _draw(16, 1e-4),
+            "T": torch.linspace(300, 400, 16, dtype=F),
+            "t": torch.linspace(1.0, 2.0, 16, dtype=F),
+            "t~1": torch.linspace(0.5, 1.0, 16, dtype=F),
+        }
+
+
+class Warm(_Viscoelastic):
+    """The law of what a host without a start temperature and fields provides."""
+
+    signature = torchferry.Signature.of(
+        {"strain": (6,), "flow~1": (6,), "T": (), "t": (), "t~1": ()}, {"stress": (6,), "flow": (6,)}
+    )
+
+    def forward(self, strain, flow, temperature, time, old_time):
+        flow = flow + (time - old_time)[:, None] * (strain - flow) * 0.5
+        return self.modulus * (strain - flow - (self.expansion * temperature)[:, None]), flow
+
+
+class Rich(_Viscoelastic):
+    """The law with all that a host may provide: the start's temperature, a field, and its energy."""
 
     signature = torchferry.Signature.of(
         {
@@ -48,17 +76,10 @@ class Rich(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.expansion = nn.Parameter(torch.tensor(1e-5, dtype=F))
-        self.modulus = nn.Parameter(torch.tensor(1.5e3, dtype=F))
-        self.__dict__["example_inputs"] = {
-            "strain": _draw(16, 1e-3),
-            "flow~1": _draw(16, 1e-4),
-            "T": torch.linspace(300, 400, 16, dtype=F),
+        self.__dict__["example_inputs"] |= {
             "T~1": torch.linspace(290, 350, 16, dtype=F),
             "wear": torch.linspace(0.1, 0.2, 16, dtype=F),
             "wear~1": torch.linspace(0.05, 0.1, 16, dtype=F),
-            "t": torch.linspace(1.0, 2.0, 16, dtype=F),
-            "t~1": torch.linspace(0.5, 1.0, 16, dtype=F),
         }
 
     def forward(self, strain, flow, temperature, old_temperature, wear, old_wear, time, old_time):
@@ -68,30 +89,6 @@ class Rich(nn.Module):
         elastic = strain - flow - warm[:, None]
         softened = (self.modulus * (1 - 0.5 * wear - 0.1 * old_wear))[:, None]
         return softened * elastic, flow, 0.5 * (softened * elastic.square()).sum(-1)
-
-
-class Warm(nn.Module):
-    """A viscoelastic law with a tensor as state, of what a host without a start temperature and fields provides."""
-
-    signature = torchferry.Signature.of(
-        {"strain": (6,), "flow~1": (6,), "T": (), "t": (), "t~1": ()}, {"stress": (6,), "flow": (6,)}
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.expansion = nn.Parameter(torch.tensor(1e-5, dtype=F))
-        self.modulus = nn.Parameter(torch.tensor(1.5e3, dtype=F))
-        self.__dict__["example_inputs"] = {
-            "strain": _draw(16, 1e-3),
-            "flow~1": _draw(16, 1e-4),
-            "T": torch.linspace(300, 400, 16, dtype=F),
-            "t": torch.linspace(1.0, 2.0, 16, dtype=F),
-            "t~1": torch.linspace(0.5, 1.0, 16, dtype=F),
-        }
-
-    def forward(self, strain, flow, temperature, time, old_time):
-        flow = flow + (time - old_time)[:, None] * (strain - flow) * 0.5
-        return self.modulus * (strain - flow - (self.expansion * temperature)[:, None]), flow
 
 
 class Limited(nn.Module):

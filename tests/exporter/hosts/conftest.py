@@ -25,7 +25,7 @@ def point_kernels(shared: Path, solid: Path) -> dict[str, Path]:
                     output=folder / name,
                     formats="c",
                     derivatives="stress:strain",
-                    per_element="modulus" if name == "rich" else (),
+                    per_element="modulus" if name in ("rich", "warm") else (),
                 )
 
     folder = make_once(shared / "host kernels", make)
