@@ -17,7 +17,10 @@ from material_hosts import DOUBLES, Wrapped, make, wrap
 from project import ROOT, make_once, mark_thorough_after
 
 import torchferry
+from exporter.common.errors import UsageError
+from exporter.hosts import calculix
 from exporter.hosts.calculix import CalculixOptions, name_library
+from exporter.hosts.registry import wrap_kernel
 from exporter.hosts.umat import UmatOptions
 from torchferry.cli.app import run
 
@@ -62,6 +65,8 @@ def test_the_self_test_passes(materials, name):
             ("*pnewdt = 0.25;\n  }", "*pnewdt = -1.0;\n  }"),
             ("icmd && *icmd == 3", "icmd && *icmd == 4"),
             ("beta[i] != 0.0", "0"),
+            ("*ithermal > 0", "*ithermal > -1"),
+            ("numbers && count == PROPERTIES", "numbers && count == 99"),
         ],
     ),
 )
@@ -190,6 +195,14 @@ def test_more_properties_than_calculix_keeps_are_the_exported_ones(materials):
     material, strain = Material(materials["anisotropic"].library), np.array([1e-3, 0, 0, 0, 0, 0])
     for count in (1, 36):
         assert np.isfinite(material(strain, constants=[0.0] * count)[0]).all() == (count == 1)
+
+
+def test_properties_that_calculix_cannot_keep_are_refused(point_kernels, tmp_path, monkeypatch):
+    """The law has one by element, so that all of them have to be given."""
+    monkeypatch.setattr(calculix, "MOST_CONSTANTS", 1)
+    with pytest.raises(UsageError, match="fewer constants than the model has properties"):
+        wrap_kernel("calculix", point_kernels["warm"], tmp_path / "w", CalculixOptions())
+    assert not (tmp_path / "w").exists()
 
 
 def test_a_library_has_the_name_that_is_asked_for(point_kernels, tmp_path, capfd):
