@@ -32,7 +32,7 @@ from exporter.backends.c_kernel.frame_layout import (
 from exporter.backends.c_kernel.function_merging import Part, merge_functions
 from exporter.backends.c_kernel.lowering import LoweredMethod
 from exporter.backends.c_kernel.newton_loop import SETTLED, TIGHT, Reduction
-from exporter.backends.c_kernel.register_copies import emit_copies
+from exporter.backends.c_kernel.register_copies import emit_copies, emit_repeated
 from exporter.backends.c_kernel.schedule import (
     CALLS,
     SCALARS,
@@ -240,7 +240,7 @@ class CWriter:
             lines.append(f"    const {TYPES[node.dtype]} v{i} = {text};")
             if register is not None:
                 lines.append(f"    {self.names[i]} = v{i};")
-        body = "".join(f"{line}\n" for line in lines)
+        body = "".join(f"{line}\n" for line in (emit_repeated(lines) if single else lines))
         if not single:
             body = f"  TF_SIMD\n  for (int l = 0; l < TF_NOW; l++) {{\n{body}  }}\n"
         return self._add_function(name, body, len(step.nodes))

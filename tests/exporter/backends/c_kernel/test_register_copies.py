@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_host import Direct
 
-from exporter.backends.c_kernel.register_copies import MANY, emit_copies
+from exporter.backends.c_kernel.register_copies import MANY, emit_copies, emit_repeated
 
 F = torch.float64
 
@@ -65,3 +65,31 @@ def test_rows_of_all_kinds():
     for rows in (1, 5, 21):
         for got, wanted in zip(kernel(x[:rows]), function(x[:rows]), strict=True):
             assert torch.equal(got, wanted)
+
+
+CALLS = st.tuples(st.integers(1, 3 * MANY), st.sampled_from(["sin", "exp"]), st.sampled_from([0, 1, 2]), st.booleans())
+
+
+def unroll(lines: list[str]) -> list[str]:
+    """The statements that are executed, in their order."""
+    statements: list[str] = []
+    for line in lines:
+        loop = re.fullmatch(r"    for \(int k = 0; k < (\d+); k\+\+\) \{\n      (.*)\n    \}", line)
+        for k in range(int(loop[1]) if loop else 1):
+            text = re.sub(r"\[(\d+) \+ k\]", lambda m, k=k: f"[{int(m[1]) + k}]", loop[2]) if loop else line
+            statements.append("    " + text.strip())
+    return statements
+
+
+@given(st.lists(CALLS, max_size=6), st.integers(0, 5))
+def test_repeated_calls_are_the_same_calls_in_the_same_order(runs, first):
+    statements, register = ["    /* a line of the model */"], first
+    for count, function, step, is_uniform in runs:
+        for k in range(count):
+            second = "g->d[3]" if is_uniform else f"f->d[{100 + step * k}][l]"
+            statements.append(f"    f->d[{register}][l] = {function}(f->i[{7 + k}][l], {second});")
+            register += 1
+    lines = emit_repeated(statements)
+    assert unroll(lines) == statements
+    longest = max((count for count, _, step, is_uniform in runs if step < 2 or is_uniform), default=0)
+    assert len(lines) < len(statements) or longest < MANY
