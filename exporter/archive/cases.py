@@ -123,10 +123,14 @@ def _check_case(
 
 def supports_case(contract: Contract, case: ReferenceCase) -> bool:
     """Return whether a case has a single batch dimension, of one size, which is what a container accepts."""
-    if 0 not in contract.batch.sizes and any(v.numel() == 0 for v in case.inputs):
+    if case.method not in contract.methods:
+        return False
+    specs = [contract.input_spec(name) for name in contract.methods[case.method].inputs]
+    # A size that the signature itself has as 0 is no empty batch.
+    is_empty = any(0 in v.shape and 0 not in s.shape for v, s in zip(case.inputs, specs, strict=True))
+    if is_empty and 0 not in contract.batch.sizes:
         return False
     if contract.batch.ndim == 0:
-        return case.method in contract.methods
-    shapes = [contract.input_spec(name).static_shape for name in contract.methods[case.method].inputs]
-    batch_shapes = {tuple(v.shape[: v.ndim - len(s)]) for v, s in zip(case.inputs, shapes, strict=True)}
+        return True
+    batch_shapes = {tuple(v.shape[: v.ndim - len(s.static_shape)]) for v, s in zip(case.inputs, specs, strict=True)}
     return len(batch_shapes) == 1 and len(batch_shapes.pop()) == 1

@@ -7,7 +7,7 @@ keep torch's own operator. The errors are some ULPs."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -257,6 +257,33 @@ def searchsorted(
     return before.to(torch.int32 if out_int32 else torch.int64).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
+def sort(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sorted values and their places: ONNX's TopK keeps the order of equal ones, asked for or not.
+
+    https://onnx.ai/onnx/operators/onnx__TopK.html"""
+    dim, descending = rest[-2:]
+    return torch.ops.aten.sort.default(x, dim, descending)
+
+
+def squeeze(x: torch.Tensor, dims: int | Sequence[int] | None = None) -> torch.Tensor:
+    """Return ``x`` without these dimensions where their size is 1: ONNX's operator takes no others."""
+    if dims is None:
+        return torch.ops.aten.squeeze.default(x)
+    chosen = [dims] if isinstance(dims, int) else dims
+    fitting = [d for d in chosen if x.ndim and isinstance(x.shape[d], int) and x.shape[d] == 1]
+    return torch.ops.aten.squeeze.dims(x, fitting) if fitting else x
+
+
+def _make_extremum(name: str) -> Function:
+    """Return ``amax`` or ``amin``, which for one number is the number: ONNX's reductions need a dimension."""
+    packet: Any = getattr(torch.ops.aten, name)
+
+    def run(x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
+        return packet.default(x, dim, keepdim) if x.ndim else x.clone()
+
+    return run
+
+
 def _restrict_to_float64(function: Function, name: str) -> Function:
     packet: Any = getattr(torch.ops.aten, name)
 
@@ -279,6 +306,9 @@ def build_function_table() -> dict[str, Callable[..., Any]]:
     others |= {"elu": elu, "celu": celu, "selu": selu}
     table |= {f"aten::{name}": _restrict_to_float64(function, name) for name, function in others.items()}
     table["aten::div"] = aten_div
+    table["aten::squeeze"] = squeeze
+    table |= {"aten::sort": sort, "aten::argsort": lambda x, *rest: sort(x, *rest)[1]}
+    table |= {f"aten::{name}": _make_extremum(name) for name in ("amax", "amin")}
     table["aten::special_erf"] = table["aten::erf"]
     table["aten::gelu"], table["aten::gelu_backward"] = _gelu, _gelu_backward
     table["aten::linalg_det"] = table["aten::det"] = det

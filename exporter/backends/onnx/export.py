@@ -19,6 +19,7 @@ from exporter.backends.onnx.elementary_functions import build_function_table
 from exporter.backends.onnx.gaussian_elimination import LINEAR_ALGEBRA
 from exporter.backends.torch_export.program import ORIGIN, Program, quiet_export, quiet_logs
 from exporter.common.errors import MissingRuntimeError, UnsupportedError, summarize_error
+from exporter.common.forking import ForkFailedError, run_in_fork
 
 # Metadata keys of a model, and of a node.
 CONTRACT, METHOD, ORIGIN_KEY = "torchferry.contract", "torchferry.method", "torchferry.origin"
@@ -143,14 +144,24 @@ def build_onnx_model(program: Program, contract: Contract, opset: int) -> Any:
 def probe_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
     """Return onnxruntime's objection to an empty batch if the model itself supports it; empty if there is none.
 
-    onnxruntime (1.31) keeps the dimension of a sum over no elements, and reads a size of 0 in a reshape as another."""
+    onnxruntime (1.31) keeps the dimension of a sum over no elements, and reads a size of 0 in a reshape as another; its
+    TopK divides by 0, which ends the process that it runs in."""
     if 0 not in contract.batch.sizes:
         return ""
     try:
-        import onnx_ir
         import onnxruntime
     except ImportError:
         return ""
+    try:
+        return run_in_fork(_run_empty_batch, models, contract)
+    except ForkFailedError:
+        return f"onnxruntime {onnxruntime.__version__} ends the process"
+
+
+def _run_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
+    import onnx_ir
+    import onnxruntime
+
     options: Any = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     for name, model in models.items():

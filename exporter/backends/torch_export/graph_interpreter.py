@@ -100,7 +100,14 @@ class Interpreter:
             raise _make_unsupported_error("a number is read from a tensor while the model runs", node, node.operator)
         if not node_kind.startswith("aten::"):
             raise _make_unsupported_error("an operator has no form outside TorchScript", node, node.operator)
-        return _run_operator(node, values, self._overrides.get(node_kind))
+        return _run_operator(node, values, self._find_override(node_kind))
+
+    def _find_override(self, node_kind: str) -> Callable[..., Any] | None:
+        """Return what replaces an operator; one that writes in place takes the numbers of its sibling that does not."""
+        sibling = self._overrides.get(node_kind.removesuffix("_"))
+        if node_kind in self._overrides or sibling is None:
+            return self._overrides.get(node_kind, _SIMPLER.get(node_kind))
+        return lambda target, *rest: target.copy_(sibling(target, *rest))
 
     def _run_branch(self, node: Node, env: Env) -> Sequence[Any]:
         condition = _resolve_condition(self._get_value(node.inputs[0], env), node)
@@ -164,6 +171,10 @@ _STRUCTURE: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
     "aten::dim": lambda values: [values[0].dim()],
     "aten::numel": lambda values: [values[0].numel()],
     "aten::Bool": lambda values: [SCALARS["aten::Bool"](*values)],
+}
+# What other exporters know by a simpler name: without the choice of the library that computes it.
+_SIMPLER: Mapping[str, Callable[..., Any]] = {
+    "aten::_convolution": lambda *values: torch.ops.aten.convolution.default(*values[:9]),
 }
 _RAISING = {f"aten::{name}" for name in ("linalg_solve", "linalg_inv", "inverse", "linalg_lu_factor")}
 _DATA_READS = {f"aten::{name}" for name in ("Int", "Float", "item", "IntImplicit", "FloatImplicit", "ScalarImplicit")}

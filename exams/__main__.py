@@ -1,0 +1,102 @@
+"""Run the exams, and hold every cell of their tables against the expected one.
+
+python -m exams [SUITE ...] [--share N] [--only GLOB] [--pipeline NAME] [--jobs N] [--fresh] [--update]"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import importlib
+import os
+import sys
+import time
+from collections import Counter
+
+from exams.cells import STATES, WRONG, classify_cell
+from exams.pipelines import PIPELINES
+from exams.runs import MOST_SAMPLES, ROOT, plan_tasks, run_suite, select_share
+from exams.tables import EXPECTED, Row, list_changes, merge_rows, read_table, write_table
+
+SUITES = ("operators", "torch_examples", "programs")
+FOLDER = ROOT / "out" / "exams"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m exams", description="Run the exams; hold every cell of their tables against the expected one."
+    )
+    parser.add_argument("suites", nargs="*", choices=[[], *SUITES][1:], metavar="SUITE", help=", ".join(SUITES))
+    parser.add_argument("--share", type=int, default=1, metavar="N", help="run one case in N, always the same ones")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="run the cases with such names")
+    parser.add_argument("--pipeline", action="append", default=[], choices=PIPELINES, help="run this one, and pt")
+    text = "samples of a case; the tables are of the usual number"
+    parser.add_argument("--samples", type=int, default=MOST_SAMPLES, metavar="N", help=text)
+    text = "random programs: so many seeds of each kind"
+    parser.add_argument("--seeds", type=int, default=0, metavar="N", help=text)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--fresh", action="store_true", help="run cases again that a run of this code has done")
+    parser.add_argument("--update", action="store_true", help="what comes out is expected from now on")
+    arguments = parser.parse_args()
+    changes = [line for suite in arguments.suites or SUITES for line in run(suite, arguments)]
+    for line in changes:
+        print(line)
+    if changes and not arguments.update:
+        print(f"{len(changes)} cells are not as {EXPECTED.relative_to(ROOT)} has them; --update takes them over")
+    return bool(changes) and not arguments.update
+
+
+def run(suite: str, arguments: argparse.Namespace) -> list[str]:
+    """Run a suite; return what has changed, and what is wrong."""
+    module = importlib.import_module(f"exams.suites.{suite}")
+    has_table = getattr(module, "HAS_TABLE", True)
+    expected = read_table(suite) if has_table else {}
+    cases = module.list_seeds(arguments.seeds) if arguments.seeds and not has_table else module.list_cases()
+    selected = [c for c in select_share(cases, arguments.share) if fnmatch.fnmatch(c, arguments.only)]
+    if has_table and not arguments.update:
+        print(f"{suite}: {sum(case not in expected for case in cases)} cases have no row yet; --update adds them")
+        selected = [case for case in selected if case in expected]
+    log = FOLDER / f"{'_'.join([suite, *sorted(arguments.pipeline)])}.jsonl"
+    if arguments.fresh:
+        log.unlink(missing_ok=True)
+    tasks = plan_tasks(suite, selected, expected, arguments.pipeline, arguments.samples)
+    rows = run_suite(tasks, log, arguments.jobs, _Progress(suite, len(selected)))
+    print(f"{suite}: {describe_counts(rows)}")
+    wrong = [(r.case, p, text) for r in rows for p, text in r.cells.items() if classify_cell(text) == WRONG]
+    problems = [f"{suite}: {case}, {pipeline}: {text}" for case, pipeline, text in wrong]
+    if not has_table:
+        return problems + [module.shrink(case, pipeline) for case, pipeline, _ in wrong]
+    if arguments.update:
+        kept = {case: row for case, row in expected.items() if case in {*cases}}
+        write_table(suite, merge_rows(kept, rows))
+    changes = list_changes(expected, rows)
+    if len(selected) == len(cases):
+        changes += [f"{case}: the case is gone" for case in expected if case not in {*cases}]
+    return list(dict.fromkeys([*problems, *(f"{suite}: {line}" for line in changes)]))
+
+
+def describe_counts(rows: list[Row]) -> str:
+    """Return how many cells are in each state; one in which samples differ is in the worst of theirs."""
+    states = Counter(classify_cell(text) for row in rows for text in row.cells.values() if text)
+    return f"{len(rows)} cases; " + ", ".join(f"{states[state]:,} cells {state}" for state in STATES)
+
+
+class _Progress:
+    """Says, at most every few seconds, how far a suite is."""
+
+    def __init__(self, suite: str, total: int) -> None:
+        self._suite, self._total, self._done = suite, total, 0
+        self._start = self._last = time.monotonic()
+
+    def __call__(self, row: Row) -> None:
+        self._done += 1
+        now = time.monotonic()
+        if now - self._last > 10 or self._done == self._total:
+            self._last = now
+            left = (now - self._start) / self._done * (self._total - self._done)
+            print(
+                f"{self._suite}: {self._done} of {self._total}, {left / 60:.0f} min left ({row.case})", file=sys.stderr
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

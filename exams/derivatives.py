@@ -1,0 +1,151 @@
+"""Derivatives of a file, held against eager mode's autograd, and against the file's own function.
+
+Only samples whose inputs and outputs are real floating numbers take part."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from exams.cells import PASS, WRONG, Verdict
+from exams.judgement import explain_difference
+from exams.samples import Bundle, Inputs, get_number
+from exporter.archive.contract import COTANGENT, TANGENT, block_name
+
+# Of the largest number: other rules of differentiation add in another order.
+CLOSE = {"float64": 1e-9, "float32": 1e-3}
+# Of central differences with steps of 1e-6, where the function is smooth.
+STEP, OF_DIFFERENCES = 1e-6, {"float64": 1e-4}
+SEED = 7
+
+
+def judge_jacobian(bundle: Bundle, model: Any) -> dict[int, Verdict]:
+    """Judge each block against reverse mode in eager mode, one direction against central differences of the file."""
+    inputs = bundle.name_inputs(1)
+    got = model.call("jacobian", inputs)
+    method = model.contract.methods["jacobian"]
+    blocks = {pair for pair in method.outputs if not isinstance(pair, str)}
+    verdicts = dict.fromkeys(bundle.samples, PASS)
+    expected = _differentiate(bundle, inputs)
+    for (output, wrt), whole in expected.items():
+        name = block_name(output, wrt)
+        block = _take_own_rows(whole, inputs[wrt]) if model.contract.batch.ndim else whole
+        if (output, wrt) not in blocks:
+            text = f"no block {name}" if block.count_nonzero() else ""
+        else:
+            text = explain_difference(block, got[name], CLOSE)
+        _blame(verdicts, output, text)
+    for output, text in _compare_differences(bundle, model, inputs, expected).items():
+        _blame(verdicts, output, text)
+    return verdicts
+
+
+def judge_products(bundle: Bundle, model: Any) -> dict[int, Verdict]:
+    """Judge ``jvp`` and ``vjp`` against the blocks of eager mode, and each sample's ``<w, J v> = <J^T w, v>``."""
+    inputs, generator = bundle.name_inputs(1), torch.Generator().manual_seed(SEED)
+    expected = _differentiate(bundle, inputs)
+    outputs = {output: None for output, _ in expected}
+    shapes = {output: _split(tensor, inputs[wrt])[0] for (output, wrt), tensor in expected.items()}
+    tangents = {n: _draw(t.shape, t.dtype, generator) for n, t in inputs.items() if t.is_floating_point()}
+    weights = {o: _draw(shapes[o], next(t.dtype for p, t in expected.items() if p[0] == o), generator) for o in outputs}
+    forward = model.call("jvp", inputs | {TANGENT + name: t for name, t in tangents.items()})
+    spec = model.contract.methods["vjp"]
+    cotangents = {n.removeprefix(COTANGENT) for n in spec.inputs if n.startswith(COTANGENT)}
+    zeros = {name: torch.zeros_like(forward[name]) for name in cotangents - weights.keys()}
+    backward = model.call("vjp", inputs | {COTANGENT + n: t for n, t in (weights | zeros).items()})
+    verdicts = dict.fromkeys(bundle.samples, PASS)
+    for output in weights:
+        pushed = sum(_contract(t, tangents[wrt]) for (o, wrt), t in expected.items() if o == output)
+        _blame(verdicts, output, explain_difference(torch.as_tensor(pushed), forward[TANGENT + output], CLOSE))
+    for wrt in dict.fromkeys(wrt for _, wrt in expected):
+        pulled = sum(_pull(t, weights[o]) for (o, w), t in expected.items() if w == wrt)
+        text = explain_difference(torch.as_tensor(pulled), backward[COTANGENT + wrt], CLOSE)
+        _blame(verdicts, f"o{get_number(wrt)}", text)
+    for number in verdicts:
+        left = sum(float((weights[o] * forward[TANGENT + o]).sum()) for o in weights if get_number(o) == number)
+        right = sum(float((backward[COTANGENT + w] * tangents[w]).sum()) for w in tangents if get_number(w) == number)
+        size = sum(float((weights[o] * forward[TANGENT + o]).abs().sum()) for o in weights if get_number(o) == number)
+        # NaN fails no comparison, and was judged above.
+        if abs(left - right) > 1e-3 * (size + 1e-12) and verdicts[number] is PASS:
+            verdicts[number] = Verdict(WRONG, "jvp and vjp are of different Jacobians")
+    return verdicts
+
+
+def _blame(verdicts: dict[int, Verdict], output: str, text: str) -> None:
+    if text and verdicts[get_number(output)] is PASS:
+        verdicts[get_number(output)] = Verdict(WRONG, text)
+
+
+def _draw(shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
+
+
+def _differentiate(bundle: Bundle, inputs: Inputs) -> dict[tuple[str, str], torch.Tensor]:
+    """Return the blocks of each sample by the names of output and input, row by row, by reverse mode."""
+    names = [name for name, tensor in inputs.items() if tensor.is_floating_point()]
+    leaves = {name: t.clone().requires_grad_(name in names) for name, t in inputs.items()}
+    # A function may write to what it takes, which leaves do not allow.
+    outputs = copy.deepcopy(bundle).forward(**{n: t * 1 if n in names else t for n, t in leaves.items()})
+    blocks = {}
+    for output, tensor in outputs.items():
+        if not tensor.is_floating_point():
+            continue
+        own = [n for n in names if get_number(n) == get_number(output)]
+        rows = []
+        for seed in torch.eye(tensor.numel(), dtype=tensor.dtype).reshape(tensor.numel(), *tensor.shape):
+            if not tensor.requires_grad:
+                break
+            rows.append(
+                torch.autograd.grad(tensor, [leaves[n] for n in own], seed, retain_graph=True, allow_unused=True)
+            )
+        for i, name in enumerate(own):
+            zero = torch.zeros_like(inputs[name])
+            stack = [row[i] if row[i] is not None else zero for row in rows] or [zero] * tensor.numel()
+            shape = (*tensor.shape, *zero.shape)
+            blocks[output, name] = torch.stack(stack).reshape(shape) if stack else zero.new_zeros(shape)
+    return blocks
+
+
+def _take_own_rows(block: torch.Tensor, wrt: torch.Tensor) -> torch.Tensor:
+    """Return the derivatives of each row of a batch by the same row of the input: all others are 0."""
+    return torch.diagonal(block, dim1=0, dim2=block.ndim - wrt.ndim).movedim(-1, 0)
+
+
+def _split(block: torch.Tensor, wrt: torch.Tensor) -> tuple[torch.Size, torch.Size]:
+    count = block.ndim - wrt.ndim
+    return block.shape[:count], block.shape[count:]
+
+
+def _contract(block: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+    shape, _ = _split(block, tangent)
+    return (block.reshape(shape.numel(), tangent.numel()) @ tangent.reshape(-1)).reshape(shape)
+
+
+def _pull(block: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    shape = block.shape[weight.ndim :]
+    return (weight.reshape(-1) @ block.reshape(weight.numel(), shape.numel())).reshape(shape)
+
+
+def _compare_differences(bundle: Bundle, model: Any, inputs: Inputs, expected: Any) -> dict[str, str]:
+    """Compare one direction of each sample with central differences of the file, where eager mode's blocks agree with
+    those of eager mode: a kink or a jump near the point is no fault of the file's."""
+    generator = torch.Generator().manual_seed(SEED)
+    directions = {n: _draw(t.shape, t.dtype, generator) for n, t in inputs.items() if t.dtype == torch.float64}
+
+    def move(sign: float) -> Inputs:
+        return {n: t + sign * STEP * directions[n] if n in directions else t for n, t in inputs.items()}
+
+    texts = {}
+    runs = [
+        {n: (run(move(1))[n] - run(move(-1))[n]) / (2 * STEP) for n in {o for o, _ in expected}}
+        for run in (lambda moved: model.call("forward", moved), lambda moved: bundle.evaluate(moved))
+    ]
+    for output in runs[0]:
+        pushed = sum(_contract(t, directions[w]) for (o, w), t in expected.items() if o == output and w in directions)
+        pushed = torch.as_tensor(pushed)
+        if not explain_difference(pushed, runs[1][output], OF_DIFFERENCES):
+            text = explain_difference(pushed, runs[0][output], OF_DIFFERENCES)
+            texts[output] = text and f"finite differences: {text}"
+    return texts

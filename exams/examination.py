@@ -1,0 +1,157 @@
+"""The examination of one case: bundles of samples go through the pipelines, and those that are refused are split."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exams.cells import REFUSED, VERIFIED, WRONG, Verdict, read_unverified, write_cell
+from exams.pipelines import DERIVATIVES, PIPELINES, Workbench
+from exams.samples import Sample
+from exporter.common.errors import MismatchError, TorchferryError
+from exporter.common.forking import time_limit
+from exporter.model.eager.batch_choice import BatchChoice
+
+# Samples refused one by one before the rest of a refused bundle counts as refused together.
+MOST_REFUSED = 2
+# Samples in one bundle: an export holds all of them at once.
+LARGEST = 24
+# Of each case, the samples whose derivatives are judged, and the numbers that they may take, alone and in a bundle: a
+# Jacobian costs the whole bundle for each number that it takes, and an export with a batch runs it for many rows.
+DIFFERENTIATED, LARGEST_SIDE, LARGEST_SIDE_OF_BATCH = 2, 400, 100
+SECONDS = 900
+_FILE = re.compile(r"(/[\w.-]+)+/[\w.-]+")
+_NAME = re.compile(r"\b([xo])\d+_(\d+)")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Samples that form one row of a table, the pipelines that they go through, and of how many of them the derivatives
+    are judged."""
+
+    samples: Sequence[Sample]
+    pipelines: tuple[str, ...]
+    batch: BatchChoice = "no"
+    differentiated: int = DIFFERENTIATED
+
+
+Cells = dict[str, str]
+
+
+def examine(cases: Sequence[Case], expected: Sequence[Mapping[str, str]], only: Sequence[str] = ()) -> list[Cells]:
+    """Return the cells of cases that go through the same pipelines together, by pipeline, or of ``only`` some of them.
+
+    The ``expected`` ones save splits: samples that were refused before go through alone. What the first pipeline does
+    not verify goes through no other."""
+    starts = list(itertools.accumulate((len(case.samples) for case in cases), initial=0))
+    samples = [sample for case in cases for sample in case.samples]
+    cells: list[Cells] = [{} for _ in cases]
+    passed: set[int] | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        work = Workbench(samples, cases[0].batch, Path(folder))
+        for pipeline in [p for i, p in enumerate(cases[0].pipelines) if not i or not only or p in only]:
+            numbers = range(len(samples)) if passed is None else sorted(passed)
+            if pipeline in DERIVATIVES:
+                numbers = [
+                    n for start, case in zip(starts, cases, strict=False) for n in _pick_small(case, start, numbers)
+                ]
+            unverified = {
+                start + n
+                for start, case, row in zip(starts, cases, expected, strict=False)
+                for n in read_unverified(row.get(pipeline, ""), len(case.samples))
+            }
+            groups = _plan(samples, numbers, unverified, columns=LARGEST_SIDE if pipeline in DERIVATIVES else 0)
+            owner = functools.partial(bisect.bisect_right, starts)
+            verdicts = settle(groups, functools.partial(PIPELINES[pipeline], work), owner)
+            for start, end, own in zip(starts, starts[1:], cells, strict=False):
+                own[pipeline] = write_cell({n - start: v for n, v in verdicts.items() if start <= n < end})
+            if passed is None:
+                passed = {n for n, verdict in verdicts.items() if verdict.state == VERIFIED}
+    return cells
+
+
+def _pick_small(case: Case, start: int, numbers: Iterable[int]) -> list[int]:
+    """Return a few samples of a case, of those with these numbers, whose Jacobian is small."""
+    own = [n for n in numbers if start <= n < start + len(case.samples)]
+    largest = LARGEST_SIDE_OF_BATCH if case.batch == "yes" else LARGEST_SIDE
+    small = [n for n in own if 0 < sum(t.numel() for t in case.samples[n - start].inputs) <= largest]
+    return small[: case.differentiated]
+
+
+def settle(
+    groups: Sequence[Sequence[int]],
+    judge: Callable[[Sequence[int]], dict[int, Verdict]],
+    owner: Callable[[int], int] = lambda number: 0,
+) -> dict[int, Verdict]:
+    """Return the verdict on every sample of the groups; a group that is refused is split in halves.
+
+    Where ``MOST_REFUSED`` samples of an ``owner`` were refused one by one, and none was verified, its others count as
+    refused like them."""
+    verdicts: dict[int, Verdict] = {}
+    remaining = list(reversed(groups))
+    refused: dict[int, int] = {}
+    while remaining:
+        group = remaining.pop()
+        if len(group) > 1:
+            hopeless = [n for n in group if refused.get(owner(n), 0) >= MOST_REFUSED]
+            verdicts |= {n: next(v for m, v in verdicts.items() if owner(m) == owner(n)) for n in hopeless}
+            group = [n for n in group if n not in verdicts]
+        if not group:
+            continue
+        try:
+            with time_limit(SECONDS):
+                judged = judge(group)
+            verdicts |= judged
+            # One that is verified gives the others of its owner hope.
+            refused |= {owner(n): -len(group) * LARGEST for n, v in judged.items() if v.state == VERIFIED}
+            continue
+        except MismatchError as error:
+            verdict = Verdict(WRONG, f"verification found it: {_explain(error)}")
+        except TorchferryError as error:
+            verdict = Verdict(REFUSED, _explain(error))
+        except Exception as error:
+            verdict = Verdict(WRONG, f"{type(error).__name__}: {error}")
+        if len(group) == 1:
+            verdicts[group[0]] = verdict
+            refused[owner(group[0])] = refused.get(owner(group[0]), 0) + (verdict.state == REFUSED)
+        else:
+            half = len(group) // 2
+            remaining += [group[half:], group[:half]]
+    return verdicts
+
+
+def _plan(samples: Sequence[Sample], numbers: Iterable[int], unverified: set[int], columns: int = 0) -> list[list[int]]:
+    """Return groups of samples that go through together; the ones expected to fail are few, or alone.
+
+    Those of a batch share its size. ``columns`` limits the numbers that a group takes."""
+    groups: list[list[int]] = []
+    key = lambda n: (samples[n].rows, n in unverified)  # noqa: E731
+    for (_, is_bad), run in itertools.groupby(sorted(numbers, key=key), key):
+        members = list(run)
+        if is_bad:
+            groups += [[n] for n in members[:MOST_REFUSED]]
+            members = members[MOST_REFUSED:]
+        group, width = [], 0
+        for n in members:
+            size = sum(t.numel() for t in samples[n].inputs)
+            if group and (len(group) == LARGEST or (columns and width + size > columns)):
+                groups.append(group)
+                group, width = [], 0
+            group, width = [*group, n], width + size
+        groups += [group] if group else []
+    return groups
+
+
+def _explain(error: TorchferryError) -> str:
+    """Return what an error says, and the first line of what it got."""
+    findings = getattr(error, "findings", ())
+    got = findings[0].what if findings else error.details.get("got", "").split("\n")[0]
+    text = f"{error.what}: {got}" if got else error.what
+    # Names of temporary files and numbers of samples differ from run to run.
+    return _NAME.sub(r"\1_\2", _FILE.sub("FILE", text))

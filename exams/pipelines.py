@@ -1,0 +1,161 @@
+"""The pipelines: each takes a bundle of samples through one format and one runtime, with inputs new to it.
+
+A pipeline returns a verdict on each sample, or raises a ``TorchferryError`` if the bundle is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import torchferry
+from exams.cells import Verdict
+from exams.derivatives import judge_jacobian, judge_products
+from exams.judgement import CLOSE, SAME, judge_outputs
+from exams.samples import Bundle, Inputs, Sample
+from exporter.archive import onnx_container
+from exporter.archive.contract import Contract
+from exporter.common.errors import RunError
+from exporter.model.eager.batch_choice import BatchChoice
+from runtime_checks.containers import open_container
+from runtime_checks.runners.base import Call, Runner
+from runtime_checks.runners.kernel_runner import KernelRunner
+from runtime_checks.runners.libtorch_runner import LibtorchRunner
+from runtime_checks.runners.onnxruntime_runner import OnnxRuntimeRunner
+from runtime_checks.runners.package_runner import PackageRunner
+from runtime_checks.runners.python_runner import PROGRAMS, PythonRunner
+
+Judge = Callable[["Workbench", Sequence[int]], dict[int, Verdict]]
+MAIN = "forward"
+# Seconds of large batches in an export: the exam judges by itself.
+BUDGET = 0.2
+
+
+@dataclass
+class Workbench:
+    """The samples of a case, and the archives that were made of them so far: each bundle is exported once."""
+
+    samples: Sequence[Sample]
+    batch: BatchChoice
+    folder: Path
+    archives: dict[tuple[Any, ...], Path] = field(default_factory=dict)
+
+    def make_bundle(self, numbers: Sequence[int]) -> Bundle:
+        return Bundle({n: self.samples[n] for n in numbers})
+
+    def export(self, numbers: Sequence[int], **options: Any) -> Path:
+        """Return the archive of a bundle."""
+        key = (*numbers, *sorted(map(str, options.items())))
+        if key not in self.archives:
+            bundle, path = self.make_bundle(numbers), self.folder / f"{len(self.archives)}.pt"
+            inputs = {name: tensor.clone() for name, tensor in bundle.name_inputs(0).items()}
+            torchferry.export(bundle, inputs=inputs, output=path, batch=self.batch, jobs=1, budget=BUDGET, **options)
+            self.archives[key] = path
+        return self.archives[key]
+
+    def convert(self, numbers: Sequence[int], to: str) -> Path:
+        """Return the container that is made of a bundle's archive, from this file alone."""
+        key = (*numbers, to)
+        if key not in self.archives:
+            archive = self.export(numbers)
+            output = archive.with_name(f"{archive.stem}_{to}{'' if to == 'c' else archive.suffix}")
+            self.archives[key] = torchferry.convert(archive, _with_suffix(output, to), to=to).path
+        return self.archives[key]
+
+
+def _with_suffix(path: Path, to: str) -> Path:
+    return path if to == "c" else path.with_suffix({"program": ".program.pt2"}.get(to, f".{to}"))
+
+
+def _judge(
+    work: Workbench, numbers: Sequence[int], run: Callable[[Inputs], dict[str, torch.Tensor]], tolerances: Any
+) -> dict[int, Verdict]:
+    """Judge every set of fresh inputs; the first that differs counts."""
+    bundle, verdicts = work.make_bundle(numbers), {}
+    for fresh in range(1, bundle.count_fresh + 1):
+        inputs = bundle.name_inputs(fresh)
+        expected = bundle.evaluate(inputs)
+        for number, verdict in judge_outputs(expected, run(inputs), tolerances).items():
+            if number not in verdicts or verdict.reason:
+                verdicts[number] = verdict
+    return verdicts
+
+
+def judge_archive(work: Workbench, numbers: Sequence[int]) -> dict[int, Verdict]:
+    """Export a bundle; load the archive in this process."""
+    model = torchferry.load(work.export(numbers))
+    return _judge(work, numbers, lambda inputs: model.call(MAIN, inputs), SAME)
+
+
+def _make_judge(runner: Runner, to: str, tolerances: Mapping[str, float]) -> Judge:
+    def judge(work: Workbench, numbers: Sequence[int]) -> dict[int, Verdict]:
+        path = work.convert(numbers, to) if to else work.export(numbers)
+        contract = open_container(path).contract
+        return _judge(work, numbers, lambda inputs: _call(runner, path, contract, inputs), tolerances)
+
+    return judge
+
+
+def _call(runner: Runner, path: Path, contract: Contract, inputs: Inputs) -> dict[str, torch.Tensor]:
+    method = contract.methods[MAIN]
+    (result,) = runner.run(path, contract, [Call(MAIN, tuple(inputs[name] for name in method.inputs))]).results
+    if result.error:
+        raise RunError(f"{runner.name} does not run the file", where=str(path), got=result.error)
+    return dict(zip(method.output_names, result.outputs, strict=True))
+
+
+def judge_reference(work: Workbench, numbers: Sequence[int]) -> dict[int, Verdict]:
+    """Run the ONNX model by the evaluator of the onnx package, which is written in NumPy, without onnxruntime."""
+    from onnx.reference import ReferenceEvaluator
+
+    path = work.convert(numbers, "onnx")
+    files = onnx_container.read(path)
+    evaluator: Any = ReferenceEvaluator(str(path))
+    names = files.contract.methods[MAIN].inputs
+
+    def run(inputs: Inputs) -> dict[str, torch.Tensor]:
+        feeds = {name: inputs[own].contiguous().numpy() for name, own in zip(files.inputs[MAIN], names, strict=True)}
+        try:
+            arrays = evaluator.run(None, feeds)
+        except Exception as error:
+            got = f"{type(error).__name__}: {error}"
+            raise RunError("onnx.reference does not run the model", where=str(path), got=got) from None
+        outputs = files.contract.methods[MAIN].output_names
+        return {name: torch.tensor(array) for name, array in zip(outputs, map(np.array, arrays), strict=True)}
+
+    return _judge(work, numbers, run, CLOSE)
+
+
+def _load_differentiated(work: Workbench, numbers: Sequence[int]) -> tuple[Bundle, torchferry.Model]:
+    """Export a bundle with all derivatives of each sample by its own inputs."""
+    archive = work.export(numbers, derivatives=[f"o{n}_*:x{n}_*" for n in numbers], jvp=True, vjp=True)
+    return work.make_bundle(numbers), torchferry.load(archive)
+
+
+def judge_derivatives(work: Workbench, numbers: Sequence[int]) -> dict[int, Verdict]:
+    """Hold the blocks of the Jacobian against eager mode's autograd and finite differences of the file."""
+    return judge_jacobian(*_load_differentiated(work, numbers))
+
+
+def judge_jvp_vjp(work: Workbench, numbers: Sequence[int]) -> dict[int, Verdict]:
+    """Hold jvp against vjp, and both against eager mode's autograd."""
+    return judge_products(*_load_differentiated(work, numbers))
+
+
+# Each needs an export of its own.
+DERIVATIVES = ("jacobian", "jvp vjp")
+PIPELINES: dict[str, Judge] = {
+    "pt": judge_archive,
+    "libtorch": _make_judge(LibtorchRunner(), "", SAME),
+    "program": _make_judge(PythonRunner(name="program", holds=PROGRAMS), "program", CLOSE),
+    "pt2": _make_judge(PackageRunner(PythonRunner()), "pt2", CLOSE),
+    "onnx": _make_judge(OnnxRuntimeRunner(), "onnx", CLOSE),
+    "onnx.reference": judge_reference,
+    "c": _make_judge(KernelRunner(), "c", CLOSE),
+    "jacobian": judge_derivatives,
+    "jvp vjp": judge_jvp_vjp,
+}

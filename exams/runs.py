@@ -1,0 +1,157 @@
+"""A run of a suite: packs of cases in processes of their own; each row is kept as soon as it is there.
+
+A run that was cut off goes on where it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import logging
+import multiprocessing
+import os
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from exams.cells import WRONG
+from exams.tables import Row
+from runtime_checks.runners.fork_server import shared_fork_server
+
+ROOT = Path(__file__).parents[1]
+COMPILER = Path(__file__).with_name("quick_cc")
+SOURCES = ("exporter", "runtime_checks", "torchferry", "exams")
+# Samples of a case, of the hundreds that some have.
+MOST_SAMPLES = 8
+# Cases that are exported together where they go through the same pipelines.
+PACK = 6
+# torch keeps what a process has traced, so processes end after some packs.
+PACKS_PER_PROCESS = 6
+
+_IN_PROCESS = contextlib.ExitStack()
+
+
+@dataclass(frozen=True)
+class Task:
+    """Cases of a suite that are examined together, with the rows that are expected."""
+
+    suite: str
+    cases: tuple[str, ...]
+    expected: tuple[Mapping[str, str], ...]
+    pipelines: tuple[str, ...] = ()
+    most_samples: int = MOST_SAMPLES
+
+
+def select_share(cases: Sequence[str], share: int) -> list[str]:
+    """Return each ``share``-th case, the same ones on every machine."""
+    return [case for case in cases if zlib.crc32(case.encode()) % share == 0]
+
+
+def plan_tasks(
+    suite: str, cases: Sequence[str], expected: Mapping[str, Row], pipelines: Sequence[str], most_samples: int
+) -> list[Task]:
+    """Pack the cases of one kind, which is the last word of their names, in their order.
+
+    One of which nothing is known is alone: where it is refused, a pack would be split down to it each time."""
+    kinds: dict[str, list[str]] = {}
+    for case in cases:
+        kinds.setdefault(case.rpartition(" ")[2] if case in expected else case, []).append(case)
+    packs = [names[i : i + PACK] for names in kinds.values() for i in range(0, len(names), PACK)]
+    cells = {case: row.cells for case, row in expected.items()}
+    return [
+        Task(suite, tuple(pack), tuple(cells.get(c, {}) for c in pack), tuple(pipelines), most_samples)
+        for pack in packs
+    ]
+
+
+def run_suite(
+    tasks: Sequence[Task], log: Path, jobs: int, watch: Callable[[Row], None] = lambda row: None
+) -> list[Row]:
+    """Return the rows of all tasks; those that ``log`` holds already, of the same code, are not run again."""
+    done = _read_log(log)
+    for row in done.values():
+        watch(row)
+    remaining = [task for task in tasks if not {*task.cases} <= done.keys()]
+    with log.open("a", encoding="utf-8") as file:
+        for row in _run_tasks(remaining, jobs):
+            done[row.case] = row
+            file.write(json.dumps(asdict(row)) + "\n")
+            file.flush()
+            watch(row)
+    return [done[case] for task in tasks for case in task.cases]
+
+
+def _read_log(log: Path) -> dict[str, Row]:
+    """Return the rows of a log by case; a log of other code is begun anew."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    digest = _digest_sources()
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    if not lines or lines[0] != digest:
+        log.write_text(digest + "\n", encoding="utf-8")
+        return {}
+    rows: dict[str, Row] = {}
+    for line in lines[1:]:
+        # The last line may be cut off.
+        with contextlib.suppress(ValueError, TypeError):
+            row = Row(**json.loads(line))
+            rows[row.case] = row
+    return rows
+
+
+def _digest_sources() -> str:
+    digest = hashlib.sha256(torch.__version__.encode())
+    for path in sorted(p for folder in SOURCES for p in (ROOT / folder).rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Row]:
+    spawn = multiprocessing.get_context("spawn")
+    remaining = list(tasks)
+    while remaining:
+        batch, remaining = remaining[: jobs * PACKS_PER_PROCESS], remaining[jobs * PACKS_PER_PROCESS :]
+        unfinished = {task.cases: task for task in batch}
+        with ProcessPoolExecutor(jobs, spawn, _prepare_process) as pool:
+            futures = {pool.submit(run_task, task): task for task in batch}
+            for future in as_completed(futures):
+                with contextlib.suppress(BrokenExecutor):
+                    yield from future.result()
+                    del unfinished[futures[future].cases]
+        for task in unfinished.values():
+            yield from _run_alone(task)
+
+
+def _run_alone(task: Task) -> Iterator[Row]:
+    """Run each case of a pack whose process ended in a process of its own; one that ends it again is wrong."""
+    spawn = multiprocessing.get_context("spawn")
+    for case, cells in zip(task.cases, task.expected, strict=True):
+        alone = replace(task, cases=(case,), expected=(cells,))
+        with ProcessPoolExecutor(1, spawn, _prepare_process) as pool:
+            try:
+                yield from pool.submit(run_task, alone).result()
+            except BrokenExecutor:
+                yield Row(case, 0, {"pt": f"{WRONG}: the process ended"})
+
+
+def _prepare_process() -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    os.environ["CC"] = str(COMPILER)
+    _IN_PROCESS.enter_context(shared_fork_server())
+
+
+def run_task(task: Task) -> list[Row]:
+    """Examine the cases of a task."""
+    from exams.examination import examine
+
+    make_case = importlib.import_module(f"exams.suites.{task.suite}").make_case
+    cases = [make_case(name, task.most_samples) for name in task.cases]
+    rows = zip(task.cases, cases, examine(cases, task.expected, task.pipelines), strict=True)
+    return [Row(name, len(case.samples), cells) for name, case, cells in rows]

@@ -1,0 +1,79 @@
+"""A sample: a function of tensors, with inputs to export it with, others to judge it with; several form one model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+Tensors = tuple[torch.Tensor, ...]
+# The inputs by the names that a bundle's ``forward`` has.
+Inputs = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """``function`` takes the tensors of ``inputs``; it is judged with each of ``fresh``, which no export has seen.
+
+    ``label`` says which sample of its case it is; ``rows`` is the size of the batch that the inputs have, if they have
+    one: samples of one bundle share it."""
+
+    label: str
+    function: Callable[..., Any]
+    inputs: Tensors
+    fresh: tuple[Tensors, ...]
+    rows: int = 0
+
+
+class Bundle(nn.Module):
+    """Several samples as one model, which costs little more to export than one.
+
+    Sample 3 takes ``x3_0``, ``x3_1``, ..., and gives ``o3_0``, ..."""
+
+    forward: Callable[..., dict[str, Any]]
+
+    def __init__(self, samples: Mapping[int, Sample]) -> None:
+        super().__init__()
+        self.samples = dict(samples)
+        for number, sample in samples.items():
+            if isinstance(sample.function, nn.Module):
+                self.add_module(f"part{number}", sample.function)
+        names = list(self.name_inputs(0))
+        # Exports read the names of inputs from the signature of ``forward``.
+        scope = {"call": self._call}
+        exec(f"def forward({', '.join(names)}):\n    return call([{', '.join(names)}])\n", scope)
+        self.forward = scope["forward"]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def name_inputs(self, fresh: int) -> Inputs:
+        """Return the inputs of the export by name for 0, and fresh ones from 1 on."""
+        by_sample = {n: s.fresh[fresh - 1] if fresh else s.inputs for n, s in self.samples.items()}
+        return {f"x{n}_{i}": tensor for n, tensors in by_sample.items() for i, tensor in enumerate(tensors)}
+
+    def evaluate(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+        """Return the outputs of a copy of the bundle, on copies of the inputs: it may write to both."""
+        with torch.no_grad():
+            return copy.deepcopy(self).forward(**{name: tensor.clone() for name, tensor in inputs.items()})
+
+    @property
+    def count_fresh(self) -> int:
+        """Return how many sets of fresh inputs all samples have."""
+        return min(len(sample.fresh) for sample in self.samples.values())
+
+    def _call(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+        outputs, position = {}, 0
+        for number, sample in self.samples.items():
+            count = len(sample.inputs)
+            result = sample.function(*tensors[position : position + count])
+            position += count
+            outputs |= {f"o{number}_{i}": leaf for i, leaf in enumerate(pytree.tree_leaves(result))}
+        return outputs
+
+
+def get_number(name: str) -> int:
+    """Return the number of the sample that a bundle's input or output belongs to."""
+    return int(name[1:].partition("_")[0])

@@ -1,0 +1,1 @@
+"""The suites: each lists its cases, and makes one by its name."""

@@ -1,0 +1,181 @@
+"""torch's own database of operators (``op_db``) and modules (``module_db``): every sample of float64 and float32.
+
+https://github.com/pytorch/pytorch/blob/main/torch/testing/_internal/common_methods_invocations.py"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from exams.examination import Case
+from exams.samples import Sample, Tensors
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+WHOLE = {
+    "float64": ("pt", "libtorch", "program", "onnx", "onnx.reference", "c", "jacobian", "jvp vjp"),
+    "float32": ("pt", "onnx", "c"),
+}
+OF_BATCHES = ("pt", "libtorch", "onnx", "c", "jacobian")
+BATCH = "batch"
+# Seeds of the samples that are exported, and of those that a file is judged with.
+SEEDS = (0, 1)
+# Rows of the batches that a file with a batch is judged with.
+ROWS = (1, 7)
+IN_PLACE = "in place"
+
+
+@functools.cache
+def _list_operators() -> dict[str, Any]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name: op for op in op_db}
+
+
+def list_cases() -> list[str]:
+    """List the cases: an operator with a dtype, in whole shapes or with a batch."""
+    names = []
+    for name, op in _list_operators().items():
+        dtypes = [d for d, dtype in DTYPES.items() if dtype in op.supported_dtypes("cpu")]
+        names += [f"{name} {dtype}" for dtype in dtypes] + [f"{name} {BATCH}"] * ("float64" in dtypes)
+    return names
+
+
+def make_case(name: str, most: int) -> Case:
+    """Make a case by its name, with at most so many samples, spread over those that there are."""
+    operator, _, kind = name.rpartition(" ")
+    op, dtype = _list_operators()[operator], DTYPES[kind if kind in DTYPES else "float64"]
+    samples = list(_make_samples(op, dtype))
+    samples = samples[:: -(-len(samples) // most)] if samples else []
+    if kind != BATCH:
+        return Case(samples, WHOLE[kind])
+    return Case([s for sample in samples if (s := _make_batched(sample)) is not None], OF_BATCHES, "yes")
+
+
+def _make_samples(op: Any, dtype: torch.dtype) -> Iterator[Sample]:
+    """Yield a sample for each of the database, with the inputs of another seed, and some that write in place."""
+    drawn = [_draw_samples(op, dtype, seed) for seed in SEEDS]
+    in_place = op.inplace_variant
+    for number, (first, second) in enumerate(itertools.zip_longest(*drawn)):
+        if first is None:
+            return
+        leaves, spec, places = _flatten(first)
+        inputs = tuple(leaves[i].detach().clone() for i in places)
+        fresh = _match(first, second) or tuple(_perturb(tensor) for tensor in inputs)
+        # What makes an input symmetric, say, where the operator takes that for granted.
+        operator = functools.partial(op.gradcheck_wrapper, op)
+        yield Sample(str(number), _Call(operator, leaves, spec, places), inputs, (fresh,))
+        if in_place is not None and number < 2 and _fits_in_place(op, first):
+            call = _Call(_write_in_place(in_place), leaves, spec, places)
+            yield Sample(f"{number} {IN_PLACE}", call, inputs, (fresh,))
+
+
+def _draw_samples(op: Any, dtype: torch.dtype, seed: int) -> Sequence[Any]:
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(op.sample_inputs("cpu", dtype))
+
+
+def _flatten(sample: Any) -> tuple[list[Any], Any, list[int]]:
+    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    return leaves, spec, [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+
+class _Call:
+    """An operator with the arguments of a sample; its tensors are those of the call."""
+
+    def __init__(self, operator: Any, leaves: Sequence[Any], spec: Any, places: Sequence[int]) -> None:
+        self._operator, self._spec, self._places = operator, spec, tuple(places)
+        self._leaves = [None if i in self._places else leaf for i, leaf in enumerate(leaves)]
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        first, args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return self._operator(first, *args, **kwargs)
+
+
+def _write_in_place(operator: Any) -> Any:
+    def write(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Write to a copy, through a view of it, and use what became of the whole."""
+        buffer = torch.stack([first, first])
+        operator(buffer[0], *args, **kwargs)
+        return buffer.sum(0)
+
+    return write
+
+
+def _fits_in_place(op: Any, sample: Any) -> bool:
+    """Return whether the result fits into the input's place."""
+    if not isinstance(sample.input, torch.Tensor) or sample.broadcasts_input:
+        return False
+    try:
+        op.inplace_variant(sample.input.detach().clone(), *sample.args, **sample.kwargs)
+    except Exception:
+        return False
+    return True
+
+
+def _match(first: Any, second: Any) -> Tensors | None:
+    """Return the tensors of the other seed if everything else of the sample is the same."""
+    if second is None:
+        return None
+    (ours, spec, places), (theirs, other_spec, _) = _flatten(first), _flatten(second)
+    if spec != other_spec:
+        return None
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if i in places:
+            if not isinstance(b, torch.Tensor) or (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
+                return None
+        elif repr(a) != repr(b):
+            return None
+    return tuple(theirs[i].detach().clone() for i in places)
+
+
+def _perturb(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with slightly other numbers; integers stay."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    return tensor * (1 + 1e-3 * torch.rand(tensor.shape, dtype=torch.float64).to(tensor.real.dtype))
+
+
+def _make_batched(sample: Sample) -> Sample | None:
+    """Return the sample with rows as a batch, if its inputs share a leading size and each row has its own result."""
+    sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in sample.inputs}
+    if len(sizes) != 1 or (size := sizes.pop()) < 2:
+        return None
+    try:
+        whole = _evaluate(sample, sample.inputs)
+        order = torch.arange(size - 1, -1, -1)
+        rows = [(_take_rows(sample.inputs, index), index) for index in (order, order[:1], order[:1].repeat(size + 1))]
+        if not all(_are_close(_evaluate(sample, tensors), _take_rows(whole, index)) for tensors, index in rows):
+            return None
+    except Exception:
+        return None
+    (fresh,) = sample.fresh
+    batches = (_take_rows(fresh, torch.arange(count) % size) for count in ROWS)
+    return Sample(sample.label, sample.function, sample.inputs, tuple(batches), size)
+
+
+def _evaluate(sample: Sample, tensors: Tensors) -> Tensors:
+    leaves = pytree.tree_leaves(sample.function(*(t.clone() for t in tensors)))
+    if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise TypeError("not tensors")
+    return tuple(leaves)
+
+
+def _take_rows(tensors: Tensors, index: torch.Tensor) -> Tensors:
+    return tuple(tensor[index] for tensor in tensors)
+
+
+def _are_close(a: Tensors, b: Tensors) -> bool:
+    return all(
+        x.shape == y.shape and torch.allclose(x, y, rtol=1e-9, equal_nan=True) for x, y in zip(a, b, strict=True)
+    )

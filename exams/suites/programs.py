@@ -1,0 +1,100 @@
+"""Random programs by hypothesis: a case is a seed, its samples are programs, and a wrong one is shrunk.
+
+The programs depend on hypothesis' version, so no table holds what is expected of them: none may be wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis.errors import HypothesisException
+
+from exams.cells import WRONG
+from exams.examination import Case, settle
+from exams.pipelines import PIPELINES, Workbench
+from exams.random_programs import Program, programs
+from exams.samples import Sample
+
+HAS_TABLE = False
+WHOLE, BATCH = "whole", "batch"
+COUNT, PROGRAMS, DIFFERENTIATED = 3, 100, 20
+RUN = ("pt", "libtorch", "program", "onnx", "onnx.reference", "c", "jacobian", "jvp vjp")
+# Rows of the batch that is exported, and of those that a file is judged with.
+ROWS, FRESH_ROWS = 3, (1, 5)
+
+
+def list_cases() -> list[str]:
+    """List the seeds of a usual run."""
+    return list_seeds(COUNT)
+
+
+def list_seeds(count: int) -> list[str]:
+    """List so many cases of each kind: programs over whole shapes, and over a batch."""
+    return [f"{number} {kind}" for kind in (WHOLE, BATCH) for number in range(count)]
+
+
+def make_case(name: str, most: int) -> Case:
+    """Make a case by its name: as many programs as one has, whatever ``most`` is."""
+    del most
+    drawn: dict[str, Program] = {}
+    _generate(name, (Phase.generate,), lambda program: drawn.setdefault(program.format_source(), program))
+    return Case(
+        [_make_sample(program) for program in drawn.values()],
+        RUN,
+        "yes" if name.endswith(BATCH) else "no",
+        DIFFERENTIATED,
+    )
+
+
+def shrink(name: str, pipeline: str) -> str:
+    """Return the source of the least program of a case that is wrong in a pipeline, and what is wrong."""
+    least = ""
+
+    def judge(program: Program) -> None:
+        nonlocal least
+        verdict = _judge(program, pipeline)
+        if verdict:
+            least = f"{program.format_source()}# {[list(shape) for shape, _ in program.inputs]}: {verdict}\n"
+            raise AssertionError(verdict)
+
+    with contextlib.suppress(AssertionError, HypothesisException):
+        _generate(name, (Phase.generate, Phase.shrink), judge)
+    return least
+
+
+def _generate(name: str, phases: tuple[Phase, ...], take: Callable[[Program], object]) -> None:
+    number, kind = name.split()
+    options = settings(
+        max_examples=PROGRAMS,
+        database=None,
+        phases=phases,
+        deadline=None,
+        verbosity=Verbosity.quiet,
+        suppress_health_check=tuple(HealthCheck),  # pyright: ignore[reportArgumentType],
+    )
+
+    @seed(int(number))
+    @options
+    @given(programs(kind == BATCH))
+    def run(program: Program) -> None:
+        if program.outputs:
+            take(program)
+
+    run()
+
+
+def _make_sample(program: Program) -> Sample:
+    rows = ROWS if program.has_batch else 0
+    fresh = tuple(program.draw_inputs(number, count) for number, count in enumerate(FRESH_ROWS, 2))
+    return Sample("", program.compile(), program.draw_inputs(1, rows), fresh, rows)
+
+
+def _judge(program: Program, pipeline: str) -> str:
+    """Return what is wrong with a program in one pipeline."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Workbench([_make_sample(program)], "yes" if program.has_batch else "no", Path(folder))
+        verdict = settle([[0]], lambda numbers: PIPELINES[pipeline](work, numbers))[0]
+    return verdict.reason if verdict.state == WRONG else ""

@@ -1,0 +1,73 @@
+"""The examples that torch has for its own exporter (``torch._export.db``), with their example arguments by name.
+
+https://github.com/pytorch/pytorch/tree/main/torch/_export/db/examples"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from exams.examination import Case
+from exams.samples import Sample, Tensors
+
+RUN = ("pt", "libtorch", "program", "onnx", "onnx.reference", "c", "jacobian", "jvp vjp")
+# Seeds of the inputs that files are judged with.
+SEEDS = (1, 2)
+
+
+@functools.cache
+def _list_examples() -> dict[str, Any]:
+    from torch._export.db.examples import all_examples
+
+    return all_examples()
+
+
+def list_cases() -> list[str]:
+    """List the examples."""
+    return sorted(_list_examples())
+
+
+def make_case(name: str, most: int) -> Case:
+    """Make a case by its name: one sample, in whole shapes, whatever ``most`` is."""
+    del most
+    example = _list_examples()[name]
+    bound = inspect.signature(example.model.forward).bind(*example.example_args, **example.example_kwargs)
+    leaves, spec = pytree.tree_flatten((bound.args, bound.kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    inputs = tuple(leaves[i] for i in places)
+    fresh = tuple(_redraw(inputs, seed) for seed in SEEDS)
+    function = _Arranged(copy.deepcopy(example.model).eval(), leaves, spec, places)
+    return Case([Sample("", function, inputs, fresh)], RUN)
+
+
+def _redraw(tensors: Tensors, seed: int) -> Tensors:
+    """Return tensors of other numbers; integers and booleans stay, since they are sizes and branches."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(
+        torch.randn(t.shape, dtype=torch.float64, generator=generator).to(t.dtype) if t.is_floating_point() else t
+        for t in tensors
+    )
+
+
+class _Arranged(nn.Module):
+    """A model whose tensors come one by one; what else it takes is as in the example."""
+
+    forward: Callable[..., Any]
+
+    def __init__(self, model: nn.Module, leaves: list[Any], spec: Any, places: list[int]) -> None:
+        super().__init__()
+        self.model, self._leaves, self._spec, self._places = model, leaves, spec, places
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return self.model(*args, **kwargs)
