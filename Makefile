@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 SECONDS ?= 600
 
-.PHONY: demo demo-fem test test-all fuzz lint docs bench coverage artifacts cuda-check clean
+.PHONY: demo demo-fem test test-all exam fuzz lint docs bench coverage artifacts cuda-check clean
 
 demo: .venv/installed
 	$(BIN)/torchferry export examples/rates/model.i --model eq -o out/eq.pt --timings
@@ -28,6 +28,11 @@ test: lint .venv/neml2
 # The long sweeps that `make test` leaves out.
 test-all: test
 	$(PYTEST) -m thorough
+	$(BIN)/python -m exams --share 4
+
+# Suites that nobody here wrote, and random programs, through every format; a run that is cut off goes on where it was.
+exam: .venv/installed
+	$(BIN)/python -m exams
 
 # The readers of files, in Python and C++, SECONDS seconds for each of eleven kinds of input; clang builds the latter.
 fuzz: .venv/installed

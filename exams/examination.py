@@ -14,7 +14,7 @@ from pathlib import Path
 from exams.cells import REFUSED, VERIFIED, WRONG, Verdict, read_unverified, write_cell
 from exams.pipelines import DERIVATIVES, PIPELINES, Workbench
 from exams.samples import Sample
-from exporter.common.errors import MismatchError, TorchferryError
+from exporter.common.errors import MismatchError, RunError, TorchferryError, UnsoundError
 from exporter.common.forking import time_limit
 from exporter.model.eager.batch_choice import BatchChoice
 
@@ -27,6 +27,8 @@ LARGEST = 24
 DIFFERENTIATED, LARGEST_SIDE, LARGEST_SIDE_OF_BATCH = 2, 400, 100
 SECONDS = 900
 _FILE = re.compile(r"(/[\w.-]+)+/[\w.-]+")
+_LACKS_OPERATOR = "NOT_IMPLEMENTED"
+_NUMBER = re.compile(r"-?\b\d+\.\d+(e[+-]?\d+)?|\b(nan|inf)\b")
 _NAME = re.compile(r"\b([xo])\d+_(\d+)")
 
 
@@ -98,10 +100,10 @@ def settle(
     refused: dict[int, int] = {}
     while remaining:
         group = remaining.pop()
-        if len(group) > 1:
-            hopeless = [n for n in group if refused.get(owner(n), 0) >= MOST_REFUSED]
-            verdicts |= {n: next(v for m, v in verdicts.items() if owner(m) == owner(n)) for n in hopeless}
-            group = [n for n in group if n not in verdicts]
+        hopeless = [n for n in group if refused.get(owner(n), 0) >= MOST_REFUSED]
+        for n in hopeless:
+            verdicts[n] = next(v for m, v in verdicts.items() if owner(m) == owner(n) and v.state == REFUSED)
+        group = [n for n in group if n not in verdicts]
         if not group:
             continue
         try:
@@ -113,6 +115,10 @@ def settle(
             continue
         except MismatchError as error:
             verdict = Verdict(WRONG, f"verification found it: {_explain(error)}")
+        except RunError as error:
+            # A runtime may lack an operator; a file that it does not read or run is wrong.
+            text = _explain(error)
+            verdict = Verdict(REFUSED if _LACKS_OPERATOR in text else WRONG, text)
         except TorchferryError as error:
             verdict = Verdict(REFUSED, _explain(error))
         except Exception as error:
@@ -150,8 +156,13 @@ def _plan(samples: Sequence[Sample], numbers: Iterable[int], unverified: set[int
 
 def _explain(error: TorchferryError) -> str:
     """Return what an error says, and the first line of what it got."""
-    findings = getattr(error, "findings", ())
-    got = findings[0].what if findings else error.details.get("got", "").split("\n")[0]
-    text = f"{error.what}: {got}" if got else error.what
-    # Names of temporary files and numbers of samples differ from run to run.
-    return _NAME.sub(r"\1_\2", _FILE.sub("FILE", text))
+    got = error.details.get("got", "").split("\n")[0]
+    # An unsound capture says it in its first line already.
+    text = f"{error.what}: {got}" if got and not isinstance(error, UnsoundError) else error.what
+    # Names of temporary files and numbers of samples differ from run to run, and digits from machine to machine.
+    return normalize(text)
+
+
+def normalize(text: str) -> str:
+    """Return a reason without what differs from run to run."""
+    return _NUMBER.sub("NUMBER", _NAME.sub(r"\1_\2", _FILE.sub("FILE", text)))

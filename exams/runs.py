@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import importlib.metadata
 import json
 import logging
 import multiprocessing
@@ -26,6 +27,7 @@ from runtime_checks.runners.fork_server import shared_fork_server
 
 ROOT = Path(__file__).parents[1]
 COMPILER = Path(__file__).with_name("quick_cc")
+PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "hypothesis")
 SOURCES = ("exporter", "runtime_checks", "torchferry", "exams")
 # Samples of a case, of the hundreds that some have.
 MOST_SAMPLES = 8
@@ -74,7 +76,7 @@ def run_suite(
     tasks: Sequence[Task], log: Path, jobs: int, watch: Callable[[Row], None] = lambda row: None
 ) -> list[Row]:
     """Return the rows of all tasks; those that ``log`` holds already, of the same code, are not run again."""
-    done = _read_log(log)
+    done = _read_log(log, tasks[0].most_samples if tasks else 0)
     for row in done.values():
         watch(row)
     remaining = [task for task in tasks if not {*task.cases} <= done.keys()]
@@ -87,10 +89,10 @@ def run_suite(
     return [done[case] for task in tasks for case in task.cases]
 
 
-def _read_log(log: Path) -> dict[str, Row]:
+def _read_log(log: Path, most_samples: int) -> dict[str, Row]:
     """Return the rows of a log by case; a log of other code is begun anew."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    digest = _digest_sources()
+    digest = _digest_sources(most_samples)
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     if not lines or lines[0] != digest:
         log.write_text(digest + "\n", encoding="utf-8")
@@ -104,9 +106,12 @@ def _read_log(log: Path) -> dict[str, Row]:
     return rows
 
 
-def _digest_sources() -> str:
-    digest = hashlib.sha256(torch.__version__.encode())
-    for path in sorted(p for folder in SOURCES for p in (ROOT / folder).rglob("*.py")):
+def _digest_sources(most_samples: int) -> str:
+    """Return a digest of all that rows depend on: our files, but not the tables, the packages, and the samples."""
+    versions = [importlib.metadata.version(name) for name in PACKAGES]
+    digest = hashlib.sha256(" ".join([*versions, str(most_samples)]).encode())
+    files = (p for folder in SOURCES for p in (ROOT / folder).rglob("*") if p.is_file())
+    for path in sorted(p for p in files if p.suffix not in (".pyc", ".csv")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,9 +46,10 @@ class Bundle(nn.Module):
                 self.add_module(f"part{number}", sample.function)
         names = list(self.name_inputs(0))
         # Exports read the names of inputs from the signature of ``forward``.
-        scope = {"call": self._call}
-        exec(f"def forward({', '.join(names)}):\n    return call([{', '.join(names)}])\n", scope)
-        self.forward = scope["forward"]  # pyright: ignore[reportAttributeAccessIssue]
+        scope: dict[str, Any] = {}
+        exec(f"def forward(self, {', '.join(names)}):\n    return self._call([{', '.join(names)}])\n", scope)
+        # A method of this object: of a copy it becomes that of the copy.
+        self.forward = types.MethodType(scope["forward"], self)
 
     def name_inputs(self, fresh: int) -> Inputs:
         """Return the inputs of the export by name for 0, and fresh ones from 1 on."""

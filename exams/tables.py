@@ -68,6 +68,8 @@ def list_changes(expected: Mapping[str, Row], rows: Iterable[Row]) -> list[str]:
             changes.append(f"{row.case}: a new case")
             continue
         cells = {name: text for name, text in row.cells.items() if text}
+        if row.samples != before.samples:
+            changes.append(f"{row.case}: {row.samples} samples\n    expected {before.samples}")
         for pipeline in row.cells:
             was, now = before.cells.get(pipeline, "nothing"), cells.get(pipeline, "nothing")
             if was != now:

@@ -1,4 +1,4 @@
-"""torch's own database of operators (``op_db``) and modules (``module_db``): every sample of float64 and float32.
+"""torch's own database of operators (``op_db``): samples of float64 and float32, also written in place.
 
 https://github.com/pytorch/pytorch/blob/main/torch/testing/_internal/common_methods_invocations.py"""
 
@@ -50,8 +50,10 @@ def make_case(name: str, most: int) -> Case:
     """Make a case by its name, with at most so many samples, spread over those that there are."""
     operator, _, kind = name.rpartition(" ")
     op, dtype = _list_operators()[operator], DTYPES[kind if kind in DTYPES else "float64"]
-    samples = list(_make_samples(op, dtype))
-    samples = samples[:: -(-len(samples) // most)] if samples else []
+    drawn = list(_make_samples(op, dtype))
+    plain = [sample for sample in drawn if IN_PLACE not in sample.label]
+    samples = plain[:: -(-len(plain) // most)] if plain else []
+    samples += [sample for sample in drawn if IN_PLACE in sample.label]
     if kind != BATCH:
         return Case(samples, WHOLE[kind])
     return Case([s for sample in samples if (s := _make_batched(sample)) is not None], OF_BATCHES, "yes")

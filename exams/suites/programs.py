@@ -20,7 +20,7 @@ from exams.samples import Sample
 
 HAS_TABLE = False
 WHOLE, BATCH = "whole", "batch"
-COUNT, PROGRAMS, DIFFERENTIATED = 3, 100, 20
+COUNT, PROGRAMS, DIFFERENTIATED = 3, 50, 10
 RUN = ("pt", "libtorch", "program", "onnx", "onnx.reference", "c", "jacobian", "jvp vjp")
 # Rows of the batch that is exported, and of those that a file is judged with.
 ROWS, FRESH_ROWS = 3, (1, 5)

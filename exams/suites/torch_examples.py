@@ -1,4 +1,4 @@
-"""The examples that torch has for its own exporter (``torch._export.db``), with their example arguments by name.
+"""The examples that torch has for its own exporter (``torch._export.db``): each tensor of their arguments is an input.
 
 https://github.com/pytorch/pytorch/tree/main/torch/_export/db/examples"""
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,8 +57,6 @@ def _redraw(tensors: Tensors, seed: int) -> Tensors:
 
 class _Arranged(nn.Module):
     """A model whose tensors come one by one; what else it takes is as in the example."""
-
-    forward: Callable[..., Any]
 
     def __init__(self, model: nn.Module, leaves: list[Any], spec: Any, places: list[int]) -> None:
         super().__init__()

@@ -126,11 +126,11 @@ def supports_case(contract: Contract, case: ReferenceCase) -> bool:
     if case.method not in contract.methods:
         return False
     specs = [contract.input_spec(name) for name in contract.methods[case.method].inputs]
-    # A size that the signature itself has as 0 is no empty batch.
-    is_empty = any(0 in v.shape and 0 not in s.shape for v, s in zip(case.inputs, specs, strict=True))
-    if is_empty and 0 not in contract.batch.sizes:
-        return False
+    pairs = list(zip(case.inputs, specs, strict=True))
     if contract.batch.ndim == 0:
-        return True
-    batch_shapes = {tuple(v.shape[: v.ndim - len(s.static_shape)]) for v, s in zip(case.inputs, specs, strict=True)}
+        # A size that the signature itself has as 0 is not an open one that happens to be 0.
+        return 0 in contract.batch.sizes or not any(0 in v.shape and 0 not in s.shape for v, s in pairs)
+    batch_shapes = {tuple(v.shape[: v.ndim - len(s.static_shape)]) for v, s in pairs}
+    if 0 not in contract.batch.sizes and any(0 in shape for shape in batch_shapes):
+        return False
     return len(batch_shapes) == 1 and len(batch_shapes.pop()) == 1

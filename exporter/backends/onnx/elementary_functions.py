@@ -271,7 +271,8 @@ def squeeze(x: torch.Tensor, dims: int | Sequence[int] | None = None) -> torch.T
         return torch.ops.aten.squeeze.default(x)
     chosen = [dims] if isinstance(dims, int) else dims
     fitting = [d for d in chosen if x.ndim and isinstance(x.shape[d], int) and x.shape[d] == 1]
-    return torch.ops.aten.squeeze.dims(x, fitting) if fitting else x
+    # Another tensor of the same memory: what changes its shape later must not change that of x.
+    return torch.ops.aten.squeeze.dims(x, fitting) if fitting else torch.ops.aten.alias.default(x)
 
 
 def _make_extremum(name: str) -> Function:
@@ -305,6 +306,8 @@ def build_function_table() -> dict[str, Callable[..., Any]]:
     others = {"sigmoid": sigmoid, "silu": silu, "log_sigmoid": log_sigmoid, "softplus": softplus, "mish": mish}
     others |= {"elu": elu, "celu": celu, "selu": selu}
     table |= {f"aten::{name}": _restrict_to_float64(function, name) for name, function in others.items()}
+    # As log(sigmoid(x)), which torch.onnx writes, it is minus infinity below -88 in float32.
+    table["aten::log_sigmoid"] = log_sigmoid
     table["aten::div"] = aten_div
     table["aten::squeeze"] = squeeze
     table |= {"aten::sort": sort, "aten::argsort": lambda x, *rest: sort(x, *rest)[1]}

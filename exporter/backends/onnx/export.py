@@ -144,8 +144,8 @@ def build_onnx_model(program: Program, contract: Contract, opset: int) -> Any:
 def probe_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
     """Return onnxruntime's objection to an empty batch if the model itself supports it; empty if there is none.
 
-    onnxruntime (1.31) keeps the dimension of a sum over no elements, and reads a size of 0 in a reshape as another; its
-    TopK divides by 0, which ends the process that it runs in."""
+    onnxruntime (1.31) keeps the dimension of a sum over no elements, and reads a size of 0 in a reshape as another; a
+    kernel of 1.32 divides by 0, which ends the process that it runs in."""
     if 0 not in contract.batch.sizes:
         return ""
     try:
@@ -154,8 +154,8 @@ def probe_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:
         return ""
     try:
         return run_in_fork(_run_empty_batch, models, contract)
-    except ForkFailedError:
-        return f"onnxruntime {onnxruntime.__version__} ends the process"
+    except ForkFailedError as error:
+        return f"onnxruntime {onnxruntime.__version__} ends the process ({summarize_error(error)[:160]})"
 
 
 def _run_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:

@@ -104,7 +104,7 @@ class Interpreter:
 
     def _find_override(self, node_kind: str) -> Callable[..., Any] | None:
         """Return what replaces an operator; one that writes in place takes the numbers of its sibling that does not."""
-        sibling = self._overrides.get(node_kind.removesuffix("_"))
+        sibling = None if node_kind in _OF_SHAPES else self._overrides.get(node_kind.removesuffix("_"))
         if node_kind in self._overrides or sibling is None:
             return self._overrides.get(node_kind, _SIMPLER.get(node_kind))
         return lambda target, *rest: target.copy_(sibling(target, *rest))
@@ -172,6 +172,8 @@ _STRUCTURE: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
     "aten::numel": lambda values: [values[0].numel()],
     "aten::Bool": lambda values: [SCALARS["aten::Bool"](*values)],
 }
+# What they change in place is the shape, not the numbers.
+_OF_SHAPES = frozenset({"aten::squeeze_"})
 # What other exporters know by a simpler name: without the choice of the library that computes it.
 _SIMPLER: Mapping[str, Callable[..., Any]] = {
     "aten::_convolution": lambda *values: torch.ops.aten.convolution.default(*values[:9]),

@@ -1,0 +1,65 @@
+"""Operators that torch.onnx does not take as a trace records them, or writes with other numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import torch
+import torch.nn.functional as F
+
+import torchferry
+from exporter.backends.onnx import export
+from runtime_checks.containers import open_container
+
+
+def compute(x, picture, weight, number, nothing):
+    y = x.clone()
+    z = y.squeeze(0)
+    z.unsqueeze_(0)
+    return {
+        # Written in place, by a function that onnxruntime has for float32 alone.
+        "in place": x.clone().acos_(),
+        "sorted": torch.sort(x, dim=1, stable=True, descending=True)[1],
+        "places": x.argsort(0),
+        "one number": torch.amin(number),
+        # A dimension that is not 1 stays; what is reshaped later is not x.
+        "squeezed": x.squeeze(0),
+        "other": z,
+        "y": y + 1,
+        "shape in place": x[:1].clone().squeeze_(0),
+        "convolution": F.conv2d(picture, weight),
+        "minus infinity is far": F.logsigmoid(100 * picture.flatten() - 150),
+        "nothing": nothing * 2,
+    }
+
+
+def double(x):
+    return x * 2
+
+
+def test_they_are_written_with_the_same_numbers(tmp_path):
+    torch.manual_seed(0)
+    inputs = {
+        "x": torch.rand(4, 3, dtype=torch.float64),
+        "picture": torch.rand(2, 3, 4, 4),
+        "weight": torch.rand(3, 3, 2, 2),
+        "number": torch.rand((), dtype=torch.float64),
+        "nothing": torch.rand(0, 3),
+    }
+    (exported,) = torchferry.export(compute, inputs=inputs, output=tmp_path / "m.onnx", batch="no")
+    assert exported.report.passed
+
+
+def divide_by_zero(*_):
+    os.kill(os.getpid(), signal.SIGFPE)
+
+
+def test_a_batch_that_ends_the_runtimes_process_is_left_out_and_said(tmp_path, monkeypatch):
+    torchferry.export(double, inputs={"x": torch.rand(4, 3)}, output=tmp_path / "m.onnx")
+    assert 0 in open_container(tmp_path / "m.onnx").contract.batch.sizes
+    monkeypatch.setattr(export, "_run_empty_batch", divide_by_zero)
+    torchferry.export(double, inputs={"x": torch.rand(4, 3)}, output=tmp_path / "m.onnx")
+    batch = open_container(tmp_path / "m.onnx").contract.batch
+    assert 0 not in batch.sizes
+    assert "ends the process" in batch.limits
