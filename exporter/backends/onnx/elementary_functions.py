@@ -285,6 +285,19 @@ def _make_extremum(name: str) -> Function:
     return run
 
 
+def scatter_reduce(
+    x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, include_self: bool = True
+) -> torch.Tensor:
+    """Return ``x`` with entries reduced into it; a mean, which ONNX does not have, as a sum and a count."""
+    run = torch.ops.aten.scatter_reduce.two
+    if reduce != "mean":
+        return run(x, dim, index, src, reduce, include_self=include_self)
+    total = run(x, dim, index, src, "sum", include_self=include_self)
+    first = torch.ones_like(x) if include_self else torch.zeros_like(x)
+    count = run(first, dim, index, torch.ones_like(src), "sum", include_self=True).clamp(min=1)
+    return total / count if x.is_floating_point() else torch.div(total, count, rounding_mode="floor")
+
+
 def _restrict_to_float64(function: Function, name: str) -> Function:
     packet: Any = getattr(torch.ops.aten, name)
 
@@ -309,7 +322,7 @@ def build_function_table() -> dict[str, Callable[..., Any]]:
     # As log(sigmoid(x)), which torch.onnx writes, it is minus infinity below -88 in float32.
     table["aten::log_sigmoid"] = log_sigmoid
     table["aten::div"] = aten_div
-    table["aten::squeeze"] = squeeze
+    table["aten::squeeze"], table["aten::scatter_reduce"] = squeeze, scatter_reduce
     table |= {"aten::sort": sort, "aten::argsort": lambda x, *rest: sort(x, *rest)[1]}
     table |= {f"aten::{name}": _make_extremum(name) for name in ("amax", "amin")}
     table["aten::special_erf"] = table["aten::erf"]

@@ -118,6 +118,16 @@ def _invert(a: torch.Tensor, check_errors: bool = False) -> tuple[torch.Tensor, 
     return lu_solve(lu, pivots, identity), info
 
 
+def _raise_to_power(a: torch.Tensor, n: int) -> torch.Tensor:
+    """Return a power of square matrices by squares, as torch does; torch's own decomposition loses the batch at 0."""
+    if n <= 0:
+        identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand(a.shape).clone()
+        return identity if n == 0 else _raise_to_power(_invert(a)[0], -n)
+    half = _raise_to_power(a, n // 2) if n > 1 else a
+    square = half @ half if n > 1 else a
+    return square @ a if n % 2 and n > 1 else square
+
+
 def _solve_triangular(
     a: torch.Tensor, b: torch.Tensor, is_upper: bool, left: bool = True, unitriangular: bool = False
 ) -> torch.Tensor:
@@ -147,4 +157,6 @@ LINEAR_ALGEBRA: Mapping[str, Callable[..., Any]] = {
     "aten::linalg_inv": lambda a: _invert(a)[0],
     "aten::inverse": lambda a: _invert(a)[0],
     "aten::linalg_solve_triangular": _solve_triangular,
+    "aten::linalg_matrix_power": _raise_to_power,
+    "aten::matrix_power": _raise_to_power,
 }

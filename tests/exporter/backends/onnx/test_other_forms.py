@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 
@@ -31,6 +32,11 @@ def compute(x, picture, weight, number, nothing):
         "convolution": F.conv2d(picture, weight),
         "minus infinity is far": F.logsigmoid(100 * picture.flatten() - 150),
         "nothing": nothing * 2,
+        "mean": number.expand(4).scatter_reduce(0, torch.tensor([0, 1, 1]), x[:3, 0], "mean"),
+        "mean of others": x[:, 1].scatter_reduce(0, torch.tensor([0, 1, 1]), x[:3, 0], "mean", include_self=False),
+        "power 0": torch.linalg.matrix_power(picture, 0),
+        "power 5": torch.linalg.matrix_power(picture, 5),
+        "power -2": torch.linalg.matrix_power(x[:2, :2], -2),
     }
 
 
@@ -52,6 +58,7 @@ def test_they_are_written_with_the_same_numbers(tmp_path):
 
 
 def divide_by_zero(*_):
+    faulthandler.disable()
     os.kill(os.getpid(), signal.SIGFPE)
 
 
