@@ -323,8 +323,9 @@ def _estimate_orders(central: torch.Tensor, exact: torch.Tensor, noise: torch.Te
     return orders[clear & torch.isfinite(orders)].tolist()
 
 
-def _find_other_solutions(off: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """Return where a solve found another of its solutions, from a first guess that is farther off.
+def _find_jumps(off: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """Return where a solve found another of its solutions, from a first guess that is farther off, or a function that is
+    constant piece by piece, as a permutation of pivots is, came to another piece.
 
     The smallest step does not move it; a larger one changes as much as the next smaller one does, or far more than a
     dependence on the step, linear or quadratic, would explain."""
@@ -335,7 +336,7 @@ def _find_other_solutions(off: torch.Tensor, allowed: torch.Tensor) -> torch.Ten
 
 def _make_zero_probe(contract: Contract, point: Tensors, ladder: Ladder, zeros: Sequence[str]) -> Probe:
     """Check that outputs declared independent of an input do not change with it: to the bit, or, if the input is a
-    first guess of a solve, within the tolerance, except for steps that lead to another solution."""
+    first guess of a solve, within the tolerance, except for steps that lead to another solution, or over a jump."""
     outputs = [s.name for s in contract.outputs]
     rows = point[0].shape[0] if contract.batch.ndim else 1
     calls = (Call("forward", point), *ladder.calls)
@@ -352,15 +353,15 @@ def _make_zero_probe(contract: Contract, point: Tensors, ladder: Ladder, zeros: 
             allowed = bounds.rtol * centre.abs().amax() if contract.solvers and centre.numel() else torch.zeros(())
             off = (table - centre).abs()
             still = (off <= allowed) | (table.isnan() & centre.isnan())
-            if contract.solvers:
-                jumps = _find_other_solutions(off, allowed)
-                elsewhere, still = elsewhere or bool(jumps.any()), still | jumps
+            jumps = _find_jumps(off, allowed)
+            elsewhere, still = elsewhere or bool(jumps.any()), still | jumps
             if not bool(still.all()):
                 moved.append(output)
         if moved:
             text = f"{', '.join(moved)} changes with {ladder.name}, but is declared independent of it"
             return CheckResult(ZEROS, FAILED, len(calls), text)
-        note = "; another solution is found from a first guess that is farther off" if elsewhere else ""
+        other = "another solution is found from a first guess that is farther off" if contract.solvers else "it jumps"
+        note = f"; {other}" if elsewhere else ""
         return CheckResult(ZEROS, PASSED, len(calls), f"{', '.join(zeros)} by {ladder.name}{note}")
 
     return Probe(calls, judge)

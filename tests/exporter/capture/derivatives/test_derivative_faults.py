@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import torchferry
 from exporter.archive import derivative_request, pt_archive
 from exporter.archive.derivative_request import DerivativeRequest
 from exporter.capture import constants, derivative_methods, jacobian_source, settable_parameters
@@ -107,6 +108,19 @@ def test_a_block_that_is_declared_zero_and_is_not(tmp_path, monkeypatch):
 
     monkeypatch.setattr(derivative_request, "_explain_missing", forget)
     assert failed(tmp_path / "m.pt") == {finite_differences.ZEROS}
+
+
+def factor(x):
+    return torch.linalg.lu(x)
+
+
+def test_an_output_that_jumps_has_no_derivative_to_miss(tmp_path):
+    """A permutation of pivots is constant piece by piece: steps that change the order of rows are no dependence."""
+    torch.manual_seed(0)
+    inputs = {"x": torch.rand(4, 3, 3, dtype=torch.float64)}
+    (exported,) = torchferry.export(factor, inputs=inputs, output=tmp_path / "m.pt", derivatives="all")
+    details = [c.detail for c in exported.report.checks if c.check == finite_differences.ZEROS]
+    assert any(text.endswith("it jumps") for text in details)
 
 
 def stale(monkeypatch):
