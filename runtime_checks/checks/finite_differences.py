@@ -324,8 +324,8 @@ def _estimate_orders(central: torch.Tensor, exact: torch.Tensor, noise: torch.Te
 
 
 def _find_jumps(off: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """Return where a solve found another of its solutions, from a first guess that is farther off, or a function that is
-    constant piece by piece, as a permutation of pivots is, came to another piece.
+    """Return where a solve found another of its solutions, from a first guess that is farther off, or a function that
+    is constant piece by piece, as a permutation of pivots is, came to another piece.
 
     The smallest step does not move it; a larger one changes as much as the next smaller one does, or far more than a
     dependence on the step, linear or quadratic, would explain."""
