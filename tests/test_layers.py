@@ -114,5 +114,5 @@ def test_tests_stand_where_the_code_stands():
     ``hostile`` if it is about the files of strangers."""
     packages = {p.parent.relative_to(ROOT).as_posix() for p in FILES}
     folders = {p.parent.relative_to(ROOT / "tests").as_posix() for p in ROOT.glob("tests/**/test_*.py")}
-    others = {".", "integration", "hostile", "docs", "runtime_checks/native", "exporter/capture/derivatives"}
+    others = {".", "integration", "hostile", "docs", "exams", "runtime_checks/native", "exporter/capture/derivatives"}
     assert {f for f in folders if f not in others and "hazards" not in f} <= packages
