@@ -17,6 +17,7 @@ from exams.page import PAGE, TITLES, format_page
 from exams.pipelines import PIPELINES
 from exams.runs import MOST_SAMPLES, ROOT, plan_tasks, run_suite, select_share
 from exams.tables import EXPECTED, Row, list_changes, merge_rows, read_table, write_table
+from exporter.common.errors import INTERRUPTED
 
 RANDOM = "programs"
 SUITES = (*TITLES, RANDOM)
@@ -41,7 +42,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := {*arguments.suites} - {*SUITES}:
         parser.error(f"there is no suite {', '.join(sorted(unknown))}: there are {', '.join(SUITES)}")
-    changes = [line for suite in arguments.suites or SUITES for line in run(suite, arguments)]
+    try:
+        changes = [line for suite in arguments.suites or SUITES for line in run(suite, arguments)]
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        return INTERRUPTED
     for line in changes:
         print(line)
     if changes and not arguments.update:
@@ -53,7 +58,7 @@ def main() -> int:
 def run(suite: str, arguments: argparse.Namespace) -> list[str]:
     """Run a suite; return what has changed, and what is wrong."""
     module = importlib.import_module(f"exams.suites.{suite}")
-    has_table = getattr(module, "HAS_TABLE", True)
+    has_table = suite in TITLES
     expected = read_table(suite) if has_table else {}
     cases = module.list_seeds(arguments.seeds) if arguments.seeds and not has_table else module.list_cases()
     selected = [c for c in select_share(cases, arguments.share) if fnmatch.fnmatch(c, arguments.only)]

@@ -48,13 +48,12 @@ def judge_jacobian(bundle: Bundle, model: Any) -> dict[int, Verdict]:
 
 
 def judge_products(bundle: Bundle, model: Any) -> dict[int, Verdict]:
-    """Judge ``jvp`` and ``vjp`` against the blocks of eager mode, and each sample's ``<w, J v> = <J^T w, v>``."""
+    """Judge ``jvp`` and ``vjp`` against the blocks of eager mode, times tangents, and cotangents times them."""
     inputs, generator = bundle.name_inputs(bundle.count_fresh), torch.Generator().manual_seed(SEED)
     expected = _differentiate(bundle, inputs)
-    outputs = {output: None for output, _ in expected}
-    shapes = {output: _split(tensor, inputs[wrt])[0] for (output, wrt), tensor in expected.items()}
+    kinds = {output: (_split(block, inputs[wrt])[0], block.dtype) for (output, wrt), block in expected.items()}
     tangents = {n: _draw(t.shape, t.dtype, generator) for n, t in inputs.items() if t.is_floating_point()}
-    weights = {o: _draw(shapes[o], next(t.dtype for p, t in expected.items() if p[0] == o), generator) for o in outputs}
+    weights = {output: _draw(*kind, generator) for output, kind in kinds.items()}
     forward = model.call("jvp", inputs | {TANGENT + name: t for name, t in tangents.items()})
     spec = model.contract.methods["vjp"]
     cotangents = {n.removeprefix(COTANGENT) for n in spec.inputs if n.startswith(COTANGENT)}
@@ -68,13 +67,6 @@ def judge_products(bundle: Bundle, model: Any) -> dict[int, Verdict]:
         pulled = sum(_pull(t, weights[o]) for (o, w), t in expected.items() if w == wrt)
         text = explain_difference(torch.as_tensor(pulled), backward[COTANGENT + wrt], CLOSE)
         _blame(verdicts, f"o{get_number(wrt)}", text)
-    for number in verdicts:
-        left = sum(float((weights[o] * forward[TANGENT + o]).sum()) for o in weights if get_number(o) == number)
-        right = sum(float((backward[COTANGENT + w] * tangents[w]).sum()) for w in tangents if get_number(w) == number)
-        size = sum(float((weights[o] * forward[TANGENT + o]).abs().sum()) for o in weights if get_number(o) == number)
-        # NaN fails no comparison, and was judged above.
-        if abs(left - right) > 1e-3 * (size + 1e-12) and verdicts[number] is PASS:
-            verdicts[number] = Verdict(WRONG, "jvp and vjp are of different Jacobians")
     return verdicts
 
 

@@ -52,38 +52,39 @@ def examine(cases: Sequence[Case], expected: Sequence[Mapping[str, str]], only: 
     The ``expected`` ones save splits: samples that were refused before go through alone. What the first pipeline does
     not verify goes through no other."""
     starts = list(itertools.accumulate((len(case.samples) for case in cases), initial=0))
+    places = [range(start, end) for start, end in itertools.pairwise(starts)]
     samples = [sample for case in cases for sample in case.samples]
+    owner = functools.partial(bisect.bisect_right, starts)
     cells: list[Cells] = [{} for _ in cases]
-    passed: set[int] | None = None
+    numbers = list(range(len(samples)))
     with tempfile.TemporaryDirectory() as folder:
         work = Workbench(samples, cases[0].batch, Path(folder))
-        for pipeline in [p for i, p in enumerate(cases[0].pipelines) if not i or not only or p in only]:
-            numbers = range(len(samples)) if passed is None else sorted(passed)
-            if pipeline in DERIVATIVES:
-                numbers = [
-                    n for start, case in zip(starts, cases, strict=False) for n in _pick_small(case, start, numbers)
-                ]
+        first, *others = cases[0].pipelines
+        for pipeline in (first, *(p for p in others if not only or p in only)):
+            is_derivative = pipeline in DERIVATIVES
+            chosen = _pick_small(cases, places, {*numbers}) if is_derivative else numbers
             unverified = {
-                start + n
-                for start, case, row in zip(starts, cases, expected, strict=False)
+                place[n]
+                for case, place, row in zip(cases, places, expected, strict=True)
                 for n in read_unverified(row.get(pipeline, ""), len(case.samples))
             }
-            groups = _plan(samples, numbers, unverified, columns=LARGEST_SIDE if pipeline in DERIVATIVES else 0)
-            owner = functools.partial(bisect.bisect_right, starts)
+            groups = _plan(samples, chosen, unverified, columns=LARGEST_SIDE if is_derivative else 0)
             verdicts = settle(groups, functools.partial(PIPELINES[pipeline], work), owner)
-            for start, end, own in zip(starts, starts[1:], cells, strict=False):
-                own[pipeline] = write_cell({n - start: v for n, v in verdicts.items() if start <= n < end})
-            if passed is None:
-                passed = {n for n, verdict in verdicts.items() if verdict.state == VERIFIED}
+            for place, own in zip(places, cells, strict=True):
+                own[pipeline] = write_cell({n - place.start: verdicts[n] for n in place if n in verdicts})
+            if pipeline == first:
+                numbers = [n for n in numbers if verdicts[n].state == VERIFIED]
     return cells
 
 
-def _pick_small(case: Case, start: int, numbers: Iterable[int]) -> list[int]:
-    """Return a few samples of a case, of those with these numbers, whose Jacobian is small."""
-    own = [n for n in numbers if start <= n < start + len(case.samples)]
-    largest = LARGEST_SIDE_OF_BATCH if case.batch == "yes" else LARGEST_SIDE
-    small = [n for n in own if 0 < sum(t.numel() for t in case.samples[n - start].inputs) <= largest]
-    return small[: case.differentiated]
+def _pick_small(cases: Sequence[Case], places: Sequence[range], numbers: set[int]) -> list[int]:
+    """Return a few samples of each case, of those with these numbers, whose Jacobian is small."""
+    picked: list[int] = []
+    for case, place in zip(cases, places, strict=True):
+        largest = LARGEST_SIDE_OF_BATCH if case.batch == "yes" else LARGEST_SIDE
+        sizes = {n: sum(t.numel() for t in case.samples[n - place.start].inputs) for n in place if n in numbers}
+        picked += [n for n, size in sizes.items() if 0 < size <= largest][: case.differentiated]
+    return picked
 
 
 def settle(
@@ -97,12 +98,14 @@ def settle(
     refused like them."""
     verdicts: dict[int, Verdict] = {}
     remaining = list(reversed(groups))
-    refused: dict[int, int] = {}
+    refusals: dict[int, list[Verdict]] = {}
+    hopeful: set[int] = set()
     while remaining:
         group = remaining.pop()
-        hopeless = [n for n in group if refused.get(owner(n), 0) >= MOST_REFUSED]
-        for n in hopeless:
-            verdicts[n] = next(v for m, v in verdicts.items() if owner(m) == owner(n) and v.state == REFUSED)
+        for n in group:
+            known = refusals.get(owner(n), [])
+            if len(known) >= MOST_REFUSED and owner(n) not in hopeful:
+                verdicts[n] = known[0]
         group = [n for n in group if n not in verdicts]
         if not group:
             continue
@@ -110,8 +113,7 @@ def settle(
             with time_limit(SECONDS):
                 judged = judge(group)
             verdicts |= judged
-            # One that is verified gives the others of its owner hope.
-            refused |= {owner(n): -len(group) * LARGEST for n, v in judged.items() if v.state == VERIFIED}
+            hopeful |= {owner(n) for n, verdict in judged.items() if verdict.state == VERIFIED}
             continue
         except MismatchError as error:
             verdict = Verdict(WRONG, f"verification found it: {_explain(error)}")
@@ -125,7 +127,8 @@ def settle(
             verdict = Verdict(WRONG, f"{type(error).__name__}: {error}")
         if len(group) == 1:
             verdicts[group[0]] = verdict
-            refused[owner(group[0])] = refused.get(owner(group[0]), 0) + (verdict.state == REFUSED)
+            if verdict.state == REFUSED:
+                refusals.setdefault(owner(group[0]), []).append(verdict)
         else:
             half = len(group) // 2
             remaining += [group[half:], group[:half]]
@@ -160,9 +163,4 @@ def _explain(error: TorchferryError) -> str:
     # An unsound capture says it in its first line already.
     text = f"{error.what}: {got}" if got and not isinstance(error, UnsoundError) else error.what
     # Names of temporary files and numbers of samples differ from run to run, and digits from machine to machine.
-    return normalize(text)
-
-
-def normalize(text: str) -> str:
-    """Return a reason without what differs from run to run."""
     return _NUMBER.sub("NUMBER", _NAME.sub(r"\1_\2", _FILE.sub("FILE", text)))

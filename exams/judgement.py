@@ -5,11 +5,11 @@ numbers differ by at most ``tolerance`` times the largest finite number that is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from exams.cells import PASS, WRONG, Verdict
+from exams.cells import REFUSED, WRONG, Verdict
 from exams.samples import get_number
 
 # Of the largest number, by dtype: the same operations in another order, and libm's functions in another version.
@@ -40,13 +40,16 @@ def explain_difference(expected: torch.Tensor, got: torch.Tensor, tolerances: Ma
 
 
 def judge_outputs(
-    expected: Mapping[str, torch.Tensor], got: Mapping[str, torch.Tensor], tolerances: Mapping[str, float]
+    numbers: Sequence[int],
+    expected: Mapping[str, torch.Tensor],
+    got: Mapping[str, torch.Tensor],
+    tolerances: Mapping[str, float],
 ) -> dict[int, Verdict]:
-    """Return the verdict on each sample of a bundle from its outputs by name."""
-    verdicts = {get_number(name): PASS for name in expected}
+    """Return what is not verified of the samples of a bundle, from its outputs by name."""
+    silent = {*numbers} - {get_number(name) for name in expected}
+    verdicts = dict.fromkeys(silent, Verdict(REFUSED, "it returns no tensor, so there is nothing to compare"))
     for name, tensor in expected.items():
         text = explain_difference(tensor, got[name], tolerances) if name in got else "the output is missing"
-        number = get_number(name)
-        if text and verdicts[number] is PASS:
-            verdicts[number] = Verdict(WRONG, text)
+        if text:
+            verdicts.setdefault(get_number(name), Verdict(WRONG, text))
     return verdicts

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from exams.cells import REFUSED, VERIFIED, WRONG, classify_cell
-from exams.tables import Row, read_table
+from exams.tables import Row, list_columns, read_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "exams.md"
 MARKS = {VERIFIED: "✓", REFUSED: "–", WRONG: "✗"}
@@ -37,7 +37,7 @@ def format_page() -> str:
 
 def _format_suite(suite: str) -> Iterable[str]:
     rows = list(read_table(suite).values())
-    pipelines = list(dict.fromkeys(name for row in rows for name in row.cells))
+    pipelines = list_columns(rows)
     yield f"## {TITLES[suite]}\n"
     yield f"{len(rows)} cases, {sum(row.samples for row in rows):,} samples.\n"
     yield from _format_counts(rows, pipelines)

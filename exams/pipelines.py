@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import torchferry
-from exams.cells import Verdict
+from exams.cells import PASS, Verdict
 from exams.derivatives import differs_from_differences, judge_jacobian, judge_products
 from exams.judgement import CLOSE, SAME, judge_outputs
 from exams.samples import Bundle, Inputs, Sample
@@ -63,27 +63,19 @@ class Workbench:
         """Return the container that is made of a bundle's archive, from this file alone."""
         key = (*numbers, to)
         if key not in self.archives:
-            archive = self.export(numbers)
-            output = archive.with_name(f"{archive.stem}_{to}{'' if to == 'c' else archive.suffix}")
-            self.archives[key] = torchferry.convert(archive, _with_suffix(output, to), to=to).path
+            self.archives[key] = torchferry.convert(self.export(numbers), to=to).path
         return self.archives[key]
-
-
-def _with_suffix(path: Path, to: str) -> Path:
-    return path if to == "c" else path.with_suffix({"program": ".program.pt2"}.get(to, f".{to}"))
 
 
 def _judge(
     work: Workbench, numbers: Sequence[int], run: Callable[[Inputs], dict[str, torch.Tensor]], tolerances: Any
 ) -> dict[int, Verdict]:
     """Judge every set of fresh inputs; one that differs counts."""
-    bundle, verdicts = work.make_bundle(numbers), {}
+    bundle = work.make_bundle(numbers)
+    verdicts = dict.fromkeys(numbers, PASS)
     for fresh in range(1, bundle.count_fresh + 1):
         inputs = bundle.name_inputs(fresh)
-        expected = bundle.evaluate(inputs)
-        for number, verdict in judge_outputs(expected, run(inputs), tolerances).items():
-            if number not in verdicts or verdict.reason:
-                verdicts[number] = verdict
+        verdicts |= judge_outputs(numbers, bundle.evaluate(inputs), run(inputs), tolerances)
     return verdicts
 
 
@@ -150,7 +142,7 @@ def judge_derivatives(work: Workbench, numbers: Sequence[int]) -> dict[int, Verd
 
 
 def judge_jvp_vjp(work: Workbench, numbers: Sequence[int]) -> dict[int, Verdict]:
-    """Hold jvp against vjp, and both against eager mode's autograd."""
+    """Hold jvp and vjp against eager mode's autograd, by the same Jacobian."""
     return judge_products(*_load_differentiated(work, numbers))
 
 

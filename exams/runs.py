@@ -10,12 +10,12 @@ import importlib
 import importlib.metadata
 import json
 import logging
-import multiprocessing
 import os
+import shlex
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,9 @@ import torch
 
 from exams.cells import WRONG
 from exams.tables import Row
+from exporter.common import task_pools
+from exporter.common.task_pools import make_pool_factory
+from runtime_checks.kernels.compilation import find_compiler
 from runtime_checks.runners.fork_server import shared_fork_server
 
 ROOT = Path(__file__).parents[1]
@@ -77,9 +80,10 @@ def run_suite(
 ) -> list[Row]:
     """Return the rows of all tasks; those that ``log`` holds already, of the same code, are not run again."""
     done = _read_log(log, tasks[0].most_samples if tasks else 0)
-    for row in done.values():
-        watch(row)
-    remaining = [task for task in tasks if not {*task.cases} <= done.keys()]
+    is_done = {task.cases: {*task.cases} <= done.keys() for task in tasks}
+    for case in (case for cases, is_known in is_done.items() if is_known for case in cases):
+        watch(done[case])
+    remaining = [task for task in tasks if not is_done[task.cases]]
     with log.open("a", encoding="utf-8") as file:
         for row in _run_tasks(remaining, jobs):
             done[row.case] = row
@@ -117,38 +121,25 @@ def _digest_sources(most_samples: int) -> str:
 
 
 def _run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Row]:
-    spawn = multiprocessing.get_context("spawn")
-    remaining = list(tasks)
-    while remaining:
-        batch, remaining = remaining[: jobs * PACKS_PER_PROCESS], remaining[jobs * PACKS_PER_PROCESS :]
-        unfinished = {task.cases: task for task in batch}
-        with ProcessPoolExecutor(jobs, spawn, _prepare_process) as pool:
-            futures = {pool.submit(run_task, task): task for task in batch}
-            for future in as_completed(futures):
-                with contextlib.suppress(BrokenExecutor):
-                    yield from future.result()
-                    del unfinished[futures[future].cases]
-        for task in unfinished.values():
-            yield from _run_alone(task)
-
-
-def _run_alone(task: Task) -> Iterator[Row]:
-    """Run each case of a pack whose process ended in a process of its own; one that ends it again is wrong."""
-    spawn = multiprocessing.get_context("spawn")
-    for case, cells in zip(task.cases, task.expected, strict=True):
-        alone = replace(task, cases=(case,), expected=(cells,))
-        with ProcessPoolExecutor(1, spawn, _prepare_process) as pool:
-            try:
-                yield from pool.submit(run_task, alone).result()
-            except BrokenExecutor:
-                yield Row(case, 0, {"pt": f"{WRONG}: the process ended"})
+    """Yield the rows of tasks. The cases of a pack whose process dies are run one by one; one that ends it is wrong."""
+    for task, rows in task_pools.run_tasks(
+        tasks, run_task, make_pool_factory(jobs, _prepare_process), PACKS_PER_PROCESS
+    ):
+        first, *others = task.cases
+        if not isinstance(rows, BrokenExecutor):
+            yield from rows
+        elif others:
+            pairs = zip(task.cases, task.expected, strict=True)
+            yield from _run_tasks([replace(task, cases=(case,), expected=(cells,)) for case, cells in pairs], jobs)
+        else:
+            yield Row(first, 0, {"pt": f"{WRONG}: the process ended"})
 
 
 def _prepare_process() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    os.environ["CC"] = str(COMPILER)
+    os.environ["CC"] = shlex.join([str(COMPILER), *find_compiler()])
     _IN_PROCESS.enter_context(shared_fork_server())
 
 

@@ -31,6 +31,31 @@ class Sample:
     rows: int = 0
 
 
+class ArrangedCall(nn.Module):
+    """A function of tensors alone, made of one that takes them among other arguments, in lists, by keyword."""
+
+    def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.function = function
+        leaves, self._spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self._leaves = [None if i in self._places else leaf for i, leaf in enumerate(leaves)]
+        self.example = tuple(leaves[i].detach().clone() for i in self._places)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """Call the function with these tensors in the places of the example's."""
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return self.function(*args, **kwargs)
+
+    def takes_same(self, other: ArrangedCall) -> bool:
+        """Return whether another call differs in the numbers of its tensors alone."""
+        kinds = [[(t.shape, t.dtype, t.layout) for t in call.example] for call in (self, other)]
+        return self._spec == other._spec and repr(self._leaves) == repr(other._leaves) and kinds[0] == kinds[1]
+
+
 class Bundle(nn.Module):
     """Several samples as one model, which costs little more to export than one.
 

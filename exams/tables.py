@@ -10,6 +10,8 @@ from pathlib import Path
 
 EXPECTED = Path(__file__).with_name("expected")
 CASE, SAMPLES = "case", "samples"
+# The columns, of those that a suite has.
+COLUMNS = ("pt", "libtorch", "program", "pt2", "onnx", "onnx.reference", "c", "jacobian", "jvp vjp")
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,16 @@ def read_table(suite: str) -> dict[str, Row]:
     return {row.case: row for row in rows}
 
 
+def list_columns(rows: Iterable[Row]) -> list[str]:
+    """List the pipelines that some of the rows have cells of."""
+    names = {name for row in rows for name in row.cells}
+    return [name for name in COLUMNS if name in names]
+
+
 def format_table(rows: Iterable[Row]) -> str:
     """Return rows as CSV, sorted by case, with a column for each pipeline."""
     ordered = sorted(rows, key=lambda row: row.case)
-    pipelines = list(dict.fromkeys(name for row in ordered for name in row.cells))
+    pipelines = list_columns(ordered)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([CASE, SAMPLES, *pipelines])

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import multiprocessing
-import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from exporter.common import task_pools
 from exporter.common.errors import OutputError, TorchferryError, UsageError, summarize_error
 from torchferry.pipeline import Exported
 
@@ -110,22 +110,6 @@ def run_task(task: Task, export: Export) -> SweepRow:
     )
 
 
-def make_pool_factory(jobs: int) -> Callable[[], Executor]:
-    """Return a factory of process pools. They are spawned, not forked: torch's threads do not survive a fork."""
-    spawn = multiprocessing.get_context("spawn")
-    return lambda: ProcessPoolExecutor(jobs, spawn, _handle_parent_signals)
-
-
-def _handle_parent_signals() -> None:
-    """End a worker in order on its parent's SIGTERM; Ctrl-C at the terminal is left to the parent."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, interrupt)
-
-
 def sweep(
     folders: Sequence[Path],
     output: Path,
@@ -162,47 +146,14 @@ def sweep(
 
 
 def run_tasks(tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]) -> Rows:
-    """Yield tasks and their rows as they finish.
-
-    torch keeps every graph that a process traced, so a pool ends after a few models a process. (The pool's own
-    ``max_tasks_per_child`` comes to a standstill: CPython issue 115634.)"""
-    remaining = list(tasks)
-    while remaining:
-        pool = executor()
-        count = TASKS_PER_PROCESS * getattr(pool, "_max_workers", 1)
-        batch, remaining = remaining[:count], remaining[count:]
-        yield from _run_in_pool(pool, batch, export, executor)
-
-
-def _run_in_pool(pool: Executor, tasks: Sequence[Task], export: Export, executor: Callable[[], Executor]) -> Rows:
-    """Run tasks in one pool. A process that dies ends its whole pool, so unfinished tasks are run once more, each in a
-    pool of its own."""
-    unfinished, is_interrupted = dict.fromkeys(tasks), False
-    futures = {pool.submit(run_task, task, export): task for task in tasks}
-    try:
-        for future in as_completed(futures):
-            try:
-                row = future.result()
-            except BrokenExecutor:
-                continue
-            del unfinished[futures[future]]
-            yield futures[future], row
-    except (KeyboardInterrupt, GeneratorExit):
-        is_interrupted = True
-        for process in list((getattr(pool, "_processes", None) or {}).values()):
-            process.terminate()
-        raise
-    finally:
-        # Not a with block: leaving one would wait for the tasks that are cancelled here. Nor does an interrupt wait for
-        # processes that end: the report of what is done is still to be written.
-        pool.shutdown(wait=not is_interrupted, cancel_futures=True)
-    for task in unfinished:
-        with executor() as alone:
-            try:
-                yield task, alone.submit(run_task, task, export).result()
-            except BrokenExecutor as error:
-                label = str(_make_label(task.folder, task.file))
-                yield task, SweepRow(label, task.model, task.driven, CRASHED, 0.0, "crash", str(error))
+    """Yield tasks and their rows as they finish."""
+    results = task_pools.run_tasks(tasks, functools.partial(run_task, export=export), executor, TASKS_PER_PROCESS)
+    for task, result in results:
+        if isinstance(result, BrokenExecutor):
+            label = str(_make_label(task.folder, task.file))
+            yield task, SweepRow(label, task.model, task.driven, CRASHED, 0.0, "crash", str(result))
+        else:
+            yield task, result
 
 
 def rows_to_json(rows: Iterable[SweepRow]) -> str:

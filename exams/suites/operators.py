@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exams.examination import Case
-from exams.samples import Sample, Tensors
+from exams.samples import ArrangedCall, Sample, Tensors
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 WHOLE = {
@@ -66,15 +66,19 @@ def _make_samples(op: Any, dtype: torch.dtype) -> Iterator[Sample]:
     for number, (first, second) in enumerate(itertools.zip_longest(*drawn)):
         if first is None:
             return
-        leaves, spec, places = _flatten(first)
-        inputs = tuple(leaves[i].detach().clone() for i in places)
-        fresh = _match(first, second) or tuple(_perturb(tensor) for tensor in inputs)
         # What makes an input symmetric, say, where the operator takes that for granted.
-        operator = functools.partial(op.gradcheck_wrapper, op)
-        yield Sample(str(number), _Call(operator, leaves, spec, places), inputs, (fresh,))
+        call = _arrange(functools.partial(op.gradcheck_wrapper, op), first)
+        other = call if second is None else _arrange(op, second)
+        is_same = second is not None and call.takes_same(other)
+        fresh = other.example if is_same else tuple(_perturb(tensor) for tensor in call.example)
+        yield Sample(str(number), call, call.example, (fresh,))
         if in_place is not None and number < 2 and _fits_in_place(op, first):
-            call = _Call(_write_in_place(in_place), leaves, spec, places)
-            yield Sample(f"{number} {IN_PLACE}", call, inputs, (fresh,))
+            write = _arrange(_write_in_place(in_place), first)
+            yield Sample(f"{number} {IN_PLACE}", write, write.example, (fresh,))
+
+
+def _arrange(operator: Any, sample: Any) -> ArrangedCall:
+    return ArrangedCall(operator, (sample.input, *sample.args), sample.kwargs)
 
 
 def _draw_samples(op: Any, dtype: torch.dtype, seed: int) -> Sequence[Any]:
@@ -82,26 +86,6 @@ def _draw_samples(op: Any, dtype: torch.dtype, seed: int) -> Sequence[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return list(op.sample_inputs("cpu", dtype))
-
-
-def _flatten(sample: Any) -> tuple[list[Any], Any, list[int]]:
-    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-    return leaves, spec, [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-
-
-class _Call:
-    """An operator with the arguments of a sample; its tensors are those of the call."""
-
-    def __init__(self, operator: Any, leaves: Sequence[Any], spec: Any, places: Sequence[int]) -> None:
-        self._operator, self._spec, self._places = operator, spec, tuple(places)
-        self._leaves = [None if i in self._places else leaf for i, leaf in enumerate(leaves)]
-
-    def __call__(self, *tensors: torch.Tensor) -> Any:
-        leaves = list(self._leaves)
-        for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor
-        first, args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        return self._operator(first, *args, **kwargs)
 
 
 def _write_in_place(operator: Any) -> Any:
@@ -123,22 +107,6 @@ def _fits_in_place(op: Any, sample: Any) -> bool:
     except Exception:
         return False
     return True
-
-
-def _match(first: Any, second: Any) -> Tensors | None:
-    """Return the tensors of the other seed if everything else of the sample is the same."""
-    if second is None:
-        return None
-    (ours, spec, places), (theirs, other_spec, _) = _flatten(first), _flatten(second)
-    if spec != other_spec:
-        return None
-    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        if i in places:
-            if not isinstance(b, torch.Tensor) or (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
-                return None
-        elif repr(a) != repr(b):
-            return None
-    return tuple(theirs[i].detach().clone() for i in places)
 
 
 def _perturb(tensor: torch.Tensor) -> torch.Tensor:

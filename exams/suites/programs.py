@@ -18,7 +18,6 @@ from exams.pipelines import PIPELINES, Workbench
 from exams.random_programs import Program, programs
 from exams.samples import Sample
 
-HAS_TABLE = False
 WHOLE, BATCH = "whole", "batch"
 COUNT, PROGRAMS, DIFFERENTIATED = 3, 50, 10
 RUN = ("pt", "libtorch", "program", "onnx", "onnx.reference", "c", "jacobian", "jvp vjp")

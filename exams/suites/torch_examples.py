@@ -10,11 +10,9 @@ import inspect
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils import _pytree as pytree
 
 from exams.examination import Case
-from exams.samples import Sample, Tensors
+from exams.samples import ArrangedCall, Sample, Tensors
 
 RUN = ("pt", "libtorch", "program", "onnx", "onnx.reference", "c", "jacobian", "jvp vjp")
 # Seeds of the inputs that files are judged with.
@@ -38,12 +36,8 @@ def make_case(name: str, most: int) -> Case:
     del most
     example = _list_examples()[name]
     bound = inspect.signature(example.model.forward).bind(*example.example_args, **example.example_kwargs)
-    leaves, spec = pytree.tree_flatten((bound.args, bound.kwargs))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    inputs = tuple(leaves[i] for i in places)
-    fresh = tuple(_redraw(inputs, seed) for seed in SEEDS)
-    function = _Arranged(copy.deepcopy(example.model).eval(), leaves, spec, places)
-    return Case([Sample("", function, inputs, fresh)], RUN)
+    call = ArrangedCall(copy.deepcopy(example.model).eval(), bound.args, bound.kwargs)
+    return Case([Sample("", call, call.example, tuple(_redraw(call.example, seed) for seed in SEEDS))], RUN)
 
 
 def _redraw(tensors: Tensors, seed: int) -> Tensors:
@@ -53,18 +47,3 @@ def _redraw(tensors: Tensors, seed: int) -> Tensors:
         torch.randn(t.shape, dtype=torch.float64, generator=generator).to(t.dtype) if t.is_floating_point() else t
         for t in tensors
     )
-
-
-class _Arranged(nn.Module):
-    """A model whose tensors come one by one; what else it takes is as in the example."""
-
-    def __init__(self, model: nn.Module, leaves: list[Any], spec: Any, places: list[int]) -> None:
-        super().__init__()
-        self.model, self._leaves, self._spec, self._places = model, leaves, spec, places
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        leaves = list(self._leaves)
-        for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor
-        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        return self.model(*args, **kwargs)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 
 import pytest
 import torch
 from project import skip_checks
 
+import torchferry
 from exams.cells import PASS, REFUSED, VERIFIED, WRONG, Verdict
 from exams.examination import MOST_REFUSED, Case, examine, settle
+from exams.judgement import SAME, judge_outputs
 from exams.pipelines import PIPELINES
 from exams.samples import Sample
-from exams.suites import operators
+from exams.tables import COLUMNS
 from exporter.archive import pt_archive
+from exporter.archive.contract import COTANGENT, TANGENT
 from exporter.backends.c_kernel import c_expressions
 from exporter.backends.torch_export import graph_interpreter
 from exporter.capture import operator_rewrites
@@ -91,18 +93,25 @@ def test_a_lost_write_in_place_is_found(monkeypatch):
     assert cells["program"].startswith(f"{WRONG}: off by")
 
 
+class Spoilt:
+    """A file whose derivatives are off by a thousandth."""
+
+    def __init__(self, model):
+        self.contract, self._model = model.contract, model
+
+    def call(self, method, inputs):
+        outputs = self._model.call(method, inputs)
+        return {name: t * 1.001 if name.startswith(("d ", TANGENT, COTANGENT)) else t for name, t in outputs.items()}
+
+
 @pytest.mark.parametrize("pipeline", ["jacobian", "jvp vjp"])
 def test_a_wrong_derivative_is_found(pipeline, monkeypatch):
     case = make_case(give_sines, (3,), pipelines=("pt", pipeline))
-    real = operators.torch.autograd.grad
-    monkeypatch.setattr(
-        "exams.derivatives.torch",
-        types.SimpleNamespace(**{**vars(torch), "autograd": types.SimpleNamespace(grad=lambda *a, **k: [
-            g * 1.001 if g is not None else None for g in real(*a, **k)])}),
-    )  # fmt: skip
+    real = torchferry.load
+    monkeypatch.setattr(torchferry, "load", lambda path: Spoilt(real(path)))
     with skip_checks():
         (cells,) = examine([case], [{}])
-    assert cells[pipeline].startswith(f"{WRONG}: off by 1e-03")
+    assert cells == {"pt": VERIFIED, pipeline: f"{WRONG}: off by 1e-03 of the largest number"}
 
 
 def test_what_verification_finds_is_wrong_too(monkeypatch):
@@ -153,3 +162,14 @@ def test_the_expected_cells_save_splits():
     (cells,) = examine([case], [{}])
     assert cells["pt"].startswith("verified 2 of 3; refused 1: ")
     assert examine([case], [cells]) == [cells]
+
+
+def test_a_sample_that_returns_nothing_is_not_verified():
+    expected = {"o0_0": torch.ones(2)}
+    verdicts = judge_outputs([0, 1], expected, dict(expected), SAME)
+    assert {n: v.state for n, v in verdicts.items()} == {1: REFUSED}
+    assert judge_outputs([0], expected, {}, SAME)[0] == Verdict(WRONG, "the output is missing")
+
+
+def test_the_columns_of_tables_are_the_pipelines():
+    assert tuple(PIPELINES) == COLUMNS

@@ -161,3 +161,11 @@ def test_a_few_rows_are_held_to_the_scale_of_all():
 )
 def test_the_scale_is_the_largest_finite_magnitude(values, scale):
     assert find_scale(torch.tensor(values)) == scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.complex128])
+def test_equal_tensors_have_the_figures_of_all_others(dtype, monkeypatch):
+    value = torch.tensor([[0.5, -0.0], [math.inf, 3.0]], dtype=dtype)
+    short = compare_tensors(value.clone(), value, BOUNDS)
+    monkeypatch.setattr(torch, "equal", lambda *_: False)
+    assert compare_tensors(value.clone(), value, BOUNDS) == short

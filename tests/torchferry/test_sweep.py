@@ -10,6 +10,7 @@ from project import RATES
 from sweep_jobs import DEAF_SECONDS, dies_on_rate_b, fake_export, goes_on_at_rate_b
 
 from exporter.common.errors import UsageError
+from exporter.common.task_pools import make_pool_factory
 from torchferry import sweep
 from torchferry.sweep_report import render_coverage_page
 
@@ -65,7 +66,7 @@ def test_a_process_that_dies_costs_one_row(folder, tmp_path):
         [folder],
         tmp_path / "out",
         dies_on_rate_b,
-        sweep.make_pool_factory(2),
+        make_pool_factory(2),
         watch=lambda total: lambda row: seen.append((total, row.model)),
     )
     assert {r.model: r.verdict for r in rows} == {
@@ -96,7 +97,7 @@ def test_an_interrupt_does_not_wait_for_a_process_that_goes_on(folder, tmp_path)
         raise KeyboardInterrupt
 
     (folder / "broken.i").unlink()
-    start, pools = time.perf_counter(), sweep.make_pool_factory(2)
+    start, pools = time.perf_counter(), make_pool_factory(2)
     with pytest.raises(KeyboardInterrupt):
         sweep.sweep([folder], tmp_path / "out", goes_on_at_rate_b, pools, watch=lambda total: interrupt)
     assert time.perf_counter() - start < DEAF_SECONDS / 2

@@ -47,7 +47,8 @@ def command(
       torchferry sweep models/ -o archives/ --derivative all --runtime python,libtorch
     """
     import torchferry
-    from torchferry.sweep import CRASHED, make_pool_factory, rows_to_json, sweep
+    from exporter.common.task_pools import make_pool_factory
+    from torchferry.sweep import CRASHED, rows_to_json, sweep
     from torchferry.sweep_report import describe_versions, render_coverage_page
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

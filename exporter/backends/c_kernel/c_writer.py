@@ -32,7 +32,7 @@ from exporter.backends.c_kernel.frame_layout import (
 from exporter.backends.c_kernel.function_merging import Part, merge_functions
 from exporter.backends.c_kernel.lowering import LoweredMethod
 from exporter.backends.c_kernel.newton_loop import SETTLED, TIGHT, Reduction
-from exporter.backends.c_kernel.register_copies import emit_copies, emit_repeated
+from exporter.backends.c_kernel.register_loops import emit_copies, emit_repeated
 from exporter.backends.c_kernel.schedule import (
     CALLS,
     SCALARS,

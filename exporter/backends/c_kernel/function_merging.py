@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 # A merge that saves fewer statements than this is not worth its table.
 WORTH = 1_000
-_REGISTER = re.compile(r"\b([fg]->\w)\[(\d+)\]")
+# Alone, or the first of a loop over k.
+_REGISTER = re.compile(r"\b([fg]->\w)\[(\d+)(?=\]| \+ k\])")
 _LOCAL = re.compile(r"\bv(\d+)\b")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _CALL = re.compile(r"TF_\((\w+)\)\(f, g\);")
@@ -85,7 +86,7 @@ def _normalize_body(body: str) -> str:
     plain = _COMMENT.sub("", body)
     local_numbers, registers = _number_distinct(_LOCAL.findall(plain)), _number_distinct(_REGISTER.findall(plain))
     plain = _LOCAL.sub(lambda m: f"v{local_numbers[m[1]]}", plain)
-    return re.sub(r"\s+", " ", _REGISTER.sub(lambda m: f"{m[1]}[{registers[m[1], m[2]]}]", plain))
+    return re.sub(r"\s+", " ", _REGISTER.sub(lambda m: f"{m[1]}[{registers[m[1], m[2]]}", plain))
 
 
 def _render_indexed(function: Part) -> str:
@@ -93,7 +94,7 @@ def _render_indexed(function: Part) -> str:
 
     def index(match: re.Match[str]) -> str:
         number = registers.get((match[1], match[2]))
-        return match[0] if number is None else f"{match[1]}[r[{number}]]"
+        return match[0] if number is None else f"{match[1]}[r[{number}]"
 
     body = _REGISTER.sub(index, function.body)
     indexed = Part(function.method, function.function, body.replace(*_SIMD_MACROS))

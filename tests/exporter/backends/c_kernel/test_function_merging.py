@@ -160,3 +160,15 @@ def test_every_call_does_what_its_function_did(drawn):
 def _plain(text: str) -> str:
     text = re.sub(r"/\*.*?\*/\s*", "", text).replace("TF_SIMD_APART", "TF_SIMD")
     return re.sub(r"\bv\d+\b", "v", text)
+
+
+def test_loops_over_calls_are_written_once_too(monkeypatch):
+    monkeypatch.setattr(function_merging, "WORTH", 1)
+    loop = "    for (int k = 0; k < 9; k++) {\n      f->d[%d + k][l] = sin(f->d[%d + k][l]);\n    }\n"
+    body = f"{loop}    f->d[%d][l] = 0.0;\n"
+    merged = merge_functions([Part("m", f"p_{i}", body % rows) for i, rows in enumerate([(0, 20, 40), (9, 31, 41)])])
+    assert merged.text.count("sin(") == 1
+    assert "f->d[r[0] + k][l] = sin(f->d[r[1] + k][l]);" in merged.text
+    assert "f->d[r[2]][l] = 0.0;" in merged.text
+    assert "{ 0, 20, 40 }" in merged.tables
+    assert "{ 9, 31, 41 }" in merged.tables

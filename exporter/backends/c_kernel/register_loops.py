@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from exporter.backends.c_kernel.frame_layout import ARRAYS, TYPES
 
-# Fewer numbers than this are copied one by one.
+# Fewer numbers than this are copied one by one, and fewer calls stand one by one.
 MANY = 8
 _REGISTER = re.compile(r"(f->\w)\[(\d+)\]\[l\]")
 _INDEX = re.compile(r"(?<=->)(\w)\[(\d+)\]")

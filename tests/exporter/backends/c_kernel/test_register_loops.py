@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_host import Direct
 
-from exporter.backends.c_kernel.register_copies import MANY, emit_copies, emit_repeated
+from exporter.backends.c_kernel.register_loops import MANY, emit_copies, emit_repeated
 
 F = torch.float64
 

@@ -1,0 +1,82 @@
+"""Tasks in pools of spawned processes: a few for each process, and again alone if their process dies.
+
+Processes are spawned, not forked: torch's threads do not survive a fork."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from typing import Any, TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def make_pool_factory(jobs: int, prepare: Callable[[], Any] | None = None) -> Callable[[], Executor]:
+    """Return a factory of process pools; ``prepare``, a function of a module, runs first in each process."""
+    spawn = multiprocessing.get_context("spawn")
+    return lambda: ProcessPoolExecutor(jobs, spawn, _begin_process, (prepare,))
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    function: Callable[[Task], Result],
+    make_pool: Callable[[], Executor],
+    per_process: int,
+) -> Iterator[tuple[Task, Result | BrokenExecutor]]:
+    """Yield each task with ``function(task)`` as it finishes, or with the error if its process dies twice.
+
+    torch keeps every graph that a process traced, so a pool ends after some tasks ``per_process``. (The pool's own
+    ``max_tasks_per_child`` comes to a standstill: CPython issue 115634.)"""
+    remaining = list(tasks)
+    while remaining:
+        pool = make_pool()
+        count = per_process * getattr(pool, "_max_workers", 1)
+        batch, remaining = remaining[:count], remaining[count:]
+        yield from _run_in_pool(pool, batch, function, make_pool)
+
+
+def _run_in_pool(
+    pool: Executor, tasks: Sequence[Task], function: Callable[[Task], Result], make_pool: Callable[[], Executor]
+) -> Iterator[tuple[Task, Result | BrokenExecutor]]:
+    """Run tasks in one pool. A process that dies ends its whole pool, so unfinished tasks are run once more, each in a
+    pool of its own."""
+    is_interrupted = False
+    futures = {pool.submit(function, task): task for task in tasks}
+    unfinished = dict(futures)
+    try:
+        for future in as_completed(futures):
+            try:
+                result = future.result()
+            except BrokenExecutor:
+                continue
+            yield unfinished.pop(future), result
+    except (KeyboardInterrupt, GeneratorExit):
+        is_interrupted = True
+        for process in list((getattr(pool, "_processes", None) or {}).values()):
+            process.terminate()
+        raise
+    finally:
+        # Not a with block: leaving one would wait for the tasks that are cancelled here. Nor does an interrupt wait for
+        # processes that end: what is done is still to be written.
+        pool.shutdown(wait=not is_interrupted, cancel_futures=True)
+    for task in unfinished.values():
+        with make_pool() as alone:
+            try:
+                yield task, alone.submit(function, task).result()
+            except BrokenExecutor as error:
+                yield task, error
+
+
+def _begin_process(prepare: Callable[[], Any] | None) -> None:
+    """End in order on the parent's SIGTERM; Ctrl-C at the terminal is left to the parent."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, interrupt)
+    if prepare is not None:
+        prepare()
