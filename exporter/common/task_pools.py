@@ -4,7 +4,9 @@ Processes are spawned, not forked: torch's threads do not survive a fork."""
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
@@ -44,7 +46,8 @@ def _run_in_pool(
     """Run tasks in one pool. A process that dies ends its whole pool, so unfinished tasks are run once more, each in a
     pool of its own."""
     is_interrupted = False
-    futures = {pool.submit(function, task): task for task in tasks}
+    run = functools.partial(_run_or_end, function)
+    futures = {pool.submit(run, task): task for task in tasks}
     unfinished = dict(futures)
     try:
         for future in as_completed(futures):
@@ -65,9 +68,19 @@ def _run_in_pool(
     for task in unfinished.values():
         with make_pool() as alone:
             try:
-                yield task, alone.submit(function, task).result()
+                yield task, alone.submit(run, task).result()
             except BrokenExecutor as error:
                 yield task, error
+
+
+def _run_or_end(function: Callable[[Task], Result], task: Task) -> Result:
+    """Run a task in a process of a pool. After an interrupt the process would go on with the next one: it ends."""
+    try:
+        return function(task)
+    except KeyboardInterrupt:
+        if multiprocessing.parent_process() is None:
+            raise
+        os._exit(128 + signal.SIGTERM)
 
 
 def _begin_process(prepare: Callable[[], Any] | None) -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import threading
+import time
 from concurrent.futures import BrokenExecutor
+from pathlib import Path
+
+import pytest
 
 from exporter.common.task_pools import make_pool_factory, run_tasks
 
@@ -22,3 +29,29 @@ def test_a_task_that_ends_its_process_costs_no_other():
     results = dict(run_tasks(range(5), square, make_pool_factory(2, prepare), 2))
     assert isinstance(results.pop(2), BrokenExecutor)
     assert results == {n: (n**2, "yes") for n in (0, 1, 3, 4)}
+
+
+def work_slowly(number):
+    Path(os.environ["STARTED"], str(number)).touch()
+    time.sleep(60)
+
+
+def test_an_interrupt_ends_processes_and_begins_no_other_task(tmp_path, monkeypatch):
+    monkeypatch.setenv("STARTED", str(tmp_path))
+    # Ctrl-C at the terminal, once both processes are at work.
+    interrupt = threading.Thread(target=lambda: (wait_for(2, tmp_path), os.kill(os.getpid(), signal.SIGINT)))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        list(run_tasks(range(8), work_slowly, make_pool_factory(2), 4))
+    interrupt.join()
+    processes = multiprocessing.active_children()
+    assert len(processes) == 2
+    for process in processes:
+        process.join(20)
+        assert not process.is_alive()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def wait_for(count, folder):
+    while len(list(folder.iterdir())) < count:
+        time.sleep(0.05)
