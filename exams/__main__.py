@@ -1,6 +1,6 @@
 """Run the exams, and hold every cell of their tables against the expected one.
 
-python -m exams [SUITE ...] [--share N] [--only GLOB] [--pipeline NAME] [--jobs N] [--fresh] [--update]"""
+python -m exams [SUITE ...] [--share N] [--only GLOB] [--pipeline NAME] [--jobs N] [--fresh] [--update] [--new]"""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=0, metavar="N", help=text)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--fresh", action="store_true", help="run cases again that a run of this code has done")
+    parser.add_argument("--new", action="store_true", help="run the cases that have no row yet, and add them")
     parser.add_argument("--update", action="store_true", help="what comes out is expected from now on")
     arguments = parser.parse_args()
+    arguments.update |= arguments.new
     if unknown := {*arguments.suites} - {*SUITES}:
         parser.error(f"there is no suite {', '.join(sorted(unknown))}: there are {', '.join(SUITES)}")
     try:
@@ -64,8 +66,10 @@ def run(suite: str, arguments: argparse.Namespace) -> list[str]:
     selected = [c for c in select_share(cases, arguments.share) if fnmatch.fnmatch(c, arguments.only)]
     is_whole = len(selected) == len(cases)
     if has_table and not arguments.update:
-        print(f"{suite}: {sum(case not in expected for case in cases)} cases have no row yet; --update adds them")
+        print(f"{suite}: {sum(case not in expected for case in cases)} cases have no row yet; --new adds them")
         selected = [case for case in selected if case in expected]
+    elif has_table and arguments.new:
+        selected = [case for case in selected if case not in expected]
     log = FOLDER / f"{'_'.join([suite, *sorted(arguments.pipeline)])}.jsonl"
     if arguments.fresh:
         log.unlink(missing_ok=True)

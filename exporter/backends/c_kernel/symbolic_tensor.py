@@ -255,9 +255,6 @@ class SymbolicDispatch(DispatchHook):
             operands[position], args = constant_indices, operands
             result = func(args[0].ids, *args[1:], **kwargs)
             return SymbolicTensor(self._cast_filled_zeros(result, args[0].dtype), args[0].dtype)
-        if name == "constant_pad_nd" and (args[2] if len(args) > 2 else kwargs.get("value", 0)) != 0:
-            what = "aten::constant_pad_nd with another value than 0"
-            raise self.unsupported_error(what, "zeros, and torch.where or cat")
         tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
         dtype = tensors[0].dtype
         for tensor in tensors[1:]:
@@ -269,6 +266,10 @@ class SymbolicDispatch(DispatchHook):
             return tensors[0]
         plain_kwargs = {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")}
         id_args, id_kwargs = tree_map(to_ids, (args, plain_kwargs))
+        if name == "constant_pad_nd":
+            value = torch.tensor(args[2] if len(args) > 2 else 0, dtype=dtype).item()
+            filled = self.graph.add_constant(value, get_dtype_name(dtype, self.graph.origin))
+            return SymbolicTensor(func(*id_args[:2], filled), dtype)
         if name in ("clone", "contiguous"):
             return SymbolicTensor(id_args[0].clone(), dtype)
         if name in ("zeros_like", "new_zeros") or "_like" in name:
@@ -303,6 +304,12 @@ class SymbolicDispatch(DispatchHook):
         target = args[0]
         if not isinstance(target, SymbolicTensor) or not name.endswith("_") or kwargs.get("out") is not None:
             raise self.unsupported_error(f"aten::{name}", "an operator that writes to a tensor of the graph")
+        if torch.Tag.inplace_view in func.tags and name.removesuffix("_") in DATA_MOVEMENT:
+            # It changes the shape alone, and whoever called it goes on with this very tensor.
+            func(target.ids, *args[1:], **kwargs)
+            with torch._C._DisableTorchDispatch():
+                func(target, *args[1:], **kwargs)
+            return target
         if name == "copy_":
             result = self.to_symbol(args[1])
         elif name in ("zero_", "fill_"):

@@ -6,6 +6,7 @@ bisection. In others each number is a choice, which compilers vectorise."""
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Sequence
 
@@ -75,9 +76,21 @@ def _wrap(index: Expr, size: int) -> Expr:
 
 
 def count_below(graph: ExprGraph, number: int, bounds: Sequence[int], index_dtype: str, *, right: bool) -> int:
-    """Return how many sorted ``bounds`` are below ``number``, or equal to it with ``right``; NaN is behind all."""
+    """Return how many ``bounds`` are below ``number``, or equal to it with ``right``; NaN is behind all.
+
+    Bounds should be sorted; among others torch's bisection ends somewhere, and so does this one."""
     if graph[number].dtype == F64 and _is_table(graph, bounds):
         return graph.add(SEARCHED, (number, *bounds), index_dtype, (right,))
     x = Expr(graph, number)
-    above = [x < Expr(graph, b) if right else x <= Expr(graph, b) for b in bounds]
-    return functools.reduce(operator.add, [a.apply("not", dtype=BOOL).cast(index_dtype) for a in above]).index
+    is_above = [x < Expr(graph, b) if right else x <= Expr(graph, b) for b in bounds]
+    constants = [graph.constant_value(b) for b in bounds]
+    if bounds and all(c is not None for c in constants) and all(a <= b for a, b in itertools.pairwise(constants)):
+        return functools.reduce(operator.add, [a.apply("not", dtype=BOOL).cast(index_dtype) for a in is_above]).index
+
+    def bisect(start: int, end: int) -> Expr:
+        if start == end:
+            return Expr(graph, graph.add_constant(start, index_dtype))
+        middle = start + (end - start) // 2
+        return where(is_above[middle], bisect(start, middle), bisect(middle + 1, end))
+
+    return bisect(0, len(bounds)).index

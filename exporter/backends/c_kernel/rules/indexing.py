@@ -14,10 +14,11 @@ from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTen
 @lowers("searchsorted", "bucketize")
 def lower_searchsorted(call: OperatorCall) -> SymbolicTensor:
     """Lower the count of boundaries below each value; with ``right`` boundaries equal to it count too."""
-    if call.kwargs.get("sorter") is not None:
-        raise call.dispatch.unsupported_error("aten::searchsorted with a sorter", "a sorted table")
     table, value = call.args[1::-1] if call.name == "bucketize" else call.args[:2]
-    table = call.dispatch.to_symbol(table)
+    table, sorter = call.dispatch.to_symbol(table), call.kwargs.get("sorter")
+    if sorter is not None:
+        with call.dispatch:
+            table = torch.gather(table, -1, sorter)
     value = call.cast(value, value.dtype if isinstance(value, torch.Tensor) else table.dtype)
     right = call.kwargs.get("right", False) or call.kwargs.get("side") == "right"
     dtype = torch.promote_types(table.dtype, value.dtype)

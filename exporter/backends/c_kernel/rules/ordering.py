@@ -1,0 +1,128 @@
+"""Lowering rules of what orders numbers: extrema with their places, sorted numbers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from exporter.backends.c_kernel.expression_graph import BOOL, I64, Expr, where
+from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, lowers
+
+# Comparisons of longer rows are too many nodes: they grow with the square.
+LONGEST = 32
+# A number, and its place in the row that is ordered.
+Placed = tuple[Expr, Expr]
+Row = Sequence[Placed]
+
+
+def _is_nan_alone(a: Expr, b: Expr) -> Expr | None:
+    """Return whether ``a`` is NaN and ``b`` is not; None for numbers that are never NaN."""
+    if not a.dtype.startswith("float"):
+        return None
+    return a.apply("isnan", dtype=BOOL).apply("and", b.apply("isnan", dtype=BOOL).apply("not", dtype=BOOL), dtype=BOOL)
+
+
+def _either(condition: Expr, other: Expr | None) -> Expr:
+    return condition if other is None else condition.apply("or", other, dtype=BOOL)
+
+
+def _is_less(a: Expr, b: Expr) -> Expr:
+    """Return whether ``a`` is less than ``b``; NaN is greater than all others."""
+    return _either(a < b, _is_nan_alone(b, a))
+
+
+def _choose(condition: Expr, first: Placed, second: Placed) -> Placed:
+    return where(condition, first[0], second[0]), where(condition, first[1], second[1])
+
+
+def _sort_row(row: Row, *, descending: bool) -> Row:
+    """Sort a row by exchanges of neighbours, which keep the order of equal numbers.
+
+    Odd-even transposition: Knuth, The Art of Computer Programming 3, 2nd edition, section 5.3.4."""
+    ordered = list(row)
+    for phase in range(len(ordered)):
+        for i in range(phase % 2, len(ordered) - 1, 2):
+            a, b = ordered[i : i + 2]
+            is_wrong = _is_less(a[0], b[0]) if descending else _is_less(b[0], a[0])
+            ordered[i : i + 2] = [_choose(is_wrong, b, a), _choose(is_wrong, a, b)]
+    return ordered
+
+
+def _find_extremum(row: Row, *, is_max: bool) -> Row:
+    """Return the largest or the least, the first of equal ones; NaN is both."""
+
+    def fold(best: Placed, x: Placed) -> Placed:
+        is_better = best[0] < x[0] if is_max else x[0] < best[0]
+        return _choose(_either(is_better, _is_nan_alone(x[0], best[0])), x, best)
+
+    return [functools.reduce(fold, row)]
+
+
+def _order_rows(
+    call: OperatorCall, symbol: SymbolicTensor, dim: int, order: Callable[[Row], Row]
+) -> tuple[SymbolicTensor, SymbolicTensor]:
+    """Return numbers and places after ``order`` of each row along ``dim``; it may leave some out."""
+    ids = symbol.ids.movedim(dim, -1) if symbol.ids.ndim else symbol.ids.reshape(1)
+    size = ids.shape[-1]
+    if size > LONGEST:
+        expected = f"rows of at most {LONGEST} numbers"
+        raise call.dispatch.unsupported_error(f"aten::{call.name} along {size} numbers", expected)
+    places = [Expr(call.graph, call.graph.add_constant(i, I64)) for i in range(size)]
+    rows = [
+        order([(Expr(call.graph, i), p) for i, p in zip(row, places, strict=True)])
+        for row in ids.reshape(-1, size).tolist()
+    ]
+    results = []
+    for part, dtype in enumerate((symbol.dtype, torch.int64)):
+        nodes = torch.tensor([[pair[part].index for pair in row] for row in rows], dtype=torch.int64)
+        kept = nodes.shape[-1] if rows else size
+        shaped = nodes.reshape(*ids.shape[:-1], kept)
+        placed = shaped.movedim(-1, dim).contiguous() if symbol.ids.ndim else shaped.reshape(())
+        results.append(SymbolicTensor(placed, dtype))
+    return results[0], results[1]
+
+
+def _drop(symbol: SymbolicTensor, dim: int, *, keepdim: bool) -> SymbolicTensor:
+    return symbol if keepdim or not symbol.ids.ndim else SymbolicTensor(symbol.ids.squeeze(dim), symbol.dtype)
+
+
+@lowers("max", "min")
+def lower_extremum(call: OperatorCall) -> torch.Tensor | tuple[SymbolicTensor, ...]:
+    """Lower ``max`` and ``min`` along a dimension; over all numbers they are ``amax`` and ``amin``."""
+    if call.func._overloadname != "dim":
+        with call.dispatch:
+            return (torch.amax if call.name == "max" else torch.amin)(call.args[0])
+    order = functools.partial(_find_extremum, is_max=call.name == "max")
+    dim, keepdim = call.args[1], call.argument(2, "keepdim", False)
+    results = _order_rows(call, call.dispatch.to_symbol(call.args[0]), dim, order)
+    return tuple(_drop(result, dim, keepdim=keepdim) for result in results)
+
+
+@lowers("argmax", "argmin")
+def lower_place(call: OperatorCall) -> SymbolicTensor:
+    """Lower ``argmax`` and ``argmin``, along a dimension or over all numbers."""
+    symbol, dim = call.dispatch.to_symbol(call.args[0]), call.argument(1, "dim")
+    keepdim, order = call.argument(2, "keepdim", False), functools.partial(_find_extremum, is_max=call.name == "argmax")
+    if dim is not None:
+        return _drop(_order_rows(call, symbol, dim, order)[1], dim, keepdim=keepdim)
+    _, place = _order_rows(call, SymbolicTensor(symbol.ids.reshape(-1), symbol.dtype), 0, order)
+    return SymbolicTensor(place.ids.reshape([1] * symbol.ids.ndim if keepdim else []), place.dtype)
+
+
+@lowers("sort")
+def lower_sort(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
+    """Lower sorted numbers with their places; equal ones keep their order."""
+    is_stable = call.func._overloadname == "stable"
+    dim, descending = call.argument(1 + is_stable, "dim", -1), call.argument(2 + is_stable, "descending", False)
+    order = functools.partial(_sort_row, descending=descending)
+    return _order_rows(call, call.dispatch.to_symbol(call.args[0]), dim, order)
+
+
+@lowers("topk")
+def lower_topk(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
+    """Lower the first of the sorted numbers with their places; of equal ones the first."""
+    count, dim, is_largest = call.args[1], call.argument(2, "dim", -1), call.argument(3, "largest", True)
+    order = lambda row: _sort_row(row, descending=is_largest)[:count]  # noqa: E731
+    return _order_rows(call, call.dispatch.to_symbol(call.args[0]), dim, order)
