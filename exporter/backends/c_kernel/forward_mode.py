@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Hashable, Mapping, Sequence
 
-from exporter.archive.contract import TANGENT, Contract, strip_prefix
+from exporter.archive.contract import COTANGENT, TANGENT, Contract, strip_prefix
 from exporter.archive.tensor_spec import TensorSpec
 from exporter.backends.c_kernel import direction_batching, table_lookup
 from exporter.backends.c_kernel.expression_graph import (
@@ -219,9 +219,9 @@ def build_jacobian(graph: ExprGraph, loops: Loops, ends: Sequence[int], leaves: 
 def build_derivatives(
     graph: ExprGraph, loops: Loops, contract: Contract, method: str, forward: Sequence[Sequence[int]]
 ) -> list[tuple[int, ...]]:
-    """Build what ``jacobian`` or ``jvp`` returns, from the nodes that ``forward`` returns.
+    """Build what ``jacobian``, ``jvp`` or ``vjp`` returns, from the nodes that ``forward`` returns.
 
-    Raises ``NoRuleError`` for an operation whose derivative is not known, and for a method that is neither."""
+    Raises ``NoRuleError`` for an operation whose derivative is not known, and for a method that is none of them."""
     spec = contract.methods[method]
     names = [o.name for o in contract.outputs]
     flat = add_loop_matrices(graph, loops, [i for output in forward for i in output])
@@ -245,11 +245,15 @@ def build_derivatives(
             directions = [graph.add_leaf(tangent, k, variable.dtype, batch_row) for k in numbers]
             seeds |= {leaf: {"": direction} for leaf, direction in zip(leaves[variable.name], directions, strict=True)}
     blocks = _build_blocks(graph, loops, [o for o in spec.outputs if not isinstance(o, str)], nodes_by_output, leaves)
+    pulled = _pull_cotangents(graph, loops, contract, method, nodes_by_output, leaves)
     forward_mode = ForwardMode(graph, loops, seeds)
     results: list[tuple[int, ...]] = []
     for output in spec.outputs:
         if not isinstance(output, str):
             results.append(blocks[output])
+            continue
+        if output in pulled:
+            results.append(pulled[output])
             continue
         if strip_prefix(output) not in nodes_by_output:
             raise NoRuleError(output)
@@ -259,6 +263,34 @@ def build_derivatives(
             nodes = [t.get("", z) for t, z in zip(forward_mode.differentiate(nodes), zeros, strict=True)]
         results.append(tuple(nodes))
     return results
+
+
+def _pull_cotangents(
+    graph: ExprGraph,
+    loops: Loops,
+    contract: Contract,
+    method: str,
+    nodes_by_output: Mapping[str, Sequence[int]],
+    leaves: Mapping[str, Sequence[int]],
+) -> dict[str, tuple[int, ...]]:
+    """Build the cotangents of inputs: the derivatives of one number, the sum of outputs times their cotangents."""
+    spec = contract.methods[method]
+    asked: list[str] = [o for o in spec.outputs if isinstance(o, str) and o.startswith(COTANGENT)]
+    total = Expr(graph, graph.add_constant(0.0, F64))
+    for name, nodes in nodes_by_output.items():
+        if asked and COTANGENT + name in spec.inputs:
+            for k, node in enumerate(nodes):
+                seed = Expr(graph, graph.add_leaf(COTANGENT + name, k, graph[node].dtype, 1))
+                total += (seed * Expr(graph, node)).cast(F64)
+    result = {}
+    for output in asked:
+        if strip_prefix(output) not in {s.name for s in contract.inputs}:
+            # That of a parameter is a sum over elements.
+            raise NoRuleError(output)
+        wrt = leaves[strip_prefix(output)]
+        entries = [Expr(graph, i) for i in build_jacobian(graph, loops, [total.index], wrt)]
+        result[output] = tuple(e.cast(graph[i].dtype).index for e, i in zip(entries, wrt, strict=True))
+    return result
 
 
 def _build_blocks(

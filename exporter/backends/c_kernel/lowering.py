@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from exporter.archive.contract import TANGENT, Contract, Solver
+from exporter.archive.contract import COTANGENT, TANGENT, Contract, Solver
 from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.backend import KernelOptions
 from exporter.backends.c_kernel import forward_mode, newton_step, reduced_system
@@ -82,6 +82,8 @@ class ArchiveLowering:
                 try:
                     captured, notes = self._lower_batch_independent(method)
                 except UnsupportedError:
+                    # What backward formulas are written with may have no form where the function itself has one.
+                    outputs = outputs or self._differentiate_forward(method, COTANGENT)
                     if outputs is None:
                         raise
                 else:
@@ -108,11 +110,12 @@ class ArchiveLowering:
                 raise UnsupportedError(what, check="kernel", where=where, expected=expected, mend=mend)
         return [tuple((value[0] if batched else value).reshape(-1).tolist()) for value in first], notes
 
-    def _differentiate_forward(self, method: str) -> list[tuple[int, ...]] | None:
-        """Differentiate ``forward``; None for a method without derivatives, or an operation without a rule."""
+    def _differentiate_forward(self, method: str, kind: str = TANGENT) -> list[tuple[int, ...]] | None:
+        """Differentiate ``forward``; None for a method without blocks and without derivatives of this kind, and for an
+        operation without a rule."""
         forward = self._outputs.get("forward")
         spec = self._contract.methods[method]
-        if forward is None or not any(not isinstance(o, str) or o.startswith(TANGENT) for o in spec.outputs):
+        if forward is None or not any(not isinstance(o, str) or o.startswith(kind) for o in spec.outputs):
             return None
         try:
             return forward_mode.build_derivatives(self.graph, self.loops, self._contract, method, forward)

@@ -1,18 +1,16 @@
 """Elementary functions in float64, of those that onnxruntime has in float64 or whose digits torch.onnx keeps.
 
-onnxruntime (1.31) has kernels of Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh, Erf and Det in float32 only;
+onnxruntime (1.31) has kernels of Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh and Erf in float32 only;
 torch.onnx writes ``log1p(x)`` as ``log(1 + x)``, and constants of its own formulas (``log10``) as float32. Other dtypes
 keep torch's own operator. The errors are some ULPs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-
-from exporter.backends.onnx.gaussian_elimination import lu_factor
 
 Function = Callable[..., torch.Tensor]
 
@@ -96,19 +94,6 @@ def celu(x: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
 def selu(x: torch.Tensor) -> torch.Tensor:
     """Return the scaled ELU of Klambauer et al., Self-Normalizing Neural Networks, 2017, with torch's constants."""
     return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
-
-
-def aten_div(a: torch.Tensor, b: torch.Tensor, rounding_mode: str | None = None) -> torch.Tensor:
-    """Return ``torch.div``; integers are divided as integers, which torch.onnx converts to float32."""
-    is_integral = not a.dtype.is_floating_point and not (isinstance(b, torch.Tensor) and b.dtype.is_floating_point)
-    if rounding_mode is None or not is_integral or isinstance(b, float):
-        return torch.div(a, b, rounding_mode=rounding_mode)
-    down = torch.floor_divide(a, b)
-    if rounding_mode == "floor":
-        return down
-    remainder = a - down * b
-    has_other_sign = (remainder != 0) & ((a < 0) != (b < 0))
-    return down + has_other_sign.to(down.dtype)
 
 
 def sinh(x: torch.Tensor) -> torch.Tensor:
@@ -224,89 +209,6 @@ def _gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     return gelu(x, approximate) if x.dtype == torch.float64 else torch.ops.aten.gelu.default(x, approximate=approximate)
 
 
-def det(a: torch.Tensor) -> torch.Tensor:
-    """Return the determinant from the LU factors: the product of pivots, with a sign for each exchange of rows."""
-    lu, pivots, _ = lu_factor(a)
-    n = a.shape[-1]
-    product = lu[..., 0, 0]
-    for k in range(1, n):
-        product = product * lu[..., k, k]
-    for k in range(n):
-        product = torch.where(pivots[..., k] == k + 1, product, -product)
-    # After a zero pivot the remaining factors have no meaning.
-    zero = torch.stack([lu[..., k, k] == 0 for k in range(n)]).any(0)
-    return torch.where(zero, 0.0, product)
-
-
-def searchsorted(
-    boundaries: torch.Tensor,
-    values: torch.Tensor,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the number of boundaries before each value, by torch's own bisection: also what it finds among boundaries
-    that are not sorted is the same. All of them are before NaN.
-
-    ``cus_lower_bound`` in aten/src/ATen/native/BucketizationUtils.h and Bucketization.cpp."""
-    if sorter is not None:
-        boundaries = torch.gather(boundaries, -1, sorter)
-    right, count = right or side == "right", boundaries.shape[-1]
-    start = torch.zeros_like(values, dtype=torch.int64)
-    end = start + count
-    for _ in range(count.bit_length() if isinstance(count, int) else 63):
-        middle = start + (end - start) // 2
-        place = middle.clamp(max=count - 1)
-        bound = boundaries[place] if boundaries.ndim == 1 else torch.gather(boundaries, -1, place)
-        is_behind = ~(bound > values if right else bound >= values)
-        is_open = start < end
-        start = torch.where(is_open & is_behind, middle + 1, start)
-        end = torch.where(is_open & ~is_behind, middle, end)
-    return start.to(torch.int32) if out_int32 else start
-
-
-def sort(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return sorted values and their places: ONNX's TopK keeps the order of equal ones, asked for or not.
-
-    https://onnx.ai/onnx/operators/onnx__TopK.html"""
-    dim, descending = rest[-2:]
-    return torch.ops.aten.sort.default(x, dim, descending)
-
-
-def squeeze(x: torch.Tensor, dims: int | Sequence[int] | None = None) -> torch.Tensor:
-    """Return ``x`` without these dimensions where their size is 1: ONNX's operator takes no others."""
-    if dims is None:
-        return torch.ops.aten.squeeze.default(x)
-    chosen = [dims] if isinstance(dims, int) else dims
-    fitting = [d for d in chosen if x.ndim and isinstance(x.shape[d], int) and x.shape[d] == 1]
-    # Another tensor of the same memory: what changes its shape later must not change that of x.
-    return torch.ops.aten.squeeze.dims(x, fitting) if fitting else torch.ops.aten.alias.default(x)
-
-
-def _make_extremum(name: str) -> Function:
-    """Return ``amax`` or ``amin``, which for one number is the number: ONNX's reductions need a dimension."""
-    packet: Any = getattr(torch.ops.aten, name)
-
-    def run(x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
-        return packet.default(x, dim, keepdim) if x.ndim else x.clone()
-
-    return run
-
-
-def scatter_reduce(
-    x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, include_self: bool = True
-) -> torch.Tensor:
-    """Return ``x`` with entries reduced into it; a mean, which ONNX does not have, as a sum and a count."""
-    run = torch.ops.aten.scatter_reduce.two
-    if reduce != "mean":
-        return run(x, dim, index, src, reduce, include_self=include_self)
-    total = run(x, dim, index, src, "sum", include_self=include_self)
-    first = torch.ones_like(x) if include_self else torch.zeros_like(x)
-    count = run(first, dim, index, torch.ones_like(src), "sum", include_self=True).clamp(min=1)
-    return total / count if x.is_floating_point() else torch.div(total, count, rounding_mode="floor")
-
-
 def _restrict_to_float64(function: Function, name: str) -> Function:
     packet: Any = getattr(torch.ops.aten, name)
 
@@ -330,13 +232,6 @@ def build_function_table() -> dict[str, Callable[..., Any]]:
     table |= {f"aten::{name}": _restrict_to_float64(function, name) for name, function in others.items()}
     # As log(sigmoid(x)), which torch.onnx writes, it is minus infinity below -88 in float32.
     table["aten::log_sigmoid"] = log_sigmoid
-    table["aten::div"] = aten_div
-    table["aten::squeeze"], table["aten::scatter_reduce"] = squeeze, scatter_reduce
-    table |= {"aten::sort": sort, "aten::argsort": lambda x, *rest: sort(x, *rest)[1]}
-    table |= {f"aten::{name}": _make_extremum(name) for name in ("amax", "amin")}
     table["aten::special_erf"] = table["aten::erf"]
     table["aten::gelu"], table["aten::gelu_backward"] = _gelu, _gelu_backward
-    table["aten::linalg_det"] = table["aten::det"] = det
-    table["aten::searchsorted"] = searchsorted
-    table["aten::bucketize"] = lambda x, bounds, out_int32=False, right=False: searchsorted(bounds, x, out_int32, right)
     return table

@@ -17,6 +17,7 @@ from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.onnx import float64_precision
 from exporter.backends.onnx.elementary_functions import build_function_table
 from exporter.backends.onnx.gaussian_elimination import LINEAR_ALGEBRA
+from exporter.backends.onnx.operator_forms import build_form_table
 from exporter.backends.torch_export.program import ORIGIN, Program, quiet_export, quiet_logs
 from exporter.common.errors import MissingRuntimeError, UnsupportedError, summarize_error
 from exporter.common.forking import ForkFailedError, run_in_fork
@@ -52,7 +53,12 @@ def check_dtypes(contract: Contract) -> None:
 
 def decomposition_overrides() -> dict[str, Callable[..., Any]]:
     """Return replacements of operators that ONNX does not have, or has with too few digits."""
-    return {**LINEAR_ALGEBRA, **build_function_table(), **float64_precision.build_decompositions()}
+    return {
+        **LINEAR_ALGEBRA,
+        **build_function_table(),
+        **build_form_table(),
+        **float64_precision.build_decompositions(),
+    }
 
 
 def check_names(contract: Contract) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from exporter.backends.c_kernel.expression_graph import F64, LU, SOLVED
+from exporter.backends.c_kernel.expression_graph import F64, LU, SOLVED, Expr
 from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, get_dtype_name, lowers, make_symbol
 
 # Variants without an error for a singular matrix: by operator of TorchScript, with the arguments of its schema.
@@ -17,6 +20,9 @@ NO_ERRORS: Mapping[str, Callable[..., Any]] = {
     "aten::inverse": lambda a: torch.linalg.inv_ex(a)[0],
     "aten::linalg_lu_factor": lambda a, pivot=True: torch.linalg.lu_factor_ex(a, pivot=pivot)[:2],
 }
+
+# The products of a determinant double with each row.
+LARGEST_DETERMINANT = 8
 
 
 def _check_double(call: OperatorCall, dtype: torch.dtype) -> None:
@@ -69,11 +75,53 @@ def lower_lu_factor(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
     """Lower ``linalg_lu_factor_ex``: the factors, the pivots, and whether the matrix is singular."""
     matrix = call.dispatch.to_symbol(call.args[0])
     _check_double(call, matrix.dtype)
+    return *_make_factors(matrix), _find_zero_pivots(call, matrix.ids)
+
+
+def _make_factors(matrix: SymbolicTensor) -> tuple[SymbolicTensor, SymbolicTensor]:
+    """Return the factors of a matrix and its pivots, of which a kernel has no nodes."""
     factors = SymbolicTensor(matrix.ids.clone(), matrix.dtype)
     pivots = SymbolicTensor(torch.zeros(matrix.ids.shape[:-1], dtype=torch.int64), torch.int32)
-    # A kernel has no nodes of either.
     factors.factored_matrix = pivots.factored_matrix = matrix.ids
-    return factors, pivots, _find_zero_pivots(call, matrix.ids)
+    return factors, pivots
+
+
+@lowers("_linalg_det")
+def lower_determinant(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
+    """Lower ``_linalg_det``: the determinant, the factors of the matrix and its pivots."""
+    matrix = call.dispatch.to_symbol(call.args[0])
+    n = matrix.ids.shape[-1]
+    if n > LARGEST_DETERMINANT:
+        expected = f"matrices of at most {LARGEST_DETERMINANT} rows"
+        raise call.dispatch.unsupported_error(f"aten::linalg_det of {n} by {n} numbers", expected)
+    nodes = [_expand_determinant(call, rows) for rows in matrix.ids.reshape(-1, n, n).tolist()]
+    result = make_symbol([node.index for node in nodes], matrix.ids.shape[:-2], matrix.dtype)
+    return result, *_make_factors(matrix)
+
+
+@lowers("_linalg_slogdet")
+def lower_log_determinant(call: OperatorCall) -> tuple[torch.Tensor, ...]:
+    """Lower ``_linalg_slogdet``: the sign of the determinant, the logarithm of its size, the factors and pivots."""
+    result, *factors = lower_determinant(call)
+    with call.dispatch:
+        return torch.sign(result), torch.log(torch.abs(result)), *factors
+
+
+def _expand_determinant(call: OperatorCall, rows: Sequence[Sequence[int]]) -> Expr:
+    """Expand a determinant along its rows (Laplace); a minor of the first rows is computed once. Without a division it
+    has all its derivatives for a singular matrix, too."""
+    minors: dict[tuple[int, ...], Expr] = {(): call.make_constant(1, call.args[0].dtype)}
+    for size, row in enumerate(rows, 1):
+        larger = {}
+        for columns in itertools.combinations(range(len(rows)), size):
+            terms = []
+            for place, column in enumerate(columns):
+                term = Expr(call.graph, row[column]) * minors[columns[:place] + columns[place + 1 :]]
+                terms.append(term if (size - 1 - place) % 2 == 0 else -term)
+            larger[columns] = functools.reduce(operator.add, terms)
+        minors = larger
+    (determinant,) = minors.values()
+    return determinant
 
 
 @lowers("linalg_lu_solve")

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from exporter.backends.onnx import elementary_functions
-from exporter.backends.onnx.elementary_functions import searchsorted
 
 INF, NAN = math.inf, math.nan
 
@@ -92,14 +91,6 @@ def test_tails_of_activations(name: str):
     torch.testing.assert_close(getattr(elementary_functions, name)(x), plain(x), rtol=2e-15, atol=0.0)
 
 
-@pytest.mark.parametrize("mode", ["floor", "trunc"])
-def test_whole_numbers_beyond_float32_are_divided_as_whole_numbers(mode: str):
-    a = torch.tensor([16777217, 100000001, 33554435, 123456789012345, -7, 7, -8, -33554435])
-    b = torch.tensor([1, 3, 7, 7, 2, -2, -3, 7])
-    assert torch.equal(elementary_functions.aten_div(a, b, mode), torch.div(a, b, rounding_mode=mode))
-    assert torch.equal(elementary_functions.aten_div(a, 7, mode), torch.div(a, 7, rounding_mode=mode))  # pyright: ignore[reportArgumentType]
-
-
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu(approximate: str):
     x = torch.linspace(-6, 6, 4001, dtype=torch.float64)
@@ -110,25 +101,6 @@ def test_gelu(approximate: str):
 def test_a_naive_formula_is_seen():
     x = everywhere()
     assert ulps(torch.log(1 + x), torch.log1p(x)) > 1e6
-
-
-@pytest.mark.parametrize("right", [False, True])
-def test_searchsorted(right: bool):
-    edges = torch.tensor([0.0, 1.0, 1.0, 2.5], dtype=torch.float64)
-    values = torch.tensor([[-1.0, 0.0, 1.0], [2.0, 2.5, NAN], [INF, -INF, 0.5]], dtype=torch.float64)
-    assert torch.equal(searchsorted(edges, values, right=right), torch.searchsorted(edges, values, right=right))
-    rows = edges.expand(3, 4).contiguous()
-    got = searchsorted(rows, values, True, right)
-    assert torch.equal(got, torch.searchsorted(rows, values, right=right, out_int32=True))
-    assert got.dtype == torch.int32
-
-
-def test_det_of_exchanged_rows_and_of_a_singular_matrix():
-    a = torch.randn(60, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(elementary_functions.det(a), torch.linalg.det(a), rtol=1e-12, atol=1e-13)
-    assert torch.equal(
-        elementary_functions.det(torch.zeros(2, 3, 3, dtype=torch.float64)), torch.zeros(2, dtype=torch.float64)
-    )
 
 
 def test_other_dtypes_keep_the_operator():

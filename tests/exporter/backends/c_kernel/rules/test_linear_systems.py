@@ -9,7 +9,8 @@ from kernel_host import Direct
 from torch import nn
 
 import torchferry
-from exporter.common.errors import UnsupportedError
+from exporter.backends.c_kernel import forward_mode
+from exporter.common.errors import TorchferryError, UnsupportedError
 
 F = torch.float64
 # With a thousand more, pivots of which `x * (1 / x)` is not 1.
@@ -35,6 +36,34 @@ def test_solutions(n):
     for got, wanted in zip(Direct(solved, {"a": a[:1], "b": b[:1]})(a, b), solved(a, b), strict=True):
         scale = wanted.abs().amax()
         assert (got - wanted).abs().amax() <= 1e-11 * scale
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+def test_determinants_and_their_derivatives(n):
+    a = matrices(n)
+
+    def function(a):
+        return (torch.linalg.det(a), *torch.linalg.slogdet(a))
+
+    for got, wanted in zip(Direct(function, {"a": a[:1]})(a), function(a), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-12)
+    (derivative,) = Direct(lambda a: (torch.linalg.det(a)[:, None],), {"a": a[:1]}, jacobian=True)(a)
+    leaf = a.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(torch.linalg.det(leaf).sum(), leaf)
+    torch.testing.assert_close(derivative.reshape(a.shape), wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_a_singular_matrix_has_a_determinant_with_a_derivative():
+    a = torch.ones(2, 3, 3, dtype=F)
+    (got,) = Direct(lambda a: (torch.linalg.det(a)[:, None],), {"a": a[:1]}, jacobian=True)(a)
+    assert torch.equal(got, torch.zeros_like(got))
+
+
+def test_a_large_determinant_is_refused():
+    a = matrices(9)
+    with pytest.raises(UnsupportedError, match="no form in a kernel") as caught:
+        Direct(lambda a: (torch.linalg.det(a),), {"a": a[:1]})
+    assert "at most 8 rows" in str(caught.value)
 
 
 def test_without_pivots_they_would_not_be():
@@ -203,3 +232,25 @@ def test_derivative_of_a_solution():
         ]
     )
     assert torch.allclose(got, wanted, rtol=1e-10, atol=1e-12)
+
+
+class Hyperelastic(nn.Module):
+    def forward(self, F):
+        volume = torch.linalg.det(F)
+        return (F * F).sum((-1, -2)) - 2 * torch.log(volume) + torch.linalg.slogdet(F)[1] ** 2
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_products_with_the_derivative_of_a_determinant(tmp_path, monkeypatch, is_planted):
+    """Its backward formula reads the factors, of which a kernel has no numbers: the products are by forward mode. One
+    that leaves out an output's cotangent is found."""
+    if is_planted:
+        monkeypatch.setattr(forward_mode, "COTANGENT", "cotangent: of none")
+    archive = tmp_path / "energy.pt"
+    example = {"F": torch.eye(3, dtype=F) + 0.1 * torch.rand(4, 3, 3, dtype=F)}
+    torchferry.export(Hyperelastic(), inputs=example, output=archive, derivatives=["all"], jvp=True, vjp=True)
+    if is_planted:
+        with pytest.raises(TorchferryError):
+            torchferry.convert(archive, to="c")
+        return
+    assert torchferry.convert(archive, to="c").report.passed

@@ -1,0 +1,146 @@
+"""Forms of other operators where torch.onnx's own are missing, or give other numbers.
+
+onnxruntime (1.31) has kernels of Det in float32 only; the sources of others are named."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from exporter.backends.onnx.gaussian_elimination import lu_factor
+
+
+def aten_div(a: torch.Tensor, b: torch.Tensor, rounding_mode: str | None = None) -> torch.Tensor:
+    """Return ``torch.div``; integers are divided as integers, which torch.onnx converts to float32."""
+    is_integral = not a.dtype.is_floating_point and not (isinstance(b, torch.Tensor) and b.dtype.is_floating_point)
+    if rounding_mode is None or not is_integral or isinstance(b, float):
+        return torch.div(a, b, rounding_mode=rounding_mode)
+    down = torch.floor_divide(a, b)
+    if rounding_mode == "floor":
+        return down
+    remainder = a - down * b
+    has_other_sign = (remainder != 0) & ((a < 0) != (b < 0))
+    return down + has_other_sign.to(down.dtype)
+
+
+def det(a: torch.Tensor) -> torch.Tensor:
+    """Return the determinant from the LU factors: the product of pivots, with a sign for each exchange of rows."""
+    n = a.shape[-1]
+    if n == 0:
+        return a.new_ones(a.shape[:-2])
+    lu, pivots, _ = lu_factor(a)
+    product = lu[..., 0, 0]
+    for k in range(1, n):
+        product = product * lu[..., k, k]
+    for k in range(n):
+        product = torch.where(pivots[..., k] == k + 1, product, -product)
+    # After a zero pivot the remaining factors have no meaning.
+    zero = torch.stack([lu[..., k, k] == 0 for k in range(n)]).any(0)
+    return torch.where(zero, 0.0, product)
+
+
+def searchsorted(
+    boundaries: torch.Tensor,
+    values: torch.Tensor,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the number of boundaries before each value, by torch's own bisection: also what it finds among boundaries
+    that are not sorted is the same. All of them are before NaN.
+
+    ``cus_lower_bound`` in aten/src/ATen/native/BucketizationUtils.h and Bucketization.cpp."""
+    if sorter is not None:
+        boundaries = torch.gather(boundaries, -1, sorter)
+    right, count = right or side == "right", boundaries.shape[-1]
+    start = torch.zeros_like(values, dtype=torch.int64)
+    end = start + count
+    for _ in range(count.bit_length() if isinstance(count, int) else 63):
+        middle = start + (end - start) // 2
+        place = middle.clamp(max=count - 1)
+        bound = boundaries[place] if boundaries.ndim == 1 else torch.gather(boundaries, -1, place)
+        is_behind = ~(bound > values if right else bound >= values)
+        is_open = start < end
+        start = torch.where(is_open & is_behind, middle + 1, start)
+        end = torch.where(is_open & ~is_behind, middle, end)
+    return start.to(torch.int32) if out_int32 else start
+
+
+def einsum(equation: str, operands: Sequence[torch.Tensor], path: Sequence[int] | None = None) -> torch.Tensor:
+    """Return the sum, with letters in the place of an ellipsis: in ONNX it has as many dimensions in all operands.
+
+    https://onnx.ai/onnx/operators/onnx__Einsum.html"""
+    if "..." in equation:
+        equation = _name_ellipsis(equation.replace(" ", ""), [operand.ndim for operand in operands])
+    return torch.ops.aten.einsum.default(equation, operands, path=path)
+
+
+def _name_ellipsis(equation: str, ranks: Sequence[int]) -> str:
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    counts = [rank + len("...") - len(term) for term, rank in zip(terms, ranks, strict=True) if "..." in term]
+    most = max(counts, default=0)
+    unused = "".join(letter for letter in string.ascii_letters if letter not in equation)[:most]
+    named, remaining = [], iter(counts)
+    for term in terms:
+        # Dimensions are aligned at the last one.
+        named.append(term.replace("...", unused[most - next(remaining) :]) if "..." in term else term)
+    if not arrow:
+        # What torch gives without an arrow: the ellipsis, then each letter that stands once.
+        right = "..." + "".join(sorted(c for c in {*left} - {*",."} if left.count(c) == 1))
+    return f"{','.join(named)}->{right.replace('...', unused)}"
+
+
+def sort(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sorted values and their places: ONNX's TopK keeps the order of equal ones, asked for or not.
+
+    https://onnx.ai/onnx/operators/onnx__TopK.html"""
+    dim, descending = rest[-2:]
+    return torch.ops.aten.sort.default(x, dim, descending)
+
+
+def squeeze(x: torch.Tensor, dims: int | Sequence[int] | None = None) -> torch.Tensor:
+    """Return ``x`` without these dimensions where their size is 1: ONNX's operator takes no others."""
+    if dims is None:
+        return torch.ops.aten.squeeze.default(x)
+    chosen = [dims] if isinstance(dims, int) else dims
+    fitting = [d for d in chosen if x.ndim and isinstance(x.shape[d], int) and x.shape[d] == 1]
+    # Another tensor of the same memory: what changes its shape later must not change that of x.
+    return torch.ops.aten.squeeze.dims(x, fitting) if fitting else torch.ops.aten.alias.default(x)
+
+
+def _make_extremum(name: str) -> Callable[..., torch.Tensor]:
+    """Return ``amax`` or ``amin``, which for one number is the number: ONNX's reductions need a dimension."""
+    packet: Any = getattr(torch.ops.aten, name)
+
+    def run(x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
+        return packet.default(x, dim, keepdim) if x.ndim else x.clone()
+
+    return run
+
+
+def scatter_reduce(
+    x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, include_self: bool = True
+) -> torch.Tensor:
+    """Return ``x`` with entries reduced into it; a mean, which ONNX does not have, as a sum and a count."""
+    run = torch.ops.aten.scatter_reduce.two
+    if reduce != "mean":
+        return run(x, dim, index, src, reduce, include_self=include_self)
+    total = run(x, dim, index, src, "sum", include_self=include_self)
+    first = torch.ones_like(x) if include_self else torch.zeros_like(x)
+    count = run(first, dim, index, torch.ones_like(src), "sum", include_self=True).clamp(min=1)
+    return total / count if x.is_floating_point() else torch.div(total, count, rounding_mode="floor")
+
+
+def build_form_table() -> dict[str, Callable[..., Any]]:
+    """Return the forms by TorchScript operator without overload."""
+    forms: dict[str, Callable[..., Any]] = {"div": aten_div, "squeeze": squeeze, "scatter_reduce": scatter_reduce}
+    forms |= {"sort": sort, "argsort": lambda x, *rest: sort(x, *rest)[1]}
+    forms |= {name: _make_extremum(name) for name in ("amax", "amin")}
+    forms |= {"linalg_det": det, "det": det, "einsum": einsum, "searchsorted": searchsorted}
+    forms["bucketize"] = lambda x, bounds, out_int32=False, right=False: searchsorted(bounds, x, out_int32, right)
+    return {f"aten::{name}": form for name, form in forms.items()}

@@ -1,0 +1,66 @@
+"""Forms of operators for ONNX: what torch gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exporter.backends.onnx.operator_forms import aten_div, det, einsum, searchsorted
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+def test_whole_numbers_beyond_float32_are_divided_as_whole_numbers(mode: str):
+    a = torch.tensor([16777217, 100000001, 33554435, 123456789012345, -7, 7, -8, -33554435])
+    b = torch.tensor([1, 3, 7, 7, 2, -2, -3, 7])
+    assert torch.equal(aten_div(a, b, mode), torch.div(a, b, rounding_mode=mode))
+    assert torch.equal(aten_div(a, 7, mode), torch.div(a, 7, rounding_mode=mode))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_searchsorted(right: bool):
+    edges = torch.tensor([0.0, 1.0, 1.0, 2.5], dtype=torch.float64)
+    values = torch.tensor([[-1.0, 0.0, 1.0], [2.0, 2.5, NAN], [INF, -INF, 0.5]], dtype=torch.float64)
+    assert torch.equal(searchsorted(edges, values, right=right), torch.searchsorted(edges, values, right=right))
+    rows = edges.expand(3, 4).contiguous()
+    got = searchsorted(rows, values, True, right)
+    assert torch.equal(got, torch.searchsorted(rows, values, right=right, out_int32=True))
+    assert got.dtype == torch.int32
+
+
+def test_det_of_exchanged_rows_and_of_a_singular_matrix():
+    a = torch.randn(60, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(det(a), torch.linalg.det(a), rtol=1e-12, atol=1e-13)
+    assert torch.equal(det(torch.zeros(2, 3, 3, dtype=torch.float64)), torch.zeros(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_searches_among_bounds_that_are_not_sorted(right: bool):
+    generator = torch.Generator().manual_seed(0)
+    for count in (0, 1, 2, 3, 7, 8, 30):
+        bounds = torch.randn(5, count, generator=generator)
+        values = torch.randn(5, 40, generator=generator)
+        assert torch.equal(searchsorted(bounds, values, right=right), torch.searchsorted(bounds, values, right=right))
+        order = torch.argsort(bounds)
+        got = searchsorted(bounds, values, right=right, sorter=order)
+        assert torch.equal(got, torch.searchsorted(bounds, values, right=right, sorter=order))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("...ik, ...j -> ij", [(1, 2, 3), (3,)]),
+        ("...ij,...jk->...ik", [(2, 5, 3, 4), (5, 4, 2)]),
+        ("...i,i...", [(2, 3), (3, 2)]),
+        ("b...,...b->...", [(2, 3), (3, 2)]),
+        ("Ab,cb", [(2, 3), (4, 3)]),
+    ],
+)
+def test_an_ellipsis_of_other_lengths(equation, shapes, monkeypatch):
+    operands = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    wanted, asked = torch.einsum(equation, *operands), []
+    run = torch.ops.aten.einsum.default
+    monkeypatch.setattr(torch.ops.aten.einsum, "default", lambda e, *rest, **more: asked.append(e) or run(e, *rest))
+    torch.testing.assert_close(einsum(equation, operands), wanted, rtol=1e-13, atol=1e-13)
+    assert "..." not in asked[0]
