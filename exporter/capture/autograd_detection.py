@@ -12,7 +12,7 @@ from exporter.capture import fx_tracing
 from exporter.common.errors import TorchferryError
 from exporter.common.forking import ForkFailedError, run_in_fork
 from exporter.common.torch_hooks import Entry, patch_autograd_engine, patch_forward
-from exporter.model.compiled_model import CompiledModel, takes_gradients
+from exporter.model.compiled_model import CompiledModel, list_compiled, takes_gradients
 from exporter.model.eager.warmup import run_first
 from exporter.model.implicit.newton_solver import NewtonSolver, find_solvers
 from exporter.model.source import Source
@@ -32,6 +32,8 @@ def detect_inner_autograd(source: Source, seed: int) -> Source:
         return source
     if isinstance(source.parameter_module, CompiledModel):
         uses_autograd = takes_gradients(source.parameter_module)
+    elif any(takes_gradients(part) for part in list_compiled(source.parameter_module)):
+        uses_autograd = True
     else:
         try:
             uses_autograd = run_in_fork(_requests_backward, source, seed, seconds=SECONDS)

@@ -8,7 +8,7 @@ import torch
 
 from exporter.capture.fx_tracing import FxProgram, trace_to_fx
 from exporter.capture.origin_tracking import get_user_line
-from exporter.model.compiled_model import CompiledModel
+from exporter.model.compiled_model import list_compiled
 from exporter.model.eager.evaluation import expand_constants, normalize_outputs, preserve_grads
 from exporter.model.source import Inputs, Source
 
@@ -26,7 +26,7 @@ def trace_joint_graph(source: Source, inputs: Inputs, constant: Sequence[bool] =
     # The autograd engine leaves tensors without data in .grad.
     with preserve_grads(source):
         # TorchScript's interpreter asks for numbers of elements as numbers.
-        has_open_sizes = source.has_dynamic_size or not isinstance(source.parameter_module, CompiledModel)
+        has_open_sizes = source.has_dynamic_size or not list_compiled(source.parameter_module)
         return trace_to_fx(run, inputs, model=source.parameter_module, has_open_sizes=has_open_sizes)
 
 

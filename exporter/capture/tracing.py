@@ -22,7 +22,7 @@ from exporter.capture.value_reads import ValueReadRecorder, fresh_constants
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
 from exporter.common.torch_hooks import patch_forward
 from exporter.common.user_code import user_source_location, user_traceback_location
-from exporter.model.compiled_model import CompiledModel
+from exporter.model.compiled_model import list_compiled
 from exporter.model.eager.evaluation import (
     evaluate,
     expand_constants,
@@ -158,13 +158,17 @@ def trace_methods(
         expected, mend = "a forward that torch.jit.trace can follow", _suggest_mend(str(error))
         raise CaptureError(what, check="tracing", where=where, got=got, expected=expected, mend=mend) from error
     assert isinstance(module, torch.jit.ScriptModule)
-    for name in methods if isinstance(source.parameter_module, CompiledModel) else ():
-        _inline_function(module._c._get_method(name).graph)
+    if list_compiled(source.parameter_module):
+        for part in module.modules():
+            for name in part._c._method_names():
+                graph = part._c._get_method(name).graph
+                if graph.findNode("prim::CallFunction", True) is not None:
+                    _inline_function(graph)
     return module
 
 
 def _inline_function(graph: Any) -> None:
-    """Write the code of a compiled model where it is called; what the trace saw as a tensor has that type.
+    """Write the code of what is compiled already where it is called; what the trace saw as a tensor has that type.
 
     Its function is not of the file that is written: constants in it would stay there."""
     for node in list(graph.nodes()):

@@ -24,6 +24,7 @@ from exporter.common.errors import (
     summarize_error,
 )
 from exporter.common.file_digest import compute_file_digest
+from exporter.frontends.compiled_parts import wrap_checked
 from exporter.frontends.model_request import AdoptedFile
 from exporter.frontends.python_factory import build_source
 from exporter.graph.loading import load_module
@@ -53,7 +54,7 @@ def load(file: AdoptedFile, inputs: InputValues | None) -> Source:
         return build_source(model, name, values, f"the program {file.path}", origin)
     compiled = load_module(file.path)
     findings = _find_train_mode(compiled)
-    model = _wrap(compiled, file.path)
+    model = wrap_checked(compiled, str(file.path))
     arguments = ", ".join(f"{a.name}: {a.type.annotation_str}" for a in list_arguments(compiled))
     where = f"forward({arguments}) of {file.path}"
     if inputs is None and arguments:
@@ -128,52 +129,3 @@ def _find_train_mode(compiled: torch.jit.ScriptModule) -> tuple[Finding, ...]:
         return ()
     what, reason = "the file was saved in train mode", "it is adopted in eval mode: its modules were told so"
     return (Finding("train mode", what, where=", ".join(training[:5]), reason=reason),)
-
-
-# Operators that change a list or a dict in place.
-_CONTAINER_WRITES = [
-    "aten::append",
-    "aten::extend",
-    "aten::insert",
-    "aten::pop",
-    "aten::clear",
-    "aten::remove",
-    "aten::_set_item",
-]
-
-
-def _wrap(compiled: torch.jit.ScriptModule, path: Path) -> CompiledModel:
-    _check_callable(compiled, path)
-    try:
-        return wrap_compiled(compiled)
-    except RuntimeError as error:
-        nodes = [node for _, _, graph in iterate_graphs(compiled) for node in iterate_nodes(graph)]
-        writes = [n for n in nodes if n.kind() == "prim::SetAttr" or _writes_attribute(n)]
-        if not writes:
-            what, expected = "the file cannot be written as a function of its inputs", "modules of tensors and numbers"
-            mend = "freeze it where it is made: torch.jit.freeze(module)"
-            got = summarize_error(error)
-            raise SourceError(what, where=str(path), got=got, expected=expected, mend=mend) from error
-        node = writes[0] if writes[0].kind() == "prim::SetAttr" else next(writes[0].inputs()).node()
-        what, where = "the file changes its own attributes", find_origin(writes[0]).where or str(path)
-        got, mend = f"a call changes {node.s('name')!r}", "return state instead of storing it"
-        raise UnsoundError(what, check="side effect", where=where, got=got, expected="no state", mend=mend) from None
-
-
-def _writes_attribute(node: Any) -> bool:
-    return node.kind() in _CONTAINER_WRITES and next(node.inputs()).node().kind() == "prim::GetAttr"
-
-
-def _check_callable(compiled: torch.jit.ScriptModule, path: Path) -> None:
-    """Raise ``SourceError`` for a file without a ``forward``, or one with a name that Python cannot say."""
-    methods = sorted(compiled._c._method_names())
-    if "forward" not in methods:
-        what, got = "the file has nothing to call", f"the methods {', '.join(methods) or '(none)'}"
-        mend = "save a module with a forward: torch.jit.script(module).save(...)"
-        if any(name.startswith("forward__") for name in methods):
-            what, mend = "the file's forward has several forms", "script a module whose forward calls one of them"
-        raise SourceError(what, where=str(path), got=got, expected="a method forward", mend=mend)
-    if name := find_unusable_name(compiled):
-        what, mend = "the file has a name that cannot be written in Python", "rename it where the file is made"
-        expected = "names that Python does not use itself"
-        raise SourceError(what, where=str(path), got=repr(name), expected=expected, mend=mend)

@@ -24,6 +24,7 @@ from exporter.archive.tensor_spec import Signature, infer_spec, name_dtype
 from exporter.common.errors import SourceError, TorchferryError, UsageError, suggest_names, summarize_error
 from exporter.common.source_paths import STAND_IN, strip_stand_in
 from exporter.frontends import source_files
+from exporter.frontends.compiled_parts import replace_compiled_parts
 from exporter.model.argument_binding import (
     BoundForward,
     call_by_names,
@@ -96,6 +97,7 @@ def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, cod
 
 def build_source(module: nn.Module, name: str, examples: Any, where: str, origin: Origin) -> Source:
     """Build the source of a module, and put it into eval mode; its variables are declared, or those of ``examples``."""
+    module = replace_compiled_parts(module, where)
     if not isinstance(module, FunctionModule):
         # A function chooses the mode of its modules itself.
         module.eval()

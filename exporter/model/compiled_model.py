@@ -86,6 +86,11 @@ def wrap_compiled(module: torch.jit.ScriptModule) -> CompiledModel:
     return type("CompiledModel", (CompiledModel,), {"forward": forward})(module)
 
 
+def list_compiled(model: nn.Module) -> list[CompiledModel]:
+    """List what is compiled of a model: the whole, or parts."""
+    return [module for module in model.modules() if isinstance(module, CompiledModel)]
+
+
 def takes_gradients(model: CompiledModel) -> bool:
     """Return whether the code takes gradients itself."""
     return model.__dict__["_torchferry_code"].function.graph.findNode("aten::grad", True) is not None
