@@ -160,8 +160,9 @@ def trace_methods(
     assert isinstance(module, torch.jit.ScriptModule)
     if list_compiled(source.parameter_module):
         for part in module.modules():
-            for name in part._c._method_names():
-                graph = part._c._get_method(name).graph
+            compiled: Any = part._c
+            for name in compiled._method_names():
+                graph = compiled._get_method(name).graph
                 if graph.findNode("prim::CallFunction", True) is not None:
                     _inline_function(graph)
     return module

@@ -19,7 +19,6 @@ from exporter.common.errors import (
     ArchiveError,
     SourceError,
     TrustError,
-    UnsoundError,
     UsageError,
     summarize_error,
 )
@@ -28,9 +27,7 @@ from exporter.frontends.compiled_parts import wrap_checked
 from exporter.frontends.model_request import AdoptedFile
 from exporter.frontends.python_factory import build_source
 from exporter.graph.loading import load_module
-from exporter.graph.origin import find_origin
-from exporter.graph.torch_nodes import iterate_graphs, iterate_nodes
-from exporter.model.compiled_model import CompiledModel, find_unusable_name, list_arguments, wrap_compiled
+from exporter.model.compiled_model import list_arguments
 from exporter.model.source import Source
 
 # Kinds of origins.

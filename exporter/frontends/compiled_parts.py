@@ -1,4 +1,4 @@
-"""Modules that are TorchScript already, a whole file or parts of a model in Python: checked, and wrapped to be captured."""
+"""Modules that are TorchScript already, a file or parts of a model in Python: checked, and wrapped to be captured."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def replace_compiled_parts(model: nn.Module, where: str) -> nn.Module:
         The model, or a copy in which a ``CompiledModel`` stands for each ``ScriptModule``.
 
     Raises:
-        CaptureError: If the model cannot be copied, or a part has hooks, which are Python.
+        CaptureError: If the model cannot be copied.
         SourceError: If a part has no ``forward``, or a name that Python does not have.
         UnsoundError: If a part changes its own attributes.
 
@@ -51,11 +51,6 @@ def replace_compiled_parts(model: nn.Module, where: str) -> nn.Module:
     """
     if isinstance(model, (torch.jit.ScriptModule, FunctionModule)) or not _list_parts(model):
         return model
-    for path, part in _list_parts(model).items():
-        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
-            what, expected = f"submodule {path!r} is TorchScript and has hooks", "hooks on modules in Python"
-            mend = "register them on the module around it"
-            raise CaptureError(what, check="hook", where=where, got="hooks in Python", expected=expected, mend=mend)
     try:
         # Copies of parameters that are made under autograd are results of an operation.
         with torch.no_grad():

@@ -29,7 +29,7 @@ from torch import nn
 import torchferry
 from exporter.common.errors import WarmupError
 from exporter.common.torch_hooks import ignore_deprecations
-from exporter.frontends import adopted_file
+from exporter.frontends import compiled_parts
 from exporter.model.compiled_model import wrap_compiled
 
 F = torch.float64
@@ -221,7 +221,7 @@ def test_another_function_in_place_of_the_file_is_found(tmp_path, monkeypatch):
         model.__dict__["_torchferry_code"].function = stand_in.__dict__["_torchferry_code"].function
         return model
 
-    monkeypatch.setattr(adopted_file, "wrap_compiled", wrap)
+    monkeypatch.setattr(compiled_parts, "wrap_compiled", wrap)
     foreign = script(Network(), tmp_path / "foreign.pt")
     with pytest.raises((torchferry.UnsoundError, torchferry.MismatchError)):
         torchferry.adopt(foreign, inputs={"x": X}, output=tmp_path / "net.pt")

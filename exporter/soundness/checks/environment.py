@@ -114,7 +114,6 @@ _PROBES: tuple[tuple[str, Any, str, tuple[Callable[[Any], Any], ...]], ...] = (
     (_TORCH, torch.cuda, "is_available", (_flip,)),
     (_TORCH, torch.cuda, "device_count", (lambda v: v + 1,)),
     (_TORCH, torch.jit, "is_tracing is_scripting", (_flip,)),
-    (_TORCH, torch.compiler, "is_compiling", (_flip,)),
     (_TORCH, torch, "is_autocast_enabled", (_flip,)),
 )
 
