@@ -13,11 +13,12 @@ import time
 from collections import Counter
 
 from exams.cells import STATES, WRONG, classify_cell
+from exams.environments import ensure_packages
 from exams.page import PAGE, TITLES, format_page
 from exams.pipelines import PIPELINES
 from exams.runs import MOST_SAMPLES, ROOT, plan_tasks, run_suite, select_share
 from exams.tables import EXPECTED, Row, list_changes, merge_rows, read_table, write_table
-from exporter.common.errors import INTERRUPTED
+from exporter.common.errors import INTERRUPTED, MissingRuntimeError
 
 RANDOM = "programs"
 SUITES = (*TITLES, RANDOM)
@@ -46,6 +47,9 @@ def main() -> int:
         parser.error(f"there is no suite {', '.join(sorted(unknown))}: there are {', '.join(SUITES)}")
     try:
         changes = [line for suite in arguments.suites or SUITES for line in run(suite, arguments)]
+    except MissingRuntimeError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         return INTERRUPTED
@@ -73,7 +77,9 @@ def run(suite: str, arguments: argparse.Namespace) -> list[str]:
     log = FOLDER / f"{'_'.join([suite, *sorted(arguments.pipeline)])}.jsonl"
     if arguments.fresh:
         log.unlink(missing_ok=True)
-    tasks = plan_tasks(suite, selected, expected, arguments.pipeline, arguments.samples)
+    requirements = getattr(module, "REQUIREMENTS", None) if selected else None
+    packages = str(ensure_packages(requirements)) if requirements else ""
+    tasks = plan_tasks(suite, selected, expected, arguments.pipeline, arguments.samples, packages)
     rows = run_suite(tasks, log, arguments.jobs, _Progress(suite, len(selected)))
     print(f"{suite}: {describe_counts(rows)}")
     wrong = [(r.case, p, text) for r in rows for p, text in r.cells.items() if classify_cell(text) == WRONG]

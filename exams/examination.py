@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exams.cells import REFUSED, VERIFIED, WRONG, Verdict, read_unverified, write_cell
-from exams.pipelines import DERIVATIVES, PIPELINES, Workbench
+from exams.pipelines import BUDGET, DERIVATIVES, PIPELINES, Workbench
 from exams.samples import Sample
 from exporter.common.errors import MismatchError, RunError, TorchferryError, UnsoundError
 from exporter.common.forking import time_limit
@@ -34,13 +34,14 @@ _NAME = re.compile(r"\b([xo])\d+_(\d+)")
 
 @dataclass(frozen=True)
 class Case:
-    """Samples that form one row of a table, the pipelines that they go through, and of how many of them the derivatives
-    are judged."""
+    """Samples that form one row of a table, the pipelines that they go through, of how many of them the derivatives are
+    judged, and the seconds of large batches in an export."""
 
     samples: Sequence[Sample]
     pipelines: tuple[str, ...]
     batch: BatchChoice = "no"
     differentiated: int = DIFFERENTIATED
+    budget: float | None = BUDGET
 
 
 Cells = dict[str, str]
@@ -58,7 +59,7 @@ def examine(cases: Sequence[Case], expected: Sequence[Mapping[str, str]], only: 
     cells: list[Cells] = [{} for _ in cases]
     numbers = list(range(len(samples)))
     with tempfile.TemporaryDirectory() as folder:
-        work = Workbench(samples, cases[0].batch, Path(folder))
+        work = Workbench(samples, cases[0].batch, Path(folder), cases[0].budget)
         first, *others = cases[0].pipelines
         for pipeline in (first, *(p for p in others if not only or p in only)):
             is_derivative = pipeline in DERIVATIVES

@@ -12,7 +12,12 @@ from exams.tables import Row, list_columns, read_table
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "exams.md"
 MARKS = {VERIFIED: "✓", REFUSED: "–", WRONG: "✗"}
 PARTLY = "✓ in part"
-TITLES = {"operators": "Operators of torch", "torch_examples": "torch's own export examples"}
+TITLES = {
+    "operators": "Operators of torch",
+    "modules": "Modules of torch",
+    "torch_examples": "torch's own export examples",
+    "networks": "Networks with random weights",
+}
 LONGEST_LIST = 25
 
 HEAD = f"""# Exams

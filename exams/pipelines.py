@@ -4,6 +4,7 @@ A pipeline returns a verdict on each sample, or raises a ``TorchferryError`` if 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,11 @@ import numpy as np
 import torch
 
 import torchferry
-from exams.cells import PASS, Verdict
+from exams.cells import PASS, WRONG, Verdict
 from exams.derivatives import differs_from_differences, judge_jacobian, judge_products
 from exams.judgement import CLOSE, SAME, judge_outputs
-from exams.samples import Bundle, Inputs, Sample
+from exams.laws import check_laws
+from exams.samples import Bundle, Inputs, Sample, get_number
 from exporter.archive import onnx_container
 from exporter.archive.contract import Contract
 from exporter.common.errors import CaptureError, MismatchError, RunError, UnsupportedError
@@ -31,6 +33,7 @@ from runtime_checks.runners.python_runner import PROGRAMS, PythonRunner
 
 Judge = Callable[["Workbench", Sequence[int]], dict[int, Verdict]]
 MAIN = "forward"
+LAWS = "laws"
 # The check that compares derivatives with the function.
 DIFFERENCES = "finite differences"
 # Seconds of large batches in an export: the exam judges by itself.
@@ -44,6 +47,7 @@ class Workbench:
     samples: Sequence[Sample]
     batch: BatchChoice
     folder: Path
+    budget: float | None = BUDGET
     archives: dict[tuple[Any, ...], Path] = field(default_factory=dict)
 
     def make_bundle(self, numbers: Sequence[int]) -> Bundle:
@@ -55,7 +59,9 @@ class Workbench:
         if key not in self.archives:
             bundle, path = self.make_bundle(numbers), self.folder / f"{len(self.archives)}.pt"
             inputs = {name: tensor.clone() for name, tensor in bundle.name_inputs(0).items()}
-            torchferry.export(bundle, inputs=inputs, output=path, batch=self.batch, jobs=1, budget=BUDGET, **options)
+            torchferry.export(
+                bundle, inputs=inputs, output=path, batch=self.batch, jobs=1, budget=self.budget, **options
+            )
             self.archives[key] = path
         return self.archives[key]
 
@@ -146,6 +152,28 @@ def judge_jvp_vjp(work: Workbench, numbers: Sequence[int]) -> dict[int, Verdict]
     return judge_products(*_load_differentiated(work, numbers))
 
 
+def judge_laws(work: Workbench, numbers: Sequence[int]) -> dict[int, Verdict]:
+    """Hold the laws of each sample on the archive, with every set of fresh inputs."""
+    model, bundle = torchferry.load(work.export(numbers)), work.make_bundle(numbers)
+    verdicts = dict.fromkeys(numbers, PASS)
+    for fresh in range(1, bundle.count_fresh + 1):
+        inputs = bundle.name_inputs(fresh)
+        for number in numbers:
+            own = [name for name in inputs if get_number(name) == number]
+            run = functools.partial(_run_sample, model, inputs, own)
+            text = check_laws(work.samples[number].laws, run, [inputs[name] for name in own])
+            verdicts[number] = Verdict(WRONG, text) if text else verdicts[number]
+    return verdicts
+
+
+def _run_sample(
+    model: torchferry.Model, inputs: Inputs, own: Sequence[str], *tensors: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Run the file with other inputs of one sample; return its outputs."""
+    outputs = model.call(MAIN, {**inputs, **dict(zip(own, tensors, strict=True))})
+    return tuple(tensor for name, tensor in outputs.items() if get_number(name) == get_number(own[0]))
+
+
 # Each needs an export of its own.
 DERIVATIVES = ("jacobian", "jvp vjp")
 PIPELINES: dict[str, Judge] = {
@@ -158,4 +186,5 @@ PIPELINES: dict[str, Judge] = {
     "c": _make_judge(KernelRunner(), "c", CLOSE),
     "jacobian": judge_derivatives,
     "jvp vjp": judge_jvp_vjp,
+    LAWS: judge_laws,
 }

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shlex
+import site
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,6 +52,8 @@ class Task:
     expected: tuple[Mapping[str, str], ...]
     pipelines: tuple[str, ...] = ()
     most_samples: int = MOST_SAMPLES
+    # The folder of packages that the suite alone needs.
+    packages: str = ""
 
 
 def select_share(cases: Sequence[str], share: int) -> list[str]:
@@ -59,7 +62,12 @@ def select_share(cases: Sequence[str], share: int) -> list[str]:
 
 
 def plan_tasks(
-    suite: str, cases: Sequence[str], expected: Mapping[str, Row], pipelines: Sequence[str], most_samples: int
+    suite: str,
+    cases: Sequence[str],
+    expected: Mapping[str, Row],
+    pipelines: Sequence[str],
+    most_samples: int,
+    packages: str = "",
 ) -> list[Task]:
     """Pack the cases of one kind, which is the last word of their names, in their order.
 
@@ -70,7 +78,7 @@ def plan_tasks(
     packs = [names[i : i + PACK] for names in kinds.values() for i in range(0, len(names), PACK)]
     cells = {case: row.cells for case, row in expected.items()}
     return [
-        Task(suite, tuple(pack), tuple(cells.get(c, {}) for c in pack), tuple(pipelines), most_samples)
+        Task(suite, tuple(pack), tuple(cells.get(c, {}) for c in pack), tuple(pipelines), most_samples, packages)
         for pack in packs
     ]
 
@@ -147,6 +155,8 @@ def run_task(task: Task) -> list[Row]:
     """Examine the cases of a task."""
     from exams.examination import examine
 
+    if task.packages:
+        site.addsitedir(task.packages)
     make_case = importlib.import_module(f"exams.suites.{task.suite}").make_case
     cases = [make_case(name, task.most_samples) for name in task.cases]
     rows = zip(task.cases, cases, examine(cases, task.expected, task.pipelines), strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,13 +13,18 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 Tensors = tuple[torch.Tensor, ...]
+# Evaluates a file.
+Run = Callable[..., Tensors]
+# What a file must hold by itself: returns what is violated, or an empty text.
+Law = Callable[[Run, Tensors], str]
 # The inputs by the names that a bundle's ``forward`` has.
 Inputs = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """``function`` takes the tensors of ``inputs``; it is judged with each of ``fresh``, which no export has seen.
+    """``function`` takes the tensors of ``inputs``; it is judged with each of ``fresh``, which no export has seen. Its
+    file must hold ``laws``.
 
     ``label`` says which sample of its case it is; ``rows`` is the size of the batch that the inputs have, if they have
     one: samples of one bundle share it."""
@@ -29,6 +34,7 @@ class Sample:
     inputs: Tensors
     fresh: tuple[Tensors, ...]
     rows: int = 0
+    laws: Mapping[str, Law] = field(default_factory=dict)
 
 
 class ArrangedCall(nn.Module):

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from exams.examination import Case
-from exams.samples import ArrangedCall, Sample, Tensors
+from exams.redrawing import make_batched, perturb
+from exams.samples import ArrangedCall, Sample
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 WHOLE = {
@@ -25,8 +25,6 @@ OF_BATCHES = ("pt", "libtorch", "onnx", "c", "jacobian")
 BATCH = "batch"
 # Seeds of the samples that are exported, and of those that a file is judged with.
 SEEDS = (0, 1)
-# Rows of the batches that a file with a batch is judged with.
-ROWS = (1, 7)
 IN_PLACE = "in place"
 
 
@@ -56,7 +54,7 @@ def make_case(name: str, most: int) -> Case:
     samples += [sample for sample in drawn if IN_PLACE in sample.label]
     if kind != BATCH:
         return Case(samples, WHOLE[kind])
-    return Case([s for sample in samples if (s := _make_batched(sample)) is not None], OF_BATCHES, "yes")
+    return Case([s for sample in samples if (s := make_batched(sample)) is not None], OF_BATCHES, "yes")
 
 
 def _make_samples(op: Any, dtype: torch.dtype) -> Iterator[Sample]:
@@ -70,7 +68,7 @@ def _make_samples(op: Any, dtype: torch.dtype) -> Iterator[Sample]:
         call = _arrange(functools.partial(op.gradcheck_wrapper, op), first)
         other = call if second is None else _arrange(op, second)
         is_same = second is not None and call.takes_same(other)
-        fresh = other.example if is_same else tuple(_perturb(tensor) for tensor in call.example)
+        fresh = other.example if is_same else tuple(perturb(tensor) for tensor in call.example)
         yield Sample(str(number), call, call.example, (fresh,))
         if in_place is not None and number < 2 and _fits_in_place(op, first):
             write = _arrange(_write_in_place(in_place), first)
@@ -107,45 +105,3 @@ def _fits_in_place(op: Any, sample: Any) -> bool:
     except Exception:
         return False
     return True
-
-
-def _perturb(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with slightly other numbers; integers stay."""
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return tensor
-    return tensor * (1 + 1e-3 * torch.rand(tensor.shape, dtype=torch.float64).to(tensor.real.dtype))
-
-
-def _make_batched(sample: Sample) -> Sample | None:
-    """Return the sample with rows as a batch, if its inputs share a leading size and each row has its own result."""
-    sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in sample.inputs}
-    if len(sizes) != 1 or (size := sizes.pop()) < 2:
-        return None
-    try:
-        whole = _evaluate(sample, sample.inputs)
-        order = torch.arange(size - 1, -1, -1)
-        rows = [(_take_rows(sample.inputs, index), index) for index in (order, order[:1], order[:1].repeat(size + 1))]
-        if not all(_are_close(_evaluate(sample, tensors), _take_rows(whole, index)) for tensors, index in rows):
-            return None
-    except Exception:
-        return None
-    (fresh,) = sample.fresh
-    batches = (_take_rows(fresh, torch.arange(count) % size) for count in ROWS)
-    return Sample(sample.label, sample.function, sample.inputs, tuple(batches), size)
-
-
-def _evaluate(sample: Sample, tensors: Tensors) -> Tensors:
-    leaves = pytree.tree_leaves(sample.function(*(t.clone() for t in tensors)))
-    if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        raise TypeError("not tensors")
-    return tuple(leaves)
-
-
-def _take_rows(tensors: Tensors, index: torch.Tensor) -> Tensors:
-    return tuple(tensor[index] for tensor in tensors)
-
-
-def _are_close(a: Tensors, b: Tensors) -> bool:
-    return all(
-        x.shape == y.shape and torch.allclose(x, y, rtol=1e-9, equal_nan=True) for x, y in zip(a, b, strict=True)
-    )

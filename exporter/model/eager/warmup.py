@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -340,23 +340,6 @@ def probe_memory_layouts(
         return False, ()
     what = "the source does not admit non-contiguous inputs; the archive copies them first"
     return True, (Finding("memory layout", what, reason=reason),)
-
-
-def draw_extreme_inputs(warm: Warmup) -> Iterator[tuple[str, Inputs]]:
-    """Yield inputs of extreme magnitude that the model accepts: the farthest decade with finite outputs."""
-    for name, powers in (("small", (-12, -9, -6, -3, -1)), ("large", (12, 9, 6, 3, 1))):
-        for power in powers:
-            scaled = tuple(
-                (t * 10.0**power).to(t.dtype) if t.dtype.is_floating_point or t.dtype.is_complex else t
-                for t in warm.inputs
-            )
-            try:
-                outputs = evaluate(warm.source, scaled)
-            except WarmupError:
-                continue
-            if all(map(is_finite, outputs.values())):
-                yield f"{name}_1e{power:+d}", scaled
-                break
 
 
 def stack_calls(source: Source) -> Inputs:

@@ -1,0 +1,69 @@
+"""Laws hold for networks that obey them, and find those that do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from exams.examination import Case, examine
+from exams.laws import draw_rotation, make_causality, make_equivariance, make_force_law
+from exams.samples import Sample
+
+D = torch.float64
+
+
+def draw(seed):
+    return (torch.randn(4, 3, dtype=D, generator=torch.Generator().manual_seed(seed)),)
+
+
+def examine_law(function, law, draw=draw):
+    case = Case([Sample("", function, draw(0), (draw(1), draw(2)), laws={"law": law})], ("pt", "laws"))
+    (cells,) = examine([case], [{}])
+    assert cells["pt"] == "verified"
+    return cells["laws"]
+
+
+class Springs(nn.Module):
+    """Atoms on springs; forces are ``factor`` times right."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, r):
+        difference = r[:, None] - r[None]
+        energy = (difference**2).sum() / 4
+        return energy, -self.factor * difference.sum(1)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_forces(factor):
+    cell = examine_law(Springs(factor), make_force_law(0, 0, 1))
+    assert (cell == "verified") is (factor == 1.0)
+    if factor != 1.0:
+        assert cell.startswith("wrong: law: forces are minus the gradient of the energy: the sides differ by 1e-03")
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-5])
+def test_rotations(size):
+    rotation = draw_rotation(0)
+    torch.testing.assert_close(rotation @ rotation.T, torch.eye(3, dtype=D))
+    assert torch.linalg.det(rotation) > 0
+    law = make_equivariance("a rotation", lambda x: (x[0] @ rotation.T,), lambda y: (y[0] @ rotation.T,))
+    cell = examine_law(lambda x: x / (1 + x.norm(dim=-1, keepdim=True)) + size * x.abs(), law)
+    assert cell == "verified" if size == 0.0 else cell.startswith("wrong: law: a rotation: the sides differ by")
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_causality(is_causal):
+    def draw_tokens(seed):
+        return (torch.randint(2, 9, (2, 6), generator=torch.Generator().manual_seed(seed)),)
+
+    def average(tokens):
+        numbers = tokens.double()
+        total = numbers.cumsum(1) if is_causal else numbers.sum(1, keepdim=True).expand(-1, 6)
+        return total / torch.arange(1, 7)
+
+    cell = examine_law(average, make_causality(1), draw_tokens)
+    assert cell == "verified" if is_causal else cell.startswith("wrong: law: later tokens change earlier outputs")
