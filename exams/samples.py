@@ -88,9 +88,12 @@ class Bundle(nn.Module):
         return {f"x{n}_{i}": tensor for n, tensors in by_sample.items() for i, tensor in enumerate(tensors)}
 
     def evaluate(self, inputs: Inputs) -> dict[str, torch.Tensor]:
-        """Return the outputs of a copy of the bundle, on copies of the inputs: it may write to both."""
-        with torch.no_grad():
-            return copy.deepcopy(self).forward(**{name: tensor.clone() for name, tensor in inputs.items()})
+        """Return the outputs of a copy of the bundle, on copies of inputs: it may write to both, and take gradients."""
+        with torch.enable_grad():
+            outputs = copy.deepcopy(self).forward(**{name: tensor.clone() for name, tensor in inputs.items()})
+        return {
+            name: tensor.detach() if isinstance(tensor, torch.Tensor) else tensor for name, tensor in outputs.items()
+        }
 
     @property
     def count_fresh(self) -> int:

@@ -7,6 +7,8 @@ import sys
 
 from project import ROOT
 
+from exams.__main__ import SUITES
+
 
 def run_exams(*arguments):
     return subprocess.run(
@@ -18,10 +20,10 @@ def test_without_a_suite_all_are_run():
     done = run_exams("--only", "no case has this name")
     assert done.returncode == 0, done.stderr
     names = [line.partition(":")[0] for line in done.stdout.splitlines() if "0 cases;" in line]
-    assert names == ["operators", "torch_examples", "programs"]
+    assert names == list(SUITES)
 
 
 def test_an_unknown_suite_is_named():
     done = run_exams("operator")
     assert done.returncode == 2
-    assert "there is no suite operator: there are operators, torch_examples, programs" in done.stderr
+    assert "there is no suite operator: there are operators, modules, torch_examples, networks, programs" in done.stderr

@@ -271,7 +271,8 @@ class SymbolicDispatch(DispatchHook):
             filled = self.graph.add_constant(value, get_dtype_name(dtype, self.graph.origin))
             return SymbolicTensor(func(*id_args[:2], filled), dtype)
         if name in ("clone", "contiguous"):
-            return SymbolicTensor(id_args[0].clone(), dtype)
+            layout = torch.contiguous_format if name == "contiguous" else torch.preserve_format
+            return SymbolicTensor(id_args[0].clone(memory_format=kwargs.get("memory_format") or layout), dtype)
         if name in ("zeros_like", "new_zeros") or "_like" in name:
             return self.to_symbol(func(torch.empty_like(id_args[0], dtype=dtype), *id_args[1:], **kwargs))
 

@@ -4,11 +4,13 @@ onnxruntime (1.31) has kernels of Det in float32 only; the sources of others are
 
 from __future__ import annotations
 
+import functools
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 
 from exporter.backends.onnx.gaussian_elimination import lu_factor
 
@@ -143,4 +145,19 @@ def build_form_table() -> dict[str, Callable[..., Any]]:
     forms |= {name: _make_extremum(name) for name in ("amax", "amin")}
     forms |= {"linalg_det": det, "det": det, "einsum": einsum, "searchsorted": searchsorted}
     forms["bucketize"] = lambda x, bounds, out_int32=False, right=False: searchsorted(bounds, x, out_int32, right)
+    forms |= {name: functools.partial(_decompose, name) for name in _BACKWARD}
     return {f"aten::{name}": form for name, form in forms.items()}
+
+
+# What gradients of activations are: torch.onnx has no form of most, and leaves some as they are.
+_BACKWARD = (
+    "silu_backward", "mish_backward", "tanh_backward", "sigmoid_backward", "softplus_backward", "log_sigmoid_backward",
+    "elu_backward", "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward", "leaky_relu_backward",
+    "threshold_backward", "glu_backward",
+)  # fmt: skip
+
+
+def _decompose(name: str, *arguments: Any) -> torch.Tensor:
+    """Run torch's own decomposition of an operator."""
+    operator = getattr(torch.ops.aten, name).default
+    return decomposition_table[operator](*arguments)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.backends import opt_einsum
+from torch.jit._fuser import optimized_execution
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exporter.archive.tensor_spec import FLOATING
@@ -37,7 +38,9 @@ def eager_context(source: Source) -> Iterator[None]:
     torch.set_default_dtype(source.default_dtype)
     torch.set_num_threads(1)
     try:
-        with torch.set_grad_enabled(source.uses_autograd), preserve_grads(source), run_control_flow():
+        # torch's optimiser of functions in TorchScript may round in another way from the second call on.
+        is_plain = optimized_execution(False)
+        with torch.set_grad_enabled(source.uses_autograd), preserve_grads(source), run_control_flow(), is_plain:
             with deterministic_kernels() if source.uses_autograd else contextlib.nullcontext():
                 yield
     finally:
