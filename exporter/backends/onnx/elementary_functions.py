@@ -1,8 +1,8 @@
 """Elementary functions in float64, of those that onnxruntime has in float64 or whose digits torch.onnx keeps.
 
 onnxruntime (1.31) has kernels of Tan, Asin, Acos, Atan, Sinh, Cosh, Asinh, Acosh, Atanh and Erf in float32 only;
-torch.onnx writes ``log1p(x)`` as ``log(1 + x)``, and constants of its own formulas (``log10``) as float32. Other dtypes
-keep torch's own operator. The errors are some ULPs."""
+torch.onnx writes ``log1p(x)`` as ``log(1 + x)``, and constants of its own formulas (``log10``) as float32. Most keep
+torch's own operator for other dtypes. The errors are some ULPs."""
 
 from __future__ import annotations
 
@@ -230,8 +230,8 @@ def build_function_table() -> dict[str, Callable[..., Any]]:
     others = {"sigmoid": sigmoid, "silu": silu, "log_sigmoid": log_sigmoid, "softplus": softplus, "mish": mish}
     others |= {"elu": elu, "celu": celu, "selu": selu}
     table |= {f"aten::{name}": _restrict_to_float64(function, name) for name, function in others.items()}
-    # As log(sigmoid(x)), which torch.onnx writes, it is minus infinity below -88 in float32.
-    table["aten::log_sigmoid"] = log_sigmoid
+    # As torch.onnx writes them, log(sigmoid(x)) is minus infinity below -88 in float32, and the others 0 for small x.
+    table |= {"aten::log_sigmoid": log_sigmoid, "aten::log1p": log1p, "aten::expm1": expm1}
     table["aten::special_erf"] = table["aten::erf"]
     table["aten::gelu"], table["aten::gelu_backward"] = _gelu, _gelu_backward
     return table

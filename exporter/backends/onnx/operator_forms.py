@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from exporter.backends.onnx.gaussian_elimination import lu_factor
+from exporter.backends.onnx.gaussian_elimination import LINEAR_ALGEBRA, lu_factor
 
 
 def aten_div(a: torch.Tensor, b: torch.Tensor, rounding_mode: str | None = None) -> torch.Tensor:
@@ -97,6 +97,34 @@ def _name_ellipsis(equation: str, ranks: Sequence[int]) -> str:
     return f"{','.join(named)}->{right.replace('...', unused)}"
 
 
+def cumprod(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return the products of the first numbers along a dimension, each of twice as many as in the step before.
+
+    Hillis and Steele, Data Parallel Algorithms, Communications of the ACM 29 (1986)."""
+    x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
+    if not x.ndim:
+        return x
+    rows, distance = x.movedim(dim, -1), 1
+    while distance < rows.shape[-1]:
+        ones = torch.ones_like(rows[..., :distance])
+        rows = rows * torch.cat([ones, rows[..., :-distance]], -1)
+        distance *= 2
+    return rows.movedim(-1, dim)
+
+
+def cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: int | None = None) -> torch.Tensor:
+    """Return the distances of all pairs of rows; torch takes products for many rows, which lose digits of near ones."""
+    del compute_mode
+    return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
+
+
+def cholesky_solve(b: torch.Tensor, factor: torch.Tensor, upper: bool = False) -> torch.Tensor:
+    """Return the solution of the system whose matrix has this Cholesky factor, of which one triangle counts."""
+    lower = factor.triu().mT if upper else factor.tril()
+    solve: Callable[..., torch.Tensor] = LINEAR_ALGEBRA["aten::linalg_solve"]
+    return solve(lower @ lower.mT, b)
+
+
 def sort(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return sorted values and their places: ONNX's TopK keeps the order of equal ones, asked for or not.
 
@@ -144,6 +172,7 @@ def build_form_table() -> dict[str, Callable[..., Any]]:
     forms |= {"sort": sort, "argsort": lambda x, *rest: sort(x, *rest)[1]}
     forms |= {name: _make_extremum(name) for name in ("amax", "amin")}
     forms |= {"linalg_det": det, "det": det, "einsum": einsum, "searchsorted": searchsorted}
+    forms |= {"cumprod": cumprod, "cdist": cdist, "cholesky_solve": cholesky_solve}
     forms["bucketize"] = lambda x, bounds, out_int32=False, right=False: searchsorted(bounds, x, out_int32, right)
     forms |= {name: functools.partial(_decompose, name) for name in _BACKWARD}
     return {f"aten::{name}": form for name, form in forms.items()}

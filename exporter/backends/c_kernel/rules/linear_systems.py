@@ -107,6 +107,17 @@ def lower_log_determinant(call: OperatorCall) -> tuple[torch.Tensor, ...]:
         return torch.sign(result), torch.log(torch.abs(result)), *factors
 
 
+@lowers("cholesky_solve")
+def lower_cholesky_solve(call: OperatorCall) -> SymbolicTensor:
+    """Lower the solution of a system by the product of its Cholesky factors, of which one triangle counts."""
+    right, factor = (call.dispatch.to_symbol(v) for v in call.args[:2])
+    _check_double(call, factor.dtype)
+    with call.dispatch:
+        lower = torch.triu(factor).mT if call.argument(2, "upper", False) else torch.tril(factor)
+        matrix: torch.Tensor = lower @ lower.mT
+    return SymbolicTensor(_solve(call, call.dispatch.to_symbol(matrix).ids, right.ids, transposed=False), factor.dtype)
+
+
 def _expand_determinant(call: OperatorCall, rows: Sequence[Sequence[int]]) -> Expr:
     """Expand a determinant along its rows (Laplace); a minor of the first rows is computed once. Without a division it
     has all its derivatives for a singular matrix, too."""

@@ -107,6 +107,16 @@ def lower_matmul(call: OperatorCall) -> SymbolicTensor:
     return call.apply(add, product.dtype, product, call.args[0]) if adds else product
 
 
+@lowers("_cdist_forward")
+def lower_distances(call: OperatorCall) -> torch.Tensor:
+    """Lower the Euclidean distances of all pairs of rows."""
+    x, y, order = (*map(call.dispatch.to_symbol, call.args[:2]), call.args[2])
+    if float(order) != 2.0:
+        raise call.dispatch.unsupported_error(f"distances of order {order}", "Euclidean distances")
+    with call.dispatch:
+        return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), dim=-1)
+
+
 @lowers("linalg_cross")
 def lower_cross(call: OperatorCall) -> SymbolicTensor:
     """Lower a cross product along a dimension."""

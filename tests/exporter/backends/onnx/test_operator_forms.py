@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exporter.backends.onnx.operator_forms import aten_div, det, einsum, searchsorted
+from exporter.backends.onnx.operator_forms import aten_div, cdist, cholesky_solve, cumprod, det, einsum, searchsorted
 
 NAN, INF = float("nan"), float("inf")
 
@@ -64,3 +64,27 @@ def test_an_ellipsis_of_other_lengths(equation, shapes, monkeypatch):
     monkeypatch.setattr(torch.ops.aten.einsum, "default", lambda e, *rest, **more: asked.append(e) or run(e, *rest))
     torch.testing.assert_close(einsum(equation, operands), wanted, rtol=1e-13, atol=1e-13)
     assert "..." not in asked[0]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (5, 4), (4, 9)])
+def test_products_of_the_first_numbers(shape):
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for dim in range(-1, max(len(shape), 1)):
+        torch.testing.assert_close(cumprod(x, dim), torch.cumprod(x, dim), rtol=1e-14, atol=1e-15)
+    assert torch.equal(cumprod((4 * x).long(), 0), torch.cumprod((4 * x).long(), 0))
+    assert cumprod(x > 0, 0).dtype == torch.int64
+
+
+def test_distances_of_near_points():
+    x = torch.randn(2, 20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(cdist(x, x[:, :7] + 1e-9), torch.cdist(x, x[:, :7] + 1e-9), rtol=1e-6, atol=1e-14)
+    torch.testing.assert_close(cdist(x, x[:, :7], 1.0), torch.cdist(x, x[:, :7], 1.0), rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("is_upper", [False, True])
+def test_systems_by_a_cholesky_factor(is_upper):
+    a = torch.randn(2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    b = torch.randn(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    factor = torch.linalg.cholesky(a @ a.mT + torch.eye(4), upper=is_upper) + a.triu(1).mT * is_upper
+    wanted = torch.cholesky_solve(b, factor, is_upper)
+    torch.testing.assert_close(cholesky_solve(b, factor, is_upper), wanted, rtol=1e-11, atol=1e-12)

@@ -114,6 +114,8 @@ ANY = {
     "bisected in an order": lambda x: torch.searchsorted(x, x * 2, sorter=x.sort(stable=True, dim=-1)[1]).to(F),
     "max": lambda x: x.max(-1).values,
     "min": lambda x: x.min(-1).values,
+    "distances": lambda x: torch.cdist(x.reshape(-1, 2, 2), x.flip(-1).reshape(-1, 2, 2)).reshape(-1, 4),
+    "clone in order": lambda x: x.reshape(-1, 2, 2).mT.clone(memory_format=torch.contiguous_format).view(-1, 4),
     "max of all": lambda x: torch.stack([r.max() + 2 * r.min() for r in x]),
     "argmax": lambda x: (x.argmax(-1) + 10 * x.argmin(-1, keepdim=True).squeeze(-1) + 100 * x.max(-1)[1]).to(F),
     "argmax of all": lambda x: torch.stack([10 * r.reshape(2, 2).argmax() + r.min(-1)[1] for r in x]).to(F),

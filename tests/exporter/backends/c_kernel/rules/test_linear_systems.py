@@ -66,6 +66,19 @@ def test_a_large_determinant_is_refused():
     assert "at most 8 rows" in str(caught.value)
 
 
+@pytest.mark.parametrize("is_upper", [False, True])
+def test_systems_by_a_cholesky_factor(is_upper):
+    a = matrices(3)
+    factor = torch.linalg.cholesky(a @ a.mT + torch.eye(3, dtype=F), upper=is_upper)
+    b = torch.randn(19, 3, 2, dtype=F, generator=torch.Generator().manual_seed(0))
+
+    def function(factor, b):
+        return (torch.cholesky_solve(b, factor, is_upper),)
+
+    (got,) = Direct(function, {"factor": factor[:1], "b": b[:1]})(factor, b)
+    torch.testing.assert_close(got, function(factor, b)[0], rtol=1e-10, atol=1e-11)
+
+
 def test_without_pivots_they_would_not_be():
     """The control: the rows are not exchanged."""
 
