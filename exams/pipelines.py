@@ -18,6 +18,8 @@ from exams.cells import PASS, WRONG, Verdict
 from exams.derivatives import differs_from_differences, judge_jacobian, judge_products
 from exams.judgement import CLOSE, SAME, judge_outputs
 from exams.laws import check_laws
+from exams.ode_problems import PROBLEMS
+from exams.ode_solving import DIGITS, count_digits
 from exams.samples import Bundle, Inputs, Sample, get_number
 from exporter.archive import onnx_container
 from exporter.archive.contract import Contract
@@ -166,6 +168,27 @@ def judge_laws(work: Workbench, numbers: Sequence[int]) -> dict[int, Verdict]:
     return verdicts
 
 
+def judge_digits(work: Workbench, numbers: Sequence[int]) -> dict[int, Verdict]:
+    """Solve the problem of each sample by SciPy's Radau, by the kernel and its Jacobian; compare with the solution."""
+    archive = work.export(numbers, derivatives=[f"o{n}_*:x{n}_*" for n in numbers])
+    model = torchferry.load(torchferry.convert(archive, to="c").path)
+    first = {key: tensor[:1].numpy() for key, tensor in work.make_bundle(numbers).name_inputs(0).items()}
+    verdicts = {}
+    for n in numbers:
+        call = functools.partial(_call_row, model, first, f"x{n}_0")
+        rate = functools.partial(call, MAIN, f"o{n}_0")
+        jacobian = functools.partial(call, "jacobian", f"d o{n}_0 / d x{n}_0")
+        digits = count_digits(PROBLEMS[work.samples[n].label], rate, jacobian)
+        text = f"{digits:.1f} digits of the published solution"
+        verdicts[n] = PASS if digits >= DIGITS else Verdict(WRONG, text)
+    return verdicts
+
+
+def _call_row(model: Any, first: Mapping[str, Any], wrt: str, method: str, output: str, row: Any) -> Any:
+    """Return one output of a method for one row of an input."""
+    return model.call(method, {**first, wrt: np.asarray(row)[None]})[output][0]
+
+
 def _run_sample(
     model: torchferry.Model, inputs: Inputs, own: Sequence[str], *tensors: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
@@ -186,5 +209,6 @@ PIPELINES: dict[str, Judge] = {
     "c": _make_judge(KernelRunner(), "c", CLOSE),
     "jacobian": judge_derivatives,
     "jvp vjp": judge_jvp_vjp,
+    "digits": judge_digits,
     LAWS: judge_laws,
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 EXPECTED = Path(__file__).with_name("expected")
 CASE, SAMPLES = "case", "samples"
 # The columns, of those that a suite has.
-COLUMNS = ("pt", "libtorch", "program", "pt2", "onnx", "onnx.reference", "c", "jacobian", "jvp vjp", "laws")
+COLUMNS = ("pt", "libtorch", "program", "pt2", "onnx", "onnx.reference", "c", "jacobian", "jvp vjp", "digits", "laws")
 
 
 @dataclass(frozen=True)

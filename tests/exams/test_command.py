@@ -26,4 +26,7 @@ def test_without_a_suite_all_are_run():
 def test_an_unknown_suite_is_named():
     done = run_exams("operator")
     assert done.returncode == 2
-    assert "there is no suite operator: there are operators, modules, torch_examples, networks, programs" in done.stderr
+    assert (
+        "there is no suite operator: there are operators, modules, torch_examples, odes, networks, programs"
+        in done.stderr
+    )

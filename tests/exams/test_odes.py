@@ -1,0 +1,41 @@
+"""Published solutions are reached with the right Jacobian and rate, and not with wrong ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from exams.cells import VERIFIED
+from exams.examination import examine
+from exams.ode_problems import PROBLEMS
+from exams.ode_solving import DIGITS, count_digits
+from exams.suites import odes
+
+
+def solve(name, factor=1.0):
+    problem = PROBLEMS[name]
+
+    def rate(y):
+        return factor * problem.rate(torch.tensor(y)[None])[0].numpy()
+
+    def jacobian(y):
+        return torch.func.jacrev(problem.rate)(torch.tensor(y)).numpy()
+
+    return count_digits(problem, rate, jacobian)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_published_solutions(name):
+    assert solve(name) >= DIGITS
+
+
+def test_a_wrong_rate_is_seen():
+    assert solve("HIRES", 1.001) < 4
+    assert count_digits(PROBLEMS["VDPOL"], lambda y: y * np.nan, lambda y: np.eye(2)) == -np.inf
+
+
+def test_a_kernel_into_radau():
+    case = odes.make_case("HIRES", 1)
+    (cells,) = examine([case], [{}], ["digits"])
+    assert cells == {"pt": VERIFIED, "digits": VERIFIED}
