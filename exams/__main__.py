@@ -21,6 +21,7 @@ from exams.tables import EXPECTED, Row, list_changes, merge_rows, read_table, wr
 from exporter.common.errors import INTERRUPTED, MissingRuntimeError
 
 RANDOM = "programs"
+NOT_RUN = ": not run: "
 SUITES = (*TITLES, RANDOM)
 FOLDER = ROOT / "out" / "exams"
 
@@ -42,14 +43,13 @@ def main() -> int:
     parser.add_argument("--new", action="store_true", help="run the cases that have no row yet, and add them")
     parser.add_argument("--update", action="store_true", help="what comes out is expected from now on")
     arguments = parser.parse_args()
+    if arguments.new and arguments.pipeline:
+        parser.error("a new row has the cells of all pipelines: --new without --pipeline")
     arguments.update |= arguments.new
     if unknown := {*arguments.suites} - {*SUITES}:
         parser.error(f"there is no suite {', '.join(sorted(unknown))}: there are {', '.join(SUITES)}")
     try:
         changes = [line for suite in arguments.suites or SUITES for line in run(suite, arguments)]
-    except MissingRuntimeError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         return INTERRUPTED
@@ -57,7 +57,7 @@ def main() -> int:
         print(line)
     if changes and not arguments.update:
         print(f"{len(changes)} cells are not as {EXPECTED.relative_to(ROOT)} has them; --update takes them over")
-    is_taken_over = arguments.update and not any(text.startswith(RANDOM) for text in changes)
+    is_taken_over = arguments.update and not any(text.startswith(RANDOM) or NOT_RUN in text for text in changes)
     return bool(changes) and not is_taken_over
 
 
@@ -66,6 +66,8 @@ def run(suite: str, arguments: argparse.Namespace) -> list[str]:
     module = importlib.import_module(f"exams.suites.{suite}")
     has_table = suite in TITLES
     expected = read_table(suite) if has_table else {}
+    if arguments.new and not has_table:
+        return []
     cases = module.list_seeds(arguments.seeds) if arguments.seeds and not has_table else module.list_cases()
     selected = [c for c in select_share(cases, arguments.share) if fnmatch.fnmatch(c, arguments.only)]
     is_whole = len(selected) == len(cases)
@@ -78,7 +80,10 @@ def run(suite: str, arguments: argparse.Namespace) -> list[str]:
     if arguments.fresh:
         log.unlink(missing_ok=True)
     requirements = getattr(module, "REQUIREMENTS", None) if selected else None
-    packages = str(ensure_packages(requirements)) if requirements else ""
+    try:
+        packages = str(ensure_packages(requirements)) if requirements else ""
+    except MissingRuntimeError as error:
+        return [f"{suite}{NOT_RUN}{error}"]
     tasks = plan_tasks(suite, selected, expected, arguments.pipeline, arguments.samples, packages)
     rows = run_suite(tasks, log, arguments.jobs, _Progress(suite, len(selected)))
     print(f"{suite}: {describe_counts(rows)}")

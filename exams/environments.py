@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import venv
 from pathlib import Path
 
+from filelock import FileLock
+
 from exporter.common.errors import MissingRuntimeError
-from runtime_checks.cache import make_private_folder
+from runtime_checks.cache import check_private_folder, make_private_folder
 
 
 def ensure_packages(requirements: Path) -> Path:
@@ -22,13 +23,19 @@ def ensure_packages(requirements: Path) -> Path:
     The folder is another one for another torch or Python. Raises ``MissingRuntimeError`` if pip cannot install them."""
     torch = f"torch=={importlib.metadata.version('torch')}"
     key = "\n".join([requirements.read_text(encoding="utf-8"), torch, sys.version])
-    folder = make_private_folder("exams") / f"{requirements.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if not folder.exists():
-        print(f"installing {requirements.name} into {folder}", file=sys.stderr)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            installed = _install(requirements, torch, Path(scratch))
-            if not folder.exists():
-                installed.rename(folder)
+    place = make_private_folder("exams") / f"{requirements.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    # By this name code of others is known as such.
+    folder = place / "site-packages"
+    with FileLock(f"{place}.lock"):
+        if not folder.exists():
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(mode=0o700)
+            print(f"installing {requirements.name} into {folder}", file=sys.stderr)
+            try:
+                _install(requirements, torch, place / "scratch").rename(folder)
+            finally:
+                shutil.rmtree(place / "scratch", ignore_errors=True)
+        check_private_folder(place)
     return folder
 
 
@@ -50,7 +57,6 @@ def _install(requirements: Path, constraint: str, scratch: Path) -> Path:
         raise MissingRuntimeError(
             what, where=str(requirements), got=got, expected="a network, or pip's cache", mend=mend
         )
-    for tool in ("pip", "outer.pth"):
-        path = packages / tool
+    for path in (packages / "outer.pth", *packages.glob("pip*")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return packages

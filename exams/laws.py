@@ -13,8 +13,14 @@ STEP = 1e-5
 
 
 def explain_inequality(what: str, got: torch.Tensor, expected: torch.Tensor, close: float = 0.0) -> str:
-    """Return how far two sides of a law are apart, by the largest number; empty if they agree."""
-    scale = float(expected.abs().max()) or 1.0
+    """Return how far two sides of a law are apart, by the largest number; empty if they agree.
+
+    Zeros obey any law, and say nothing."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return f"{what}: one side is {list(got.shape)} {got.dtype}, the other {list(expected.shape)} {expected.dtype}"
+    scale = float(expected.abs().max())
+    if scale == 0.0:
+        return f"{what}: there is nothing but zeros"
     off = float((got - expected).abs().max()) / scale
     limit = close or CLOSE[expected.dtype]
     return "" if off <= limit else f"{what}: the sides differ by {off:.0e}"
@@ -56,8 +62,10 @@ def make_causality(dim: int) -> Law:
         count = inputs[0].shape[dim] // 2
         later = [t.clone() for t in inputs]
         later[0].narrow(dim, count, inputs[0].shape[dim] - count).fill_(1)
-        pairs = zip(run(*later), run(*inputs), strict=True)
+        pairs = list(zip(run(*later), run(*inputs), strict=True))
         what = "later tokens change earlier outputs"
+        if all(torch.equal(got, expected) for got, expected in pairs):
+            return "no output depends on later tokens"
         early = ((got.narrow(dim, 0, count), expected.narrow(dim, 0, count)) for got, expected in pairs)
         return next((text for got, expected in early if (text := explain_inequality(what, got, expected))), "")
 

@@ -35,6 +35,8 @@ class Sample:
     fresh: tuple[Tensors, ...]
     rows: int = 0
     laws: Mapping[str, Law] = field(default_factory=dict)
+    # The function itself differentiates.
+    takes_gradients: bool = False
 
 
 class ArrangedCall(nn.Module):
@@ -89,7 +91,8 @@ class Bundle(nn.Module):
 
     def evaluate(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         """Return the outputs of a copy of the bundle, on copies of inputs: it may write to both, and take gradients."""
-        with torch.enable_grad():
+        takes_gradients = any(sample.takes_gradients for sample in self.samples.values())
+        with torch.set_grad_enabled(takes_gradients):
             outputs = copy.deepcopy(self).forward(**{name: tensor.clone() for name, tensor in inputs.items()})
         return {
             name: tensor.detach() if isinstance(tensor, torch.Tensor) else tensor for name, tensor in outputs.items()

@@ -139,7 +139,7 @@ def _make_potential() -> Network:
         "forces": make_force_law(0, 0, 1),
     }
     pipelines = ("pt", "libtorch", "program", "onnx", "onnx.reference", "laws")
-    return Network(_Potential(model), _draw_cluster, has_batch=False, pipelines=pipelines, laws=laws)
+    return Network(_Potential(model), _draw_cluster, False, pipelines, laws, takes_gradients=True)
 
 
 CATALOGUE: Catalogue = {

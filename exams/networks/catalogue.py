@@ -25,6 +25,7 @@ class Network:
     has_batch: bool = True
     pipelines: tuple[str, ...] = EVERY
     laws: Mapping[str, Law] = field(default_factory=dict)
+    takes_gradients: bool = False
 
 
 Catalogue = dict[str, Callable[[], Network]]
@@ -40,7 +41,7 @@ _LIBRARIES: list[Any] = []
 
 def define_detection() -> None:
     """Declare operators that torchvision describes when it is imported: beside a torch of another kind it has none."""
-    if not _LIBRARIES:
+    if not _LIBRARIES and torch.version.cuda is None:
         library = torch.library.Library("torchvision", "FRAGMENT")
         _LIBRARIES.append(library)
         for name in ("nms", "qnms"):

@@ -33,6 +33,6 @@ def make_case(name: str, most: int) -> Case:
         network.draw(torch.Generator().manual_seed(seed), rows) for seed, rows in enumerate((ROWS, *FRESH_ROWS))
     )
     rows = ROWS if network.has_batch else 0
-    sample = Sample("", network.model, inputs, tuple(fresh), rows, network.laws)
+    sample = Sample("", network.model, inputs, tuple(fresh), rows, network.laws, network.takes_gradients)
     pipelines = tuple(name for name in network.pipelines if name != LAWS or network.laws)
     return Case([sample], pipelines, "yes" if network.has_batch else "no", budget=None)

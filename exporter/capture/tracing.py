@@ -159,7 +159,11 @@ def trace_methods(
         raise CaptureError(what, check="tracing", where=where, got=got, expected=expected, mend=mend) from error
     assert isinstance(module, torch.jit.ScriptModule)
     if list_compiled(source.parameter_module):
-        for part in module.modules():
+        # The innermost first: what is inlined around them has no calls left.
+        for path, part in reversed(list(module.named_modules())):
+            # What is compiled from its source has calls of its own.
+            if any(path == outer or path.startswith(f"{outer}.") for outer in scripted):
+                continue
             compiled: Any = part._c
             for name in compiled._method_names():
                 graph = compiled._get_method(name).graph

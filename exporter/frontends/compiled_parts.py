@@ -36,7 +36,8 @@ def replace_compiled_parts(model: nn.Module, where: str) -> nn.Module:
         where: The place of the model in messages.
 
     Returns:
-        The model, or a copy in which a ``CompiledModel`` stands for each ``ScriptModule``.
+        The model, or a copy in which a ``CompiledModel`` stands for each ``ScriptModule``. The model itself is then in
+        eval mode, too.
 
     Raises:
         CaptureError: If the model cannot be copied.
@@ -59,15 +60,30 @@ def replace_compiled_parts(model: nn.Module, where: str) -> nn.Module:
         what, got = "a model with parts in TorchScript cannot be copied", summarize_error(error)
         expected, mend = "a model that copy.deepcopy takes", "return it before torch.jit.script or torch.jit.trace"
         raise CaptureError(what, check="copy", where=where, got=got, expected=expected, mend=mend) from error
-    for old, new in zip(model.parameters(), copied.parameters(), strict=True):
-        new.requires_grad_(old.requires_grad)
+    own = dict(model.named_parameters(remove_duplicate=False))
+    for name, parameter in copied.named_parameters():
+        parameter.requires_grad_(own[name].requires_grad)
     wrapped: dict[nn.Module, nn.Module] = {}
     for path, part in _list_parts(copied).items():
         if part not in wrapped:
             wrapped[part] = wrap_checked(part, where, f"submodule {path!r}")
         parent, _, name = path.rpartition(".")
         copied.get_submodule(parent)._modules[name] = wrapped[part]
+    _tie_parameters(model, copied)
+    # The user's own model is the reference of a first run.
+    model.eval()
     return copied
+
+
+def _tie_parameters(model: nn.Module, copied: nn.Module) -> None:
+    """Make one parameter of those that are one in the model: copies of TorchScript are copies of their own."""
+    first_names: dict[int, str] = {}
+    copies = dict(copied.named_parameters(remove_duplicate=False))
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = first_names.setdefault(id(parameter), name)
+        if first != name:
+            parent, _, own = name.rpartition(".")
+            copied.get_submodule(parent)._parameters[own] = copies[first]
 
 
 def _list_parts(model: nn.Module) -> dict[str, torch.jit.ScriptModule]:

@@ -97,7 +97,7 @@ def source_from_module(model: nn.Module, name: str, inputs: Any, where: str, cod
 
 def build_source(module: nn.Module, name: str, examples: Any, where: str, origin: Origin) -> Source:
     """Build the source of a module, and put it into eval mode; its variables are declared, or those of ``examples``."""
-    module = replace_compiled_parts(module, where)
+    own, module = module, replace_compiled_parts(module, where)
     if not isinstance(module, FunctionModule):
         # A function chooses the mode of its modules itself.
         module.eval()
@@ -108,6 +108,7 @@ def build_source(module: nn.Module, name: str, examples: Any, where: str, origin
         name=name,
         module=variables.bind(module, name),
         parameter_module=module,
+        own_module=variables.bind(own, name) if own is not module else None,
         inputs=signature.inputs,
         outputs=signature.outputs,
         declares_outputs=bool(signature.outputs),

@@ -29,7 +29,8 @@ class Source:
     finds them, and requires them of the model where ``declares_outputs``. ``calls`` are recorded or given inputs, with
     ``batch_ndim`` leading dimensions; ``default_dtype`` is the one under which the model should run. ``per_element``
     are inputs that are parameters of the user's module, which ``take_back`` makes parameters again. ``whole_call`` are
-    the given inputs in their whole shapes, of a model of which nobody has said that it has a batch."""
+    the given inputs in their whole shapes, of a model of which nobody has said that it has a batch. ``own_module`` is
+    the user's own where ``module`` is made of a copy."""
 
     name: str
     module: Callable[..., Any]
@@ -47,6 +48,7 @@ class Source:
     take_back: Callable[[], None] = keep_all
     # A call uses torch's autograd: it runs with gradients on, and is captured with its backward pass.
     uses_autograd: bool = False
+    own_module: Callable[..., Any] | None = None
     # The library's own chain rule: from inputs to the outputs, in order, and blocks by ``(output, input)``.
     compute_jacobian_blocks: Callable[..., tuple[Inputs, Mapping[tuple[str, str], torch.Tensor]]] | None = None
 

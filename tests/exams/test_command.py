@@ -7,7 +7,11 @@ import sys
 
 from project import ROOT
 
+from exams import __main__ as command
 from exams.__main__ import SUITES
+from exams.ode_problems import PROBLEMS
+from exams.tables import read_table
+from exporter.common.errors import MissingRuntimeError
 
 
 def run_exams(*arguments):
@@ -30,3 +34,34 @@ def test_an_unknown_suite_is_named():
         "there is no suite operator: there are operators, modules, torch_examples, odes, networks, programs"
         in done.stderr
     )
+
+
+def test_packages_that_cannot_be_installed(monkeypatch, capsys):
+    """The other suites run; this one says that it did not, and counts."""
+
+    def refuse(requirements):
+        raise MissingRuntimeError("pip cannot install the packages of a suite")
+
+    monkeypatch.setattr(command, "ensure_packages", refuse)
+    monkeypatch.setattr("sys.argv", ["exams", "networks", "--only", "torchdiffeq*", "--update"])
+    assert command.main() == 1
+    assert "networks: not run: pip cannot install" in capsys.readouterr().out
+
+
+def test_new_rows_have_all_cells():
+    done = run_exams("operators", "--new", "--pipeline", "onnx")
+    assert done.returncode == 2
+    assert "--new without --pipeline" in done.stderr
+
+
+def test_new_cases_alone_are_run(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(command, "run_suite", lambda tasks, *rest: asked.extend(tasks) or [])
+    monkeypatch.setattr(command, "write_table", lambda *arguments: None)
+    monkeypatch.setattr(command.PAGE.__class__, "write_text", lambda *arguments, **options: 0)
+    known = next(iter(read_table("odes")), "")
+    monkeypatch.setattr("sys.argv", ["exams", "odes", "--new"])
+    command.main()
+    cases = {case for task in asked for case in task.cases}
+    assert known not in cases
+    assert cases == set(PROBLEMS) - set(read_table("odes"))

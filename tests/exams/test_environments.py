@@ -14,7 +14,7 @@ def test_packages_are_installed_once(tmp_path, monkeypatch):
     wanted = tmp_path / "few.txt"
     wanted.write_text("# torch is there already\ntorch\n")
     folder = ensure_packages(wanted)
-    assert folder.parent == tmp_path / "cache" / "exams"
+    assert folder.parent.parent == tmp_path / "cache" / "exams"
     assert not (folder / "torch").exists()
 
     def refuse(*arguments):
@@ -34,4 +34,5 @@ def test_a_package_that_is_not_there(tmp_path, monkeypatch):
     wanted.write_text("torchferry-has-no-such-package==1\n")
     with pytest.raises(MissingRuntimeError, match=r"cannot install(.|\n)*few\.txt(.|\n)*no-such-package"):
         ensure_packages(wanted)
-    assert list((tmp_path / "cache" / "exams").iterdir()) == []
+    assert list((tmp_path / "cache" / "exams").rglob("site-packages")) == []
+    assert not list((tmp_path / "cache" / "exams").rglob("scratch"))

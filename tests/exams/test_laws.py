@@ -67,3 +67,17 @@ def test_causality(is_causal):
 
     cell = examine_law(average, make_causality(1), draw_tokens)
     assert cell == "verified" if is_causal else cell.startswith("wrong: law: later tokens change earlier outputs")
+
+
+def test_laws_that_say_nothing_are_seen():
+    zero = make_equivariance("a rotation", lambda x: x, lambda y: y)
+    assert "nothing but zeros" in examine_law(lambda x: x * 0.0, zero)
+    assert "nothing but zeros" in examine_law(lambda r: (r.sum() * 0.0 + 1.0, r * 0.0), make_force_law(0, 0, 1))
+    other = make_equivariance("a copy", lambda x: x, lambda y: (y[0][:1],))
+    assert "one side is [4, 3]" in examine_law(lambda x: x.sin(), other)
+
+    def draw_tokens(seed):
+        return (torch.randint(2, 9, (2, 6), generator=torch.Generator().manual_seed(seed)),)
+
+    start = lambda tokens: tokens[:, :1].double().expand(-1, 6)  # noqa: E731
+    assert "no output depends on later tokens" in examine_law(start, make_causality(1), draw_tokens)

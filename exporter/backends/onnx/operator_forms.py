@@ -5,6 +5,8 @@ onnxruntime (1.31) has kernels of Det in float32 only; the sources of others are
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +15,9 @@ import torch
 from torch._decomp import decomposition_table
 
 from exporter.backends.onnx.gaussian_elimination import LINEAR_ALGEBRA, lu_factor
+
+# Products that are written one by one.
+LONGEST_PRODUCT = 64
 
 
 def aten_div(a: torch.Tensor, b: torch.Tensor, rounding_mode: str | None = None) -> torch.Tensor:
@@ -98,13 +103,16 @@ def _name_ellipsis(equation: str, ranks: Sequence[int]) -> str:
 
 
 def cumprod(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return the products of the first numbers along a dimension, each of twice as many as in the step before.
+    """Return the products of the first numbers along a dimension: one after the other, and for long ones each of twice
+    as many as in the step before, which may overflow elsewhere.
 
     Hillis and Steele, Data Parallel Algorithms, Communications of the ACM 29 (1986)."""
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     if not x.ndim:
         return x
     rows, distance = x.movedim(dim, -1), 1
+    if isinstance(rows.shape[-1], int) and 0 < rows.shape[-1] <= LONGEST_PRODUCT:
+        return torch.stack(list(itertools.accumulate(rows.unbind(-1), operator.mul)), -1).movedim(-1, dim)
     while distance < rows.shape[-1]:
         ones = torch.ones_like(rows[..., :distance])
         rows = rows * torch.cat([ones, rows[..., :-distance]], -1)
@@ -121,8 +129,8 @@ def cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: int | 
 def cholesky_solve(b: torch.Tensor, factor: torch.Tensor, upper: bool = False) -> torch.Tensor:
     """Return the solution of the system whose matrix has this Cholesky factor, of which one triangle counts."""
     lower = factor.triu().mT if upper else factor.tril()
-    solve: Callable[..., torch.Tensor] = LINEAR_ALGEBRA["aten::linalg_solve"]
-    return solve(lower @ lower.mT, b)
+    solve: Callable[..., torch.Tensor] = LINEAR_ALGEBRA["aten::linalg_solve_triangular"]
+    return solve(lower.mT, solve(lower, b, False), True)
 
 
 def sort(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -93,12 +93,26 @@ def run_first(source: Source, seed: int) -> FirstRun:
         start = time.perf_counter()
         sampler, inputs, outputs = find_inputs(source, generator, sizes[0] if source.sizes else 3)
         seconds = time.perf_counter() - start
+        _check_copy(source, inputs, outputs)
         if seconds > SLOW_CALL:
             # A first call may load or compile what later ones have.
             start = time.perf_counter()
             evaluate_on_copies(source, inputs)
             seconds = time.perf_counter() - start
         return FirstRun(source, sizes, sampler, inputs, outputs, seconds)
+
+
+def _check_copy(source: Source, inputs: Inputs, outputs: Mapping[str, torch.Tensor]) -> None:
+    """Raise ``CaptureError`` where a copy of the user's model is not what the model is."""
+    if source.own_module is None:
+        return
+    own = evaluate_on_copies(dataclasses.replace(source, module=source.own_module), inputs)
+    if differing := [name for name, value in outputs.items() if not all_close(own[name], value)]:
+        what = f"a copy of model {source.name!r}, for its parts in TorchScript, gives other outputs than the model"
+        where, got = find_forward_line(source), f"output {differing[0]!r} differs"
+        expected = "a model that computes with its tensors and its submodules' outputs alone"
+        mend = "read no numbers from a part in TorchScript, and refer to the model by self, in no function of its own"
+        raise CaptureError(what, check="copy", where=where, got=got, expected=expected, mend=mend)
 
 
 def make_sampler(source: Source, low: float = -1.0, high: float = 1.0) -> InputSampler:

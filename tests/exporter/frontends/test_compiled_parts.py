@@ -113,6 +113,96 @@ def test_parts_that_are_refused(tmp_path, make, error, message):
     assert not list(tmp_path.iterdir())
 
 
+class Scaled(nn.Module):
+    """Reads a number of a part: the part's code is captured, what else is there is not."""
+
+    def __init__(self):
+        super().__init__()
+        part = nn.Tanh()
+        part.scale = 3.0  # pyright: ignore[reportArgumentType]
+        with ignore_deprecations():
+            self.part = torch.jit.script(part)
+
+    def forward(self, x):
+        return self.part(x) * getattr(self.part, "scale", 1.0)
+
+
+def test_numbers_read_from_a_part_are_seen(tmp_path):
+    with pytest.raises(CaptureError, match=r"copy of model 'Scaled'.* gives other outputs"):
+        export(Scaled(), tmp_path / "m.pt")
+
+
+class Referring(nn.Module):
+    """A function that refers to the model, which a copy does not replace."""
+
+    def __init__(self):
+        super().__init__()
+        with ignore_deprecations():
+            self.part = torch.jit.script(nn.Tanh())
+        self.scale = lambda x: x * 2 if self.training else x
+
+    def forward(self, x):
+        return self.scale(self.part(x))
+
+
+def test_the_model_itself_is_in_eval_mode(tmp_path):
+    got = export(Referring(), tmp_path / "m.pt").call("forward", {"x": X})["output"]
+    torch.testing.assert_close(got, torch.tanh(X), rtol=1e-13, atol=1e-13)
+
+
+class Tied(nn.Module):
+    """One layer, called in Python and in TorchScript."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3).double()
+        with ignore_deprecations():
+            self.part = torch.jit.script(self.layer)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x)) + self.part(x)
+
+
+def test_a_parameter_of_two_parts_is_one(tmp_path):
+    model = Tied()
+    exported = export(model, tmp_path / "m.pt", derivatives=["*:layer.bias"])
+    got = exported.call("jacobian", {"x": X})["d output / d layer.bias"]
+    wanted = torch.func.jacrev(lambda b: torch.tanh(X @ model.layer.weight.T + b) + X @ model.layer.weight.T + b)(
+        model.layer.bias
+    )
+    torch.testing.assert_close(got, wanted.detach(), rtol=1e-11, atol=1e-12)
+
+
+class Optional(nn.Module):
+    """Compiled from its source, with a call and an optional value of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor | None = None
+        if bool(x.sum() > 1e3):
+            y = helper(x)
+        return x if y is None else y
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_a_part_beside_one_that_is_compiled_from_its_source(tmp_path):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.marked = torchferry.mark(Optional(), jit="script")
+            with ignore_deprecations():
+                self.part = torch.jit.script(nn.Tanh())
+
+        def forward(self, x):
+            return self.part(self.marked(x))
+
+    exported = export(Both(), tmp_path / "m.pt", batch="no")
+    for x in (X, X + 1e3):
+        torch.testing.assert_close(exported.call("forward", {"x": x})["output"], torch.tanh(x * (1 + (x.sum() > 1e3))))
+
+
 def test_a_model_without_such_parts_is_itself():
     model = nn.Sequential(nn.Linear(3, 3))
     assert replace_compiled_parts(model, "here") is model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,8 +22,8 @@ NO_ERRORS: Mapping[str, Callable[..., Any]] = {
     "aten::linalg_lu_factor": lambda a, pivot=True: torch.linalg.lu_factor_ex(a, pivot=pivot)[:2],
 }
 
-# The products of a determinant double with each row.
-LARGEST_DETERMINANT = 8
+# A sum of products loses digits to those that cancel, more of them with each row: elimination would not.
+LARGEST_DETERMINANT = 3
 
 
 def _check_double(call: OperatorCall, dtype: torch.dtype) -> None:
@@ -94,7 +95,8 @@ def lower_determinant(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
     if n > LARGEST_DETERMINANT:
         expected = f"matrices of at most {LARGEST_DETERMINANT} rows"
         raise call.dispatch.unsupported_error(f"aten::linalg_det of {n} by {n} numbers", expected)
-    nodes = [_expand_determinant(call, rows) for rows in matrix.ids.reshape(-1, n, n).tolist()]
+    count = math.prod(matrix.ids.shape[:-2])
+    nodes = [_expand_determinant(call, rows) for rows in matrix.ids.reshape(count, n, n).tolist()]
     result = make_symbol([node.index for node in nodes], matrix.ids.shape[:-2], matrix.dtype)
     return result, *_make_factors(matrix)
 
@@ -109,18 +111,20 @@ def lower_log_determinant(call: OperatorCall) -> tuple[torch.Tensor, ...]:
 
 @lowers("cholesky_solve")
 def lower_cholesky_solve(call: OperatorCall) -> SymbolicTensor:
-    """Lower the solution of a system by the product of its Cholesky factors, of which one triangle counts."""
+    """Lower the solution of a system by the factor and its transpose; one triangle of it counts."""
     right, factor = (call.dispatch.to_symbol(v) for v in call.args[:2])
     _check_double(call, factor.dtype)
     with call.dispatch:
         lower = torch.triu(factor).mT if call.argument(2, "upper", False) else torch.tril(factor)
-        matrix: torch.Tensor = lower @ lower.mT
-    return SymbolicTensor(_solve(call, call.dispatch.to_symbol(matrix).ids, right.ids, transposed=False), factor.dtype)
+    # With their product the condition would be squared.
+    ids = call.dispatch.to_symbol(lower).ids
+    half = _solve(call, ids, right.ids, transposed=False)
+    return SymbolicTensor(_solve(call, ids, half, transposed=True), factor.dtype)
 
 
 def _expand_determinant(call: OperatorCall, rows: Sequence[Sequence[int]]) -> Expr:
-    """Expand a determinant along its rows (Laplace); a minor of the first rows is computed once. Without a division it
-    has all its derivatives for a singular matrix, too."""
+    """Expand a determinant along its rows (Laplace). Without a division it has its derivatives for a singular matrix,
+    too."""
     minors: dict[tuple[int, ...], Expr] = {(): call.make_constant(1, call.args[0].dtype)}
     for size, row in enumerate(rows, 1):
         larger = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -61,9 +62,9 @@ def _find_extremum(row: Row, *, is_max: bool) -> Row:
 
 
 def _order_rows(
-    call: OperatorCall, symbol: SymbolicTensor, dim: int, order: Callable[[Row], Row]
+    call: OperatorCall, symbol: SymbolicTensor, dim: int, order: Callable[[Row], Row], kept: int
 ) -> tuple[SymbolicTensor, SymbolicTensor]:
-    """Return numbers and places after ``order`` of each row along ``dim``; it may leave some out."""
+    """Return numbers and places after ``order`` of each row along ``dim``, which leaves ``kept`` of them."""
     ids = symbol.ids.movedim(dim, -1) if symbol.ids.ndim else symbol.ids.reshape(1)
     size = ids.shape[-1]
     if size > LONGEST:
@@ -72,12 +73,11 @@ def _order_rows(
     places = [Expr(call.graph, call.graph.add_constant(i, I64)) for i in range(size)]
     rows = [
         order([(Expr(call.graph, i), p) for i, p in zip(row, places, strict=True)])
-        for row in ids.reshape(-1, size).tolist()
+        for row in ids.reshape(math.prod(ids.shape[:-1]), size).tolist()
     ]
     results = []
     for part, dtype in enumerate((symbol.dtype, torch.int64)):
         nodes = torch.tensor([[pair[part].index for pair in row] for row in rows], dtype=torch.int64)
-        kept = nodes.shape[-1] if rows else size
         shaped = nodes.reshape(*ids.shape[:-1], kept)
         placed = shaped.movedim(-1, dim).contiguous() if symbol.ids.ndim else shaped.reshape(())
         results.append(SymbolicTensor(placed, dtype))
@@ -96,7 +96,7 @@ def lower_extremum(call: OperatorCall) -> torch.Tensor | tuple[SymbolicTensor, .
             return (torch.amax if call.name == "max" else torch.amin)(call.args[0])
     order = functools.partial(_find_extremum, is_max=call.name == "max")
     dim, keepdim = call.args[1], call.argument(2, "keepdim", False)
-    results = _order_rows(call, call.dispatch.to_symbol(call.args[0]), dim, order)
+    results = _order_rows(call, call.dispatch.to_symbol(call.args[0]), dim, order, 1)
     return tuple(_drop(result, dim, keepdim=keepdim) for result in results)
 
 
@@ -106,8 +106,8 @@ def lower_place(call: OperatorCall) -> SymbolicTensor:
     symbol, dim = call.dispatch.to_symbol(call.args[0]), call.argument(1, "dim")
     keepdim, order = call.argument(2, "keepdim", False), functools.partial(_find_extremum, is_max=call.name == "argmax")
     if dim is not None:
-        return _drop(_order_rows(call, symbol, dim, order)[1], dim, keepdim=keepdim)
-    _, place = _order_rows(call, SymbolicTensor(symbol.ids.reshape(-1), symbol.dtype), 0, order)
+        return _drop(_order_rows(call, symbol, dim, order, 1)[1], dim, keepdim=keepdim)
+    _, place = _order_rows(call, SymbolicTensor(symbol.ids.reshape(-1), symbol.dtype), 0, order, 1)
     return SymbolicTensor(place.ids.reshape([1] * symbol.ids.ndim if keepdim else []), place.dtype)
 
 
@@ -117,12 +117,5 @@ def lower_sort(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
     is_stable = call.func._overloadname == "stable"
     dim, descending = call.argument(1 + is_stable, "dim", -1), call.argument(2 + is_stable, "descending", False)
     order = functools.partial(_sort_row, descending=descending)
-    return _order_rows(call, call.dispatch.to_symbol(call.args[0]), dim, order)
-
-
-@lowers("topk")
-def lower_topk(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
-    """Lower the first of the sorted numbers with their places; of equal ones the first."""
-    count, dim, is_largest = call.args[1], call.argument(2, "dim", -1), call.argument(3, "largest", True)
-    order = lambda row: _sort_row(row, descending=is_largest)[:count]  # noqa: E731
-    return _order_rows(call, call.dispatch.to_symbol(call.args[0]), dim, order)
+    symbol = call.dispatch.to_symbol(call.args[0])
+    return _order_rows(call, symbol, dim, order, symbol.ids.shape[dim] if symbol.ids.ndim else 1)

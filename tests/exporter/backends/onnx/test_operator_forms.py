@@ -66,12 +66,14 @@ def test_an_ellipsis_of_other_lengths(equation, shapes, monkeypatch):
     assert "..." not in asked[0]
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (5, 4), (4, 9)])
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (5, 4), (4, 9), (2, 70)])
 def test_products_of_the_first_numbers(shape):
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for dim in range(-1, max(len(shape), 1)):
         torch.testing.assert_close(cumprod(x, dim), torch.cumprod(x, dim), rtol=1e-14, atol=1e-15)
     assert torch.equal(cumprod((4 * x).long(), 0), torch.cumprod((4 * x).long(), 0))
+    far = torch.tensor([1e200, 1e200, 1e-300], dtype=torch.float64)
+    assert torch.equal(cumprod(far, 0), torch.cumprod(far, 0))
     assert cumprod(x > 0, 0).dtype == torch.int64
 
 
@@ -86,5 +88,7 @@ def test_systems_by_a_cholesky_factor(is_upper):
     a = torch.randn(2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     b = torch.randn(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     factor = torch.linalg.cholesky(a @ a.mT + torch.eye(4), upper=is_upper) + a.triu(1).mT * is_upper
+    # One whose square is nearly singular.
+    factor[0, :2, :2] = torch.tensor([[1.0, 1.0], [1.0, 1e-6]])
     wanted = torch.cholesky_solve(b, factor, is_upper)
     torch.testing.assert_close(cholesky_solve(b, factor, is_upper), wanted, rtol=1e-11, atol=1e-12)

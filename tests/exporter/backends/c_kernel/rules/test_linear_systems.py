@@ -38,7 +38,7 @@ def test_solutions(n):
         assert (got - wanted).abs().amax() <= 1e-11 * scale
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("n", [1, 2, 3])
 def test_determinants_and_their_derivatives(n):
     a = matrices(n)
 
@@ -60,16 +60,19 @@ def test_a_singular_matrix_has_a_determinant_with_a_derivative():
 
 
 def test_a_large_determinant_is_refused():
-    a = matrices(9)
+    a = matrices(4)
     with pytest.raises(UnsupportedError, match="no form in a kernel") as caught:
         Direct(lambda a: (torch.linalg.det(a),), {"a": a[:1]})
-    assert "at most 8 rows" in str(caught.value)
+    assert "at most 3 rows" in str(caught.value)
 
 
 @pytest.mark.parametrize("is_upper", [False, True])
 def test_systems_by_a_cholesky_factor(is_upper):
     a = matrices(3)
     factor = torch.linalg.cholesky(a @ a.mT + torch.eye(3, dtype=F), upper=is_upper)
+    # One whose square is nearly singular.
+    factor[0] = torch.tensor([[1.0, 0.0, 0.0], [1.0, 1e-6, 0.0], [0.5, 0.25, 1.0]], dtype=F)
+    factor[0] = factor[0].mT.clone() if is_upper else factor[0]
     b = torch.randn(19, 3, 2, dtype=F, generator=torch.Generator().manual_seed(0))
 
     def function(factor, b):
