@@ -141,6 +141,36 @@ def sort(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.ops.aten.sort.default(x, dim, descending)
 
 
+def batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    variance: torch.Tensor | None,
+    *options: Any,
+) -> torch.Tensor:
+    """Return normalised channels: ONNX's operator has its epsilon in float32, which float64 is kept from.
+
+    ``batch_norm_cpu_collect_linear_and_constant_terms`` in aten/src/ATen/native/cpu/batch_norm_kernel.cpp."""
+    is_training, _, epsilon, *_ = options
+    if x.dtype != torch.float64 or is_training or mean is None or variance is None:
+        return torch.ops.aten.batch_norm.default(x, weight, bias, mean, variance, *options)
+    factor = (1.0 if weight is None else weight) / torch.sqrt(variance + epsilon)
+    rest = (0.0 if bias is None else bias) - mean * factor
+    shape = [-1] + [1] * (x.ndim - 2)
+    return x * factor.reshape(shape) + rest.reshape(shape)
+
+
+def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return the softmax in the dtype that is asked for, to which torch.onnx casts what it has computed in another."""
+    return torch.softmax(x if dtype is None else x.to(dtype), dim)
+
+
+def log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return the logarithm of the softmax, in the dtype that is asked for."""
+    return torch.log_softmax(x if dtype is None else x.to(dtype), dim)
+
+
 def squeeze(x: torch.Tensor, dims: int | Sequence[int] | None = None) -> torch.Tensor:
     """Return ``x`` without these dimensions where their size is 1: ONNX's operator takes no others."""
     if dims is None:
@@ -180,6 +210,7 @@ def build_form_table() -> dict[str, Callable[..., Any]]:
     forms |= {"sort": sort, "argsort": lambda x, *rest: sort(x, *rest)[1]}
     forms |= {name: _make_extremum(name) for name in ("amax", "amin")}
     forms |= {"linalg_det": det, "det": det, "einsum": einsum, "searchsorted": searchsorted}
+    forms |= {"batch_norm": batch_norm, "softmax": softmax, "log_softmax": log_softmax}
     forms |= {"cumprod": cumprod, "cdist": cdist, "cholesky_solve": cholesky_solve}
     forms["bucketize"] = lambda x, bounds, out_int32=False, right=False: searchsorted(bounds, x, out_int32, right)
     forms |= {name: functools.partial(_decompose, name) for name in _BACKWARD}

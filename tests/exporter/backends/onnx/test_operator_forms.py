@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exporter.backends.onnx.operator_forms import aten_div, cdist, cholesky_solve, cumprod, det, einsum, searchsorted
+from exporter.backends.onnx.operator_forms import (
+    aten_div,
+    batch_norm,
+    cdist,
+    cholesky_solve,
+    cumprod,
+    det,
+    einsum,
+    log_softmax,
+    searchsorted,
+    softmax,
+)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -92,3 +103,23 @@ def test_systems_by_a_cholesky_factor(is_upper):
     factor[0, :2, :2] = torch.tensor([[1.0, 1.0], [1.0, 1e-6]])
     wanted = torch.cholesky_solve(b, factor, is_upper)
     torch.testing.assert_close(cholesky_solve(b, factor, is_upper), wanted, rtol=1e-11, atol=1e-12)
+
+
+def test_a_softmax_in_another_dtype():
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)) * 3
+    for form, wanted in ((softmax, torch.softmax), (log_softmax, torch.log_softmax)):
+        assert torch.equal(form(x, 1, torch.float64), wanted(x, 1, dtype=torch.float64))
+        assert torch.equal(form(x, 0), wanted(x, 0))
+
+
+def test_normalised_channels():
+    generator = torch.Generator().manual_seed(0)
+    for dtype, shape in ((torch.float64, (4, 3)), (torch.float64, (2, 3, 5, 4)), (torch.float32, (2, 3, 5))):
+        x = torch.randn(shape, dtype=dtype, generator=generator)
+        weight, bias, mean = (torch.randn(3, dtype=dtype, generator=generator) for _ in range(3))
+        variance = torch.tensor([1e-6, 1.0, 40.0], dtype=dtype)
+        options = (False, 0.1, 1e-5, True)
+        for parameters in ((weight, bias), (None, None)):
+            wanted = torch.batch_norm(x, *parameters, mean, variance, *options)
+            got = batch_norm(x, *parameters, mean, variance, *options)
+            torch.testing.assert_close(got, wanted, rtol=1e-13 if dtype == torch.float64 else 0.0, atol=1e-12)
