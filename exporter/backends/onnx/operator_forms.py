@@ -214,6 +214,7 @@ def build_form_table() -> dict[str, Callable[..., Any]]:
     forms |= {"cumprod": cumprod, "cdist": cdist, "cholesky_solve": cholesky_solve}
     forms["bucketize"] = lambda x, bounds, out_int32=False, right=False: searchsorted(bounds, x, out_int32, right)
     forms |= {name: functools.partial(_decompose, name) for name in _BACKWARD}
+    forms |= {name: functools.partial(_unroll, name) for name in ("gru", "lstm", "rnn_tanh", "rnn_relu")}
     return {f"aten::{name}": form for name, form in forms.items()}
 
 
@@ -223,6 +224,15 @@ _BACKWARD = (
     "elu_backward", "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward", "leaky_relu_backward",
     "threshold_backward", "glu_backward",
 )  # fmt: skip
+
+
+def _unroll(name: str, x: torch.Tensor, *arguments: Any) -> Any:
+    """Run a recurrent network step by step in float64, which onnxruntime (1.31) has not."""
+    operator, first = getattr(torch.ops.aten, name), arguments[0]
+    # Of a packed sequence the sizes come first, before the state.
+    is_packed = isinstance(first, torch.Tensor) and not first.is_floating_point()
+    run = operator.data if is_packed else operator.input
+    return (decomposition_table[run] if x.dtype == torch.float64 else run)(x, *arguments)
 
 
 def _decompose(name: str, *arguments: Any) -> torch.Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from exporter.backends.onnx.operator_forms import (
+    _unroll,
     aten_div,
     batch_norm,
     cdist,
@@ -123,3 +124,20 @@ def test_normalised_channels():
             wanted = torch.batch_norm(x, *parameters, mean, variance, *options)
             got = batch_norm(x, *parameters, mean, variance, *options)
             torch.testing.assert_close(got, wanted, rtol=1e-13 if dtype == torch.float64 else 0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize(("name", "kind"), [("gru", torch.nn.GRU), ("lstm", torch.nn.LSTM), ("rnn_tanh", torch.nn.RNN)])
+def test_recurrent_networks(name, kind, is_packed, monkeypatch):
+    torch.manual_seed(0)
+    network = kind(3, 4, num_layers=2, bidirectional=True, dtype=torch.float64)
+    x = torch.randn(5, 2, 3, dtype=torch.float64)
+    sequence = torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3])) if is_packed else x
+    with torch.no_grad():
+        wanted = network(sequence)[0]
+        # torch's own function, called with the arguments that a file has.
+        monkeypatch.setattr(f"torch._VF.{name}", lambda first, *rest: _unroll(name, first, *rest))
+        got = network(sequence)[0]
+    pairs = [(got.data, wanted.data)] if is_packed else [(got, wanted)]
+    for mine, own in pairs:
+        torch.testing.assert_close(mine, own, rtol=1e-13, atol=1e-14)
