@@ -8,10 +8,15 @@ import functools
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from typing import Any, TypeVar
 
+from exporter.common.forking import end_with_parent
+
+# Seconds that a process has to end in order.
+GRACE = 3.0
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -58,8 +63,7 @@ def _run_in_pool(
             yield unfinished.pop(future), result
     except (KeyboardInterrupt, GeneratorExit):
         is_interrupted = True
-        for process in list((getattr(pool, "_processes", None) or {}).values()):
-            process.terminate()
+        _end_processes(list((getattr(pool, "_processes", None) or {}).values()))
         raise
     finally:
         # Not a with block: leaving one would wait for the tasks that are cancelled here. Nor does an interrupt wait for
@@ -73,6 +77,15 @@ def _run_in_pool(
                 yield task, error
 
 
+def _end_processes(processes: Sequence[Any]) -> None:
+    """Let processes end in order; kill those that compute on, where no signal is heard."""
+    for process in processes:
+        process.terminate()
+    timer = threading.Timer(GRACE, lambda: [process.kill() for process in processes])
+    timer.daemon = True
+    timer.start()
+
+
 def _run_or_end(function: Callable[[Task], Result], task: Task) -> Result:
     """Run a task in a process of a pool. After an interrupt the process would go on with the next one: it ends."""
     try:
@@ -84,7 +97,8 @@ def _run_or_end(function: Callable[[Task], Result], task: Task) -> Result:
 
 
 def _begin_process(prepare: Callable[[], Any] | None) -> None:
-    """End in order on the parent's SIGTERM; Ctrl-C at the terminal is left to the parent."""
+    """End in order on the parent's SIGTERM, and with it; Ctrl-C at the terminal is left to the parent."""
+    end_with_parent()
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
