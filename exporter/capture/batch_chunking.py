@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.jit._fuser import optimized_execution
 
 from exporter.capture.forward_wrapper import emit_method_source
 from exporter.graph.torch_nodes import iterate_nodes
@@ -41,7 +42,9 @@ def add_chunked_method(
 
     The ``arguments`` and the ``count`` results are tensors that all have the batch; ``max_rows`` are the rows of a
     chunk at most."""
-    computed_counts, returned_count = _count_numbers(module._c._get_method(inner).graph.copy())
+    # The sizes are those of the graph as torch optimises it, whatever eager mode around this does.
+    with optimized_execution(True):
+        computed_counts, returned_count = _count_numbers(module._c._get_method(inner).graph.copy())
     if sum(computed_counts) < MIN_WORK_RATIO * returned_count:
         return inner
     fitting_rows = BYTES * len(computed_counts) // (8 * max(sum(computed_counts), 1))

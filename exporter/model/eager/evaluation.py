@@ -38,7 +38,9 @@ def eager_context(source: Source) -> Iterator[None]:
     torch.set_default_dtype(source.default_dtype)
     torch.set_num_threads(1)
     try:
-        with torch.set_grad_enabled(source.uses_autograd), preserve_grads(source), run_control_flow():
+        # torch's optimiser of functions in TorchScript may round in another way from the second call on.
+        is_plain = optimized_execution(False)
+        with torch.set_grad_enabled(source.uses_autograd), preserve_grads(source), run_control_flow(), is_plain:
             with deterministic_kernels() if source.uses_autograd else contextlib.nullcontext():
                 yield
     finally:
@@ -84,9 +86,7 @@ def evaluate(source: Source, inputs: Inputs, *, attached: bool = False) -> dict[
         outputs = evaluate(source, tuple(t.detach() for t in inputs), attached=True)
         return {name: value.detach().clone() for name, value in outputs.items()}
     try:
-        # torch's optimiser of functions in TorchScript may round in another way from the second call on.
-        with optimized_execution(False):
-            result = source.module(*inputs)
+        result = source.module(*inputs)
     except TorchferryError:
         raise
     except Exception as error:
