@@ -71,11 +71,9 @@ def run(suite: str, arguments: argparse.Namespace) -> list[str]:
     cases = module.list_seeds(arguments.seeds) if arguments.seeds and not has_table else module.list_cases()
     selected = [c for c in select_share(cases, arguments.share) if fnmatch.fnmatch(c, arguments.only)]
     is_whole = len(selected) == len(cases)
-    if has_table and not arguments.update:
+    if has_table:
         print(f"{suite}: {sum(case not in expected for case in cases)} cases have no row yet; --new adds them")
-        selected = [case for case in selected if case in expected]
-    elif has_table and arguments.new:
-        selected = [case for case in selected if case not in expected]
+        selected = [case for case in selected if (case not in expected) == arguments.new]
     log = FOLDER / f"{'_'.join([suite, *sorted(arguments.pipeline)])}.jsonl"
     if arguments.fresh:
         log.unlink(missing_ok=True)

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.jit._fuser import optimized_execution
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 _Parameter = inspect.Parameter
@@ -59,11 +58,9 @@ class _Code:
         bound.apply_defaults()
         tensors = [_find_tensor(model, place) if isinstance(place, str) else place for place in self.places]
         is_recorded = torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None
-        # torch's optimiser may round in another way from the second call on.
-        with optimized_execution(False):
-            if is_recorded or any(a is not b for a, b in zip(tensors, self.originals, strict=True)):
-                return self.function(*bound.arguments.values(), *tensors)
-            return self.module(*bound.arguments.values())
+        if is_recorded or any(a is not b for a, b in zip(tensors, self.originals, strict=True)):
+            return self.function(*bound.arguments.values(), *tensors)
+        return self.module(*bound.arguments.values())
 
 
 def _find_tensor(model: nn.Module, path: str) -> torch.Tensor:

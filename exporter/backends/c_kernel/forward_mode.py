@@ -282,12 +282,13 @@ def _pull_cotangents(
             for k, node in enumerate(nodes):
                 seed = Expr(graph, graph.add_leaf(COTANGENT + name, k, graph[node].dtype, 1))
                 total += (seed * Expr(graph, node)).cast(F64)
-    result = {}
+    inputs, result = {s.name for s in contract.inputs}, {}
     for output in asked:
-        if strip_prefix(output) not in {s.name for s in contract.inputs}:
+        name = strip_prefix(output)
+        if name not in inputs:
             # That of a parameter is a sum over elements.
             raise NoRuleError(output)
-        wrt = leaves[strip_prefix(output)]
+        wrt = leaves[name]
         entries = [Expr(graph, i) for i in build_jacobian(graph, loops, [total.index], wrt)]
         result[output] = tuple(e.cast(graph[i].dtype).index for e, i in zip(entries, wrt, strict=True))
     return result

@@ -161,14 +161,11 @@ def batch_norm(
     return x * factor.reshape(shape) + rest.reshape(shape)
 
 
-def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return the softmax in the dtype that is asked for, to which torch.onnx casts what it has computed in another."""
-    return torch.softmax(x if dtype is None else x.to(dtype), dim)
-
-
-def log_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return the logarithm of the softmax, in the dtype that is asked for."""
-    return torch.log_softmax(x if dtype is None else x.to(dtype), dim)
+def run_in_dtype(
+    function: Callable[..., torch.Tensor], x: torch.Tensor, dim: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Run a function in the dtype that is asked for, to which torch.onnx casts what it has computed in another."""
+    return function(x if dtype is None else x.to(dtype), dim)
 
 
 def squeeze(x: torch.Tensor, dims: int | Sequence[int] | None = None) -> torch.Tensor:
@@ -210,7 +207,8 @@ def build_form_table() -> dict[str, Callable[..., Any]]:
     forms |= {"sort": sort, "argsort": lambda x, *rest: sort(x, *rest)[1]}
     forms |= {name: _make_extremum(name) for name in ("amax", "amin")}
     forms |= {"linalg_det": det, "det": det, "einsum": einsum, "searchsorted": searchsorted}
-    forms |= {"batch_norm": batch_norm, "softmax": softmax, "log_softmax": log_softmax}
+    forms |= {name: functools.partial(run_in_dtype, getattr(torch, name)) for name in ("softmax", "log_softmax")}
+    forms["batch_norm"] = batch_norm
     forms |= {"cumprod": cumprod, "cdist": cdist, "cholesky_solve": cholesky_solve}
     forms["bucketize"] = lambda x, bounds, out_int32=False, right=False: searchsorted(bounds, x, out_int32, right)
     forms |= {name: functools.partial(_decompose, name) for name in _BACKWARD}

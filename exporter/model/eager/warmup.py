@@ -107,7 +107,8 @@ def _check_copy(source: Source, inputs: Inputs, outputs: Mapping[str, torch.Tens
     if source.own_module is None:
         return
     own = evaluate_on_copies(dataclasses.replace(source, module=source.own_module), inputs)
-    if differing := [name for name, value in outputs.items() if not all_close(own[name], value)]:
+    differing = [name for name, value in outputs.items() if name not in own or not all_close(own[name], value)]
+    if differing:
         what = f"a copy of model {source.name!r}, for its parts in TorchScript, gives other outputs than the model"
         where, got = find_forward_line(source), f"output {differing[0]!r} differs"
         expected = "a model that computes with its tensors and its submodules' outputs alone"

@@ -11,7 +11,7 @@ import torch
 from exporter.backends.c_kernel.expression_graph import BOOL, I64, Expr, where
 from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, lowers
 
-# Comparisons of longer rows are too many nodes: they grow with the square.
+# Longer rows are not sorted: the comparisons grow with the square.
 LONGEST = 32
 # A number, and its place in the row that is ordered.
 Placed = tuple[Expr, Expr]
@@ -67,9 +67,6 @@ def _order_rows(
     """Return numbers and places after ``order`` of each row along ``dim``, which leaves ``kept`` of them."""
     ids = symbol.ids.movedim(dim, -1) if symbol.ids.ndim else symbol.ids.reshape(1)
     size = ids.shape[-1]
-    if size > LONGEST:
-        expected = f"rows of at most {LONGEST} numbers"
-        raise call.dispatch.unsupported_error(f"aten::{call.name} along {size} numbers", expected)
     places = [Expr(call.graph, call.graph.add_constant(i, I64)) for i in range(size)]
     rows = [
         order([(Expr(call.graph, i), p) for i, p in zip(row, places, strict=True)])
@@ -118,4 +115,8 @@ def lower_sort(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
     dim, descending = call.argument(1 + is_stable, "dim", -1), call.argument(2 + is_stable, "descending", False)
     order = functools.partial(_sort_row, descending=descending)
     symbol = call.dispatch.to_symbol(call.args[0])
-    return _order_rows(call, symbol, dim, order, symbol.ids.shape[dim] if symbol.ids.ndim else 1)
+    size = symbol.ids.shape[dim] if symbol.ids.ndim else 1
+    if size > LONGEST:
+        expected = f"rows of at most {LONGEST} numbers"
+        raise call.dispatch.unsupported_error(f"aten::sort along {size} numbers", expected)
+    return _order_rows(call, symbol, dim, order, size)

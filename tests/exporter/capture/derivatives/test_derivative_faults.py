@@ -175,6 +175,23 @@ def test_newton_finds_a_wrong_jacobian(tmp_path, monkeypatch):
     assert derivative_consistency.NEWTON in failed(tmp_path / "m.pt")
 
 
+class Jumping(nn.Module):
+    """The identity with a thousand small jumps, of which a step passes some on its way to the root."""
+
+    signature = Signature.of({"x": (3,)}, {"y": (3,)})
+
+    def forward(self, x):
+        return x + 1e-3 * torch.round(1e4 * x)
+
+
+@pytest.mark.parametrize("is_near", [True, False])
+def test_a_jump_on_the_way_is_no_fault_of_the_jacobian(tmp_path, monkeypatch, is_near):
+    if not is_near:
+        monkeypatch.setattr(derivative_consistency, "NEAREST", derivative_consistency.DISTANCES[-1])
+    failures = failed(tmp_path / "m.pt", model=Jumping())
+    assert (derivative_consistency.NEWTON in failures) is not is_near
+
+
 class Yielding(nn.Module):
     """Five times as soft above one; every point lies so close above that a step begins below."""
 
