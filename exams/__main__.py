@@ -21,7 +21,6 @@ from exams.tables import EXPECTED, Row, list_changes, merge_rows, read_table, wr
 from exporter.common.errors import INTERRUPTED, MissingRuntimeError
 
 RANDOM = "programs"
-NOT_RUN = ": not run: "
 SUITES = (*TITLES, RANDOM)
 FOLDER = ROOT / "out" / "exams"
 
@@ -45,29 +44,34 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.new and arguments.pipeline:
         parser.error("a new row has the cells of all pipelines: --new without --pipeline")
+    if (arguments.new or arguments.update) and arguments.samples != MOST_SAMPLES:
+        parser.error("the tables are of the usual number: --samples without --update and --new")
     arguments.update |= arguments.new
     if unknown := {*arguments.suites} - {*SUITES}:
         parser.error(f"there is no suite {', '.join(sorted(unknown))}: there are {', '.join(SUITES)}")
+    changes, faults = [], []
     try:
-        changes = [line for suite in arguments.suites or SUITES for line in run(suite, arguments)]
+        for suite in arguments.suites or SUITES:
+            own_changes, own_faults = run(suite, arguments)
+            changes += own_changes
+            faults += own_faults
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         return INTERRUPTED
-    for line in changes:
+    for line in (*changes, *faults):
         print(line)
     if changes and not arguments.update:
         print(f"{len(changes)} cells are not as {EXPECTED.relative_to(ROOT)} has them; --update takes them over")
-    is_taken_over = arguments.update and not any(text.startswith(RANDOM) or NOT_RUN in text for text in changes)
-    return bool(changes) and not is_taken_over
+    return bool(faults or (changes and not arguments.update))
 
 
-def run(suite: str, arguments: argparse.Namespace) -> list[str]:
-    """Run a suite; return what has changed, and what is wrong."""
+def run(suite: str, arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Run a suite; return what has changed, which ``--update`` takes over, and what is a fault in any case."""
     module = importlib.import_module(f"exams.suites.{suite}")
     has_table = suite in TITLES
     expected = read_table(suite) if has_table else {}
     if arguments.new and not has_table:
-        return []
+        return [], []
     cases = module.list_seeds(arguments.seeds) if arguments.seeds and not has_table else module.list_cases()
     selected = [c for c in select_share(cases, arguments.share) if fnmatch.fnmatch(c, arguments.only)]
     is_whole = len(selected) == len(cases)
@@ -81,13 +85,13 @@ def run(suite: str, arguments: argparse.Namespace) -> list[str]:
     try:
         packages = str(ensure_packages(requirements)) if requirements else ""
     except MissingRuntimeError as error:
-        return [f"{suite}{NOT_RUN}{error}"]
+        return [], [f"{suite}: not run: {error}"]
     tasks = plan_tasks(suite, selected, expected, arguments.pipeline, arguments.samples, packages)
     rows = run_suite(tasks, log, arguments.jobs, _Progress(suite, len(selected)))
     print(f"{suite}: {describe_counts(rows)}")
     wrong = [(r.case, p, text) for r in rows for p, text in r.cells.items() if classify_cell(text) == WRONG]
     if not has_table:
-        return [f"{suite}: {case}, {p}: {text}\n{module.shrink(case, p)}" for case, p, text in wrong]
+        return [], [f"{suite}: {case}, {p}: {text}\n{module.shrink(case, p)}" for case, p, text in wrong]
     if arguments.update:
         kept = {case: row for case, row in expected.items() if case in {*cases}}
         write_table(suite, merge_rows(kept, rows))
@@ -97,7 +101,7 @@ def run(suite: str, arguments: argparse.Namespace) -> list[str]:
     changes = list_changes(expected, rows)
     if is_whole:
         changes += [f"{case}: the case is gone" for case in expected if case not in {*cases}]
-    return [f"{suite}: {line}" for line in changes]
+    return [f"{suite}: {line}" for line in changes], []
 
 
 def describe_counts(rows: list[Row]) -> str:

@@ -16,7 +16,6 @@ from exams.pipelines import BUDGET, DERIVATIVES, PIPELINES, Workbench
 from exams.samples import Sample
 from exporter.common.errors import MismatchError, RunError, TorchferryError, UnsoundError
 from exporter.common.forking import time_limit
-from exporter.model.eager.batch_choice import BatchChoice
 
 # Samples refused one by one before the rest of a refused bundle counts as refused together.
 MOST_REFUSED = 2
@@ -39,7 +38,6 @@ class Case:
 
     samples: Sequence[Sample]
     pipelines: tuple[str, ...]
-    batch: BatchChoice = "no"
     differentiated: int = DIFFERENTIATED
     budget: float | None = BUDGET
 
@@ -52,6 +50,7 @@ def examine(cases: Sequence[Case], expected: Sequence[Mapping[str, str]], only: 
 
     The ``expected`` ones save splits: samples that were refused before go through alone. What the first pipeline does
     not verify goes through no other."""
+    ((pipelines, budget),) = {(case.pipelines, case.budget) for case in cases}
     starts = list(itertools.accumulate((len(case.samples) for case in cases), initial=0))
     places = [range(start, end) for start, end in itertools.pairwise(starts)]
     samples = [sample for case in cases for sample in case.samples]
@@ -59,8 +58,8 @@ def examine(cases: Sequence[Case], expected: Sequence[Mapping[str, str]], only: 
     cells: list[Cells] = [{} for _ in cases]
     numbers = list(range(len(samples)))
     with tempfile.TemporaryDirectory() as folder:
-        work = Workbench(samples, cases[0].batch, Path(folder), cases[0].budget)
-        first, *others = cases[0].pipelines
+        work = Workbench(samples, Path(folder), budget)
+        first, *others = pipelines
         for pipeline in (first, *(p for p in others if not only or p in only)):
             is_derivative = pipeline in DERIVATIVES
             chosen = _pick_small(cases, places, {*numbers}) if is_derivative else numbers
@@ -82,9 +81,10 @@ def _pick_small(cases: Sequence[Case], places: Sequence[range], numbers: set[int
     """Return a few samples of each case, of those with these numbers, whose Jacobian is small."""
     picked: list[int] = []
     for case, place in zip(cases, places, strict=True):
-        largest = LARGEST_SIDE_OF_BATCH if case.batch == "yes" else LARGEST_SIDE
-        sizes = {n: sum(t.numel() for t in case.samples[n - place.start].inputs) for n in place if n in numbers}
-        picked += [n for n, size in sizes.items() if 0 < size <= largest][: case.differentiated]
+        own = {n: sample for n, sample in zip(place, case.samples, strict=True) if n in numbers}
+        sizes = {n: sum(t.numel() for t in sample.inputs) for n, sample in own.items()}
+        largest = {n: LARGEST_SIDE_OF_BATCH if sample.rows else LARGEST_SIDE for n, sample in own.items()}
+        picked += [n for n in own if 0 < sizes[n] <= largest[n]][: case.differentiated]
     return picked
 
 

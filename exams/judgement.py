@@ -48,6 +48,8 @@ def judge_outputs(
     """Return what is not verified of the samples of a bundle, from its outputs by name."""
     silent = {*numbers} - {get_number(name) for name in expected}
     verdicts = dict.fromkeys(silent, Verdict(REFUSED, "it returns no tensor, so there is nothing to compare"))
+    excess = [Verdict(WRONG, f"the file has output {name} besides") for name in got if name not in expected]
+    verdicts |= dict.fromkeys(numbers, excess[0]) if excess else {}
     for name, tensor in expected.items():
         text = explain_difference(tensor, got[name], tolerances) if name in got else "the output is missing"
         if text:

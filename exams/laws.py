@@ -6,31 +6,33 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from exams.judgement import explain_difference
 from exams.samples import Law, Run, Tensors
 
-CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
+CLOSE = {"float64": 1e-9, "float32": 1e-4}
 STEP = 1e-5
 
 
 def explain_inequality(what: str, got: torch.Tensor, expected: torch.Tensor, close: float = 0.0) -> str:
-    """Return how far two sides of a law are apart, by the largest number; empty if they agree.
-
-    Zeros obey any law, and say nothing."""
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return f"{what}: one side is {list(got.shape)} {got.dtype}, the other {list(expected.shape)} {expected.dtype}"
-    scale = float(expected.abs().max())
-    if scale == 0.0:
-        return f"{what}: there is nothing but zeros"
-    off = float((got - expected).abs().max()) / scale
-    limit = close or CLOSE[expected.dtype]
-    return "" if off <= limit else f"{what}: the sides differ by {off:.0e}"
+    """Return how far two sides of a law are apart; empty if they agree. Zeros and NaN obey any law, and say nothing."""
+    if not bool(expected.isfinite().all()) or not bool(expected.any()):
+        return f"{what}: one side is not finite, or nothing but zeros"
+    text = explain_difference(expected, got, dict.fromkeys(CLOSE, close) if close else CLOSE)
+    return f"{what}: {text}" if text else ""
 
 
 def make_equivariance(what: str, change: Callable[[Tensors], Tensors], follow: Callable[[Tensors], Tensors]) -> Law:
-    """Return the law that ``change`` of the inputs makes the outputs ``follow``."""
+    """Return the law that ``change`` of the inputs makes the outputs ``follow``, and that all inputs count."""
 
     def judge(run: Run, inputs: Tensors) -> str:
-        pairs = zip(run(*change(inputs)), follow(run(*inputs)), strict=True)
+        outputs = run(*inputs)
+        for i, tensor in enumerate(inputs):
+            # The other way round, pairs of indices are others.
+            moved = tensor + _draw_noise(tensor) if tensor.is_floating_point() else tensor.flip(0)
+            others = run(*inputs[:i], moved, *inputs[i + 1 :])
+            if all(torch.equal(a, b) for a, b in zip(outputs, others, strict=True)):
+                return f"no output depends on input {i}"
+        pairs = zip(run(*change(inputs)), follow(outputs), strict=True)
         return next((text for got, expected in pairs if (text := explain_inequality(what, got, expected))), "")
 
     return judge
@@ -70,6 +72,11 @@ def make_causality(dim: int) -> Law:
         return next((text for got, expected in early if (text := explain_inequality(what, got, expected))), "")
 
     return judge
+
+
+def _draw_noise(tensor: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(4)
+    return 0.1 * torch.randn(tensor.shape, dtype=torch.float64, generator=generator).to(tensor.dtype)
 
 
 def draw_rotation(seed: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ State = torch.Tensor
 class OdeProblem:
     """The rate of a state of shape ``(batch, n)``, the state at time 0, the end, and the published state there.
 
-    ``floor`` is the absolute tolerance by the relative one, for states that become small."""
+    ``floor`` is the absolute tolerance divided by the relative one, for states that become small."""
 
     rate: Callable[[State], State]
     start: tuple[float, ...]

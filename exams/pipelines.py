@@ -14,17 +14,15 @@ import numpy as np
 import torch
 
 import torchferry
-from exams.cells import PASS, WRONG, Verdict
+from exams.cells import PASS, REFUSED, WRONG, Verdict
 from exams.derivatives import differs_from_differences, judge_jacobian, judge_products
 from exams.judgement import CLOSE, SAME, judge_outputs
 from exams.laws import check_laws
-from exams.ode_problems import PROBLEMS
-from exams.ode_solving import DIGITS, count_digits
+from exams.ode_solving import explain_solution
 from exams.samples import Bundle, Inputs, Sample, get_number
 from exporter.archive import onnx_container
-from exporter.archive.contract import Contract
+from exporter.archive.contract import Contract, block_name
 from exporter.common.errors import CaptureError, MismatchError, RunError, UnsupportedError
-from exporter.model.eager.batch_choice import BatchChoice
 from runtime_checks.containers import open_container
 from runtime_checks.runners.base import Call, Runner
 from runtime_checks.runners.kernel_runner import KernelRunner
@@ -35,7 +33,7 @@ from runtime_checks.runners.python_runner import PROGRAMS, PythonRunner
 
 Judge = Callable[["Workbench", Sequence[int]], dict[int, Verdict]]
 MAIN = "forward"
-LAWS = "laws"
+JACOBIAN, DIGITS, LAWS = "jacobian", "digits", "laws"
 # The check that compares derivatives with the function.
 DIFFERENCES = "finite differences"
 # Seconds of large batches in an export: the exam judges by itself.
@@ -47,7 +45,6 @@ class Workbench:
     """The samples of a case, and the archives that were made of them so far: each bundle is exported once."""
 
     samples: Sequence[Sample]
-    batch: BatchChoice
     folder: Path
     budget: float | None = BUDGET
     archives: dict[tuple[Any, ...], Path] = field(default_factory=dict)
@@ -61,9 +58,8 @@ class Workbench:
         if key not in self.archives:
             bundle, path = self.make_bundle(numbers), self.folder / f"{len(self.archives)}.pt"
             inputs = {name: tensor.clone() for name, tensor in bundle.name_inputs(0).items()}
-            torchferry.export(
-                bundle, inputs=inputs, output=path, batch=self.batch, jobs=1, budget=self.budget, **options
-            )
+            batch = "yes" if self.samples[numbers[0]].rows else "no"
+            torchferry.export(bundle, inputs=inputs, output=path, batch=batch, jobs=1, budget=self.budget, **options)
             self.archives[key] = path
         return self.archives[key]
 
@@ -157,10 +153,10 @@ def judge_jvp_vjp(work: Workbench, numbers: Sequence[int]) -> dict[int, Verdict]
 def judge_laws(work: Workbench, numbers: Sequence[int]) -> dict[int, Verdict]:
     """Hold the laws of each sample on the archive, with every set of fresh inputs."""
     model, bundle = torchferry.load(work.export(numbers)), work.make_bundle(numbers)
-    verdicts = dict.fromkeys(numbers, PASS)
+    verdicts = {n: PASS if work.samples[n].laws else Verdict(REFUSED, "it has no laws") for n in numbers}
     for fresh in range(1, bundle.count_fresh + 1):
         inputs = bundle.name_inputs(fresh)
-        for number in numbers:
+        for number in (n for n in numbers if work.samples[n].laws):
             own = [name for name in inputs if get_number(name) == number]
             run = functools.partial(_run_sample, model, inputs, own)
             text = check_laws(work.samples[number].laws, run, [inputs[name] for name in own])
@@ -175,12 +171,13 @@ def judge_digits(work: Workbench, numbers: Sequence[int]) -> dict[int, Verdict]:
     first = {key: tensor[:1].numpy() for key, tensor in work.make_bundle(numbers).name_inputs(0).items()}
     verdicts = {}
     for n in numbers:
-        call = functools.partial(_call_row, model, first, f"x{n}_0")
-        rate = functools.partial(call, MAIN, f"o{n}_0")
-        jacobian = functools.partial(call, "jacobian", f"d o{n}_0 / d x{n}_0")
-        digits = count_digits(PROBLEMS[work.samples[n].label], rate, jacobian)
-        text = f"{digits:.1f} digits of the published solution"
-        verdicts[n] = PASS if digits >= DIGITS else Verdict(WRONG, text)
+        output, wrt = f"o{n}_0", f"x{n}_0"
+        call = functools.partial(_call_row, model, first, wrt)
+        rate, jacobian = (
+            functools.partial(call, *names) for names in ((MAIN, output), (JACOBIAN, block_name(output, wrt)))
+        )
+        text = explain_solution(work.samples[n].problem, rate, jacobian)
+        verdicts[n] = Verdict(WRONG, text) if text else PASS
     return verdicts
 
 
@@ -197,8 +194,9 @@ def _run_sample(
     return tuple(tensor for name, tensor in outputs.items() if get_number(name) == get_number(own[0]))
 
 
-# Each needs an export of its own.
-DERIVATIVES = ("jacobian", "jvp vjp")
+# What holds the same function; each of the others needs an export of its own, with derivatives.
+FILES = ("pt", "libtorch", "program", "onnx", "onnx.reference", "c")
+DERIVATIVES = (JACOBIAN, "jvp vjp")
 PIPELINES: dict[str, Judge] = {
     "pt": judge_archive,
     "libtorch": _make_judge(LibtorchRunner(), "", SAME),
@@ -207,8 +205,8 @@ PIPELINES: dict[str, Judge] = {
     "onnx": _make_judge(OnnxRuntimeRunner(), "onnx", CLOSE),
     "onnx.reference": judge_reference,
     "c": _make_judge(KernelRunner(), "c", CLOSE),
-    "jacobian": judge_derivatives,
+    JACOBIAN: judge_derivatives,
     "jvp vjp": judge_jvp_vjp,
-    "digits": judge_digits,
+    DIGITS: judge_digits,
     LAWS: judge_laws,
 }

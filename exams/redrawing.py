@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import torch
 from torch.utils import _pytree as pytree
 
-from exams.samples import Sample, Tensors
+from exams.samples import ArrangedCall, Sample, Tensors
 
-# Rows of the batches that a file with a batch is judged with.
-ROWS = (1, 7)
+# Rows of the batches that a file of an operator or a module is judged with.
+ROWS_OF_DATABASE = (1, 7)
 
 
-def perturb(tensor: torch.Tensor) -> torch.Tensor:
+def redraw(call: ArrangedCall, other: ArrangedCall | None) -> Tensors:
+    """Return the inputs of another call that takes the same, else slightly other ones of this call."""
+    if other is not None and call.takes_same(other):
+        return other.example
+    return tuple(_perturb(tensor) for tensor in call.example)
+
+
+def spread(samples: Sequence[Sample], most: int) -> list[Sample]:
+    """Return at most so many samples, spread over those that there are."""
+    return list(samples[:: -(-len(samples) // most)]) if samples else []
+
+
+def _perturb(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with slightly other numbers; integers stay."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor
@@ -32,8 +47,8 @@ def make_batched(sample: Sample) -> Sample | None:
     except Exception:
         return None
     (fresh,) = sample.fresh
-    batches = (_take_rows(fresh, torch.arange(count) % size) for count in ROWS)
-    return Sample(sample.label, sample.function, sample.inputs, tuple(batches), size)
+    batches = (_take_rows(fresh, torch.arange(count) % size) for count in ROWS_OF_DATABASE)
+    return dataclasses.replace(sample, fresh=tuple(batches), rows=size)
 
 
 def _evaluate(sample: Sample, tensors: Tensors) -> Tensors:

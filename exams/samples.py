@@ -12,7 +12,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from exams.ode_problems import OdeProblem
+
 Tensors = tuple[torch.Tensor, ...]
+# Rows of the batch that a network, a program, or a rate is exported with, and of those that its file is judged with.
+ROWS, FRESH_ROWS = 3, (1, 5)
 # Evaluates a file.
 Run = Callable[..., Tensors]
 # What a file must hold by itself: returns what is violated, or an empty text.
@@ -26,17 +30,21 @@ class Sample:
     """``function`` takes the tensors of ``inputs``; it is judged with each of ``fresh``, which no export has seen. Its
     file must hold ``laws``.
 
-    ``label`` says which sample of its case it is; ``rows`` is the size of the batch that the inputs have, if they have
-    one: samples of one bundle share it."""
+    ``rows`` is the size of the batch that the inputs have, if they have one: samples of one bundle share it.
+    ``takes_gradients`` says that the function itself differentiates; a solver solves the ``problem`` whose rate it is.
+    Raises ``ValueError`` without inputs to judge with."""
 
-    label: str
     function: Callable[..., Any]
     inputs: Tensors
     fresh: tuple[Tensors, ...]
     rows: int = 0
     laws: Mapping[str, Law] = field(default_factory=dict)
-    # The function itself differentiates.
     takes_gradients: bool = False
+    problem: OdeProblem | None = None
+
+    def __post_init__(self) -> None:
+        if not self.fresh:
+            raise ValueError("a sample without fresh inputs would be verified by nothing")
 
 
 class ArrangedCall(nn.Module):

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from exams.pipelines import PIPELINES
+
 EXPECTED = Path(__file__).with_name("expected")
 CASE, SAMPLES = "case", "samples"
-# The columns, of those that a suite has.
-COLUMNS = ("pt", "libtorch", "program", "pt2", "onnx", "onnx.reference", "c", "jacobian", "jvp vjp", "digits", "laws")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def read_table(suite: str) -> dict[str, Row]:
 def list_columns(rows: Iterable[Row]) -> list[str]:
     """List the pipelines that some of the rows have cells of."""
     names = {name for row in rows for name in row.cells}
-    return [name for name in COLUMNS if name in names]
+    return [name for name in PIPELINES if name in names]
 
 
 def format_table(rows: Iterable[Row]) -> str:

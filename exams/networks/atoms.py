@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from exams.laws import Law, draw_rotation, make_equivariance, make_force_law
+from exams.laws import draw_rotation, make_equivariance, make_force_law
 from exams.networks.catalogue import Catalogue, Network
-from exams.samples import Tensors
+from exams.pipelines import FILES, LAWS
+from exams.samples import Law, Tensors
 
 F = torch.float64
-ATOMS = 5
-KINDS = (0, 1, 0, 1, 0)
+ATOMS, PAIRS = 5, 14
 
 
 @contextmanager
@@ -104,9 +104,10 @@ class _Potential(nn.Module):
 def _draw_cluster(generator: torch.Generator, rows: int) -> Tensors:
     del rows
     positions = 1.2 * torch.randn((ATOMS, 3), generator=generator, dtype=F)
-    kinds = nn.functional.one_hot(torch.tensor(KINDS), 2).to(F)
-    pairs = torch.tensor([(i, j) for i in range(ATOMS) for j in range(ATOMS) if i != j]).T.contiguous()
-    return positions, kinds, pairs, torch.zeros(pairs.shape[1], 3, dtype=F)
+    kinds = nn.functional.one_hot(torch.randint(0, 2, (ATOMS,), generator=generator), 2).to(F)
+    every = torch.tensor([(i, j) for i in range(ATOMS) for j in range(ATOMS) if i != j])
+    pairs = every[torch.randperm(len(every), generator=generator)[:PAIRS]].T.contiguous()
+    return positions, kinds, pairs, 0.1 * torch.randn((PAIRS, 3), generator=generator, dtype=F)
 
 
 def _make_potential() -> Network:
@@ -124,11 +125,13 @@ def _make_potential() -> Network:
             avg_num_neighbors=3, atomic_numbers=[1, 8], correlation=2, radial_type="bessel",
             atomic_inter_scale=1.0, atomic_inter_shift=0.0,
         )  # fmt: skip
-    rotation, order = draw_rotation(1), torch.tensor([2, 3, 4, 1, 0])
+    rotation, order = draw_rotation(1), torch.tensor([1, 3, 0, 2, 4])
     place = torch.argsort(order)
     laws = {
         "rotation": make_equivariance(
-            "a rotation", lambda x: (x[0] @ rotation.T, *x[1:]), lambda y: (y[0], y[1] @ rotation.T)
+            "a rotation",
+            lambda x: (x[0] @ rotation.T, x[1], x[2], x[3] @ rotation.T),
+            lambda y: (y[0], y[1] @ rotation.T),
         ),
         "translation": make_equivariance("a translation", lambda x: (x[0] + 3.5, *x[1:]), lambda y: y),
         "permutation": make_equivariance(
@@ -138,7 +141,7 @@ def _make_potential() -> Network:
         ),
         "forces": make_force_law(0, 0, 1),
     }
-    pipelines = ("pt", "libtorch", "program", "onnx", "onnx.reference", "laws")
+    pipelines = (*(name for name in FILES if name != "c"), LAWS)
     return Network(_Potential(model), _draw_cluster, False, pipelines, laws, takes_gradients=True)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from exams.laws import Law
-from exams.samples import Tensors
+from exams.pipelines import FILES, JACOBIAN, LAWS
+from exams.samples import Law, Tensors
 
-EVERY = ("pt", "libtorch", "program", "onnx", "onnx.reference", "c", "jacobian", "laws")
+EVERY = (*FILES, JACOBIAN, LAWS)
 # A kernel of one element is no form for a network of millions of weights.
-LARGE = ("pt", "libtorch", "program", "onnx")
+LARGE = (*(name for name in FILES if name not in ("c", "onnx.reference")), LAWS)
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,11 @@ def draw_numbers(*shape: int, dtype: torch.dtype = torch.float64) -> Callable[[t
     return lambda generator, rows: (torch.randn((rows, *shape), generator=generator, dtype=torch.float64).to(dtype),)
 
 
-_LIBRARIES: list[Any] = []
-
-
-def define_detection() -> None:
-    """Declare operators that torchvision describes when it is imported: beside a torch of another kind it has none."""
-    if not _LIBRARIES and torch.version.cuda is None:
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        _LIBRARIES.append(library)
-        for name in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, name):
-                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+@functools.cache
+def declare_detection() -> Any:
+    """Declare the operators that torchvision describes when it is imported, and return their library: a torchvision
+    that was built for another torch does not define them."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms") if torch.version.cuda is None else ():
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library

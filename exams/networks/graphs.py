@@ -12,14 +12,14 @@ from exams.laws import make_equivariance
 from exams.networks.catalogue import Catalogue, Network
 from exams.samples import Tensors
 
-NODES, FEATURES = 6, 4
+NODES, EDGES, FEATURES = 6, 14, 4
 NAMES = ("GCN", "GAT", "GraphSAGE", "GIN")
 
 
 def _draw(generator: torch.Generator, rows: int) -> Tensors:
     del rows
     pairs = [(i, j) for i in range(NODES) for j in range(NODES) if i != j and (i + j) % 3]
-    chosen = torch.randperm(len(pairs), generator=generator)
+    chosen = torch.randperm(len(pairs), generator=generator)[:EDGES]
     edges = torch.tensor(pairs)[chosen].T.contiguous()
     return torch.randn((NODES, FEATURES), generator=generator, dtype=torch.float64), edges
 

@@ -42,11 +42,6 @@ class _States(nn.Module):
         self.model = model
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=tokens, use_cache=False).last_hidden_state
-
-
-class _Encoded(_States):
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=tokens).last_hidden_state
 
 
@@ -58,11 +53,10 @@ def _make(name: str) -> Network:
     transformers: Any = importlib.import_module("transformers")
 
     configuration, model_class, options, is_causal = MODELS[name]
-    config = getattr(transformers, configuration)(vocab_size=VOCABULARY, **options)
+    config = getattr(transformers, configuration)(vocab_size=VOCABULARY, use_cache=False, **options)
     model = getattr(transformers, model_class)(config).eval()
-    states = _States(model) if is_causal else _Encoded(model)
     laws = {"causality": make_causality(1)} if is_causal else {}
-    return Network(states, _draw, pipelines=(*LARGE, "laws") if laws else LARGE, laws=laws)
+    return Network(_States(model), _draw, pipelines=LARGE, laws=laws)
 
 
 CATALOGUE: Catalogue = {f"transformers {name}": functools.partial(_make, name) for name in MODELS}

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from exams.laws import Law, Run, explain_inequality
+from exams.laws import explain_inequality
 from exams.networks.catalogue import Catalogue, Network, draw_numbers
-from exams.samples import Tensors
+from exams.samples import Law, Run, Tensors
 
 F = torch.float64
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from exams.examination import Case
-from exams.redrawing import make_batched, perturb
+from exams.redrawing import redraw
 from exams.samples import ArrangedCall, Sample
-from exams.suites.operators import BATCH, DTYPES, OF_BATCHES, SEEDS, WHOLE
+from exams.suites.operators import BATCH, DTYPES, SEEDS, make_database_case
 
 
 @functools.cache
@@ -32,11 +32,8 @@ def list_cases() -> list[str]:
 def make_case(name: str, most: int) -> Case:
     """Make a case by its name, with at most so many samples, spread over those that there are."""
     module, _, kind = name.rpartition(" ")
-    drawn = list(_make_samples(_list_modules()[module], DTYPES[kind if kind in DTYPES else "float64"]))
-    samples = drawn[:: -(-len(drawn) // most)] if drawn else []
-    if kind != BATCH:
-        return Case(samples, WHOLE[kind])
-    return Case([s for sample in samples if (s := make_batched(sample)) is not None], OF_BATCHES, "yes")
+    samples = list(_make_samples(_list_modules()[module], DTYPES.get(kind, torch.float64)))
+    return make_database_case([samples], kind, most)
 
 
 def _make_samples(info: Any, dtype: torch.dtype) -> Iterator[Sample]:
@@ -47,13 +44,11 @@ def _make_samples(info: Any, dtype: torch.dtype) -> Iterator[Sample]:
         torch.manual_seed(0)
         module = info.module_cls(*constructor.args, **constructor.kwargs).to(dtype).eval()
         call = _arrange(module, drawn)
-        other = _arrange(module, second[number]) if number < len(second) else call
-        is_same = other is not call and call.takes_same(other)
-        fresh = other.example if is_same else tuple(perturb(tensor) for tensor in call.example)
+        other = _arrange(module, second[number]) if number < len(second) else None
         if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in module.parameters()):
             # A lazy module gets its shapes in its first call.
             call(*(tensor.clone() for tensor in call.example))
-        yield Sample(str(number), call, call.example, (fresh,))
+        yield Sample(call, call.example, (redraw(call, other),))
 
 
 def _arrange(module: Any, drawn: Any) -> ArrangedCall:

@@ -6,11 +6,8 @@ import torch
 
 from exams.examination import Case
 from exams.ode_problems import PROBLEMS
-from exams.samples import Sample, Tensors
-
-RUN = ("pt", "libtorch", "program", "onnx", "onnx.reference", "c", "jacobian", "digits")
-# Rows of the batch that is exported, and of those that a file is judged with.
-ROWS, FRESH_ROWS = 3, (1, 5)
+from exams.pipelines import DIGITS, FILES, JACOBIAN
+from exams.samples import FRESH_ROWS, ROWS, Sample, Tensors
 
 
 def list_cases() -> list[str]:
@@ -28,4 +25,4 @@ def make_case(name: str, most: int) -> Case:
         return (torch.rand((rows, len(problem.start)), generator=generator, dtype=torch.float64),)
 
     fresh = tuple(draw(seed, rows) for seed, rows in enumerate(FRESH_ROWS, 1))
-    return Case([Sample(name, problem.rate, draw(0, ROWS), fresh, ROWS)], RUN, "yes")
+    return Case([Sample(problem.rate, draw(0, ROWS), fresh, ROWS, problem=problem)], (*FILES, JACOBIAN, DIGITS))

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 
 from exams.examination import Case
-from exams.redrawing import make_batched, perturb
+from exams.pipelines import DERIVATIVES, FILES
+from exams.redrawing import make_batched, redraw, spread
 from exams.samples import ArrangedCall, Sample
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-WHOLE = {
-    "float64": ("pt", "libtorch", "program", "onnx", "onnx.reference", "c", "jacobian", "jvp vjp"),
+PIPELINES_OF = {
+    "float64": (*FILES, *DERIVATIVES),
     "float32": ("pt", "onnx", "c"),
+    "batch": ("pt", "libtorch", "onnx", "c", "jacobian"),
 }
-OF_BATCHES = ("pt", "libtorch", "onnx", "c", "jacobian")
 BATCH = "batch"
 # Seeds of the samples that are exported, and of those that a file is judged with.
 SEEDS = (0, 1)
-IN_PLACE = "in place"
 
 
 @functools.cache
@@ -47,32 +47,35 @@ def list_cases() -> list[str]:
 def make_case(name: str, most: int) -> Case:
     """Make a case by its name, with at most so many samples, spread over those that there are."""
     operator, _, kind = name.rpartition(" ")
-    op, dtype = _list_operators()[operator], DTYPES[kind if kind in DTYPES else "float64"]
-    drawn = list(_make_samples(op, dtype))
-    plain = [sample for sample in drawn if IN_PLACE not in sample.label]
-    samples = plain[:: -(-len(plain) // most)] if plain else []
-    samples += [sample for sample in drawn if IN_PLACE in sample.label]
-    if kind != BATCH:
-        return Case(samples, WHOLE[kind])
-    return Case([s for sample in samples if (s := make_batched(sample)) is not None], OF_BATCHES, "yes")
+    op, dtype = _list_operators()[operator], DTYPES.get(kind, torch.float64)
+    return make_database_case([list(_make_samples(op, dtype)), list(_make_writes(op, dtype))], kind, most)
+
+
+def make_database_case(kinds: Sequence[Sequence[Sample]], kind: str, most: int) -> Case:
+    """Make a case of samples of some kinds, with at most so many of each; with a batch, of those that have one."""
+    if kind == BATCH:
+        kinds = [[batched for s in samples if (batched := make_batched(s)) is not None] for samples in kinds]
+    return Case([sample for samples in kinds for sample in spread(samples, most)], PIPELINES_OF[kind])
 
 
 def _make_samples(op: Any, dtype: torch.dtype) -> Iterator[Sample]:
-    """Yield a sample for each of the database, with the inputs of another seed, and some that write in place."""
+    """Yield a sample for each of the database, with the inputs of another seed."""
     drawn = [_draw_samples(op, dtype, seed) for seed in SEEDS]
-    in_place = op.inplace_variant
-    for number, (first, second) in enumerate(itertools.zip_longest(*drawn)):
+    for first, second in itertools.zip_longest(*drawn):
         if first is None:
             return
         # What makes an input symmetric, say, where the operator takes that for granted.
         call = _arrange(functools.partial(op.gradcheck_wrapper, op), first)
-        other = call if second is None else _arrange(op, second)
-        is_same = second is not None and call.takes_same(other)
-        fresh = other.example if is_same else tuple(perturb(tensor) for tensor in call.example)
-        yield Sample(str(number), call, call.example, (fresh,))
-        if in_place is not None and number < 2 and _fits_in_place(op, first):
-            write = _arrange(_write_in_place(in_place), first)
-            yield Sample(f"{number} {IN_PLACE}", write, write.example, (fresh,))
+        yield Sample(call, call.example, (redraw(call, None if second is None else _arrange(op, second)),))
+
+
+def _make_writes(op: Any, dtype: torch.dtype) -> Iterator[Sample]:
+    """Yield samples of the first of the database, written in place."""
+    pairs = zip(*(_draw_samples(op, dtype, seed) for seed in SEEDS), strict=False)
+    for first, second in itertools.islice(pairs, 2):
+        if op.inplace_variant is not None and _fits_in_place(op, first):
+            call = _arrange(_write_in_place(op.inplace_variant), first)
+            yield Sample(call, call.example, (redraw(call, _arrange(op, second)),))
 
 
 def _arrange(operator: Any, sample: Any) -> ArrangedCall:

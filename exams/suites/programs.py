@@ -14,15 +14,12 @@ from hypothesis.errors import HypothesisException
 
 from exams.cells import WRONG
 from exams.examination import Case, settle
-from exams.pipelines import PIPELINES, Workbench
+from exams.pipelines import DERIVATIVES, FILES, PIPELINES, Workbench
 from exams.random_programs import Program, programs
-from exams.samples import Sample
+from exams.samples import FRESH_ROWS, ROWS, Sample
 
 WHOLE, BATCH = "whole", "batch"
 COUNT, PROGRAMS, DIFFERENTIATED = 3, 50, 10
-RUN = ("pt", "libtorch", "program", "onnx", "onnx.reference", "c", "jacobian", "jvp vjp")
-# Rows of the batch that is exported, and of those that a file is judged with.
-ROWS, FRESH_ROWS = 3, (1, 5)
 
 
 def list_cases() -> list[str]:
@@ -40,12 +37,7 @@ def make_case(name: str, most: int) -> Case:
     del most
     drawn: dict[str, Program] = {}
     _generate(name, (Phase.generate,), lambda program: drawn.setdefault(program.format_source(), program))
-    return Case(
-        [_make_sample(program) for program in drawn.values()],
-        RUN,
-        "yes" if name.endswith(BATCH) else "no",
-        DIFFERENTIATED,
-    )
+    return Case([_make_sample(program) for program in drawn.values()], (*FILES, *DERIVATIVES), DIFFERENTIATED)
 
 
 def shrink(name: str, pipeline: str) -> str:
@@ -88,12 +80,12 @@ def _generate(name: str, phases: tuple[Phase, ...], take: Callable[[Program], ob
 def _make_sample(program: Program) -> Sample:
     rows = ROWS if program.has_batch else 0
     fresh = tuple(program.draw_inputs(number, count) for number, count in enumerate(FRESH_ROWS, 2))
-    return Sample("", program.compile(), program.draw_inputs(1, rows), fresh, rows)
+    return Sample(program.compile(), program.draw_inputs(1, rows), fresh, rows)
 
 
 def _judge(program: Program, pipeline: str) -> str:
     """Return what is wrong with a program in one pipeline."""
     with tempfile.TemporaryDirectory() as folder:
-        work = Workbench([_make_sample(program)], "yes" if program.has_batch else "no", Path(folder))
+        work = Workbench([_make_sample(program)], Path(folder))
         verdict = settle([[0]], lambda numbers: PIPELINES[pipeline](work, numbers))[0]
     return verdict.reason if verdict.state == WRONG else ""

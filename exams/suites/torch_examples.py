@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from exams.examination import Case
+from exams.pipelines import DERIVATIVES, FILES
 from exams.samples import ArrangedCall, Sample, Tensors
 
-RUN = ("pt", "libtorch", "program", "onnx", "onnx.reference", "c", "jacobian", "jvp vjp")
 # Seeds of the inputs that files are judged with.
 SEEDS = (1, 2)
 
@@ -37,7 +37,9 @@ def make_case(name: str, most: int) -> Case:
     example = _list_examples()[name]
     bound = inspect.signature(example.model.forward).bind(*example.example_args, **example.example_kwargs)
     call = ArrangedCall(copy.deepcopy(example.model).eval(), bound.args, bound.kwargs)
-    return Case([Sample("", call, call.example, tuple(_redraw(call.example, seed) for seed in SEEDS))], RUN)
+    return Case(
+        [Sample(call, call.example, tuple(_redraw(call.example, seed) for seed in SEEDS))], (*FILES, *DERIVATIVES)
+    )
 
 
 def _redraw(tensors: Tensors, seed: int) -> Tensors:

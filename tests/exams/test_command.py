@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from project import ROOT
 
 from exams import __main__ as command
 from exams.__main__ import SUITES
-from exams.ode_problems import PROBLEMS
 from exams.tables import read_table
 from exporter.common.errors import MissingRuntimeError
 
@@ -36,32 +36,49 @@ def test_an_unknown_suite_is_named():
     )
 
 
-def test_packages_that_cannot_be_installed(monkeypatch, capsys):
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """Run no case: the list of those that would be run. Tables and the page go to another place."""
+    cases = []
+    monkeypatch.setattr(
+        command, "run_suite", lambda tasks, *rest: cases.extend(c for t in tasks for c in t.cases) or []
+    )
+    monkeypatch.setattr(command, "write_table", lambda *arguments: None)
+    monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
+    rows = {name: row for name, row in read_table("odes").items() if name != "HIRES"}
+    monkeypatch.setattr(command, "read_table", lambda suite: rows)
+    return cases
+
+
+def call(monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["exams", *arguments])
+    return command.main()
+
+
+def test_packages_that_cannot_be_installed(monkeypatch, capsys, asked):
     """The other suites run; this one says that it did not, and counts."""
 
     def refuse(requirements):
         raise MissingRuntimeError("pip cannot install the packages of a suite")
 
     monkeypatch.setattr(command, "ensure_packages", refuse)
-    monkeypatch.setattr("sys.argv", ["exams", "networks", "--only", "torchdiffeq*", "--update"])
-    assert command.main() == 1
+    assert call(monkeypatch, "networks", "odes", "--new") == 1
     assert "networks: not run: pip cannot install" in capsys.readouterr().out
+    assert asked == ["HIRES"]
 
 
-def test_new_rows_have_all_cells():
-    done = run_exams("operators", "--new", "--pipeline", "onnx")
+def test_cases_with_a_row_and_those_without(monkeypatch, asked):
+    assert call(monkeypatch, "odes", "--new") == 0
+    assert asked == ["HIRES"]
+    asked.clear()
+    call(monkeypatch, "odes", "--update")
+    assert sorted(asked) == ["OREGO", "ROBER", "VDPOL"]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"), [(["--pipeline", "onnx"], "without --pipeline"), (["--samples", "20"], "without --update")]
+)
+def test_new_rows_have_all_cells_of_the_usual_samples(option, message):
+    done = run_exams("operators", "--new", *option)
     assert done.returncode == 2
-    assert "--new without --pipeline" in done.stderr
-
-
-def test_new_cases_alone_are_run(monkeypatch, capsys):
-    asked = []
-    monkeypatch.setattr(command, "run_suite", lambda tasks, *rest: asked.extend(tasks) or [])
-    monkeypatch.setattr(command, "write_table", lambda *arguments: None)
-    monkeypatch.setattr(command.PAGE.__class__, "write_text", lambda *arguments, **options: 0)
-    known = next(iter(read_table("odes")), "")
-    monkeypatch.setattr("sys.argv", ["exams", "odes", "--new"])
-    command.main()
-    cases = {case for task in asked for case in task.cases}
-    assert known not in cases
-    assert cases == set(PROBLEMS) - set(read_table("odes"))
+    assert message in done.stderr

@@ -14,7 +14,6 @@ from exams.examination import MOST_REFUSED, Case, examine, settle
 from exams.judgement import SAME, judge_outputs
 from exams.pipelines import PIPELINES
 from exams.samples import Sample
-from exams.tables import COLUMNS
 from exporter.archive import pt_archive
 from exporter.archive.contract import COTANGENT, TANGENT
 from exporter.backends.c_kernel import c_expressions
@@ -31,7 +30,7 @@ def draw(*shapes, seed=0):
 
 
 def make_case(function, *shapes, pipelines=("pt",)):
-    return Case([Sample("", function, draw(*shapes), (draw(*shapes, seed=1),))], pipelines)
+    return Case([Sample(function, draw(*shapes), (draw(*shapes, seed=1),))], pipelines)
 
 
 def give_sines(x):
@@ -156,7 +155,7 @@ def test_a_case_that_is_refused_every_time_is_not_split_to_its_end_and_others_ar
 
 
 def test_the_expected_cells_save_splits():
-    bad = Sample("", lambda x: (x > 0).item(), draw((2,)), (draw((2,), seed=1),))
+    bad = Sample(lambda x: (x > 0).item(), draw((2,)), (draw((2,), seed=1),))
     good = make_case(give_sines, (3,)).samples[0]
     case = Case([good, bad, good], ("pt",))
     (cells,) = examine([case], [{}])
@@ -171,5 +170,14 @@ def test_a_sample_that_returns_nothing_is_not_verified():
     assert judge_outputs([0], expected, {}, SAME)[0] == Verdict(WRONG, "the output is missing")
 
 
-def test_the_columns_of_tables_are_the_pipelines():
-    assert tuple(PIPELINES) == COLUMNS
+def test_an_output_in_excess_is_wrong():
+    expected = {"o0_0": torch.ones(2)}
+    verdict = judge_outputs([0], expected, {**expected, "o0_1": torch.ones(2)}, SAME)[0]
+    assert verdict == Verdict(WRONG, "the file has output o0_1 besides")
+
+
+def test_a_sample_is_judged_by_something():
+    with pytest.raises(ValueError, match="verified by nothing"):
+        Sample(give_sines, draw((3,)), ())
+    (cells,) = examine([make_case(give_sines, (3,), pipelines=("pt", "laws"))], [{}])
+    assert cells["laws"] == f"{REFUSED}: it has no laws"
