@@ -28,7 +28,9 @@ test: lint .venv/neml2
 # The long sweeps that `make test` leaves out.
 test-all: test
 	$(PYTEST) -m thorough
-	$(BIN)/python -m exams torch_examples operators modules odes networks --share 16
+	$(BIN)/python -m exams torch_examples operators modules --share 16
+	$(BIN)/python -m exams odes
+	$(BIN)/python -m exams networks --share 4
 
 # Suites that nobody here wrote, and random programs, through every format; a run that is cut off goes on where it was.
 exam: .venv/installed

@@ -6,9 +6,16 @@ What is in it is run: a folder of it that somebody else could write to is refuse
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+from filelock import FileLock
+
 from exporter.common.errors import ArchiveError, MissingRuntimeError
+
+# In a folder that is whole.
+_READY = "ready.txt"
 
 
 def cache_folder() -> Path:
@@ -38,6 +45,18 @@ def make_private_folder(name: str) -> Path:
     except OSError as error:
         raise make_cache_error("there is no writable folder in the cache", folder, error) from None
     return folder
+
+
+def fill_once(folder: Path, fill: Callable[[], None]) -> None:
+    """Let ``fill`` fill a folder of the cache, unless it has done so before; only one process at a time does.
+
+    What a call that did not come to its end has left is removed."""
+    ready = folder / _READY
+    with FileLock(f"{folder}.lock"):
+        if not ready.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            fill()
+            ready.touch()
 
 
 def check_private_folder(folder: Path) -> None:

@@ -8,15 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock
-
 from exporter.common.errors import MissingRuntimeError, UsageError
 from exporter.common.temporary_folders import temporary_folder
-from runtime_checks.cache import make_private_folder
+from runtime_checks.cache import fill_once, make_private_folder
 
 # Packages that reading a graph needs besides torch.
 _REQUIREMENTS = ("pydantic>=2.10", "jinja2>=3.1", "filelock>=3.13")
-_READY = "ready.txt"
 
 
 def ensure_python(torch: str, *, any_build: bool = False, announce: Callable[[str], None] = lambda text: None) -> Path:
@@ -31,13 +28,14 @@ def ensure_python(torch: str, *, any_build: bool = False, announce: Callable[[st
     name = f"torch-{torch}-python-{sys.version_info.major}.{sys.version_info.minor}"
     folder = make_private_folder("environments") / name
     python = folder / "bin" / "python"
-    with FileLock(f"{folder}.lock"):
-        if not (folder / _READY).exists():
-            _check_cpu_build(torch, any_build)
-            announce(f"making an environment with torch {torch} in {folder}")
-            _run_command([sys.executable, "-m", "venv", "--clear", str(folder)], torch)
-            _run_pip([str(python), "-m", "pip", "install", "--quiet", f"torch=={torch}", *_REQUIREMENTS], torch)
-            (folder / _READY).write_text(torch)
+
+    def make_environment() -> None:
+        _check_cpu_build(torch, any_build)
+        announce(f"making an environment with torch {torch} in {folder}")
+        _run_command([sys.executable, "-m", "venv", str(folder)], torch)
+        _run_pip([str(python), "-m", "pip", "install", "--quiet", f"torch=={torch}", *_REQUIREMENTS], torch)
+
+    fill_once(folder, make_environment)
     return python
 
 

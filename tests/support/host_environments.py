@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock
 from project import ROOT, need
 
-from runtime_checks.cache import make_private_folder
+from runtime_checks.cache import fill_once, make_private_folder
 
 # What the package needs to call kernels without torch.
 NEEDS_OF_KERNELS = ("numpy", "pydantic", "filelock", "jinja2", "typer")
@@ -27,15 +27,15 @@ def need_environment(name: str, *requirements: str) -> Path:
     digest = hashlib.sha256(f"{sys.version} {requirements}".encode()).hexdigest()[:12]
     folder = make_private_folder("hosts") / f"{name}-{digest}"
     python = folder / "bin" / "python"
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "done").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-            command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements]
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
-            last = (result.stderr.strip().splitlines() or ["pip failed"])[-1]
-            need(result.returncode == 0, f"pip cannot install {' '.join(requirements)}: {last}")
-            (folder / "done").touch()
+
+    def make_environment() -> None:
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        last = (result.stderr.strip().splitlines() or ["pip failed"])[-1]
+        need(result.returncode == 0, f"pip cannot install {' '.join(requirements)}: {last}")
+
+    fill_once(folder, make_environment)
     return python
 
 
