@@ -45,6 +45,23 @@ def rad2deg(x: torch.Tensor) -> torch.Tensor:
     return x * (180.0 / math.pi)
 
 
+def logaddexp(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return log(exp(x) + exp(y)) by the larger one, as neither exponential may be a number.
+
+    ``logaddexp_kernel`` in aten/src/ATen/native/cpu/BinaryOpsKernel.cpp."""
+    larger = torch.maximum(x, y)
+    # The difference of two infinities is none.
+    gap = torch.where(x == y, 0.0, -(x - y).abs())
+    return larger + log1p(torch.exp(gap))
+
+
+def logaddexp2(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the binary logarithm of 2^x + 2^y the same way: ``logaddexp2_kernel`` in the same file."""
+    larger = torch.maximum(x, y)
+    gap = torch.where(x == y, 0.0, -(x - y).abs())
+    return larger + log1p(torch.exp(gap * math.log(2.0))) / math.log(2.0)
+
+
 def expm1(x: torch.Tensor) -> torch.Tensor:
     """Return exp(x) - 1: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., alg. 1.14.1 (W. Kahan)."""
     u = torch.exp(x)
@@ -230,8 +247,10 @@ def build_function_table() -> dict[str, Callable[..., Any]]:
     others = {"sigmoid": sigmoid, "silu": silu, "log_sigmoid": log_sigmoid, "softplus": softplus, "mish": mish}
     others |= {"elu": elu, "celu": celu, "selu": selu}
     table |= {f"aten::{name}": _restrict_to_float64(function, name) for name, function in others.items()}
-    # As torch.onnx writes them, log(sigmoid(x)) is minus infinity below -88 in float32, and the others 0 for small x.
+    # As torch.onnx writes them, log(sigmoid(x)) is minus infinity below -88 in float32, log1p and expm1 are 0 for small
+    # x, and logaddexp is infinite for large ones.
     table |= {"aten::log_sigmoid": log_sigmoid, "aten::log1p": log1p, "aten::expm1": expm1}
+    table |= {"aten::logaddexp": logaddexp, "aten::logaddexp2": logaddexp2}
     table["aten::special_erf"] = table["aten::erf"]
     table["aten::gelu"], table["aten::gelu_backward"] = _gelu, _gelu_backward
     return table

@@ -16,6 +16,7 @@ from exporter.archive.contract import Contract, name_output
 from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.onnx import float64_precision
 from exporter.backends.onnx.elementary_functions import build_function_table
+from exporter.backends.onnx.fourier_transforms import replace_inverse_transforms
 from exporter.backends.onnx.gaussian_elimination import LINEAR_ALGEBRA
 from exporter.backends.onnx.operator_forms import build_form_table
 from exporter.backends.torch_export.program import ORIGIN, Program, quiet_export, quiet_logs
@@ -116,6 +117,7 @@ def build_onnx_model(program: Program, contract: Contract, opset: int) -> Any:
         optimizer.fold_constants(model)
     float64_precision.replace_matmul(model)
     float64_precision.keep_small_terms(model)
+    replace_inverse_transforms(model)
     for step in (
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedFunctionsPass(),

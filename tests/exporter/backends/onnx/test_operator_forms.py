@@ -7,6 +7,7 @@ import torch
 
 from exporter.backends.onnx.operator_forms import (
     _unroll,
+    aminmax,
     aten_div,
     batch_norm,
     cdist,
@@ -14,6 +15,8 @@ from exporter.backends.onnx.operator_forms import (
     cumprod,
     det,
     einsum,
+    native_batch_norm,
+    native_batch_norm_legit,
     run_in_dtype,
     searchsorted,
 )
@@ -123,6 +126,35 @@ def test_normalised_channels():
             wanted = torch.batch_norm(x, *parameters, mean, variance, *options)
             got = batch_norm(x, *parameters, mean, variance, *options)
             torch.testing.assert_close(got, wanted, rtol=1e-13 if dtype == torch.float64 else 0.0, atol=1e-12)
+
+
+def test_channels_normalised_by_the_batch():
+    """torch.onnx takes the statistics that are given in any case; what is written to them counts, too."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((4, 3, 5), dtype=torch.float64, generator=generator)
+    weight, bias = (torch.randn(3, dtype=torch.float64, generator=generator) for _ in range(2))
+    close = {"rtol": 1e-12, "atol": 1e-12}
+    for is_training in (False, True):
+        pairs = []
+        for function in (native_batch_norm, torch.native_batch_norm):
+            mean, variance = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([0.1, 2.0, 30.0]).double()
+            pairs.append([*function(x, weight, bias, mean, variance, is_training, 0.1, 1e-5), mean, variance])
+        for mine, own in zip(*pairs, strict=True):
+            torch.testing.assert_close(mine, own, **close)
+    wanted = torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)
+    for mine, own in zip(native_batch_norm_legit(x, None, None, True, 0.1, 1e-5), wanted, strict=True):
+        torch.testing.assert_close(mine, own, **close)
+    options = (torch.zeros(3).double(), torch.ones(3).double(), True, 0.1, 1e-5, True)
+    torch.testing.assert_close(batch_norm(x, None, None, *options), wanted[0], **close)
+
+
+def test_smallest_and_largest_numbers():
+    for shape, dim in (((), None), ((), 0), ((4, 3), None), ((4, 3), 1), ((4, 3), -2)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        for keepdim in (False, True):
+            for mine, own in zip(aminmax(x, dim, keepdim), torch.aminmax(x, dim=dim, keepdim=keepdim), strict=True):
+                assert torch.equal(mine, own)
+                assert mine.shape == own.shape
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
