@@ -32,8 +32,12 @@ _FREE = ("detach", "alias", "sym_size", "sym_numel", "sym_stride", "lift_fresh_c
 _UNSAFE_VIEWS = ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
 # Errors of torch that TorchScript's interpreter passes on as text.
 _DATA_DEPENDENT = re.compile("GuardOnDataDependentSymNode|DataDependentOutputException")
-# Its kernel divides by the number of elements, and crashes the process for an empty batch.
-DECOMPOSED: Any = get_decompositions([torch.ops.aten.native_batch_norm_backward])
+# The kernel of the first divides by the number of elements, and crashes the process for an empty batch; those of the
+# others take no view of one row that is repeated for every direction.
+_aten: Any = torch.ops.aten
+DECOMPOSED: Any = get_decompositions(
+    [_aten.native_batch_norm_backward, _aten.native_group_norm, _aten.native_group_norm_backward]
+)
 
 
 @dataclass(frozen=True)

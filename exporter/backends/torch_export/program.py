@@ -155,18 +155,32 @@ def export_program(
         expected = "operators whose shapes follow from those of the inputs, and a batch of any size"
         raise UnsupportedError(what, check="torch.export", where=where, got=got, expected=expected) from error
     check_bounds(exported, method)
+    _shorten_messages(exported)
     return Program(method, exported, method_module.settable, tuple(method_module.run_state.notes))
 
 
 def check_bounds(exported: torch.export.ExportedProgram, method: str) -> None:
     """Raise ``UnsupportedError`` if a dynamic size could not have every value: the trace keeps one side of a comparison
-    of sizes. torch itself specialises 0 and 1, which the checks of batch sizes cover."""
+    of sizes. torch itself specialises 0 and 1, which the checks of batch sizes cover.
+
+    A size that depends on data has the bounds of what is counted."""
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
     for symbol, bounds in exported.range_constraints.items():
+        if symbol_is_type(symbol, SymT.UNBACKED_INT):
+            continue
         if bounds.lower > 2 or bounds.upper < 2**31:
             what, got = f"method {method!r} takes only some sizes", f"{symbol} from {bounds.lower} to {bounds.upper}"
             expected = "operators that take a batch, or an open size, of any size"
             mend = "do not compare sizes, and do not slice beyond what an open size may be"
             raise UnsupportedError(what, check="batch", got=got, expected=expected, mend=mend)
+
+
+def _shorten_messages(exported: torch.export.ExportedProgram) -> None:
+    """Give the checks of sizes that depend on data one plain text: torch's are expressions, which no reader takes."""
+    for node in exported.graph.nodes:
+        if node.target is torch.ops.aten._assert_scalar.default:
+            node.args = (node.args[0], "a size that depends on data is out of its range")
 
 
 @contextlib.contextmanager

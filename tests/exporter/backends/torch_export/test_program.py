@@ -71,6 +71,23 @@ def test_an_implicit_model_with_its_tangent(tmp_path):
     assert {o.output for o in result.report.outputs} >= {"status", "iterations"}
 
 
+def choose(x):
+    kept = x[x[:, 0] > 0.5]
+    repeated = x.repeat_interleave((3 * x[:, 1]).long().clamp(0, 3), 0)
+    return {"kept": kept.sum(0), "repeated": (repeated * repeated).sum(0)}
+
+
+@pytest.mark.parametrize("name", ["m.program.pt2", "m.onnx"])
+def test_sizes_that_depend_on_data(name, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    inputs = {"x": torch.rand(6, 3, dtype=F, generator=generator)}
+    torchferry.export(choose, inputs=inputs, output=tmp_path / name, batch="no")
+    model = torchferry.load(tmp_path / name)
+    for x in (torch.zeros(6, 3, dtype=F), torch.rand(6, 3, dtype=F, generator=generator), torch.ones(6, 3, dtype=F)):
+        for key, value in choose(x).items():
+            torch.testing.assert_close(torch.as_tensor(model.call("forward", {"x": x})[key]), value, rtol=1e-14, atol=1e-14)
+
+
 def test_torchs_own_loader_takes_it(robertson):
     from torch.export.pt2_archive._package import load_pt2
 
