@@ -139,6 +139,13 @@ def build_onnx_model(program: Program, contract: Contract, opset: int) -> Any:
     model.metadata_props[METHOD] = program.method
     model.producer_name, model.producer_version = "torchferry", __version__
     model.graph.name = contract.name
+    _clear_notes(model)
+    assert isinstance(model, onnx_ir.Model)
+    return model
+
+
+def _clear_notes(model: Any) -> None:
+    """Leave only the origins of what torch.onnx has written about nodes and values."""
     for node in float64_precision.iterate_nodes(model):
         properties = {ORIGIN_KEY: node.metadata_props[ORIGIN_KEY]} if node.metadata_props.get(ORIGIN_KEY) else {}
         node.metadata_props.clear()
@@ -147,8 +154,6 @@ def build_onnx_model(program: Program, contract: Contract, opset: int) -> Any:
     for value in float64_precision.iterate_values(model):
         value.metadata_props.clear()
         value.doc_string = None
-    assert isinstance(model, onnx_ir.Model)
-    return model
 
 
 def probe_empty_batch(models: Mapping[str, Any], contract: Contract) -> str:

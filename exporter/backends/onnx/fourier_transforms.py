@@ -15,8 +15,8 @@ from exporter.backends.onnx.float64_precision import iterate_nodes
 def replace_inverse_transforms(model: Any) -> None:
     """Replace each inverse transform along a dimension of a known size: x = conj(DFT(conj(X))) / n.
 
-    One of half a spectrum gives real numbers: x = Re(DFT(conj(w X))) / n, where w is 2 for each entry whose mirror image
-    is not there, and 1 for the first one, and the last one of an even n. Their imaginary parts then have no effect.
+    One of half a spectrum gives real numbers: x = Re(DFT(conj(w X))) / n, where w is 2 for each entry whose mirror
+    image is not there, and 1 for the first one, and the last one of an even n. Their imaginary parts have no effect.
 
     Cooley, Lewis and Welch, The fast Fourier transform algorithm, J. Sound Vib. 12 (1970), sec. 5."""
     for node in list(iterate_nodes(model)):

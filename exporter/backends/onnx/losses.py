@@ -67,5 +67,7 @@ def _reduce(loss: torch.Tensor, reduction: int, count: Any) -> torch.Tensor:
 
 def build_loss_table() -> dict[str, Callable[..., Any]]:
     """Return the losses by TorchScript operator without overload."""
-    table: dict[str, Callable[..., Any]] = {f"aten::{name}": nll_loss for name in ("nll_loss", "nll_loss_nd", "nll_loss2d")}
+    table: dict[str, Callable[..., Any]] = {
+        f"aten::{name}": nll_loss for name in ("nll_loss", "nll_loss_nd", "nll_loss2d")
+    }
     return {**table, "aten::cross_entropy_loss": cross_entropy}

@@ -149,8 +149,8 @@ def batch_norm(
     variance: torch.Tensor | None,
     *options: Any,
 ) -> torch.Tensor:
-    """Return normalised channels: ONNX's operator has its epsilon in float32, which float64 is kept from, and torch.onnx
-    takes the statistics that are given where those of the batch are asked for.
+    """Return normalised channels: ONNX's operator has its epsilon in float32, which float64 is kept from, and
+    torch.onnx takes the statistics that are given where those of the batch are asked for.
 
     ``batch_norm_cpu_collect_linear_and_constant_terms`` in aten/src/ATen/native/cpu/batch_norm_kernel.cpp."""
     is_training, momentum, epsilon, *_ = options
@@ -205,8 +205,8 @@ def native_batch_norm_legit(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, *rest: Any
 ) -> tuple[torch.Tensor, ...]:
     """Return what ``native_batch_norm`` does; one overload takes no statistics at all."""
-    statistics = (None, None) if isinstance(rest[0], bool) else ()
-    return native_batch_norm(x, weight, bias, *statistics, *rest)
+    mean, variance, *options = (None, None, *rest) if isinstance(rest[0], bool) else rest
+    return native_batch_norm(x, weight, bias, mean, variance, *options)
 
 
 def pad(x: torch.Tensor, sizes: Sequence[int], mode: str = "constant", value: float | None = None) -> torch.Tensor:

@@ -75,7 +75,7 @@ def _lower_read_along(call: OperatorCall) -> SymbolicTensor:
 
 
 @lowers("index_put", "_unsafe_index_put")
-def lower_scatter(call: OperatorCall) -> SymbolicTensor:
+def lower_index_put(call: OperatorCall) -> SymbolicTensor:
     """Lower ``index_put`` at constant indices."""
     target, indices, values, *rest = call.args
     constant_indices = [call.dispatch.read_constants(i) if isinstance(i, SymbolicTensor) else i for i in indices]

@@ -51,7 +51,7 @@ def _sort_row(row: Row, *, descending: bool) -> Row:
     return ordered
 
 
-def _find_extremum(row: Row, *, is_max: bool) -> Row:
+def find_extremum(row: Row, *, is_max: bool) -> Row:
     """Return the largest or the least, the first of equal ones; NaN is both."""
 
     def fold(best: Placed, x: Placed) -> Placed:
@@ -91,7 +91,7 @@ def lower_extremum(call: OperatorCall) -> torch.Tensor | tuple[SymbolicTensor, .
     if call.func._overloadname != "dim":
         with call.dispatch:
             return (torch.amax if call.name == "max" else torch.amin)(call.args[0])
-    order = functools.partial(_find_extremum, is_max=call.name == "max")
+    order = functools.partial(find_extremum, is_max=call.name == "max")
     dim, keepdim = call.args[1], call.argument(2, "keepdim", False)
     results = _order_rows(call, call.dispatch.to_symbol(call.args[0]), dim, order, 1)
     return tuple(_drop(result, dim, keepdim=keepdim) for result in results)
@@ -101,7 +101,7 @@ def lower_extremum(call: OperatorCall) -> torch.Tensor | tuple[SymbolicTensor, .
 def lower_place(call: OperatorCall) -> SymbolicTensor:
     """Lower ``argmax`` and ``argmin``, along a dimension or over all numbers."""
     symbol, dim = call.dispatch.to_symbol(call.args[0]), call.argument(1, "dim")
-    keepdim, order = call.argument(2, "keepdim", False), functools.partial(_find_extremum, is_max=call.name == "argmax")
+    keepdim, order = call.argument(2, "keepdim", False), functools.partial(find_extremum, is_max=call.name == "argmax")
     if dim is not None:
         return _drop(_order_rows(call, symbol, dim, order, 1)[1], dim, keepdim=keepdim)
     _, place = _order_rows(call, SymbolicTensor(symbol.ids.reshape(-1), symbol.dtype), 0, order, 1)

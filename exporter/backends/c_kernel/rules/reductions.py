@@ -61,15 +61,29 @@ def lower_cumulative(op: str) -> Rule:
 
 @lowers("linalg_vector_norm")
 def lower_norm(call: OperatorCall) -> SymbolicTensor:
-    """Lower a Euclidean norm."""
-    order = call.argument(1, "ord", 2)
-    if float(order) != 2.0:
-        raise call.dispatch.unsupported_error(f"a norm of order {order}", "the Euclidean norm")
+    """Lower a norm of vectors."""
+    order, symbol = float(call.argument(1, "ord", 2)), call.dispatch.to_symbol(call.args[0])
+    if not symbol.ids.numel():
+        raise call.dispatch.unsupported_error("a norm of no numbers", "a vector with numbers")
+    return _reduce(call, symbol, 2, lambda numbers: _fold_norm(numbers, order))
 
-    def fold(numbers: list[Expr]) -> Expr:
+
+def _fold_norm(numbers: list[Expr], order: float) -> Expr:
+    """Return a vector norm.
+
+    https://docs.pytorch.org/docs/stable/generated/torch.linalg.vector_norm.html"""
+    if order == 2.0:
         return functools.reduce(operator.add, [x * x for x in numbers]).apply("sqrt", extra=("norm",))
-
-    return _reduce(call, call.dispatch.to_symbol(call.args[0]), 2, fold)
+    sizes = [x.apply("abs") for x in numbers]
+    if math.isinf(order):
+        name = "max" if order > 0 else "min"
+        return functools.reduce(lambda x, y: x.apply(name, y, extra=("of many",)), sizes)
+    if order == 0.0:
+        terms = [x.equals(0.0).apply("where", x.match(0.0), x.match(1.0), dtype=x.dtype) for x in numbers]
+        return functools.reduce(operator.add, terms)
+    if order == 1.0:
+        return functools.reduce(operator.add, sizes)
+    return functools.reduce(operator.add, [x**order for x in sizes]) ** (1.0 / order)
 
 
 def multiply_matrices(call: OperatorCall, a: SymbolicTensor, b: SymbolicTensor) -> SymbolicTensor:
@@ -109,12 +123,10 @@ def lower_matmul(call: OperatorCall) -> SymbolicTensor:
 
 @lowers("_cdist_forward")
 def lower_distances(call: OperatorCall) -> torch.Tensor:
-    """Lower the Euclidean distances of all pairs of rows."""
+    """Lower the distances of all pairs of rows."""
     x, y, order = (*map(call.dispatch.to_symbol, call.args[:2]), call.args[2])
-    if float(order) != 2.0:
-        raise call.dispatch.unsupported_error(f"distances of order {order}", "Euclidean distances")
     with call.dispatch:
-        return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), dim=-1)
+        return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), order, dim=-1)
 
 
 @lowers("linalg_cross")

@@ -36,7 +36,9 @@ def test_the_digits_of_float64(tmp_path):
     inputs = make_inputs()
     torchferry.export(transform, inputs=inputs, output=tmp_path / "m.onnx", batch="no")
     graph = onnx.load(tmp_path / "m.onnx").graph
-    assert not [a for node in graph.node if node.op_type == "DFT" for a in node.attribute if a.name == "inverse" and a.i]
+    assert not [
+        a for node in graph.node if node.op_type == "DFT" for a in node.attribute if a.name == "inverse" and a.i
+    ]
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
     large = {name: 1e12 * tensor for name, tensor in inputs.items()}
     got = session.run(None, {name: tensor.numpy() for name, tensor in large.items()})

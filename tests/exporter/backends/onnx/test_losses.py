@@ -30,11 +30,9 @@ def test_cross_entropy(shape, is_probability):
     x, target = make_logits(shape, is_probability)
     weights = torch.tensor([0.5, 2.0, 0.0, 1.0], dtype=torch.float64)
     ignored = [-100] if is_probability else [-100, 1]
-    for weight, reduction, own, smoothing in itertools.product(
-        (None, weights), (NONE, MEAN, SUM), ignored, (0.0, 0.3)
-    ):
+    for weight, reduction, own, smoothing in itertools.product((None, weights), (NONE, MEAN, SUM), ignored, (0.0, 0.3)):
         options = (weight, reduction, own, smoothing)
-        wanted = torch._C._nn.cross_entropy_loss(x, target, *options)
+        wanted = torch.ops.aten.cross_entropy_loss(x, target, *options)
         torch.testing.assert_close(cross_entropy(x, target, *options), wanted, rtol=1e-13, atol=1e-14, equal_nan=True)
 
 
@@ -44,7 +42,7 @@ def test_negative_logarithms(shape):
     weights = torch.tensor([0.5, 2.0, 0.0, 1.0], dtype=torch.float64)
     for weight, reduction, ignored in itertools.product((None, weights), (NONE, MEAN, SUM), (-100, 1)):
         options = (weight, reduction, ignored)
-        wanted = torch._C._nn.nll_loss_nd(x, target, *options)
+        wanted = torch.ops.aten.nll_loss_nd(x, target, *options)
         torch.testing.assert_close(nll_loss(x, target, *options), wanted, rtol=1e-13, atol=1e-14, equal_nan=True)
 
 

@@ -133,19 +133,18 @@ def test_channels_normalised_by_the_batch():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn((4, 3, 5), dtype=torch.float64, generator=generator)
     weight, bias = (torch.randn(3, dtype=torch.float64, generator=generator) for _ in range(2))
-    close = {"rtol": 1e-12, "atol": 1e-12}
     for is_training in (False, True):
         pairs = []
         for function in (native_batch_norm, torch.native_batch_norm):
             mean, variance = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([0.1, 2.0, 30.0]).double()
             pairs.append([*function(x, weight, bias, mean, variance, is_training, 0.1, 1e-5), mean, variance])
         for mine, own in zip(*pairs, strict=True):
-            torch.testing.assert_close(mine, own, **close)
+            torch.testing.assert_close(mine, own, rtol=1e-12, atol=1e-12)
     wanted = torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)
     for mine, own in zip(native_batch_norm_legit(x, None, None, True, 0.1, 1e-5), wanted, strict=True):
-        torch.testing.assert_close(mine, own, **close)
+        torch.testing.assert_close(mine, own, rtol=1e-12, atol=1e-12)
     options = (torch.zeros(3).double(), torch.ones(3).double(), True, 0.1, 1e-5, True)
-    torch.testing.assert_close(batch_norm(x, None, None, *options), wanted[0], **close)
+    torch.testing.assert_close(batch_norm(x, None, None, *options), wanted[0], rtol=1e-12, atol=1e-12)
 
 
 def test_smallest_and_largest_numbers():

@@ -85,7 +85,9 @@ def test_sizes_that_depend_on_data(name, tmp_path):
     model = torchferry.load(tmp_path / name)
     for x in (torch.zeros(6, 3, dtype=F), torch.rand(6, 3, dtype=F, generator=generator), torch.ones(6, 3, dtype=F)):
         for key, value in choose(x).items():
-            torch.testing.assert_close(torch.as_tensor(model.call("forward", {"x": x})[key]), value, rtol=1e-14, atol=1e-14)
+            torch.testing.assert_close(
+                torch.as_tensor(model.call("forward", {"x": x})[key]), value, rtol=1e-14, atol=1e-14
+            )
 
 
 def test_torchs_own_loader_takes_it(robertson):

@@ -71,9 +71,7 @@ MODELS = {
     "determinant": lambda: Of(lambda _, x: torch.linalg.det(shifted(x)), {"x": (3, 3)}, {"y": ()}),
     "a layer over rows": lambda: Of(lambda m, x: m.l(x), {"x": (3, 4)}, {"y": (3, 2)}, l=nn.Linear(4, 2, dtype=F)),
     "batch norm": lambda: Of(lambda m, x: m.b(x) ** 2, {"x": (3,)}, {"y": (3,)}, b=nn.BatchNorm1d(3, dtype=F)),
-    "group norm": lambda: Of(
-        lambda m, x: m.g(x), {"x": (4, 3)}, {"y": (4, 3)}, g=nn.GroupNorm(2, 4, dtype=F)
-    ),
+    "group norm": lambda: Of(lambda m, x: m.g(x), {"x": (4, 3)}, {"y": (4, 3)}, g=nn.GroupNorm(2, 4, dtype=F)),
     "attention": lambda: Of(attention, {"q": (2, 3)}, {"y": (2, 3)}),
     "logcumsumexp": lambda: Of(lambda _, x: torch.logcumsumexp(x, -1), {"x": (4,)}, {"y": (4,)}),
     "distances": lambda: Of(lambda _, x: torch.cdist(x, x + 1.0), {"x": (3, 2)}, {"y": (3, 3)}),

@@ -1,0 +1,65 @@
+"""Lowering rules of variances and medians."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from exporter.backends.c_kernel.expression_graph import Expr
+from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, lowers
+
+
+@lowers("var", "std", "var_mean", "std_mean")
+def lower_variance(call: OperatorCall) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """Lower variances, their roots, and both with the means."""
+    symbol, (dims, correction, keepdim) = call.dispatch.to_symbol(call.args[0]), _read_options(call)
+    ids = symbol.ids
+    dims = list(range(ids.ndim)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else list(dims)
+    divisor = float(max(math.prod(ids.shape[d] for d in dims) - correction, 0))
+    with call.dispatch:
+        mean = torch.mean(symbol, dims, keepdim=True)
+        squares = torch.square(symbol - mean)
+        result = torch.sum(squares, dims, keepdim=True)
+    result = call.apply(lambda x: x / divisor, symbol.dtype, result)
+    if call.name.startswith("std"):
+        # Its derivative is 0 where all numbers are equal.
+        result = call.apply(lambda x: x.apply("sqrt", extra=("norm",)), symbol.dtype, result)
+    if not keepdim:
+        result, mean = (_drop(v, dims) for v in (result, call.dispatch.to_symbol(mean)))
+    return (result, mean) if call.name.endswith("mean") else result
+
+
+def _read_options(call: OperatorCall) -> tuple[Any, float, bool]:
+    """Return the dimensions, what the count is corrected by, and whether they stay, as the overload takes them."""
+    if call.func._overloadname == "correction":
+        correction = call.kwargs.get("correction")
+        return call.argument(1, "dim"), 1 if correction is None else correction, call.kwargs.get("keepdim", False)
+    has_dims = "dim" in call.func._overloadname
+    dims = call.argument(1, "dim") if has_dims else None
+    correction = float(call.argument(1 + has_dims, "unbiased", True))
+    return dims, correction, call.argument(3, "keepdim", False) if has_dims else False
+
+
+def _drop(symbol: SymbolicTensor, dims: Sequence[int]) -> SymbolicTensor:
+    gone = {d % max(symbol.ids.ndim, 1) for d in dims}
+    kept = [size for d, size in enumerate(symbol.ids.shape) if d not in gone]
+    return SymbolicTensor(symbol.ids.reshape(kept), symbol.dtype)
+
+
+@lowers("median")
+def lower_median(call: OperatorCall) -> SymbolicTensor:
+    """Lower the lower median of all numbers, which is NaN if one is; places of equal numbers are torch's secret."""
+    if call.func._overloadname == "dim":
+        raise call.dispatch.unsupported_error("aten::median along a dimension, which returns places")
+    with call.dispatch:
+        ordered = call.args[0].reshape(-1).sort()[0]
+    ids = call.dispatch.to_symbol(ordered).ids
+    last = Expr(call.graph, int(ids[-1]))
+    median = Expr(call.graph, int(ids[(ids.numel() - 1) // 2]))
+    if median.dtype.startswith("float"):
+        # NaN comes last.
+        median = last.apply("isnan", dtype="bool").apply("where", last, median, dtype=median.dtype)
+    return SymbolicTensor(torch.tensor(median.index), call.args[0].dtype)

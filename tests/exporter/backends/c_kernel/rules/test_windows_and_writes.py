@@ -1,0 +1,128 @@
+"""Windows, writes along a dimension, variances and norms: values and derivatives are torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernel_host import Direct
+
+from exporter.archive.contract import Bounds
+from exporter.common.errors import UnsupportedError
+from runtime_checks.comparison import compare_tensors
+
+D = torch.float64
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=D, generator=torch.Generator().manual_seed(seed))
+
+
+def place(x: torch.Tensor) -> torch.Tensor:
+    """Return places that depend on the data, of four."""
+    return (x.abs() * 2).long().clamp(max=3)
+
+
+CONSTANT = torch.tensor([[3, 0, 3, 1]])
+
+# Named, of a batch of twelve numbers; each keeps the batch.
+WINDOWS = {
+    "convolution": lambda x: F.conv2d(x.reshape(-1, 1, 3, 4), draw(2, 1, 2, 2), draw(2), padding=1, stride=(1, 2)),
+    "dilated": lambda x: F.conv1d(x.reshape(-1, 2, 6), draw(4, 1, 2), dilation=3, groups=2),
+    "in three dimensions": lambda x: F.conv3d(x.reshape(-1, 1, 3, 2, 2), draw(1, 1, 2, 2, 1), padding=(0, 1, 0)),
+    "transposed": lambda x: F.conv_transpose1d(
+        x.reshape(-1, 4, 3), draw(4, 3, 3), draw(6), stride=2, padding=1, output_padding=1, groups=2, dilation=2
+    ),
+    "transposed in two": lambda x: F.conv_transpose2d(x.reshape(-1, 1, 3, 4), draw(1, 2, 2, 3), stride=(2, 3)),
+    "mean of windows": lambda x: F.avg_pool2d(x.reshape(-1, 1, 3, 4), 2, stride=1, padding=1),
+    "mean of what is there": lambda x: F.avg_pool2d(
+        x.reshape(-1, 1, 3, 4), (2, 3), padding=1, ceil_mode=True, count_include_pad=False
+    ),
+    "mean to the end": lambda x: F.avg_pool2d(x.reshape(-1, 1, 3, 4), (2, 3), padding=1, ceil_mode=True),
+    "divided": lambda x: F.avg_pool3d(x.reshape(-1, 1, 3, 2, 2), 2, stride=1, divisor_override=3),
+    "mean in one dimension": lambda x: F.avg_pool1d(x.reshape(-1, 2, 6), 4, stride=3, padding=2),
+    "adaptive": lambda x: F.adaptive_avg_pool2d(x.reshape(-1, 1, 3, 4), (2, 2)),
+    "largest": lambda x: F.max_pool2d(x.reshape(-1, 1, 3, 4), (2, 3), stride=1, padding=1),
+    "largest to the end": lambda x: F.max_pool1d(x.reshape(-1, 2, 6), 4, ceil_mode=True, dilation=1),
+    "group norm": lambda x: F.group_norm(x.reshape(-1, 4, 3), 2, draw(4), draw(4)),
+}
+WRITES = {
+    "added at": lambda x: draw(1, 4).expand(x.shape[0], 4).scatter_add(1, CONSTANT.expand(x.shape[0], 4), x[:, :4]),
+    "added": lambda x: x[:, :4].scatter_add(1, place(x[:, 4:10]), x[:, 6:]),
+    "written": lambda x: x[:, :4].scatter(1, place(x[:, 4:5]), x[:, 6:7]),
+    "a number": lambda x: x[:, :4].scatter(1, place(x[:, 4:5]), 2.5),
+    "product": lambda x: x[:, :4].scatter_reduce(1, place(x[:, 4:8]), x[:, 8:], "prod", include_self=False),
+    "written largest": lambda x: x[:, :4].scatter_reduce(1, place(x[:, 4:8]), x[:, 8:], "amax", include_self=False),
+    "mean": lambda x: x[:, :4].scatter_reduce(1, place(x[:, 4:8]), x[:, 8:], "mean"),
+    "mean of others": lambda x: x[:, :4].scatter_reduce(1, place(x[:, 4:8]), x[:, 8:], "mean", include_self=False),
+    "slices": lambda x: x.reshape(-1, 4, 3).index_add(1, torch.tensor([2, 0, 2]), x[:, :9].reshape(-1, 3, 3), alpha=2),
+    "copied slices": lambda x: x.reshape(-1, 4, 3).index_copy(2, torch.tensor([1]), x[:, :4, None]),
+    "in place": lambda x: x[:, :4].clone().scatter_add_(1, CONSTANT[:, :2].expand(x.shape[0], 2), x[:, 4:6]),
+}
+NUMBERS = {
+    "variance": lambda x: x.reshape(-1, 4, 3).var((1, 2)),
+    "of all, biased": lambda x: x.reshape(-1, 4, 3).var(-1, correction=0, keepdim=True),
+    "deviation": lambda x: torch.cat([v[:, None] for v in torch.std_mean(x, 1)], 1),
+    "one number": lambda x: x[:, :1].std(1, correction=0),
+    "median": lambda x: torch.stack([row.median() + row[:7].median() for row in x]),
+    "norm 1": lambda x: torch.linalg.vector_norm(x, 1, dim=1),
+    "norm 3": lambda x: torch.linalg.vector_norm(x.reshape(-1, 4, 3), 3, dim=1),
+    "norm inf": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=1),
+    "norm -inf": lambda x: torch.linalg.vector_norm(x, -float("inf"), dim=1),
+    "norm 0": lambda x: torch.linalg.vector_norm(x.clamp(min=0.0), 0, dim=1),
+    "distances": lambda x: torch.cdist(x.reshape(-1, 4, 3), x.flip(-1).reshape(-1, 4, 3) + 0.1, p=1.0),
+}
+# Forward mode has no rule for them: the captured derivative is taken.
+WITHOUT = ("norm inf", "norm -inf")
+ALL = {"windows": WINDOWS, "writes": WRITES, "numbers": NUMBERS}
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_values_are_torchs(kind):
+    functions = ALL[kind]
+    kernel = Direct(lambda x: tuple(f(x) for f in functions.values()), {"x": draw(1, 12)})
+    for rows in (1, 2, 9):
+        x = draw(rows, 12, seed=rows)
+        for (name, function), got in zip(functions.items(), kernel(x), strict=True):
+            compared = compare_tensors(got, function(x), Bounds(1e-13, 1e-14))
+            assert compared.passed, f"{name}: {compared.reason}"
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_derivatives_are_autograds(kind):
+    functions = {n: f for n, f in ALL[kind].items() if n not in WITHOUT}
+    kernel = Direct(lambda x: tuple(f(x) for f in functions.values()), {"x": draw(1, 12)}, jacobian=True)
+    x = draw(3, 12, seed=5)
+    for (name, function), got in zip(functions.items(), kernel(x), strict=True):
+        each = [torch.autograd.functional.jacobian(lambda row, f=function: f(row[None])[0], row) for row in x]
+        compared = compare_tensors(got, torch.stack(each), Bounds(1e-12, 1e-13))
+        assert compared.passed, f"{name}: {compared.reason}"
+
+
+def test_windows_of_another_place_are_seen():
+    """The control of the tests above."""
+    kernel = Direct(lambda x: (WINDOWS["dilated"](x.flip(-1)),), {"x": draw(1, 12)})
+    x = draw(2, 12)
+    assert not compare_tensors(kernel(x)[0], WINDOWS["dilated"](x), Bounds(1e-13, 1e-14)).passed
+
+
+def test_nan_is_kept():
+    x = draw(2, 12)
+    x[0, 3] = float("nan")
+    kernel = Direct(lambda x: (WINDOWS["largest"](x), NUMBERS["median"](x)), {"x": draw(1, 12)})
+    for got, name, kind in zip(kernel(x), ("largest", "median"), (WINDOWS, NUMBERS), strict=True):
+        torch.testing.assert_close(got, kind[name](x), rtol=1e-14, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x: x[:, :4].median(1)[0], "returns places"),
+        (lambda x: torch.zeros(x.shape[0], 600, dtype=D).scatter_add(1, place(x), x), "comparisons"),
+        (lambda x: place(x).scatter_reduce(1, place(x), place(x), "mean"), "whole numbers"),
+    ],
+)
+def test_what_has_no_form_is_named(function, name):
+    with pytest.raises(UnsupportedError, match="no form in a kernel") as caught:
+        Direct(lambda x: (function(x),), {"x": draw(1, 12)})
+    assert name in str(caught.value)
