@@ -19,6 +19,7 @@ from exporter.backends.onnx.elementary_functions import build_function_table
 from exporter.backends.onnx.fourier_transforms import replace_inverse_transforms
 from exporter.backends.onnx.gaussian_elimination import LINEAR_ALGEBRA
 from exporter.backends.onnx.losses import build_loss_table
+from exporter.backends.onnx.normalisation import build_normalisation_table
 from exporter.backends.onnx.operator_forms import build_form_table
 from exporter.backends.torch_export.program import ORIGIN, Program, quiet_export, quiet_logs
 from exporter.common.errors import MissingRuntimeError, UnsupportedError, summarize_error
@@ -60,6 +61,7 @@ def decomposition_overrides() -> dict[str, Callable[..., Any]]:
         **build_function_table(),
         **build_form_table(),
         **build_loss_table(),
+        **build_normalisation_table(),
         **float64_precision.build_decompositions(),
     }
 

@@ -141,74 +141,6 @@ def sort(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.ops.aten.sort.default(x, dim, descending)
 
 
-def batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    variance: torch.Tensor | None,
-    *options: Any,
-) -> torch.Tensor:
-    """Return normalised channels: ONNX's operator has its epsilon in float32, which float64 is kept from, and
-    torch.onnx takes the statistics that are given where those of the batch are asked for.
-
-    ``batch_norm_cpu_collect_linear_and_constant_terms`` in aten/src/ATen/native/cpu/batch_norm_kernel.cpp."""
-    is_training, momentum, epsilon, *_ = options
-    if is_training or mean is None or variance is None:
-        return native_batch_norm(x, weight, bias, mean, variance, is_training, momentum, epsilon)[0]
-    if x.dtype != torch.float64:
-        return torch.ops.aten.batch_norm.default(x, weight, bias, mean, variance, False, momentum, epsilon, False)
-    factor = (1.0 if weight is None else weight) / torch.sqrt(variance + epsilon)
-    rest = (0.0 if bias is None else bias) - mean * factor
-    shape = [-1] + [1] * (x.ndim - 2)
-    return x * factor.reshape(shape) + rest.reshape(shape)
-
-
-def native_batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    variance: torch.Tensor | None,
-    is_training: bool,
-    momentum: float,
-    epsilon: float,
-) -> tuple[torch.Tensor, ...]:
-    """Return normalised channels, and the statistics of the batch, which are none where they are not used."""
-    if is_training or mean is None or variance is None:
-        normed, own_mean, own_variance, inverse = _norm_by_batch(x, weight, bias, epsilon)
-        if is_training and mean is not None and variance is not None:
-            count = x.numel() // x.shape[1]
-            mean.mul_(1 - momentum).add_(momentum * own_mean)
-            variance.mul_(1 - momentum).add_(momentum * own_variance * (count / (count - 1)))
-        return normed, own_mean, inverse
-    none = x.new_zeros(0)
-    return batch_norm(x, weight, bias, mean, variance, is_training, momentum, epsilon), none, none
-
-
-def _norm_by_batch(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float
-) -> tuple[torch.Tensor, ...]:
-    """Return normalised channels; the means, the variances and the inverse standard deviations of the batch."""
-    dims = [d for d in range(x.ndim) if d != 1]
-    mean = x.mean(dims, keepdim=True)
-    centred = x - mean
-    variance = (centred * centred).mean(dims, keepdim=True)
-    inverse = 1.0 / torch.sqrt(variance + epsilon)
-    shape = [-1] + [1] * (x.ndim - 2)
-    scaled = centred * (inverse if weight is None else inverse * weight.reshape(shape))
-    normed = scaled if bias is None else scaled + bias.reshape(shape)
-    return normed, *(tensor.flatten() for tensor in (mean, variance, inverse))
-
-
-def native_batch_norm_legit(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, *rest: Any
-) -> tuple[torch.Tensor, ...]:
-    """Return what ``native_batch_norm`` does; one overload takes no statistics at all."""
-    mean, variance, *options = (None, None, *rest) if isinstance(rest[0], bool) else rest
-    return native_batch_norm(x, weight, bias, mean, variance, *options)
-
-
 def pad(x: torch.Tensor, sizes: Sequence[int], mode: str = "constant", value: float | None = None) -> torch.Tensor:
     """Return ``x`` with numbers around it; in a circle as slices: ONNX has it from opset 19 on, and onnxruntime (1.31)
     not for a tensor without numbers.
@@ -280,9 +212,7 @@ def build_form_table() -> dict[str, Callable[..., Any]]:
     forms |= {name: _make_extremum(name) for name in ("amax", "amin")}
     forms |= {"linalg_det": det, "det": det, "einsum": einsum, "searchsorted": searchsorted}
     forms |= {name: functools.partial(run_in_dtype, getattr(torch, name)) for name in ("softmax", "log_softmax")}
-    forms |= {"batch_norm": batch_norm, "native_batch_norm": native_batch_norm, "aminmax": aminmax}
-    forms["pad"] = pad
-    forms["_native_batch_norm_legit"] = native_batch_norm_legit
+    forms |= {"aminmax": aminmax, "pad": pad}
     forms |= {"cumprod": cumprod, "cdist": cdist, "cholesky_solve": cholesky_solve}
     forms["bucketize"] = lambda x, bounds, out_int32=False, right=False: searchsorted(bounds, x, out_int32, right)
     forms |= {name: functools.partial(_decompose, name) for name in _BACKWARD}

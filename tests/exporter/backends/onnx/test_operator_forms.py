@@ -9,14 +9,11 @@ from exporter.backends.onnx.operator_forms import (
     _unroll,
     aminmax,
     aten_div,
-    batch_norm,
     cdist,
     cholesky_solve,
     cumprod,
     det,
     einsum,
-    native_batch_norm,
-    native_batch_norm_legit,
     run_in_dtype,
     searchsorted,
 )
@@ -113,38 +110,6 @@ def test_a_softmax_in_another_dtype():
     for function in (torch.softmax, torch.log_softmax):
         assert torch.equal(run_in_dtype(function, x, 1, torch.float64), function(x, 1, dtype=torch.float64))
         assert torch.equal(run_in_dtype(function, x, 0), function(x, 0))
-
-
-def test_normalised_channels():
-    generator = torch.Generator().manual_seed(0)
-    for dtype, shape in ((torch.float64, (4, 3)), (torch.float64, (2, 3, 5, 4)), (torch.float32, (2, 3, 5))):
-        x = torch.randn(shape, dtype=dtype, generator=generator)
-        weight, bias, mean = (torch.randn(3, dtype=dtype, generator=generator) for _ in range(3))
-        variance = torch.tensor([1e-6, 1.0, 40.0], dtype=dtype)
-        options = (False, 0.1, 1e-5, True)
-        for parameters in ((weight, bias), (None, None)):
-            wanted = torch.batch_norm(x, *parameters, mean, variance, *options)
-            got = batch_norm(x, *parameters, mean, variance, *options)
-            torch.testing.assert_close(got, wanted, rtol=1e-13 if dtype == torch.float64 else 0.0, atol=1e-12)
-
-
-def test_channels_normalised_by_the_batch():
-    """torch.onnx takes the statistics that are given in any case; what is written to them counts, too."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn((4, 3, 5), dtype=torch.float64, generator=generator)
-    weight, bias = (torch.randn(3, dtype=torch.float64, generator=generator) for _ in range(2))
-    for is_training in (False, True):
-        pairs = []
-        for function in (native_batch_norm, torch.native_batch_norm):
-            mean, variance = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([0.1, 2.0, 30.0]).double()
-            pairs.append([*function(x, weight, bias, mean, variance, is_training, 0.1, 1e-5), mean, variance])
-        for mine, own in zip(*pairs, strict=True):
-            torch.testing.assert_close(mine, own, rtol=1e-12, atol=1e-12)
-    wanted = torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)
-    for mine, own in zip(native_batch_norm_legit(x, None, None, True, 0.1, 1e-5), wanted, strict=True):
-        torch.testing.assert_close(mine, own, rtol=1e-12, atol=1e-12)
-    options = (torch.zeros(3).double(), torch.ones(3).double(), True, 0.1, 1e-5, True)
-    torch.testing.assert_close(batch_norm(x, None, None, *options), wanted[0], rtol=1e-12, atol=1e-12)
 
 
 def test_smallest_and_largest_numbers():
