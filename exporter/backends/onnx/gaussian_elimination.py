@@ -83,6 +83,39 @@ def _count_rows(a: torch.Tensor) -> int:
     return n
 
 
+def cholesky_factor(a: torch.Tensor, upper: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``(L, info)`` of symmetric matrices, of which the lower triangle is read (``upper``: the other one, for
+    its transpose); ``info`` is k if the k-th pivot is not positive.
+
+    Golub and Van Loan, Matrix Computations, 4th ed., algorithm 4.2.2, for all rows of a column at once."""
+    a = a.mT if upper else a
+    info = a.new_zeros(a.shape[:-2], dtype=torch.int32)
+    columns = [a[..., :0]]
+    for k in range(_count_rows(a)):
+        pivot = a[..., :1, :1]
+        info = torch.where((info == 0) & ~(pivot[..., 0, 0] > 0), k + 1, info)
+        column = a[..., :1] / torch.sqrt(pivot)
+        a = a[..., 1:, 1:] - column[..., 1:, :] * column[..., 1:, :].mT
+        columns.append(torch.cat([column.new_zeros(()).expand(*column.shape[:-2], k, 1), column], -2))
+    factor = torch.cat(columns, -1)
+    return factor.mT if upper else factor, info.to(torch.int32)
+
+
+def unpack_factors(
+    lu: torch.Tensor, pivots: torch.Tensor, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[torch.Tensor, ...]:
+    """Return ``(P, L, U)`` of square matrices from what ``lu_factor`` gives."""
+    n = _count_rows(lu)
+    if lu.shape[-2] != n:
+        raise ValueError("an LU of matrices that are not square is not supported")
+    none, identity = lu.new_zeros(0), torch.eye(n, dtype=lu.dtype, device=lu.device).expand(lu.shape)
+    permuted, rows = identity, torch.arange(n, device=lu.device).unsqueeze(-1)
+    for k in range(n) if unpack_pivots else ():
+        permuted = _swap_rows(permuted, k, (pivots[..., k : k + 1] - 1).to(torch.int64), rows)
+    lower, upper = (lu.tril(-1) + identity, lu.triu()) if unpack_data else (none, none)
+    return (permuted.mT if unpack_pivots else none), lower, upper
+
+
 def _is_vector_batch(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether ``b`` is a batch of vectors, as torch.linalg.solve defines it."""
     return b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
@@ -145,8 +178,18 @@ def _factor(a: torch.Tensor, pivot: bool = True, check_errors: bool = False) -> 
     return lu_factor(a)
 
 
+def _factor_and_unpack(a: torch.Tensor, pivot: bool = True) -> tuple[torch.Tensor, ...]:
+    lu, pivots, _ = _factor(a, pivot)
+    return unpack_factors(lu, pivots)
+
+
 # By TorchScript operator without overload, with the arguments of its schema in their order.
 LINEAR_ALGEBRA: Mapping[str, Callable[..., Any]] = {
+    "aten::cholesky": lambda a, upper=False: cholesky_factor(a, upper)[0],
+    "aten::linalg_cholesky": lambda a, upper=False: cholesky_factor(a, upper)[0],
+    "aten::linalg_cholesky_ex": lambda a, upper=False, check_errors=False: cholesky_factor(a, upper),
+    "aten::lu_unpack": unpack_factors,
+    "aten::linalg_lu": _factor_and_unpack,
     "aten::_linalg_solve_ex": _solve,
     "aten::linalg_solve_ex": solve_ex,
     "aten::linalg_solve": lambda a, b, left=True: solve_ex(a, b, left)[0],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 import string
 from collections.abc import Callable, Sequence
@@ -120,10 +121,73 @@ def cumprod(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torc
     return rows.movedim(-1, dim)
 
 
+def vector_norm(
+    x: torch.Tensor,
+    order: float = 2.0,
+    dim: int | list[int] | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Return a norm; for an order that ONNX has no reduction of, torch.onnx writes its inverse as float32."""
+    if order in (0.0, 1.0, 2.0) or math.isinf(order):
+        return torch.ops.aten.linalg_vector_norm.default(x, order, dim, keepdim, dtype=dtype)
+    powers = (x if dtype is None else x.to(dtype)).abs() ** order
+    return powers.sum(dim, keepdim=keepdim) ** (1.0 / order)
+
+
 def cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: int | None = None) -> torch.Tensor:
     """Return the distances of all pairs of rows; torch takes products for many rows, which lose digits of near ones."""
     del compute_mode
-    return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
+    return vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
+
+
+def extremum_of_two(name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return ``fmax`` or ``fmin``: NaN counts only beside another one."""
+    chosen = (torch.maximum if name == "fmax" else torch.minimum)(x, y)
+    return (
+        torch.where(torch.isnan(x), y, torch.where(torch.isnan(y), x, chosen)) if chosen.is_floating_point() else chosen
+    )
+
+
+def copysign(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` with the sign of ``y``, which zeros have, too."""
+    y = torch.as_tensor(y)
+    is_negative = (y < 0) | ((y == 0) & (1.0 / y < 0)) if y.is_floating_point() else y < 0
+    size = x.abs() if x.is_floating_point() else x.abs().to(torch.get_default_dtype())
+    return torch.where(is_negative, -size, size)
+
+
+def cumulate(name: str, x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``cummax`` or ``cummin`` with the places, the last one of equal numbers; NaN stays. Steps as in
+    ``cumprod``."""
+    if not x.ndim:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    rows, distance = x.movedim(dim, -1), 1
+    places = torch.arange(rows.shape[-1]).expand(rows.shape)
+    while distance < rows.shape[-1]:
+        before, own = rows[..., :-distance], rows[..., distance:]
+        is_kept = before > own if name == "cummax" else before < own
+        if x.is_floating_point():
+            is_kept = is_kept | (torch.isnan(before) & ~torch.isnan(own))
+        chosen = [torch.where(is_kept, v[..., :-distance], v[..., distance:]) for v in (rows, places)]
+        rows, places = (torch.cat([v[..., :distance], c], -1) for v, c in zip((rows, places), chosen, strict=True))
+        distance *= 2
+    return rows.movedim(-1, dim), places.movedim(-1, dim)
+
+
+def diagonal_scatter(
+    x: torch.Tensor, source: torch.Tensor, offset: int = 0, first: int = 0, second: int = 1
+) -> torch.Tensor:
+    """Return ``x`` with other numbers in a diagonal."""
+    y = x.movedim((first, second), (0, 1)).clone()
+    places = torch.arange(source.shape[-1])
+    y[places + max(-offset, 0), places + max(offset, 0)] = source.movedim(-1, 0)
+    return y.movedim((0, 1), (first, second))
+
+
+def cholesky_inverse(factor: torch.Tensor, upper: bool = False) -> torch.Tensor:
+    """Return the inverse of the matrix whose Cholesky factor this is."""
+    return cholesky_solve(torch.eye(factor.shape[-1], dtype=factor.dtype).expand(factor.shape), factor, upper)
 
 
 def cholesky_solve(b: torch.Tensor, factor: torch.Tensor, upper: bool = False) -> torch.Tensor:
@@ -212,7 +276,10 @@ def build_form_table() -> dict[str, Callable[..., Any]]:
     forms |= {name: _make_extremum(name) for name in ("amax", "amin")}
     forms |= {"linalg_det": det, "det": det, "einsum": einsum, "searchsorted": searchsorted}
     forms |= {name: functools.partial(run_in_dtype, getattr(torch, name)) for name in ("softmax", "log_softmax")}
-    forms |= {"aminmax": aminmax, "pad": pad}
+    forms |= {"aminmax": aminmax, "pad": pad, "linalg_vector_norm": vector_norm, "copysign": copysign}
+    forms |= {name: functools.partial(extremum_of_two, name) for name in ("fmax", "fmin")}
+    forms |= {name: functools.partial(cumulate, name) for name in ("cummax", "cummin")}
+    forms |= {"diagonal_scatter": diagonal_scatter, "cholesky_inverse": cholesky_inverse}
     forms |= {"cumprod": cumprod, "cdist": cdist, "cholesky_solve": cholesky_solve}
     forms["bucketize"] = lambda x, bounds, out_int32=False, right=False: searchsorted(bounds, x, out_int32, right)
     forms |= {name: functools.partial(_decompose, name) for name in _BACKWARD}

@@ -178,7 +178,10 @@ _OF_SHAPES = frozenset({"aten::squeeze_"})
 _SIMPLER: Mapping[str, Callable[..., Any]] = {
     "aten::_convolution": lambda *values: torch.ops.aten.convolution.default(*values[:9]),
 }
-_RAISING = {f"aten::{name}" for name in ("linalg_solve", "linalg_inv", "inverse", "linalg_lu_factor")}
+_RAISING = {
+    f"aten::{name}"
+    for name in ("linalg_solve", "linalg_inv", "inverse", "linalg_lu_factor", "linalg_cholesky", "cholesky")
+}
 _DATA_READS = {f"aten::{name}" for name in ("Int", "Float", "item", "IntImplicit", "FloatImplicit", "ScalarImplicit")}
 
 

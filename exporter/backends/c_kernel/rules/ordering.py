@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -95,6 +96,26 @@ def lower_extremum(call: OperatorCall) -> torch.Tensor | tuple[SymbolicTensor, .
     dim, keepdim = call.args[1], call.argument(2, "keepdim", False)
     results = _order_rows(call, call.dispatch.to_symbol(call.args[0]), dim, order, 1)
     return tuple(_drop(result, dim, keepdim=keepdim) for result in results)
+
+
+def _follow_extremum(row: Row, *, is_max: bool) -> Row:
+    """Return the largest or the least so far, the last of equal ones; NaN stays."""
+
+    def step(best: Placed, x: Placed) -> Placed:
+        is_worse = x[0] < best[0] if is_max else best[0] < x[0]
+        return _choose(_either(is_worse, _is_nan_alone(best[0], x[0])), best, x)
+
+    return list(itertools.accumulate(row, step))
+
+
+@lowers("cummax", "cummin")
+def lower_cumulative_extremum(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
+    """Lower the extrema of the first numbers along a dimension, with their places."""
+    symbol = call.dispatch.to_symbol(call.args[0])
+    size = symbol.ids.shape[call.args[1]] if symbol.ids.ndim else 1
+    return _order_rows(
+        call, symbol, call.args[1], functools.partial(_follow_extremum, is_max=call.name == "cummax"), size
+    )
 
 
 @lowers("argmax", "argmin")

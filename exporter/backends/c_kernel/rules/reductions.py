@@ -50,7 +50,10 @@ def lower_cumulative(op: str) -> Rule:
 
     def lower(call: OperatorCall) -> SymbolicTensor:
         dim, dtype = call.args[1], call.infer_dtype()
-        ids = call.cast(call.args[0], dtype).ids.movedim(dim, -1).clone()
+        symbol = call.cast(call.args[0], dtype)
+        if not symbol.ids.ndim:
+            return symbol
+        ids = symbol.ids.movedim(dim, -1).clone()
         for i in range(1, ids.shape[-1]):
             pair = (SymbolicTensor(ids[..., k], dtype) for k in (i - 1, i))
             ids[..., i] = call.apply(lambda x, y: x.apply(op, y), dtype, *pair).ids
@@ -119,6 +122,15 @@ def lower_matmul(call: OperatorCall) -> SymbolicTensor:
         return (y if beta == 1 else y * beta) + (x if alpha == 1 else x * alpha)
 
     return call.apply(add, product.dtype, product, call.args[0]) if adds else product
+
+
+@lowers("addbmm")
+def lower_sum_of_products(call: OperatorCall) -> torch.Tensor:
+    """Lower the sum of a batch's products of matrices, added to another matrix."""
+    alpha, beta = (call.kwargs.get(name, 1) for name in ("alpha", "beta"))
+    with call.dispatch:
+        total = torch.bmm(*call.args[1:3]).sum(0)
+        return (total if alpha == 1 else alpha * total) + (call.args[0] if beta == 1 else beta * call.args[0])
 
 
 @lowers("_cdist_forward")

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exporter.backends.onnx.gaussian_elimination import LARGEST, LINEAR_ALGEBRA, lu_factor
+from exporter.backends.onnx.gaussian_elimination import (
+    LARGEST,
+    LINEAR_ALGEBRA,
+    cholesky_factor,
+    lu_factor,
+    unpack_factors,
+)
 
 SOLVE = LINEAR_ALGEBRA["aten::linalg_solve_ex"]
 
@@ -76,3 +82,28 @@ def test_inverse():
 def test_too_many_rows_are_refused():
     with pytest.raises(ValueError, match="65 unknowns"):
         lu_factor(torch.eye(LARGEST + 1))
+
+
+@pytest.mark.parametrize("is_upper", [False, True])
+def test_cholesky_factors(is_upper):
+    a = torch.randn(3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    spd = a @ a.mT + torch.eye(5)
+    # The other triangle is not read.
+    matrices = spd + (10.0 * torch.ones(5, 5).triu(1) if not is_upper else 10.0 * torch.ones(5, 5).tril(-1))
+    wanted, _ = torch.linalg.cholesky_ex(matrices, upper=is_upper)
+    got, info = cholesky_factor(matrices, is_upper)
+    torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-14)
+    assert not info.any()
+    spd[1, 2, 2] = -1.0
+    assert cholesky_factor(spd, is_upper)[1].tolist() == torch.linalg.cholesky_ex(spd, upper=is_upper).info.tolist()
+
+
+def test_factors_of_their_own():
+    a = torch.randn(3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    factors, pivots = torch.linalg.lu_factor(a)
+    for data, places in ((True, True), (True, False), (False, True)):
+        wanted = torch.lu_unpack(factors, pivots, unpack_data=data, unpack_pivots=places)
+        for mine, own in zip(unpack_factors(factors, pivots, data, places), wanted, strict=True):
+            assert torch.equal(mine, own)
+    with pytest.raises(ValueError, match="not square"):
+        unpack_factors(factors[:, :3], pivots[:, :3])

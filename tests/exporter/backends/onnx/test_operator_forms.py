@@ -10,12 +10,19 @@ from exporter.backends.onnx.operator_forms import (
     aminmax,
     aten_div,
     cdist,
+    cholesky_inverse,
     cholesky_solve,
+    copysign,
     cumprod,
+    cumulate,
     det,
+    diagonal_scatter,
     einsum,
+    extremum_of_two,
+    pad,
     run_in_dtype,
     searchsorted,
+    vector_norm,
 )
 
 NAN, INF = float("nan"), float("inf")
@@ -72,8 +79,11 @@ def test_an_ellipsis_of_other_lengths(equation, shapes, monkeypatch):
     operands = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     wanted, asked = torch.einsum(equation, *operands), []
     run = torch.ops.aten.einsum.default
-    monkeypatch.setattr(torch.ops.aten.einsum, "default", lambda e, *rest, **more: asked.append(e) or run(e, *rest))
-    torch.testing.assert_close(einsum(equation, operands), wanted, rtol=1e-13, atol=1e-13)
+    # torch reads all of its operators where numbers are compared for the first time.
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.ops.aten.einsum, "default", lambda e, *rest, **more: asked.append(e) or run(e, *rest))
+        got = einsum(equation, operands)
+    torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-13)
     assert "..." not in asked[0]
 
 
@@ -110,6 +120,61 @@ def test_a_softmax_in_another_dtype():
     for function in (torch.softmax, torch.log_softmax):
         assert torch.equal(run_in_dtype(function, x, 1, torch.float64), function(x, 1, dtype=torch.float64))
         assert torch.equal(run_in_dtype(function, x, 0), function(x, 0))
+
+
+def test_norms_of_every_order():
+    x = torch.randn(4, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for order in (0.0, 1.0, 2.0, 2.5, 3.0, -1.5, INF, -INF):
+        for dim, keepdim in ((None, False), (1, True), ([0, 2], False)):
+            wanted = torch.linalg.vector_norm(x, order, dim, keepdim)
+            torch.testing.assert_close(vector_norm(x, order, dim, keepdim), wanted, rtol=1e-13, atol=0.0)
+
+
+def test_pairs_of_numbers_with_nan_and_signed_zeros():
+    numbers = torch.tensor([0.0, -0.0, 1.5, -2.0, NAN, INF, -INF], dtype=torch.float64)
+    x, y = (v.flatten() for v in torch.meshgrid(numbers, numbers, indexing="ij"))
+    for name in ("fmax", "fmin"):
+        wanted = getattr(torch, name)(x, y)
+        torch.testing.assert_close(extremum_of_two(name, x, y), wanted, rtol=0.0, atol=0.0, equal_nan=True)
+    finite = ~torch.isnan(y)
+    got, wanted = (f(x[finite], y[finite]) for f in (copysign, torch.copysign))
+    torch.testing.assert_close(got, wanted, rtol=0.0, atol=0.0, equal_nan=True)
+    is_number = ~torch.isnan(wanted)
+    assert torch.equal(torch.signbit(got)[is_number], torch.signbit(wanted)[is_number])
+
+
+@pytest.mark.parametrize("name", ["cummax", "cummin"])
+def test_extrema_of_the_first_numbers(name):
+    x = torch.randn(3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[0, 2], x[1, 3], x[1, 5], x[2, 4] = NAN, NAN, NAN, x[2, 1]
+    for value in (x, x.nan_to_num().mul(2).long(), x[:, :1], x[0, 3]):
+        for dim in range(-1, max(value.ndim, 1)):
+            for mine, own in zip(cumulate(name, value, dim), getattr(torch, name)(value, dim), strict=True):
+                torch.testing.assert_close(mine, own, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def test_numbers_in_a_diagonal():
+    x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    for offset, dims in ((0, (1, 2)), (1, (2, 1)), (-2, (1, 2)), (0, (0, -1))):
+        source = torch.diagonal(x, offset, *dims) * 10
+        wanted = torch.diagonal_scatter(x, source, offset, *dims)
+        assert torch.equal(diagonal_scatter(x, source, offset, *dims), wanted)
+
+
+def test_numbers_around_in_a_circle():
+    x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    for sizes in ((2, 0, 1, 3), (-1, 2, 0, -2), (0, 0, 1, -1)):
+        assert torch.equal(pad(x, sizes, "circular"), torch.nn.functional.pad(x, sizes, "circular"))
+    assert pad(x[:0], (1, 1, 1, 1), "circular").shape == (0, 3, 6, 7)
+    assert torch.equal(pad(x, (1, 2), "constant", 3.0), torch.nn.functional.pad(x, (1, 2), value=3.0))
+
+
+@pytest.mark.parametrize("is_upper", [False, True])
+def test_the_inverse_by_a_cholesky_factor(is_upper):
+    a = torch.randn(2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    factor = torch.linalg.cholesky(a @ a.mT + torch.eye(4), upper=is_upper)
+    wanted = torch.cholesky_inverse(factor, is_upper)
+    torch.testing.assert_close(cholesky_inverse(factor, is_upper), wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_smallest_and_largest_numbers():

@@ -117,6 +117,8 @@ ANY = {
     "distances": lambda x: torch.cdist(x.reshape(-1, 2, 2), x.flip(-1).reshape(-1, 2, 2)).reshape(-1, 4),
     "clone in order": lambda x: x.reshape(-1, 2, 2).mT.clone(memory_format=torch.contiguous_format).view(-1, 4),
     "max of all": lambda x: torch.stack([r.max() + 2 * r.min() for r in x]),
+    "largest so far": lambda x: torch.cat([v.to(F) for v in (*x.cummax(1), *x.round().cummin(-1))], 1),
+    "sum of one": lambda x: torch.stack([row[0].cumsum(0) for row in x]),
     "argmax": lambda x: (x.argmax(-1) + 10 * x.argmin(-1, keepdim=True).squeeze(-1) + 100 * x.max(-1)[1]).to(F),
     "argmax of all": lambda x: torch.stack([10 * r.reshape(2, 2).argmax() + r.min(-1)[1] for r in x]).to(F),
     "sorted": lambda x: x.sort(-1).values,

@@ -63,6 +63,9 @@ NUMBERS = {
     "variance": lambda x: x.reshape(-1, 4, 3).var((1, 2)),
     "of all, biased": lambda x: x.reshape(-1, 4, 3).var(-1, correction=0, keepdim=True),
     "deviation": lambda x: torch.cat([v[:, None] for v in torch.std_mean(x, 1)], 1),
+    "sum of products": lambda x: torch.stack(
+        [torch.addbmm(r[:4].reshape(2, 2), r[4:].reshape(2, 2, 2), r[:8].reshape(2, 2, 2), alpha=2, beta=3) for r in x]
+    ),
     "one number": lambda x: x[:, :1].std(1, correction=0),
     "median": lambda x: torch.stack([row.median() + row[:7].median() for row in x]),
     "norm 1": lambda x: torch.linalg.vector_norm(x, 1, dim=1),
