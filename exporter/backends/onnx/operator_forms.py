@@ -149,6 +149,23 @@ def extremum_of_two(name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
     )
 
 
+def linspace(start: Any, end: Any, steps: int, dtype: torch.dtype | None = None, *rest: Any) -> torch.Tensor:
+    """Return numbers at equal distances; torch.onnx gives one number of tensors another shape.
+
+    ``linspace_kernel`` in aten/src/ATen/native/cpu/RangeFactoriesKernel.cpp."""
+    if not any(isinstance(v, torch.Tensor) for v in (start, end)):
+        return torch.linspace(start, end, steps, dtype=dtype)
+    dtype = dtype or torch.get_default_dtype()
+    first, last = (torch.as_tensor(v).to(dtype).reshape(1) for v in (start, end))
+    if steps < 2:
+        return first.clone()[:steps]
+    places = torch.arange(steps)
+    real = dtype if dtype.is_floating_point else torch.float32
+    step = (last.to(real) - first.to(real)) / (steps - 1)
+    numbers = torch.where(places < steps // 2, first + step * places, last - step * (steps - 1 - places))
+    return numbers.to(dtype)
+
+
 def copysign(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return ``x`` with the sign of ``y``, which zeros have, too."""
     y = torch.as_tensor(y)
@@ -279,7 +296,7 @@ def build_form_table() -> dict[str, Callable[..., Any]]:
     forms |= {"aminmax": aminmax, "pad": pad, "linalg_vector_norm": vector_norm, "copysign": copysign}
     forms |= {name: functools.partial(extremum_of_two, name) for name in ("fmax", "fmin")}
     forms |= {name: functools.partial(cumulate, name) for name in ("cummax", "cummin")}
-    forms |= {"diagonal_scatter": diagonal_scatter, "cholesky_inverse": cholesky_inverse}
+    forms |= {"diagonal_scatter": diagonal_scatter, "linspace": linspace, "cholesky_inverse": cholesky_inverse}
     forms |= {"cumprod": cumprod, "cdist": cdist, "cholesky_solve": cholesky_solve}
     forms["bucketize"] = lambda x, bounds, out_int32=False, right=False: searchsorted(bounds, x, out_int32, right)
     forms |= {name: functools.partial(_decompose, name) for name in _BACKWARD}

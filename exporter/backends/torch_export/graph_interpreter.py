@@ -6,6 +6,7 @@ depends on data (a branch, a loop) does not exist in formats without control flo
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -174,9 +175,22 @@ _STRUCTURE: Mapping[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
 }
 # What they change in place is the shape, not the numbers.
 _OF_SHAPES = frozenset({"aten::squeeze_"})
-# What other exporters know by a simpler name: without the choice of the library that computes it.
+
+
+def _combine(x: torch.Tensor, count: int = 2, with_replacement: bool = False) -> torch.Tensor:
+    """Return ``torch.combinations`` of a known number, which torch itself selects by a mask."""
+    if not isinstance(x.shape[0], int) or not count:
+        return torch.ops.aten.combinations.default(x, count, with_replacement)
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    places = torch.tensor(list(choose(range(x.shape[0]), count)), dtype=torch.int64).reshape(-1, count)
+    return x[places]
+
+
+# What other exporters know by a simpler name: without the choice of the library that computes it, or a size that
+# depends on data.
 _SIMPLER: Mapping[str, Callable[..., Any]] = {
     "aten::_convolution": lambda *values: torch.ops.aten.convolution.default(*values[:9]),
+    "aten::combinations": _combine,
 }
 _RAISING = {
     f"aten::{name}"

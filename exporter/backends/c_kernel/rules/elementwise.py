@@ -133,6 +133,13 @@ def lower_to_copy(call: OperatorCall) -> SymbolicTensor:
     return SymbolicTensor(result.ids.clone(), result.dtype)
 
 
+@lowers("copy")
+def lower_copy(call: OperatorCall) -> SymbolicTensor:
+    """Lower the numbers of another tensor, in the shape and the dtype of the first."""
+    symbol = call.cast(call.args[1], call.args[0].dtype)
+    return SymbolicTensor(symbol.ids.expand(call.args[0].shape), symbol.dtype)
+
+
 @lowers("ones_like", "full_like", "empty_like", "new_ones", "new_full", "new_empty")
 def lower_full(call: OperatorCall) -> SymbolicTensor:
     """Lower ``ones_like`` and its kin, which read shapes and dtypes alone."""

@@ -19,6 +19,7 @@ from exporter.backends.onnx.operator_forms import (
     diagonal_scatter,
     einsum,
     extremum_of_two,
+    linspace,
     pad,
     run_in_dtype,
     searchsorted,
@@ -175,6 +176,15 @@ def test_the_inverse_by_a_cholesky_factor(is_upper):
     factor = torch.linalg.cholesky(a @ a.mT + torch.eye(4), upper=is_upper)
     wanted = torch.cholesky_inverse(factor, is_upper)
     torch.testing.assert_close(cholesky_inverse(factor, is_upper), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, None])
+def test_numbers_at_equal_distances(dtype):
+    start, end = torch.tensor(-2.25, dtype=torch.float64), torch.tensor(7.5, dtype=torch.float64)
+    for steps in (0, 1, 2, 7, 8):
+        for pair in ((start, end), (start, 7.5), (-2.25, end), (-2.25, 7.5)):
+            wanted = torch.linspace(*pair, steps, dtype=dtype)  # pyright: ignore[reportCallIssue, reportArgumentType]
+            torch.testing.assert_close(linspace(*pair, steps, dtype), wanted)
 
 
 def test_smallest_and_largest_numbers():

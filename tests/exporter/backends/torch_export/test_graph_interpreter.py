@@ -87,6 +87,7 @@ BODIES = [
     t = list(x.size())
     t.append(1)
     return (x.reshape(t) + float(len(t)),)""",
+    "return (torch.combinations(x[:, 0], 3, True) - torch.combinations(y[:, 1], 3)[:1],)",
     "return (torch.full([2, 2], 0.1, dtype=x.dtype) + torch.arange(2, dtype=x.dtype) + x[:2],)",
 ]
 X = torch.tensor([[0.5, -1.25], [2.0, 0.75], [-3.5, 1.5], [0.25, -0.5]], dtype=F)
