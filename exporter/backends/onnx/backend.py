@@ -13,7 +13,7 @@ from exporter.archive.formats import FORMATS
 from exporter.archive.pt_archive import Archive
 from exporter.backends.backend import WriteOptions
 from exporter.backends.onnx import export
-from exporter.backends.torch_export.archive_programs import export_programs, select_cases
+from exporter.backends.torch_export.archive_programs import export_programs
 from exporter.common.atomic_files import atomic_write_folder, check_output_path
 from exporter.common.torch_hooks import ignore_deprecations
 
@@ -46,8 +46,9 @@ def write_container(path: Path, opened: Archive, opset: int) -> Contract:
     """Write every file of the container at ``path``."""
     import onnx_ir
 
-    programs, parameters, contract = export_programs(opened, export.decomposition_overrides())
-    models = {name: export.build_onnx_model(program, contract, opset) for name, program in programs.items()}
+    exported = export_programs(opened, export.decomposition_overrides())
+    contract, parameters = exported.contract, exported.parameters
+    models = {name: export.build_onnx_model(program, contract, opset) for name, program in exported.programs.items()}
     contract = dataclasses.replace(contract, operators=export.list_operators(list(models.values())))
     if refusal := export.probe_empty_batch(models, contract):
         batch = contract.batch
@@ -63,7 +64,7 @@ def write_container(path: Path, opened: Archive, opset: int) -> Contract:
         onnx_ir.save(model, file, external_data=data.name if large else None)
         paths += [file, *([data] if large else [])]
         methods[name] = (file.name, *export.list_names(contract, name))
-    onnx_container.cases_path(path).write_bytes(onnx_container.pack_arrays(select_cases(opened, contract), parameters))
+    onnx_container.cases_path(path).write_bytes(onnx_container.pack_arrays(exported.select_cases(contract), parameters))
     paths.append(onnx_container.cases_path(path))
     onnx_container.manifest_path(path).write_bytes(onnx_container.build_manifest(contract, opset, paths, methods))
     return contract

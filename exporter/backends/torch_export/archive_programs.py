@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
-from exporter.archive.cases import ReferenceCase, supports_case
+from exporter.archive.cases import Cases, supports_case
 from exporter.archive.contract import Contract, Finding, Solver
 from exporter.archive.pt_archive import Archive
+from exporter.backends.case_conditions import leave_out_vague_cases
 from exporter.backends.torch_export.program import Overrides, Program, export_program
 from exporter.graph.loading import load_module
 
 
-def export_programs(
-    opened: Archive, overrides: Overrides = MappingProxyType({})
-) -> tuple[dict[str, Program], dict[str, torch.Tensor], Contract]:
-    """Return the programs by method, the tensors settable in any of them, and the contract that holds for them."""
+@dataclass(frozen=True)
+class ArchivePrograms:
+    """The programs of an archive by method, the tensors settable in any of them, the contract that holds for them, and
+    the archive's cases that say something of them."""
+
+    programs: dict[str, Program]
+    parameters: dict[str, torch.Tensor]
+    contract: Contract
+    cases: Cases
+
+    def select_cases(self, contract: Contract) -> Cases:
+        """Return the cases that a container with this contract can run."""
+        return [case for case in self.cases if supports_case(contract, case)]
+
+
+def export_programs(opened: Archive, overrides: Overrides = MappingProxyType({})) -> ArchivePrograms:
+    """Export the methods of an archive as programs."""
     module = load_module(opened.path)
     programs = {name: export_program(module, opened.contract, name, overrides) for name in opened.contract.methods}
     parameters = {n: t for method_program in programs.values() for n, t in method_program.parameters.items()}
-    return programs, parameters, _adapt_contract(opened.contract, programs, parameters)
-
-
-def select_cases(opened: Archive, contract: Contract) -> list[ReferenceCase]:
-    """Return the archive's cases that a container with this contract can run."""
-    return [case for case in opened.cases() if supports_case(contract, case)]
+    contract = _adapt_contract(opened.contract, programs, parameters)
+    cases = [case for case in opened.cases() if supports_case(contract, case)]
+    contract, cases, _ = leave_out_vague_cases(module, contract, cases, str(opened.path))
+    return ArchivePrograms(programs, parameters, contract, cases)
 
 
 def _adapt_contract(contract: Contract, programs: dict[str, Program], parameters: dict[str, torch.Tensor]) -> Contract:

@@ -16,7 +16,7 @@ from exporter.archive.pt_archive import Archive
 from exporter.archive.target_machine import current_machine
 from exporter.backends.backend import WriteOptions
 from exporter.backends.torch_export import aot_inductor, program_package
-from exporter.backends.torch_export.archive_programs import export_programs, select_cases
+from exporter.backends.torch_export.archive_programs import ArchivePrograms, export_programs
 from exporter.backends.torch_export.program import Program
 from exporter.common.atomic_files import atomic_write_path
 from exporter.common.torch_hooks import ignore_deprecations
@@ -35,11 +35,11 @@ class CompiledBackend:
     def write(self, opened: Archive, output: Path, options: WriteOptions) -> Iterator[tuple[Path, Contract]]:
         """Compile and write the programs; see ``Backend.write``."""
         with atomic_write_path(output) as path, ignore_deprecations():
-            programs, _, contract = export_programs(opened)
-            records = aot_inductor.compile_programs(programs)
+            exported = export_programs(opened)
+            records = aot_inductor.compile_programs(exported.programs)
             machine = {pt_archive.MACHINE: current_machine(torch.__version__, "cpu").to_json()}
-            write_package(path, opened, contract, records, pack_parameters(programs) | machine)
-            yield path, contract
+            write_package(path, opened, exported, records, machine)
+            yield path, exported.contract
 
 
 class ProgramBackend:
@@ -54,10 +54,9 @@ class ProgramBackend:
     def write(self, opened: Archive, output: Path, options: WriteOptions) -> Iterator[tuple[Path, Contract]]:
         """Write the programs; see ``Backend.write``."""
         with atomic_write_path(output) as path, ignore_deprecations():
-            programs, _, contract = export_programs(opened)
-            records = program_package.package_programs(programs)
-            write_package(path, opened, contract, records, pack_parameters(programs))
-            yield path, contract
+            exported = export_programs(opened)
+            write_package(path, opened, exported, program_package.package_programs(exported.programs), {})
+            yield path, exported.contract
 
 
 def pack_parameters(programs: Mapping[str, Program]) -> dict[str, bytes]:
@@ -68,7 +67,8 @@ def pack_parameters(programs: Mapping[str, Program]) -> dict[str, bytes]:
 
 
 def write_package(
-    path: Path, opened: Archive, contract: Contract, records: dict[str, bytes], more_records: dict[str, bytes]
+    path: Path, opened: Archive, exported: ArchivePrograms, records: dict[str, bytes], more_records: dict[str, bytes]
 ) -> None:
     """Write one package with the same torchferry records as the archive."""
-    pt_archive.write(path, records, contract, select_cases(opened, contract), opened.graph, more_records)
+    more_records = pack_parameters(exported.programs) | more_records
+    pt_archive.write(path, records, exported.contract, exported.cases, opened.graph, more_records)
