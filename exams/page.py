@@ -16,6 +16,7 @@ TITLES = {
     "operators": "Operators of torch",
     "modules": "Modules of torch",
     "torch_examples": "torch's own export examples",
+    "onnx_nodes": "ONNX's tests of its operators",
     "odes": "Stiff problems with published solutions",
     "networks": "Networks with random weights",
 }

@@ -31,7 +31,8 @@ class Sample:
     file must hold ``laws``.
 
     ``rows`` is the size of the batch that the inputs have, if they have one: samples of one bundle share it.
-    ``takes_gradients`` says that the function itself differentiates; a solver solves the ``problem`` whose rate it is.
+    ``published`` are the outputs for the first inputs to judge with, as others have them. ``takes_gradients`` says that
+    the function itself differentiates; a solver solves the ``problem`` whose rate it is.
     Raises ``ValueError`` without inputs to judge with."""
 
     function: Callable[..., Any]
@@ -41,6 +42,7 @@ class Sample:
     laws: Mapping[str, Law] = field(default_factory=dict)
     takes_gradients: bool = False
     problem: OdeProblem | None = None
+    published: Tensors = ()
 
     def __post_init__(self) -> None:
         if not self.fresh:

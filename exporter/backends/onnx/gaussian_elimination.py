@@ -17,6 +17,8 @@ LARGEST = 64
 def lu_factor(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return ``(LU, pivots, info)`` of ``a`` of shape ``(*batch, n, n)``; ``info`` is k if the k-th pivot is zero."""
     n = _count_rows(a)
+    if a.shape[-2] != n:
+        raise ValueError("an LU of matrices that are not square is not supported")
     rows = torch.arange(n, device=a.device).unsqueeze(-1)
     info = torch.zeros_like(a[..., 0, 0], dtype=torch.int32)
     pivots = []

@@ -22,7 +22,7 @@ def nll_loss(
     """Return the negative logarithm of each sample's class, of those that are not ignored."""
     classes = _get_class_dim(logs)
     is_counted = target != ignored
-    index = torch.where(is_counted, target, 0)
+    index = torch.where(is_counted, target, 0).to(torch.int64)
     own = torch.ones_like(index, dtype=logs.dtype) if weight is None else weight[index]
     loss = -torch.gather(logs, classes, index.unsqueeze(classes)).squeeze(classes) * own
     loss, own = (torch.where(is_counted, tensor, 0.0) for tensor in (loss, own))
@@ -50,7 +50,8 @@ def cross_entropy(
         return loss
     is_counted = target != ignored
     smooth = torch.where(is_counted, -(logs * weights).sum(classes), 0.0)
-    own = is_counted.to(x.dtype) if weight is None else weight[torch.where(is_counted, target, 0)] * is_counted
+    index = torch.where(is_counted, target, 0).to(torch.int64)
+    own = is_counted.to(x.dtype) if weight is None else weight[index] * is_counted
     smooth = _reduce(smooth, reduction, own.sum() if reduction == MEAN else None)
     return (1.0 - smoothing) * loss + smooth * (smoothing / count)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +87,7 @@ def group_norm(
     Wu and He, Group Normalization, 2018, eq. 1 to 6."""
     if x.dtype != torch.float64:
         return torch.ops.aten.group_norm.default(x, groups, weight, bias, epsilon, *rest)
-    rows = x.reshape(x.shape[0], groups, -1)
+    rows = x.reshape(x.shape[0], groups, x.shape[1] // groups * math.prod(x.shape[2:]))
     centred = rows - rows.mean(-1, keepdim=True)
     normed = centred / torch.sqrt((centred * centred).mean(-1, keepdim=True) + epsilon)
     return _scale_channels(normed.reshape(x.shape), weight, bias)

@@ -144,6 +144,7 @@ def cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: int | 
 def extremum_of_two(name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return ``fmax`` or ``fmin``: NaN counts only beside another one."""
     chosen = (torch.maximum if name == "fmax" else torch.minimum)(x, y)
+    x, y = x.to(chosen.dtype), y.to(chosen.dtype)
     return (
         torch.where(torch.isnan(x), y, torch.where(torch.isnan(y), x, chosen)) if chosen.is_floating_point() else chosen
     )
@@ -160,7 +161,7 @@ def linspace(start: Any, end: Any, steps: int, dtype: torch.dtype | None = None,
     if steps < 2:
         return first.clone()[:steps]
     places = torch.arange(steps)
-    real = dtype if dtype.is_floating_point else torch.float32
+    real = dtype if dtype.is_floating_point else torch.float64
     step = (last.to(real) - first.to(real)) / (steps - 1)
     numbers = torch.where(places < steps // 2, first + step * places, last - step * (steps - 1 - places))
     return numbers.to(dtype)
@@ -170,7 +171,8 @@ def copysign(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return ``x`` with the sign of ``y``, which zeros have, too."""
     y = torch.as_tensor(y)
     is_negative = (y < 0) | ((y == 0) & (1.0 / y < 0)) if y.is_floating_point() else y < 0
-    size = x.abs() if x.is_floating_point() else x.abs().to(torch.get_default_dtype())
+    dtype = torch.result_type(x, y)
+    size = x.to(dtype if dtype.is_floating_point else torch.get_default_dtype()).abs()
     return torch.where(is_negative, -size, size)
 
 

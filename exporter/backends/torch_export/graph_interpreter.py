@@ -95,7 +95,7 @@ class Interpreter:
         if node_kind == "aten::__getitem__" and isinstance(values[0], (list, tuple)):
             return [values[0][values[1]]]
         if node_kind in self._overrides and node_kind in _RAISING:
-            note = f"a singular matrix gives infinities or NaN, and no error {format_origin(node.origin)}"
+            note = f"{_RAISING[node_kind]}, and no error {format_origin(node.origin)}"
             self.notes.append(note.strip())
         if node_kind in _DATA_READS:
             raise _make_unsupported_error("a number is read from a tensor while the model runs", node, node.operator)
@@ -192,9 +192,15 @@ _SIMPLER: Mapping[str, Callable[..., Any]] = {
     "aten::_convolution": lambda *values: torch.ops.aten.convolution.default(*values[:9]),
     "aten::combinations": _combine,
 }
-_RAISING = {
-    f"aten::{name}"
-    for name in ("linalg_solve", "linalg_inv", "inverse", "linalg_lu_factor", "linalg_cholesky", "cholesky")
+# What other formats give where torch raises an error.
+_RAISING: Mapping[str, str] = {
+    f"aten::{name}": text
+    for text, names in {
+        "a singular matrix gives infinities or NaN": ("linalg_solve", "linalg_inv", "inverse", "linalg_lu_factor"),
+        "a matrix that is not positive definite gives NaN": ("linalg_cholesky", "cholesky"),
+        "a class below 0 counts from the last one": ("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"),
+    }.items()
+    for name in names
 }
 _DATA_READS = {f"aten::{name}" for name in ("Int", "Float", "item", "IntImplicit", "FloatImplicit", "ScalarImplicit")}
 

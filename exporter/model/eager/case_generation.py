@@ -106,12 +106,12 @@ def make_method_cases(
         has_parameter_blocks = any(not isinstance(o, str) and o[1] not in spec.inputs for o in spec.outputs)
         for evaluated in cases:
             case = evaluated.forward
-            is_outside = not warm.source.batch_ndim and any(bool(t.isnan().any()) for t in case.outputs)
-            if case.is_extreme or is_outside or not _has_traced_batch_ndim(warm, case):
+            if case.is_extreme or not _has_traced_batch_ndim(warm, case):
                 continue
+            is_outside = not warm.source.batch_ndim and any(bool(t.isnan().any()) for t in case.outputs)
             if name == "newton_info":
                 results.append(ReferenceCase(case.name, name, case.inputs, evaluated.solve_info))
-            elif not (has_parameter_blocks and case.outputs[0].shape[0] > MAX_PARAMETER_ROWS):
+            elif not is_outside and not (has_parameter_blocks and case.outputs[0].shape[0] > MAX_PARAMETER_ROWS):
                 results.append(_make_derivative_case(warm, name, spec, case, generator))
     return tuple(results)
 

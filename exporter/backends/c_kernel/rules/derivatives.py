@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from exporter.backends.c_kernel.expression_graph import SEARCHED, Expr, exp, log, sqrt, where
+from exporter.backends.c_kernel.expression_graph import BOOL, SEARCHED, Expr, exp, log, sqrt, where
 from exporter.backends.c_kernel.symbolic_tensor import RuleTable
 
 # Takes the output and the arguments of an operation; returns the derivatives by the arguments.
@@ -66,6 +66,9 @@ def differentiate_pow(y: Expr, base: Expr, exponent: Expr) -> list[Expr | float]
         by_base = 0.0
     elif exponent.constant is None:
         by_base = where(exponent.equals(0.0), 0.0, by_base)
+    if y.graph[y.index].extra == ("norm",):
+        # The derivative of a norm is 0 where the norm or the number is.
+        by_base = where(base.equals(0.0).apply("or", y.equals(0.0), dtype=BOOL), 0.0, y.match(by_base))
     at_zero = base.equals(0.0) & (exponent >= 0.0)
     return [by_base, where(at_zero, 0.0, y * log(base))]
 

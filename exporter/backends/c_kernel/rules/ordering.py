@@ -82,8 +82,11 @@ def _order_rows(
     return results[0], results[1]
 
 
-def _drop(symbol: SymbolicTensor, dim: int, *, keepdim: bool) -> SymbolicTensor:
-    return symbol if keepdim or not symbol.ids.ndim else SymbolicTensor(symbol.ids.squeeze(dim), symbol.dtype)
+def drop_dims(symbol: SymbolicTensor, dims: Sequence[int]) -> SymbolicTensor:
+    """Return a tensor without these dimensions, whose size is 1."""
+    gone = {d % max(symbol.ids.ndim, 1) for d in dims}
+    kept = [size for d, size in enumerate(symbol.ids.shape) if d not in gone]
+    return SymbolicTensor(symbol.ids.reshape(kept), symbol.dtype)
 
 
 @lowers("max", "min")
@@ -95,7 +98,7 @@ def lower_extremum(call: OperatorCall) -> torch.Tensor | tuple[SymbolicTensor, .
     order = functools.partial(find_extremum, is_max=call.name == "max")
     dim, keepdim = call.args[1], call.argument(2, "keepdim", False)
     results = _order_rows(call, call.dispatch.to_symbol(call.args[0]), dim, order, 1)
-    return tuple(_drop(result, dim, keepdim=keepdim) for result in results)
+    return tuple(result if keepdim else drop_dims(result, [dim]) for result in results)
 
 
 def _follow_extremum(row: Row, *, is_max: bool) -> Row:
@@ -124,7 +127,8 @@ def lower_place(call: OperatorCall) -> SymbolicTensor:
     symbol, dim = call.dispatch.to_symbol(call.args[0]), call.argument(1, "dim")
     keepdim, order = call.argument(2, "keepdim", False), functools.partial(find_extremum, is_max=call.name == "argmax")
     if dim is not None:
-        return _drop(_order_rows(call, symbol, dim, order, 1)[1], dim, keepdim=keepdim)
+        place = _order_rows(call, symbol, dim, order, 1)[1]
+        return place if keepdim else drop_dims(place, [dim])
     _, place = _order_rows(call, SymbolicTensor(symbol.ids.reshape(-1), symbol.dtype), 0, order, 1)
     return SymbolicTensor(place.ids.reshape([1] * symbol.ids.ndim if keepdim else []), place.dtype)
 

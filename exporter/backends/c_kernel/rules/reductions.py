@@ -65,7 +65,7 @@ def lower_cumulative(op: str) -> Rule:
 @lowers("linalg_vector_norm")
 def lower_norm(call: OperatorCall) -> SymbolicTensor:
     """Lower a norm of vectors."""
-    order, symbol = float(call.argument(1, "ord", 2)), call.dispatch.to_symbol(call.args[0])
+    order, symbol = float(call.argument(1, "ord", 2)), call.cast(call.args[0], call.infer_dtype())
     if not symbol.ids.numel():
         raise call.dispatch.unsupported_error("a norm of no numbers", "a vector with numbers")
     return _reduce(call, symbol, 2, lambda numbers: _fold_norm(numbers, order))
@@ -86,7 +86,8 @@ def _fold_norm(numbers: list[Expr], order: float) -> Expr:
         return functools.reduce(operator.add, terms)
     if order == 1.0:
         return functools.reduce(operator.add, sizes)
-    return functools.reduce(operator.add, [x**order for x in sizes]) ** (1.0 / order)
+    total = functools.reduce(operator.add, [x.apply("pow", order, extra=("norm",)) for x in sizes])
+    return total.apply("pow", 1.0 / order, extra=("norm",))
 
 
 def multiply_matrices(call: OperatorCall, a: SymbolicTensor, b: SymbolicTensor) -> SymbolicTensor:
@@ -130,7 +131,9 @@ def lower_sum_of_products(call: OperatorCall) -> torch.Tensor:
     alpha, beta = (call.kwargs.get(name, 1) for name in ("alpha", "beta"))
     with call.dispatch:
         total = torch.bmm(*call.args[1:3]).sum(0)
-        return (total if alpha == 1 else alpha * total) + (call.args[0] if beta == 1 else beta * call.args[0])
+        total = total if alpha == 1 else alpha * total
+        # What counts 0 times is not looked at.
+        return total if beta == 0 else total + (call.args[0] if beta == 1 else beta * call.args[0])
 
 
 @lowers("_cdist_forward")

@@ -35,7 +35,9 @@ class _Write:
 
     def put(self, cell: _Cell, value: Expr, condition: Expr | None) -> _Cell:
         """Return the cell after a write, if the condition holds."""
-        combined = cell.value.apply(self.op, value) if self.op else value
+        # All largest numbers share the derivative, which a pair of them does not know.
+        extra = ("of many",) if self.op in ("max", "min") else ()
+        combined = cell.value.apply(self.op, value, extra=extra) if self.op else value
         if cell.is_new is not False:
             combined = value if cell.is_new is True else where(cell.is_new, value, combined)
         if condition is None:
@@ -52,13 +54,15 @@ def _write_along(
 ) -> SymbolicTensor:
     """Write ``source`` along ``dim`` of the first argument at ``index``, of the same shape."""
     target = call.dispatch.to_symbol(call.args[0])
+    if is_mean and not target.dtype.is_floating_point:
+        raise call.dispatch.unsupported_error(f"aten::{call.name} to the mean of whole numbers", "floating numbers")
     places, values = call.dispatch.to_symbol(index).ids, call.cast(source, target.dtype).ids
+    if not places.numel():
+        return target
+    places = places if places.ndim else places.reshape(1)
     if target.ids.ndim == 0:
-        target, places, values = (
-            SymbolicTensor(target.ids.reshape(1), target.dtype),
-            places.reshape(1),
-            values.reshape(1),
-        )
+        target = SymbolicTensor(target.ids.reshape(1), target.dtype)
+    values = values if values.ndim or not isinstance(source, torch.Tensor) else values.reshape(1)
     values = values.expand(places.shape) if values.ndim == 0 else values[tuple(map(slice, places.shape))]
     ids = target.ids.movedim(dim, -1).clone()
     places, values = (v.movedim(dim, -1) for v in (places, values))
@@ -103,9 +107,6 @@ def lower_scatter(call: OperatorCall) -> SymbolicTensor:
     """Lower writes at indices along a dimension: in the place of what is there, added to it, or reduced with it."""
     _, dim, index, source, *rest = call.args
     reduction = rest[0] if rest else call.kwargs.get("reduce", "add" if call.name == "scatter_add" else "")
-    is_float = call.args[0].dtype.is_floating_point
-    if reduction == "mean" and not is_float:
-        raise call.dispatch.unsupported_error(f"aten::{call.name} to the mean of whole numbers", "floating numbers")
     include_self = call.kwargs.get("include_self", True)
     op = REDUCTIONS[reduction] if reduction else ""
     return _write_along(call, dim, index, source, op, include_self=include_self, is_mean=reduction == "mean")
@@ -123,7 +124,9 @@ def lower_index_write(call: OperatorCall) -> SymbolicTensor:
     row = call.dispatch.to_symbol(index).ids.reshape(
         [-1 if d == dim % max(target.ids.ndim, 1) else 1 for d in range(max(target.ids.ndim, 1))]
     )
-    ids = values.ids if values.ids.ndim else values.ids.reshape(1)
+    ids = values.ids if values.ids.ndim or target.ids.ndim > 1 else values.ids.reshape(1)
+    # A single slice may lack the dimension.
+    ids = ids if ids.ndim >= target.ids.ndim else ids.unsqueeze(dim)
     places = SymbolicTensor(row.expand(ids.shape), torch.int64)
     reduction = rest[0] if call.name == "index_reduce" else ""
     op = {"index_add": "add", "index_copy": ""}.get(call.name) if not reduction else REDUCTIONS[reduction]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from exporter.backends.c_kernel.expression_graph import Expr
+from exporter.backends.c_kernel.expression_graph import BOOL, Expr, where
+from exporter.backends.c_kernel.rules.ordering import drop_dims
 from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, lowers
 
 
@@ -16,6 +16,8 @@ from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTen
 def lower_variance(call: OperatorCall) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Lower variances, their roots, and both with the means."""
     symbol, (dims, correction, keepdim) = call.dispatch.to_symbol(call.args[0]), _read_options(call)
+    if not symbol.ids.ndim:
+        symbol, dims, keepdim = SymbolicTensor(symbol.ids.reshape(1), symbol.dtype), [0], False
     ids = symbol.ids
     dims = list(range(ids.ndim)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else list(dims)
     divisor = float(max(math.prod(ids.shape[d] for d in dims) - correction, 0))
@@ -28,7 +30,7 @@ def lower_variance(call: OperatorCall) -> torch.Tensor | tuple[torch.Tensor, ...
         # Its derivative is 0 where all numbers are equal.
         result = call.apply(lambda x: x.apply("sqrt", extra=("norm",)), symbol.dtype, result)
     if not keepdim:
-        result, mean = (_drop(v, dims) for v in (result, call.dispatch.to_symbol(mean)))
+        result, mean = (drop_dims(v, dims) for v in (result, call.dispatch.to_symbol(mean)))
     return (result, mean) if call.name.endswith("mean") else result
 
 
@@ -43,12 +45,6 @@ def _read_options(call: OperatorCall) -> tuple[Any, float, bool]:
     return dims, correction, call.argument(3, "keepdim", False) if has_dims else False
 
 
-def _drop(symbol: SymbolicTensor, dims: Sequence[int]) -> SymbolicTensor:
-    gone = {d % max(symbol.ids.ndim, 1) for d in dims}
-    kept = [size for d, size in enumerate(symbol.ids.shape) if d not in gone]
-    return SymbolicTensor(symbol.ids.reshape(kept), symbol.dtype)
-
-
 @lowers("median")
 def lower_median(call: OperatorCall) -> SymbolicTensor:
     """Lower the lower median of all numbers, which is NaN if one is; places of equal numbers are torch's secret."""
@@ -61,5 +57,7 @@ def lower_median(call: OperatorCall) -> SymbolicTensor:
     median = Expr(call.graph, int(ids[(ids.numel() - 1) // 2]))
     if median.dtype.startswith("float"):
         # NaN comes last.
-        median = last.apply("isnan", dtype="bool").apply("where", last, median, dtype=median.dtype)
+        median = where(last.apply("isnan", dtype=BOOL), last, median)
+    # All numbers that are the median share the derivative, which one of them does not know.
+    median = median.apply("max", median, extra=("of many",))
     return SymbolicTensor(torch.tensor(median.index), call.args[0].dtype)

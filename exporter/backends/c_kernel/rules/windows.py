@@ -7,13 +7,13 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from exporter.backends.c_kernel.expression_graph import I64, Expr
-from exporter.backends.c_kernel.rules.ordering import find_extremum
+from exporter.backends.c_kernel.expression_graph import BOOL, I64, Expr, where
 from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, lowers, make_symbol
 
 # In the place of a node: what lies outside.
@@ -58,10 +58,11 @@ def lower_convolution(call: OperatorCall) -> SymbolicTensor:
         before = after = paddings
     windows = _slide(_pad(data, before, after), sizes, strides, dilations)
     # (N, groups, channels, places, window) and (groups, outputs, channels, window)
-    rows, outer = windows.shape[0], windows.shape[2 : 2 + count]
+    rows, outer, channels = windows.shape[0], windows.shape[2 : 2 + count], weights.shape[1]
     places, size = math.prod(outer), math.prod(sizes)
-    grouped = windows.reshape(rows, groups, -1, places, size).movedim(3, 2).reshape(rows, groups, places, -1)
-    factors = weights.reshape(groups, weights.shape[0] // groups, -1).tolist()
+    grouped = windows.reshape(rows, groups, channels, places, size).movedim(3, 2)
+    grouped = grouped.reshape(rows, groups, places, channels * size)
+    factors = weights.reshape(groups, weights.shape[0] // groups, channels * size).tolist()
     biases = None if bias is None else call.cast(bias, dtype).ids.tolist()
     nodes = [
         _sum_products(call, row, factor, dtype, None if biases is None else biases[group * len(factors[0]) + i])
@@ -97,36 +98,64 @@ def _spread(ids: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return spread
 
 
-def _pool(
-    call: OperatorCall, count: int, size: Any, stride: Any, padding: Any, dilation: Any, *, has_ceiling: bool
-) -> tuple[torch.Tensor, torch.Tensor, SymbolicTensor]:
-    """Return, for each window over the last dimensions, its nodes and their places; ``OUTSIDE`` of the numbers."""
-    symbol = call.dispatch.to_symbol(call.args[0])
-    sizes, paddings, dilations = (_repeat(v, count) for v in (size, padding, dilation))
-    strides = _repeat(stride, count) if stride not in (None, [], ()) else sizes
-    shape, after = symbol.ids.shape[-count:], []
-    for n, k, s, p, d in zip(shape, sizes, strides, paddings, dilations, strict=True):
-        reach = d * (k - 1) + 1
-        windows = (n + 2 * p - reach) // s + 1
-        # A window more, where it begins inside or in the padding before.
-        if has_ceiling and (n + 2 * p - reach) % s and windows * s < n + p:
-            windows += 1
-        after.append((windows - 1) * s + reach - n - p)
-    places = torch.arange(math.prod(shape)).reshape(shape).expand(symbol.ids.shape)
-    nodes, numbers = (_slide(_pad(ids, paddings, after), sizes, strides, dilations) for ids in (symbol.ids, places))
-    flat = (*nodes.shape[:-count], math.prod(sizes))
-    return nodes.reshape(flat), numbers.reshape(flat), symbol
+@dataclass(frozen=True)
+class _Windows:
+    """Where windows over the last dimensions are: a number for each of those."""
+
+    sizes: list[int]
+    strides: list[int]
+    paddings: list[int]
+    dilations: list[int]
+    has_ceiling: bool
+
+    def count_along(self, shape: Sequence[int]) -> list[int]:
+        """Return how many windows there are along each dimension."""
+        counts = []
+        for n, k, s, p, d in zip(shape, self.sizes, self.strides, self.paddings, self.dilations, strict=True):
+            reach = n + 2 * p - d * (k - 1) - 1
+            # A window more, where it begins inside or in the padding before.
+            counts.append(reach // s + 1 + (self.has_ceiling and reach % s > 0 and (reach // s + 1) * s < n + p))
+        return counts
+
+    def take(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the nodes of each window, which come last; ``OUTSIDE`` of the numbers."""
+        count = len(self.sizes)
+        shape = ids.shape[-count:]
+        options = zip(
+            shape, self.count_along(shape), self.sizes, self.strides, self.paddings, self.dilations, strict=True
+        )
+        after = [(windows - 1) * s + d * (k - 1) + 1 - n - p for n, windows, k, s, p, d in options]
+        nodes = _slide(_pad(ids, self.paddings, after), self.sizes, self.strides, self.dilations)
+        return nodes.reshape(*nodes.shape[:-count], math.prod(self.sizes))
+
+    def count_numbers(self, shape: Sequence[int], *, has_padding: bool) -> torch.Tensor:
+        """Return how many numbers each window counts, which for one that reaches beyond the padding are fewer."""
+        total = torch.ones([1] * len(shape), dtype=torch.int64)
+        options = zip(shape, self.count_along(shape), self.sizes, self.strides, self.paddings, strict=True)
+        for dim, (n, windows, k, s, p) in enumerate(options):
+            starts = [i * s - p for i in range(windows)]
+            ends = [min(start + k, n + p) for start in starts]
+            pairs = zip(starts, ends, strict=True)
+            own = [end - start if has_padding else min(end, n) - max(start, 0) for start, end in pairs]
+            total = total * torch.tensor(own).reshape([-1 if i == dim else 1 for i in range(len(shape))])
+        return total
+
+
+def _read_windows(call: OperatorCall, count: int, dilation: Any, *, has_ceiling: bool) -> _Windows:
+    sizes = _repeat(call.args[1], count)
+    stride, padding = call.argument(2, "stride"), call.argument(3, "padding", 0)
+    strides = sizes if stride in (None, [], ()) else _repeat(stride, count)
+    return _Windows(sizes, strides, _repeat(padding, count), _repeat(dilation, count), has_ceiling)
 
 
 @lowers("avg_pool2d", "avg_pool3d")
 def lower_mean_of_windows(call: OperatorCall) -> SymbolicTensor:
     """Lower the means of windows; the numbers around count as zeros, unless they are left out of the count."""
-    count = 2 if call.name == "avg_pool2d" else 3
-    size, stride, padding = call.args[1], call.argument(2, "stride"), call.argument(3, "padding", 0)
-    has_ceiling, counts_padding = call.argument(4, "ceil_mode", False), call.argument(5, "count_include_pad", True)
-    divisor = call.argument(6, "divisor_override")
-    nodes, _, symbol = _pool(call, count, size, stride, padding, 1, has_ceiling=has_ceiling)
-    divisors = _count_numbers(symbol.ids.shape[-count:], nodes, size, stride, padding, has_padding=counts_padding)
+    count, symbol = 2 if call.name == "avg_pool2d" else 3, call.dispatch.to_symbol(call.args[0])
+    windows = _read_windows(call, count, 1, has_ceiling=call.argument(4, "ceil_mode", False))
+    counts_padding, divisor = call.argument(5, "count_include_pad", True), call.argument(6, "divisor_override")
+    nodes = windows.take(symbol.ids)
+    divisors = windows.count_numbers(symbol.ids.shape[-count:], has_padding=counts_padding)
 
     def average(row: list[int], own: int) -> int:
         terms = [Expr(call.graph, i) for i in row if i != OUTSIDE]
@@ -138,36 +167,16 @@ def lower_mean_of_windows(call: OperatorCall) -> SymbolicTensor:
     return make_symbol([average(row, own) for row, own in pairs], nodes.shape[:-1], symbol.dtype)
 
 
-def _count_numbers(
-    shape: Sequence[int], nodes: torch.Tensor, size: Any, stride: Any, padding: Any, *, has_padding: bool
-) -> torch.Tensor:
-    """Return how many numbers each window counts, which for one that reaches beyond the padding are fewer."""
-    count = len(shape)
-    sizes, paddings = _repeat(size, count), _repeat(padding, count)
-    strides = _repeat(stride, count) if stride not in (None, [], ()) else sizes
-    total = torch.ones([1] * count, dtype=torch.int64)
-    for dim, (n, k, s, p) in enumerate(zip(shape, sizes, strides, paddings, strict=True)):
-        windows = nodes.shape[nodes.ndim - 1 - count + dim]
-        starts = [i * s - p for i in range(windows)]
-        ends = [min(start + k, n + p) for start in starts]
-        own = [
-            end - start if has_padding else min(end, n) - max(start, 0) for start, end in zip(starts, ends, strict=True)
-        ]
-        total = total * torch.tensor(own).reshape([-1 if i == dim else 1 for i in range(count)])
-    return total
-
-
 @lowers("max_pool2d_with_indices", "max_pool3d_with_indices")
 def lower_largest_of_windows(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
-    """Lower the largest numbers of windows, and their places."""
-    count = 2 if call.name.startswith("max_pool2d") else 3
-    stride, padding, dilation = (
-        call.argument(2, "stride"),
-        call.argument(3, "padding", 0),
-        call.argument(4, "dilation", 1),
+    """Lower the largest numbers of windows, and their places: the first one, or the last NaN."""
+    count, symbol = 2 if call.name.startswith("max_pool2d") else 3, call.dispatch.to_symbol(call.args[0])
+    windows = _read_windows(
+        call, count, call.argument(4, "dilation", 1), has_ceiling=call.argument(5, "ceil_mode", False)
     )
-    has_ceiling = call.argument(5, "ceil_mode", False)
-    nodes, places, symbol = _pool(call, count, call.args[1], stride, padding, dilation, has_ceiling=has_ceiling)
+    shape = symbol.ids.shape[-count:]
+    places = torch.arange(math.prod(shape)).reshape(shape).expand(symbol.ids.shape)
+    nodes, places = windows.take(symbol.ids), windows.take(places)
     results: list[list[int]] = [[], []]
     flat = nodes.shape[-1]
     for row, own in zip(nodes.reshape(-1, flat).tolist(), places.reshape(-1, flat).tolist(), strict=True):
@@ -176,8 +185,17 @@ def lower_largest_of_windows(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
             for node, place in zip(row, own, strict=True)
             if node != OUTSIDE
         ]
-        ((largest, place),) = find_extremum(pairs, is_max=True)
+        if not pairs:
+            raise call.dispatch.unsupported_error(f"aten::{call.name} with a window of no numbers")
+        largest, place = functools.reduce(_take_larger, pairs)
         results[0].append(largest.index)
         results[1].append(place.index)
     dtypes = (symbol.dtype, torch.int64)
     return tuple(make_symbol(ids, nodes.shape[:-1], dtype) for ids, dtype in zip(results, dtypes, strict=True))
+
+
+def _take_larger(best: tuple[Expr, Expr], x: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
+    is_better = best[0] < x[0]
+    if x[0].dtype.startswith("float"):
+        is_better = is_better.apply("or", x[0].apply("isnan", dtype=BOOL), dtype=BOOL)
+    return where(is_better, x[0], best[0]), where(is_better, x[1], best[1])

@@ -107,3 +107,5 @@ def test_factors_of_their_own():
             assert torch.equal(mine, own)
     with pytest.raises(ValueError, match="not square"):
         unpack_factors(factors[:, :3], pivots[:, :3])
+    with pytest.raises(ValueError, match="not square"):
+        lu_factor(a[:, :3])

@@ -46,6 +46,15 @@ def test_negative_logarithms(shape):
         torch.testing.assert_close(nll_loss(x, target, *options), wanted, rtol=1e-13, atol=1e-14, equal_nan=True)
 
 
+def test_places_of_other_dtypes_and_no_rows():
+    x, target = make_logits((5, 4), is_probability=False)
+    wanted = F.cross_entropy(x, target.to(torch.uint8))
+    torch.testing.assert_close(
+        cross_entropy(x, target.to(torch.uint8), None, MEAN, -100, 0.0), wanted, rtol=1e-13, atol=0
+    )
+    assert cross_entropy(x[:0], target[:0], None, NONE).shape == (0,)
+
+
 def score(x, y):
     target = (x[:, 0] > 0.5).long() + 1
     return {

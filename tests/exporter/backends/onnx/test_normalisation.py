@@ -62,6 +62,10 @@ def test_groups_and_samples(shape):
                 torch.testing.assert_close(instance_norm(x, *parameters, *options), wanted, rtol=1e-12, atol=1e-13)
 
 
+def test_no_samples():
+    assert group_norm(torch.zeros(0, 6, 3, dtype=torch.float64), 2).shape == (0, 6, 3)
+
+
 def test_they_are_written(tmp_path):
     torch.manual_seed(0)
     network = nn.Sequential(nn.GroupNorm(2, 4), nn.InstanceNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False))

@@ -144,6 +144,17 @@ def test_pairs_of_numbers_with_nan_and_signed_zeros():
     assert torch.equal(torch.signbit(got)[is_number], torch.signbit(wanted)[is_number])
 
 
+@pytest.mark.parametrize("first", [torch.float64, torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("second", [torch.float64, torch.float32, torch.int64])
+def test_pairs_of_other_dtypes(first, second):
+    x, y = torch.tensor([1, -2, 0, 3]).to(first), torch.tensor([-1.5, 2.0, -0.0, 0.0]).to(second)
+    pairs = [(copysign(x, y), torch.copysign(x, y))]
+    pairs += [(extremum_of_two(name, x, y), getattr(torch, name)(x, y)) for name in ("fmax", "fmin")]
+    for mine, own in pairs:
+        assert mine.dtype == own.dtype
+        assert torch.equal(mine, own)
+
+
 @pytest.mark.parametrize("name", ["cummax", "cummin"])
 def test_extrema_of_the_first_numbers(name):
     x = torch.randn(3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -185,6 +196,8 @@ def test_numbers_at_equal_distances(dtype):
         for pair in ((start, end), (start, 7.5), (-2.25, end), (-2.25, 7.5)):
             wanted = torch.linspace(*pair, steps, dtype=dtype)  # pyright: ignore[reportCallIssue, reportArgumentType]
             torch.testing.assert_close(linspace(*pair, steps, dtype), wanted)
+    far = (torch.tensor(62785), torch.tensor(-53527786), 11, torch.int64)
+    assert torch.equal(linspace(*far), torch.linspace(*far[:3], dtype=torch.int64))
 
 
 def test_smallest_and_largest_numbers():

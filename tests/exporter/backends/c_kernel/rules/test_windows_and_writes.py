@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from kernel_host import Direct
 
+import torchferry
 from exporter.archive.contract import Bounds
 from exporter.common.errors import UnsupportedError
 from runtime_checks.comparison import compare_tensors
@@ -73,10 +74,12 @@ NUMBERS = {
     "norm inf": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=1),
     "norm -inf": lambda x: torch.linalg.vector_norm(x, -float("inf"), dim=1),
     "norm 0": lambda x: torch.linalg.vector_norm(x.clamp(min=0.0), 0, dim=1),
+    "distances of order 3": lambda x: torch.cdist(x.reshape(-1, 4, 3), x.reshape(-1, 4, 3), p=3.0),
+    "norm 3 in float64": lambda x: torch.linalg.vector_norm(x.float(), 3, dim=1, dtype=D),
     "distances": lambda x: torch.cdist(x.reshape(-1, 4, 3), x.flip(-1).reshape(-1, 4, 3) + 0.1, p=1.0),
 }
-# Forward mode has no rule for them: the captured derivative is taken.
-WITHOUT = ("norm inf", "norm -inf")
+# Forward mode has no rule for them, and the captured derivative is taken; float32 has other derivatives.
+WITHOUT = ("norm inf", "norm -inf", "median", "written largest", "norm 3 in float64")
 ALL = {"windows": WINDOWS, "writes": WRITES, "numbers": NUMBERS}
 
 
@@ -109,12 +112,82 @@ def test_windows_of_another_place_are_seen():
     assert not compare_tensors(kernel(x)[0], WINDOWS["dilated"](x), Bounds(1e-13, 1e-14)).passed
 
 
+def find_places(x):
+    return F.max_pool2d(x.reshape(-1, 1, 3, 4), 2, stride=1, return_indices=True)[1]
+
+
 def test_nan_is_kept():
     x = draw(2, 12)
-    x[0, 3] = float("nan")
-    kernel = Direct(lambda x: (WINDOWS["largest"](x), NUMBERS["median"](x)), {"x": draw(1, 12)})
-    for got, name, kind in zip(kernel(x), ("largest", "median"), (WINDOWS, NUMBERS), strict=True):
-        torch.testing.assert_close(got, kind[name](x), rtol=1e-14, atol=0.0, equal_nan=True)
+    x[0, 3:6] = float("nan")
+    functions = (WINDOWS["largest"], NUMBERS["median"], find_places)
+    kernel = Direct(lambda x: tuple(f(x) for f in functions), {"x": draw(1, 12)})
+    for got, function in zip(kernel(x), functions, strict=True):
+        torch.testing.assert_close(got, function(x), rtol=1e-14, atol=0.0, equal_nan=True)
+
+
+EQUAL = torch.tensor([[1.0, 2.0, 2.0, 0.0, 0.0, 0.0, 2.0, 2.0, 5.0, 0.0, 1.0, 0.0]], dtype=D)
+AT_KINKS = {
+    "orders": lambda x: torch.cat(
+        [torch.linalg.vector_norm(x[:, :4], p, dim=1, keepdim=True) for p in (3.0, 1.5, 1)], 1
+    ),
+    "order below 1": lambda x: torch.linalg.vector_norm(x[:, 1:6], 0.5, dim=1),
+    "of zeros": lambda x: torch.linalg.vector_norm(x[:, 3:6], 3, dim=1),
+    "negative": lambda x: torch.linalg.vector_norm(x[:, 1:6], -1, dim=1),
+    "to itself": lambda x: torch.cdist(x.reshape(-1, 4, 3), x.reshape(-1, 4, 3), p=3.0),
+    "deviation of equal numbers": lambda x: x[:, 3:6].std(1),
+    "largest of windows": WINDOWS["largest"],
+}
+
+
+def test_derivatives_at_zeros():
+    kernel = Direct(lambda x: tuple(f(x) for f in AT_KINKS.values()), {"x": EQUAL}, jacobian=True)
+    for (name, function), got in zip(AT_KINKS.items(), kernel(EQUAL), strict=True):
+        wanted = torch.autograd.functional.jacobian(lambda row, f=function: f(row[None])[0], EQUAL[0])
+        compared = compare_tensors(got[0], wanted, Bounds(1e-13, 1e-14))
+        assert compared.passed, f"{name}: {compared.reason}"
+
+
+def share(x):
+    places = torch.tensor([1, 1, 0, 1])
+    return {
+        "median": x[:7].median(),
+        "largest": x[:2].scatter_reduce(0, places, x[5:9], "amax"),
+        "least of others": x[:2].scatter_reduce(0, places, x[3:7], "amin", include_self=False),
+    }
+
+
+def test_equal_numbers_share_a_derivative(tmp_path):
+    """The captured derivatives know how many there are."""
+    torchferry.export(share, inputs={"x": draw(12)}, output=tmp_path / "m.pt", batch="no", derivatives="all")
+    kernel = torchferry.load(torchferry.convert(tmp_path / "m.pt", to="c").path)
+    got = kernel.call("jacobian", {"x": EQUAL[0].numpy()})
+    for name in share(EQUAL[0]):
+        wanted = torch.autograd.functional.jacobian(lambda x, n=name: share(x)[n], EQUAL[0])
+        torch.testing.assert_close(torch.as_tensor(got[f"d {name} / d x"]), wanted, rtol=1e-14, atol=0.0)
+
+
+def test_other_shapes():
+    """Numbers without a dimension, rows that are not there, slices without theirs."""
+    functions = {
+        "variance of one": lambda x: torch.stack(
+            [row[0].var(0, correction=0) + row[1].std(-1, correction=0) for row in x]
+        ),
+        "written number": lambda x: torch.stack([row.scatter(0, torch.tensor(2), 5.0) for row in x]),
+        "added to a number": lambda x: torch.stack([row[0].scatter_add(0, torch.tensor([0]), row[1:2]) for row in x]),
+        "nothing written": lambda x: x.scatter_add(1, torch.zeros(x.shape[0], 0, dtype=torch.int64), x),
+        "nothing by nothing": lambda x: F.conv1d(x.reshape(-1, 2, 6)[:0], draw(2, 2, 3)).sum() + x,
+        "sum of products alone": lambda x: torch.stack(
+            [
+                torch.addbmm(r[:4].reshape(2, 2) * torch.inf, r[:4].reshape(1, 2, 2), r[4:8].reshape(1, 2, 2), beta=0)
+                for r in x
+            ]
+        ),
+        "whole numbers": lambda x: F.avg_pool2d(place(x).reshape(-1, 1, 3, 4).double(), 2),
+    }
+    kernel = Direct(lambda x: tuple(f(x) for f in functions.values()), {"x": draw(1, 12)})
+    x = draw(3, 12)
+    for (name, function), got in zip(functions.items(), kernel(x), strict=True):
+        assert compare_tensors(got, function(x), Bounds(1e-13, 1e-14)).passed, name
 
 
 @pytest.mark.parametrize(
@@ -122,6 +195,8 @@ def test_nan_is_kept():
     [
         (lambda x: x[:, :4].median(1)[0], "returns places"),
         (lambda x: torch.zeros(x.shape[0], 600, dtype=D).scatter_add(1, place(x), x), "comparisons"),
+        (lambda x: F.max_pool1d(x[:, None, :1], 2, stride=1, padding=1, dilation=2), "no numbers"),
+        (lambda x: place(x).index_reduce(1, torch.tensor([0]), place(x)[:, :1], "mean"), "whole numbers"),
         (lambda x: place(x).scatter_reduce(1, place(x), place(x), "mean"), "whole numbers"),
     ],
 )
