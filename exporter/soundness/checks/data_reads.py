@@ -36,6 +36,8 @@ _MEND = "keep it a tensor: torch.where instead of a branch, indexing by tensors,
 BOTH_WAYS = "the captured run computes inputs of either branch correctly"
 # Of a model with more lines that read data only the first ones are checked: it is refused at those.
 LINES = 60
+# Of the reads at one line, which may be those of a whole library that it calls, so many are given other values.
+READS = 8
 # A line, and how it reads.
 ReadLine = tuple[str, str]
 
@@ -145,10 +147,13 @@ def _reads_the_same(recordings: _Recordings, line: ReadLine) -> bool:
 def _describe_effect(source: Source, bases: Sequence[tuple[Inputs, RunRecording]], where: str, operation: str) -> str:
     """Describe what changes when Python is given another value; empty where nothing does."""
     for inputs, base in bases:
-        positions = [i for i, read in enumerate(base.reads) if (read.where, read.kind) == (where, operation)]
-        # The first, the middle and the last one.
-        middle = positions[len(positions) // 2 :]
-        for position in dict.fromkeys((*positions[:1], *middle[:1], *positions[-1:])):
+        reads = zip(base.reads, base.origins, strict=True)
+        positions = [
+            i
+            for i, (read, origin) in enumerate(reads)
+            if (read.where, read.kind) == (where, operation) and any(not label.startswith(SIZE) for label in origin)
+        ]
+        for position in _spread(positions, READS):
             for index in range(VARIANTS):
                 shown: list[str] = []
 
@@ -169,6 +174,13 @@ def _describe_effect(source: Source, bases: Sequence[tuple[Inputs, RunRecording]
                     changed = [n for n in old if n not in new or not bitwise_equal(old[n], new[n])]
                     return f"{instead} {', '.join(f'output {n!r}' for n in changed) or 'the order of outputs'} changes"
     return ""
+
+
+def _spread(positions: Sequence[int], most: int) -> list[int]:
+    """Return at most so many, the first and the last among them."""
+    if len(positions) <= most:
+        return list(positions)
+    return [positions[round(k * (len(positions) - 1) / (most - 1))] for k in range(most)]
 
 
 VARIANTS = 6

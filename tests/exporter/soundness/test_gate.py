@@ -90,6 +90,32 @@ def test_what_passes_is_said_with_its_reason():
     assert all(f.severity == "sound" for f in result)
 
 
+class Attention(nn.Module):
+    """torch asks whether the mask is causal, among many questions that are asked at one line of this model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, dtype=F)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x, mask, y, other):
+        return [self.encoder(*pair) for pair in ((x, mask), (y, other))]
+
+
+def test_each_question_of_a_library_is_asked_with_another_answer(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    inputs = {name: torch.randn(3, 4, dtype=F, generator=generator) for name in ("x", "y")}
+    inputs |= {name: torch.eye(3).bool() for name in ("mask", "other")}
+    with pytest.raises(UnsoundError, match="output '.*' changes|output .* change") as caught:
+        torchferry.export(Attention().eval(), inputs=inputs, output=tmp_path / "m.pt", batch="no")
+    assert caught.value.details["check"] == "data read"
+
+
+def test_reads_are_spread():
+    assert data_reads._spread([3, 5, 8], 8) == [3, 5, 8]
+    assert data_reads._spread(range(100), 8) == [0, 14, 28, 42, 57, 71, 85, 99]
+
+
 def test_an_input_that_is_not_used_and_an_output_that_is_constant_are_said():
     class Model(nn.Module):
         signature = torchferry.Signature.of({"x": (3,), "y": ()}, {"a": (3,), "b": ()})
