@@ -106,7 +106,7 @@ def test_each_question_of_a_library_is_asked_with_another_answer(tmp_path):
     generator = torch.Generator().manual_seed(0)
     inputs = {name: torch.randn(3, 4, dtype=F, generator=generator) for name in ("x", "y")}
     inputs |= {name: torch.eye(3).bool() for name in ("mask", "other")}
-    with pytest.raises(UnsoundError, match="output '.*' changes|output .* change") as caught:
+    with pytest.raises(UnsoundError, match="changes") as caught:
         torchferry.export(Attention().eval(), inputs=inputs, output=tmp_path / "m.pt", batch="no")
     assert caught.value.details["check"] == "data read"
 
