@@ -245,10 +245,10 @@ def build_function_table() -> dict[str, Callable[..., Any]]:
     table: dict[str, Callable[..., Any]] = {}
     table |= {f"aten::{f.__name__}": _restrict_to_float64(f, f.__name__) for f in _FUNCTIONS}
     others = {"sigmoid": sigmoid, "silu": silu, "log_sigmoid": log_sigmoid, "softplus": softplus, "mish": mish}
-    others |= {"elu": elu, "celu": celu, "selu": selu}
     table |= {f"aten::{name}": _restrict_to_float64(function, name) for name, function in others.items()}
-    # As torch.onnx writes them, log(sigmoid(x)) is minus infinity below -88 in float32, log1p and expm1 are 0 for small
-    # x, and logaddexp is infinite for large ones.
+    # As torch.onnx writes them, log(sigmoid(x)) is minus infinity below -88 in float32, log1p, expm1 and exponential
+    # linear units are 0 for small x, and logaddexp is infinite for large ones.
+    table |= {"aten::elu": elu, "aten::celu": celu, "aten::selu": selu}
     table |= {"aten::log_sigmoid": log_sigmoid, "aten::log1p": log1p, "aten::expm1": expm1}
     table |= {"aten::logaddexp": logaddexp, "aten::logaddexp2": logaddexp2}
     table["aten::special_erf"] = table["aten::erf"]

@@ -167,6 +167,17 @@ def linspace(start: Any, end: Any, steps: int, dtype: torch.dtype | None = None,
     return numbers.to(dtype)
 
 
+def shift_bits(name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return shifted bits; those of bytes as powers of two, as torch.onnx writes a file that no runtime loads."""
+    y = torch.as_tensor(y)
+    if torch.result_type(x, y) != torch.uint8:
+        return getattr(torch.ops.aten, name).Tensor(x, y)
+    power = 2 ** y.to(torch.int64)
+    whole = x.to(torch.int64)
+    shifted = (whole * power) % 256 if name == "bitwise_left_shift" else torch.div(whole, power, rounding_mode="floor")
+    return shifted.to(torch.uint8)
+
+
 def copysign(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return ``x`` with the sign of ``y``, which zeros have, too."""
     y = torch.as_tensor(y)
@@ -296,6 +307,7 @@ def build_form_table() -> dict[str, Callable[..., Any]]:
     forms |= {"linalg_det": det, "det": det, "einsum": einsum, "searchsorted": searchsorted}
     forms |= {name: functools.partial(run_in_dtype, getattr(torch, name)) for name in ("softmax", "log_softmax")}
     forms |= {"aminmax": aminmax, "pad": pad, "linalg_vector_norm": vector_norm, "copysign": copysign}
+    forms |= {name: functools.partial(shift_bits, name) for name in ("bitwise_left_shift", "bitwise_right_shift")}
     forms |= {name: functools.partial(extremum_of_two, name) for name in ("fmax", "fmin")}
     forms |= {name: functools.partial(cumulate, name) for name in ("cummax", "cummin")}
     forms |= {"diagonal_scatter": diagonal_scatter, "linspace": linspace, "cholesky_inverse": cholesky_inverse}

@@ -106,3 +106,20 @@ def test_a_naive_formula_is_seen():
 def test_other_dtypes_keep_the_operator():
     x = torch.randn(7, generator=torch.Generator().manual_seed(0))
     assert torch.equal(elementary_functions.build_function_table()["aten::tan"](x), torch.tan(x))
+
+
+@pytest.mark.parametrize("name", ["elu", "celu", "selu", "log1p", "expm1"])
+def test_small_numbers_in_single_precision(name: str):
+    """As torch.onnx writes them they are 0 there."""
+    x = torch.tensor([1e-12, -1e-12, -1e-5, 3e-8, -0.5, 2.0], dtype=torch.float32)
+    function = getattr(torch, name, None) or getattr(torch.nn.functional, name)
+    got = elementary_functions.build_function_table()[f"aten::{name}"](x)
+    torch.testing.assert_close(got, function(x), rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["logaddexp", "logaddexp2"])
+def test_sums_of_exponentials_of_large_numbers(name: str):
+    numbers = torch.tensor([0.0, 1.5, -800.0, 800.0, 1e12, -1e12, float("inf"), -float("inf")], dtype=torch.float64)
+    x, y = (v.flatten() for v in torch.meshgrid(numbers, numbers, indexing="ij"))
+    got, wanted = getattr(elementary_functions, name)(x, y), getattr(torch, name)(x, y)
+    torch.testing.assert_close(got, wanted, rtol=1e-14, atol=0.0, equal_nan=True)

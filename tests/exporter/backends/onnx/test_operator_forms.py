@@ -23,6 +23,7 @@ from exporter.backends.onnx.operator_forms import (
     pad,
     run_in_dtype,
     searchsorted,
+    shift_bits,
     vector_norm,
 )
 
@@ -142,6 +143,15 @@ def test_pairs_of_numbers_with_nan_and_signed_zeros():
     torch.testing.assert_close(got, wanted, rtol=0.0, atol=0.0, equal_nan=True)
     is_number = ~torch.isnan(wanted)
     assert torch.equal(torch.signbit(got)[is_number], torch.signbit(wanted)[is_number])
+
+
+@pytest.mark.parametrize("name", ["bitwise_left_shift", "bitwise_right_shift"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_shifted_bits(name, dtype):
+    x, y = torch.tensor([0, 1, 5, 16, 100, 255]).to(dtype), torch.tensor([3, 1, 7, 4, 2, 0]).to(dtype)
+    got, wanted = shift_bits(name, x, y), getattr(torch, name)(x, y)
+    assert got.dtype == wanted.dtype
+    assert torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize("first", [torch.float64, torch.float32, torch.int64, torch.bool])
