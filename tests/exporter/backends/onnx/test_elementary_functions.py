@@ -122,4 +122,4 @@ def test_sums_of_exponentials_of_large_numbers(name: str):
     numbers = torch.tensor([0.0, 1.5, -800.0, 800.0, 1e12, -1e12, float("inf"), -float("inf")], dtype=torch.float64)
     x, y = (v.flatten() for v in torch.meshgrid(numbers, numbers, indexing="ij"))
     got, wanted = getattr(elementary_functions, name)(x, y), getattr(torch, name)(x, y)
-    torch.testing.assert_close(got, wanted, rtol=1e-14, atol=0.0, equal_nan=True)
+    torch.testing.assert_close(got, wanted, rtol=1e-13, atol=0.0, equal_nan=True)
