@@ -281,6 +281,9 @@ def _make_extremum(name: str) -> Callable[..., torch.Tensor]:
     packet: Any = getattr(torch.ops.aten, name)
 
     def run(x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
+        if x.dtype == torch.bool:
+            # ONNX has no order of truth values before opset 20.
+            return run(x.to(torch.uint8), dim, keepdim).to(torch.bool)
         return packet.default(x, dim, keepdim) if x.ndim else x.clone()
 
     return run

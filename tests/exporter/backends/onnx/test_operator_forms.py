@@ -213,6 +213,8 @@ def test_numbers_at_equal_distances(dtype):
 def test_smallest_and_largest_numbers():
     for shape, dim in (((), None), ((), 0), ((4, 3), None), ((4, 3), 1), ((4, 3), -2)):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        pair = (aminmax(x > 0, dim), torch.aminmax(x > 0, dim=dim))
+        assert all(map(torch.equal, *pair))
         for keepdim in (False, True):
             for mine, own in zip(aminmax(x, dim, keepdim), torch.aminmax(x, dim=dim, keepdim=keepdim), strict=True):
                 assert torch.equal(mine, own)
