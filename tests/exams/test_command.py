@@ -31,7 +31,7 @@ def test_an_unknown_suite_is_named():
     done = run_exams("operator")
     assert done.returncode == 2
     assert (
-        "there is no suite operator: there are operators, modules, torch_examples, odes, networks, programs"
+        "there is no suite operator: there are operators, modules, torch_examples, onnx_nodes, odes, networks, programs"
         in done.stderr
     )
 

@@ -44,7 +44,7 @@ def write_through_a_view(x):
 
 
 def test_a_sound_case_is_verified_in_every_pipeline():
-    pipelines = tuple(name for name in PIPELINES if name not in ("pt2", "digits", "laws"))
+    pipelines = tuple(name for name in PIPELINES if name not in ("pt2", "digits", "laws", "published"))
     (cells,) = examine([make_case(write_through_a_view, (3, 2), pipelines=pipelines)], [{}])
     assert cells == dict.fromkeys(pipelines, VERIFIED)
 

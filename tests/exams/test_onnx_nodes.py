@@ -42,6 +42,12 @@ def test_other_outputs_than_the_published_ones_are_wrong():
     assert wrong["published"].startswith(WRONG)
 
 
+def test_what_nobody_published_is_not_verified():
+    (sample,) = onnx_nodes.make_case("Softsign", 1).samples
+    (cells,) = examine([Case([dataclasses.replace(sample, published=())], ("pt", "published"))], [{}])
+    assert cells["published"] == "refused: nothing is published of it"
+
+
 @pytest.mark.parametrize(
     ("name", "attributes", "tensors"),
     [
