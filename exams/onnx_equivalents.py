@@ -20,8 +20,9 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class NodeCall:
-    """A node of one operator: its attributes, and the tensors that it takes; a missing one is None."""
+    """A node: its operator, its attributes, and the tensors that it takes; a missing one is None."""
 
+    operator: str
     attributes: Mapping[str, Any]
     tensors: Sequence[torch.Tensor | None]
 
@@ -36,7 +37,7 @@ class NodeCall:
 
     def refuse(self, *names: str) -> None:
         """Raise ``LookupError`` if one of these attributes is set: torch does not have it."""
-        if present := [name for name in names if self.read(name) not in (None, 0, b"", "", [0], "NOTSET")]:
+        if present := [name for name in names if self.read(name) not in (None, 0, "", "NOTSET")]:
             raise LookupError(f"torch does not have {present[0]}")
 
 
@@ -111,9 +112,9 @@ def build_shift(call: NodeCall) -> Built:
 
 @builds("ArgMax", "ArgMin")
 def build_place(call: NodeCall) -> Built:
-    """Build the place of the first extremum. The name of the operator is among the attributes."""
+    """Build the place of the first extremum."""
     call.refuse("select_last_index")
-    find = torch.argmax if call.read("op") == "ArgMax" else torch.argmin
+    find = torch.argmax if call.operator == "ArgMax" else torch.argmin
     return functools.partial(find, dim=call.read("axis", 0), keepdim=bool(call.read("keepdims", 1))), 1
 
 
@@ -133,15 +134,15 @@ def build_activation(call: NodeCall) -> Built:
         "Gelu": lambda x: functional.gelu(x, approximate=call.read("approximate", "none")),
         "Selu": functional.selu,
     }
-    if call.read("op") == "Selu" and (alpha is not None or call.read("gamma") is not None):
+    if call.operator == "Selu" and (alpha is not None or call.read("gamma") is not None):
         raise LookupError("torch has the constants of the paper")
-    return functions[call.read("op")], 1
+    return functions[call.operator], 1
 
 
 @builds("Softmax", "LogSoftmax")
 def build_softmax(call: NodeCall) -> Built:
     """Build a softmax along a dimension."""
-    function = functional.softmax if call.read("op") == "Softmax" else functional.log_softmax
+    function = functional.softmax if call.operator == "Softmax" else functional.log_softmax
     return functools.partial(function, dim=call.read("axis", -1)), 1
 
 
@@ -160,7 +161,7 @@ def build_cumulative(call: NodeCall) -> Built:
     """Build sums or products of the first numbers."""
     call.refuse("exclusive", "reverse")
     (axis,) = call.read_numbers(1) or [0]
-    function = torch.cumsum if call.read("op") == "CumSum" else torch.cumprod
+    function = torch.cumsum if call.operator == "CumSum" else torch.cumprod
     return lambda x: function(x, axis, dtype=x.dtype), 1
 
 
@@ -173,7 +174,7 @@ def build_einsum(call: NodeCall) -> Built:
 @builds("Concat", "Gather", "GatherElements", "ScatterElements")
 def build_along(call: NodeCall) -> Built:
     """Build reads and writes along a dimension; an index below 0 counts from the end, which torch does not take."""
-    axis, op = call.read("axis", 0), call.read("op")
+    axis, op = call.read("axis", 0), call.operator
     index = call.tensors[1] if op != "Concat" else None
     if index is not None and bool((index < 0).any()):
         raise LookupError("torch takes no index below 0")
@@ -226,7 +227,7 @@ def build_arrangement(call: NodeCall) -> Built:
             torch.triu if call.read("upper", 1) else torch.tril, diagonal=(call.read_numbers(1) or [0])[0]
         ),
     }
-    return functions[call.read("op")](), 1
+    return functions[call.operator](), 1
 
 
 def _unsqueeze(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
@@ -271,14 +272,14 @@ def build_reduction(call: NodeCall) -> Built:
             x.sum(d, keepdim=keepdim).shape
         ),
     }
-    function = functions[call.read("op")]
+    function = functions[call.operator]
     return lambda x: function(x, [a % x.ndim for a in axes] if axes else list(range(x.ndim))), 1
 
 
 @builds("GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool")
 def build_pool(call: NodeCall) -> Built:
     """Build means and extrema of windows."""
-    op, x = call.read("op"), call.tensors[0]
+    op, x = call.operator, call.tensors[0]
     assert x is not None
     count = x.ndim - 2
     if op.startswith("Global"):
@@ -313,7 +314,7 @@ def build_convolution(call: NodeCall) -> Built:
     ones = [1] * count
     options: dict[str, Any] = {"stride": call.read("strides") or ones, "dilation": call.read("dilations") or ones}
     options |= {"padding": _read_padding(call, count), "groups": call.read("group", 1)}
-    if call.read("op") == "Conv":
+    if call.operator == "Conv":
         return functools.partial(getattr(functional, f"conv{count}d"), **options), len(call.tensors)
     options["output_padding"] = call.read("output_padding") or [0] * count
     return functools.partial(getattr(functional, f"conv_transpose{count}d"), **options), len(call.tensors)
@@ -324,7 +325,7 @@ def build_convolution(call: NodeCall) -> Built:
 def build_normalisation(call: NodeCall) -> Built:
     """Build a normalisation."""
     call.refuse("training_mode")
-    epsilon, op, axis = call.read("epsilon", 1e-5), call.read("op"), call.read("axis", -1)
+    epsilon, op, axis = call.read("epsilon", 1e-5), call.operator, call.read("axis", -1)
     functions: dict[str, Function] = {
         "BatchNormalization": lambda x, w, b, m, v: functional.batch_norm(x, m, v, w, b, False, 0.1, epsilon),
         "InstanceNormalization": lambda x, w, b: functional.instance_norm(x, weight=w, bias=b, eps=epsilon),
@@ -342,7 +343,7 @@ def build_normalisation(call: NodeCall) -> Built:
 @builds("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 def build_loss(call: NodeCall) -> Built:
     """Build a loss by classes."""
-    is_log = call.read("op") == "NegativeLogLikelihoodLoss"
+    is_log = call.operator == "NegativeLogLikelihoodLoss"
     function = functional.nll_loss if is_log else functional.cross_entropy
     options = {"reduction": call.read("reduction", "mean"), "ignore_index": call.read("ignore_index", -100)}
     return lambda x, y, w=None: function(x, y.to(torch.int64), w, **options), len(call.tensors)

@@ -61,4 +61,4 @@ def test_what_nobody_published_is_not_verified():
 )
 def test_what_torch_does_not_have_is_left_out(name, attributes, tensors):
     with pytest.raises(LookupError):
-        BUILDERS[name](NodeCall({**attributes, "op": name}, tensors))
+        BUILDERS[name](NodeCall(name, attributes, tensors))

@@ -20,13 +20,12 @@ def nll_loss(
     ignored: int = -100,
 ) -> torch.Tensor:
     """Return the negative logarithm of each sample's class, of those that are not ignored."""
-    classes = _get_class_dim(logs)
-    is_counted = target != ignored
+    classes, is_counted = _get_class_dim(logs), target != ignored
     index = torch.where(is_counted, target, 0).to(torch.int64)
-    own = torch.ones_like(index, dtype=logs.dtype) if weight is None else weight[index]
-    loss = -torch.gather(logs, classes, index.unsqueeze(classes)).squeeze(classes) * own
-    loss, own = (torch.where(is_counted, tensor, 0.0) for tensor in (loss, own))
-    return _reduce(loss, reduction, own.sum() if reduction == MEAN else None)
+    loss = -torch.gather(logs, classes, index.unsqueeze(classes)).squeeze(classes)
+    if weight is not None:
+        loss = loss * weight[index]
+    return _reduce_counted(loss, index, is_counted, weight, reduction)
 
 
 def cross_entropy(
@@ -49,15 +48,22 @@ def cross_entropy(
     if not smoothing:
         return loss
     is_counted = target != ignored
-    smooth = torch.where(is_counted, -(logs * weights).sum(classes), 0.0)
     index = torch.where(is_counted, target, 0).to(torch.int64)
-    own = is_counted.to(x.dtype) if weight is None else weight[index] * is_counted
-    smooth = _reduce(smooth, reduction, own.sum() if reduction == MEAN else None)
+    smooth = _reduce_counted(-(logs * weights).sum(classes), index, is_counted, weight, reduction)
     return (1.0 - smoothing) * loss + smooth * (smoothing / count)
 
 
 def _get_class_dim(x: torch.Tensor) -> int:
     return 0 if x.ndim == 1 else 1
+
+
+def _reduce_counted(
+    loss: torch.Tensor, index: torch.Tensor, is_counted: torch.Tensor, weight: torch.Tensor | None, reduction: int
+) -> torch.Tensor:
+    """Reduce the losses of samples that are not ignored; the mean is that of their weights."""
+    weights = torch.ones_like(loss) if weight is None else weight[index]
+    loss, weights = (torch.where(is_counted, tensor, 0.0) for tensor in (loss, weights))
+    return _reduce(loss, reduction, weights.sum())
 
 
 def _reduce(loss: torch.Tensor, reduction: int, count: Any) -> torch.Tensor:

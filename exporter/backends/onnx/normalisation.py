@@ -9,27 +9,9 @@ from typing import Any
 import torch
 
 
-def batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    variance: torch.Tensor | None,
-    *options: Any,
-) -> torch.Tensor:
-    """Return normalised channels: ONNX's operator has its epsilon in float32, which float64 is kept from, and
-    torch.onnx takes the statistics that are given where those of the batch are asked for.
-
-    ``batch_norm_cpu_collect_linear_and_constant_terms`` in aten/src/ATen/native/cpu/batch_norm_kernel.cpp."""
-    is_training, momentum, epsilon, *_ = options
-    if is_training or mean is None or variance is None:
-        return native_batch_norm(x, weight, bias, mean, variance, is_training, momentum, epsilon)[0]
-    if x.dtype != torch.float64:
-        return torch.ops.aten.batch_norm.default(x, weight, bias, mean, variance, False, momentum, epsilon, False)
-    factor = (1.0 if weight is None else weight) / torch.sqrt(variance + epsilon)
-    rest = (0.0 if bias is None else bias) - mean * factor
-    shape = [-1] + [1] * (x.ndim - 2)
-    return x * factor.reshape(shape) + rest.reshape(shape)
+def batch_norm(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    """Return normalised channels alone; the last argument chooses torch's library."""
+    return native_batch_norm(x, *arguments[:7])[0]
 
 
 def native_batch_norm(
@@ -42,7 +24,11 @@ def native_batch_norm(
     momentum: float,
     epsilon: float,
 ) -> tuple[torch.Tensor, ...]:
-    """Return normalised channels, and the statistics of the batch, which are none where they are not used."""
+    """Return normalised channels, and the statistics of the batch, which are none where they are not used.
+
+    ONNX's operator has its epsilon in float32, which float64 is kept from, and torch.onnx takes the statistics that are
+    given where those of the batch are asked for.
+    ``batch_norm_cpu_collect_linear_and_constant_terms`` in aten/src/ATen/native/cpu/batch_norm_kernel.cpp."""
     if is_training or mean is None or variance is None:
         normed, own_mean, own_variance, inverse = _norm_by_batch(x, weight, bias, epsilon)
         if is_training and mean is not None and variance is not None:
@@ -51,7 +37,12 @@ def native_batch_norm(
             variance.mul_(1 - momentum).add_(momentum * own_variance * (count / (count - 1)))
         return normed, own_mean, inverse
     none = x.new_zeros(0)
-    return batch_norm(x, weight, bias, mean, variance, is_training, momentum, epsilon), none, none
+    if x.dtype != torch.float64:
+        run = torch.ops.aten.batch_norm.default
+        return run(x, weight, bias, mean, variance, False, momentum, epsilon, False), none, none
+    factor = (1.0 if weight is None else weight) / torch.sqrt(variance + epsilon)
+    rest = (0.0 if bias is None else bias) - mean * factor
+    return _scale_channels(x, factor, rest), none, none
 
 
 def _norm_by_batch(
@@ -93,24 +84,13 @@ def group_norm(
     return _scale_channels(normed.reshape(x.shape), weight, bias)
 
 
-def instance_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    variance: torch.Tensor | None,
-    is_by_sample: bool,
-    momentum: float,
-    epsilon: float,
-    *rest: Any,
-) -> torch.Tensor:
+def instance_norm(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
     """Return channels of each sample that are normalised by themselves, or by the statistics that are given."""
+    weight, bias, mean, variance, is_by_sample, momentum, epsilon, _ = arguments
     if not is_by_sample:
-        return batch_norm(x, weight, bias, mean, variance, False, momentum, epsilon, *rest)
+        return native_batch_norm(x, weight, bias, mean, variance, False, momentum, epsilon)[0]
     if x.dtype != torch.float64 or mean is not None:
-        return torch.ops.aten.instance_norm.default(
-            x, weight, bias, mean, variance, is_by_sample, momentum, epsilon, *rest
-        )
+        return torch.ops.aten.instance_norm.default(x, *arguments)
     return group_norm(x, x.shape[1], weight, bias, epsilon)
 
 

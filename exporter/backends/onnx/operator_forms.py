@@ -144,10 +144,10 @@ def cdist(x: torch.Tensor, y: torch.Tensor, p: float = 2.0, compute_mode: int | 
 def extremum_of_two(name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return ``fmax`` or ``fmin``: NaN counts only beside another one."""
     chosen = (torch.maximum if name == "fmax" else torch.minimum)(x, y)
+    if not chosen.is_floating_point():
+        return chosen
     x, y = x.to(chosen.dtype), y.to(chosen.dtype)
-    return (
-        torch.where(torch.isnan(x), y, torch.where(torch.isnan(y), x, chosen)) if chosen.is_floating_point() else chosen
-    )
+    return torch.where(torch.isnan(x), y, torch.where(torch.isnan(y), x, chosen))
 
 
 def linspace(start: Any, end: Any, steps: int, dtype: torch.dtype | None = None, *rest: Any) -> torch.Tensor:

@@ -99,7 +99,8 @@ def make_method_cases(
 
     Where parameter blocks are among them, large batches are left to the batch invariance checks. At extreme magnitudes
     two correct ways to one derivative differ by cancellation, and nothing is stored; nor without a batch where an
-    output is NaN: 0 times NaN is a derivative by all inputs, or none, as it is computed forwards or backwards."""
+    output and a derivative are NaN: 0 times NaN is a derivative by all inputs, or none, as it is computed backwards or
+    forwards."""
     generator = torch.Generator().manual_seed(seed)
     results = []
     for name, spec in methods.items():
@@ -108,12 +109,17 @@ def make_method_cases(
             case = evaluated.forward
             if case.is_extreme or not _has_traced_batch_ndim(warm, case):
                 continue
-            is_outside = not warm.source.batch_ndim and any(bool(t.isnan().any()) for t in case.outputs)
             if name == "newton_info":
                 results.append(ReferenceCase(case.name, name, case.inputs, evaluated.solve_info))
-            elif not is_outside and not (has_parameter_blocks and case.outputs[0].shape[0] > MAX_PARAMETER_ROWS):
-                results.append(_make_derivative_case(warm, name, spec, case, generator))
+            elif not (has_parameter_blocks and case.outputs[0].shape[0] > MAX_PARAMETER_ROWS):
+                derived = _make_derivative_case(warm, name, spec, case, generator)
+                is_outside = _has_nan(case.outputs) and _has_nan(derived.outputs[len(case.outputs) :])
+                results += [] if is_outside and not warm.source.batch_ndim else [derived]
     return tuple(results)
+
+
+def _has_nan(tensors: Inputs) -> bool:
+    return any(bool(tensor.isnan().any()) for tensor in tensors)
 
 
 def _has_traced_batch_ndim(warm: Warmup, case: ReferenceCase) -> bool:

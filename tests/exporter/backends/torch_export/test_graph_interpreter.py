@@ -133,6 +133,27 @@ def test_an_error_of_the_data_is_noted():
     assert interpreter.notes == ["an error that depends on the data is not raised"]
 
 
+@pytest.mark.parametrize(
+    ("body", "name", "note"),
+    [
+        ("return (torch.linalg.inv(x[:2]),)", "linalg_inv", "a singular matrix gives infinities or NaN"),
+        ("return (torch.linalg.cholesky(x[:2]),)", "linalg_cholesky", "not positive definite gives NaN"),
+        (
+            "return (torch.nn.functional.nll_loss(x, y[:, 0].long()),)",
+            "nll_loss_nd",
+            "a class below 0 counts from the last",
+        ),
+    ],
+)
+def test_what_raises_no_error_any_more_is_noted(body, name, note):
+    saved = read_methods(scripted(body), ["forward"])
+    interpreter = Interpreter(saved, saved.tensors, lambda *_: None, overrides={f"aten::{name}": lambda x, *_: x})
+    interpreter.run("forward", [X, Y])
+    assert len(interpreter.notes) == 1
+    assert note in interpreter.notes[0]
+    assert "no error" in interpreter.notes[0]
+
+
 def test_operators_can_be_replaced():
     module = scripted("return (torch.tan(x),)")
     saved = read_methods(module, ["forward"])

@@ -11,6 +11,8 @@ from torch.nn import functional
 import torchferry
 from exporter.capture import batch_recording
 from exporter.capture.batch_recording import NotRecordedError
+from exporter.common.errors import MismatchError
+from exporter.model.eager import case_generation
 from torchferry import Signature
 
 pytestmark = pytest.mark.thorough
@@ -194,3 +196,20 @@ def test_tangents_by_rows_where_a_backward_has_no_derivative(tmp_path):
     torchferry.export(model, output=tmp_path / "m.pt", jvp=True)
     spec = torchferry.load(tmp_path / "m.pt").contract.methods["jvp"]
     assert spec.how == "reverse mode, times the tangents"
+
+
+def compute_arcosh(input):
+    return torch.acosh(input)
+
+
+def test_no_derivatives_are_compared_where_an_output_is_none(tmp_path, monkeypatch):
+    """Beyond the domain, reverse mode has NaN by every input there, and forward mode 0."""
+    inputs = {"input": torch.linspace(1.1, 3.0, 12, dtype=F)}
+    torchferry.export(compute_arcosh, inputs=inputs, output=tmp_path / "m.pt", batch="no", derivatives="all")
+    jacobian = torchferry.load(tmp_path / "m.pt").call("jacobian", inputs)
+    torch.testing.assert_close(
+        next(v for n, v in jacobian.items() if n.startswith("d ")), torch.diag((inputs["input"] ** 2 - 1).rsqrt())
+    )
+    monkeypatch.setattr(case_generation, "_has_nan", lambda tensors: False)
+    with pytest.raises(MismatchError):
+        torchferry.export(compute_arcosh, inputs=inputs, output=tmp_path / "n.pt", batch="no", derivatives="all")
