@@ -13,7 +13,7 @@ from contract_fields import format_fields
 from forging import CHANGES, list_places
 from project import ARTIFACTS, ROOT, mark_rest_thorough
 from tampering import records, rewrite
-from two_readers import TF_ERROR_ARCHIVE, TF_OK, read_in_python, read_natively
+from two_readers import TF_ERROR_ARCHIVE, TF_ERROR_MISMATCH, TF_OK, read_in_python, read_natively
 
 from exporter.archive.pt_archive import CONTRACT
 
@@ -28,7 +28,7 @@ def test_both_readers_agree(name, share, tmp_path):
     path = ARTIFACTS / f"{name}.pt"
     whole = json.loads(records(path)[1][RECORD])
     forgeries = [(place, change) for place in list_places(whole) if place for change in CHANGES][::share]
-    files, known = list[tuple[str, Path]](), set[bytes]()
+    files, known = list[tuple[str, Path, set[int]]](), set[bytes]()
     for number, (place, change) in enumerate(forgeries):
         contract = copy.deepcopy(whole)
         change(contract, place)
@@ -38,12 +38,14 @@ def test_both_readers_agree(name, share, tmp_path):
         known.add(text)
         file = Path(shutil.copy(path, tmp_path / f"{number}.pt"))
         rewrite(file, lambda r, text=text: r.update({RECORD: text}), manifest=True)
-        files.append((f"{change.__name__} at {place}", file))
-    native = read_natively([file for _, file in files])
+        # Without its tolerance an honest file's cases pass on some processors alone, and on all of them it is read.
+        taken = {TF_OK, TF_ERROR_MISMATCH} if place[0] == "tolerance" else {TF_OK}
+        files.append((f"{change.__name__} at {place}", file, taken))
+    native = read_natively([file for _, file, _ in files])
     problems = []
-    for (label, file), (status, message) in zip(files, native, strict=True):
+    for (label, file, taken), (status, message) in zip(files, native, strict=True):
         refused = read_in_python(file)
-        if bool(refused) != (status == TF_ERROR_ARCHIVE) or (not refused and status != TF_OK):
+        if bool(refused) != (status == TF_ERROR_ARCHIVE) or (not refused and status not in taken):
             problems.append(f"{label}: Python {refused[:300]!r}, C++ {status}: {message[:300]!r}")
     assert not problems, f"{len(problems)} of {len(files)}:\n" + "\n".join(problems[:40])
     refusals = sum(status == TF_ERROR_ARCHIVE for status, _ in native)

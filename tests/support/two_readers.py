@@ -15,7 +15,7 @@ from exporter.common.forking import run_in_fork
 from exporter.common.plain_text import find_unsafe
 from runtime_checks import native_build
 
-TF_OK, TF_ERROR_ARCHIVE = 0, 5
+TF_OK, TF_ERROR_ARCHIVE, TF_ERROR_MISMATCH = 0, 5, 17
 # What changes a file in its place, and may rename it.
 Forge = Callable[[Path], object]
 

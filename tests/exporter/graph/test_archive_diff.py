@@ -112,6 +112,13 @@ def test_another_tolerance_is_a_difference_of_the_contract(tmp_path):
     assert (change.field, change.before, change.now) == ("tolerance.dtypes.float64.rtol", 1e-10, 1e-3)
 
 
+@pytest.mark.parametrize(("factor", "is_same"), [(1 + 1e-15, True), (1.005, True), (0.98, False), (2.0, False)])
+def test_a_bound_of_another_processor_is_no_difference(factor, is_same, tmp_path):
+    other = Path(shutil.copy(ARTIFACTS / "rates.pt", tmp_path / "rates.pt"))
+    change_contract(other, lambda raw: raw["tolerance"]["dtypes"]["float64"].update(rtol=factor * 1e-10))
+    assert torchferry.diff(ARTIFACTS / "rates.pt", other).same == is_same
+
+
 def test_nan_is_no_small_difference(export):
     item, other = export(Law(2.0), "one"), export(Law(2.0), "other")
     module = torch.jit.load(str(other))
