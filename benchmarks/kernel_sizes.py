@@ -1,4 +1,4 @@
-"""How big kernels are, and how long a compiler takes over each: of folders that ``containers.py --to c`` wrote.
+"""How big kernels are, and how long a compiler takes over each: of folders that ``torchferry sweep --format c`` wrote.
 
 python benchmarks/kernel_sizes.py FOLDER... [--only NAME]
 

@@ -5,10 +5,8 @@ A run that was cut off goes on where it stopped."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import importlib.metadata
-import json
 import logging
 import os
 import shlex
@@ -23,8 +21,9 @@ from pathlib import Path
 import torch
 
 from exams.cells import WRONG
-from exams.tables import Row
+from exams.tables import EXPECTED, Row
 from exporter.common import task_pools
+from exporter.common.result_log import ResultLog, digest_files
 from exporter.common.task_pools import make_pool_factory
 from runtime_checks.kernels.compilation import find_compiler
 from runtime_checks.runners.fork_server import shared_fork_server
@@ -87,45 +86,24 @@ def run_suite(
     tasks: Sequence[Task], log: Path, jobs: int, watch: Callable[[Row], None] = lambda row: None
 ) -> list[Row]:
     """Return the rows of all tasks; those that ``log`` holds already, of the same code, are not run again."""
-    done = _read_log(log, tasks[0].most_samples if tasks else 0)
+    kept = ResultLog(log, _digest_sources(tasks[0].most_samples if tasks else 0))
+    done = {row.case: row for row in (Row(**result) for result in kept.results)}
     is_done = {task.cases: {*task.cases} <= done.keys() for task in tasks}
     for case in (case for cases, is_known in is_done.items() if is_known for case in cases):
         watch(done[case])
     remaining = [task for task in tasks if not is_done[task.cases]]
-    with log.open("a", encoding="utf-8") as file:
-        for row in _run_tasks(remaining, jobs):
-            done[row.case] = row
-            file.write(json.dumps(asdict(row)) + "\n")
-            file.flush()
-            watch(row)
+    for row in _run_tasks(remaining, jobs):
+        done[row.case] = row
+        kept.add(asdict(row))
+        watch(row)
     return [done[case] for task in tasks for case in task.cases]
-
-
-def _read_log(log: Path, most_samples: int) -> dict[str, Row]:
-    """Return the rows of a log by case; a log of other code is begun anew."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    digest = _digest_sources(most_samples)
-    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    if not lines or lines[0] != digest:
-        log.write_text(digest + "\n", encoding="utf-8")
-        return {}
-    rows: dict[str, Row] = {}
-    for line in lines[1:]:
-        # The last line may be cut off.
-        with contextlib.suppress(ValueError, TypeError):
-            row = Row(**json.loads(line))
-            rows[row.case] = row
-    return rows
 
 
 def _digest_sources(most_samples: int) -> str:
     """Return a digest of all that rows depend on: our files, but not the tables, the packages, and the samples."""
     versions = [importlib.metadata.version(name) for name in PACKAGES]
-    digest = hashlib.sha256(" ".join([*versions, str(most_samples)]).encode())
-    files = (p for folder in SOURCES for p in (ROOT / folder).rglob("*") if p.is_file())
-    for path in sorted(p for p in files if p.suffix not in (".pyc", ".csv")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    code = (path for folder in SOURCES for path in sorted((ROOT / folder).iterdir()) if path != EXPECTED)
+    return digest_files([*versions, str(most_samples)], code)
 
 
 def _run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Row]:

@@ -75,6 +75,11 @@ def choose_output_path(output: Path | None, name: str, *, several: bool, format_
     return output / file if folder and not (output.is_file() and not several) else output
 
 
+def count_bytes(path: Path) -> int:
+    """Return the bytes of a file, or of the files in a kernel's folder."""
+    return sum(f.stat().st_size for f in path.iterdir() if f.is_file()) if path.is_dir() else path.stat().st_size
+
+
 def resolve_formats(requested: Sequence[str], output: Path | None) -> tuple[str, ...]:
     """Return the requested formats, by name or by the output's suffix; raise ``UsageError`` for unknown ones."""
     names = [n.strip() for text in requested for n in text.split(",") if n.strip()]

@@ -18,7 +18,7 @@ from exporter.graph.drawing import GraphDrawing, Group, Shape
 from runtime_checks import history_plot
 from runtime_checks.bench.benchmark import BenchmarkOptions, run_benchmark
 from runtime_checks.bench.report import plot
-from torchferry.sweep import SweepRow
+from torchferry.sweep import SweepCell, SweepRow
 from torchferry.sweep_report import render_coverage_page
 
 NAMES = (
@@ -112,7 +112,7 @@ def test_a_page_of_a_sweep(name):
     for text in (name, "plain"):
         # What is in front of a slash is a folder.
         file = text.replace("/", "|")
-        row = SweepRow(f"{file}.i", text, driven=True, verdict="failed", seconds=0.0, reason=text)
+        row = SweepRow(f"{file}.i", text, driven=True, cells=(SweepCell("pt", "refused", 0.0, reason=text),))
         page = render_coverage_page([row], "torch")
         pages.append(MarkdownIt("commonmark", {"html": True}).enable("table").render(page))
     assert list_tags(pages[0]) == list_tags(pages[1])

@@ -25,21 +25,38 @@ class FakeExported:
     report = FakeReport()
 
 
+class FakeConverted(FakeExported):
+    def __init__(self, path) -> None:
+        self.path = path
+
+
 def fake_export(source, *, models, output, seed) -> Any:
     name = models[0]
     if name == "rate_b":
         raise torchferry.CaptureError(f"model {name!r} cannot be captured", mend="rewrite it")
     if name == "rate_c":
         raise ZeroDivisionError("a bug of ours")
+    return _write(output)
+
+
+def _write(output) -> Any:
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text("archive")
     return [FakeExported()]
 
 
+def fake_convert(path, output, *, to) -> Any:
+    """What ``fake_export`` verifies, but one of its models, becomes a file of 9 bytes."""
+    if path.stem == "eq" and to == "onnx":
+        raise torchferry.MismatchError("numbers differ", where="y")
+    output.write_text(f"{to:9}")
+    return FakeConverted(output)
+
+
 def dies_on_rate_b(source, *, models, output, seed) -> Any:
     if models == ["rate_b"]:
         os._exit(9)
-    return [FakeExported()]
+    return _write(output)
 
 
 def goes_on_at_rate_b(source, *, models, output, seed) -> Any:
@@ -47,4 +64,4 @@ def goes_on_at_rate_b(source, *, models, output, seed) -> Any:
     if models == ["rate_b"]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(DEAF_SECONDS)
-    return [FakeExported()]
+    return _write(output)

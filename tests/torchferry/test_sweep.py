@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from project import RATES
-from sweep_jobs import DEAF_SECONDS, dies_on_rate_b, fake_export, goes_on_at_rate_b
+from sweep_jobs import DEAF_SECONDS, dies_on_rate_b, fake_convert, fake_export, goes_on_at_rate_b
 
 from exporter.common.errors import UsageError
 from exporter.common.task_pools import make_pool_factory
 from torchferry import sweep
+from torchferry.sweep import Steps
 from torchferry.sweep_report import render_coverage_page
 
 
@@ -36,8 +37,8 @@ def folder(tmp_path: Path, neml2) -> Path:
 
 
 def test_every_model_gets_a_row_and_failures_do_not_stop_it(folder, tmp_path):
-    rows = sweep.sweep([folder], tmp_path / "out", fake_export, AtOnce)
-    result = {(r.file, r.model): (r.verdict, r.kind) for r in rows}
+    rows = sweep.sweep([folder], tmp_path / "out", Steps(fake_export), AtOnce)
+    result = {(r.file, r.model): (r.archive.verdict, r.archive.kind) for r in rows}
     assert result == {
         ("models/broken.i", ""): ("refused", "SourceError"),
         ("models/deep/rates.i", "rate_a"): ("verified", ""),
@@ -48,13 +49,31 @@ def test_every_model_gets_a_row_and_failures_do_not_stop_it(folder, tmp_path):
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["counts"] == {"verified": 2, "refused": 2, "crashed": 1}
     assert report["models"][1]["max_rel"] == 2e-13
+    assert report["models"][1]["bytes"] == len("archive")
+    assert report["models"][1]["formats"] == report["formats"] == {}
     assert (tmp_path / "out" / "models" / "deep" / "rates" / "eq.pt").exists()
 
 
+def test_other_formats_have_cells_of_their_own(folder, tmp_path):
+    steps = Steps(fake_export, fake_convert, ("onnx", "c"))
+    rows = sweep.sweep([folder], tmp_path / "out", steps, AtOnce)
+    cells = {r.model: [(c.format, c.verdict, c.bytes) for c in r.cells] for r in rows}
+    assert cells["rate_a"] == [("pt", "verified", 7), ("onnx", "verified", 9), ("c", "verified", 9)]
+    assert cells["eq"] == [("pt", "verified", 7), ("onnx", "refused", 0), ("c", "verified", 9)]
+    assert cells["rate_b"] == [("pt", "refused", 0)]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["formats"]["onnx"] == {"verified": 1, "refused": 1, "crashed": 0}
+    assert {m["model"]: m["formats"] for m in report["models"]}["eq"]["onnx"]["kind"] == "MismatchError"
+
+
 def test_the_coverage_page(folder, tmp_path):
-    page = render_coverage_page(sweep.sweep([folder], tmp_path / "out", fake_export, AtOnce), "these versions")
-    assert "| models | 5 | 2 |" in page
-    assert "### CaptureError: model cannot be captured (1)" in page
+    steps = Steps(fake_export, fake_convert, ("onnx",))
+    page = render_coverage_page(sweep.sweep([folder], tmp_path / "out", steps, AtOnce), "these versions")
+    assert "| folder | models | pt | onnx | driven models | driven, pt | driven, onnx |" in page
+    assert "| models | 5 | 2 | 1 | 1 | 0 | 0 |" in page
+    assert "| models/deep/rates.i | `eq` | 0.0 s, 0 | refused |" in page
+    assert "### pt: CaptureError: model cannot be captured (1)" in page
+    assert "### onnx: MismatchError: numbers differ (1)" in page
     assert "2.0e-13 relative" in page
 
 
@@ -65,11 +84,11 @@ def test_a_process_that_dies_costs_one_row(folder, tmp_path):
     rows = sweep.sweep(
         [folder],
         tmp_path / "out",
-        dies_on_rate_b,
+        Steps(dies_on_rate_b),
         make_pool_factory(2),
         watch=lambda total: lambda row: seen.append((total, row.model)),
     )
-    assert {r.model: r.verdict for r in rows} == {
+    assert {r.model: r.archive.verdict for r in rows} == {
         "rate_a": "verified",
         "rate_b": "crashed",
         "rate_c": "verified",
@@ -85,11 +104,52 @@ def test_an_interrupt_leaves_a_report_of_what_was_done(folder, tmp_path):
         return fake_export(source, models=models, output=output, seed=seed)
 
     with pytest.raises(KeyboardInterrupt):
-        sweep.sweep([folder], tmp_path / "out", interrupted_export, AtOnce)
+        sweep.sweep([folder], tmp_path / "out", Steps(interrupted_export), AtOnce)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     models = [m["model"] for m in report["models"]]
     assert models[0] == ""
     assert "rate_c" not in models
+
+
+@pytest.mark.parametrize("change", ["nothing", "an option", "an input file", "an archive is gone", "a cut line"])
+def test_an_interrupted_sweep_goes_on(change, folder, tmp_path):
+    """With the models that are left, as long as all that rows depend on is the same; a whole one starts anew."""
+    calls: list[str] = []
+
+    def export(source, *, models, output, seed) -> Any:
+        calls.append(models[0])
+        return fake_export(source, models=models, output=output, seed=seed)
+
+    done: list[str] = []
+
+    def stop_at_third(row) -> None:
+        done.append(row.model)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep([folder], tmp_path / "out", Steps(export), AtOnce, watch=lambda total: stop_at_third)
+    calls.clear()
+    log = tmp_path / "out" / "unfinished.jsonl"
+    names = [task.model for task in sweep.find_tasks([folder], tmp_path / "out", 0)[0]]
+    known = {"nothing": done, "a cut line": done[:2], "an archive is gone": done}.get(change, [])
+    if change == "an input file":
+        file = folder / "deep" / "rates.i"
+        file.write_text(file.read_text() + "# more\n")
+    elif change == "an archive is gone":
+        verified = next(name for name in done if name in ("eq", "rate_a"))
+        (tmp_path / f"out/models/deep/rates/{verified}.pt").unlink()
+        known = [name for name in done if name != verified]
+    elif change == "a cut line":
+        log.write_text(log.read_text()[:-9])
+    steps = Steps(export, options="others" if change == "an option" else "")
+    rows = sweep.sweep([folder], tmp_path / "out", steps, AtOnce)
+    assert sorted(calls) == sorted({*names} - {*known})
+    assert [row.model for row in rows if row.model] == names
+    assert not log.exists()
+    calls.clear()
+    sweep.sweep([folder], tmp_path / "out", steps, AtOnce)
+    assert sorted(calls) == sorted(names)
 
 
 def test_an_interrupt_does_not_wait_for_a_process_that_goes_on(folder, tmp_path):
@@ -99,7 +159,7 @@ def test_an_interrupt_does_not_wait_for_a_process_that_goes_on(folder, tmp_path)
     (folder / "broken.i").unlink()
     start, pools = time.perf_counter(), make_pool_factory(2)
     with pytest.raises(KeyboardInterrupt):
-        sweep.sweep([folder], tmp_path / "out", goes_on_at_rate_b, pools, watch=lambda total: interrupt)
+        sweep.sweep([folder], tmp_path / "out", Steps(goes_on_at_rate_b), pools, watch=lambda total: interrupt)
     assert time.perf_counter() - start < DEAF_SECONDS / 2
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [m["verdict"] for m in report["models"]] == ["verified"]
@@ -125,7 +185,7 @@ def test_a_pool_ends_after_a_few_models(folder, tmp_path, monkeypatch):
             pools[-1].append(args[0].model)
             return super().submit(fn, *args, **kwargs)
 
-    rows = sweep.sweep([folder], tmp_path / "out", fake_export, Counted)
+    rows = sweep.sweep([folder], tmp_path / "out", Steps(fake_export), Counted)
     models = [row.model for row in rows if row.model]
     assert len(models) > 2
     assert [len(pool) for pool in pools] == [2] * (len(models) // 2) + [1] * (len(models) % 2)

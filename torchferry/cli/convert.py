@@ -16,7 +16,7 @@ from torchferry.cli.options import (
     ReduceOption,
     TimeLimitOption,
 )
-from torchferry.cli.output import count_bytes, out, print_json
+from torchferry.cli.output import out, print_json
 from torchferry.cli.startup import pause_collection
 
 
@@ -53,6 +53,7 @@ def command(
       torchferry convert eq.pt --to c -o kernel
     """
     with pause_collection():
+        from exporter.archive.formats import count_bytes
         from runtime_checks.report import render
         from torchferry import api
         from torchferry.cli.confined_process import Confinement, run_confined

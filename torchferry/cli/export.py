@@ -44,7 +44,7 @@ from torchferry.cli.options import (
     TimingsOption,
     VjpOption,
 )
-from torchferry.cli.output import count_bytes, err, out, print_json, print_listing, print_slowest, print_timings
+from torchferry.cli.output import err, out, print_json, print_listing, print_slowest, print_timings
 from torchferry.cli.progress import show_steps
 from torchferry.cli.startup import pause_collection
 
@@ -210,6 +210,7 @@ def print_exported(
 
 
 def _print_result(result: Exported, against: Path | None) -> None:
+    from exporter.archive.formats import count_bytes
     from exporter.model.argument_structures import CHECK as ARGUMENTS
     from exporter.model.eager.batch_choice import CHECK as BATCH
     from runtime_checks.report import render

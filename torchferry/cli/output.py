@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions
@@ -266,8 +265,3 @@ def print_timings(seconds: Mapping[str, float]) -> None:
         table.add_row(stage, f"{value:.3f}", f"{value / total:.1%}" if total else "")
     table.add_row("total", f"{total:.3f}", "")
     out.print(table)
-
-
-def count_bytes(path: Path) -> int:
-    """Return the bytes of a file, or of the files in a folder."""
-    return sum(f.stat().st_size for f in path.iterdir() if f.is_file()) if path.is_dir() else path.stat().st_size

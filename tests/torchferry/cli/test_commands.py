@@ -423,11 +423,17 @@ def test_sweep(tmp_path, capfd):
     text = RATES.read_text()
     (folder / "rates.i").write_text(text)
     page = tmp_path / "coverage.md"
-    assert run(["sweep", str(folder), "-o", "out", "--jobs", "2", "--coverage", str(page)]) == 0
+    command = ["sweep", str(folder), "-o", "out", "--jobs", "2", "--coverage", str(page), "--format", "onnx,c"]
+    assert run(command) == 0
     assert "4 of 4 models verified" in capfd.readouterr().out
     report = json.loads(Path("out/report.json").read_text())
-    assert report["counts"]["verified"] == 4
-    assert "| models | 4 | 4 |" in page.read_text()
+    assert (
+        report["counts"]["verified"] == report["formats"]["onnx"]["verified"] == report["formats"]["c"]["verified"] == 4
+    )
+    assert all(cell["bytes"] > 1000 for model in report["models"] for cell in (model, *model["formats"].values()))
+    assert Path("out/models/rates/eq.onnx").is_file()
+    assert Path("out/models/rates/eq/eq.c").is_file()
+    assert "| models | 4 | 4 | 4 | 4 | 0 |" in page.read_text()
 
 
 def test_python_models_are_listed_too(capfd, tmp_path):
