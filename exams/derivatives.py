@@ -5,12 +5,12 @@ Only samples whose inputs and outputs are real floating numbers take part."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from exams.cells import PASS, WRONG, Verdict
+from exams.cells import PASS, REFUSED, WRONG, Verdict
 from exams.judgement import explain_difference
 from exams.samples import Bundle, Inputs, get_number
 from exporter.archive.contract import COTANGENT, TANGENT, block_name
@@ -33,11 +33,12 @@ def judge_jacobian(bundle: Bundle, model: Any) -> dict[int, Verdict]:
     for (output, wrt), whole in expected.items():
         name = block_name(output, wrt)
         block = _take_own_rows(whole, inputs[wrt]) if model.contract.batch.ndim else whole
-        if (output, wrt) not in blocks:
-            text = f"no block {name}" if block.count_nonzero() else ""
-        else:
-            text = explain_difference(block, got[name], CLOSE)
-        _blame(verdicts, output, text)
+        if (output, wrt) in blocks:
+            _blame(verdicts, output, explain_difference(block, got[name], CLOSE))
+        elif block.count_nonzero() and got[output].dtype != inputs[wrt].dtype:
+            verdicts[get_number(output)] = Verdict(REFUSED, "no block of an output by an input of another precision")
+        elif block.count_nonzero():
+            _blame(verdicts, output, f"no block {name}")
     direction = _Direction(bundle, inputs, expected)
     of_eager_mode = direction.explain(bundle.evaluate)
     for output, text in direction.explain(lambda moved: model.call("forward", moved)).items():
@@ -51,7 +52,8 @@ def judge_products(bundle: Bundle, model: Any) -> dict[int, Verdict]:
     """Judge ``jvp`` and ``vjp`` against the blocks of eager mode, times tangents, and cotangents times them."""
     inputs, generator = bundle.name_inputs(bundle.count_fresh), torch.Generator().manual_seed(SEED)
     expected = _differentiate(bundle, inputs)
-    kinds = {output: (_split(block, inputs[wrt])[0], block.dtype) for (output, wrt), block in expected.items()}
+    # A block by a float32 input is float32, whatever the output is.
+    kinds = {o: (t.shape, t.dtype) for o, t in bundle.evaluate(inputs).items() if o in {o for o, _ in expected}}
     tangents = {n: _draw(t.shape, t.dtype, generator) for n, t in inputs.items() if t.is_floating_point()}
     weights = {output: _draw(*kind, generator) for output, kind in kinds.items()}
     forward = model.call("jvp", inputs | {TANGENT + name: t for name, t in tangents.items()})
@@ -62,10 +64,12 @@ def judge_products(bundle: Bundle, model: Any) -> dict[int, Verdict]:
     verdicts = dict.fromkeys(bundle.samples, PASS)
     for output in weights:
         pushed = sum(_contract(t, tangents[wrt]) for (o, wrt), t in expected.items() if o == output)
-        _blame(verdicts, output, explain_difference(torch.as_tensor(pushed), forward[TANGENT + output], CLOSE))
+        of_output = (t for (o, _), t in expected.items() if o == output)
+        text = _explain(torch.as_tensor(pushed), forward[TANGENT + output], of_output)
+        _blame(verdicts, output, text)
     for wrt in dict.fromkeys(wrt for _, wrt in expected):
         pulled = sum(_pull(t, weights[o]) for (o, w), t in expected.items() if w == wrt)
-        text = explain_difference(torch.as_tensor(pulled), backward[COTANGENT + wrt], CLOSE)
+        text = _explain(torch.as_tensor(pulled), backward[COTANGENT + wrt], ())
         _blame(verdicts, f"o{get_number(wrt)}", text)
     return verdicts
 
@@ -73,6 +77,12 @@ def judge_products(bundle: Bundle, model: Any) -> dict[int, Verdict]:
 def _blame(verdicts: dict[int, Verdict], output: str, text: str) -> None:
     if text and verdicts[get_number(output)] is PASS:
         verdicts[get_number(output)] = Verdict(WRONG, text)
+
+
+def _explain(expected: torch.Tensor, got: torch.Tensor, factors: Iterable[torch.Tensor]) -> str:
+    """Return how products differ, by as many digits as the product and the blocks that it was made of all have."""
+    coarsest = max((got, *factors), key=lambda t: torch.finfo(t.dtype).eps).dtype
+    return explain_difference(expected.to(got.dtype).to(coarsest), got.to(coarsest), CLOSE)
 
 
 def _draw(shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -117,12 +127,12 @@ def _split(block: torch.Tensor, wrt: torch.Tensor) -> tuple[torch.Size, torch.Si
 
 def _contract(block: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
     shape, _ = _split(block, tangent)
-    return (block.reshape(shape.numel(), tangent.numel()) @ tangent.reshape(-1)).reshape(shape)
+    return (block.reshape(shape.numel(), tangent.numel()).double() @ tangent.reshape(-1).double()).reshape(shape)
 
 
 def _pull(block: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     shape = block.shape[weight.ndim :]
-    return (weight.reshape(-1) @ block.reshape(weight.numel(), shape.numel())).reshape(shape)
+    return (weight.reshape(-1).double() @ block.reshape(weight.numel(), shape.numel()).double()).reshape(shape)
 
 
 def differs_from_differences(bundle: Bundle) -> bool:

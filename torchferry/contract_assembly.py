@@ -14,6 +14,7 @@ from exporter.archive.cases import Cases
 from exporter.archive.contract import (
     NEWTON_OUTPUTS,
     SCHEMA,
+    TANGENT,
     Contract,
     CreatedWith,
     Envelope,
@@ -25,7 +26,7 @@ from exporter.archive.contract import (
     Tolerance,
 )
 from exporter.archive.derivative_request import DerivativeRequest
-from exporter.archive.tensor_spec import TensorSpec, name_dtype
+from exporter.archive.tensor_spec import FLOATING, TensorSpec, name_dtype
 from exporter.capture.passes import CaptureResult
 from exporter.common.plain_text import escape_unsafe
 from exporter.common.source_paths import strip_local_paths
@@ -64,7 +65,7 @@ def build_contract(
         batch=warm.batch,
         methods={METHOD: forward, **captured.methods},
         parameters=tuple(ParameterSpec(name, tuple(p.shape), name_dtype(p)) for name, p in parameters.items()),
-        tolerance=solver_tolerances(warm, captured.methods) if solvers else Tolerance(),
+        tolerance=_make_tolerance(warm, captured, bool(solvers)),
         devices=tuple(devices),
         operators=captured.operators,
         findings=tuple(map(_strip_finding_paths, warm.findings)),
@@ -74,6 +75,21 @@ def build_contract(
         per_element=source.per_element,
         info=tuple(TensorSpec(n, shape, d) for n, d in NEWTON_OUTPUTS.items()) if solvers else (),
     )
+
+
+def _make_tolerance(warm: Warmup, captured: CaptureResult, is_implicit: bool) -> Tolerance:
+    """Return the tolerance; the tangent of an output has the bounds of the coarsest input, if those are wider.
+
+    Eager mode's derivative by a float32 input is float32, and a tangent is put together of such."""
+    tolerance = solver_tolerances(warm, captured.methods) if is_implicit else Tolerance()
+    bounds = [tolerance.dtypes[spec.dtype] for spec in warm.source.inputs if spec.dtype in FLOATING]
+    if "jvp" not in captured.methods or not bounds:
+        return tolerance
+    coarsest, outputs = max(bounds, key=lambda b: b.rtol), dict(tolerance.outputs)
+    for spec in warm.output_specs:
+        if spec.dtype in FLOATING and coarsest.is_wider(tolerance.bounds(TANGENT + spec.name, spec.dtype)):
+            outputs[TANGENT + spec.name] = coarsest
+    return dataclasses.replace(tolerance, outputs=outputs)
 
 
 def add_evidence(contract: Contract, cases: Cases, findings: Sequence[Finding]) -> Contract:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -66,22 +67,28 @@ def derivative_product_checks(contract: Contract, cases: Cases) -> list[Probe]:
         by_method = {c.method: r.outputs for c, r in zip(calls, results, strict=True)}
         pushed = _select_products(contract, "jvp", by_method)
         pulled = _select_products(contract, "vjp", by_method)
-        pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        pairs: dict[str, _Pair] = {}
         if pushed and pulled:
             zeros = torch.zeros(batch_shape)
             jvp_side = sum((_dot(seeds[n], pushed[n], batch_ndim) for n in seeds if n in pushed), zeros)
             vjp_side = sum((_dot(pulled[n], tangents[n], batch_ndim) for n in tangents if n in pulled), zeros)
-            pairs["vjp against jvp"] = torch.as_tensor(jvp_side), torch.as_tensor(vjp_side)
+            sides = torch.as_tensor(jvp_side), torch.as_tensor(vjp_side)
+            parts = (*pushed.values(), *pulled.values(), *tangents.values(), *seeds.values())
+            pairs["vjp against jvp"] = *sides, _find_coarsest_dtype(parts)
         if "jacobian" in by_method and _has_all_blocks(contract):
             results_by_name = zip(methods["jacobian"].outputs, by_method["jacobian"], strict=True)
             blocks = {o: v for o, v in results_by_name if not isinstance(o, str)}
             pairs |= _pair_with_blocks(blocks, pushed, tangents, pulled, seeds, batch_ndim)
-        wrong = [text for name, (a, b) in pairs.items() for text in _describe_mismatch(contract, name, a, b, values)]
+        wrong = [text for name, pair in pairs.items() for text in _describe_mismatch(contract, name, *pair)]
         if wrong:
             return CheckResult(PRODUCTS, FAILED, len(calls), "; ".join(wrong))
         return CheckResult(PRODUCTS, PASSED, len(calls), ", ".join(by_method))
 
     return [Probe(tuple(calls), judge)]
+
+
+# What is got, what is expected, and the dtype of the coarsest number on the way.
+_Pair = tuple[torch.Tensor, torch.Tensor, str]
 
 
 def _pair_with_blocks(
@@ -91,16 +98,31 @@ def _pair_with_blocks(
     pulled: Mapping[str, torch.Tensor],
     seeds: Mapping[str, torch.Tensor],
     batch_ndim: int,
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+) -> dict[str, _Pair]:
     """Pair each product of ``jvp`` and ``vjp`` with the same product by the blocks."""
+
+    def make_pair(product: torch.Tensor, own: list[_Operands], apply: Callable[..., torch.Tensor]) -> _Pair:
+        terms = [apply(block, vector, batch_ndim) for block, vector in own]
+        return product, _sum_terms(terms, product), _find_coarsest_dtype((product, *itertools.chain(*own)))
+
     pairs = {}
     for output, value in pushed.items():
-        terms = [_apply(b, tangents[i], batch_ndim) for (o, i), b in blocks.items() if o == output and i in tangents]
-        pairs[f"jvp of {output!r} against the blocks"] = value, _sum_terms(terms, value)
+        own = [(b, tangents[i]) for (o, i), b in blocks.items() if o == output and i in tangents]
+        pairs[f"jvp of {output!r} against the blocks"] = make_pair(value, own, _apply)
     for wrt, value in pulled.items():
-        terms = [_apply_transpose(b, seeds[o], batch_ndim) for (o, i), b in blocks.items() if i == wrt and o in seeds]
-        pairs[f"vjp by {wrt!r} against the blocks"] = value, _sum_terms(terms, value)
+        own = [(b, seeds[o]) for (o, i), b in blocks.items() if i == wrt and o in seeds]
+        pairs[f"vjp by {wrt!r} against the blocks"] = make_pair(value, own, _apply_transpose)
     return pairs
+
+
+# A block, and the tangent or cotangent that it is applied to.
+_Operands = tuple[torch.Tensor, torch.Tensor]
+
+
+def _find_coarsest_dtype(tensors: Iterable[torch.Tensor]) -> str:
+    """Return the floating dtype of the fewest digits: a derivative by a float32 input has no more."""
+    floating = [t for t in tensors if t.is_floating_point()]
+    return name_dtype(max(floating, key=lambda t: torch.finfo(t.dtype).eps))
 
 
 def _select_products(contract: Contract, method: str, results: dict[str, Tensors]) -> dict[str, torch.Tensor]:
@@ -125,6 +147,7 @@ def _dot(a: torch.Tensor, b: torch.Tensor, batch_ndim: int) -> torch.Tensor:
 
 
 def _apply(block: torch.Tensor, tangent: torch.Tensor, batch_ndim: int) -> torch.Tensor:
+    block, tangent = _promote(block, tangent)
     event_shape = tangent.shape[batch_ndim:]
     out = block.shape[: block.ndim - len(event_shape)]
     flat = block.reshape((*out[:batch_ndim], math.prod(out[batch_ndim:]), math.prod(event_shape)))
@@ -132,10 +155,16 @@ def _apply(block: torch.Tensor, tangent: torch.Tensor, batch_ndim: int) -> torch
 
 
 def _apply_transpose(block: torch.Tensor, seed: torch.Tensor, batch_ndim: int) -> torch.Tensor:
+    block, seed = _promote(block, seed)
     batch_shape, n = block.shape[:batch_ndim], math.prod(seed.shape[batch_ndim:])
     event_shape = block.shape[seed.ndim :]
     flat = block.reshape((*batch_shape, n, math.prod(event_shape)))
     return (seed.reshape((*batch_shape, 1, n)) @ flat).reshape((*batch_shape, *event_shape))
+
+
+def _promote(block: torch.Tensor, vector: torch.Tensor) -> _Operands:
+    dtype = torch.promote_types(block.dtype, vector.dtype)
+    return block.to(dtype), vector.to(dtype)
 
 
 def _sum_terms(terms: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
@@ -143,9 +172,8 @@ def _sum_terms(terms: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 
 
 def _describe_mismatch(
-    contract: Contract, what: str, got: torch.Tensor, expected: torch.Tensor, inputs: dict
+    contract: Contract, what: str, got: torch.Tensor, expected: torch.Tensor, dtype: str
 ) -> list[str]:
-    dtype = name_dtype(next(t for t in inputs.values() if t.is_floating_point()))
     comparison = compare_tensors(got.to(expected.dtype), expected, contract.tolerance.bounds("", dtype))
     return [] if comparison.passed else [f"{what}: {comparison.reason}"]
 

@@ -113,6 +113,22 @@ def test_a_wrong_derivative_is_found(pipeline, monkeypatch):
     assert cells == {"pt": VERIFIED, pipeline: f"{WRONG}: off by 1e-03 of the largest number"}
 
 
+def multiply_precisions(x, z):
+    return (torch.tanh(x) * z).sum(-1), torch.sin(z)
+
+
+def test_derivatives_in_mixed_precision_are_judged():
+    fresh = tuple(t.float() if i else t for i, t in enumerate(draw((3,), (3,), seed=1)))
+    inputs = tuple(t.float() if i else t for i, t in enumerate(draw((3,), (3,))))
+    case = Case([Sample(multiply_precisions, inputs, (fresh,))], ("pt", "jacobian", "jvp vjp"))
+    (cells,) = examine([case], [{}])
+    assert cells == {
+        "pt": VERIFIED,
+        "jacobian": f"{REFUSED}: no block of an output by an input of another precision",
+        "jvp vjp": VERIFIED,
+    }
+
+
 def test_what_verification_finds_is_wrong_too(monkeypatch):
     real = pt_archive.write
 

@@ -146,7 +146,7 @@ def _make_derivative_case(
         directions = spec.inputs[len(inputs) :]
         if name == "jvp":
             extra = draw_directions(directions, named_inputs)
-            pushed = [strip_prefix(str(o)) for o in spec.outputs[len(outputs) :]]
+            pushed = {n: outputs[n] for n in (strip_prefix(str(o)) for o in spec.outputs[len(outputs) :])}
             derivatives = compute_jvp(source, inputs, extra, pushed)
         elif name == "vjp":
             extra = draw_directions(directions, outputs)

@@ -132,9 +132,11 @@ def _assemble_block(
 
 
 def compute_jvp(
-    source: Source, inputs: Inputs, tangents: Mapping[str, torch.Tensor], outputs: Sequence[str]
+    source: Source, inputs: Inputs, tangents: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Compute tangents of outputs from the blocks and tangents of inputs, which have the batch, and parameters."""
+    """Compute tangents of outputs from the blocks and tangents of inputs, which have the batch, and parameters.
+
+    A tangent has its output's dtype; of a float64 output, what comes from a float32 input has float32's digits."""
     blocks_by_pair = compute_jacobian_blocks(source, inputs, [(output, wrt) for output in outputs for wrt in tangents])
     names = [s.name for s in source.inputs]
     result: dict[str, torch.Tensor] = {}
@@ -145,7 +147,7 @@ def compute_jvp(
         output_shape = block.shape[: block.ndim - len(wrt_shape)]
         size = math.prod(wrt_shape)
         tangent = tangent.reshape(*tangent.shape[:batch_dims], *[1] * (len(output_shape) - batch_dims), size)
-        term = (block.reshape((*output_shape, size)) * tangent).sum(-1)
+        term = (block.reshape((*output_shape, size)) * tangent).sum(-1).to(outputs[output].dtype)
         result[output] = result[output] + term if output in result else term
     return result
 

@@ -14,11 +14,11 @@ from exporter.common.stopwatch import Stopwatch
 from exporter.frontends import python_factory
 from exporter.soundness.checked_capture import CaptureOptions
 from runtime_checks.checks import derivative_consistency, finite_differences
-from runtime_checks.runners.base import Call
+from runtime_checks.runners.base import Call, CallResult
 from runtime_checks.runners.libtorch_runner import LibtorchRunner
 from runtime_checks.runners.python_runner import PythonRunner
 from runtime_checks.verification import collect_report
-from torchferry import Signature
+from torchferry import Signature, TensorSpec
 from torchferry.options import ExportOptions
 from torchferry.pipeline import write_archive
 
@@ -168,6 +168,41 @@ def test_a_call_with_other_parameters_leaves_none_behind(tmp_path, runner):
 def test_a_product_that_is_not_that_of_the_blocks(tmp_path, monkeypatch):
     edited(monkeypatch, lambda text: first_block(text, ".neg()"))
     assert derivative_consistency.PRODUCTS in failed(tmp_path / "m.pt", DerivativeRequest(("all",), jvp=True, vjp=True))
+
+
+class Mixed(nn.Module):
+    """An output of float64 that depends on inputs of both precisions, and one of float32."""
+
+    signature = Signature(
+        (TensorSpec("x", (3,)), TensorSpec("z", (3,), "float32")),
+        (TensorSpec("u", (3,)), TensorSpec("v", (3,), "float32")),
+    )
+
+    def forward(self, x, z):
+        return torch.tanh(x) * z, torch.sin(z)
+
+
+@pytest.mark.parametrize(
+    ("model", "fault", "verdict"),
+    [
+        (Mixed, 0.0, "passed"),
+        (Mixed, 1e-8, "passed"),
+        (Mixed, 1e-3, "failed"),
+        (Square, 0.0, "passed"),
+        (Square, 1e-8, "failed"),
+    ],
+)
+def test_products_have_the_digits_of_the_coarsest_number(tmp_path, model, fault, verdict):
+    assert failed(tmp_path / "m.pt", DerivativeRequest(jvp=True, vjp=True), model()) == set()
+    archive, file = pt_archive.read(tmp_path / "m.pt"), torchferry.load(tmp_path / "m.pt")
+    (probe,) = derivative_consistency.derivative_product_checks(archive.contract, archive.cases())
+    results = []
+    for call in probe.calls:
+        spec = archive.contract.methods[call.method]
+        outputs = file.call(call.method, dict(zip(spec.inputs, call.inputs, strict=True)))
+        factor = 1 + fault if call.method == "vjp" else 1
+        results.append(CallResult(tuple(outputs[str(name)] * factor for name in spec.outputs)))
+    assert probe.judge(results).verdict == verdict
 
 
 def test_newton_finds_a_wrong_jacobian(tmp_path, monkeypatch):
