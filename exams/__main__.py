@@ -14,13 +14,12 @@ from collections import Counter
 
 from exams.cells import STATES, WRONG, classify_cell
 from exams.environments import ensure_packages
-from exams.page import PAGE, TITLES, format_page
+from exams.page import PAGE, RANDOM, TITLES, format_page
 from exams.pipelines import PIPELINES
 from exams.runs import MOST_SAMPLES, ROOT, plan_tasks, run_suite, select_share
 from exams.tables import EXPECTED, Row, list_changes, merge_rows, read_table, write_table
 from exporter.common.errors import INTERRUPTED, MissingRuntimeError
 
-RANDOM = "programs"
 SUITES = (*TITLES, RANDOM)
 FOLDER = ROOT / "out" / "exams"
 
@@ -69,15 +68,14 @@ def run(suite: str, arguments: argparse.Namespace) -> tuple[list[str], list[str]
     """Run a suite; return what has changed, which ``--update`` takes over, and what is a fault in any case."""
     module = importlib.import_module(f"exams.suites.{suite}")
     has_table = suite in TITLES
-    expected = read_table(suite) if has_table else {}
-    if arguments.new and not has_table:
-        return [], []
+    recorded = read_table(suite)
+    expected = recorded if has_table else {}
     cases = module.list_seeds(arguments.seeds) if arguments.seeds and not has_table else module.list_cases()
     selected = [c for c in select_share(cases, arguments.share) if fnmatch.fnmatch(c, arguments.only)]
     is_whole = len(selected) == len(cases)
-    if has_table:
-        print(f"{suite}: {sum(case not in expected for case in cases)} cases have no row yet; --new adds them")
-        selected = [case for case in selected if (case not in expected) == arguments.new]
+    if has_table or arguments.new:
+        print(f"{suite}: {sum(case not in recorded for case in cases)} cases have no row yet; --new adds them")
+        selected = [case for case in selected if (case not in recorded) == arguments.new]
     log = FOLDER / f"{'_'.join([suite, *sorted(arguments.pipeline)])}.jsonl"
     if arguments.fresh:
         log.unlink(missing_ok=True)
@@ -90,12 +88,14 @@ def run(suite: str, arguments: argparse.Namespace) -> tuple[list[str], list[str]
     rows = run_suite(tasks, log, arguments.jobs, _Progress(suite, len(selected)))
     print(f"{suite}: {describe_counts(rows)}")
     wrong = [(r.case, p, text) for r in rows for p, text in r.cells.items() if classify_cell(text) == WRONG]
+    if arguments.update:
+        # Of random programs a seed counts as run where none is wrong; other seeds stay.
+        bad = set() if has_table else {case for case, _, _ in wrong}
+        kept = {case: row for case, row in recorded.items() if case in {*cases} or not has_table}
+        write_table(suite, merge_rows(kept, [row for row in rows if row.case not in bad]))
+        PAGE.write_text(format_page(), encoding="utf-8")
     if not has_table:
         return [], [f"{suite}: {case}, {p}: {text}\n{module.shrink(case, p)}" for case, p, text in wrong]
-    if arguments.update:
-        kept = {case: row for case, row in expected.items() if case in {*cases}}
-        write_table(suite, merge_rows(kept, rows))
-        PAGE.write_text(format_page(), encoding="utf-8")
     known = sum(expected.get(case, Row(case, 0, {})).cells.get(pipeline) == text for case, pipeline, text in wrong)
     print(f"{suite}: {known} cells are known to be wrong")
     changes = list_changes(expected, rows)

@@ -20,6 +20,8 @@ TITLES = {
     "odes": "Stiff problems with published solutions",
     "networks": "Networks with random weights",
 }
+# Its cases are seeds, of which the page shows no list.
+RANDOM = "programs"
 LONGEST_LIST = 25
 
 HEAD = f"""# Exams
@@ -39,7 +41,8 @@ How to run them, and what each column is, says [Exams](../contributing/exams.md)
 def format_page() -> str:
     """Return the page."""
     suites = (suite for suite in TITLES if read_table(suite))
-    return "\n".join([HEAD, *(line for suite in suites for line in _format_suite(suite))]) + "\n"
+    lines = [line for suite in suites for line in _format_suite(suite)]
+    return "\n".join([HEAD, *lines, *_format_programs(list(read_table(RANDOM).values()))]) + "\n"
 
 
 def _format_suite(suite: str) -> Iterable[str]:
@@ -55,6 +58,18 @@ def _format_suite(suite: str) -> Iterable[str]:
         cells = (_mark(row.cells.get(name, "")) for name in pipelines)
         yield f"| `{row.case}` | {row.samples} | {' | '.join(cells)} |"
     yield ""
+
+
+def _format_programs(rows: Sequence[Row]) -> Iterable[str]:
+    if not rows:
+        return
+    yield "## Random programs\n"
+    yield (
+        f"{sum(row.samples for row in rows):,} programs by {len(rows):,} seeds of hypothesis, which are recorded in "
+        "`exams/expected/programs.csv`; a seed counts where nothing is wrong. Cells of seeds:\n"
+    )
+    yield from _format_counts(rows, list_columns(rows))
+    yield from _format_reasons(rows)
 
 
 def _format_counts(rows: Sequence[Row], pipelines: Sequence[str]) -> Iterable[str]:

@@ -1,25 +1,30 @@
 """Random programs by hypothesis: a case is a seed, its samples are programs, and a wrong one is shrunk.
 
-The programs depend on hypothesis' version, so no table holds what is expected of them: none may be wrong."""
+The programs depend on hypothesis' version, so no table holds what is expected of them: none may be wrong. A table
+records the seeds that were run, with how far their programs went."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.errors import HypothesisException
 
 from exams.cells import WRONG
-from exams.examination import Case, settle
+from exams.examination import LARGEST, Case, settle
 from exams.pipelines import DERIVATIVES, FILES, PIPELINES, Workbench
 from exams.random_programs import Program, programs
 from exams.samples import FRESH_ROWS, ROWS, Sample
 
 WHOLE, BATCH = "whole", "batch"
-COUNT, PROGRAMS, DIFFERENTIATED = 3, 50, 10
+# Seeds of a usual run, programs of a case, which fit into one bundle, those of which the derivatives are judged, and
+# draws of hypothesis, of which some repeat an earlier one or return nothing.
+COUNT, PROGRAMS, DIFFERENTIATED, DRAWS = 3, LARGEST, 6, 150
 
 
 def list_cases() -> list[str]:
@@ -37,7 +42,10 @@ def make_case(name: str, most: int) -> Case:
     del most
     drawn: dict[str, Program] = {}
     _generate(name, (Phase.generate,), lambda program: drawn.setdefault(program.format_source(), program))
-    return Case([_make_sample(program) for program in drawn.values()], (*FILES, *DERIVATIVES), DIFFERENTIATED)
+    chosen = itertools.islice(drawn.values(), PROGRAMS)
+    # Those with derivatives come first: of one without any there is no Jacobian to judge.
+    samples = sorted(map(_make_sample, chosen), key=_has_derivatives, reverse=True)
+    return Case(samples, (*FILES, *DERIVATIVES), min(DIFFERENTIATED, sum(map(_has_derivatives, samples))))
 
 
 def shrink(name: str, pipeline: str) -> str:
@@ -59,7 +67,7 @@ def shrink(name: str, pipeline: str) -> str:
 def _generate(name: str, phases: tuple[Phase, ...], take: Callable[[Program], object]) -> None:
     number, kind = name.split()
     options = settings(
-        max_examples=PROGRAMS,
+        max_examples=DRAWS,
         database=None,
         phases=phases,
         deadline=None,
@@ -81,6 +89,20 @@ def _make_sample(program: Program) -> Sample:
     rows = ROWS if program.has_batch else 0
     fresh = tuple(program.draw_inputs(number, count) for number, count in enumerate(FRESH_ROWS, 2))
     return Sample(program.compile(), program.draw_inputs(1, rows), fresh, rows)
+
+
+def _has_derivatives(sample: Sample) -> bool:
+    """Return whether an output depends on an input of its own precision."""
+    leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in sample.inputs]
+    # A program may write to what it takes, which leaves do not allow.
+    outputs = sample.function(*(t * 1 if t.requires_grad else t for t in leaves))
+    for output in outputs:
+        own = [t for t in leaves if t.requires_grad and t.dtype == output.dtype]
+        if own and output.requires_grad:
+            ones = torch.ones_like(output)
+            if any(g is not None for g in torch.autograd.grad(output, own, ones, retain_graph=True, allow_unused=True)):
+                return True
+    return False
 
 
 def _judge(program: Program, pipeline: str) -> str:

@@ -55,6 +55,17 @@ def logaddexp(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return larger + log1p(torch.exp(gap))
 
 
+def hypot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return sqrt(x^2 + y^2) by the larger one, whose square alone may be no number.
+
+    An infinite side has an infinite length, whatever the other one is: C99, F.9.4.3."""
+    x, y = x.abs(), y.abs()
+    larger, smaller = torch.maximum(x, y), torch.minimum(x, y)
+    ratio = torch.where(larger == 0.0, 0.0, smaller / larger)
+    length = larger * torch.sqrt(1.0 + ratio * ratio)
+    return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, length)
+
+
 def logaddexp2(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return the binary logarithm of 2^x + 2^y the same way: ``logaddexp2_kernel`` in the same file."""
     larger = torch.maximum(x, y)
@@ -250,7 +261,7 @@ def build_function_table() -> dict[str, Callable[..., Any]]:
     # linear units are 0 for small x, and logaddexp is infinite for large ones.
     table |= {"aten::elu": elu, "aten::celu": celu, "aten::selu": selu}
     table |= {"aten::log_sigmoid": log_sigmoid, "aten::log1p": log1p, "aten::expm1": expm1}
-    table |= {"aten::logaddexp": logaddexp, "aten::logaddexp2": logaddexp2}
+    table |= {"aten::logaddexp": logaddexp, "aten::logaddexp2": logaddexp2, "aten::hypot": hypot}
     table["aten::special_erf"] = table["aten::erf"]
     table["aten::gelu"], table["aten::gelu_backward"] = _gelu, _gelu_backward
     return table

@@ -123,3 +123,15 @@ def test_sums_of_exponentials_of_large_numbers(name: str):
     x, y = (v.flatten() for v in torch.meshgrid(numbers, numbers, indexing="ij"))
     got, wanted = getattr(elementary_functions, name)(x, y), getattr(torch, name)(x, y)
     torch.testing.assert_close(got, wanted, rtol=1e-13, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_lengths_of_sides_whose_squares_are_no_numbers(dtype: torch.dtype):
+    inf, nan = float("inf"), float("nan")
+    numbers = torch.tensor([0.0, -0.0, 3.0, -4.0, 1e-30, 1e30, -1e-20, inf, -inf, nan], dtype=dtype)
+    x, y = (v.flatten() for v in torch.meshgrid(numbers, numbers, indexing="ij"))
+    wanted = torch.hypot(x, y)
+    rtol = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(elementary_functions.hypot(x, y), wanted, rtol=rtol, atol=0.0, equal_nan=True)
+    assert torch.isinf(wanted[torch.isinf(x) | torch.isinf(y)]).all()
+    assert wanted.isnan().any()
