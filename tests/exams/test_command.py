@@ -10,7 +10,8 @@ from project import ROOT
 
 from exams import __main__ as command
 from exams.__main__ import SUITES
-from exams.tables import read_table
+from exams.suites import programs
+from exams.tables import Row, read_table
 from exporter.common.errors import MissingRuntimeError
 
 
@@ -73,6 +74,23 @@ def test_cases_with_a_row_and_those_without(monkeypatch, asked):
     asked.clear()
     call(monkeypatch, "odes", "--update")
     assert sorted(asked) == ["OREGO", "ROBER", "VDPOL"]
+
+
+def test_seeds_without_a_fault_are_recorded(monkeypatch, capsys, tmp_path):
+    """Those that were run are not run again; a wrong one counts as not run, and its program is printed."""
+    written = []
+    rows = [Row("1 whole", 24, {"pt": "verified"}), Row("0 batch", 24, {"pt": "wrong 3: off by 2"})]
+    asked = []
+    run = lambda tasks, *rest: asked.extend(c for t in tasks for c in t.cases) or rows  # noqa: E731
+    monkeypatch.setattr(command, "run_suite", run)
+    monkeypatch.setattr(command, "read_table", lambda suite: {"0 whole": Row("0 whole", 24, {"pt": "verified"})})
+    monkeypatch.setattr(command, "write_table", lambda suite, rows: written.extend(row.case for row in rows))
+    monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(programs, "shrink", lambda case, pipeline: "the least program")
+    assert call(monkeypatch, "programs", "--seeds", "2", "--new") == 1
+    assert asked == ["1 whole", "0 batch", "1 batch"]
+    assert written == ["0 whole", "1 whole"]
+    assert "0 batch, pt: wrong 3: off by 2\nthe least program" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
