@@ -6,6 +6,7 @@ that only a fault gives another number. A program prints as the source of a func
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,8 @@ class _Builder:
         self.values: list[torch.Tensor] = []
         self.others: list[torch.Tensor] = []
         self.statements: list[Statement] = []
+        # The inputs among the values.
+        self.count = 0
 
     def choose(self, options: Sequence[Any]) -> Any:
         return options[self.draw(st.integers(0, len(options) - 1))]
@@ -104,6 +107,10 @@ class _Builder:
         except (RuntimeError, IndexError):
             return False
         if not (_is_moderate(value) and _is_moderate(other)):
+            return False
+        # What was rounded to float32 would differ from eager mode by float32's digits, and float64 is held to its own.
+        operands = (self.values[int(number)] for number in re.findall(r"\bv(\d+)", text) if int(number) >= self.count)
+        if value.dtype == F64 and any(operand.dtype == F32 for operand in operands):
             return False
         if self.has_batch and (
             [t.shape[:1] for t in (value, other)] != [(n,) for n in ROWS] or value.shape[1:] != other.shape[1:]
@@ -275,6 +282,7 @@ def programs(draw: Callable[..., Any], has_batch: bool) -> Program:
         dtype = draw(st.sampled_from((F64, F32, F64, I64, BOOL))) if position else F64
         inputs.append((tuple(draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=3))), dtype))
     program = Program(tuple(inputs), (), (), has_batch)
+    build.count = len(inputs)
     build.values, build.others = (list(program.draw_inputs(number, rows)) for number, rows in enumerate(ROWS))
     for _ in range(draw(st.integers(1, LONGEST))):
         draw(st.sampled_from(KINDS))(build)

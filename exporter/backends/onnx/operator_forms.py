@@ -227,6 +227,44 @@ def cholesky_solve(b: torch.Tensor, factor: torch.Tensor, upper: bool = False) -
     return solve(lower.mT, solve(lower, b, False), True)
 
 
+def power(x: Any, exponent: Any) -> torch.Tensor:
+    """Return a power of numbers of one dtype: that of ONNX's Pow has the dtype of its base, whatever the exponent's is.
+
+    https://onnx.ai/onnx/operators/onnx__Pow.html"""
+    if isinstance(x, torch.Tensor) and isinstance(exponent, torch.Tensor) and x.dtype != exponent.dtype:
+        dtype = torch.result_type(x, exponent)
+        x, exponent = x.to(dtype), exponent.to(dtype)
+    return torch.pow(x, exponent)
+
+
+def copy_into(x: torch.Tensor, source: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """Write to ``x``; nothing where it has no numbers: onnxruntime (1.31) does not expand one number to none."""
+    return x if any(isinstance(size, int) and size == 0 for size in x.shape) else x.copy_(source)
+
+
+def median(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return the lower median, and along a dimension a place where it is; NaN if there is one.
+
+    ``median_with_indices_impl`` in aten/src/ATen/native/Sorting.cpp, which says no more of the place."""
+    if dim is None or not x.ndim:
+        values, _ = _find_median(x.flatten().unsqueeze(0), False)
+        return values[0] if dim is None else (values[0], torch.zeros_like(values[0], dtype=torch.int64))
+    results = _find_median(x.movedim(dim, -1), keepdim)
+    return tuple(result.movedim(-1, dim) for result in results) if keepdim else results
+
+
+def _find_median(rows: torch.Tensor, keepdim: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    ordered, order = sort(rows, -1, False)
+    middle = (rows.shape[-1] - 1) // 2
+    value, place = (t.narrow(-1, middle, 1) for t in (ordered, order))
+    if rows.is_floating_point():
+        is_none = torch.isnan(rows)
+        has_none = is_none.any(-1, keepdim=True)
+        value = torch.where(has_none, math.nan, value)
+        place = torch.where(has_none, is_none.to(torch.int64).argmax(-1, keepdim=True), place)
+    return (value, place) if keepdim else (value.squeeze(-1), place.squeeze(-1))
+
+
 def sort(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return sorted values and their places: ONNX's TopK keeps the order of equal ones, asked for or not.
 
@@ -305,7 +343,13 @@ def scatter_reduce(
 def build_form_table() -> dict[str, Callable[..., Any]]:
     """Return the forms by TorchScript operator without overload."""
     forms: dict[str, Callable[..., Any]] = {"div": aten_div, "squeeze": squeeze, "scatter_reduce": scatter_reduce}
-    forms |= {"sort": sort, "argsort": lambda x, *rest: sort(x, *rest)[1]}
+    forms |= {
+        "pow": power,
+        "copy_": copy_into,
+        "median": median,
+        "sort": sort,
+        "argsort": lambda x, *rest: sort(x, *rest)[1],
+    }
     forms |= {name: _make_extremum(name) for name in ("amax", "amin")}
     forms |= {"linalg_det": det, "det": det, "einsum": einsum, "searchsorted": searchsorted}
     forms |= {name: functools.partial(run_in_dtype, getattr(torch, name)) for name in ("softmax", "log_softmax")}

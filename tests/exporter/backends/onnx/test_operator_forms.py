@@ -20,6 +20,7 @@ from exporter.backends.onnx.operator_forms import (
     einsum,
     extremum_of_two,
     linspace,
+    median,
     pad,
     run_in_dtype,
     searchsorted,
@@ -219,6 +220,22 @@ def test_smallest_and_largest_numbers():
             for mine, own in zip(aminmax(x, dim, keepdim), torch.aminmax(x, dim=dim, keepdim=keepdim), strict=True):
                 assert torch.equal(mine, own)
                 assert mine.shape == own.shape
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (4, 3), (2, 6, 3)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+@pytest.mark.parametrize("has_nan", [False, True])
+def test_medians_and_their_places(shape, dtype, has_nan):
+    count = torch.Size(shape).numel()
+    x = torch.randperm(count, generator=torch.Generator().manual_seed(3)).reshape(shape).to(dtype)
+    if has_nan and dtype == torch.float64:
+        x.view(-1)[0] = NAN
+    torch.testing.assert_close(median(x), x.median(), rtol=0.0, atol=0.0, equal_nan=True)
+    for dim in range(-max(x.ndim, 1), max(x.ndim, 1)):
+        for keepdim in (False, True):
+            got, expected = median(x, dim, keepdim), x.median(dim, keepdim)
+            torch.testing.assert_close(got[0], expected[0], rtol=0.0, atol=0.0, equal_nan=True)
+            assert torch.equal(got[1], expected[1])
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

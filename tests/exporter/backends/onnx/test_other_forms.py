@@ -18,7 +18,16 @@ def compute(x, picture, weight, number, nothing):
     y = x.clone()
     z = y.squeeze(0)
     z.unsqueeze_(0)
+    first = x[0, :1].clone()
+    # No place is written to.
+    first[1:].copy_(first)
     return {
+        "into nothing": first,
+        "power of another precision": (picture[0, 0, :, :3] + 0.5) ** x,
+        "length of another precision": torch.hypot(picture[0, 0, :, :3], x),
+        "median": x.median(),
+        "medians": x.median(0, keepdim=True)[0],
+        "their places": x.median(1)[1],
         # Written in place, by a function that onnxruntime has for float32 alone.
         "in place": x.clone().acos_(),
         "sorted": torch.sort(x, dim=1, stable=True, descending=True)[1],
