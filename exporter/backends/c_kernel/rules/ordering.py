@@ -140,8 +140,40 @@ def lower_sort(call: OperatorCall) -> tuple[SymbolicTensor, ...]:
     dim, descending = call.argument(1 + is_stable, "dim", -1), call.argument(2 + is_stable, "descending", False)
     order = functools.partial(_sort_row, descending=descending)
     symbol = call.dispatch.to_symbol(call.args[0])
+    return _order_rows(call, symbol, dim, order, _get_row_size(call, symbol, dim))
+
+
+def _get_row_size(call: OperatorCall, symbol: SymbolicTensor, dim: int) -> int:
+    """Return the length of the rows along a dimension, which are to be sorted; raise an error for long ones."""
     size = symbol.ids.shape[dim] if symbol.ids.ndim else 1
     if size > LONGEST:
         expected = f"rows of at most {LONGEST} numbers"
-        raise call.dispatch.unsupported_error(f"aten::sort along {size} numbers", expected)
-    return _order_rows(call, symbol, dim, order, size)
+        raise call.dispatch.unsupported_error(f"aten::{call.name} along {size} numbers", expected)
+    return size
+
+
+def _find_median(row: Row) -> Row:
+    """Return the lower median, or the first NaN; of equal numbers the place of any one is right."""
+    ordered = _sort_row(row, descending=False)
+    middle = ordered[(len(row) - 1) // 2]
+    if not middle[0].dtype.startswith("float"):
+        return [middle]
+    (last,) = find_extremum(row, is_max=True)
+    return [_choose(last[0].apply("isnan", dtype=BOOL), last, middle)]
+
+
+@lowers("median")
+def lower_median(call: OperatorCall) -> SymbolicTensor | tuple[SymbolicTensor, ...]:
+    """Lower the lower median, of all numbers, or along a dimension with a place where it is."""
+    symbol = call.dispatch.to_symbol(call.args[0])
+    if call.func._overloadname == "dim":
+        dim, keepdim = call.args[1], call.argument(2, "keepdim", False)
+        _get_row_size(call, symbol, dim)
+        results = _order_rows(call, symbol, dim, _find_median, 1)
+        return tuple(result if keepdim else drop_dims(result, [dim]) for result in results)
+    numbers = SymbolicTensor(symbol.ids.reshape(-1), symbol.dtype)
+    _get_row_size(call, numbers, 0)
+    value, _ = _order_rows(call, numbers, 0, _find_median, 1)
+    # All numbers that are the median share the derivative, which one of them does not know.
+    share = lambda x: x.apply("max", x, extra=("of many",))  # noqa: E731
+    return call.apply(share, symbol.dtype, SymbolicTensor(value.ids.reshape(()), value.dtype))

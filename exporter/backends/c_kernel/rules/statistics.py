@@ -1,4 +1,4 @@
-"""Lowering rules of variances and medians."""
+"""Lowering rules of variances."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from exporter.backends.c_kernel.expression_graph import BOOL, Expr, where
 from exporter.backends.c_kernel.rules.ordering import drop_dims
 from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, lowers
 
@@ -43,21 +42,3 @@ def _read_options(call: OperatorCall) -> tuple[Any, float, bool]:
     dims = call.argument(1, "dim") if has_dims else None
     correction = float(call.argument(1 + has_dims, "unbiased", True))
     return dims, correction, call.argument(3, "keepdim", False) if has_dims else False
-
-
-@lowers("median")
-def lower_median(call: OperatorCall) -> SymbolicTensor:
-    """Lower the lower median of all numbers, which is NaN if one is; places of equal numbers are torch's secret."""
-    if call.func._overloadname == "dim":
-        raise call.dispatch.unsupported_error("aten::median along a dimension, which returns places")
-    with call.dispatch:
-        ordered = call.args[0].reshape(-1).sort()[0]
-    ids = call.dispatch.to_symbol(ordered).ids
-    last = Expr(call.graph, int(ids[-1]))
-    median = Expr(call.graph, int(ids[(ids.numel() - 1) // 2]))
-    if median.dtype.startswith("float"):
-        # NaN comes last.
-        median = where(last.apply("isnan", dtype=BOOL), last, median)
-    # All numbers that are the median share the derivative, which one of them does not know.
-    median = median.apply("max", median, extra=("of many",))
-    return SymbolicTensor(torch.tensor(median.index), call.args[0].dtype)

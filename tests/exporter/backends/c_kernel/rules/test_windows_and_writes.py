@@ -69,6 +69,14 @@ NUMBERS = {
     ),
     "one number": lambda x: x[:, :1].std(1, correction=0),
     "median": lambda x: torch.stack([row.median() + row[:7].median() for row in x]),
+    "medians": lambda x: torch.cat(
+        [
+            x.reshape(-1, 3, 4).median(1, keepdim=True)[0].flatten(1),
+            x.reshape(-1, 3, 4).median(-1)[0],
+            x.median(1)[0][:, None],
+        ],
+        1,
+    ),
     "norm 1": lambda x: torch.linalg.vector_norm(x, 1, dim=1),
     "norm 3": lambda x: torch.linalg.vector_norm(x.reshape(-1, 4, 3), 3, dim=1),
     "norm inf": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=1),
@@ -116,10 +124,14 @@ def find_places(x):
     return F.max_pool2d(x.reshape(-1, 1, 3, 4), 2, stride=1, return_indices=True)[1]
 
 
+def find_median_places(x):
+    return x.reshape(-1, 3, 4).median(-1)[1] + 4 * x.reshape(-1, 3, 4).median(1, keepdim=True)[1].flatten(1)[:, :3]
+
+
 def test_nan_is_kept():
     x = draw(2, 12)
     x[0, 3:6] = float("nan")
-    functions = (WINDOWS["largest"], NUMBERS["median"], find_places)
+    functions = (WINDOWS["largest"], NUMBERS["median"], NUMBERS["medians"], find_places, find_median_places)
     kernel = Direct(lambda x: tuple(f(x) for f in functions), {"x": draw(1, 12)})
     for got, function in zip(kernel(x), functions, strict=True):
         torch.testing.assert_close(got, function(x), rtol=1e-14, atol=0.0, equal_nan=True)
@@ -182,6 +194,8 @@ def test_other_shapes():
                 for r in x
             ]
         ),
+        "median of nothing": lambda x: torch.stack([row[:0].median() for row in x]),
+        "median of one": lambda x: torch.stack([row[0].median(0)[0] for row in x]),
         "whole numbers": lambda x: F.avg_pool2d(place(x).reshape(-1, 1, 3, 4).double(), 2),
     }
     kernel = Direct(lambda x: tuple(f(x) for f in functions.values()), {"x": draw(1, 12)})
@@ -193,7 +207,7 @@ def test_other_shapes():
 @pytest.mark.parametrize(
     ("function", "name"),
     [
-        (lambda x: x[:, :4].median(1)[0], "returns places"),
+        (lambda x: x.repeat(1, 3)[:, :33].median(1)[0], "aten::median along 33 numbers"),
         (lambda x: torch.zeros(x.shape[0], 600, dtype=D).scatter_add(1, place(x), x), "comparisons"),
         (lambda x: F.max_pool1d(x[:, None, :1], 2, stride=1, padding=1, dilation=2), "no numbers"),
         (lambda x: place(x).index_reduce(1, torch.tensor([0]), place(x)[:, :1], "mean"), "whole numbers"),
