@@ -44,8 +44,9 @@ def make_case(name: str, most: int) -> Case:
     _generate(name, (Phase.generate,), lambda program: drawn.setdefault(program.format_source(), program))
     chosen = itertools.islice(drawn.values(), PROGRAMS)
     # Those with derivatives come first: of one without any there is no Jacobian to judge.
-    samples = sorted(map(_make_sample, chosen), key=_has_derivatives, reverse=True)
-    return Case(samples, (*FILES, *DERIVATIVES), min(DIFFERENTIATED, sum(map(_has_derivatives, samples))))
+    pairs = [(not _has_derivatives(program), _make_sample(program)) for program in chosen]
+    samples = [sample for _, sample in sorted(pairs, key=lambda pair: pair[0])]
+    return Case(samples, (*FILES, *DERIVATIVES), min(DIFFERENTIATED, sum(not lacks for lacks, _ in pairs)))
 
 
 def shrink(name: str, pipeline: str) -> str:
@@ -91,11 +92,14 @@ def _make_sample(program: Program) -> Sample:
     return Sample(program.compile(), program.draw_inputs(1, rows), fresh, rows)
 
 
-def _has_derivatives(sample: Sample) -> bool:
-    """Return whether an output depends on an input of its own precision."""
-    leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in sample.inputs]
+def _has_derivatives(program: Program) -> bool:
+    """Return whether an output depends on an input of its own precision, and hides nothing of it."""
+    if "detach" in program.format_source():
+        return False
+    rows = ROWS if program.has_batch else 0
+    leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in program.draw_inputs(1, rows)]
     # A program may write to what it takes, which leaves do not allow.
-    outputs = sample.function(*(t * 1 if t.requires_grad else t for t in leaves))
+    outputs = program.compile()(*(t * 1 if t.requires_grad else t for t in leaves))
     for output in outputs:
         own = [t for t in leaves if t.requires_grad and t.dtype == output.dtype]
         if own and output.requires_grad:

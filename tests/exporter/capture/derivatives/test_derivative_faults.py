@@ -89,6 +89,19 @@ def test_what_is_closer_than_the_floor_of_the_contract_is_not_wrong(off, floor, 
     assert bool(finite_differences._judge_block(block, table, 3 * x, ladder, floor).worst) == wrong
 
 
+@pytest.mark.parametrize(("slope", "wrong"), [(0.0, False), (1e-6, True), (0.1, True)])
+def test_large_steps_over_many_kinks_do_not_overrule_the_smallest_one(slope, wrong):
+    """A function that is flat as far as the smallest step leads, and beyond it grows by a quarter of each step."""
+    steps = torch.tensor([4.0**-j for j in range(2, 2 + finite_differences.STEPS)], dtype=F)
+    slopes = torch.tensor([0.25] * (finite_differences.STEPS - 1) + [0.0], dtype=F)
+    table = torch.stack([slopes * steps, -slopes * steps], 1)[None, ..., None]
+    ladder = finite_differences.Ladder("x", "float64", torch.tensor([0]), steps, ())
+    # An entry with a size beside it.
+    block = torch.tensor([[slope], [1.0]], dtype=F)
+    table = torch.cat([table, torch.stack([steps, -steps], 1)[None, ..., None]], -1)
+    assert bool(finite_differences._judge_block(block, table, torch.zeros(2, dtype=F), ladder).worst) == wrong
+
+
 def test_blocks_in_the_wrong_order(tmp_path, monkeypatch):
     def swap(text: str) -> str:
         head, returned = text.rsplit("return (", 1)
