@@ -237,6 +237,13 @@ def power(x: Any, exponent: Any) -> torch.Tensor:
     return torch.pow(x, exponent)
 
 
+def join(name: str, tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """Return ``cat`` or ``stack`` of tensors of one dtype: ONNX's Concat takes no others."""
+    dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
+    packet: Any = getattr(torch.ops.aten, name)
+    return packet.default([t if t.dtype == dtype else t.to(dtype) for t in tensors], dim)
+
+
 def copy_into(x: torch.Tensor, source: torch.Tensor, *rest: Any) -> torch.Tensor:
     """Write to ``x``; nothing where it has no numbers: onnxruntime (1.31) does not expand one number to none."""
     return x if any(isinstance(size, int) and size == 0 for size in x.shape) else x.copy_(source)
@@ -351,6 +358,7 @@ def build_form_table() -> dict[str, Callable[..., Any]]:
         "argsort": lambda x, *rest: sort(x, *rest)[1],
     }
     forms |= {name: _make_extremum(name) for name in ("amax", "amin")}
+    forms |= {name: functools.partial(join, name) for name in ("cat", "stack")}
     forms |= {"linalg_det": det, "det": det, "einsum": einsum, "searchsorted": searchsorted}
     forms |= {name: functools.partial(run_in_dtype, getattr(torch, name)) for name in ("softmax", "log_softmax")}
     forms |= {"aminmax": aminmax, "pad": pad, "linalg_vector_norm": vector_norm, "copysign": copysign}

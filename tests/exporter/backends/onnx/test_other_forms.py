@@ -23,6 +23,8 @@ def compute(x, picture, weight, number, nothing):
     first[1:].copy_(first)
     return {
         "into nothing": first,
+        "of three dtypes": torch.cat([x > 0.5, x.argsort(0), x[:1]]),
+        "of two": torch.stack([number > 0.5, number.long()]),
         "power of another precision": (picture[0, 0, :, :3] + 0.5) ** x,
         "length of another precision": torch.hypot(picture[0, 0, :, :3], x),
         "median": x.median(),
