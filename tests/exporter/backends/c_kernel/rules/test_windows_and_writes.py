@@ -26,7 +26,17 @@ def place(x: torch.Tensor) -> torch.Tensor:
 
 CONSTANT = torch.tensor([[3, 0, 3, 1]])
 
+
 # Named, of a batch of twelve numbers; each keeps the batch.
+def write_columns(x):
+    """Through indices behind a dimension that stays whole: numbers, rows, a mask."""
+    y = x.clone()
+    y[:, :, [2, 0]] = x[:, :, :2] * 3
+    y[:, [1, 3], 1] = 0.25
+    y[:, torch.tensor([True, False, False, True])] += x[:, 1:2]
+    return y
+
+
 WINDOWS = {
     "convolution": lambda x: F.conv2d(x.reshape(-1, 1, 3, 4), draw(2, 1, 2, 2), draw(2), padding=1, stride=(1, 2)),
     "dilated": lambda x: F.conv1d(x.reshape(-1, 2, 6), draw(4, 1, 2), dilation=3, groups=2),
@@ -58,6 +68,7 @@ WRITES = {
     "mean of others": lambda x: x[:, :4].scatter_reduce(1, place(x[:, 4:8]), x[:, 8:], "mean", include_self=False),
     "slices": lambda x: x.reshape(-1, 4, 3).index_add(1, torch.tensor([2, 0, 2]), x[:, :9].reshape(-1, 3, 3), alpha=2),
     "copied slices": lambda x: x.reshape(-1, 4, 3).index_copy(2, torch.tensor([1]), x[:, :4, None]),
+    "written columns": lambda x: write_columns(x.reshape(-1, 4, 3)),
     "in place": lambda x: x[:, :4].clone().scatter_add_(1, CONSTANT[:, :2].expand(x.shape[0], 2), x[:, 4:6]),
 }
 NUMBERS = {
