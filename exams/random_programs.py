@@ -151,6 +151,8 @@ WHOLE_NUMBERS = ("{a} + {b}", "{a} - {b}", "{a} * {b}", "{a} // ({b}.abs() + 1)"
                  "{a} | 5", "{a}.abs()", "-{a}", "torch.maximum({a}, {b})", "{a}.clamp(-2, 3)",
                  "torch.fmod({a}, 4)")  # fmt: skip
 COMPARISONS = ("{a} > {b}", "{a} <= {b}", "{a} == {b}", "{a} != {b}", "torch.isclose({a}, {b})")
+# A number and what another program rounds otherwise may be equal but for that: tanh(x) and a small x.
+APART = ("{a} > {b} + 0.125", "{a} <= {b} + 0.125", "{a} - {b} >= 0.375", "torch.isclose({a}, {b} + 0.75, atol=0.4)")
 LOGIC = ("{a} & {b}", "{a} | {b}", "{a} ^ {b}", "~{a}", "torch.logical_and({a}, {b})")
 REDUCTIONS = ("{a}.sum({d})", "{a}.mean({d})", "{a}.amax({d})", "{a}.amin({d})", "{a}.prod({d})", "{a}.max({d}).values",
               "{a}.sum({d}, keepdim=True)", "torch.logsumexp({a}, {d})", "torch.linalg.vector_norm({a}, dim={d})",
@@ -171,7 +173,8 @@ def _add_arithmetic(build: _Builder) -> bool:
     elif kind == "whole":
         a, b, texts = build.pick(I64), build.pick(I64), WHOLE_NUMBERS
     elif kind == "compare":
-        a, b, texts = build.pick(*FLOATS, I64), build.pick(*FLOATS, I64), COMPARISONS
+        dtypes = build.choose(((I64,), FLOATS, FLOATS))
+        a, b, texts = build.pick(*dtypes), build.pick(*dtypes), COMPARISONS if I64 in dtypes else APART
     elif kind == "logic":
         a, b, texts = build.pick(BOOL), build.pick(BOOL), LOGIC
     elif kind == "where":

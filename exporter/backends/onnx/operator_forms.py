@@ -81,10 +81,24 @@ def searchsorted(
 def einsum(equation: str, operands: Sequence[torch.Tensor], path: Sequence[int] | None = None) -> torch.Tensor:
     """Return the sum, with letters in the place of an ellipsis: in ONNX it has as many dimensions in all operands.
 
-    https://onnx.ai/onnx/operators/onnx__Einsum.html"""
+    A letter has one size in ONNX, and none that is broadcast: https://onnx.ai/onnx/operators/onnx__Einsum.html"""
     if "..." in equation:
         equation = _name_ellipsis(equation.replace(" ", ""), [operand.ndim for operand in operands])
-    return torch.ops.aten.einsum.default(equation, operands, path=path)
+    return torch.ops.aten.einsum.default(equation, _widen_operands(equation, operands), path=path)
+
+
+def _widen_operands(equation: str, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    terms = equation.partition("->")[0].replace(" ", "").split(",")
+    # Open sizes are never compared: that would settle them.
+    is_one = lambda size: isinstance(size, int) and size == 1  # noqa: E731
+    sizes: dict[str, Any] = {}
+    for term, operand in zip(terms, operands, strict=True):
+        sizes |= {c: size for c, size in zip(term, operand.shape, strict=True) if c not in sizes or not is_one(size)}
+    widened = []
+    for term, operand in zip(terms, operands, strict=True):
+        is_narrow = any(is_one(size) and not is_one(sizes[c]) for c, size in zip(term, operand.shape, strict=True))
+        widened.append(operand.expand([sizes[c] for c in term]) if is_narrow else operand)
+    return widened
 
 
 def _name_ellipsis(equation: str, ranks: Sequence[int]) -> str:

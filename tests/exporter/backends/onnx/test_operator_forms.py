@@ -76,6 +76,9 @@ def test_searches_among_bounds_that_are_not_sorted(right: bool):
         ("...i,i...", [(2, 3), (3, 2)]),
         ("b...,...b->...", [(2, 3), (3, 2)]),
         ("Ab,cb", [(2, 3), (4, 3)]),
+        ("...ij,...kj->...ik", [(1, 2, 4), (3, 5, 4)]),
+        ("ij, kj -> ik", [(2, 1), (4, 3)]),
+        ("ii->i", [(3, 3)]),
     ],
 )
 def test_an_ellipsis_of_other_lengths(equation, shapes, monkeypatch):
@@ -84,10 +87,15 @@ def test_an_ellipsis_of_other_lengths(equation, shapes, monkeypatch):
     run = torch.ops.aten.einsum.default
     # torch reads all of its operators where numbers are compared for the first time.
     with monkeypatch.context() as patch:
-        patch.setattr(torch.ops.aten.einsum, "default", lambda e, *rest, **more: asked.append(e) or run(e, *rest))
+        patch.setattr(torch.ops.aten.einsum, "default", lambda *given, **more: asked.append(given) or run(*given))
         got = einsum(equation, operands)
     torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-13)
-    assert "..." not in asked[0]
+    assert "..." not in asked[0][0]
+    terms = asked[0][0].partition("->")[0].replace(" ", "").split(",")
+    pairs = {
+        pair for term, operand in zip(terms, asked[0][1], strict=True) for pair in zip(term, operand.shape, strict=True)
+    }
+    assert len(pairs) == len({letter for letter, _ in pairs})
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (5, 4), (4, 9), (2, 70)])
