@@ -91,7 +91,7 @@ def run(suite: str, arguments: argparse.Namespace) -> tuple[list[str], list[str]
     if arguments.update:
         # Of random programs a seed counts as run where none is wrong; other seeds stay.
         bad = set() if has_table else {case for case, _, _ in wrong}
-        kept = {case: row for case, row in recorded.items() if case in {*cases} or not has_table}
+        kept = {case: row for case, row in recorded.items() if case not in bad and (case in {*cases} or not has_table)}
         write_table(suite, merge_rows(kept, [row for row in rows if row.case not in bad]))
         PAGE.write_text(format_page(), encoding="utf-8")
     if not has_table:

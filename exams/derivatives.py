@@ -65,11 +65,11 @@ def judge_products(bundle: Bundle, model: Any) -> dict[int, Verdict]:
     for output in weights:
         pushed = sum(_contract(t, tangents[wrt]) for (o, wrt), t in expected.items() if o == output)
         of_output = (t for (o, _), t in expected.items() if o == output)
-        text = _explain(torch.as_tensor(pushed), forward[TANGENT + output], of_output)
+        text = _explain(torch.as_tensor(pushed).to(kinds[output][1]), forward[TANGENT + output], of_output)
         _blame(verdicts, output, text)
     for wrt in dict.fromkeys(wrt for _, wrt in expected):
         pulled = sum(_pull(t, weights[o]) for (o, w), t in expected.items() if w == wrt)
-        text = _explain(torch.as_tensor(pulled), backward[COTANGENT + wrt], ())
+        text = _explain(torch.as_tensor(pulled).to(inputs[wrt].dtype), backward[COTANGENT + wrt], ())
         _blame(verdicts, f"o{get_number(wrt)}", text)
     return verdicts
 
@@ -81,8 +81,10 @@ def _blame(verdicts: dict[int, Verdict], output: str, text: str) -> None:
 
 def _explain(expected: torch.Tensor, got: torch.Tensor, factors: Iterable[torch.Tensor]) -> str:
     """Return how products differ, by as many digits as the product and the blocks that it was made of all have."""
-    coarsest = max((got, *factors), key=lambda t: torch.finfo(t.dtype).eps).dtype
-    return explain_difference(expected.to(got.dtype).to(coarsest), got.to(coarsest), CLOSE)
+    if got.dtype != expected.dtype:
+        return explain_difference(expected, got, CLOSE)
+    coarsest = max((expected, *factors), key=lambda t: torch.finfo(t.dtype).eps).dtype
+    return explain_difference(expected.to(coarsest), got.to(coarsest), CLOSE)
 
 
 def _draw(shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

@@ -27,6 +27,8 @@ from torchferry.pipeline import Exported
 VERIFIED, REFUSED, CRASHED = "verified", "refused", "crashed"
 TASKS_PER_PROCESS = 8
 REPORT, UNFINISHED = "report.json", "unfinished.jsonl"
+# Errors that another try may not have.
+OF_MACHINE = ("MissingRuntimeError", "OutputError", "RunError")
 ROOT = Path(__file__).parents[1]
 # What the rows of an interrupted sweep depend on, besides its files and options.
 PACKAGES, CODE = ("torch", "neml2", "onnx", "onnxscript", "onnxruntime"), ("exporter", "runtime_checks", "torchferry")
@@ -194,23 +196,21 @@ def sweep(
         report.touch()
         log = ResultLog(unfinished, _digest_sweep(tasks, steps))
     except OSError as error:
-        what = "the results of the sweep cannot be written"
-        got, mend = error.strerror or str(error), "name another folder with -o, or free disk space"
-        raise OutputError(what, where=str(output), got=got, mend=mend) from None
+        raise _make_output_error(output, error) from None
     known = {(row.file, row.model): row for row in map(_read_row, log.results)}
     done: dict[Task, SweepRow] = {}
     tell = watch(len(tasks))
     try:
         for task in tasks:
             row = known.get((str(_make_label(task.folder, task.file)), task.model))
-            if row is not None and _has_files(task, row):
+            if row is not None and _is_settled(row) and _has_files(task, row):
                 done[task] = row
                 tell(row)
         for task, row in run_tasks([task for task in tasks if task not in done], steps, executor):
             done[task] = row
-            log.add(dataclasses.asdict(row))
+            _keep(log, row, output)
             tell(row)
-        unfinished.unlink()
+        unfinished.unlink(missing_ok=True)
     finally:
         rows += [done[task] for task in tasks if task in done]
         report.write_text(rows_to_json(rows) + "\n")
@@ -229,10 +229,13 @@ def run_tasks(tasks: Sequence[Task], steps: Steps, executor: Callable[[], Execut
 
 
 def _digest_sweep(tasks: Sequence[Task], steps: Steps) -> str:
-    """Return a digest of all that the rows of a sweep depend on."""
+    """Return a digest of what the rows of a sweep depend on, but for data files that models read."""
+    from exporter.frontends.source_files import list_included_files
+
     seeds = {task.seed for task in tasks}
     texts = [*map(_find_version, PACKAGES), ",".join(steps.formats), steps.options, *map(str, sorted(seeds))]
-    return digest_files(texts, [*(ROOT / name for name in CODE), *dict.fromkeys(task.file for task in tasks)])
+    files = (file for path in dict.fromkeys(task.file for task in tasks) for file in list_included_files(path))
+    return digest_files(texts, [*(ROOT / name for name in CODE), *dict.fromkeys(files)])
 
 
 def _find_version(package: str) -> str:
@@ -244,6 +247,24 @@ def _find_version(package: str) -> str:
 
 def _read_row(result: dict[str, Any]) -> SweepRow:
     return SweepRow(**{**result, "cells": tuple(SweepCell(**cell) for cell in result["cells"])})
+
+
+def _is_settled(row: SweepRow) -> bool:
+    """Return whether a row says what the model is, and nothing of a machine that lacked something."""
+    return all(cell.verdict != CRASHED and cell.kind not in OF_MACHINE for cell in row.cells)
+
+
+def _keep(log: ResultLog, row: SweepRow, output: Path) -> None:
+    try:
+        log.add(dataclasses.asdict(row))
+    except OSError as error:
+        raise _make_output_error(output, error) from None
+
+
+def _make_output_error(output: Path, error: OSError) -> OutputError:
+    what = "the results of the sweep cannot be written"
+    got, mend = error.strerror or str(error), "name another folder with -o, or free disk space"
+    return OutputError(what, where=str(output), got=got, mend=mend)
 
 
 def _has_files(task: Task, row: SweepRow) -> bool:
@@ -263,7 +284,14 @@ def rows_to_json(rows: Iterable[SweepRow]) -> str:
         own, *others = ({k: v for k, v in dataclasses.asdict(c).items() if k != "format"} for c in row.cells)
         formats = {c.format: values for c, values in zip(row.cells[1:], others, strict=True)}
         models.append({"file": row.file, "model": row.model, "driven": row.driven, **own, "formats": formats})
-    return json.dumps({"counts": counts.pop("pt"), "formats": counts, "models": models}, indent=1)
+    return json.dumps(
+        {
+            "counts": counts.pop("pt", dict.fromkeys((VERIFIED, REFUSED, CRASHED), 0)),
+            "formats": counts,
+            "models": models,
+        },
+        indent=1,
+    )
 
 
 def _make_label(folder: Path, file: Path) -> Path:

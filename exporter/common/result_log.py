@@ -22,10 +22,12 @@ class ResultLog:
         """Open a log, or begin one."""
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         self.results = _parse_lines(lines[1:]) if lines and lines[0] == digest else []
         # Written again: a last line that was cut off would swallow the next one.
-        path.write_text("\n".join([digest, *map(json.dumps, self.results)]) + "\n", encoding="utf-8")
+        beside = path.with_name(f"{path.name}.new")
+        beside.write_text("\n".join([digest, *map(json.dumps, self.results)]) + "\n", encoding="utf-8")
+        beside.replace(path)
 
     def add(self, result: Mapping[str, Any]) -> None:
         """Keep one more result, at once."""

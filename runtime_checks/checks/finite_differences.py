@@ -284,7 +284,8 @@ def _judge_block(
     last = torch.maximum((central[:, -1] - central[:, -2]).abs(), rounding[:, -1])
     here = ((central[:, -1] - exact).abs() <= TRUST * last) & (ladder.steps.ndim == 2)
     # Among many kinks, as of sorted numbers, large steps may agree on the slope of a chain of pieces.
-    here |= (central[:, -1] - exact).abs() <= (FLOOR * allowed).clamp(min=floor)
+    is_near = (central[:, -1] - exact).abs() <= (FLOOR * allowed).clamp(min=floor)
+    here |= is_near & (rounding[:, -1] <= allowed)
     is_far = judged & ~here & (off > torch.maximum(TRUST * doubt, FLOOR * allowed).clamp(min=floor))
     wrong = is_far | (torch.isfinite(best) & ~torch.isfinite(exact))
     order = _estimate_orders(central, exact, 250 * rounding)

@@ -88,6 +88,15 @@ def test_seeds_without_a_fault_are_recorded(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(command, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(programs, "shrink", lambda case, pipeline: "the least program")
     assert call(monkeypatch, "programs", "--seeds", "2", "--new") == 1
+    first, rows[1] = rows[1], Row("0 whole", 24, {"pt": "wrong 3: off by 2"})
+    written.clear()
+    assert call(monkeypatch, "programs", "--seeds", "2", "--update") == 1
+    assert written == ["1 whole"]
+    rows[1] = first
+    written.clear()
+    asked.clear()
+    capsys.readouterr()
+    assert call(monkeypatch, "programs", "--seeds", "2", "--new") == 1
     assert asked == ["1 whole", "0 batch", "1 batch"]
     assert written == ["0 whole", "1 whole"]
     assert "0 batch, pt: wrong 3: off by 2\nthe least program" in capsys.readouterr().out

@@ -1,5 +1,4 @@
 import json
-import shutil
 import time
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 from project import RATES
 from sweep_jobs import DEAF_SECONDS, dies_on_rate_b, fake_convert, fake_export, goes_on_at_rate_b
 
-from exporter.common.errors import UsageError
+from exporter.common.errors import MissingRuntimeError, UsageError
 from exporter.common.task_pools import make_pool_factory
 from torchferry import sweep
 from torchferry.sweep import Steps
@@ -31,7 +30,9 @@ class AtOnce(Executor):
 @pytest.fixture
 def folder(tmp_path: Path, neml2) -> Path:
     (tmp_path / "models" / "deep").mkdir(parents=True)
-    shutil.copy(RATES, tmp_path / "models" / "deep" / "rates.i")
+    (tmp_path / "models" / "deep" / "part.txt").write_text("\n")
+    text = RATES.read_text()
+    (tmp_path / "models" / "deep" / "rates.i").write_text(f"{text}!include part.txt\n")
     (tmp_path / "models" / "broken.i").write_text("no HIT")
     return tmp_path / "models"
 
@@ -134,8 +135,7 @@ def test_an_interrupted_sweep_goes_on(change, folder, tmp_path):
     names = [task.model for task in sweep.find_tasks([folder], tmp_path / "out", 0)[0]]
     known = {"nothing": done, "a cut line": done[:2], "an archive is gone": done}.get(change, [])
     if change == "an input file":
-        file = folder / "deep" / "rates.i"
-        file.write_text(file.read_text() + "# more\n")
+        (folder / "deep" / "part.txt").write_text("# more\n")
     elif change == "an archive is gone":
         verified = next(name for name in done if name in ("eq", "rate_a"))
         (tmp_path / f"out/models/deep/rates/{verified}.pt").unlink()
@@ -144,12 +144,46 @@ def test_an_interrupted_sweep_goes_on(change, folder, tmp_path):
         log.write_text(log.read_text()[:-9])
     steps = Steps(export, options="others" if change == "an option" else "")
     rows = sweep.sweep([folder], tmp_path / "out", steps, AtOnce)
-    assert sorted(calls) == sorted({*names} - {*known})
+    # What crashed is always tried again.
+    assert sorted(calls) == sorted({*names} - {*known} | {"rate_c"})
     assert [row.model for row in rows if row.model] == names
     assert not log.exists()
     calls.clear()
     sweep.sweep([folder], tmp_path / "out", steps, AtOnce)
     assert sorted(calls) == sorted(names)
+
+
+def test_what_a_machine_lacked_is_tried_again(folder, tmp_path):
+    """As is what crashed; an interrupt before the first row leaves a report without any."""
+    lacking, calls = [True], []
+
+    def export(source, *, models, output, seed) -> Any:
+        calls.append(models[0])
+        if lacking[0] and models[0] in ("eq", "rate_a"):
+            raise MissingRuntimeError("there is no compiler")
+        return fake_export(source, models=models, output=output, seed=seed)
+
+    def stop_at_last(row) -> None:
+        rows.append(row)
+        if len(rows) == 4:
+            raise KeyboardInterrupt
+
+    rows: list[Any] = []
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep([folder], tmp_path / "out", Steps(export), AtOnce, watch=lambda total: stop_at_last)
+    lacking[0] = False
+    calls.clear()
+    verdicts = {r.model: r.archive.verdict for r in sweep.sweep([folder], tmp_path / "out", Steps(export), AtOnce)}
+    assert sorted(calls) == ["eq", "rate_a", "rate_c"]
+    assert verdicts["eq"] == verdicts["rate_a"] == "verified"
+    (folder / "broken.i").unlink()
+
+    def interrupt(source, **_) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep.sweep([folder], tmp_path / "out", Steps(interrupt), AtOnce)
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["models"] == []
 
 
 def test_an_interrupt_does_not_wait_for_a_process_that_goes_on(folder, tmp_path):

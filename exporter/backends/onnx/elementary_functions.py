@@ -59,7 +59,8 @@ def hypot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return sqrt(x^2 + y^2) by the larger one, whose square alone may be no number.
 
     An infinite side has an infinite length, whatever the other one is: C99, F.9.4.3."""
-    x, y = x.abs(), y.abs()
+    dtype = torch.result_type(x, y)
+    x, y = x.to(dtype).abs(), y.to(dtype).abs()
     larger, smaller = torch.maximum(x, y), torch.minimum(x, y)
     ratio = torch.where(larger == 0.0, 0.0, smaller / larger)
     length = larger * torch.sqrt(1.0 + ratio * ratio)

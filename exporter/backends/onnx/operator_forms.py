@@ -255,7 +255,10 @@ def join(name: str, tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tens
     """Return ``cat`` or ``stack`` of tensors of one dtype: ONNX's Concat takes no others."""
     dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
     packet: Any = getattr(torch.ops.aten, name)
-    return packet.default([t if t.dtype == dtype else t.to(dtype) for t in tensors], dim)
+    # torch takes one dimension without numbers beside others of any rank.
+    is_none = [t.ndim == 1 and isinstance(t.shape[0], int) and t.shape[0] == 0 for t in tensors]
+    joined = [t for t, lacks in zip(tensors, is_none, strict=True) if not lacks] if name == "cat" else tensors
+    return packet.default([t if t.dtype == dtype else t.to(dtype) for t in joined or tensors], dim)
 
 
 def copy_into(x: torch.Tensor, source: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -267,6 +270,8 @@ def median(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> An
     """Return the lower median, and along a dimension a place where it is; NaN if there is one.
 
     ``median_with_indices_impl`` in aten/src/ATen/native/Sorting.cpp, which says no more of the place."""
+    if dim is None and isinstance(x.numel(), int) and not x.numel():
+        return torch.ops.aten.median.default(x)
     if dim is None or not x.ndim:
         values, _ = _find_median(x.flatten().unsqueeze(0), False)
         return values[0] if dim is None else (values[0], torch.zeros_like(values[0], dtype=torch.int64))

@@ -83,12 +83,10 @@ def lower_index_put(call: OperatorCall) -> SymbolicTensor:
         raise call.dispatch.unsupported_error("aten::index_put at indices that depend on the data")
     target = call.dispatch.to_symbol(target)
     ids, values = target.ids, call.cast(values, target.dtype).ids
-    places = tuple(slice(None) if k is None else k for k in constant_indices)
     if not (rest and rest[0]):
-        written = ids.clone()
-        written[places] = values
+        written = torch.ops.aten.index_put.default(ids, constant_indices, values)
         return SymbolicTensor(written, target.dtype)
-    positions = torch.arange(ids.numel()).reshape(ids.shape)[places]
+    positions = torch.ops.aten.index.Tensor(torch.arange(ids.numel()).reshape(ids.shape), constant_indices)
     nodes, dtype_name = ids.reshape(-1).tolist(), get_dtype_name(target.dtype, call.graph.origin)
     added = values.expand(positions.shape).reshape(-1).tolist()
     for position, value in zip(positions.reshape(-1).tolist(), added, strict=True):

@@ -26,6 +26,8 @@ def compute(x, picture, weight, number, nothing):
         "of three dtypes": torch.cat([x > 0.5, x.argsort(0), x[:1]]),
         "of two": torch.stack([number > 0.5, number.long()]),
         "power of another precision": (picture[0, 0, :, :3] + 0.5) ** x,
+        "length of a truth value": torch.hypot(x, x > 0.5),
+        "none beside others": torch.cat([torch.empty(0), x, x.argsort(0).int()], 1),
         "length of another precision": torch.hypot(picture[0, 0, :, :3], x),
         "median": x.median(),
         "medians": x.median(0, keepdim=True)[0],

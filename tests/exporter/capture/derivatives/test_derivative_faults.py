@@ -10,6 +10,7 @@ import torchferry
 from exporter.archive import derivative_request, pt_archive
 from exporter.archive.derivative_request import DerivativeRequest
 from exporter.capture import constants, derivative_methods, jacobian_source, settable_parameters
+from exporter.common.errors import MismatchError
 from exporter.common.stopwatch import Stopwatch
 from exporter.frontends import python_factory
 from exporter.soundness.checked_capture import CaptureOptions
@@ -100,6 +101,18 @@ def test_large_steps_over_many_kinks_do_not_overrule_the_smallest_one(slope, wro
     block = torch.tensor([[slope], [1.0]], dtype=F)
     table = torch.cat([table, torch.stack([steps, -steps], 1)[None, ..., None]], -1)
     assert bool(finite_differences._judge_block(block, table, torch.zeros(2, dtype=F), ladder).worst) == wrong
+
+
+def test_a_step_below_the_rounding_of_the_output_says_nothing(tmp_path):
+    """300 and a small step are 300 in float32, which agrees with the 0 of what is hidden from autograd."""
+
+    def hide(x):
+        return torch.stack([300.0 + x.detach()[0], 2 * x[0]])
+
+    with pytest.raises(MismatchError, match="finite differences"):
+        torchferry.export(
+            hide, inputs={"x": torch.tensor([1.0])}, output=tmp_path / "m.pt", batch="no", derivatives="all"
+        )
 
 
 def test_blocks_in_the_wrong_order(tmp_path, monkeypatch):
