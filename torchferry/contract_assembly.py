@@ -31,6 +31,8 @@ from exporter.capture.passes import CaptureResult
 from exporter.common.plain_text import escape_unsafe
 from exporter.common.source_paths import strip_local_paths
 from exporter.model.eager.case_generation import METHOD
+from exporter.model.eager.derivatives import find_nonzero_blocks
+from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import Warmup
 from exporter.model.implicit.newton_solver import find_solvers
 from exporter.model.implicit.solver_tolerances import solver_tolerances
@@ -78,16 +80,20 @@ def build_contract(
 
 
 def _make_tolerance(warm: Warmup, captured: CaptureResult, is_implicit: bool) -> Tolerance:
-    """Return the tolerance; the tangent of an output has the bounds of the coarsest input, if those are wider.
+    """Return the tolerance; a tangent has the bounds of the coarsest input that its output depends on, if wider.
 
     Eager mode's derivative by a float32 input is float32, and a tangent is put together of such."""
     tolerance = solver_tolerances(warm, captured.methods) if is_implicit else Tolerance()
-    bounds = [tolerance.dtypes[spec.dtype] for spec in warm.source.inputs if spec.dtype in FLOATING]
-    if "jvp" not in captured.methods or not bounds:
+    dtypes = {spec.name: spec.dtype for spec in warm.source.inputs if spec.dtype in FLOATING}
+    if "jvp" not in captured.methods or len({*dtypes.values(), *(spec.dtype for spec in warm.output_specs)}) < 2:
         return tolerance
-    coarsest, outputs = max(bounds, key=lambda b: b.rtol), dict(tolerance.outputs)
+    with eager_context(warm.source):
+        pairs = find_nonzero_blocks(warm.source, warm.inputs)
+    outputs = dict(tolerance.outputs)
     for spec in warm.output_specs:
-        if spec.dtype in FLOATING and coarsest.is_wider(tolerance.bounds(TANGENT + spec.name, spec.dtype)):
+        bounds = [tolerance.dtypes[dtypes[wrt]] for output, wrt in pairs if output == spec.name and wrt in dtypes]
+        coarsest = max(bounds, key=lambda b: b.rtol, default=None)
+        if coarsest is not None and coarsest.is_wider(tolerance.bounds(TANGENT + spec.name, spec.dtype)):
             outputs[TANGENT + spec.name] = coarsest
     return dataclasses.replace(tolerance, outputs=outputs)
 

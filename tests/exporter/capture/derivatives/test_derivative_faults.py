@@ -197,15 +197,22 @@ def test_a_product_that_is_not_that_of_the_blocks(tmp_path, monkeypatch):
 
 
 class Mixed(nn.Module):
-    """An output of float64 that depends on inputs of both precisions, and one of float32."""
+    """An output of float64 that depends on inputs of both precisions, one of float32, and one of float64 alone."""
 
     signature = Signature(
         (TensorSpec("x", (3,)), TensorSpec("z", (3,), "float32")),
-        (TensorSpec("u", (3,)), TensorSpec("v", (3,), "float32")),
+        (TensorSpec("u", (3,)), TensorSpec("v", (3,), "float32"), TensorSpec("w", (3,))),
     )
 
     def forward(self, x, z):
-        return torch.tanh(x) * z, torch.sin(z)
+        return torch.tanh(x) * z, torch.sin(z), torch.cos(x)
+
+
+def test_a_tangent_has_the_bounds_of_the_coarsest_input_it_comes_from(tmp_path):
+    assert failed(tmp_path / "m.pt", DerivativeRequest(jvp=True), Mixed()) == set()
+    tolerance = torchferry.load(tmp_path / "m.pt").contract.tolerance
+    assert {*tolerance.outputs} == {"tangent:u"}
+    assert tolerance.outputs["tangent:u"] == tolerance.dtypes["float32"]
 
 
 @pytest.mark.parametrize(
