@@ -8,7 +8,7 @@ import math
 import torch
 
 from exporter.backends.c_kernel import table_lookup
-from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, get_dtype_name, lowers, make_symbol
+from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, lowers, make_symbol
 
 
 @lowers("searchsorted", "bucketize")
@@ -72,23 +72,3 @@ def _lower_read_along(call: OperatorCall) -> SymbolicTensor:
     pairs = zip(rows, positions, strict=True)
     nodes = [[table_lookup.read_table(call.graph, row, p) for p in places] for row, places in pairs]
     return SymbolicTensor(torch.tensor(nodes, dtype=torch.int64).reshape(index.shape).movedim(-1, dim), operand.dtype)
-
-
-@lowers("index_put", "_unsafe_index_put")
-def lower_index_put(call: OperatorCall) -> SymbolicTensor:
-    """Lower ``index_put`` at constant indices."""
-    target, indices, values, *rest = call.args
-    constant_indices = [call.dispatch.read_constants(i) if isinstance(i, SymbolicTensor) else i for i in indices]
-    if any(k is None and i is not None for k, i in zip(constant_indices, indices, strict=True)):
-        raise call.dispatch.unsupported_error("aten::index_put at indices that depend on the data")
-    target = call.dispatch.to_symbol(target)
-    ids, values = target.ids, call.cast(values, target.dtype).ids
-    if not (rest and rest[0]):
-        written = torch.ops.aten.index_put.default(ids, constant_indices, values)
-        return SymbolicTensor(written, target.dtype)
-    positions = torch.ops.aten.index.Tensor(torch.arange(ids.numel()).reshape(ids.shape), constant_indices)
-    nodes, dtype_name = ids.reshape(-1).tolist(), get_dtype_name(target.dtype, call.graph.origin)
-    added = values.expand(positions.shape).reshape(-1).tolist()
-    for position, value in zip(positions.reshape(-1).tolist(), added, strict=True):
-        nodes[position] = call.graph.add("add", (nodes[position], value), dtype_name)
-    return make_symbol(nodes, ids.shape, target.dtype)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import torch
 
 from exporter.backends.c_kernel.expression_graph import BOOL, Expr, where
-from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, lowers
+from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, get_dtype_name, lowers, make_symbol
 
 # A write at an index that depends on the data compares it with every place; more are refused.
 MOST_COMPARISONS = 4096
@@ -134,3 +136,75 @@ def lower_index_write(call: OperatorCall) -> SymbolicTensor:
     include_self = call.kwargs.get("include_self", True)
     values = SymbolicTensor(ids, values.dtype)
     return _write_along(call, dim, places, values, op, include_self=include_self, is_mean=reduction == "mean")
+
+
+@lowers("index_put", "_unsafe_index_put")
+def lower_index_put(call: OperatorCall) -> torch.Tensor:
+    """Lower writes at an index for each of some dimensions, or where a mask says so: in the place, or added."""
+    target, indices, values, *rest = call.args
+    accumulates = bool(rest and rest[0])
+    constant_indices = [call.dispatch.read_constants(i) if isinstance(i, SymbolicTensor) else i for i in indices]
+    if any(k is None and i is not None for k, i in zip(constant_indices, indices, strict=True)):
+        return _put_at_data(call, accumulates)
+    target = call.dispatch.to_symbol(target)
+    ids, values = target.ids, call.cast(values, target.dtype).ids
+    if not accumulates:
+        written = torch.ops.aten.index_put.default(ids, constant_indices, values)
+        return SymbolicTensor(written, target.dtype)
+    positions = torch.ops.aten.index.Tensor(torch.arange(ids.numel()).reshape(ids.shape), constant_indices)
+    nodes, dtype_name = ids.reshape(-1).tolist(), get_dtype_name(target.dtype, call.graph.origin)
+    added = values.expand(positions.shape).reshape(-1).tolist()
+    for position, value in zip(positions.reshape(-1).tolist(), added, strict=True):
+        nodes[position] = call.graph.add("add", (nodes[position], value), dtype_name)
+    return make_symbol(nodes, ids.shape, target.dtype)
+
+
+def _put_at_data(call: OperatorCall, accumulates: bool) -> torch.Tensor:
+    """Write at indices that depend on the data; a negative one counts from the end."""
+    target = call.dispatch.to_symbol(call.args[0])
+    symbols = [None if i is None else call.dispatch.to_symbol(i) for i in call.args[1]]
+    used = [(d, symbol) for d, symbol in enumerate(symbols) if symbol is not None]
+    if len(used) == 1 and used[0][1].dtype == torch.bool:
+        return _put_where(call, target, *used[0], accumulates)
+    first, last = used[0][0], used[-1][0]
+    if last - first + 1 != len(used) or any(symbol.dtype == torch.bool for _, symbol in used):
+        what = "aten::index_put at indices that depend on the data"
+        raise call.dispatch.unsupported_error(what, "indices of adjacent dimensions, or one mask")
+    lead, sizes, behind = (target.ids.shape[s] for s in (slice(first), slice(first, last + 1), slice(last + 1, None)))
+    places = torch.broadcast_tensors(*(symbol.ids for _, symbol in used))
+    flat = []
+    for position in zip(*(ids.reshape(-1).tolist() for ids in places), strict=True):
+        wrapped = [_wrap(Expr(call.graph, i), size) for i, size in zip(position, sizes, strict=True)]
+        steps = zip(wrapped[1:], sizes[1:], strict=True)
+        flat.append(functools.reduce(lambda whole, step: whole * step[1] + step[0], steps, wrapped[0]))
+    values = call.cast(call.args[2], target.dtype).ids.expand(*lead, *places[0].shape, *behind)
+    values = values.reshape(*lead, len(flat), *behind).movedim(first, -1)
+    rows = target.ids.reshape(*lead, math.prod(sizes), *behind).movedim(first, -1).clone()
+    write, unused = _Write(call, "add" if accumulates else ""), call.make_constant(0.0, torch.float64)
+    for row in itertools.product(*map(range, rows.shape[:-1])):
+        cells = [_Cell(Expr(call.graph, i), False, unused) for i in rows[row].tolist()]
+        _write_row(cells, flat, [Expr(call.graph, i) for i in values[row].tolist()], write)
+        rows[row] = torch.tensor([cell.value.index for cell in cells])
+    return SymbolicTensor(rows.movedim(-1, first).reshape(target.ids.shape), target.dtype)
+
+
+def _wrap(index: Expr, size: int) -> Expr:
+    if index.constant is not None:
+        return index.match(int(index.constant) % size)
+    return where(index < 0, index + size, index)
+
+
+def _put_where(
+    call: OperatorCall, target: SymbolicTensor, dim: int, mask: SymbolicTensor, accumulates: bool
+) -> torch.Tensor:
+    """Write one number, or one for each place behind the mask's dimensions, wherever the mask says so."""
+    behind = target.ids.ndim - dim - mask.ids.ndim
+    values = call.cast(call.args[2], target.dtype)
+    shape = [*values.ids.shape]
+    if len(shape) > behind + 1 or (len(shape) == behind + 1 and shape[0] != 1):
+        what = "aten::index_put of several numbers by a mask that depends on the data"
+        raise call.dispatch.unsupported_error(what, "torch.where, which keeps both sides")
+    aligned = SymbolicTensor(values.ids.reshape(shape[-behind:] if behind else []), target.dtype)
+    wide = SymbolicTensor(mask.ids.reshape(*mask.ids.shape, *[1] * behind), torch.bool)
+    with call.dispatch:
+        return torch.where(wide, target + aligned if accumulates else aligned, target)

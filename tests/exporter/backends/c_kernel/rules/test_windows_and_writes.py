@@ -28,6 +28,37 @@ CONSTANT = torch.tensor([[3, 0, 3, 1]])
 
 
 # Named, of a batch of twelve numbers; each keeps the batch.
+def put_at_data(row):
+    """Through one index and two, negative ones, behind a whole dimension, and by masks; equal ones where they add.
+
+    Of equal ones that take the same place autograd gives each one the derivative, and the last one counts."""
+    places = (row[:3].abs() * 10).long() % 12
+    values, matrix = row.clone(), row.reshape(4, 3)
+    values[places % 4 * 3 + torch.arange(3) - 12] = 2 * row[3:6]
+    added = matrix.index_put((places % 2, torch.tensor([0, 1, 0])), row[3:6], accumulate=True)
+    rows = row.reshape(2, 2, 3).clone()
+    rows[:, torch.stack([places[0] % 2, 1 - places[0] % 2])] = row[:3]
+    masked = row.clone()
+    masked[row > 0.2] = 0.5
+    by_row = matrix.index_put((row[:4] > 0.1,), row[6:9], accumulate=True)
+    return torch.cat([t.flatten() for t in (values, added, rows, masked, by_row)])
+
+
+def put_equal(x):
+    rows = []
+    for row in x:
+        values = row.clone()
+        values[place(row)] = 2 * row
+        rows.append(values)
+    return torch.stack(rows)
+
+
+def put_apart(x):
+    y = x.reshape(1, 3, 4).clone()
+    y[place(x)[0, :2] % 1, :, place(x)[0, :2]] = x[0, :3]
+    return y
+
+
 def write_columns(x):
     """Through indices behind a dimension that stays whole: numbers, rows, a mask."""
     y = x.clone()
@@ -70,6 +101,7 @@ WRITES = {
     "mean of others": lambda x: x[:, :4].scatter_reduce(1, place(x[:, 4:8]), x[:, 8:], "mean", include_self=False),
     "slices": lambda x: x.reshape(-1, 4, 3).index_add(1, torch.tensor([2, 0, 2]), x[:, :9].reshape(-1, 3, 3), alpha=2),
     "copied slices": lambda x: x.reshape(-1, 4, 3).index_copy(2, torch.tensor([1]), x[:, :4, None]),
+    "put at data": lambda x: torch.stack([put_at_data(row) for row in x]),
     "written columns": lambda x: write_columns(x.reshape(-1, 4, 3)),
     "in place": lambda x: x[:, :4].clone().scatter_add_(1, CONSTANT[:, :2].expand(x.shape[0], 2), x[:, 4:6]),
 }
@@ -207,6 +239,7 @@ def test_other_shapes():
                 for r in x
             ]
         ),
+        "equal places": put_equal,
         "median of nothing": lambda x: torch.stack([row[:0].median() for row in x]),
         "median of one": lambda x: torch.stack([row[0].median(0)[0] for row in x]),
         "whole numbers": lambda x: F.avg_pool2d(place(x).reshape(-1, 1, 3, 4).double(), 2),
@@ -220,6 +253,8 @@ def test_other_shapes():
 @pytest.mark.parametrize(
     ("function", "name"),
     [
+        (lambda x: x.index_put((x > 0,), x[0, :5]), "several numbers by a mask"),
+        (put_apart, "adjacent"),
         (lambda x: x.repeat(1, 3)[:, :33].median(1)[0], "aten::median along 33 numbers"),
         (lambda x: torch.zeros(x.shape[0], 600, dtype=D).scatter_add(1, place(x), x), "comparisons"),
         (lambda x: F.max_pool1d(x[:, None, :1], 2, stride=1, padding=1, dilation=2), "no numbers"),
