@@ -1,4 +1,4 @@
-"""Lowering rules of operators that read and write at indices, constant ones and ones that depend on the data."""
+"""Lowering rules of operators that read at indices, constant ones and ones that depend on the data."""
 
 from __future__ import annotations
 

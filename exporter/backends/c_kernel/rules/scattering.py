@@ -1,10 +1,11 @@
-"""Lowering rules of operators that write along a dimension, at constant indices and ones that depend on the data."""
+"""Lowering rules of operators that write along a dimension, at indices, and by masks; all may depend on the data."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -172,20 +173,41 @@ def _put_at_data(call: OperatorCall, accumulates: bool) -> torch.Tensor:
         raise call.dispatch.unsupported_error(what, "indices of adjacent dimensions, or one mask")
     lead, sizes, behind = (target.ids.shape[s] for s in (slice(first), slice(first, last + 1), slice(last + 1, None)))
     places = torch.broadcast_tensors(*(symbol.ids for _, symbol in used))
-    flat = []
-    for position in zip(*(ids.reshape(-1).tolist() for ids in places), strict=True):
-        wrapped = [_wrap(Expr(call.graph, i), size) for i, size in zip(position, sizes, strict=True)]
-        steps = zip(wrapped[1:], sizes[1:], strict=True)
-        flat.append(functools.reduce(lambda whole, step: whole * step[1] + step[0], steps, wrapped[0]))
+    hits = _find_hits(call, list(zip(*(ids.reshape(-1).tolist() for ids in places), strict=True)), sizes)
     values = call.cast(call.args[2], target.dtype).ids.expand(*lead, *places[0].shape, *behind)
-    values = values.reshape(*lead, len(flat), *behind).movedim(first, -1)
+    values = values.reshape(*lead, len(hits), *behind).movedim(first, -1)
     rows = target.ids.reshape(*lead, math.prod(sizes), *behind).movedim(first, -1).clone()
     write, unused = _Write(call, "add" if accumulates else ""), call.make_constant(0.0, torch.float64)
     for row in itertools.product(*map(range, rows.shape[:-1])):
         cells = [_Cell(Expr(call.graph, i), False, unused) for i in rows[row].tolist()]
-        _write_row(cells, flat, [Expr(call.graph, i) for i in values[row].tolist()], write)
+        for value, hit in zip(values[row].tolist(), hits, strict=True):
+            for number, condition in hit:
+                cells[number] = write.put(cells[number], Expr(call.graph, value), condition)
         rows[row] = torch.tensor([cell.value.index for cell in cells])
     return SymbolicTensor(rows.movedim(-1, first).reshape(target.ids.shape), target.dtype)
+
+
+def _find_hits(
+    call: OperatorCall, places: Sequence[Sequence[int]], sizes: Sequence[int]
+) -> list[list[tuple[int, Expr | None]]]:
+    """Return the cells that each place, an index for each dimension, may be, and when it is; a constant index, as that
+    of the batch, leaves out all cells with another one."""
+    hits, comparisons = [], 0
+    for place in places:
+        indices = [_wrap(Expr(call.graph, i), size) for i, size in zip(place, sizes, strict=True)]
+        ranges = [range(n) if i.constant is None else [i.constant] for i, n in zip(indices, sizes, strict=True)]
+        unknown = [d for d, index in enumerate(indices) if index.constant is None]
+        comparisons += math.prod(map(len, ranges)) if unknown else 0
+        if comparisons > MOST_COMPARISONS:
+            what = f"aten::index_put at {len(places)} indices that depend on the data, of {math.prod(sizes)} numbers"
+            raise call.dispatch.unsupported_error(what, f"at most {MOST_COMPARISONS} comparisons")
+        hit = []
+        for cell in itertools.product(*ranges):
+            number = functools.reduce(lambda a, step: a * step[1] + step[0], zip(cell, sizes, strict=True), 0)
+            conditions = [indices[d].equals(cell[d]) for d in unknown]
+            hit.append((number, functools.reduce(operator.and_, conditions) if conditions else None))
+        hits.append(hit)
+    return hits
 
 
 def _wrap(index: Expr, size: int) -> Expr:

@@ -101,6 +101,7 @@ WRITES = {
     "mean of others": lambda x: x[:, :4].scatter_reduce(1, place(x[:, 4:8]), x[:, 8:], "mean", include_self=False),
     "slices": lambda x: x.reshape(-1, 4, 3).index_add(1, torch.tensor([2, 0, 2]), x[:, :9].reshape(-1, 3, 3), alpha=2),
     "copied slices": lambda x: x.reshape(-1, 4, 3).index_copy(2, torch.tensor([1]), x[:, :4, None]),
+    "put in each row": lambda x: x.index_put((torch.arange(x.shape[0]), place(x)[:, 0]), 3 * x[:, 5]),
     "put at data": lambda x: torch.stack([put_at_data(row) for row in x]),
     "written columns": lambda x: write_columns(x.reshape(-1, 4, 3)),
     "in place": lambda x: x[:, :4].clone().scatter_add_(1, CONSTANT[:, :2].expand(x.shape[0], 2), x[:, 4:6]),
@@ -255,6 +256,7 @@ def test_other_shapes():
     [
         (lambda x: x.index_put((x > 0,), x[0, :5]), "several numbers by a mask"),
         (put_apart, "adjacent"),
+        (lambda x: x.repeat(1, 30).index_put((torch.arange(1), place(x).repeat(1, 30)), x), "comparisons"),
         (lambda x: x.repeat(1, 3)[:, :33].median(1)[0], "aten::median along 33 numbers"),
         (lambda x: torch.zeros(x.shape[0], 600, dtype=D).scatter_add(1, place(x), x), "comparisons"),
         (lambda x: F.max_pool1d(x[:, None, :1], 2, stride=1, padding=1, dilation=2), "no numbers"),
