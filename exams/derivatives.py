@@ -36,7 +36,7 @@ def judge_jacobian(bundle: Bundle, model: Any) -> dict[int, Verdict]:
         if (output, wrt) in blocks:
             _blame(verdicts, output, explain_difference(block, got[name], CLOSE))
         elif block.count_nonzero() and got[output].dtype != inputs[wrt].dtype:
-            verdicts[get_number(output)] = Verdict(REFUSED, "no block of an output by an input of another precision")
+            _blame(verdicts, output, "no block of an output by an input of another precision", REFUSED)
         elif block.count_nonzero():
             _blame(verdicts, output, f"no block {name}")
     direction = _Direction(bundle, inputs, expected)
@@ -74,9 +74,11 @@ def judge_products(bundle: Bundle, model: Any) -> dict[int, Verdict]:
     return verdicts
 
 
-def _blame(verdicts: dict[int, Verdict], output: str, text: str) -> None:
-    if text and verdicts[get_number(output)] is PASS:
-        verdicts[get_number(output)] = Verdict(WRONG, text)
+def _blame(verdicts: dict[int, Verdict], output: str, text: str, state: str = WRONG) -> None:
+    """Note what an output is blamed for: the first reason stays, but what is wrong goes before what is refused."""
+    known = verdicts[get_number(output)]
+    if text and (known is PASS or (known.state == REFUSED and state == WRONG)):
+        verdicts[get_number(output)] = Verdict(state, text)
 
 
 def _explain(expected: torch.Tensor, got: torch.Tensor, factors: Iterable[torch.Tensor]) -> str:

@@ -18,7 +18,14 @@ from typing import Any, Protocol
 
 from exporter.archive.formats import count_bytes, path_for_format
 from exporter.common import task_pools
-from exporter.common.errors import OutputError, TorchferryError, UsageError, summarize_error
+from exporter.common.errors import (
+    MissingRuntimeError,
+    OutputError,
+    RunError,
+    TorchferryError,
+    UsageError,
+    summarize_error,
+)
 from exporter.common.result_log import ResultLog, digest_files
 from runtime_checks.report import Report
 from torchferry.conversion import Converted
@@ -28,7 +35,7 @@ VERIFIED, REFUSED, CRASHED = "verified", "refused", "crashed"
 TASKS_PER_PROCESS = 8
 REPORT, UNFINISHED = "report.json", "unfinished.jsonl"
 # Errors that another try may not have.
-OF_MACHINE = ("MissingRuntimeError", "OutputError", "RunError")
+OF_MACHINE = (MissingRuntimeError, OutputError, RunError)
 ROOT = Path(__file__).parents[1]
 # What the rows of an interrupted sweep depend on, besides its files and options.
 PACKAGES, CODE = ("torch", "neml2", "onnx", "onnxscript", "onnxruntime"), ("exporter", "runtime_checks", "torchferry")
@@ -251,7 +258,8 @@ def _read_row(result: dict[str, Any]) -> SweepRow:
 
 def _is_settled(row: SweepRow) -> bool:
     """Return whether a row says what the model is, and nothing of a machine that lacked something."""
-    return all(cell.verdict != CRASHED and cell.kind not in OF_MACHINE for cell in row.cells)
+    names = [error.__name__ for error in OF_MACHINE]
+    return all(cell.verdict != CRASHED and cell.kind not in names for cell in row.cells)
 
 
 def _keep(log: ResultLog, row: SweepRow, output: Path) -> None:

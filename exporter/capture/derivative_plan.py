@@ -23,7 +23,7 @@ from exporter.capture.fx_tracing import FxProgram, trace_to_fx
 from exporter.capture.jacobian_source import CapturedProduct, Directions
 from exporter.capture.module_tree import Run
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
-from exporter.common.tensors import all_close
+from exporter.common.tensors import all_close, find_coarsest_dtype
 from exporter.common.torch_hooks import swap_parameters
 from exporter.model.eager import derivatives
 from exporter.model.eager.evaluation import evaluate, expand_constants, normalize_outputs
@@ -211,7 +211,7 @@ def _check_product(warm: Warmup, program: FxProgram, wrt: Specs, output_specs: S
         outputs = dict(zip((s.name for s in warm.output_specs), results, strict=False))
         expected = derivatives.compute_jvp(source, inputs, directions, {s.name: outputs[s.name] for s in output_specs})
         # Of a derivative by a float32 input eager mode has no more digits, whatever the output's dtype is.
-        coarsest = max((t.dtype for t in directions.values()), key=lambda dtype: torch.finfo(dtype).eps)
+        coarsest = find_coarsest_dtype(t.dtype for t in directions.values())
     elif program.parameters:
         expected = _compute_parameter_vjp(source, inputs, directions, [s.name for s in wrt])
     else:
@@ -227,7 +227,7 @@ def _check_product(warm: Warmup, program: FxProgram, wrt: Specs, output_specs: S
 
 def _round(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a value in this dtype if that has fewer digits."""
-    return value.to(dtype) if torch.finfo(dtype).eps > torch.finfo(value.dtype).eps else value
+    return value.to(find_coarsest_dtype([dtype, value.dtype]))
 
 
 def _compute_parameter_vjp(

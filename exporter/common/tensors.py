@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 
@@ -26,6 +28,11 @@ def copy_transposed(value: torch.Tensor) -> torch.Tensor:
     """Return the same values with the dimensions in the opposite order in memory."""
     axes = tuple(reversed(range(value.ndim)))
     return value.permute(axes).contiguous().permute(axes)
+
+
+def find_coarsest_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """Return the floating dtype with the fewest digits."""
+    return max((d for d in dtypes if d.is_floating_point), key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def all_close(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -23,8 +23,8 @@ from exporter.graph.reader import SavedGraphs, list_settable_tensors, read
 _COMPARED_FIELDS = ("inputs", "outputs", "methods", "parameters", "tolerance", "differentiable", "solvers", "info")
 # How test inputs are drawn and how a derivative is computed is no promise.
 _IGNORED_FIELDS = ("sampling", "how", "name")
-# Bounds are computed from the model's numbers, whose last digits depend on the processor; a promise is a digit or two.
-_BOUND_RTOL = 1e-2
+# Bounds are computed from the model's numbers, whose last digits depend on the processor.
+_BOUND_RTOL = 1e-6
 
 # Further entries of a section are counted, not shown.
 _MAX_SHOWN = 40

@@ -11,6 +11,7 @@ import torch
 from exporter.archive.cases import Cases
 from exporter.archive.contract import COTANGENT, TANGENT, Contract, strip_prefix
 from exporter.archive.tensor_spec import FLOATING, name_dtype
+from exporter.common.tensors import find_coarsest_dtype
 from runtime_checks.checks.probe import Probe, find_error, select_points
 from runtime_checks.comparison import compare_tensors
 from runtime_checks.report import FAILED, NOT_RUN, PASSED, CheckResult
@@ -74,7 +75,7 @@ def derivative_product_checks(contract: Contract, cases: Cases) -> list[Probe]:
             vjp_side = sum((_dot(pulled[n], tangents[n], batch_ndim) for n in tangents if n in pulled), zeros)
             sides = torch.as_tensor(jvp_side), torch.as_tensor(vjp_side)
             parts = (*pushed.values(), *pulled.values(), *tangents.values(), *seeds.values())
-            pairs["vjp against jvp"] = *sides, _find_coarsest_dtype(parts)
+            pairs["vjp against jvp"] = *sides, _name_coarsest_dtype(parts)
         if "jacobian" in by_method and _has_all_blocks(contract):
             results_by_name = zip(methods["jacobian"].outputs, by_method["jacobian"], strict=True)
             blocks = {o: v for o, v in results_by_name if not isinstance(o, str)}
@@ -103,7 +104,7 @@ def _pair_with_blocks(
 
     def make_pair(product: torch.Tensor, own: list[_Operands], apply: Callable[..., torch.Tensor]) -> _Pair:
         terms = [apply(block, vector, batch_ndim) for block, vector in own]
-        return product, _sum_terms(terms, product), _find_coarsest_dtype((product, *itertools.chain(*own)))
+        return product, _sum_terms(terms, product), _name_coarsest_dtype((product, *itertools.chain(*own)))
 
     pairs = {}
     for output, value in pushed.items():
@@ -119,10 +120,9 @@ def _pair_with_blocks(
 _Operands = tuple[torch.Tensor, torch.Tensor]
 
 
-def _find_coarsest_dtype(tensors: Iterable[torch.Tensor]) -> str:
-    """Return the floating dtype of the fewest digits: a derivative by a float32 input has no more."""
-    floating = [t for t in tensors if t.is_floating_point()]
-    return name_dtype(max(floating, key=lambda t: torch.finfo(t.dtype).eps))
+def _name_coarsest_dtype(tensors: Iterable[torch.Tensor]) -> str:
+    """Return the name of the dtype with the fewest digits: a derivative by a float32 input has no more."""
+    return str(find_coarsest_dtype(t.dtype for t in tensors)).removeprefix("torch.")
 
 
 def _select_products(contract: Contract, method: str, results: dict[str, Tensors]) -> dict[str, torch.Tensor]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
 from project import skip_checks
 
 import torchferry
+from exams import derivatives
 from exams.cells import PASS, REFUSED, VERIFIED, WRONG, Verdict
 from exams.examination import MOST_REFUSED, Case, examine, settle
 from exams.judgement import SAME, judge_outputs
@@ -127,6 +129,16 @@ def test_derivatives_in_mixed_precision_are_judged():
         "jacobian": f"{REFUSED}: no block of an output by an input of another precision",
         "jvp vjp": VERIFIED,
     }
+
+
+@pytest.mark.parametrize("states", list(itertools.permutations([REFUSED, WRONG])))
+def test_what_is_wrong_goes_before_what_is_refused(states):
+    verdicts = {3: PASS}
+    for state in (*states, WRONG):
+        derivatives._blame(verdicts, "o3_0", f"it is {state}", state)
+    assert verdicts == {3: Verdict(WRONG, f"it is {WRONG}")}
+    derivatives._blame(verdicts, "o3_1", "another reason")
+    assert verdicts[3].reason == f"it is {WRONG}"
 
 
 def test_what_verification_finds_is_wrong_too(monkeypatch):

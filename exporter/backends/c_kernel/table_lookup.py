@@ -51,7 +51,7 @@ def read_sparse_table(graph: ExprGraph, numbers: Sequence[int | None], index: in
 
 def read_multi_index(graph: ExprGraph, numbers: Sequence[int], indices: Sequence[int], sizes: Sequence[int]) -> int:
     """Return the number at one index per dimension of a flattened table; a negative index counts from the end."""
-    positions = [_wrap(Expr(graph, i), size) for i, size in zip(indices, sizes, strict=True)]
+    positions = [wrap_index(Expr(graph, i), size) for i, size in zip(indices, sizes, strict=True)]
     if _is_table(graph, numbers):
         flat = positions[0].match(0)
         for position, size in zip(positions, sizes, strict=True):
@@ -71,7 +71,8 @@ def _clamp(index: Expr, size: int) -> Expr:
     return index.apply("max", 0).apply("min", size - 1)
 
 
-def _wrap(index: Expr, size: int) -> Expr:
+def wrap_index(index: Expr, size: int) -> Expr:
+    """Return an index from the start; a negative one counts from the end."""
     return where(index < 0, index + size, index)
 
 

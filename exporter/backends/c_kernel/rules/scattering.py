@@ -14,6 +14,7 @@ import torch
 
 from exporter.backends.c_kernel.expression_graph import BOOL, Expr, where
 from exporter.backends.c_kernel.symbolic_tensor import OperatorCall, SymbolicTensor, get_dtype_name, lowers, make_symbol
+from exporter.backends.c_kernel.table_lookup import wrap_index
 
 # A write at an index that depends on the data compares it with every place; more are refused.
 MOST_COMPARISONS = 4096
@@ -194,7 +195,7 @@ def _find_hits(
     of the batch, leaves out all cells with another one."""
     hits, comparisons = [], 0
     for place in places:
-        indices = [_wrap(Expr(call.graph, i), size) for i, size in zip(place, sizes, strict=True)]
+        indices = [wrap_index(Expr(call.graph, i), size) for i, size in zip(place, sizes, strict=True)]
         ranges = [range(n) if i.constant is None else [i.constant] for i, n in zip(indices, sizes, strict=True)]
         unknown = [d for d, index in enumerate(indices) if index.constant is None]
         comparisons += math.prod(map(len, ranges)) if unknown else 0
@@ -208,12 +209,6 @@ def _find_hits(
             hit.append((number, functools.reduce(operator.and_, conditions) if conditions else None))
         hits.append(hit)
     return hits
-
-
-def _wrap(index: Expr, size: int) -> Expr:
-    if index.constant is not None:
-        return index.match(int(index.constant) % size)
-    return where(index < 0, index + size, index)
 
 
 def _put_where(
