@@ -64,11 +64,11 @@ artifacts: .venv/neml2
 	CI= $(BIN)/python -m pytest -q tests/integration/test_artifacts.py -k fresh_export -m "thorough or not thorough" --torchferry-update
 	$(BIN)/python artifacts/models.py
 
-.venv/installed: pyproject.toml
+.venv/installed: pyproject.toml tools/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "torchferry needs Python 3.10 or newer")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[neml2,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint tools/constraints.txt --editable '.[neml2,dev]'
 	touch $@
 
 # neml2's own solver, which tests hold archives against, built for the torch at hand where the wheel is for another.

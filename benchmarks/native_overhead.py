@@ -27,7 +27,7 @@ def main(archive: str) -> None:
         libraries = [torch / "lib", prefix / "lib"]
         native_build.run_tool(
             [
-                *("g++", "-std=c++17", "-O2", str(SOURCE), "-o", str(program)),
+                *("g++", "-std=c++20", "-O2", str(SOURCE), "-o", str(program)),
                 *(f"-isystem{path}" for path in headers),
                 *(flag for path in libraries for flag in (f"-L{path}", f"-Wl,-rpath,{path}")),
                 *("-ltorchferry", "-ltorch", "-ltorch_cpu", "-lc10"),

@@ -21,7 +21,7 @@ from runtime_checks.cache import cache_folder, make_private_folder
 # Its folder in the cache.
 NATIVE = "native"
 SOURCES = Path(__file__).with_name("native")
-INSTALL = 'pip install "torchferry[native]", and a C++17 compiler (apt-get install g++)'
+INSTALL = 'pip install "torchferry[native]", and a compiler of C++17, of C++20 from torch 2.14 (apt-get install g++)'
 
 
 def compute_build_prefix(sanitize: str = "") -> Path:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch.jit._fuser import optimized_execution
 
 from exporter.archive.cases import Cases, ReferenceCase
 from exporter.archive.contract import Contract, Finding
 from exporter.archive.tensor_spec import name_dtype
 from exporter.common.errors import RunError
 from exporter.common.forking import DEFAULT_SECONDS, ForkFailedError, run_in_fork
+from exporter.common.torch_internals import optimized_execution
 from exporter.model.implicit.newton_solver import NOT_CONVERGED, SINGULAR
 
 # Draws of inputs that differ by rounding.

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.jit._fuser import optimized_execution
 
 from exporter.capture.forward_wrapper import emit_method_source
+from exporter.common.torch_internals import inline_calls, optimized_execution
 from exporter.graph.torch_nodes import iterate_nodes
 from exporter.model.eager.warmup import Warmup
 
@@ -58,7 +58,7 @@ def _count_numbers(graph: Any) -> tuple[list[int], int]:
     """Return how many numbers each operation computes for one row, and how many the graph returns.
 
     A graph that was not traced knows no sizes: its operations are counted as if each computed one result."""
-    torch._C._jit_pass_inline(graph)
+    inline_calls(graph)
     operations = [node for node in iterate_nodes(graph) if node.kind().startswith("aten::")]
     computed_sizes = [_get_sizes(v) for node in operations for v in node.outputs() if v.type().kind() == "TensorType"]
     returned_sizes = [_get_sizes(v) for v in next(iter(graph.outputs())).node().inputs()]

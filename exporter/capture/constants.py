@@ -12,6 +12,7 @@ from exporter.archive.contract import Finding
 from exporter.archive.tensor_spec import FLOATING, name_dtype
 from exporter.common.errors import CaptureError
 from exporter.common.tensors import bitwise_equal
+from exporter.common.torch_internals import DeviceObjType, IntType, TensorType, parse_schema, remove_dead_code
 from exporter.graph.torch_nodes import SCALAR_TYPES, find_location, iterate_graphs, iterate_nodes
 
 # Operators that torch.tensor and torch.as_tensor leave in a trace, each with the constant as its first input. Where
@@ -52,12 +53,12 @@ def fold_copies(module: torch.jit.ScriptModule) -> None:
                 value = value.to(_DTYPES[dtypes[0]])
             folded_node = graph.create("prim::Constant", [], 1)
             folded_node.t_("value", value.detach().clone())
-            folded_node.output().setType(torch._C.TensorType.get())
+            folded_node.output().setType(TensorType.get())
             folded_node.copyMetadata(node)
             folded_node.insertBefore(node)
             node.output().replaceAllUsesWith(folded_node.output())
             node.destroy()
-        torch._C._jit_pass_dce(graph)
+        remove_dead_code(graph)
 
 
 # Operations whose results are floating for integer inputs.
@@ -89,10 +90,10 @@ def pin_numbers(module: torch.jit.ScriptModule) -> None:
                 value = inputs[i].node().t("value")
                 if value.dtype == dtype or not value.is_floating_point():
                     continue
-                pinned = _insert_node(graph, "prim::Constant", [], node, torch._C.TensorType.get())
+                pinned = _insert_node(graph, "prim::Constant", [], node, TensorType.get())
                 pinned.node().t_("value", value.to(dtype))
                 node.replaceInput(i, pinned)
-        torch._C._jit_pass_dce(graph)
+        remove_dead_code(graph)
 
 
 def _cast_integer_inputs(graph: Any, node: Any, dtype: torch.dtype) -> None:
@@ -220,7 +221,7 @@ def _insert_buffer_read(graph: Any, name: str, template_node: Any) -> Any:
     """Insert a read of the buffer before all other nodes of the graph."""
     read_node = graph.create("prim::GetAttr", [next(graph.inputs())], 1)
     read_node.s_("name", name)
-    read_node.output().setType(torch._C.TensorType.get())
+    read_node.output().setType(TensorType.get())
     read_node.copyMetadata(template_node)
     read_node.insertBefore(next(graph.nodes()))
     return read_node.output()
@@ -238,7 +239,7 @@ def pin_dtypes(module: torch.jit.ScriptModule) -> None:
             if not _is_tensor(node.output()) or any(map(_is_tensor, inputs)):
                 continue
             scalar_type = node.output().type().scalarType()
-            names = [a.name for a in torch._C.parse_schema(node.schema()).arguments]
+            names = [a.name for a in parse_schema(node.schema()).arguments]
             if "dtype" not in names:
                 continue
             index = names.index("dtype")
@@ -263,12 +264,12 @@ def follow_inputs(module: torch.jit.ScriptModule) -> None:
         if first is None:
             continue
         for node, i in literals:
-            device = _insert_node(graph, "prim::device", [first], node, torch._C.DeviceObjType.get())
+            device = _insert_node(graph, "prim::device", [first], node, DeviceObjType.get())
             node.replaceInput(i, device)
         for node in list(iterate_nodes(graph)):
             if node.kind().startswith("aten::"):
                 _follow_dtype(graph, node, first)
-        torch._C._jit_pass_dce(graph)
+        remove_dead_code(graph)
 
 
 def find_boxes_without_device(module: torch.jit.ScriptModule) -> dict[str, torch.dtype]:
@@ -315,7 +316,7 @@ def _insert_tensor_read(graph: Any, box: torch.jit.ScriptModule) -> Any:
         node = graph.create("prim::GetAttr", [value], 1)
         node.s_("name", part)
         is_module = isinstance(child, torch.jit.ScriptModule)
-        node.output().setType(child._c._type() if is_module else torch._C.TensorType.create_from_tensor(child))
+        node.output().setType(child._c._type() if is_module else TensorType.create_from_tensor(child))
         node.insertBefore(first)
         value = node.output()
     return value
@@ -346,11 +347,11 @@ def find_fixed_devices(module: torch.jit.ScriptModule) -> list[Finding]:
 def _follow_dtype(graph: Any, node: Any, first: Any) -> None:
     if node.outputsSize() != 1 or not _is_tensor(node.output()) or any(map(_is_tensor, node.inputs())):
         return
-    names = [a.name for a in torch._C.parse_schema(node.schema()).arguments]
+    names = [a.name for a in parse_schema(node.schema()).arguments]
     scalar_type = node.output().type().scalarType()
     is_floating = scalar_type in ("Double", "Float", "Half", "BFloat16")
     if "dtype" in names and is_floating and scalar_type == first.type().scalarType():
-        dtype = _insert_node(graph, "prim::dtype", [first], node, torch._C.IntType.get())
+        dtype = _insert_node(graph, "prim::dtype", [first], node, IntType.get())
         node.replaceInput(names.index("dtype"), dtype)
 
 

@@ -11,8 +11,9 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.autograd import Function
+
+from exporter.common.torch_internals import get_tracing_state
 
 
 class _Context:
@@ -45,8 +46,8 @@ def inline_custom_functions() -> Iterator[None]:
     original = Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch._C._get_tracing_state() or getattr(cls, "stays_a_call", False):
-            return original.__func__(cls, *args, **kwargs)
+        if not get_tracing_state() or getattr(cls, "stays_a_call", False):
+            return original.__get__(None, cls)(*args, **kwargs)
         if cls.setup_context is not Function.setup_context:
             return cls.forward(*args, **kwargs)
         return cls.forward(_Context(len(args)), *args, **kwargs)
@@ -63,7 +64,9 @@ def inline_custom_functions() -> Iterator[None]:
             namespace[name] = method
 
 
-_BoundMethods = list[tuple[dict[Any, Any], Any, types.MethodType]]
+_BoundMethods = list[tuple[dict[Any, Any], Any, Any]]
+# ``apply`` is written in Python up to torch 2.13, and in C++ from 2.14.
+_METHODS = (types.MethodType, types.BuiltinMethodType)
 _KNOWN_METHODS: dict[tuple[type, ...], _BoundMethods] = {}
 
 
@@ -73,9 +76,9 @@ def find_bound_applies() -> _BoundMethods:
     This searches the memory, once for each set of custom functions."""
     classes = tuple(cls for cls in Function.__subclasses__() if not cls.__module__.startswith("torch"))
     if classes not in _KNOWN_METHODS:
-        original = Function.__dict__["apply"].__func__
-        methods = [m for m in (gc.get_referrers(*classes) if classes else ()) if isinstance(m, types.MethodType)]
-        methods = [m for m in methods if m.__func__ is original]
+        methods = [m for m in (gc.get_referrers(*classes) if classes else ()) if isinstance(m, _METHODS)]
+        original = Function.__dict__["apply"]
+        methods = [m for m in methods if m.__self__ in classes and m == original.__get__(None, m.__self__)]
         namespaces = [p for p in (gc.get_referrers(*methods) if methods else ()) if isinstance(p, dict)]
         methods_by_id = {id(m): m for m in methods}
         spaces = [namespace for namespace in namespaces if namespace is not methods_by_id]

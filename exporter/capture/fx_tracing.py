@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._decomp import get_decompositions
 
 from exporter.capture.origin_tracking import OriginTracker, get_user_line, relabel_forward_parts
 from exporter.capture.symbolic_guards import SizeGuardRecorder
 from exporter.capture.value_reads import ValueRead
+from exporter.common import torch_internals
 from exporter.common.errors import IN_SCRIPT, CaptureError, TorchferryError, summarize_error
+from exporter.common.torch_internals import FAKE_TENSORS, OpOverload, get_decompositions
 from exporter.common.user_code import user_traceback_location
 from exporter.model.eager.evaluation import deterministic_kernels
 
@@ -66,11 +67,10 @@ def trace_to_fx(
     With ``model``, the module that the function runs, every operation gets its origin. Without ``has_open_sizes`` all
     sizes are those of ``inputs``. If the trace fails, raises ``CaptureError`` with torch's own message and the user's
     line."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    fake = logging.getLogger("torch._subclasses.fake_tensor")
+    fake = logging.getLogger(FAKE_TENSORS)
     level = fake.level
     # Fake tensors log a page before they raise.
     fake.setLevel(logging.CRITICAL)
@@ -87,7 +87,7 @@ def trace_to_fx(
             graph = trace(*(t.clone() for t in inputs))
     except TorchferryError:
         raise
-    except DataDependentOutputException as error:
+    except torch_internals.DataDependentOutputException as error:
         raise _data_read_error(error, "a value", f"{error.func} of a tensor") from error
     except GuardOnDataDependentSymNode as error:
         raise _data_read_error(error, "a branch", "a comparison of a tensor's values") from error
@@ -123,7 +123,7 @@ def finish_program(graph: torch.fx.GraphModule, constants: Mapping[str, torch.Te
     _check_constant_writes(graph)
     read_names = {str(n.target) for n in graph.graph.nodes if n.op == "get_attr"}
     constants = {name: value for name, value in constants.items() if name in read_names}
-    calls = [n for n in graph.graph.nodes if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)]
+    calls = [n for n in graph.graph.nodes if n.op == "call_function" and isinstance(n.target, OpOverload)]
     count = sum(1 for n in calls if not split_operator_name(n.target)[1].startswith(_FREE))
     return FxProgram(graph, constants, count, input_count)
 
@@ -149,7 +149,7 @@ def _check_constant_writes(graph: torch.fx.GraphModule) -> None:
 
 def list_written_arguments(node: torch.fx.Node) -> list[tuple[str, Any]]:
     """Return what an operation writes to, with the names of the arguments."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return []
     arguments = node.target._schema.arguments
     positional = zip(arguments, node.args, strict=False)
@@ -170,7 +170,7 @@ def find_memory_roots(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Nod
 
 def _is_view(node: torch.fx.Node) -> bool:
     """Return whether the result of an operation shares the memory of its first argument."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return False
     arguments = node.target._schema.arguments
     has_alias = bool(arguments) and arguments[0].alias_info is not None

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.jit._fuser import optimized_execution
 
 from exporter.archive.tensor_spec import TensorSpec, infer_spec
 from exporter.capture.batch_recording import describe_traced_sizes, trace_batch_program
@@ -23,6 +22,7 @@ from exporter.capture.torchscript_writer import emit_torchscript
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
 from exporter.common.tensors import all_close
 from exporter.common.torch_hooks import ignore_deprecations, patch_forward, pause_tracing
+from exporter.common.torch_internals import get_tracing_state, optimized_execution
 from exporter.model.eager.evaluation import evaluate
 from exporter.model.eager.warmup import find_finite_rows
 from exporter.model.implicit.coordinate_descent import CoordinateDescent, DescentCall
@@ -154,7 +154,7 @@ def replace_loops(captured: Mapping[str, CapturedLoop]) -> Iterator[None]:
 
 def _make_forward(compiled: torch.jit.ScriptModule) -> Callable[..., Any]:
     def forward(*arguments: Any) -> Any:
-        state = torch._C._get_tracing_state()
+        state = get_tracing_state()
         # With optimisation it is as fast, after a second that every process would spend again.
         with pause_tracing(state) if state else contextlib.nullcontext(), optimized_execution(False):
             return compiled(*arguments)

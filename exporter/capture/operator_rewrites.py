@@ -13,6 +13,7 @@ import torch
 
 from exporter.common.errors import OperatorError
 from exporter.common.script_loading import OPERATORS
+from exporter.common.torch_internals import merge_subexpressions, remove_dead_code, rewrite_pattern
 from exporter.graph.torch_nodes import find_location, iterate_graphs, iterate_nodes
 
 # Where torch's own operators are.
@@ -45,7 +46,7 @@ def rewrite_operators(module: torch.jit.ScriptModule) -> None:
     """Replace the operators of ``OPERATOR_REWRITES`` in all graphs."""
     for _, _, graph in iterate_graphs(module):
         for rewrite in OPERATOR_REWRITES:
-            torch._C._jit_pass_custom_pattern_based_rewrite_graph(rewrite.pattern, rewrite.replacement, graph)
+            rewrite_pattern(rewrite.pattern, rewrite.replacement, graph)
 
 
 def list_operators(module: torch.jit.ScriptModule) -> tuple[str, ...]:
@@ -83,5 +84,5 @@ def _make_operator_error(node: Any, path: str) -> OperatorError:
 def eliminate_common_subexpressions(module: torch.jit.ScriptModule) -> None:
     """Compute repeated expressions of a graph once, as in a chain rule; torch's pass respects in-place writes."""
     for _, _, graph in iterate_graphs(module):
-        torch._C._jit_pass_cse(graph)
-        torch._C._jit_pass_dce(graph)
+        merge_subexpressions(graph)
+        remove_dead_code(graph)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from exporter.common.torch_hooks import ENTRY, DispatchHook
+from exporter.common.torch_hooks import DispatchHook
+from exporter.common.torch_internals import ENGINE_ENTRY, get_autograd_node, get_sequence_number
 from exporter.common.user_code import INTERNAL_PATH_PREFIXES
 from exporter.graph.origin import AFTER, BACKWARD, FORWARD, HOOK, Origin
 
@@ -95,14 +95,14 @@ class OriginTracker(DispatchHook):
         if not engine:
             origin = Origin(AFTER if self._has_run_backward else FORWARD, "", module, user_line)
             # Keep the first operation of an autograd node; an operation without a node has the number of the next.
-            self._forward_origins.setdefault(_get_sequence_nr() - 1, origin)
+            self._forward_origins.setdefault(get_sequence_number() - 1, origin)
             return origin
         self._has_run_backward = True
-        node: Any = torch._C._current_autograd_node()  # pyright: ignore[reportAttributeAccessIssue]
+        node: Any = get_autograd_node()
         first = self._forward_origins.get(node._sequence_nr()) if node is not None else None
         forward_origin = first or Origin(FORWARD)
         # If the backward pass is recorded too, it has its own nodes.
-        self._forward_origins.setdefault(_get_sequence_nr() - 1, forward_origin)
+        self._forward_origins.setdefault(get_sequence_number() - 1, forward_origin)
         if user_line and function == "backward":
             # A custom autograd function.
             return Origin(BACKWARD, node.name() if node is not None else "", forward_origin.module, user_line)
@@ -119,7 +119,7 @@ def _inspect_stack() -> tuple[str, str, bool | None]:
     frame, where, function, seeds = sys._getframe(3), "", "", False
     while frame is not None:
         code = frame.f_code
-        if code.co_name == ENTRY:
+        if code.co_name == ENGINE_ENTRY:
             return where, function, True
         seeds |= not where and code.co_filename == torch.autograd.__file__ and code.co_name in ("backward", "grad")
         if (not where or _TENSOR_TYPES in where) and not code.co_filename.startswith(INTERNAL_PATH_PREFIXES):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.jit._trace import TracerWarning
 
 from exporter.archive.contract import NEWTON_OUTPUTS, Finding, MethodSpec
 from exporter.archive.derivative_request import ResolvedDerivatives
@@ -37,6 +36,7 @@ from exporter.capture.tracing import (
     trace_recording_warnings,
 )
 from exporter.common.torch_hooks import ignore_deprecations
+from exporter.common.torch_internals import TracerWarning
 from exporter.model.eager.evaluation import eager_context
 from exporter.model.eager.warmup import Warmup
 from exporter.model.implicit.implicit_update import collect_newton_info

@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.jit import _pickle
 
 from exporter.archive import pt_archive
 from exporter.archive.zip_records import _SERIAL
 from exporter.capture import module_tree
 from exporter.common.errors import ArchiveError, UnsupportedError
 from exporter.common.source_paths import importable_path, strip_stand_in
+from exporter.common.torch_internals import make_integer_list
 from exporter.common.user_code import INTERNAL_PATH_PREFIXES, OWN_SOURCES
 
 _CODE, _DEBUG = ".py", ".py.debug_pkl"
@@ -196,7 +196,7 @@ class _Integers(list):  # type: ignore[type-arg]
     """The class that TorchScript pickles a list of integers as."""
 
     def __reduce__(self) -> Any:
-        return _pickle.build_intlist, (list(self),)
+        return make_integer_list, (list(self),)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import torch
 from torch.jit import ScriptModule
-from torch.jit._fuser import optimized_execution
 
 from exporter.archive.contract import Finding
 from exporter.archive.derivative_request import Pair
 from exporter.archive.method_names import METHOD
 from exporter.common.errors import WarmupError
 from exporter.common.tensors import is_finite
+from exporter.common.torch_internals import optimized_execution
 from exporter.model.eager.derivatives import compute_jacobian_blocks
 from exporter.model.eager.evaluation import evaluate
 from exporter.model.eager.warmup import Warmup

@@ -17,6 +17,7 @@ from exporter.capture.fx_tracing import FxProgram, split_operator_name
 from exporter.capture.operator_rewrites import OPERATOR_REWRITES
 from exporter.capture.origin_tracking import get_origin, get_user_line
 from exporter.common.errors import OperatorError
+from exporter.common.torch_internals import OpOverload
 
 # Operators of source libraries that are rewritten to torch's once the method is defined.
 _REWRITTEN = frozenset(row.operator for row in OPERATOR_REWRITES)
@@ -103,7 +104,7 @@ class _SourceWriter:
             return [f"{result} = {_SYMBOLS[node.target].format(*map(self.format_value, node.args))}"]
         if node.target is operator.getitem:
             return [f"{result} = {self.format_value(node.args[0])}[{self.format_value(node.args[1])}]"]
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, OpOverload):
             raise _unsupported_operator_error(str(node.target), node)
         space, name = split_operator_name(node.target)
         if space == "profiler":

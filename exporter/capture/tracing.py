@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.jit._fuser import optimized_execution
-from torch.jit._trace import TracerWarning
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from exporter.archive.method_names import METHOD
@@ -21,6 +19,7 @@ from exporter.capture.scripting import compile_submodule, find_marked_modules
 from exporter.capture.value_reads import ValueReadRecorder, fresh_constants
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
 from exporter.common.torch_hooks import patch_forward
+from exporter.common.torch_internals import TensorType, TracerWarning, TupleType, inline_calls, optimized_execution
 from exporter.common.user_code import user_source_location, user_traceback_location
 from exporter.model.compiled_model import list_compiled
 from exporter.model.eager.evaluation import (
@@ -45,7 +44,7 @@ def check_constant_outputs(warm: Warmup, module: torch.jit.ScriptModule) -> None
 
     Equal values in some runs (``(x < -5).any()``) do not show this; the graph does. Raises ``CaptureError``."""
     graph = module._c._get_method(METHOD).graph.copy()
-    torch._C._jit_pass_inline(graph)
+    inline_calls(graph)
     graph_outputs = list(next(iter(graph.outputs())).node().inputs())
     input_names = {value.debugName() for value in list(graph.inputs())[1:]}
     for spec, constant, value in zip(warm.output_specs, warm.constant, graph_outputs, strict=True):
@@ -182,12 +181,12 @@ def _inline_function(graph: Any) -> None:
                 continue
             # It raises where a call gives None after all.
             unwrapped = graph.create("aten::_unwrap_optional", [value], 1)
-            unwrapped.output().setType(torch._C.TensorType.get())
+            unwrapped.output().setType(TensorType.get())
             unwrapped.insertAfter(node)
             value.replaceAllUsesAfterNodeWith(unwrapped, unwrapped.output())
         if node.kind() == "prim::TupleConstruct":
-            node.output().setType(torch._C.TupleType([value.type() for value in node.inputs()]))
-    torch._C._jit_pass_inline(graph)
+            node.output().setType(TupleType([value.type() for value in node.inputs()]))
+    inline_calls(graph)
 
 
 # Parts of torch's own messages, and remedies.

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.jit._trace import TracerWarning
 
 from exporter.common.torch_hooks import FunctionHook, pause_tracing
+from exporter.common.torch_internals import TracerWarning, get_tracing_state, get_value_trace
 from exporter.common.user_code import user_source_location
 
 _T = torch.Tensor
@@ -98,7 +98,7 @@ class ValueReadRecorder:
     def note(self, label: str, value: Any, tensors: Iterable[torch.Tensor], *, size: bool = False) -> Any:
         """Record a read; return the value to hand to Python."""
         index = len(self.reads)
-        tracing = torch._C._get_tracing_state()
+        tracing = get_tracing_state()
         scalar = value if isinstance(value, (bool, int, float, complex)) else ""
         self.reads.append(ValueRead(label, user_source_location(), str(scalar), size))
         with self.mark_reading():
@@ -111,7 +111,7 @@ class ValueReadRecorder:
             # torch passes a method on to the function mode, which calls this function again
             if self._is_reading:
                 return original(tensor, *args, **kwargs)
-            tracing = torch._C._get_tracing_state()
+            tracing = get_tracing_state()
             with self.mark_reading():
                 value = original(tensor, *args, **kwargs)
             if size and not tracing:
@@ -139,7 +139,7 @@ class _FunctionReadMode(FunctionHook):
         recorder = self._recorder
         if recorder.is_reading:
             return func(*args, **kwargs)
-        tracing = torch._C._get_tracing_state()
+        tracing = get_tracing_state()
         if func in _CONSTANT_FACTORIES:
             tensors = list(_iterate_tensors((args, kwargs)))
             if tensors and (tracing or recorder.has_constants):
@@ -163,7 +163,7 @@ class _FunctionReadMode(FunctionHook):
 def is_traced(tensor: torch.Tensor) -> bool:
     """Return whether the tracer knows where a tensor came from; other tensors are constants to it."""
     try:
-        value = torch._C._get_value_trace(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+        value = get_value_trace(tensor)
         return value.node().kind() != "prim::Constant"
     except RuntimeError:
         return False
@@ -199,7 +199,7 @@ def _patch_constant_factory(name: str) -> Iterator[None]:
     original = getattr(torch, name)
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        tracing = torch._C._get_tracing_state()
+        tracing = get_tracing_state()
         if not tracing or any(True for _ in _iterate_tensors((args, kwargs))):
             return original(*args, **kwargs)
         with pause_tracing(tracing):

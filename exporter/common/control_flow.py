@@ -14,13 +14,18 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils import _pytree as pytree
 
 from exporter.common.errors import CaptureError, TorchferryError, summarize_error
+from exporter.common.torch_internals import (
+    CONTROL_FLOW,
+    count_dispatch_modes,
+    get_functorch_level,
+    get_tracing_state,
+    pytree,
+)
 from exporter.common.user_code import user_source_location, user_traceback_location
 
 CHECK = "control flow"
-_PACKAGE = "torch._higher_order_ops."
 # Operators by module, each with the function that is its definition.
 _DEFINITIONS = {
     "map": ("map_impl", "map_dense"),
@@ -28,7 +33,7 @@ _DEFINITIONS = {
     "associative_scan": ("associative_scan_op", "associative_scan_op_dense"),
 }
 # Modules that ask whether torch compiles: those of these operators, and one of what they share.
-_ASKING = {f"{_PACKAGE}{name}" for name in ("utils", "cond", "while_loop", *_DEFINITIONS)}
+_ASKING = {f"{CONTROL_FLOW}{name}" for name in ("utils", "cond", "while_loop", *_DEFINITIONS)}
 _SCRIPT = 'compile the submodule from its source: torchferry.mark(..., jit="script")'
 
 
@@ -44,13 +49,13 @@ def run_control_flow() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.compiler, "is_dynamo_compiling", is_compiling))
         # All are imported with torch.
-        stack.enter_context(mock.patch.object(sys.modules[f"{_PACKAGE}cond"], "cond_op", _run_branches))
+        stack.enter_context(mock.patch.object(sys.modules[f"{CONTROL_FLOW}cond"], "cond_op", _run_branches))
         for name, (operator, definition) in _DEFINITIONS.items():
-            module = sys.modules.get(_PACKAGE + name)
+            module = sys.modules.get(CONTROL_FLOW + name)
             # Other versions of torch may have other names; such a call is then refused as one that is compiled.
             if hasattr(module, operator) and hasattr(module, definition):
                 stack.enter_context(mock.patch.object(module, operator, getattr(module, definition)))
-        loops: Any = sys.modules[f"{_PACKAGE}while_loop"]
+        loops: Any = sys.modules[f"{CONTROL_FLOW}while_loop"]
         stack.enter_context(mock.patch.object(loops, "while_loop_op", functools.partial(_run_loop, loops)))
         yield
 
@@ -119,9 +124,4 @@ def _describe(leaf: Any) -> str:
 
 def _is_captured() -> bool:
     """Return whether a graph is recorded, or tensors have no values."""
-    functorch: Any = sys.modules["torch._C._functorch"]
-    return (
-        torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or functorch.peek_interpreter_stack() is not None
-    )
+    return get_tracing_state() is not None or count_dispatch_modes() > 0 or get_functorch_level() is not None

@@ -13,13 +13,12 @@ import torch
 from torch import nn
 from torch.autograd import graph
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from exporter.common.torch_internals import DYNAMO, ENGINE_ENTRY, TorchDispatchMode, set_tracing_state
 
 # Deprecation messages of torch.jit (DeprecationWarning up to torch 2.13, FutureWarning from 2.14).
 DEPRECATIONS = r"`torch\.jit\.\w+` is (deprecated|not supported in Python 3\.14)"
 
-# All backward passes go through one function of torch's autograd engine, which stands under this name in two modules.
-ENTRY = "_engine_run_backward"
 Entry = Callable[..., Any]
 
 
@@ -35,8 +34,6 @@ def ignore_deprecations() -> Iterator[None]:
 @contextlib.contextmanager
 def pause_tracing(state: Any) -> Iterator[None]:
     """Pause tracing, and restore ``state`` on exit."""
-    # The stubs of torch._C do not know this function.
-    set_tracing_state = getattr(torch._C, "_set_tracing_state")  # noqa: B009
     set_tracing_state(None)
     try:
         yield
@@ -72,16 +69,16 @@ def postpone_compiler() -> Iterator[None]:
 
     A package without its code stands in for ``torch._dynamo``. Its modules can be imported; its ``disable`` returns
     functions unchanged, and torch goes on with these afterwards. Any other use of it fails: run that again outside."""
-    if "torch._dynamo" in sys.modules or (spec := importlib.util.find_spec("torch._dynamo")) is None:
+    if DYNAMO in sys.modules or (spec := importlib.util.find_spec(DYNAMO)) is None:
         yield
         return
     package: Any = importlib.util.module_from_spec(spec)
     package.disable = _keep_function
-    sys.modules["torch._dynamo"] = torch._dynamo = package
+    sys.modules[DYNAMO] = torch._dynamo = package
     try:
         yield
     finally:
-        for name in [n for n in sys.modules if n == "torch._dynamo" or n.startswith("torch._dynamo.")]:
+        for name in [n for n in sys.modules if n == DYNAMO or n.startswith(f"{DYNAMO}.")]:
             del sys.modules[name]
         del torch._dynamo
 
@@ -130,11 +127,11 @@ def swap_parameters(module: nn.Module, values: Mapping[str, torch.Tensor]) -> It
 @contextlib.contextmanager
 def patch_autograd_engine(stand_in: Callable[[Entry], Entry]) -> Iterator[None]:
     """Call ``stand_in`` of the engine's own entry in place of that entry while the context lasts."""
-    originals = [(module, getattr(module, ENTRY)) for module in (graph, torch.autograd)]
+    originals = [(module, getattr(module, ENGINE_ENTRY)) for module in (graph, torch.autograd)]
     for module, original in originals:
-        setattr(module, ENTRY, stand_in(original))
+        setattr(module, ENGINE_ENTRY, stand_in(original))
     try:
         yield
     finally:
         for module, original in originals:
-            setattr(module, ENTRY, original)
+            setattr(module, ENGINE_ENTRY, original)

@@ -13,8 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
-
+from exporter.common.torch_internals import parse_schema
 from exporter.graph.ir import Block, Graph, Input, Node, TensorConstant, walk_nodes
 
 _ACTS = (
@@ -102,7 +101,7 @@ class _AliasInfo:
 
 @functools.cache
 def _parse_alias_info(schema: str) -> _AliasInfo:
-    parsed = torch._C.parse_schema(schema)
+    parsed = parse_schema(schema)
     sets = [a.alias_info for a in parsed.arguments]
     shares, wild = [], []
     for output in parsed.returns:

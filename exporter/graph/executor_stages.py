@@ -11,12 +11,20 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from torch.jit._fuser import optimized_execution
 
 from exporter.archive.input_files import InputValues, align_inputs, order_inputs, to_tensor
 from exporter.archive.pt_archive import MAX_OPTIMISED_NODES
 from exporter.common.errors import RunError, UsageError, suggest_names, summarize_error
 from exporter.common.torch_hooks import ignore_deprecations
+from exporter.common.torch_internals import (
+    get_last_optimized_graph,
+    get_profiled_runs,
+    inline_calls,
+    optimized_execution,
+    set_profiled_runs,
+    set_profiling_executor,
+    set_profiling_mode,
+)
 from exporter.graph.ir import Graph
 from exporter.graph.loading import File, resolve_captured_method
 from exporter.graph.reader import list_settable_tensors, read, read_graph
@@ -81,7 +89,7 @@ def _count_nodes(graph: Any) -> int:
 
 def _inline_graph(module: torch.jit.ScriptModule, method: str) -> Any:
     graph = module._c._get_method(method).graph.copy()
-    torch._C._jit_pass_inline(graph)
+    inline_calls(graph)
     return graph
 
 
@@ -100,7 +108,7 @@ def get_executed_graph(module: torch.jit.ScriptModule, method: str, inputs: Sequ
         with torch.no_grad(), _profiling_executor(), optimized_execution(True):
             for _ in range(calls):
                 run(*inputs)
-            return torch._C._last_executed_optimized_graph()
+            return get_last_optimized_graph()
     except RuntimeError as error:
         raise RunError("the method does not run on these inputs", where=method, got=summarize_error(error)) from error
 
@@ -108,17 +116,16 @@ def get_executed_graph(module: torch.jit.ScriptModule, method: str, inputs: Sequ
 @contextlib.contextmanager
 def _profiling_executor():
     """Use torch's default executor, whatever the process has set."""
-    jit: Any = torch._C
-    executor = jit._jit_set_profiling_executor(True)
-    mode = jit._jit_set_profiling_mode(True)
-    runs = jit._jit_get_num_profiled_runs()
-    jit._jit_set_num_profiled_runs(1)
+    executor = set_profiling_executor(True)
+    mode = set_profiling_mode(True)
+    runs = get_profiled_runs()
+    set_profiled_runs(1)
     try:
         yield
     finally:
-        jit._jit_set_profiling_executor(executor)
-        jit._jit_set_profiling_mode(mode)
-        jit._jit_set_num_profiled_runs(runs)
+        set_profiling_executor(executor)
+        set_profiling_mode(mode)
+        set_profiled_runs(runs)
 
 
 def list_input_names(file: File, module: torch.jit.ScriptModule, requested: str, method: str) -> tuple[str, ...]:

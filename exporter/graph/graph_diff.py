@@ -10,6 +10,7 @@ from typing import Literal as OneOf
 
 import torch
 
+from exporter.common.torch_internals import parse_schema
 from exporter.graph.canonical_text import format_method
 from exporter.graph.ir import Graph, Input, Literal, Node, TensorConstant
 from exporter.graph.listing import format_node
@@ -193,7 +194,7 @@ class _MethodDiff:
 
 @functools.cache
 def _list_argument_names(schema: str) -> tuple[str, ...]:
-    return tuple(a.name for a in torch._C.parse_schema(schema).arguments)
+    return tuple(a.name for a in parse_schema(schema).arguments)
 
 
 def _describe_argument(node: Node, index: int) -> str:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from exporter.archive.input_files import InputValues
+from exporter.common import torch_internals
 from exporter.common.errors import UsageError, summarize_error
 from exporter.graph.executor_stages import prepare_inputs, resolve_method
 from exporter.graph.loading import File
@@ -63,23 +62,21 @@ def _make_skipped_result(name: str, node_counts: Counter[str], reason: str) -> P
 
 
 Inputs = Callable[[], Sequence[Any]]
-# Not all of them are in torch's stubs.
-_torch: Any = torch._C
 
 
 def _propagate_shapes(graph: Any, inputs: Inputs) -> None:
-    _torch._jit_pass_complete_shape_analysis(graph, tuple(inputs()), False)
+    torch_internals.propagate_shapes(graph, tuple(inputs()), False)
 
 
 _PASSES: dict[str, Callable[[Any, Inputs], Any]] = {
-    "inlining": lambda graph, _: _torch._jit_pass_inline(graph),
-    "constant pooling": lambda graph, _: _torch._jit_pass_constant_pooling(graph),
-    "removing expands": lambda graph, _: _torch._jit_pass_remove_expands(graph),
-    "canonicalisation": lambda graph, _: _torch._jit_pass_canonicalize_graph_fuser_ops(graph),
-    "dead code": lambda graph, _: _torch._jit_pass_dce(graph),
-    "constant propagation": lambda graph, _: _torch._jit_pass_constant_propagation(graph),
+    "inlining": lambda graph, _: torch_internals.inline_calls(graph),
+    "constant pooling": lambda graph, _: torch_internals.pool_constants(graph),
+    "removing expands": lambda graph, _: torch_internals.remove_expands(graph),
+    "canonicalisation": lambda graph, _: torch_internals.canonicalize_operators(graph),
+    "dead code": lambda graph, _: torch_internals.remove_dead_code(graph),
+    "constant propagation": lambda graph, _: torch_internals.propagate_constants(graph),
     "input shape propagation": _propagate_shapes,
-    "common subexpressions": lambda graph, _: _torch._jit_pass_cse(graph),
-    "peephole": lambda graph, _: _torch._jit_pass_peephole(graph, False),
-    "loop unrolling": lambda graph, _: _torch._jit_pass_loop_unrolling(graph),
+    "common subexpressions": lambda graph, _: torch_internals.merge_subexpressions(graph),
+    "peephole": lambda graph, _: torch_internals.simplify_peepholes(graph, False),
+    "loop unrolling": lambda graph, _: torch_internals.unroll_loops(graph),
 }

@@ -16,6 +16,7 @@ import torch
 
 from exporter.archive.contract import Contract
 from exporter.archive.zip_records import write_zip
+from exporter.common.torch_internals import inline_calls
 from exporter.graph.effects import Effects, annotate_effects, name_written_tensors
 from exporter.graph.ir import Block, Graph, Input, Literal, Node
 from exporter.graph.origin import find_origin
@@ -116,7 +117,7 @@ def _iterate_hooks(module: Any) -> Iterator[tuple[str, Any]]:
     for hook_type, hooks in (("pre-hook", module._get_forward_pre_hooks()), ("hook", module._get_forward_hooks())):
         for i, hook in enumerate(hooks):
             graph = hook.graph.copy()
-            torch._C._jit_pass_inline(graph)
+            inline_calls(graph)
             yield f"{hook_type} {i}", graph
 
 
@@ -155,7 +156,7 @@ def _inline_functions(module: Any, method: str) -> Any:
             attribute = functools.reduce(lambda parent, name: parent.getattr(name), path, module)
             if isinstance(attribute, torch.ScriptModule):
                 _replace_call(graph, node)
-    torch._C._jit_pass_inline(graph)
+    inline_calls(graph)
     return graph
 
 
@@ -257,7 +258,7 @@ class _GraphReader:
             if node.kindOf(name) != "g":
                 continue
             graph, outside = node.g(name).copy(), self._values
-            torch._C._jit_pass_inline(graph)
+            inline_calls(graph)
             arguments = [outside[v.unique()] for v in node.inputs()]
             # A module is passed on as it is.
             pairs = list(zip(graph.inputs(), arguments, strict=False))

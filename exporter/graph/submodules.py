@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from exporter.common.torch_internals import ModuleDict
+
 
 def find_mutated_attributes(module: torch.jit.ScriptModule) -> frozenset[str]:
     """Return the paths of attributes that some method sets: their value depends on the time of the read."""
@@ -23,7 +25,7 @@ def find_mutated_attributes(module: torch.jit.ScriptModule) -> frozenset[str]:
 def iterate_submodules(module: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield the module and all modules below it, each with its path."""
     yield path, module
-    for name, child in torch._C.ModuleDict(module).items():
+    for name, child in ModuleDict(module).items():
         yield from iterate_submodules(child, f"{path}.{name}".lstrip("."))
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from exporter.common.errors import UsageError, summarize_error
+from exporter.common.torch_internals import pytree
 
 CHECK = "arguments"
 # Values that are no data of a model.

@@ -13,7 +13,14 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from exporter.common.torch_internals import (
+    create_function,
+    freeze_module,
+    get_current_dispatch_mode,
+    get_tracing_state,
+    lower_graph,
+)
 
 _Parameter = inspect.Parameter
 
@@ -43,11 +50,10 @@ class _Code:
     """What a compiled module computes: the module itself, and a function of its arguments and tensors."""
 
     def __init__(self, module: torch.jit.ScriptModule, model: nn.Module) -> None:
-        compiled: Any = torch._C
-        frozen = compiled._freeze_module(module._c, [], True, True)
-        graph, tensors = compiled._jit_pass_lower_graph(frozen._get_method("forward").graph.copy(), frozen)
+        frozen = freeze_module(module._c, [], True, True)
+        graph, tensors = lower_graph(frozen._get_method("forward").graph.copy(), frozen)
         self.module, self.originals = module, tensors
-        self.function = compiled._create_function_from_graph("forward", graph)
+        self.function = create_function("forward", graph)
         self.signature = _read_signature(module)
         paths = {id(tensor): path for path, tensor in (*model.named_parameters(), *model.named_buffers())}
         # What is no parameter and no buffer is a constant.
@@ -57,7 +63,7 @@ class _Code:
         bound = self.signature.bind(*values, **keywords)
         bound.apply_defaults()
         tensors = [_find_tensor(model, place) if isinstance(place, str) else place for place in self.places]
-        is_recorded = torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None
+        is_recorded = get_tracing_state() is not None or get_current_dispatch_mode() is not None
         if is_recorded or any(a is not b for a, b in zip(tensors, self.originals, strict=True)):
             return self.function(*bound.arguments.values(), *tensors)
         return self.module(*bound.arguments.values())

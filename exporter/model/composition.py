@@ -13,6 +13,7 @@ from torch import nn
 
 from exporter.archive.tensor_spec import Signature, TensorSpec
 from exporter.common.errors import UsageError, suggest_names
+from exporter.common.torch_internals import get_tracing_state
 from exporter.model.argument_binding import BoundForward
 from exporter.model.implicit.implicit_update import ImplicitUpdate
 from exporter.model.jit_marks import mark, mark_either
@@ -136,7 +137,7 @@ class ComposedModel(nn.Module):
             if len(result) != len(self._output_names[label]):
                 what = f"module {label!r} does not return the outputs that it declares"
                 raise UsageError(what, got=f"{len(result)}", expected=", ".join(self._output_names[label]))
-            if torch._C._get_tracing_state() is None:
+            if get_tracing_state() is None:
                 _check_outputs(label, self._declared_outputs[label], result)
             values.update(zip(self._output_names[label], result, strict=True))
         return tuple(values[s.name] for s in self.signature.outputs)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch.jit._fuser import optimized_execution
 
 from exporter.archive.contract import Finding
 from exporter.archive.method_names import METHOD
 from exporter.common.errors import TorchferryError, summarize_error
 from exporter.common.forking import DEFAULT_SECONDS
 from exporter.common.tensors import all_close, bitwise_equal, is_finite
+from exporter.common.torch_internals import optimized_execution
 from exporter.model.eager.evaluation import evaluate, get_forward_code
 from exporter.model.eager.warmup import Warmup
 from exporter.model.source import Inputs, Source

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from exporter.common.torch_internals import parse_schema
 from exporter.graph.torch_nodes import iterate_nodes
 
 RANDOM = "random numbers"
@@ -94,7 +95,7 @@ def is_random(node: Any) -> bool:
     overloads = [getattr(packet, name) for name in packet.overloads()] if packet is not None else []
     if not any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads):
         return False
-    names = [a.name for a in torch._C.parse_schema(node.schema()).arguments]
+    names = [a.name for a in parse_schema(node.schema()).arguments]
     pairs = zip(names, node.inputs(), strict=False)
     settings = {name: value.toIValue() for name, value in pairs if value.node().kind() == "prim::Constant"}
     is_off = settings.get("train") is False or settings.get("training") is False

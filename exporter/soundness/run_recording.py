@@ -24,6 +24,7 @@ from exporter.capture.value_reads import Change, ValueRead, ValueReadRecorder
 from exporter.common.errors import TorchferryError, summarize_error
 from exporter.common.forking import time_limit
 from exporter.common.torch_hooks import patch_forward
+from exporter.common.torch_internals import record_graph, remove_dead_code
 from exporter.common.user_code import user_traceback_location
 from exporter.graph.torch_nodes import find_location, iterate_nodes
 from exporter.model.eager.evaluation import evaluate, normalize_outputs
@@ -72,7 +73,7 @@ def record_run(
     opaque = {m: make_opaque(m, recorder.mark_reading) for m in find_marked_modules(source.parameter_module).values()}
     with _ignore_warnings(), recorder, time_limit(seconds), inline_custom_functions(), patch_forward(opaque):
         try:
-            graph, _ = torch._C._create_graph_by_tracing(run, run_inputs, lambda _: "", True, False)
+            graph, _ = record_graph(run, run_inputs, lambda _: "", True, False)
         except Exception as error:
             failure, failed_at = summarize_error(error), user_traceback_location(error)
     detached = {name: value.detach().clone() for name, value in outputs.items()}
@@ -131,7 +132,7 @@ def canonicalize(recording: RunRecording) -> list[tuple[_Operation, str]]:
     copy.eraseOutput(0)
     for value in returned_values:
         copy.registerOutput(value)
-    torch._C._jit_pass_dce(copy)
+    remove_dead_code(copy)
     number: dict[str, tuple[Any, Any]] = {v.debugName(): ("input", i) for i, v in enumerate(copy.inputs())}
     rows: list[tuple[_Operation, str]] = []
     for node in iterate_nodes(copy):

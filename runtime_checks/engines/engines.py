@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.jit._fuser import optimized_execution
 
 from exporter.archive import target_machine
 from exporter.archive.contract import Contract
@@ -16,6 +15,7 @@ from exporter.archive.onnx_container import OnnxFiles
 from exporter.archive.pt_archive import MAX_OPTIMISED_NODES, Archive
 from exporter.archive.tensor_spec import fits_shape
 from exporter.common.errors import ArchiveError, MissingRuntimeError, RunError, UsageError, summarize_error
+from exporter.common.torch_internals import optimized_execution, parse_target
 from runtime_checks.kernels import compilation
 from runtime_checks.kernels.ctypes_library import Library
 from runtime_checks.runners.children.package_loading import count_graph_nodes, load_compiled_calls, load_program_calls
@@ -52,7 +52,7 @@ class TorchScriptEngine:
 
     def to(self, *target: Any) -> torch.device | None:
         self.module.to(*target)
-        return torch._C._nn._parse_to(*target)[0]  # pyright: ignore[reportAttributeAccessIssue]
+        return parse_target(*target)[0]
 
 
 class AotInductorEngine:

@@ -77,7 +77,9 @@ def test_installed_with_one_extra(wheel, extra, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     binary = tmp_path / "venv" / "bin"
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
-    subprocess.run([str(binary / "python"), "-m", "pip", "install", "-q", wanted], check=True, capture_output=True)
+    # The newest torch brings gigabytes for GPUs.
+    pip = [str(binary / "python"), "-m", "pip", "install", "-q", "-c", str(ROOT / "tools" / "constraints.txt")]
+    subprocess.run([*pip, wanted], check=True, capture_output=True)
     (tmp_path / "spring.py").write_text(SPRING)
     (tmp_path / "model.i").write_text((ROOT / "examples" / "rates" / "model.i").read_text())
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from exporter.archive.contract import COTANGENT, TANGENT, Contract, Solver
 from exporter.archive.tensor_spec import list_dynamic_sizes
@@ -26,6 +25,7 @@ from exporter.backends.c_kernel.schedule import reachable_nodes
 from exporter.backends.c_kernel.symbolic_tensor import SymbolicDispatch, SymbolicTensor
 from exporter.backends.torch_export.graph_interpreter import Interpreter, format_origin
 from exporter.common.errors import TorchferryError, UnsupportedError, summarize_error
+from exporter.common.torch_internals import disable_current_modes
 from exporter.graph.ir import Node
 from exporter.graph.loading import resolve_captured_method
 from exporter.graph.reader import SavedGraphs, list_settable_tensors, read_methods
@@ -175,7 +175,7 @@ class ArchiveLowering:
 
         def solve_loop(path: str, inputs: Sequence[Any]) -> tuple[SymbolicTensor, ...]:
             # The solve computes on node indices, not on symbolic tensors.
-            with _disable_current_modes():
+            with disable_current_modes():
                 return self._solve_batch(graphs, path, inputs)
 
         return Interpreter(graphs, tensors, solve_loop, self._track_origin, NO_ERRORS)

@@ -11,13 +11,18 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch._decomp import decomposition_table
-from torch.utils._pytree import tree_flatten, tree_map
 
 from exporter.archive.tensor_spec import name_dtype
 from exporter.backends.c_kernel.expression_graph import DTYPES, Expr, ExprGraph, Formula
 from exporter.common.errors import UnsupportedError
 from exporter.common.torch_hooks import DispatchHook
+from exporter.common.torch_internals import (
+    DisableTorchDispatch,
+    decomposition_table,
+    has_dispatch_kernel,
+    make_wrapper_tensor,
+    pytree,
+)
 
 AnyRule = TypeVar("AnyRule", bound=Callable[..., Any])
 # Operators that run on the node indices; where they fill in a number it is zero, which is node 0.
@@ -67,7 +72,7 @@ class SymbolicTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, ids: torch.Tensor, dtype: torch.dtype) -> SymbolicTensor:
-        symbol = torch.Tensor._make_wrapper_subclass(cls, ids.shape, strides=ids.stride(), dtype=dtype)  # pyright: ignore[reportAttributeAccessIssue]
+        symbol = make_wrapper_tensor(cls, ids.shape, strides=ids.stride(), dtype=dtype)
         symbol.ids, symbol.factored_matrix = ids, None
         return symbol
 
@@ -130,7 +135,7 @@ class OperatorCall:
     def infer_dtype(self) -> torch.dtype:
         """Return the dtype that torch gives the result, from a run of the operator on ones."""
         keywords = {k: v for k, v in self.kwargs.items() if k != "device"}
-        args, keywords = tree_map(_make_ones, (list(self.args), keywords))
+        args, keywords = pytree.tree_map(_make_ones, (list(self.args), keywords))
         return self.func(*args, **keywords).dtype
 
     def cast(self, value: Any, dtype: torch.dtype) -> SymbolicTensor:
@@ -199,7 +204,7 @@ class SymbolicDispatch(DispatchHook):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        flat, _ = tree_flatten((args, kwargs))
+        flat, _ = pytree.tree_flatten((args, kwargs))
         symbols = [v for v in flat if isinstance(v, SymbolicTensor)]
         if not symbols:
             # The results are symbolic too, as nodes may be written to them.
@@ -218,7 +223,9 @@ class SymbolicDispatch(DispatchHook):
         factors = name == "linalg_lu_factor_ex" or any(s.factored_matrix is not None for s in symbols)
         if not factors and all(n is not None for n in numbers):
             constants = {id(s): n for s, n in zip(symbols, numbers, strict=True)}
-            plain_args = tree_map(lambda v: constants[id(v)] if isinstance(v, SymbolicTensor) else v, (args, kwargs))
+            plain_args = pytree.tree_map(
+                lambda v: constants[id(v)] if isinstance(v, SymbolicTensor) else v, (args, kwargs)
+            )
             return self._wrap(func(*plain_args[0], **plain_args[1]))
         rule = RULES.get(name)
         if rule is not None:
@@ -226,7 +233,7 @@ class SymbolicDispatch(DispatchHook):
         if func in decomposition_table:
             with self:
                 return decomposition_table[func](*args, **kwargs)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        if has_dispatch_kernel(func.name(), "CompositeImplicitAutograd"):
             with self:
                 return func.decompose(*args, **kwargs)
         raise self.unsupported_error(f"aten::{name}")
@@ -240,7 +247,7 @@ class SymbolicDispatch(DispatchHook):
         return UnsupportedError(summary, check="kernel", where=where, got=what, expected=expected, mend=mend)
 
     def _wrap(self, result: Any) -> Any:
-        return tree_map(lambda v: self.to_symbol(v) if isinstance(v, torch.Tensor) else v, result)
+        return pytree.tree_map(lambda v: self.to_symbol(v) if isinstance(v, torch.Tensor) else v, result)
 
     def _run_data_movement(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         indices = {"index": 1, "index_select": 2, "gather": 2}
@@ -255,7 +262,7 @@ class SymbolicDispatch(DispatchHook):
             operands[position], args = constant_indices, operands
             result = func(args[0].ids, *args[1:], **kwargs)
             return SymbolicTensor(self._cast_filled_zeros(result, args[0].dtype), args[0].dtype)
-        tensors = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
+        tensors = [v for v in pytree.tree_flatten((args, kwargs))[0] if isinstance(v, torch.Tensor)]
         dtype = tensors[0].dtype
         for tensor in tensors[1:]:
             dtype = torch.promote_types(dtype, tensor.dtype)
@@ -265,7 +272,7 @@ class SymbolicDispatch(DispatchHook):
         if any(isinstance(v, SymbolicTensor) and v.factored_matrix is not None for v in tensors):
             return tensors[0]
         plain_kwargs = {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")}
-        id_args, id_kwargs = tree_map(to_ids, (args, plain_kwargs))
+        id_args, id_kwargs = pytree.tree_map(to_ids, (args, plain_kwargs))
         if name == "constant_pad_nd":
             value = torch.tensor(args[2] if len(args) > 2 else 0, dtype=dtype).item()
             filled = self.graph.add_constant(value, get_dtype_name(dtype, self.graph.origin))
@@ -280,7 +287,7 @@ class SymbolicDispatch(DispatchHook):
             is_tensor = isinstance(value, torch.Tensor)
             return SymbolicTensor(self._cast_filled_zeros(value, dtype), dtype) if is_tensor else value
 
-        return tree_map(wrap, func(*id_args, **id_kwargs))
+        return pytree.tree_map(wrap, func(*id_args, **id_kwargs))
 
     def _cast_filled_zeros(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Put zeros of the right dtype in the place of node 0, where data movement has filled in some."""
@@ -308,7 +315,7 @@ class SymbolicDispatch(DispatchHook):
         if torch.Tag.inplace_view in func.tags and name.removesuffix("_") in DATA_MOVEMENT:
             # It changes the shape alone, and whoever called it goes on with this very tensor.
             func(target.ids, *args[1:], **kwargs)
-            with torch._C._DisableTorchDispatch():
+            with DisableTorchDispatch():
                 func(target, *args[1:], **kwargs)
             return target
         if name == "copy_":

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from exporter.common import torch_internals
+
 
 def make_translations() -> dict[Any, Any]:
     """Return replacements of torch's translations: numbers as float64, cast to the required dtype."""
@@ -113,10 +115,11 @@ def _iterate_floats(exported: Any) -> Iterator[float]:
 
 def build_decompositions() -> dict[str, Callable[..., Any]]:
     """Return, by TorchScript operator, decompositions where ONNX has float32 attributes for the numbers."""
-    from torch._decomp import decomposition_table
-
     aten: Any = torch.ops.aten
-    replacements = {f"aten::{n}": _make_decomposition(getattr(aten, n), decomposition_table) for n in _WITH_ATTRIBUTES}
+    replacements = {
+        f"aten::{n}": _make_decomposition(getattr(aten, n), torch_internals.decomposition_table)
+        for n in _WITH_ATTRIBUTES
+    }
     layer_norm = replacements["aten::native_layer_norm"]
     replacements["aten::layer_norm"] = lambda *args: layer_norm(*args[:5])[0]
     return replacements

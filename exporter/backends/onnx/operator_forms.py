@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
 
 from exporter.backends.onnx.gaussian_elimination import LINEAR_ALGEBRA, lu_factor
+from exporter.common.torch_internals import decomposition_table
 
 # Products that are written one by one.
 LONGEST_PRODUCT = 64

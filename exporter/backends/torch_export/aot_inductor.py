@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from exporter.backends.torch_export.program import ORIGIN, Program, quiet_export, quiet_logs
+from exporter.common import torch_internals
 from exporter.common.errors import MissingRuntimeError, UnsupportedError, summarize_error
 from exporter.common.temporary_folders import temporary_folder
+from exporter.common.torch_internals import INDUCTOR
 
 # Fixed records of a package, as torch's loader reads it (torch/csrc/inductor/aoti_package/model_package_loader.cpp).
 _FRAME = {"archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little", ".data/version": b"3\n"}
@@ -22,9 +22,8 @@ _SETTINGS = {"cpp.dynamic_threads": True, "cpp.enable_unsafe_math_opt_flag": Fal
 
 def require() -> None:
     """Raise ``MissingRuntimeError`` if there is no C++ compiler."""
-    from torch._inductor import config
-
-    compiler = config.cpp.cxx[1] if isinstance(config.cpp.cxx, (tuple, list)) else config.cpp.cxx
+    named: Any = torch_internals.inductor_config.cpp.cxx
+    compiler = named[1] if isinstance(named, (tuple, list)) else named
     if not (shutil.which(str(compiler)) or shutil.which("g++") or shutil.which("clang++")):
         what = "a .pt2 is compiled for this machine, and there is no C++ compiler"
         mend = "install g++, or write another format: what loads a .pt2 needs none"
@@ -49,10 +48,11 @@ def compile_programs(programs: Mapping[str, Program]) -> dict[str, bytes]:
 
 def _compile(program: Program, package: Path) -> None:
     settings: dict[str, Any] = dict(_SETTINGS)
-    with quiet_export(), quiet_logs("torch._inductor"):
+    with quiet_export(), quiet_logs(INDUCTOR):
         try:
-            compile_package = torch._inductor.aoti_compile_and_package
-            compile_package(program.exported, package_path=str(package), inductor_configs=settings)
+            torch_internals.aoti_compile_and_package(
+                program.exported, package_path=str(package), inductor_configs=settings
+            )
         except Exception as error:
             nodes = [node for node in program.exported.graph.nodes if node.name in str(error)]
             places = {node.meta.get("custom", {}).get(ORIGIN, "") for node in nodes}

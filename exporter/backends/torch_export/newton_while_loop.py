@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._higher_order_ops.while_loop import while_loop_op
 
+from exporter.common.torch_internals import while_loop_op
 from exporter.model.implicit.newton_solver import CONVERGED, NOT_CONVERGED, NOT_FINITE, SINGULAR
 
 Tensors = tuple[torch.Tensor, ...]

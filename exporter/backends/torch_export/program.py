@@ -19,6 +19,7 @@ from exporter.archive.contract import Contract, Solver
 from exporter.archive.tensor_spec import list_dynamic_sizes
 from exporter.backends.torch_export import newton_while_loop
 from exporter.backends.torch_export.graph_interpreter import Interpreter, format_origin
+from exporter.common import torch_internals
 from exporter.common.errors import TorchferryError, UnsupportedError, summarize_error
 from exporter.graph.ir import Node
 from exporter.graph.loading import resolve_captured_method
@@ -164,10 +165,8 @@ def check_bounds(exported: torch.export.ExportedProgram, method: str) -> None:
     of sizes. torch itself specialises 0 and 1, which the checks of batch sizes cover.
 
     A size that depends on data has the bounds of what is counted."""
-    from torch.utils._sympy.symbol import SymT, symbol_is_type
-
     for symbol, bounds in exported.range_constraints.items():
-        if symbol_is_type(symbol, SymT.UNBACKED_INT):
+        if torch_internals.symbol_is_type(symbol, torch_internals.SymT.UNBACKED_INT):
             continue
         if bounds.lower > 2 or bounds.upper < 2**31:
             what, got = f"method {method!r} takes only some sizes", f"{symbol} from {bounds.lower} to {bounds.upper}"

@@ -7,10 +7,10 @@ import zipfile
 from collections.abc import Mapping
 
 import torch
-from torch.export.pt2_archive import _package
 
 from exporter.backends.torch_export.program import Program, quiet_export
 from exporter.common.errors import UnsupportedError, summarize_error
+from exporter.common.torch_internals import package_pt2
 
 # Node metadata that names this machine's folders and how we run graphs.
 _LOCAL_METADATA = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn")
@@ -27,7 +27,7 @@ def package_programs(programs: Mapping[str, Program]) -> dict[str, bytes]:
     try:
         with quiet_export():
             exported = {name: program.exported for name, program in programs.items()}
-            _package.package_pt2(buffer, exported_programs=exported)
+            package_pt2(buffer, exported_programs=exported)
     except Exception as error:
         what, mend = "torch.export does not write this program", "use the .pt, or another container"
         raise UnsupportedError(what, check="torch.export", got=summarize_error(error), mend=mend) from error

@@ -13,11 +13,18 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.jit._fuser import optimized_execution
-from torch.jit._trace import TracerWarning
 
 from exporter.common.tensors import all_close
 from exporter.common.torch_hooks import ignore_deprecations
+from exporter.common.torch_internals import (
+    TracerWarning,
+    create_function,
+    inline_calls,
+    merge_subexpressions,
+    optimized_execution,
+    propagate_constants,
+    remove_dead_code,
+)
 
 # A trace costs some thirty calls in eager mode: a history of a few calls does without.
 CALLS_BEFORE_TRACE = 4
@@ -94,12 +101,12 @@ class TracedOperator:
 
 def _simplify(trace: Any) -> Any:
     """Return a trace without what is the same in every call: a chain rule carries identities through most of it."""
-    graph, compiler = trace.graph, torch._C
-    compiler._jit_pass_inline(graph)
-    compiler._jit_pass_constant_propagation(graph)
-    compiler._jit_pass_cse(graph)
-    compiler._jit_pass_dce(graph)
-    return compiler._create_function_from_graph("run", graph)
+    graph = trace.graph
+    inline_calls(graph)
+    propagate_constants(graph)
+    merge_subexpressions(graph)
+    remove_dead_code(graph)
+    return create_function("run", graph)
 
 
 @contextlib.contextmanager

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from exporter.common.errors import UsageError
 from exporter.common.torch_hooks import DispatchHook
+from exporter.common.torch_internals import pytree
 
 # Measured on one core, as the numbers that an elementwise operation computes in the same time: an operation of few
 # numbers, and ten floating-point operations of a product or a convolution.
@@ -105,7 +105,7 @@ class CallCounter(DispatchHook):
         result = func(*args, **kwargs)
         if func.is_view:
             return result
-        tensors = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         self.numbers += NUMBERS_PER_OPERATION + sum(t.numel() for t in tensors)
         if count := flop_registry.get(func.overloadpacket):
             self.numbers += count(*args, **kwargs, out_val=result) / FLOPS_PER_NUMBER

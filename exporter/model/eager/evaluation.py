@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.backends import opt_einsum
-from torch.jit._fuser import optimized_execution
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from exporter.archive.tensor_spec import FLOATING
 from exporter.common.control_flow import run_control_flow
 from exporter.common.errors import CaptureError, TorchferryError, WarmupError, summarize_error
+from exporter.common.torch_internals import optimized_execution
 from exporter.common.user_code import OWN_SOURCES, user_traceback_location
 from exporter.model.argument_structures import flatten_value
 from exporter.model.compiled_model import CompiledModel

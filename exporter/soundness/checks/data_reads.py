@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.jit._fuser import optimized_execution
 
 from exporter.archive.contract import Finding
 from exporter.common.forking import ForkFailedError
 from exporter.common.tensors import bitwise_equal
+from exporter.common.torch_internals import create_function, optimized_execution
 from exporter.model.source import Inputs, Source
 from exporter.soundness.check_context import (
     EagerContext,
@@ -118,7 +118,7 @@ def _find_distinguishing_draws(recordings: _Recordings, line: ReadLine) -> list[
 
 def _serves_all(source: Source, base: RunRecording, draws: Sequence[Inputs]) -> bool:
     """Return whether the run that would be captured gives eager mode's outputs at every draw."""
-    replay = torch._C._create_function_from_graph("forward", base.graph)
+    replay = create_function("forward", base.graph)
     return all(_agrees(replay, inputs, run_eager(source, inputs)) for inputs in draws)
 
 

@@ -15,8 +15,10 @@ from unittest import mock
 import torch
 
 from exporter.archive.contract import Finding
+from exporter.common import torch_internals
 from exporter.common.forking import ForkFailedError
 from exporter.common.torch_hooks import DispatchHook, FunctionHook, patch_forward, postpone_compiler
+from exporter.common.torch_internals import FAKE_TENSORS
 from exporter.common.user_code import user_source_location
 from exporter.model.implicit.coordinate_descent import find_descents
 from exporter.model.implicit.newton_solver import find_solvers
@@ -129,12 +131,10 @@ def _move_parameters(source: Source, device: str) -> None:
 
 
 # A make-believe GPU needs no real one, which a process cannot use that was forked from one that does.
-@mock.patch("torch._subclasses.fake_tensor.init_gpu_context", mock.Mock(), create=True)
+@mock.patch(f"{FAKE_TENSORS}.init_gpu_context", mock.Mock(), create=True)
 def _record_operations(source: Source, inputs: Inputs, device: str) -> tuple[_Operations, str]:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     saved = [(m, copy.copy(m._parameters), copy.copy(m._buffers)) for m in source.parameter_module.modules()]
-    with FakeTensorMode() as mode:
+    with torch_internals.FakeTensorMode() as mode:
         fake_inputs = tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in inputs)
         _move_parameters(source, device)
     operations = _Operations()

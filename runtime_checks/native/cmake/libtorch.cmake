@@ -6,6 +6,15 @@ if(NOT EXISTS "${TORCHFERRY_TORCH}/include/torch/script.h")
 endif()
 if(NOT TARGET torchferry_libtorch)
   add_library(torchferry_libtorch INTERFACE IMPORTED GLOBAL)
+  # The C++ that torch's headers need stands in their own check: 17, and 20 from torch 2.14.
+  file(STRINGS "${TORCHFERRY_TORCH}/include/ATen/ATen.h" _check REGEX "C\\+\\+[0-9]+ or later")
+  string(REGEX REPLACE ".*C\\+\\+([0-9]+) or later.*" "\\1" _standard "${_check}")
+  if(NOT _standard MATCHES "^[0-9]+$")
+    set(_standard 17)
+  endif()
+  if(CMAKE_CXX_COMPILER_LOADED)
+    target_compile_features(torchferry_libtorch INTERFACE cxx_std_${_standard})
+  endif()
   set_target_properties(torchferry_libtorch PROPERTIES
     INTERFACE_INCLUDE_DIRECTORIES "${TORCHFERRY_TORCH}/include;${TORCHFERRY_TORCH}/include/torch/csrc/api/include"
     INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${TORCHFERRY_TORCH}/include;${TORCHFERRY_TORCH}/include/torch/csrc/api/include")

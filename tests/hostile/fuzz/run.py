@@ -45,7 +45,7 @@ def build_native() -> Path:
         folders += ["-isystem", f"{libraries}/include", "-isystem", f"{libraries}/include/torch/csrc/api/include"]
         link = [f"-L{libraries}/lib", f"-Wl,-rpath,{libraries}/lib", "-Wl,--no-as-needed"]
         link += ["-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
-        flags = ["-std=c++17", "-O1", "-g1", "-fsanitize=fuzzer,address,undefined", '-DTORCHFERRY_VERSION="0"', "-w"]
+        flags = ["-std=c++20", "-O1", "-g1", "-fsanitize=fuzzer,address,undefined", '-DTORCHFERRY_VERSION="0"', "-w"]
         print("building the native readers", flush=True)
         subprocess.run(["clang++", *flags, *folders, str(place), *link, "-o", str(program)], check=True)
     return program

@@ -1,0 +1,109 @@
+"""All names of torch that we use and that torch does not document, in one place.
+
+A version of torch that changes one of them fails in the test of this file, and is mended here. What other files see are
+plain names; those whose modules take long to import are imported at their first use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._autograd import _get_sequence_nr
+from torch._ops import OpOverload as OpOverload
+from torch.jit import _pickle, _trace
+from torch.jit._fuser import optimized_execution as optimized_execution
+from torch.jit._recursive import wrap_cpp_module as wrap_cpp_module
+from torch.jit._trace import TracerWarning as TracerWarning
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+
+if TYPE_CHECKING:
+    from torch._decomp import decomposition_table as decomposition_table
+    from torch._decomp import get_decompositions as get_decompositions
+    from torch._higher_order_ops.while_loop import while_loop_op as while_loop_op
+    from torch._inductor import aoti_compile_and_package as aoti_compile_and_package
+    from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch.export.pt2_archive._package import package_pt2 as package_pt2
+    from torch.utils._sympy.symbol import SymT as SymT
+    from torch.utils._sympy.symbol import symbol_is_type as symbol_is_type
+
+# Not all of it is in torch's stubs.
+_compiler: Any = torch._C
+
+# Modules by name: a logger, a patch and the operators of a package are found by it.
+DYNAMO, INDUCTOR, FAKE_TENSORS = "torch._dynamo", "torch._inductor", "torch._subclasses.fake_tensor"
+CONTROL_FLOW = "torch._higher_order_ops."
+_LATE = {
+    "decomposition_table": ("torch._decomp", "decomposition_table"),
+    "get_decompositions": ("torch._decomp", "get_decompositions"),
+    "while_loop_op": (f"{CONTROL_FLOW}while_loop", "while_loop_op"),
+    "aoti_compile_and_package": (INDUCTOR, "aoti_compile_and_package"),
+    "inductor_config": (f"{INDUCTOR}.config", ""),
+    "DataDependentOutputException": (FAKE_TENSORS, "DataDependentOutputException"),
+    "FakeTensorMode": (FAKE_TENSORS, "FakeTensorMode"),
+    "package_pt2": ("torch.export.pt2_archive._package", "package_pt2"),
+    "SymT": ("torch.utils._sympy.symbol", "SymT"),
+    "symbol_is_type": ("torch.utils._sympy.symbol", "symbol_is_type"),
+}
+
+# Traces.
+get_tracing_state = _compiler._get_tracing_state
+set_tracing_state = _compiler._set_tracing_state
+get_value_trace = _compiler._get_value_trace
+record_graph = _compiler._create_graph_by_tracing
+trace_maps = _trace
+
+# Graphs of TorchScript: their types, and torch's passes, which change a graph in place.
+TensorType, TupleType = _compiler.TensorType, _compiler.TupleType
+IntType, DeviceObjType = _compiler.IntType, _compiler.DeviceObjType
+parse_schema = _compiler.parse_schema
+inline_calls = _compiler._jit_pass_inline
+remove_dead_code = _compiler._jit_pass_dce
+merge_subexpressions = _compiler._jit_pass_cse
+propagate_constants = _compiler._jit_pass_constant_propagation
+pool_constants = _compiler._jit_pass_constant_pooling
+propagate_shapes = _compiler._jit_pass_complete_shape_analysis
+remove_expands = _compiler._jit_pass_remove_expands
+canonicalize_operators = _compiler._jit_pass_canonicalize_graph_fuser_ops
+simplify_peepholes = _compiler._jit_pass_peephole
+unroll_loops = _compiler._jit_pass_loop_unrolling
+rewrite_pattern = _compiler._jit_pass_custom_pattern_based_rewrite_graph
+lower_graph = _compiler._jit_pass_lower_graph
+
+# Modules and functions of TorchScript, and its executor.
+CompilationUnit, ModuleDict = _compiler.CompilationUnit, _compiler.ModuleDict
+import_ir_module = _compiler.import_ir_module
+freeze_module = _compiler._freeze_module
+create_function = _compiler._create_function_from_graph
+get_last_optimized_graph = _compiler._last_executed_optimized_graph
+set_profiling_executor = _compiler._jit_set_profiling_executor
+set_profiling_mode = _compiler._jit_set_profiling_mode
+get_profiled_runs = _compiler._jit_get_num_profiled_runs
+set_profiled_runs = _compiler._jit_set_num_profiled_runs
+make_integer_list = _pickle.build_intlist
+
+# Tensors, dispatch and autograd.
+pytree = _pytree
+make_wrapper_tensor = torch.Tensor._make_wrapper_subclass  # pyright: ignore[reportAttributeAccessIssue]
+parse_target = _compiler._nn._parse_to
+disable_current_modes = _disable_current_modes
+get_current_dispatch_mode = _get_current_dispatch_mode
+count_dispatch_modes = _compiler._len_torch_dispatch_stack
+has_dispatch_kernel = _compiler._dispatch_has_kernel_for_dispatch_key
+DisableTorchDispatch = _compiler._DisableTorchDispatch
+get_functorch_level = _compiler._functorch.peek_interpreter_stack
+get_sequence_number = _get_sequence_nr
+get_autograd_node = _compiler._current_autograd_node
+# All backward passes go through one function of torch's autograd engine, which stands under this name in two modules.
+ENGINE_ENTRY = "_engine_run_backward"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module_name, attribute = _LATE[name]
+    module = importlib.import_module(module_name)
+    return getattr(module, attribute) if attribute else module
