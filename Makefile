@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 SECONDS ?= 600
 
-.PHONY: demo demo-fem test test-all exam fuzz lint docs bench coverage artifacts cuda-check clean
+.PHONY: demo demo-fem test test-all compat exam fuzz lint docs bench coverage artifacts cuda-check clean
 
 demo: .venv/installed
 	$(BIN)/torchferry export examples/rates/model.i --model eq -o out/eq.pt --timings
@@ -31,6 +31,10 @@ test-all: test
 	$(BIN)/python -m exams torch_examples operators modules onnx_nodes --share 16
 	$(BIN)/python -m exams odes
 	$(BIN)/python -m exams networks --share 4
+
+# docs/results/compatibility.md: the demo and a sample of the tests with every version of torch, gigabytes for each.
+compat: .venv/installed
+	$(BIN)/python tools/compat.py
 
 # Suites that nobody here wrote, and random programs, through every format; a run that is cut off goes on where it was.
 exam: .venv/installed

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from exporter.common.torch_internals import CompilationUnit, import_ir_module, wrap_cpp_module
+from torch.jit._recursive import wrap_cpp_module
 
 # Of types that are written in C++ and registered with torch.
 CLASSES = "__torch__.torch.classes."
@@ -19,8 +18,9 @@ OPERATORS = frozenset(Path(__file__).with_name("operators.txt").read_text().spli
 
 def load_script(path: str, device: Any = "cpu") -> Any:
     """Load a TorchScript file, as ``torch.jit.load`` does. Raises ``ValueError`` for an operator that is not listed."""
-    functions = CompilationUnit()
-    loaded = import_ir_module(functions, path, torch.device(device), {}, False)
+    functions: Any = torch._C.CompilationUnit()
+    import_module: Any = torch._C.import_ir_module
+    loaded = import_module(functions, path, torch.device(device), {}, False)
     # All of its code, whatever calls it: functions, and methods of all classes.
     for function in functions.get_functions():
         for node in iterate_nodes(function.graph):

@@ -19,7 +19,7 @@ from exporter.common.torch_hooks import ignore_deprecations
 
 PACKAGES = ("exporter", "runtime_checks", "torchferry")
 # They run in processes that see nothing but torch; postponing torch's compiler changes torch itself.
-ISOLATED = {"package_loading.py", "torch_child.py"}
+ISOLATED = {"package_loading.py", "script_loading.py", "torch_child.py"}
 OTHERS = {*ISOLATED, "torch_internals.py"}
 # A stand-in is set as an attribute of torch.
 SET = {"torch._dynamo"}
