@@ -48,10 +48,11 @@ def is_user_file(file: str) -> bool:
 def runs_user_code(frame: types.FrameType) -> bool:
     """Return whether a frame runs the user's code.
 
-    The code that ``dataclass`` and the like write has no file: its module tells whose it is."""
+    The code that ``dataclass`` and ``namedtuple`` write has no file: its module tells whose it is."""
     file = frame.f_code.co_filename
-    if file == "<string>" and str(frame.f_globals.get("__name__")).partition(".")[0] in _NON_USER_MODULES:
-        return False
+    if file == "<string>":
+        module = str(frame.f_globals.get("__name__")).partition(".")[0]
+        return module not in _NON_USER_MODULES and not module.startswith("namedtuple_")
     return is_user_file(file)
 
 

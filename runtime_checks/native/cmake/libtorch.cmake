@@ -12,10 +12,9 @@ if(NOT TARGET torchferry_libtorch)
   if(NOT _standard MATCHES "^[0-9]+$")
     set(_standard 17)
   endif()
-  if(CMAKE_CXX_COMPILER_LOADED)
-    target_compile_features(torchferry_libtorch INTERFACE cxx_std_${_standard})
-  endif()
+  # As a property: a client may enable C++ later.
   set_target_properties(torchferry_libtorch PROPERTIES
+    INTERFACE_COMPILE_FEATURES cxx_std_${_standard}
     INTERFACE_INCLUDE_DIRECTORIES "${TORCHFERRY_TORCH}/include;${TORCHFERRY_TORCH}/include/torch/csrc/api/include"
     INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${TORCHFERRY_TORCH}/include;${TORCHFERRY_TORCH}/include/torch/csrc/api/include")
   # libtorch.so pulls in the CUDA backend where there is one; nothing refers to it, so the linker must be told.

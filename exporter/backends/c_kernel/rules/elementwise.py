@@ -121,7 +121,8 @@ def lower_clamp(call: OperatorCall) -> SymbolicTensor:
     result = call.cast(call.args[0], dtype)
     for op, bound in bounds.items():
         if bound is not None:
-            result = call.apply(lambda x, y, op=op: x.apply(op, y, extra=("clamp",)), dtype, result, bound)
+            extra = ("clamp", isinstance(bound, torch.Tensor))
+            result = call.apply(lambda x, y, op=op, extra=extra: x.apply(op, y, extra=extra), dtype, result, bound)
     return result
 
 

@@ -317,6 +317,8 @@ def test_derivatives_at_kinks():
         "powers": lambda x: x ** torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=F),
         "maximum": lambda x: torch.maximum(x, x.flip(-1)),
         "clamp": lambda x: x.clamp(0.0, 1.0),
+        # The bound is an expression: both sides have a derivative.
+        "clamp by tensors": lambda x: torch.clamp(x, 0.0 * x, 1.0 + 0.0 * x),
         "abs": torch.abs,
         "relu": torch.relu,
     }
