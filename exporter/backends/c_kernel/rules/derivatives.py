@@ -110,7 +110,7 @@ def measure_share_at_bound(is_tensor: bool) -> float:
 
 @differentiates("max", "min")
 def differentiate_extremum(y: Expr, a: Expr, b: Expr) -> list[Expr]:
-    """Differentiate ``max``, ``min``: half by each of two equal ones; where a bound of ``clamp`` is met, as torch does."""
+    """Differentiate ``max``, ``min``: half by each of two equal ones; at a bound of ``clamp`` as torch does."""
     node = y.graph[y.index]
     if node.extra == ("of many",):
         raise NoRuleError("amax, amin")
