@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import gc
 import glob
+import itertools
 import multiprocessing.connection
+import operator
 import os
 import pickle
 import signal
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 
 from exporter.common.errors import TorchferryError, summarize_error
+from exporter.common.garbage_collection import pause_gc
 
 DEFAULT_SECONDS = 300.0
 WEEK = 604_800.0
@@ -163,13 +166,20 @@ def _fork_without_handlers() -> int:
     fork_process: Any = getattr(ctypes.PyDLL(None, use_errno=True), "_Fork", None)
     if fork_process is None:
         return os.fork()
-    ctypes.pythonapi.PyOS_BeforeFork()
-    pid = fork_process()
-    if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
-        return 0
-    number = ctypes.get_errno()
-    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Child
+    after_fork_child.restype = None
+    # No step of Python may lie between the two calls in the child: it would hand Python's lock to a thread that had
+    # asked for it and is not there, and wait for ever. ``any`` makes them from C, the second one in the child alone,
+    # where the first gives 0; ``tee`` keeps what it gave.
+    calls, results = itertools.tee(map(operator.methodcaller("__call__"), (fork_process, after_fork_child)))
+    with pause_gc():
+        ctypes.pythonapi.PyOS_BeforeFork()
+        any(calls)
+        pid = next(results)
+        if pid == 0:
+            return 0
+        number = ctypes.get_errno()
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
     if pid < 0:
         raise OSError(number, os.strerror(number))
     return pid

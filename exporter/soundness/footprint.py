@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from exporter.common.garbage_collection import pause_gc
 from exporter.common.user_code import INTERNAL_PATH_PREFIXES
-from exporter.soundness.line_tracing import pause_gc
 from exporter.soundness.run_recording import digest
 
 STDLIB = tuple({f"{sysconfig.get_path('stdlib')}/", f"{sysconfig.get_path('platstdlib')}/"})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from exporter.common.garbage_collection import pause_gc
 
 
 @contextlib.contextmanager
@@ -22,15 +23,3 @@ def trace_user_lines(event: Callable[..., Any]) -> Iterator[None]:
         finally:
             sys.settrace(tracer)
             threading.settrace(thread_tracer)  # pyright: ignore[reportArgumentType]
-
-
-@contextlib.contextmanager
-def pause_gc() -> Iterator[None]:
-    """Turn the garbage collector off: the calls of a collection are not part of the run, and its time is arbitrary."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

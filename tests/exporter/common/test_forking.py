@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -68,6 +69,45 @@ def test_autograd_works_in_forks_where_it_has_threads_for_devices():
     )
     grad = [4.0, 4.0, 4.0]
     assert done.stdout.split("\n")[0] == f"{grad} {grad} 7 {grad} {grad} {grad}", done.stderr
+
+
+# A thread that computes asks for Python's lock all the time, and is not there in the child.
+BESIDE_A_BUSY_THREAD = """
+import os, signal, sys, threading
+from exporter.common import forking
+
+def count():
+    while True:
+        sum(range(100))
+
+forking._have_autograd_threads_been_seen = True
+sys.setswitchinterval(1e-6)
+threading.Thread(target=count, daemon=True).start()
+for i in range(100):
+    pid = forking.fork()
+    if pid == 0:
+        os._exit(sum(x for x in range(3)))
+    signal.alarm(20)
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 3:
+        sys.exit("a child ended otherwise")
+print("100 children have run")
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "_Fork"), reason="this C library has no _Fork")
+def test_a_child_does_not_wait_for_threads_that_it_does_not_have():
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", BESIDE_A_BUSY_THREAD]
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=90)
+        finally:
+            # A child that waits for ever does not end with its parent.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert stdout == "100 children have run\n", stderr
 
 
 def refuse() -> None:
