@@ -75,13 +75,18 @@ def try_version(version: str, python: Path) -> Row:
     log = ROOT / "out" / f"compat-{version}.log"
     log.parent.mkdir(exist_ok=True)
     log.write_text(f"{demo.stdout}\n{tests.stdout}", encoding="utf-8")
-    last = (tests.stdout.strip().splitlines() or ["?"])[-1]
-    counts = re.sub(r" in [\d.]+s.*", "", last.strip("= ")).replace(" warnings", "").strip()
+    counts = find_counts(tests.stdout)
     code = "import sys, torch; print(sys.version.split()[0], torch.__version__)"
     name, build = run([str(environment), "-c", code]).stdout.split()
     minutes = f"{(time.monotonic() - start) / 60:.0f}"
     done = "runs" if demo.returncode == 0 else "fails"
     return Row(name, build, f"{verified} of {len(paths)} verified", done, counts, minutes)
+
+
+def find_counts(text: str) -> str:
+    """Return how many tests passed and failed, from what pytest prints; other lines may follow."""
+    lines = re.findall(r"^=*\s*(\d+ (?:passed|failed|skipped|error).*?) in [\d.]+s", text, re.MULTILINE)
+    return lines[-1] if lines else "did not run"
 
 
 def run(command: list[str], *, check: bool = False) -> subprocess.CompletedProcess[str]:

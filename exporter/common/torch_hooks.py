@@ -14,7 +14,13 @@ from torch import nn
 from torch.autograd import graph
 from torch.overrides import TorchFunctionMode
 
-from exporter.common.torch_internals import DYNAMO, ENGINE_ENTRY, TorchDispatchMode, set_tracing_state
+from exporter.common.torch_internals import (
+    DYNAMO,
+    ENGINE_ENTRY,
+    TorchDispatchMode,
+    get_compiler_artifacts,
+    set_tracing_state,
+)
 
 # Deprecation messages of torch.jit (DeprecationWarning up to torch 2.13, FutureWarning from 2.14).
 DEPRECATIONS = r"`torch\.jit\.\w+` is (deprecated|not supported in Python 3\.14)"
@@ -75,9 +81,14 @@ def postpone_compiler() -> Iterator[None]:
     package: Any = importlib.util.module_from_spec(spec)
     package.disable = _keep_function
     sys.modules[DYNAMO] = torch._dynamo = package
+    known = {*get_compiler_artifacts()}
     try:
         yield
     finally:
+        # What an import of the compiler has registered before it failed, it registers again.
+        artifacts = get_compiler_artifacts()
+        for kind in {*artifacts} - known:
+            del artifacts[kind]
         for name in [n for n in sys.modules if n == DYNAMO or n.startswith(f"{DYNAMO}.")]:
             del sys.modules[name]
         del torch._dynamo

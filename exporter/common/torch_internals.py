@@ -6,6 +6,7 @@ plain names; those whose modules take long to import are imported at their first
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +36,7 @@ _compiler: Any = torch._C
 
 # Modules by name: a logger, a patch and the operators of a package are found by it.
 DYNAMO, INDUCTOR, FAKE_TENSORS = "torch._dynamo", "torch._inductor", "torch._subclasses.fake_tensor"
-CONTROL_FLOW = "torch._higher_order_ops."
+CONTROL_FLOW, ARTIFACTS = "torch._higher_order_ops.", "torch.compiler._cache"
 _LATE = {
     "decomposition_table": ("torch._decomp", "decomposition_table"),
     "get_decompositions": ("torch._decomp", "get_decompositions"),
@@ -99,6 +100,12 @@ get_sequence_number = _get_sequence_nr
 get_autograd_node = _compiler._current_autograd_node
 # All backward passes go through one function of torch's autograd engine, which stands under this name in two modules.
 ENGINE_ENTRY = "_engine_run_backward"
+
+
+def get_compiler_artifacts() -> dict[str, Any]:
+    """Return the kinds of artifacts that parts of torch's compiler have registered, as torch keeps them."""
+    module: Any = sys.modules.get(ARTIFACTS)
+    return {} if module is None else module.CacheArtifactFactory._artifact_types
 
 
 def __getattr__(name: str) -> Any:

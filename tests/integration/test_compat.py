@@ -46,8 +46,29 @@ def test_rows_are_ordered_by_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        (
+            "...\n7 failed, 836 passed, 3 skipped in 637.98s (0:10:37)\nnanobind: leaked 3 types!\n",
+            "7 failed, 836 passed, 3 skipped",
+        ),
+        ("==== 12 passed in 1.00s ====\n", "12 passed"),
+        ("ImportError: no module\n", "did not run"),
+    ],
+)
+def test_counts_are_found_where_other_lines_follow(text, counts):
+    assert compat.find_counts(text) == counts
+
+
+@pytest.mark.parametrize(
     ("change", "code"),
-    [({}, 0), ({"demo": "fails"}, 1), ({"tests": "1 failed, 11 passed"}, 1), ({"archives": "8 of 9 verified"}, 1)],
+    [
+        ({}, 0),
+        ({"demo": "fails"}, 1),
+        ({"tests": "1 failed, 11 passed"}, 1),
+        ({"tests": "did not run"}, 1),
+        ({"archives": "8 of 9 verified"}, 1),
+    ],
 )
 def test_what_fails_ends_with_one(change, code, tmp_path, monkeypatch):
     page = tmp_path / "page.md"
