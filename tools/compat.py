@@ -55,7 +55,8 @@ class Row:
     def is_good(self) -> bool:
         """Return whether everything passed."""
         verified, _, count = self.archives.split()[:3]
-        return verified == count and self.demo == "runs" and re.match(r"\d+ passed", self.tests) is not None
+        has_passed = re.match(r"\d+ passed", self.tests) and "error" not in self.tests
+        return verified == count and self.demo == "runs" and bool(has_passed)
 
 
 def try_version(version: str, python: Path) -> Row:

@@ -67,6 +67,7 @@ def test_counts_are_found_where_other_lines_follow(text, counts):
         ({"demo": "fails"}, 1),
         ({"tests": "1 failed, 11 passed"}, 1),
         ({"tests": "did not run"}, 1),
+        ({"tests": "9 passed, 2 errors"}, 1),
         ({"archives": "8 of 9 verified"}, 1),
     ],
 )
