@@ -21,17 +21,19 @@ def ensure_python(
     *,
     any_build: bool = False,
     python: Path = Path(sys.executable),
+    purpose: str = "",
     announce: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Return the interpreter of an environment with this version of torch, a build for CPUs unless ``any_build``.
 
-    The environment is one of ``python``. ``announce`` is told when one is created. Raise ``UsageError`` if ``torch`` is
-    no version, ``MissingRuntimeError`` if the index does not have it."""
+    The environment is one of ``python``, another one for each ``purpose``. ``announce`` is told when one is created.
+    Raise ``UsageError`` if ``torch`` is no version, ``MissingRuntimeError`` if the index does not have it."""
     if not torch or not all(part.isalnum() for part in torch.replace("+", ".").split(".")):
         raise UsageError(
             "this is not a version of torch", where="--torch", got=repr(torch), expected="for example 2.13.0"
         )
-    folder = make_private_folder("environments") / f"torch-{torch}-python-{_find_version(python, torch)}"
+    name = f"{purpose}torch-{torch}-python-{_find_version(python, torch)}"
+    folder = make_private_folder("environments") / name
     interpreter = folder / "bin" / "python"
 
     def make_environment() -> None:
@@ -47,7 +49,7 @@ def ensure_python(
 def _find_version(python: Path, torch: str) -> str:
     if python == Path(sys.executable):
         return f"{sys.version_info.major}.{sys.version_info.minor}"
-    return _run_command([str(python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], torch).strip()
+    return _run_command([str(python), "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])"], torch).strip()
 
 
 def _check_cpu_build(python: Path, torch: str, any_build: bool) -> None:
@@ -70,7 +72,11 @@ def _run_pip(command: list[str], torch: str) -> None:
 
 
 def _run_command(command: list[str], torch: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        what, mend = f"{command[0]} cannot be started", "name an interpreter of Python"
+        raise MissingRuntimeError(what, got=str(error), mend=mend) from None
     if done.returncode:
         messages = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         got = messages[-1].strip() if messages else f"{command[2]} ended with {done.returncode}"

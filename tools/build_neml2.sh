@@ -34,7 +34,7 @@ if ! compgen -G "$wheels/*.whl" > /dev/null; then
   tar xzf "$work/neml2-$version.tar.gz" -C "$work"
   sed -i '/^include(cmake\/pkgconfig.cmake)/d' "$work/neml2-$version/CMakeLists.txt"
   # torch's headers say which C++ they need: 20 from torch 2.14.
-  standard=$(sed -nE 's/.*C\+\+([0-9]+) or later.*/\1/p' "$packages/torch/include/ATen/ATen.h")
+  standard=$(sed -nE 's/.*C\+\+([0-9]+) or later.*/\1/p' "$packages/torch/include/ATen/ATen.h" | sed -n 1p)
   sed -i -E "s/(CXX_STANDARD|CMAKE_CXX_STANDARD) 17/\1 ${standard:-17}/; s/cxx_std_17/cxx_std_${standard:-17}/" \
     "$work/neml2-$version/CMakeLists.txt" "$work/neml2-$version/cmake/Modules/Findtorch.cmake"
   # A prefix of its own, all of whose share/ the build installs.

@@ -159,8 +159,9 @@ def _has_autograd_threads() -> bool:
 def _fork_without_handlers() -> int:
     """Fork this process without the handlers of C libraries: torch's forbids autograd in the child.
 
-    The child does not need the threads: it uses no GPU. Python's own handlers run. The other threads hold no lock of
-    the C library: those of autograd wait, and those of Python do not have its lock. Sources: _Fork(3p) of POSIX.1-2024;
+    The child does not need the threads: it uses no GPU. Python's own handlers run. The threads of
+    autograd wait, and hold no lock of the C library; a thread of Python that is inside of an operator may hold that of
+    its memory, which ``fork`` would wait for. Sources: _Fork(3p) of POSIX.1-2024;
     track_bad_autograd_forks in torch/csrc/autograd/engine.cpp; os_fork_impl in CPython's Modules/posixmodule.c."""
     # These calls keep Python's lock.
     fork_process: Any = getattr(ctypes.PyDLL(None, use_errno=True), "_Fork", None)

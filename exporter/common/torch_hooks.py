@@ -81,17 +81,16 @@ def postpone_compiler() -> Iterator[None]:
     package: Any = importlib.util.module_from_spec(spec)
     package.disable = _keep_function
     sys.modules[DYNAMO] = torch._dynamo = package
-    known = {*get_compiler_artifacts()}
     try:
         yield
     finally:
-        # What an import of the compiler has registered before it failed, it registers again.
-        artifacts = get_compiler_artifacts()
-        for kind in {*artifacts} - known:
-            del artifacts[kind]
         for name in [n for n in sys.modules if n == DYNAMO or n.startswith(f"{DYNAMO}.")]:
             del sys.modules[name]
         del torch._dynamo
+        # What an import of the compiler has registered before it failed, it registers again.
+        artifacts = get_compiler_artifacts()
+        for kind in [kind for kind, cls in artifacts.items() if cls.__module__ not in sys.modules]:
+            del artifacts[kind]
 
 
 def _keep_function(function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:

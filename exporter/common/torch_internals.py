@@ -14,7 +14,6 @@ from torch._C._autograd import _get_sequence_nr
 from torch._ops import OpOverload as OpOverload
 from torch.jit import _pickle, _trace
 from torch.jit._fuser import optimized_execution as optimized_execution
-from torch.jit._recursive import wrap_cpp_module as wrap_cpp_module
 from torch.jit._trace import TracerWarning as TracerWarning
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -75,8 +74,7 @@ rewrite_pattern = _compiler._jit_pass_custom_pattern_based_rewrite_graph
 lower_graph = _compiler._jit_pass_lower_graph
 
 # Modules and functions of TorchScript, and its executor.
-CompilationUnit, ModuleDict = _compiler.CompilationUnit, _compiler.ModuleDict
-import_ir_module = _compiler.import_ir_module
+ModuleDict = _compiler.ModuleDict
 freeze_module = _compiler._freeze_module
 create_function = _compiler._create_function_from_graph
 get_last_optimized_graph = _compiler._last_executed_optimized_graph
@@ -98,6 +96,9 @@ DisableTorchDispatch = _compiler._DisableTorchDispatch
 get_functorch_level = _compiler._functorch.peek_interpreter_stack
 get_sequence_number = _get_sequence_nr
 get_autograd_node = _compiler._current_autograd_node
+# The derivative of ``clamp`` by its first argument where that equals a bound, which is a number, or a tensor.
+_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+CLAMP_SHARES = (0.0, 0.5) if _VERSION >= (2, 14) else (1.0, 1.0)
 # All backward passes go through one function of torch's autograd engine, which stands under this name in two modules.
 ENGINE_ENTRY = "_engine_run_backward"
 

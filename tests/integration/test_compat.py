@@ -69,6 +69,7 @@ def test_counts_are_found_where_other_lines_follow(text, counts):
         ({"tests": "did not run"}, 1),
         ({"tests": "9 passed, 2 errors"}, 1),
         ({"archives": "8 of 9 verified"}, 1),
+        ({"archives": "0 of 0 verified"}, 1),
     ],
 )
 def test_what_fails_ends_with_one(change, code, tmp_path, monkeypatch):

@@ -116,6 +116,12 @@ def test_what_is_no_version(version):
         torch_environments.ensure_python(version)
 
 
+def test_an_interpreter_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHFERRY_CACHE", str(tmp_path))
+    with pytest.raises(MissingRuntimeError, match="cannot be started"):
+        torch_environments.ensure_python("2.13.0", python=tmp_path / "python")
+
+
 def test_the_command(this_torch, capsys, tmp_path):
     assert run(["compat", str(RATES), "--torch", HERE]) == 0
     assert "verified" in capsys.readouterr().out

@@ -28,6 +28,8 @@ VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 # What changed between the versions that we support, and from which one on it holds.
 CHANGES = {
     "Function.apply is written in C++": ((2, 14), lambda: not isinstance(Function.__dict__["apply"], classmethod)),
+    "the derivative of clamp at a number is 0": ((2, 14), lambda: measure_share(0.0) == 0.0),
+    "the derivative of clamp at a tensor is a half": ((2, 14), lambda: measure_share(torch.zeros(())) == 0.5),
     "torch's headers need C++20": ((2, 14), lambda: find_cxx_standard() == 20),
     "torch.jit warns of its end as of the future": ((2, 14), lambda: find_warning() is FutureWarning),
 }
@@ -38,6 +40,11 @@ def find_cxx_standard() -> int:
     match = re.search(r"C\+\+(\d+) or later", text)
     assert match
     return int(match[1])
+
+
+def measure_share(bound: Any) -> float:
+    x = torch.zeros((), requires_grad=True)
+    return float(torch.autograd.grad(torch.clamp(x, bound), x)[0])
 
 
 def find_warning() -> type[Warning] | None:
@@ -123,6 +130,10 @@ def test_a_name_that_is_not_there():
 def test_what_changed_in_which_version(change):
     since, holds = CHANGES[change]
     assert holds() == (since <= VERSION), f"torch {torch.__version__}: {change}"
+
+
+def test_the_shares_of_clamp_are_those_of_torch():
+    assert (measure_share(0.0), measure_share(torch.zeros(()))) == torch_internals.CLAMP_SHARES
 
 
 def make_graph(text: str):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
 
 from exporter.backends.c_kernel.expression_graph import BOOL, SEARCHED, Expr, exp, log, sqrt, where
 from exporter.backends.c_kernel.symbolic_tensor import RuleTable
-from exporter.common.torch_internals import disable_current_modes
+from exporter.common.torch_internals import CLAMP_SHARES
 
 # Takes the output and the arguments of an operation; returns the derivatives by the arguments.
 DerivativeRule = Callable[..., "Expr | Sequence[Expr | float]"]
@@ -97,25 +93,18 @@ def differentiate_atan2(y: Expr, a: Expr, b: Expr) -> list[Expr]:
     return [b / square, -(a / square)]
 
 
-@functools.cache
-def measure_share_at_bound(is_tensor: bool) -> float:
-    """Return torch's derivative of ``clamp`` by its first argument where that equals a bound, a number or a tensor.
-
-    It is 1 up to torch 2.13; 0 from torch 2.14, and 0.5 at a bound that is a tensor."""
-    with disable_current_modes(), torch.enable_grad():
-        x = torch.zeros((), dtype=torch.float64, requires_grad=True)
-        bound: Any = torch.zeros_like(x) if is_tensor else 0.0
-        return float(torch.autograd.grad(torch.clamp(x, bound), x)[0])
-
-
 @differentiates("max", "min")
 def differentiate_extremum(y: Expr, a: Expr, b: Expr) -> list[Expr]:
-    """Differentiate ``max``, ``min``: half by each of two equal ones; at a bound of ``clamp`` as torch does."""
+    """Differentiate ``max``, ``min``: half by each of two equal ones; at a bound of ``clamp`` as torch does.
+
+    For two bounds that are tensors torch has a rule of its own."""
     node = y.graph[y.index]
     if node.extra == ("of many",):
         raise NoRuleError("amax, amin")
+    if node.extra == ("clamp", 2):
+        raise NoRuleError("clamp between tensors")
     takes_a, takes_b = (a < b, b < a) if node.op == "min" else (b < a, a < b)
-    share = measure_share_at_bound(node.extra[1]) if node.extra else 0.5
+    share = CLAMP_SHARES[node.extra[1]] if node.extra else 0.5
     by_a = where(takes_a, 1.0, where(takes_b, y.match(0.0), share))
     by_b = where(takes_b, 1.0, where(takes_a, y.match(0.0), 1.0 - share))
     return [by_a, by_b]

@@ -119,10 +119,11 @@ def lower_clamp(call: OperatorCall) -> SymbolicTensor:
     bounds = {"max": None if only_maximum else call.argument(1, "min"), "min": call.argument(2 - only_maximum, "max")}
     dtype = call.infer_dtype()
     result = call.cast(call.args[0], dtype)
+    # How many of its bounds are tensors decides its derivative.
+    extra = ("clamp", sum(isinstance(bound, torch.Tensor) for bound in bounds.values()))
     for op, bound in bounds.items():
         if bound is not None:
-            extra = ("clamp", isinstance(bound, torch.Tensor))
-            result = call.apply(lambda x, y, op=op, extra=extra: x.apply(op, y, extra=extra), dtype, result, bound)
+            result = call.apply(lambda x, y, op=op: x.apply(op, y, extra=extra), dtype, result, bound)
     return result
 
 

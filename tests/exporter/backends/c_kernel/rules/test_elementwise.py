@@ -317,8 +317,6 @@ def test_derivatives_at_kinks():
         "powers": lambda x: x ** torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=F),
         "maximum": lambda x: torch.maximum(x, x.flip(-1)),
         "clamp": lambda x: x.clamp(0.0, 1.0),
-        # The bound is an expression: both sides have a derivative.
-        "clamp by tensors": lambda x: torch.clamp(x, 0.0 * x, 1.0 + 0.0 * x),
         "abs": torch.abs,
         "relu": torch.relu,
     }
@@ -329,7 +327,19 @@ def test_derivatives_at_kinks():
             assert torch.equal(value[0], wanted), name
 
 
-@pytest.mark.parametrize("function", [torch.sigmoid, lambda x: x.amax(-1)])
+@pytest.mark.parametrize("name", ["min", "max"])
+def test_derivatives_where_a_number_meets_a_bound_that_is_a_tensor(name):
+    """By the number, and by the bound."""
+    x = torch.tensor([[0.0, 1.0, 2.0, 2.0, 1.0, 0.0]], dtype=F)
+
+    def function(x):
+        return (torch.clamp(x[..., :3], **{name: x[..., 3:]}),)
+
+    (got,) = Direct(function, {"x": x}, jacobian=True)(x)
+    assert torch.equal(got[0], torch.autograd.functional.jacobian(lambda row: function(row[None])[0][0], x[0]))
+
+
+@pytest.mark.parametrize("function", [torch.sigmoid, lambda x: x.amax(-1), lambda x: x.clamp(x - 1, x + 1)])
 def test_what_forward_mode_has_no_rule_for(function):
     with pytest.raises(NoRuleError):
         Direct(lambda x: (function(x),), {"x": numbers(1)}, jacobian=True)
