@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict, deque, namedtuple
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ from torch import nn
 from exporter.frontends import python_factory
 from exporter.model.eager.evaluation import eager_context
 from exporter.soundness.check_context import run_eager
-from exporter.soundness.footprint import Footprint
+from exporter.soundness.footprint import Footprint, runs_user_code
+from exporter.soundness.line_tracing import trace_user_lines
 
 X = torch.ones(3, 2)
 
@@ -72,3 +73,22 @@ def test_state_behind_containers_of_any_class_is_seen(make, change):
     if change is not None:
         change(kept)
         assert read(kept) != grown
+
+
+Pair = namedtuple("Pair", "first second")
+
+
+def test_code_that_namedtuple_writes_is_nobodys():
+    """It has no file. What a user compiles has none either, and is the user's."""
+    names: dict = {"__name__": "cell"}
+    exec(compile("def of_a_cell():\n    return 1\n", "<string>", "exec"), names)
+    codes = set()
+
+    def trace_event(frame, kind, arg):
+        if runs_user_code(frame):
+            codes.add((frame.f_code.co_filename, frame.f_code.co_name))
+
+    with trace_user_lines(trace_event):
+        Pair(1, 2)
+        names["of_a_cell"]()
+    assert {name for file, name in codes if file == "<string>"} == {"of_a_cell"}
