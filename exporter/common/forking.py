@@ -14,6 +14,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,6 +31,7 @@ _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 # How torch names the threads of autograd.
 _AUTOGRAD_THREAD = b"pt_autograd"
+_SECONDS_TO_BEGIN = 0.05
 _have_autograd_threads_been_seen = False
 # Of the call that this process was forked for.
 _pipe_to_parent: Any = None
@@ -153,6 +155,10 @@ def _has_autograd_threads() -> bool:
             # Threads come and go.
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 _have_autograd_threads_been_seen |= file.read().startswith(_AUTOGRAD_THREAD)
+        if _have_autograd_threads_been_seen:
+            # They have just begun. Each enters Python's list of threads, whose lock a child would inherit: CPython
+            # takes it there before it makes it anew (PyOS_AfterFork_Child in Modules/posixmodule.c, up to Python 3.11).
+            time.sleep(_SECONDS_TO_BEGIN)
     return _have_autograd_threads_been_seen
 
 

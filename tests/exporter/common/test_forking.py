@@ -34,6 +34,7 @@ def test_a_call_runs_beside_or_here():
 # torch's backend without a device starts a thread for autograd, as a GPU has it. The plain fork is the control.
 WITH_A_DEVICE = """
 import os
+import time
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from exporter.common.forking import run_in_fork
@@ -50,6 +51,8 @@ def fork_again():
 
 before = run_in_fork(differentiate)
 here = differentiate()
+# Until the thread has begun: it may hold a lock of Python.
+time.sleep(0.2)
 pid = os.fork()
 if pid == 0:
     try:
