@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -73,8 +72,6 @@ def try_version(version: str, python: Path) -> Row:
     run([str(ROOT / "tools" / "build_neml2.sh"), str(environment)])
     paths = sorted((ROOT / "artifacts").glob("*.pt"))
     verified = sum(run([str(binary / "torchferry"), "verify", str(path)]).returncode == 0 for path in paths)
-    # Where the programs of another torch are.
-    shutil.rmtree(ROOT / "out" / "solvers", ignore_errors=True)
     demo = run(["make", "demo", f"BIN={binary}"])
     print(f"torch {version}: tests", flush=True)
     tests = run([str(environment), "-m", "pytest", "-q", "-n", "auto", "--dist", "loadfile", *SAMPLE])

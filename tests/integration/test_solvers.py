@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import torch
 from native_build import SOLVERS, need_fortran, programs, run
 from project import export_unverified, mark_rest_thorough
 from tampering import change_cases
+
+from runtime_checks import native_build as library
 
 SOURCE = f"{SOLVERS / 'decay.py'}:make_model"
 
@@ -63,3 +66,24 @@ def test_a_solver_stops_where_the_numbers_are_not_those_of_eager_mode(program, s
     assert code == 1
     assert "differ" in text
     assert run(solvers / program, tmp_path / "nowhere.pt")[0] == 1
+
+
+CLIENT = """cmake_minimum_required(VERSION 3.18)
+project(client LANGUAGES C)
+find_package(torchferry REQUIRED)
+file(WRITE "${CMAKE_BINARY_DIR}/torch.txt" "${TORCHFERRY_TORCH}")
+"""
+
+
+def test_a_build_folder_may_see_another_torch_later(tmp_path):
+    """CMake keeps what stands in its cache; the folder of torch is that of the library that is found now."""
+    cmake, prefix, torch = library.find_tool("cmake"), library.build(), library.torch_folder()
+    (tmp_path / "CMakeLists.txt").write_text(CLIENT)
+    (tmp_path / "torch").symlink_to(torch)
+    other = Path(shutil.copytree(prefix, tmp_path / "other", symlinks=True))
+    config = other / "lib" / "cmake" / "torchferry" / "torchferryConfig.cmake"
+    config.write_text(config.read_text().replace(str(torch), str(tmp_path / "torch")))
+    for folder, expected in ((prefix, torch), (other, tmp_path / "torch")):
+        where = f"-Dtorchferry_DIR={folder / 'lib' / 'cmake' / 'torchferry'}"
+        library.run_tool([cmake, "-S", str(tmp_path), "-B", str(tmp_path / "build"), where])
+        assert (tmp_path / "build" / "torch.txt").read_text() == str(expected)
