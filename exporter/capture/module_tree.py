@@ -15,7 +15,7 @@ from torch import nn
 from exporter.archive.method_names import BLOCKS, METHOD, NEWTON_INFO, RESERVED, SOLVED
 from exporter.capture.constants import BUFFER
 from exporter.common.errors import CaptureError
-from exporter.common.torch_internals import trace_maps
+from exporter.common.torch_internals import get_traced_paths
 
 Run = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -55,7 +55,7 @@ class Root(Box):
     def _run(self, method: str, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         runs, scopes = self._outside
         # The tracer keeps a submodule's calls together if it knows the submodule's path.
-        module_paths = trace_maps._trace_module_map
+        module_paths = get_traced_paths()
         if module_paths is not None:
             module_paths.update(scopes)
         return runs[method](*inputs)

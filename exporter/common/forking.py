@@ -157,7 +157,7 @@ def _has_autograd_threads() -> bool:
                 _have_autograd_threads_been_seen |= file.read().startswith(_AUTOGRAD_THREAD)
         if _have_autograd_threads_been_seen:
             # They have just begun. Each enters Python's list of threads, whose lock a child would inherit: CPython
-            # takes it there before it makes it anew (PyOS_AfterFork_Child in Modules/posixmodule.c, up to Python 3.11).
+            # takes it there before it makes it anew (PyOS_AfterFork_Child in Modules/posixmodule.c of Python 3.11).
             time.sleep(_SECONDS_TO_BEGIN)
     return _have_autograd_threads_been_seen
 
@@ -165,10 +165,10 @@ def _has_autograd_threads() -> bool:
 def _fork_without_handlers() -> int:
     """Fork this process without the handlers of C libraries: torch's forbids autograd in the child.
 
-    The child does not need the threads: it uses no GPU. Python's own handlers run. The threads of
-    autograd wait, and hold no lock of the C library; a thread of Python that is inside of an operator may hold that of
-    its memory, which ``fork`` would wait for. Sources: _Fork(3p) of POSIX.1-2024;
-    track_bad_autograd_forks in torch/csrc/autograd/engine.cpp; os_fork_impl in CPython's Modules/posixmodule.c."""
+    The child does not need the threads: it uses no GPU. Python's own handlers run. The threads of autograd wait, and
+    hold no lock of the C library; a thread of Python that is inside an operator may hold that of its memory, which
+    ``os.fork`` would wait for. Sources: _Fork(3p) of POSIX.1-2024; track_bad_autograd_forks in
+    torch/csrc/autograd/engine.cpp; os_fork_impl in CPython's Modules/posixmodule.c."""
     # These calls keep Python's lock.
     fork_process: Any = getattr(ctypes.PyDLL(None, use_errno=True), "_Fork", None)
     if fork_process is None:

@@ -1,4 +1,4 @@
-"""All names of torch that we use and that torch does not document, in one place.
+"""What we use of torch and torch does not document, in one place: names, and what differs between its versions.
 
 A version of torch that changes one of them fails in the test of this file, and is mended here. What other files see are
 plain names; those whose modules take long to import are imported at their first use."""
@@ -54,7 +54,6 @@ get_tracing_state = _compiler._get_tracing_state
 set_tracing_state = _compiler._set_tracing_state
 get_value_trace = _compiler._get_value_trace
 record_graph = _compiler._create_graph_by_tracing
-trace_maps = _trace
 
 # Graphs of TorchScript: their types, and torch's passes, which change a graph in place.
 TensorType, TupleType = _compiler.TensorType, _compiler.TupleType
@@ -101,6 +100,11 @@ _VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 CLAMP_SHARES = (0.0, 0.5) if _VERSION >= (2, 14) else (1.0, 1.0)
 # All backward passes go through one function of torch's autograd engine, which stands under this name in two modules.
 ENGINE_ENTRY = "_engine_run_backward"
+
+
+def get_traced_paths() -> Any:
+    """Return the path of each module that is being traced, by module; None where nothing is traced."""
+    return _trace._trace_module_map
 
 
 def get_compiler_artifacts() -> dict[str, Any]:

@@ -22,8 +22,8 @@ _SETTINGS = {"cpp.dynamic_threads": True, "cpp.enable_unsafe_math_opt_flag": Fal
 
 def require() -> None:
     """Raise ``MissingRuntimeError`` if there is no C++ compiler."""
-    named: Any = torch_internals.inductor_config.cpp.cxx
-    compiler = named[1] if isinstance(named, (tuple, list)) else named
+    setting: Any = torch_internals.inductor_config.cpp.cxx
+    compiler = setting[1] if isinstance(setting, (tuple, list)) else setting
     if not (shutil.which(str(compiler)) or shutil.which("g++") or shutil.which("clang++")):
         what = "a .pt2 is compiled for this machine, and there is no C++ compiler"
         mend = "install g++, or write another format: what loads a .pt2 needs none"
