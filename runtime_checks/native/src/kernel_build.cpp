@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <ftw.h>
 #include <spawn.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -187,8 +188,12 @@ class Temporary {
     } while (!fs::exists(path_));
   }
   ~Temporary() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
+    // Not std::filesystem's own, of which the libtorch of torch 2.10 exports a copy that calls a null pointer.
+    const auto remove_one = [](const char* path, const struct stat*, int, FTW*) {
+      std::remove(path);
+      return 0;
+    };
+    nftw(path_.c_str(), remove_one, 16, FTW_DEPTH | FTW_PHYS);
     if (lock_ >= 0) close(lock_);
   }
   Temporary(const Temporary&) = delete;

@@ -6,7 +6,10 @@ import ast
 import functools
 import io
 import json
+import os
 import re
+import tempfile
+import warnings
 import zipfile
 
 # Records of a package that hold the bytes of tensors; those of other names torch unpickles.
@@ -57,8 +60,27 @@ def load_compiled_calls(archive, methods):
     """Load the compiled methods of a package as callables by name."""
     import torch
 
-    loader = getattr(torch._C, "_aoti").AOTIModelPackageLoader  # noqa: B009
-    return {m: loader(archive, m, False, 1, -1).boxed_run for m in methods}
+    aoti = getattr(torch._C, "_aoti")  # noqa: B009
+    try:
+        return {m: aoti.AOTIModelPackageLoader(archive, m, False, 1, -1).boxed_run for m in methods}
+    except RuntimeError as error:
+        # Torch 2.10 unpacks into /tmp alone, where a confined process does not write.
+        if "Failed to create temporary directory" not in str(error):
+            raise
+    return {m: load_unpacked_call(aoti, archive, m) for m in methods}
+
+
+def load_unpacked_call(aoti, archive, method):
+    """Load one compiled method from its record, unpacked among the temporary files, as a callable.
+
+    What was unpacked stays until its folder goes: the process has it open."""
+    folder = tempfile.mkdtemp()
+    with zipfile.ZipFile(archive) as file:
+        (name,) = (n for n in file.namelist() if re.search(rf"/data/aotinductor/{re.escape(method)}/[^/]+\.so$", n))
+        path = os.path.join(folder, "method.so")
+        with open(path, "wb") as target:
+            target.write(file.read(name))
+    return aoti.AOTIModelContainerRunnerCpu(path, 1).run
 
 
 def load_program_calls(archive, methods):
@@ -67,7 +89,10 @@ def load_program_calls(archive, methods):
 
     check_no_pickles(archive)
     check_programs(archive)
-    programs = load_pt2(archive).exported_programs
+    with warnings.catch_warnings():
+        # Torch 2.10 says that the file's bytes cannot be written to, and copies them.
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        programs = load_pt2(archive).exported_programs
     return {m: functools.partial(call_module, programs[m].module()) for m in methods}
 
 
